@@ -12,9 +12,10 @@ ids and never encoded again.
 
 from slime_core.generation.context import Client, Encoder, GenerateContext, InputProcessor, Parents, ProcessedPrompt
 from slime_core.generation.sampling import FinishReason, Generation, Kept, SamplingParams, joined
-from slime_core.generation.trajectory import Interrupted, Trajectory, Turn, generate_group, keep
+from slime_core.generation.trajectory import BranchError, Interrupted, Trajectory, Turn, generate_group, keep
 
 __all__ = [
+    "BranchError",
     "Client",
     "Encoder",
     "FinishReason",

@@ -80,6 +80,25 @@ class Encoder(Protocol):
         """
         ...
 
+    def encode_messages(
+        self,
+        messages: Sequence[Mapping[str, JsonValue]],
+        *,
+        after: int | None = None,
+        tools: Sequence[JsonValue] | None = None,
+    ) -> list[int]:
+        """Token ids that continue a conversation after a turn of the assistant, by the chat template: the end of that
+        turn, ``messages``, and the start of the assistant's next turn.
+
+        Arguments:
+            after: the last id so far; a token that ends the turn is not repeated.
+            tools: descriptions of functions, for the chat template.
+
+        Raises:
+            DataError: there is no chat template, or it refuses the messages.
+        """
+        ...
+
     def encode_text(self, text: str) -> list[int]:
         """Token ids of ``text`` as it stands: no chat template, no special tokens added."""
         ...

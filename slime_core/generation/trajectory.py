@@ -1,36 +1,30 @@
 """One response, generated turn by turn; and one turn for every sample of a prompt group.
 
     Trajectory      prompt ids, then turns of the model and text that others add, in one list of ids
+    BranchError     a request whose prompt does not continue the recorded ids
     Turn            what ``Trajectory.generate`` returns
     Interrupted     ends a generate function whose turn was aborted
     generate_group  one response to each sample of a group; fresh samples share one request
-    until_stop      cuts a response at a stop condition that the engine does not report
 
 A position is trained (mask 1) with the engine's log-probability, or it is not (mask 0) and has log-probability 0.0. The
 one exception: tokens of an aborted response that a run does not train after a resume (``masks_resumed``) keep theirs.
-
-An engine (sglang 0.5.23, srt/managers/schedule_batch.py) does not see every end of a response that was interrupted. It
-looks only at the tokens of one request, so it misses a stop text (or a match of ``stop_regex``) that begins in the
-tokens before (tail_str). And it does not look at the last tokens of an aborted request, so it misses a stop text or a
-stop id there (update_finish_state). ``until_stop`` finds both, and leaves out what was sampled after it. That changes
-no log-probability: the tokens up to the stop have the distribution that they have without an interruption. Sampling the
-last tokens before the interruption again, so that the engine sees a stop text whole, would change it: tokens that could
-begin one would have to be sampled twice to stay, and would be rarer than their log-probabilities say.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
+import time
 from array import array
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 from uuid import uuid4
 
 from slime_core.errors import DataError, EngineError, RequestFailed, RequestRefused, RunError
-from slime_core.generation.sampling import FinishReason, Generation, Kept, SamplingParams, added, joined
+from slime_core.generation.sampling import FinishReason, Generation, Kept, SamplingParams, added, joined, until_stop
 from slime_core.prompts.rows import tools_of
 from slime_core.types import JsonValue, LogProbs, Mask, PromptGroup, Sample, SpecInfo, Status, TokenIds
 
@@ -38,11 +32,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from slime_core.generation.context import Encoder, GenerateContext, ProcessedPrompt
+    from slime_core.generation.context import GenerateContext, ProcessedPrompt
 
 __all__ = [
     "FINISHED",
     "UNANSWERED",
+    "BranchError",
     "Interrupted",
     "Trajectory",
     "Turn",
@@ -51,7 +46,6 @@ __all__ = [
     "generate_group",
     "is_finished",
     "keep",
-    "until_stop",
 ]
 
 NO_ROOM = "too_long"
@@ -93,6 +87,18 @@ class Interrupted(RunError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class BranchError(DataError):
+    """The prompt of a request does not start with the ids of the conversation that it should continue.
+
+    Arguments:
+        position: of the first id that differs, prompt included.
+    """
+
+    def __init__(self, message: str, position: int) -> None:
+        super().__init__(message)
+        self.position = position
 
 
 class Trajectory:
@@ -140,7 +146,19 @@ class Trajectory:
         self._turn_start, self._num_turns = self._restored_turns()
         self._ending: FinishReason | None = None
         self._is_changed = False
+        self._is_models_turn = not have
+        self._tool_time = 0.0
         self._session = sample.session_id or uuid4().hex
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The conversation so far: prompt and response ids."""
+        return [*self._prompt, *self._ids]
+
+    @property
+    def response_length(self) -> int:
+        """Response ids so far."""
+        return len(self._ids)
 
     @property
     def num_turns(self) -> int:
@@ -198,6 +216,94 @@ class Trajectory:
         ids = self._context.encoder.encode_text(text)
         self.append_ids(ids, [0] * len(ids))
 
+    def append_message(self, *messages: Mapping[str, JsonValue]) -> None:
+        """Add messages of the user or of tools as the chat template continues a conversation; mask 0, log-probability
+        0.0.
+
+        Example: ``trajectory.append_message({"role": "tool", "content": "72"})``. Messages that come together, such as
+        the answers of two tools, are added by one call. They end the model's turn and open its next one. Earlier turns
+        stay as they were sampled, also where the template would render them in another way (without their reasoning).
+        Tokens beyond :attr:`remaining` are left out, and the response is truncated.
+
+        Raises:
+            ValueError: the next turn is the model's already.
+            DataError: the run applies no chat template, or the template refuses the messages.
+        """
+        if self._is_models_turn:
+            raise ValueError("messages follow a turn of the model; add those that come together by one call")
+        ids = self._context.encoder.encode_messages(
+            messages, after=self._ids[-1] if self._ids else None, tools=tools_of(self._sample.metadata)
+        )
+        self.append_ids(ids, [0] * len(ids))
+        self._is_models_turn = True
+
+    def extend_to(self, prompt_ids: Sequence[int]) -> None:
+        """Continue with the whole prompt of the next request, as an agent outside sends it; what is new has mask 0.
+
+        Arguments:
+            prompt_ids: they start with :attr:`token_ids`.
+
+        Raises:
+            BranchError: they do not, and the trajectory stays as it is.
+        """
+        have = self.token_ids
+        if list(prompt_ids[: len(have)]) != have:
+            pairs = enumerate(zip(have, prompt_ids, strict=False))
+            position = next((at for at, (one, other) in pairs if one != other), len(prompt_ids))
+            raise BranchError(
+                f"{_who(self._sample)}: the prompt of {len(prompt_ids)} ids differs at {position} from the "
+                f"conversation of {len(have)} ids that it continues",
+                position,
+            )
+        ids = prompt_ids[len(have) :]
+        self.append_ids(ids, [0] * len(ids))
+        self._is_models_turn = True
+
+    def fork(self, at: int | None = None) -> Trajectory:
+        """A second continuation of the response so far, for a sibling of the sample.
+
+        The shared tokens are trained here and have mask 0 in the fork. Both samples get one ``rollout_id``, so that
+        they count once in the loss and among the rewards of the group; a generate function returns both. Its traits
+        must not say ``resumes``: an abort leaves one of them.
+
+        Arguments:
+            at: response ids that are shared; None: all.
+        """
+        sample = self._sample
+        if sample.rollout_id is None:
+            sample.rollout_id = sample.index or 0
+        at = len(self._ids) if at is None else at
+        other = copy(self)
+        other._sample = replace(sample, metadata=deepcopy(sample.metadata), non_generation_time=0.0)
+        other._ids, other._log_probs, other._mask = self._ids[:at], [0.0] * at, [0] * at
+        other._kept = [(None, at)]
+        other._spans = [(name, start, min(end, at)) for name, start, end in self._spans if start < at]
+        other._versions = list(dict.fromkeys(name for name, _, _ in other._spans)) or list(self._versions)
+        other._routes = None if self._routes is None or not at else self._routes[: len(self._prompt) + at - 1]
+        other._turn_start, other._num_turns = at, sum(start < at for start in self._turn_starts()[0])
+        other._ending, other._is_changed, other._is_models_turn = None, True, not at
+        other._masks_restored, other._tool_time = False, 0.0
+        return other
+
+    @asynccontextmanager
+    async def tool_time(self, limit_s: float | None = None) -> AsyncIterator[None]:
+        """Measure what is not generation, such as a tool's call, as ``Sample.non_generation_time``.
+
+        Example: ``async with trajectory.tool_time(30): answer = await search(query)``.
+
+        Arguments:
+            limit_s: seconds until the block is cancelled; None: no limit.
+
+        Raises:
+            TimeoutError: ``limit_s`` passed.
+        """
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(limit_s):
+                yield
+        finally:
+            self._tool_time += time.monotonic() - started
+
     def append_ids(self, ids: Sequence[int], mask: Sequence[int]) -> None:
         """Add tokens that no engine sampled, with log-probability 0.0.
 
@@ -234,6 +340,8 @@ class Trajectory:
         the response. ``ABORTED``: the last turn was aborted. ``FAILED``: there is no response.
         """
         sample = self._sample
+        sample.non_generation_time += self._tool_time
+        self._tool_time = 0.0
         if self._is_changed:
             self._record()
         if self._ids or self._ending is not None:
@@ -306,11 +414,17 @@ class Trajectory:
         ids, log_probs = self._ids[start:], self._log_probs[start:]
         self._ending = reason
         self._num_turns += bool(ids)
+        self._is_models_turn = False
         self._turn_start = len(self._ids)
         return Turn(self._context.encoder.decode(ids), ids, log_probs, reason)
 
     def _restored_turns(self) -> tuple[int, int]:
         """Where the aborted turn begins in the response, and how many turns are finished."""
+        starts, is_in_turn = self._turn_starts()
+        return (starts[-1], len(starts) - 1) if is_in_turn else (len(self._ids), len(starts))
+
+    def _turn_starts(self) -> tuple[list[int], bool]:
+        """Where turns of the model begin in the response, and whether its last token belongs to one."""
         sampled = [False] * len(self._ids)
         for _, start, end in self._spans:
             sampled[start:end] = [True] * (end - start)
@@ -318,8 +432,7 @@ class Trajectory:
             mask = self._mask or [1] * len(self._ids)
             sampled = [bool(mask[at]) or log_prob != 0 for at, log_prob in enumerate(self._log_probs)]
         starts = [at for at, one in enumerate(sampled) if one and (at == 0 or not sampled[at - 1])]
-        is_in_turn = bool(sampled) and sampled[-1]
-        return (starts[-1], len(starts) - 1) if is_in_turn else (len(sampled), len(starts))
+        return starts, bool(sampled) and sampled[-1]
 
     def _record(self) -> None:
         sample = self._sample
@@ -493,57 +606,6 @@ def fail(sample: Sample, failure: EngineError) -> None:
     """``sample`` has no response, because of ``failure``; it is not trained on."""
     sample.status, sample.error = Status.FAILED, str(failure)
     sample.failure_cause = failure.cause if isinstance(failure, RequestFailed) else UNANSWERED
-
-
-LAST_STEP = 64
-"""Tokens at the end of an aborted response that the engine has not looked at; more than one with speculative
-decoding."""
-
-
-PATTERN_TOKENS = 256
-"""Tokens in which a pattern is looked for, where it may match one that ended before. An engine takes as many as the
-longest match has characters, which for most patterns is all of them, at each token once more."""
-
-
-def until_stop(before: Sequence[int], answer: Generation, sampling: SamplingParams, encoder: Encoder) -> Generation:
-    """``answer`` up to where the response ends, as one that has stopped there; unchanged where the engine has reported
-    it all.
-
-    Arguments:
-        before: the tokens of the response before ``answer``; empty at its start.
-        sampling: the sampling parameters of the whole response.
-    """
-    fields = sampling.fields(n=1)
-    texts, patterns = _listed(fields["stop"]), _listed(fields.get("stop_regex"))
-    # Each token is at least one byte of the text, so a stop text has no more tokens than bytes.
-    reach = max([len(text.encode()) for text in texts] + [PATTERN_TOKENS] * bool(patterns), default=0)
-    ids, was_ended = answer.token_ids, answer.finish_reason == "abort"
-    stop_ids = set(_whole(fields["stop_token_ids"])) if was_ended and not fields["ignore_eos"] else set()
-    unseen = len(ids) - LAST_STEP if was_ended else len(ids)
-    tail = list(before[max(0, len(before) - reach) :])
-    if not stop_ids and not (reach and (was_ended or tail)):
-        return answer  # the engine has looked at every token
-    for count, token in enumerate(ids, 1):
-        is_looked_at = reach and (count > unseen or (tail and count < reach))
-        seen = encoder.decode_all([*tail, *ids[:count]][-reach - 1 :]) if is_looked_at else ""
-        if token in stop_ids or (is_looked_at and _ends(seen, texts, patterns)):
-            return answer.until(count)
-    return answer
-
-
-def _ends(seen: str, texts: Iterable[str], patterns: Iterable[str]) -> bool:
-    """As the engine decides it."""
-    return any(text in seen for text in texts) or any(re.search(one, seen) for one in patterns)
-
-
-def _listed(given: JsonValue) -> list[str]:
-    if isinstance(given, str):
-        return [given]
-    return [str(one) for one in given] if isinstance(given, Sequence) else []
-
-
-def _whole(given: JsonValue) -> list[int]:
-    return [one for one in given if isinstance(one, int)] if isinstance(given, Sequence) else []
 
 
 def keep(sample: Sample, kept: Kept | None) -> None:

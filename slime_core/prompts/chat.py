@@ -13,6 +13,9 @@ from slime_core.types import JsonValue
 
 __all__ = ["PromptEncoder"]
 
+PLACEHOLDER = "0assistant0turn0"
+"""Stands for an assistant's turn while the template renders what follows it."""
+
 
 class PromptEncoder:
     """Encodes prompts, and decodes responses for people and rewards to read.
@@ -97,6 +100,38 @@ class PromptEncoder:
     def encode_text(self, text: str) -> list[int]:
         """Token ids of ``text`` as it stands: no chat template, no special tokens added."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def encode_messages(
+        self,
+        messages: Sequence[Mapping[str, JsonValue]],
+        *,
+        after: int | None = None,
+        tools: Sequence[JsonValue] | None = None,
+    ) -> list[int]:
+        """Token ids that continue a conversation after a turn of the assistant: what the chat template writes after
+        the content of that turn.
+
+        Arguments:
+            messages: of the user or of tools, at least one.
+            after: the last id so far; where it ends a turn and the template writes the same token, it is not repeated.
+            tools: descriptions of functions, for the chat template.
+
+        Raises:
+            DataError: no ``--apply-chat-template``, or the template refuses the messages.
+        """
+        if not self._uses_template:
+            raise DataError("messages continue a conversation by the chat template; add --apply-chat-template")
+        turn: list[Mapping[str, JsonValue]] = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": PLACEHOLDER},
+        ]
+        text = self.render([*turn, *messages], tools=tools, asks=True)
+        if text.count(PLACEHOLDER) != 1:
+            raise DataError(f"the chat template in {self._folder} does not write an assistant's turn as it is")
+        rest = text.partition(PLACEHOLDER)[2]
+        if after in self._end_ids:
+            rest = rest.removeprefix(self.decode_all([after]))
+        return self.encode_text(rest)
 
     def encode_response(self, text: str) -> list[int]:
         """Token ids of a response that the model is to give: ``text`` and the token that ends it, if there is one."""

@@ -14,7 +14,7 @@ import pytest
 import slime_core
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.generation import Generation, SamplingParams
-from slime_core.generation.trajectory import until_stop
+from slime_core.generation.sampling import until_stop
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.client import GenerateClient

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -10,10 +11,18 @@ import numpy as np
 import pytest
 
 from slime_core.errors import EngineError
-from slime_core.generation import FinishReason, GenerateContext, Generation, Interrupted, Kept, SamplingParams
+from slime_core.generation import (
+    BranchError,
+    FinishReason,
+    GenerateContext,
+    Generation,
+    Interrupted,
+    Kept,
+    SamplingParams,
+)
 from slime_core.harness.fake_engine import LOG_PROB, FakeEngine
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.types import Sample, SpecInfo, Status
+from slime_core.types import LogProbs, Sample, SpecInfo, Status
 
 
 class Letters:
@@ -24,6 +33,10 @@ class Letters:
 
     def encode_text(self, text: str) -> list[int]:
         return [ord(one) for one in text]
+
+    def encode_messages(self, messages: Any, *, after: Any, tools: Any) -> list[int]:
+        """A bar ends a turn, ``>`` opens the next one."""
+        return self.encode_text("|" + ",".join(one["content"] for one in messages) + ">")
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(map(chr, ids))
@@ -285,3 +298,117 @@ async def test_two_turns_on_an_engine_continue_each_others_ids() -> None:
     assert list(sample.tokens) == [113, *first.token_ids, 43, *second.token_ids]
     assert sample.loss_mask == [1, 1, 1, 0, 1, 1, 1, 1]
     assert sample.rollout_log_probs == [LOG_PROB] * 3 + [0.0] + [LOG_PROB] * 4
+
+
+def user(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
+async def test_a_message_ends_the_turn_and_opens_the_next_one() -> None:
+    trajectory = context(Engine(answer("3+4?"), answer("7."))).start(Sample(prompt="q"))
+    await trajectory.generate(SAMPLING)
+    trajectory.append_message(user("12"), user("3"))
+    await trajectory.generate(SAMPLING)
+    sample = trajectory.finish()
+    assert sample.response == "3+4?|12,3>7."
+    assert sample.loss_mask == [1] * 4 + [0] * 6 + [1] * 2
+    assert sample.rollout_log_probs == LogProbs([-0.5] * 4 + [0.0] * 6 + [-0.5] * 2)
+
+
+async def test_a_message_follows_a_turn_of_the_model() -> None:
+    trajectory = context(Engine(answer("3+4?"))).start(Sample(prompt="q"))
+    with pytest.raises(ValueError, match="messages follow a turn of the model"):
+        trajectory.append_message(user("12"))
+    await trajectory.generate(SAMPLING)
+    trajectory.append_message(user("12"))
+    with pytest.raises(ValueError, match="add those that come together by one call"):
+        trajectory.append_message(user("3"))
+
+
+async def test_a_message_beyond_the_budget_truncates_the_response() -> None:
+    trajectory = context(Engine(answer("3+4?")), max_response_len=7).start(Sample(prompt="q"))
+    await trajectory.generate(SAMPLING)
+    trajectory.append_message(user("12"))
+    sample = trajectory.finish()
+    assert (sample.response, sample.status) == ("3+4?|12", Status.TRUNCATED)
+
+
+async def test_a_whole_prompt_extends_the_conversation_that_it_starts_with() -> None:
+    trajectory = context(Engine(answer("ab"), answer("c"))).start(Sample(prompt="q", index=2, group_index=1))
+    await trajectory.generate(SAMPLING)
+    trajectory.extend_to([ord(one) for one in "qab!?"])
+    await trajectory.generate(SAMPLING)
+    with pytest.raises(BranchError, match="sample 2 of group 1: the prompt of 5 ids differs at 2") as refused:
+        trajectory.extend_to([ord(one) for one in "qaX!?"])
+    assert refused.value.position == 2
+    with pytest.raises(BranchError) as refused:
+        trajectory.extend_to([ord("q")])
+    assert refused.value.position == 1
+    sample = trajectory.finish()
+    assert (sample.response, sample.loss_mask) == ("ab!?c", [1, 1, 0, 0, 1])
+
+
+async def test_the_tokens_that_a_fork_shares_are_trained_once() -> None:
+    engine = Engine(answer("3+4?"), answer("7."), answer("8.", version="2"))
+    trajectory = context(engine).start(Sample(prompt="q", index=5, metadata={"a": [1]}))
+    await trajectory.generate(SAMPLING)
+    trajectory.append_text("=")
+    other = trajectory.fork()
+    await trajectory.generate(SAMPLING)
+    await other.generate(SAMPLING)
+    first, second = trajectory.finish(), other.finish()
+    assert [asked[0] for asked in engine.asked] == ["q", "q3+4?=", "q3+4?="]
+    assert (first.response, first.loss_mask) == ("3+4?=7.", [1, 1, 1, 1, 0, 1, 1])
+    assert (second.response, second.loss_mask) == ("3+4?=8.", [0, 0, 0, 0, 0, 1, 1])
+    assert second.rollout_log_probs == LogProbs([0.0] * 5 + [-0.5] * 2)
+    assert (second.weight_spans, second.weight_versions) == ([("1", 0, 4), ("2", 5, 7)], ["1", "2"])
+    assert (first.rollout_id, second.rollout_id, first.index, second.index) == (5, 5, 5, 5)
+    assert second.metadata == first.metadata
+    assert second.metadata["a"] is not first.metadata["a"]
+
+
+@pytest.mark.parametrize(("at", "turns", "left"), [(0, 0, "q"), (4, 1, "q3+4?"), (6, 2, "q3+4?=7")])
+async def test_a_fork_shares_as_much_as_it_is_given(at: int, turns: int, left: str) -> None:
+    engine = Engine(answer("3+4?"), answer("7", "length"), answer("9"))
+    trajectory = context(engine).start(Sample(prompt="q", index=0))
+    await trajectory.generate(SAMPLING)
+    trajectory.append_text("=")
+    await trajectory.generate(SAMPLING)
+    other = trajectory.fork(at)
+    assert other.num_turns == turns
+    await other.generate(SAMPLING)
+    sample = other.finish()
+    assert engine.asked[-1][0] == left
+    assert sample.loss_mask == [0] * at + [1]
+    assert sample.status is Status.COMPLETED
+    assert trajectory.finish().response == "3+4?=7"
+
+
+async def test_experts_and_kept_tokens_of_a_fork_are_those_of_its_tokens() -> None:
+    routes = np.arange(4, dtype=np.int16).reshape(4, 1, 1)
+    kept = Kept(array("i", [7, 8]), array("i", [0, 2, 2, 2]))
+    trajectory = context(Engine(answer("abc", routed_experts=routes[:3], kept=kept), answer("d"))).start(
+        Sample(prompt="q", index=0)
+    )
+    await trajectory.generate(SAMPLING)
+    other = trajectory.fork(2)
+    await other.generate(SAMPLING)
+    sample = other.finish()
+    assert sample.rollout_routed_experts is not None
+    assert np.asarray(sample.rollout_routed_experts)[:, 0, 0].tolist() == [0, 1, -1]
+    assert sample.rollout_top_p_token_ids is None
+
+
+async def test_the_time_of_a_tool_is_measured_and_limited() -> None:
+    sample = Sample(prompt="q", non_generation_time=1.0)
+    trajectory = context(Engine(answer("ab"))).start(sample)
+    await trajectory.generate(SAMPLING)
+    async with trajectory.tool_time():
+        await asyncio.sleep(0.02)
+    with pytest.raises(TimeoutError):
+        async with trajectory.tool_time(0.02):
+            await asyncio.sleep(60)
+    assert sample.non_generation_time == 1.0
+    assert trajectory.finish().non_generation_time >= 1.04
+    assert trajectory.finish() is sample
+    assert sample.non_generation_time < 60

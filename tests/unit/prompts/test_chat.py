@@ -74,3 +74,52 @@ def test_a_tokenizer_without_a_template_is_refused_at_once(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(DataError, match="has no chat template"):
         PromptEncoder(tmp_path, apply_chat_template=True)
+
+
+def with_template(tmp_path: Path, template: str) -> PromptEncoder:
+    for name in ("tokenizer.json", "config.json"):
+        shutil.copy(FOLDER / name, tmp_path)
+    settings = json.loads((FOLDER / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
+    return PromptEncoder(tmp_path, apply_chat_template=True)
+
+
+@pytest.mark.parametrize("content", ["2", "2+3"])
+def test_messages_continue_a_conversation_as_the_template_renders_it_whole(chat, content):
+    turns = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": content}]
+    more = [{"role": "user", "content": "3"}]
+    # As an engine ends a turn: with the end token, or without it at a stop text.
+    sampled = [*chat.encode(turns[:1]), *chat.encode_text(content)]
+    assert [*sampled, *chat.encode_messages(more)] == chat.encode([*turns, *more])
+    assert [*sampled, END, *chat.encode_messages(more, after=END)] == chat.encode([*turns, *more])
+
+
+def test_earlier_turns_that_a_template_rewrites_stay_out_of_what_follows(tmp_path):
+    # Only the last answer is written in full, as templates do that leave reasoning out.
+    encoder = with_template(
+        tmp_path,
+        "{% for m in messages %}{{ '+' if m.role == 'assistant' and not loop.last else '' }}{{ m.content }}"
+        "{{ eos_token }}{% endfor %}{{ '<|assistant|>' if add_generation_prompt }}",
+    )
+    assert encoder.encode_messages([{"role": "tool", "content": "7"}], after=END) == [12, END, ASSISTANT]
+
+
+def test_a_template_that_changes_the_assistants_turn_is_refused(tmp_path):
+    encoder = with_template(tmp_path, "{% for m in messages %}{{ m.content | upper }}{% endfor %}")
+    with pytest.raises(DataError, match="does not write an assistant's turn as it is"):
+        encoder.encode_messages([{"role": "user", "content": "3"}])
+
+
+def test_messages_do_not_continue_a_conversation_without_a_template(plain):
+    with pytest.raises(DataError, match="add --apply-chat-template"):
+        plain.encode_messages([{"role": "user", "content": "3"}])
+
+
+def test_the_templates_own_refusal_of_messages_is_passed_on(tmp_path):
+    encoder = with_template(
+        tmp_path,
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+        "{{ m.content }}{% endfor %}",
+    )
+    with pytest.raises(DataError, match="no tools here"):
+        encoder.encode_messages([{"role": "tool", "content": "3"}])
