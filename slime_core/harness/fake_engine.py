@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.harness.fake_server import Answer, FakeServer, Handler
+from slime_core.types import JsonValue
 
 __all__ = ["FakeEngine"]
 
@@ -74,9 +75,9 @@ class FakeEngine(FakeServer):
         self.partial = 0
         self.aborts = False
         self.most_in_flight = 0
-        self.info: dict[str, Any] = {}
-        self.meta: dict[str, Any] = {}
-        self.bodies: list[dict[str, Any]] = []
+        self.info: dict[str, JsonValue] = {}
+        self.meta: dict[str, JsonValue] = {}
+        self.bodies: list[dict[str, JsonValue]] = []
         self._vocab_size = vocab_size
         self._context_length = context_length
         self._in_flight = 0

@@ -11,9 +11,11 @@ import socket
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Self
+from typing import Self
 
 from aiohttp import web
+
+from slime_core.types import JsonValue
 
 __all__ = ["Answer", "FakeServer", "Handler"]
 
@@ -25,10 +27,10 @@ ACCEPT_TURNS = 4
 CLOSE_TURNS = 2
 """Turns from asking for the end of a connection to a closed socket."""
 
-Answer = tuple[int, Any]
+Answer = tuple[int, JsonValue]
 """A status, and what is sent as JSON."""
 
-Handler = Callable[[dict[str, Any]], Coroutine[Any, Any, Answer]]
+Handler = Callable[[dict[str, JsonValue]], Coroutine[None, None, Answer]]
 """From the parsed body of a request to the answer."""
 
 
@@ -77,7 +79,7 @@ class FakeServer(ABC):
         self.start()
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     async def _answer(self, request: web.Request) -> web.Response:

@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
@@ -46,6 +46,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from slime_core.errors import ConfigError
 from slime_core.modeling.rows import Packing, Share
+
+if TYPE_CHECKING:
+    from megatron.core.transformer.transformer_config import TransformerConfig
 
 __all__ = ["PackedAttention", "PackedRow", "PackedSelfAttention"]
 
@@ -76,13 +79,13 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
 
     def __init__(
         self,
-        config: Any,
+        config: TransformerConfig,
         layer_number: int,
         attn_mask_type: AttnMaskType,
         attention_type: str,
         attention_dropout: float | None = None,
         softmax_scale: float | None = None,
-        **_: Any,
+        **_: object,
     ) -> None:
         super().__init__(config=config)
         _refuse_unsupported(config, attn_mask_type, attention_type)
@@ -100,7 +103,7 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         attention_mask: torch.Tensor | None = None,
         *,
         packed_seq_params: PackedSeqParams | None = None,
-        **_: Any,
+        **_: object,
     ) -> torch.Tensor:
         """softmax(scale q k + causal mask) v.
 
@@ -225,7 +228,7 @@ def _nothing(query: torch.Tensor, value_size: int) -> torch.Tensor:
     return query.new_empty(0, query.size(1) * value_size)
 
 
-def _refuse_unsupported(config: Any, mask_type: AttnMaskType, attention_type: str) -> None:
+def _refuse_unsupported(config: TransformerConfig, mask_type: AttnMaskType, attention_type: str) -> None:
     if config.context_parallel_size > 1 and config.multi_latent_attention:
         raise ConfigError(
             f"context parallel size {config.context_parallel_size} was asked for with multi-latent attention, for "
@@ -249,8 +252,8 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
         *,
         rotary_pos_emb: torch.Tensor | None = None,
         packed_seq_params: PackedSeqParams | None = None,
-        **options: Any,
-    ) -> Any:
+        **options: object,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As upstream; ``rotary_pos_emb`` [longest sequence, 1, 1, size] are the angles by position."""
         if packed_seq_params is not None and rotary_pos_emb is not None:
             packing = _packing(packed_seq_params, num_tokens=self._num_tokens(hidden_states))
@@ -258,13 +261,14 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
             packed_seq_params = replace(
                 packed_seq_params, cu_seqlens_q_padded=packing.whole, cu_seqlens_kv_padded=packing.whole
             )
-        return super().forward(
+        found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
             hidden_states,
             attention_mask,
             rotary_pos_emb=rotary_pos_emb,
             packed_seq_params=packed_seq_params,
             **options,
         )
+        return found
 
     def _num_tokens(self, hidden_states: torch.Tensor) -> int:
         """Of the whole row."""

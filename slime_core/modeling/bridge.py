@@ -20,6 +20,7 @@ from slime_core.plugins.contracts import RunView
 from slime_core.types import JsonValue
 
 if TYPE_CHECKING:
+    from mbridge.core.bridge import Bridge
     from transformers import PretrainedConfig
 
 __all__ = ["NamedForMBridge", "classic_config", "local_bridge", "share_embedding", "transformers_config"]
@@ -46,7 +47,7 @@ def transformers_config(config: Mapping[str, JsonValue], run: RunView) -> Pretra
     return code
 
 
-def classic_config(hf_config: Any) -> Any:
+def classic_config(hf_config: PretrainedConfig) -> PretrainedConfig:
     """A copy in the form of transformers 4: transformers 5 moved ``rope_theta`` into ``rope_parameters``."""
     classic = copy.deepcopy(hf_config)
     for name, value in (hf_config.rope_parameters or {}).items():
@@ -56,7 +57,7 @@ def classic_config(hf_config: Any) -> Any:
 
 
 @cache
-def local_bridge(model_type: str) -> Any:
+def local_bridge(model_type: str) -> type[Bridge]:
     """mbridge's class for ``model_type``, made to build local layers and to keep its name table to itself."""
     from mbridge.core.bridge import _MODEL_REGISTRY
 
@@ -70,7 +71,7 @@ def local_bridge(model_type: str) -> Any:
     class LocalBridge(registered):  # type: ignore[misc]
         has_vp_stage = True
 
-        def __init__(self, hf_config: Any, dtype: torch.dtype, settings: Mapping[str, Any]) -> None:
+        def __init__(self, hf_config: PretrainedConfig, dtype: torch.dtype, settings: Mapping[str, Any]) -> None:
             # A tied model writes into the table of its *class* (models/qwen2.py:60), for every later model.
             self._DIRECT_MAPPING = dict(registered._DIRECT_MAPPING)
             self._settings = settings
@@ -85,7 +86,7 @@ def local_bridge(model_type: str) -> Any:
     return LocalBridge
 
 
-def share_embedding(bridge: Any) -> None:
+def share_embedding(bridge: Bridge) -> None:
     """A last pipeline stage has its own copy of a tied embedding; mbridge 0.15.1 says so for Qwen2 and Qwen3 alone."""
     bridge._DIRECT_MAPPING["output_layer.weight"] = "model.embed_tokens.weight"
     bridge._get_hf_shared_weight_keys = lambda: ["model.embed_tokens.weight"]
@@ -94,7 +95,7 @@ def share_embedding(bridge: Any) -> None:
 class NamedForMBridge:
     """A chunk whose parameters carry the names of TransformerEngine's layers, the only ones that mbridge maps."""
 
-    def __init__(self, chunk: Any) -> None:
+    def __init__(self, chunk: torch.nn.Module) -> None:
         state = {name: tensor for name, tensor in chunk.state_dict().items() if "_extra_state" not in name}
         self.decoder = chunk.decoder
         self._names = {name: _engine_name(name, state) for name in state}

@@ -6,11 +6,15 @@ The router can record and replay which experts it chose for a token, see :mod:`s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.transformer.moe.router import TopKRouter
+
+if TYPE_CHECKING:
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.transformer_config import TransformerConfig
 
 __all__ = [
     "KeepingRouter",
@@ -34,7 +38,7 @@ class RMSNorm(torch.nn.RMSNorm):
         ValueError: the config asks for another norm, or for zero-centred weights.
     """
 
-    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: object) -> None:
         if config.normalization != "RMSNorm" or config.layernorm_zero_centered_gamma:
             raise ValueError(
                 f"normalization {config.normalization!r} (zero-centred: {config.layernorm_zero_centered_gamma}) was "
@@ -67,7 +71,7 @@ class KeepingRouter(TopKRouter):  # type: ignore[misc]
             of a process.
     """
 
-    def __init__(self, config: Any, pg_collection: Any = None) -> None:
+    def __init__(self, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None) -> None:
         super().__init__(config=config, pg_collection=pg_collection)
         self.router_replay = self.choice = _Choice()
 

@@ -7,7 +7,6 @@ each sample of one that fanned out weighs as much as all of them together would 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +37,7 @@ class GroupStatistics:
 
     @staticmethod
     def of(
-        rewards_B: NDArray[np.floating[Any]],
+        rewards_B: NDArray[np.float32] | NDArray[np.float64],
         *,
         groups_B: NDArray[np.int64],
         rollouts_B: NDArray[np.int64] | None = None,

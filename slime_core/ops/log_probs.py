@@ -73,7 +73,7 @@ def log_probs_and_entropy(
     targets_U: torch.Tensor,
     temperature: float = 1.0,
     chunk_size: int | None = None,
-    group: Any = None,
+    group: dist.ProcessGroup | None = None,
     with_entropy: bool = True,
     consume: bool = False,
     kept: KeptTokens | None = None,
@@ -110,7 +110,7 @@ def log_probs_and_entropy(
 class _How:
     temperature: float
     chunk_size: int | None
-    group: Any
+    group: dist.ProcessGroup | None
     with_entropy: bool
     consume: bool
     kept: KeptTokens | None = None

@@ -25,6 +25,8 @@ from typing import Protocol
 import importlib_metadata as metadata
 from importlib_metadata import EntryPoint
 
+from slime_core.errors import PluginError
+
 __all__ = [
     "ARCHITECTURE_GROUP",
     "COMMAND_GROUP",
@@ -38,6 +40,7 @@ __all__ = [
     "Declared",
     "canonical",
     "distribution_of",
+    "entry_point_of",
     "required_lines",
     "scan",
 ]
@@ -271,6 +274,26 @@ def required_lines(distribution: str) -> list[str]:
     if not found.read_text("METADATA"):  # an egg keeps them in a file of their own
         return found.requires or []
     return re.findall(r"^Requires-Dist:[ \t]*(\S.*?)[ \t]*$", _about(found), flags=re.MULTILINE | re.IGNORECASE)
+
+
+def entry_point_of(distribution: str, group: str, name: str) -> str:
+    """The module, or ``module:attribute``, behind an entry point of an installed distribution.
+
+    Raises:
+        PluginError: the distribution is not installed, or does not declare the entry point.
+    """
+    found: list[str] = [
+        point.value
+        for one in metadata.distributions(name=distribution)
+        for point in one.entry_points
+        if (point.group, point.name) == (group, name)
+    ]
+    if not found:
+        raise PluginError(
+            f"{distribution} is not installed here: no metadata of it declares {name!r} in group {group!r}.\n"
+            f"Install {distribution} into this environment, from its wheel or with pip install -e of its repository."
+        )
+    return found[0]
 
 
 def _entries(distribution: _Distribution) -> Iterator[Declaration]:

@@ -27,6 +27,7 @@ from slime_core.plugins.declared import (
     Declared,
     canonical,
     distribution_of,
+    entry_point_of,
     scan,
 )
 
@@ -94,8 +95,8 @@ class PluginIdentity:
         return f"plugin {self.name!r} ({self.distribution} {self.version}, entry point {self.entry_point})"
 
 
-CORE = PluginIdentity("core", "slime-rl", "0.1.0", "slime_core.builtin.plugin")
-"""slime itself; a test compares the version with that of ``pyproject.toml``."""
+CORE = PluginIdentity("core", "slime-rl", "0.1.0", entry_point_of("slime-rl", PLUGIN_GROUP, "core"))
+"""slime itself, whose entry point says where its hooks are; a test compares the version with ``pyproject.toml``."""
 
 
 class Source(StrEnum):

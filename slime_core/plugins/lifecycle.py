@@ -24,7 +24,7 @@ from slime_core.plugins.discovery import PluginIdentity
 from slime_core.plugins.hooks import LIFECYCLE_HOOKS, RESTORE, STATE
 from slime_core.plugins.registry import Implementation, Registry
 from slime_core.track.track import MAX_FAILURES
-from slime_core.types import Sample
+from slime_core.types import JsonValue, Sample
 
 if TYPE_CHECKING:
     from slime_core.generation import GenerateContext
@@ -33,7 +33,7 @@ __all__ = ["Failures", "LifecycleHooks", "PlaceStates", "lifetime", "unclaimed_s
 
 GENERATED = "slime_after_generate"
 
-PlaceStates = Mapping[str, Any]
+PlaceStates = Mapping[str, JsonValue]
 """Plugin name -> what its ``slime_checkpoint_state`` returned at one place, JSON-ready: ``{"mine": {"seen": 7}}``."""
 
 
@@ -81,10 +81,10 @@ class _Called:
     """An implementation with its plugin's options and, of an observer, its failures so far."""
 
     of: Implementation
-    options: Any
+    options: object
     failures: int = 0
 
-    def __call__(self, given: Mapping[str, Any]) -> Any:
+    def __call__(self, given: Mapping[str, object]) -> Any:
         every = {**given, "options": self.options}
         return self.of.function(**{name: every[name] for name in self.of.wants})
 
@@ -105,7 +105,7 @@ class LifecycleHooks:
     """
 
     def __init__(
-        self, registry: Registry, *, place: Place, options: Mapping[str, Any], where: str | None = None
+        self, registry: Registry, *, place: Place, options: Mapping[str, object], where: str | None = None
     ) -> None:
         self._place = place
         self._where = where or f"the {place}"
@@ -116,7 +116,7 @@ class LifecycleHooks:
             if place in lifecycle.places
         }
 
-    def call(self, hook: str, **arguments: Any) -> None:
+    def call(self, hook: str, **arguments: object) -> None:
         """Call every implementation of ``hook`` with the arguments that it names.
 
         Raises:
@@ -129,20 +129,20 @@ class LifecycleHooks:
             else:
                 self._take_part(hook, one, arguments)
 
-    def answers(self, hook: str, **arguments: Any) -> list[Any]:
+    def answers(self, hook: str, **arguments: object) -> list[object]:
         """What the implementations of ``hook`` returned, those that returned None left out; as :meth:`call` otherwise.
 
         Raises:
             SlimeError: one that an implementation raised, as it is.
             PluginError: an implementation failed otherwise.
         """
-        found = []
+        found: list[object] = []
         for one in self._frozen[hook]:
             with self._blamed(hook, one):
                 found.append(one(arguments))
         return [answer for answer in found if answer is not None]
 
-    async def first(self, hook: str, **arguments: Any) -> Any:
+    async def first(self, hook: str, **arguments: object) -> object:
         """What the first implementation of an ``async`` hook returned that did not return None; None: none did.
 
         Raises:
@@ -151,7 +151,7 @@ class LifecycleHooks:
         """
         for one in self._frozen[hook]:
             with self._blamed(hook, one):
-                answer = await one(arguments)
+                answer: object = await one(arguments)
             if answer is not None:
                 return answer
         return None
@@ -175,13 +175,13 @@ class LifecycleHooks:
         """The names of the plugins that implement ``hook``, in the order of calls; empty if none does."""
         return ", ".join(one.of.plugin.name for one in self._frozen[hook])
 
-    def states(self) -> dict[str, Any]:
+    def states(self) -> dict[str, JsonValue]:
         """What the plugins want to find in a checkpoint of this place, by plugin name.
 
         Raises:
             PluginError: a plugin failed, or returned something that JSON does not carry as it is.
         """
-        found = {}
+        found: dict[str, JsonValue] = {}
         for one in self._frozen[STATE]:
             state = self._take_part(STATE, one, {"place": self._place})
             if state is not None:
@@ -200,7 +200,7 @@ class LifecycleHooks:
             if name in states:
                 self._take_part(RESTORE, one, {"place": self._place, "state": states[name]})
 
-    def _refuse_unreadable(self, plugin: PluginIdentity, state: Any) -> None:
+    def _refuse_unreadable(self, plugin: PluginIdentity, state: object) -> None:
         wrong = next(_not_json(state, "state"), None) if isinstance(state, dict) else f"state is {_kind(state)}"
         if wrong is not None:
             raise PluginError(
@@ -209,7 +209,7 @@ class LifecycleHooks:
                 "of this checkpoint was kept."
             )
 
-    def _take_part(self, hook: str, one: _Called, arguments: Mapping[str, Any]) -> Any:
+    def _take_part(self, hook: str, one: _Called, arguments: Mapping[str, object]) -> Any:
         plugin = one.of.plugin
         step = (
             f"Nothing of an unfinished step was saved or published. Correct {plugin.distribution}, or run without it."
@@ -221,7 +221,7 @@ class LifecycleHooks:
         """What the block raises comes out as a ``PluginError`` that names the plugin; slime's own errors pass."""
         return boundary(one.of.plugin, f"{hook} on {self._where}", locate=True, passes=(SlimeError,))
 
-    def _observe(self, hook: str, one: _Called, arguments: Mapping[str, Any]) -> None:
+    def _observe(self, hook: str, one: _Called, arguments: Mapping[str, object]) -> None:
         if one.failures >= MAX_FAILURES:
             return
         try:
@@ -273,7 +273,7 @@ def unclaimed_states(states: Mapping[str, PlaceStates], registry: Registry) -> I
             )
 
 
-def _not_json(value: Any, path: str) -> Iterator[str]:
+def _not_json(value: object, path: str) -> Iterator[str]:
     """Where in ``value`` something would not come back from JSON as it is."""
     if isinstance(value, dict):
         for key, entry in value.items():

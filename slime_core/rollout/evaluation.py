@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from slime_core.config.eval_sets import EvalSet, eval_sets
 from slime_core.config.mistakes import nearest
 from slime_core.config.schema import RunConfig
-from slime_core.errors import ConfigError, RunError
+from slime_core.errors import ConfigError, PluginError, RunError
 from slime_core.generation import GenerateContext
 from slime_core.plugins.contracts import DataSource, EvalSamples, PromptFormat, PromptRequest
 from slime_core.plugins.lifecycle import LifecycleHooks
@@ -111,7 +111,7 @@ class Evaluation:
         hooks = self._components.hooks
         own = await hooks.first("slime_evaluate", step=context.rollout, prompts=source)
         if own is not None:
-            return {str(name): float(value) for name, value in own.items()}
+            return _own_metrics(own, hooks)
         metrics: dict[str, float] = {}
         sets: dict[str, EvalSamples] = {}
         for name, one in self._sets.items():
@@ -205,6 +205,13 @@ def _eval_samples(samples: Sequence[Sample], *, key: str | None) -> EvalSamples:
         rewards=[sample.reward_value(key) for sample in samples],
         truncated=[sample.status is Status.TRUNCATED for sample in samples],
     )
+
+
+def _own_metrics(own: object, hooks: LifecycleHooks) -> dict[str, float]:
+    if not isinstance(own, Mapping):
+        plugins = hooks.implementers("slime_evaluate")
+        raise PluginError(f"slime_evaluate of {plugins} returned {own!r:.80}; return metrics by name, or None.")
+    return {str(name): float(value) for name, value in own.items()}
 
 
 def _score(one: _LoadedSet, samples: Sequence[Sample]) -> EvalScores:

@@ -228,7 +228,13 @@ class Sampler:
             raise PluginError(
                 f"slime_before_shards ({plugins}): {len(found)} plugins say what is trained; name only one of them"
             )
-        return found[0] if found else TrainSamples(trained)
+        selected = found[0] if found else TrainSamples(trained)
+        if not isinstance(selected, TrainSamples):
+            plugins = self.hooks.implementers("slime_before_shards")
+            raise PluginError(
+                f"slime_before_shards of {plugins} returned {selected!r:.80}; return TrainSamples, or None."
+            )
+        return selected
 
     def _make_shards(self, selected: TrainSamples, rollout: int) -> list[TrainBatch]:
         rewards = grouped_rewards(selected.samples, loss_masks(selected.samples), key=self._config.rollout.reward_key)

@@ -68,6 +68,12 @@ def test_plugins_and_built_ins_name_public_rooms_only() -> None:
     assert found == set(), "import from a public room, or add what is missing to one"
 
 
+def test_no_floor_names_a_built_in() -> None:
+    below = [path for path in CORE.rglob("*.py") if path.relative_to(CORE).parts[0] != "builtin"]
+    found = {path.name for path in below if "slime_core.builtin" in path.read_text(encoding="utf-8")}
+    assert found == set(), "built-ins are found through the entry point of slime-rl"
+
+
 def test_every_plugin_is_looked_at() -> None:
     looked_at = {path.parts[len(REPO.parts) + 1] for path in files() if "plugins" in path.parts}
     assert looked_at >= {path.parent.name for path in REPO.glob("plugins/*/pyproject.toml")}

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.errors import PluginError
+from slime_core.plugins.declared import entry_point_of
 from slime_core.plugins.discovery import (
     CORE,
     PluginIdentity,
@@ -29,8 +30,19 @@ def test_listing_imports_no_plugin(install):
     assert "acme_tree" not in sys.modules
 
 
-def test_core_is_listed_once_whether_or_not_it_is_installed():
+def test_core_is_listed_once():
     assert [plugin for plugin in installed() if plugin.name == "core"] == [CORE]
+
+
+def test_the_entry_point_of_core_says_where_its_hooks_are(install):
+    assert entry_point_of("slime-rl", "slime", "core") == CORE.entry_point
+    install("slime-rl", "9.9", plugins={"core": "elsewhere.plugin"}, files={"elsewhere/plugin.py": ""})
+    assert entry_point_of("slime-rl", "slime", "core") == "elsewhere.plugin"
+
+
+def test_a_core_without_metadata_is_told_to_be_installed():
+    with pytest.raises(PluginError, match=r"^slime-none is not installed here: .* 'core' in group 'slime'\.\nInstall"):
+        entry_point_of("slime-none", "slime", "core")
 
 
 def test_an_identity_prints_everything_a_reader_needs_to_find_it():

@@ -179,6 +179,12 @@ async def test_two_plugins_that_say_what_is_trained_are_refused(build: Build, tm
         await sampler.sample(0)
 
 
+async def test_samples_in_place_of_what_is_trained_are_refused(build: Build) -> None:
+    text = SOURCE + "\n@hookimpl\ndef slime_before_shards(samples):\n    return samples\n"
+    with pytest.raises(PluginError, match=r"slime_before_shards of given returned \[.*; return TrainSamples, or None"):
+        await build(text).sample(0)
+
+
 @pytest.mark.parametrize("logged", [True, False])
 async def test_a_plugin_may_log_in_place_of_the_core(build: Build, logged: bool) -> None:
     text = SOURCE + f"\n@hookimpl\ndef slime_log_rollout(metrics):\n    metrics['mine'] = 1.0\n    return {logged}\n"

@@ -139,7 +139,11 @@ def _sample(hooks: LifecycleHooks, rollout: int) -> None:
 def _finish(hooks: LifecycleHooks, rollout: int, samples: list[Sample]) -> list[TrainSamples]:
     """What the sampler of a run calls once a rollout is trained, and of an evaluation; returns what is trained."""
     hooks.call("slime_after_collect", rollout=rollout, groups=[samples[:2], samples[2:]], prompts=_NoPrompts())
-    ready = hooks.answers("slime_before_shards", rollout=rollout, samples=samples)
+    ready: list[TrainSamples] = []
+    for answer in hooks.answers("slime_before_shards", rollout=rollout, samples=samples):
+        if not isinstance(answer, TrainSamples):
+            raise PropertyViolation(f"slime_before_shards returned {answer!r:.80}; return TrainSamples, or None")
+        ready.append(answer)
     metrics = {"rollout/raw_reward": 0.5}
     hooks.answers("slime_log_rollout", rollout=rollout, samples=samples, metrics=metrics, seconds=1.0)
     rewards, truncated = [0.0] * len(samples), [False] * len(samples)
