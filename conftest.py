@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
 
 from hypothesis import HealthCheck, settings
 
@@ -13,3 +15,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # The same examples in every run, and no clock: what a busy machine holds up is no finding.
 settings.register_profile("slime", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("slime")
+
+# Runs of tests record the code that they name in a state folder of their own, not in the user's.
+_STATE = tempfile.TemporaryDirectory(prefix="slime-tests-state-")
+os.environ["XDG_STATE_HOME"] = _STATE.name

@@ -5,6 +5,7 @@
     run, evaluate, check, ledger    a command each: ``slime run``, ``eval``, ``check`` and ``ledger``
     progress    what a person sees of a run
     activation  what a command line means before its settings are read: its file and its plugins
+    consent     code that a run folder names: imported only if this user has run it before, or names it again
     preflight, needs    what can be found wrong before the first process starts: prompts, weights, the machine
     plan        which process would sit where, in words
     changes     what a resume does where plugins are no longer the same

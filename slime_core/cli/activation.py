@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from slime_core.config.load import Peek
     from slime_core.plugins.activation import ActivePlugins, Admit
+    from slime_core.plugins.manifest import Manifest
 
 __all__ = ["activate_unlocked", "architecture_of", "expand"]
 
@@ -21,19 +22,27 @@ def activate_unlocked(peek: Peek, *, admit: Admit | None = None) -> ActivePlugin
         admit: sees every manifest before its code is imported.
 
     Raises:
-        PluginError: one cannot be found or loaded.
+        PluginError: one cannot be found or loaded, or a run folder names code that this user has not run.
     """
+    from slime_core.cli.consent import Consent
     from slime_core.plugins.activation import activate
 
     architecture = None if peek.debug_rollout_only else architecture_of(peek.hf_checkpoint)
+    consent = Consent(peek)
+
+    def looked_at(manifest: Manifest) -> None:
+        consent.admit(manifest)
+        if admit is not None:
+            admit(manifest)
+
     return activate(
         peek.plugins,
         architecture=architecture,
         choices=peek.choices,
         flags=peek.flags,
-        code=peek.code,
+        code=consent.functions,
         without=peek.no_plugins,
-        admit=admit,
+        admit=looked_at,
     )
 
 

@@ -208,13 +208,16 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 def _resolve(argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run") -> tuple[Resolved, ActivePlugins]:
     from slime_core.cli import run
+    from slime_core.cli.consent import Consent
     from slime_core.config.load import load, peek
     from slime_core.plugins.conditions import check_settings
     from slime_core.plugins.selection import check_selection
 
     argv = run.expand(argv) if purpose == "run" else argv
-    active = activate_named(peek(argv))
+    seen = peek(argv)
+    active = activate_named(seen)
     resolved = load(argv, **active.for_settings, purpose=purpose)
+    Consent(seen).check(resolved)
     trains = purpose == "run"
     check_selection(resolved.config, active.registry, trains=trains, options=resolved.plugin_options)
     check_settings(resolved, active.registry, code=active.functions, trains=trains)
@@ -230,12 +233,14 @@ def _check_targets(resolved: Resolved, active: ActivePlugins, *, trains: bool) -
 def _resolve_unchecked(argv: Sequence[str]) -> tuple[Resolved, ActivePlugins]:
     """For reading about settings: neither the rules between them nor a plugin for the model is needed."""
     from slime_core.cli import run
+    from slime_core.cli.consent import Consent
     from slime_core.config.load import load, peek
     from slime_core.plugins.activation import activate
 
     argv = run.expand(argv)
     seen = peek(argv)
-    active = activate(seen.plugins, choices=seen.choices, flags=seen.flags, without=seen.no_plugins)
+    admit = Consent(seen).admit
+    active = activate(seen.plugins, choices=seen.choices, flags=seen.flags, without=seen.no_plugins, admit=admit)
     return load(argv, **active.for_settings, check_rules=False), active
 
 
@@ -260,20 +265,23 @@ def _help(command: str, argv: Sequence[str]) -> int:
 def _options_in_spite_of_all(peek: Peek, topic: Sequence[str]) -> dict[str, type[BaseModel]]:
     """The options classes of the plugins that load, that of ``topic`` among them; what is wrong with the others is
     printed."""
+    from slime_core.cli.consent import Consent
     from slime_core.plugins.activation import activate
     from slime_core.plugins.claims import Withheld
     from slime_core.plugins.discovery import installed, resolve
 
     options: dict[str, type[BaseModel]] = {}
+    admit = Consent(peek).admit
     asked = [plugin.name for plugin in installed() if plugin.name in topic]
     for name in dict.fromkeys([*peek.plugins, *asked]):
         try:
             if resolve(name).plugin not in Withheld(peek.no_plugins):
-                options |= activate([name]).options
+                options |= activate([name], admit=admit).options
         except PluginError as broken:
             print(f"slime: without the options of {name}: {broken}\n", file=sys.stderr)
     try:
-        options |= activate([], choices=peek.choices, flags=peek.flags, without=peek.no_plugins).options
+        active = activate([], choices=peek.choices, flags=peek.flags, without=peek.no_plugins, admit=admit)
+        options |= active.options
     except PluginError as broken:
         print(f"slime: without the options of what the settings name: {broken}\n", file=sys.stderr)
     return options

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from slime_core.checkpoint.folder import Checkpoint, critic_part, find, set_aside
 from slime_core.cli.changes import continued
+from slime_core.cli.consent import remember
 from slime_core.cli.plan import half_of
 from slime_core.cli.preflight import preflight
 from slime_core.cli.progress import LiveProgress, PlainProgress, Progress, SilentProgress, summary
@@ -71,6 +72,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     record = open_record(config, resume)
     record.write_text("config.toml", settings)
     record.write_text("plugins.json", manifest.to_json() + "\n")
+    remember(active.manifest, resolved)
     # Importing what starts processes takes a second: not before the settings are known to be right.
     from slime_core.runtime.launch import Job, run
 
