@@ -1,7 +1,7 @@
 """Components that the core ships, as a plugin named ``core`` that registers through the same hooks as any other.
 
     plugin      the hooks
-    advantages, losses         what is made of rewards and log-probabilities
+    losses      policy losses, and the advantage estimator of supervised fine-tuning
     prompts     the data source of prompt files
     responses   generate functions: one response, and the label as the response
     rewards     equal to the label, a coin, nothing

@@ -1,11 +1,20 @@
-"""The policy losses ``clipped`` and ``sft``; per token, masked tokens are exactly 0 and pass no gradient."""
+"""The policy losses ``clipped`` and ``sft``, and the advantage estimator that goes with ``sft``.
+
+Per token; masked tokens are exactly 0 and pass no gradient.
+"""
 
 from __future__ import annotations
 
-from slime_core import LossOutput, LossTerms, RunView
+from typing import TYPE_CHECKING
+
+from slime_core import GroupedRewards, LossOutput, LossTerms, RunView
 from slime_core.ops.losses import clipped_surrogate
 
-__all__ = ["Clipped", "NegativeLogLikelihood"]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Clipped", "NegativeLogLikelihood", "NoAdvantage"]
 
 
 class Clipped:
@@ -45,3 +54,16 @@ class NegativeLogLikelihood:
     def __call__(self, terms: LossTerms) -> LossOutput:
         """The loss of each token, float32 [T]."""
         return LossOutput(-terms.log_probs_T.where(terms.mask_T != 0, 0.0), {})
+
+
+class NoAdvantage:
+    """0 for every sample, whatever its reward."""
+
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
+
+    def estimate(self, batch: GroupedRewards) -> NDArray[np.float32]:
+        """Zeros, float32 [B]."""
+        import numpy as np
+
+        return np.zeros(len(batch), np.float32)

@@ -43,7 +43,7 @@ def slime_register_reward_models() -> Iterator[Component]:
 def slime_register_advantage_estimators() -> Iterator[Component]:
     yield Component(
         "sft",
-        target="slime_core.builtin.advantages:NoAdvantage",
+        target="slime_core.builtin.losses:NoAdvantage",
         traits=AdvantageTraits(scope="sample", policy_loss="sft"),
         summary="No advantages: supervised fine-tuning on the responses, as of --generate-function from_label",
     )

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from slime_core import RunView
-from slime_core.prompts.cells import label_text
+from slime_core.prompts.rows import label_text
 from slime_core.types import Sample
 
 __all__ = ["ExactMatch", "NoReward", "Random"]

@@ -22,7 +22,7 @@ from slime_core.config.schema import RunConfig
 from slime_core.plugins.component import DataTraits, GenerateTraits, Kind
 from slime_core.plugins.construction import PromptFormats, refusals, run_view, screened
 from slime_core.plugins.selection import has_critic
-from slime_core.prompts.processing import has_processor
+from slime_core.prompts.chat import has_processor
 from slime_core.prompts.requests import reading_of, template_arguments, training_request
 from slime_core.prompts.row_checks import RowChecks
 from slime_core.prompts.screen import Room, screen

@@ -1,13 +1,13 @@
 """PUBLIC. What test kits stand on: slime-testing, and anybody's own tests.
 
     plugins        activate a plugin as a run does: its components, options and hooks; again in another process
-    fake_engine    an inference server without a model, with the endpoints, refusals and pauses of SGLang
-    fake_server    the HTTP server that it is made of, with faults on demand
+    fake_engine    an inference server without a model, with the endpoints, refusals and pauses of SGLang, and faults on
+                   demand; FakeServer, the HTTP server below it
     engines        a real SGLang server, and the client by which a run asks engines, fake or real
     megatron       Megatron in the process of a test; a small shard and its micro-batches, as hooks on ranks get them
     learner        one optimizer step on given samples, on real learner ranks
 
-The names below are imported from here; ``engines``, ``fake_engine``, ``fake_server``, ``megatron`` and ``learner`` by
+The names below are imported from here; ``engines``, ``fake_engine``, ``megatron`` and ``learner`` by
 their modules, because they load aiohttp, numpy or torch. Tests hold the fake engine to the real one.
 
 Besides, of the core: ``installed`` and ``find_plugin`` (installed plugins, and what ``--plugin NAME`` means),

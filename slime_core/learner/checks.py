@@ -211,7 +211,7 @@ def _is_able(chunk: Any) -> bool:
 def _is_ours(layer: Any) -> bool:
     from megatron.core.transformer.transformer_layer import TransformerLayer
 
-    from slime_core.modeling.attention import PackedAttention, PackedSelfAttention
+    from slime_core.modeling.layers import PackedAttention, PackedSelfAttention
 
     if type(layer) is not TransformerLayer or not isinstance(layer.self_attention, PackedSelfAttention):
         return False

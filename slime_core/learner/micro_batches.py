@@ -160,7 +160,7 @@ class MicroBatch:
     @property
     def packed_sequence(self) -> Any:
         """Megatron's description of the row: sequences in THD layout, and which of them continue others."""
-        from slime_core.modeling.attention import PackedRow
+        from slime_core.modeling.layers import PackedRow
 
         return PackedRow(
             qkv_format="thd",

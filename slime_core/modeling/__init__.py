@@ -4,8 +4,8 @@
     unsupported  what of a config.json they do not build, found without torch
     layout       ParallelLayout: how a model is cut over ranks
     bridge       what mbridge is shown of a config, of weights and of layers
-    layers       the norm of every layer; routers that record the experts they chose, or take those of the engine
-    attention    core attention and rotary positions over a packed row, without a loop over sequences
+    layers       the norm; routers that record the experts they chose, or take those of the engine; core attention and
+                 rotary positions over a packed row, without a loop over sequences
     rows         the sequences of a row as padded batches, for attention; the tokens of each context-parallel rank
 
 The rule between them: they see model chunks, a config and packed rows, never a family's name. ``MBridgeSpec`` and

@@ -1,25 +1,62 @@
-"""Layers that our Megatron layer specs use: the norm, and the router of a mixture of experts.
+"""Layers that our Megatron layer specs use: the norm, the router of a mixture of experts, attention over packed rows.
 
-The router can record and replay which experts it chose for a token, see :mod:`slime_core.learner.trained_model`.
+    RMSNorm              the norm of every layer
+    KeepingRouter        the router of a mixture of experts: records and replays which experts it chose for a token, see
+                         :mod:`slime_core.learner.trained_model`
+    PackedAttention      the core attention: softmax(q k) v
+    PackedSelfAttention  the layer around it: gives every packed token its rotary position
+    PackedRow            Megatron's description of a row, and which of its sequences continue others
+
+A row holds hundreds of short sequences. The core gathers them into right-padded batches ``[n, L]``, one batch for all
+lengths between two powers of two, so that at most half of a batch is padding and a row costs a handful of calls. Under
+a causal mask no token looks at what stands to its right, so the padding needs no mask: it repeats the sequence's last
+token, and since nothing reads the output there, its gradient is exactly zero.
+
+The rotary part avoids three things in Megatron's THD path (models/common/embeddings/rope_utils.py:178), which cuts
+the table of angles once a sequence, for queries and for keys, in every layer: its time (with 256 sequences of 12
+tokens some 7 % of a small model's step), a wait for the device in every layer (``cu_seqlens.tolist()``), and its
+refusal of padding at the end of a row. The same function takes a table that already has one entry a token, told by
+its length (:211). So the layer looks the entries up by position and hands them over as one sequence, which Megatron
+itself cuts to what a context-parallel rank holds. Multi-latent attention asks for its own table and keeps Megatron's
+path.
+
+Under context parallelism a rank holds two stretches of the row (:mod:`slime_core.modeling.rows`). Most of its
+tokens belong to sequences that start there, and are computed as above. Only the sequences that enter a stretch from
+before need keys and values of other ranks; those are gathered, and their gradients go back by a reduce-scatter. The
+sums of softmax are never split, so that the result is that of one rank up to the order of additions.
+
+In a row that holds the prompt of several responses once, the responses continue it: they see its keys, and their rotary
+positions continue after it (:mod:`slime_core.modeling.rows`, ``docs/shared-prompts.md``).
+
+Left out: sliding windows, attention that is not causal, and context parallelism for multi-latent attention or padded
+batches. All are refused.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from megatron.core import parallel_state
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.attention import SelfAttention
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.moe.router import TopKRouter
+from torch.nn.functional import scaled_dot_product_attention
+
+from slime_core.errors import ConfigError
+from slime_core.modeling.rows import Packing, Share
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-__all__ = [
-    "KeepingRouter",
-    "RMSNorm",
-]
+__all__ = ["KeepingRouter", "PackedAttention", "PackedRow", "PackedSelfAttention", "RMSNorm"]
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -129,3 +166,226 @@ def _completed(given: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
         parts = given.tensor_split(parallel_state.get_tensor_model_parallel_world_size())
         given = parts[parallel_state.get_tensor_model_parallel_rank()]
     return torch.where(given < 0, own, given.long())
+
+
+@dataclass
+class PackedRow(PackedSeqParams):  # type: ignore[misc]
+    """A row of which sequences may continue others.
+
+    Arguments:
+        continues: as :meth:`slime_core.modeling.rows.Packing.of` takes it. None: no sequence continues another.
+    """
+
+    continues: torch.Tensor | None = None
+
+
+class PackedAttention(MegatronModule):  # type: ignore[misc]
+    """Causal core attention over packed rows or padded batches; takes the place of Megatron's in the layer spec.
+
+    Queries may have a multiple of the heads of keys and values, and values another size than queries (multi-latent
+    attention).
+
+    Arguments: those that Megatron hands to every core attention (transformer/attention.py:318).
+
+    Raises:
+        ConfigError: a sliding window, attention that is not causal, or context parallelism for multi-latent attention
+            was asked for.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        **_: object,
+    ) -> None:
+        super().__init__(config=config)
+        _refuse_unsupported(config, attn_mask_type, attention_type)
+        self._context = parallel_state.get_context_parallel_group() if config.context_parallel_size > 1 else None
+        self._scale = softmax_scale
+        if config.apply_query_key_layer_scaling:
+            self._scale = (softmax_scale or 1 / math.sqrt(config.kv_channels)) / max(1, layer_number)
+        self._dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        packed_seq_params: PackedSeqParams | None = None,
+        **_: object,
+    ) -> torch.Tensor:
+        """softmax(scale q k + causal mask) v.
+
+        Arguments:
+            query, key, value: packed [t, heads, size], with or without a batch dimension of 1 in second place; else
+                [s, b, heads, size].
+            attention_mask: bool, True hides, broadcast over [b, heads, s, s]; of padded batches only. It hides *more*
+                than the causal mask, which always holds.
+            packed_seq_params: where the sequences of a packed row start and end; of the whole row, of which a
+                context-parallel rank holds its share.
+
+        Returns:
+            [t, heads * size], [t, 1, heads * size] or [s, b, heads * size].
+
+        Raises:
+            ConfigError: a padded batch was given under context parallelism.
+        """
+        if packed_seq_params is None:
+            return self._attend_padded(query, key, value, attention_mask)
+        if query.dim() == 4:
+            return self._attend_packed(query.squeeze(1), key.squeeze(1), value.squeeze(1), packed_seq_params).unsqueeze(
+                1
+            )
+        return self._attend_packed(query, key, value, packed_seq_params)
+
+    def _attend_packed(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packed: PackedSeqParams
+    ) -> torch.Tensor:
+        if self._context is not None:
+            return self._attend_share(query, key, value, packed.cu_seqlens_q, self._context)
+        return self._attend_whole(query, key, value, _packing(packed, num_tokens=query.size(0)))
+
+    def _attend_whole(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing
+    ) -> torch.Tensor:
+        if not packing.shapes:
+            return _nothing(query, value.size(-1))
+        batches = zip(packing.pad(query), packing.pad_keys(key), packing.pad_keys(value), strict=True)
+        return packing.unpad([self._attend(q, k, v, _visible(q, k)) for q, k, v in batches])
+
+    def _attend_share(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor, group: Any
+    ) -> torch.Tensor:
+        """The tokens of this context-parallel rank; ``cu_seqlens`` are of the whole row."""
+        share = Share.of(cu_seqlens, num_tokens=query.size(0), rank=group.rank(), size=group.size())
+        if not share.exchanges:
+            return self._attend_whole(query, key, value, share.rest)
+        # One collective for both; its backward is a reduce-scatter.
+        pairs = torch.cat([key, value], dim=-1)
+        everywhere = tensor_parallel.gather_from_sequence_parallel_region(pairs, group=group)
+        first, rest_1, second, rest_2 = query.split(share.sizes)
+        _, pairs_1, _, pairs_2 = pairs.split(share.sizes)
+        # The empty slice makes every rank take part in the backward collective, also one into which nothing crosses.
+        rest_k, rest_v = torch.cat([pairs_1, pairs_2, everywhere[:0]]).split([key.size(-1), value.size(-1)], dim=-1)
+        rest = self._attend_whole(torch.cat([rest_1, rest_2]), rest_k, rest_v, share.rest)
+        crossing = [
+            self._attend_crossing(queries, everywhere.index_select(0, rows), key.size(-1))
+            for queries, rows in zip((first, second), share.keys, strict=True)
+        ]
+        before, after = rest.split([len(rest_1), len(rest_2)])
+        return torch.cat([crossing[0], before, crossing[1], after])
+
+    def _attend_crossing(self, queries: torch.Tensor, pairs: torch.Tensor, key_size: int) -> torch.Tensor:
+        """The last n tokens of one sequence, given keys and values of all its m tokens up to there: [n, heads * size].
+
+        The mask takes n * m bytes for the time of the call.
+        """
+        if len(queries) == 0:
+            return _nothing(queries, pairs.size(-1) - key_size)
+        k, v = pairs.split([key_size, pairs.size(-1) - key_size], dim=-1)
+        q, k, v = (part.transpose(0, 1)[None] for part in (queries, k, v))
+        return self._attend(q, k, v, _visible(q, k))[0].transpose(0, 1).flatten(1)
+
+    def _attend_padded(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, hidden: torch.Tensor | None
+    ) -> torch.Tensor:
+        if self._context is not None:
+            raise ConfigError("a padded batch was given under context parallelism; only packed rows are split")
+        visible = None
+        if hidden is not None:
+            ones = torch.ones(query.size(0), key.size(0), dtype=torch.bool, device=query.device)
+            visible = ones.tril() & ~hidden
+        q, k, v = (part.permute(1, 2, 0, 3) for part in (query, key, value))
+        return self._attend(q, k, v, visible).permute(2, 0, 1, 3).flatten(2)
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor | None) -> torch.Tensor:
+        """[b, heads, s, size] each; ``visible`` None: causal."""
+        dropout = self._dropout if self.training else 0.0
+        with self._random_state(dropout):
+            return scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=visible,
+                is_causal=visible is None,
+                dropout_p=dropout,
+                scale=self._scale,
+                enable_gqa=q.size(1) != k.size(1),
+            )
+
+    def _random_state(self, dropout: float) -> AbstractContextManager[Any]:
+        """Every tensor-parallel rank drops entries of its own heads; sequence parallelism sees to that already."""
+        if dropout == 0 or self.config.sequence_parallel:
+            return nullcontext()
+        state: AbstractContextManager[Any] = tensor_parallel.get_cuda_rng_tracker().fork()
+        return state
+
+
+def _packing(packed: PackedSeqParams, *, num_tokens: int) -> Packing:
+    continues = packed.continues if isinstance(packed, PackedRow) else None
+    return Packing.of(packed.cu_seqlens_q, num_tokens=num_tokens, continues=continues)
+
+
+def _visible(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
+    """The causal mask, bool [s, m], for the last s of m tokens, [b, heads, s or m, size]; None: of all of them."""
+    s, m = q.size(2), k.size(2)
+    return None if s == m else torch.ones(s, m, dtype=torch.bool, device=q.device).tril(diagonal=m - s)
+
+
+def _nothing(query: torch.Tensor, value_size: int) -> torch.Tensor:
+    """The output for no tokens."""
+    return query.new_empty(0, query.size(1) * value_size)
+
+
+def _refuse_unsupported(config: TransformerConfig, mask_type: AttnMaskType, attention_type: str) -> None:
+    if config.context_parallel_size > 1 and config.multi_latent_attention:
+        raise ConfigError(
+            f"context parallel size {config.context_parallel_size} was asked for with multi-latent attention, for "
+            "which only 1 is built; use tensor or pipeline parallelism for long sequences"
+        )
+    if config.window_size is not None:
+        raise ConfigError(f"sliding-window attention {config.window_size} was asked for; only full attention is built")
+    if attention_type != "self" or mask_type not in (AttnMaskType.causal, AttnMaskType.padding_causal):
+        raise ConfigError(
+            f"{attention_type} attention with mask {mask_type.name} was asked for; only causal self-attention is built"
+        )
+
+
+class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
+    """Megatron's self-attention layer; the rotary angles of a packed row are looked up in one go."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *,
+        rotary_pos_emb: torch.Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
+        **options: object,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As upstream; ``rotary_pos_emb`` [longest sequence, 1, 1, size] are the angles by position."""
+        if packed_seq_params is not None and rotary_pos_emb is not None:
+            packing = _packing(packed_seq_params, num_tokens=self._num_tokens(hidden_states))
+            rotary_pos_emb = rotary_pos_emb.index_select(0, packing.positions_T)
+            packed_seq_params = replace(
+                packed_seq_params, cu_seqlens_q_padded=packing.whole, cu_seqlens_kv_padded=packing.whole
+            )
+        found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
+            hidden_states,
+            attention_mask,
+            rotary_pos_emb=rotary_pos_emb,
+            packed_seq_params=packed_seq_params,
+            **options,
+        )
+        return found
+
+    def _num_tokens(self, hidden_states: torch.Tensor) -> int:
+        """Of the whole row."""
+        shards = self.config.tensor_model_parallel_size if self.config.sequence_parallel else 1
+        return hidden_states.size(0) * int(shards * self.config.context_parallel_size)

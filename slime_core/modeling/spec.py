@@ -301,8 +301,7 @@ def local_layers(config: TransformerConfig, *, vp_stage: int | None = None) -> T
     from megatron.core.transformer.identity_op import IdentityOp
     from megatron.core.transformer.moe.moe_layer import MoESubmodules
 
-    from slime_core.modeling.attention import PackedAttention, PackedSelfAttention
-    from slime_core.modeling.layers import KeepingRouter, RMSNorm
+    from slime_core.modeling.layers import KeepingRouter, PackedAttention, PackedSelfAttention, RMSNorm
 
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage)
     block.layer_norm = RMSNorm

@@ -40,8 +40,8 @@ from slime_core.plugins.discovery import (
     few_ways,
     installed,
     is_for,
-    nearest,
     required_by,
+    similar,
 )
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Withheld:
             if not any(plugin in Withheld((name,)) for plugin in known):
                 names = sorted({plugin.name for plugin in known})
                 raise PluginError(
-                    f"--no-plugin {name}: the run names no such plugin, and none is installed{nearest(name, names)}. "
+                    f"--no-plugin {name}: the run names no such plugin, and none is installed{similar(name, names)}. "
                     f"Installed or named are: {', '.join(names)}."
                 )
 

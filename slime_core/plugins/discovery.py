@@ -46,10 +46,10 @@ __all__ = [
     "installed",
     "is_for",
     "local_file",
-    "nearest",
     "read_code",
     "required_by",
     "resolve",
+    "similar",
 ]
 
 
@@ -278,7 +278,7 @@ def _unknown(name: str, declared: Declared) -> str:
     names = sorted({plugin.name for plugin in plugins})
     distribution, _, plugin = name.rpartition(":")
     offered = [one.name for one in plugins if distribution and _is_of(one, distribution)]
-    found = f"no installed plugin is called that{nearest(name, names)}. Installed are: {', '.join(names)}."
+    found = f"no installed plugin is called that{similar(name, names)}. Installed are: {', '.join(names)}."
     if distribution:
         has = f"offers no plugin {plugin!r}; it offers {', '.join(offered)}" if offered else "offers no plugin here"
         found = f"{distribution} {has}."
@@ -296,7 +296,7 @@ def _unknown(name: str, declared: Declared) -> str:
     )
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def similar(name: str, names: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` where one of ``names`` is close to ``name``, else nothing."""
     close = difflib.get_close_matches(name, list(names), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

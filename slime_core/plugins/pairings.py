@@ -11,7 +11,7 @@ from slime_core.config.reward_sum import RewardTerm, reward_names, reward_terms
 from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.component import Kind
-from slime_core.plugins.discovery import nearest
+from slime_core.plugins.discovery import similar
 from slime_core.plugins.registry import Registry
 
 __all__ = [
@@ -197,7 +197,7 @@ def _rewards_given(config: RunConfig, *, trains: bool) -> Iterator[_Rewards]:
 
 
 def _unnamed(term: RewardTerm, numbers: frozenset[str], is_part: bool) -> str:
-    named = "none is named" if term.key is None else f"{term.key!r} is none{nearest(term.key, numbers)}"
+    named = "none is named" if term.key is None else f"{term.key!r} is none{similar(term.key, numbers)}"
     one = min(numbers)
     advice = f"Say which one counts: --reward-key {one}, or reward_key in the table of an evaluation set."
     if is_part:

@@ -20,7 +20,7 @@ from slime_core.plugins.boundary import boundary
 from slime_core.plugins.claims import claimed_names, how_to_get
 from slime_core.plugins.component import Component, Kind, ModelSpecTraits
 from slime_core.plugins.contract_checks import check_fit
-from slime_core.plugins.discovery import PluginIdentity, PluginSource, Source, installed, nearest
+from slime_core.plugins.discovery import PluginIdentity, PluginSource, Source, installed, similar
 from slime_core.plugins.loading import load_plugin, load_target
 from slime_core.plugins.validation import check_hooks, checked_components, checked_options, checked_presets
 from slime_core.types import JsonValue
@@ -173,7 +173,7 @@ class Registry:
         article = "an" if kind.words[0] in "aeiou" else "a"
         active = [plugin.name for plugin in self.plugins]
         return (
-            f"no active plugin offers {article} {kind.words} called {name!r}{nearest(name, offered)}. "
+            f"no active plugin offers {article} {kind.words} called {name!r}{similar(name, offered)}. "
             f"The active plugins ({', '.join(active)}) offer: {', '.join(offered) or 'none'}.\n"
             f"{self._next_step(kind, name, active)}"
         )
@@ -183,7 +183,7 @@ class Registry:
         if known is not None:
             return f"{known[0].upper()}{known[1:]}."
         claimed = claimed_names(kind)
-        near = nearest(name, claimed)
+        near = similar(name, claimed)
         listed = f"Installed plugins claim: {', '.join(claimed)}{near}. " if claimed else ""
         others = sorted({plugin.name for plugin in installed()} - set(active))
         step = f"Installed, but not active: {', '.join(others)}." if others else "No other plugin is installed."

@@ -15,7 +15,7 @@ from slime_core.config.serving import EngineModel
 from slime_core.config.settings import plugin_settings
 from slime_core.errors import PluginError
 from slime_core.plugins.component import SETTINGS_READ, AdvantageTraits, Component, Kind
-from slime_core.plugins.discovery import CORE, PluginIdentity, nearest
+from slime_core.plugins.discovery import CORE, PluginIdentity, similar
 from slime_core.plugins.pairings import check_numbers, check_pairings
 from slime_core.plugins.registry import Registry
 
@@ -195,8 +195,8 @@ def _refuse_other_model(found: Selected, config: RunConfig) -> None:
     others = ", ".join(f"{one} ({_gives(model)})" for one, model in sorted(served.items())) or "none"
     if name not in served:
         raise PluginError(
-            f"{who} asks rm_model = {name}{nearest(name, served)}, and beside the policy the run serves {others}. Name "
-            "one of them with --rm-model, or serve it: a table [[engine.engine_models]] with name and model_path."
+            f"{who} asks rm_model = {name}{similar(name, served)}, and beside the policy the run serves {others}. "
+            "Name one of them with --rm-model, or serve it: a table [[engine.engine_models]] with name and model_path."
         )
     if wanted not in ("any", _gives(served[name])):
         raise PluginError(

@@ -25,7 +25,7 @@ from slime_core.errors import PluginError
 from slime_core.plugins import hooks
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Component, Kind
-from slime_core.plugins.discovery import PluginIdentity, nearest
+from slime_core.plugins.discovery import PluginIdentity, similar
 
 __all__ = [
     "check_hooks",
@@ -97,7 +97,7 @@ def _mistake(name: str, function: Callable[..., Any]) -> str | None:
     options = markers[_MARKER]
     hook = options["specname"] or name
     if hook not in _HOOKS:
-        return f"implements no hook of slime{nearest(hook, _HOOKS)}.\nHooks are: {', '.join(sorted(_HOOKS))}."
+        return f"implements no hook of slime{similar(hook, _HOOKS)}.\nHooks are: {', '.join(sorted(_HOOKS))}."
     lifecycle = hooks.LIFECYCLE_HOOKS.get(hook)
     if lifecycle is not None and lifecycle.is_async and not inspect.iscoroutinefunction(function):
         return "is not async; this hook is awaited.\nWrite it with async def, and return."
@@ -146,7 +146,7 @@ def _wrong_parameter(function: Callable[..., Any], *, known: tuple[str, ...]) ->
         if parameter.default is not inspect.Parameter.empty:
             return f"gives parameter {parameter.name!r} a default, which hides whether it was passed.\nRemove it."
         if parameter.name not in known:
-            takes = f"passes {', '.join(known)}{nearest(parameter.name, known)}" if known else "takes none"
+            takes = f"passes {', '.join(known)}{similar(parameter.name, known)}" if known else "takes none"
             return f"has the parameter {parameter.name!r}; this hook {takes}.\nRemove it."
     return None
 

@@ -2,15 +2,12 @@
 
 From files to rows:
 
-    tables      rows by their number: of JSON Lines, and of what the prompt formats open
-    line_index  where the lines of a file begin, and that it stays as it was found
-    cells       values of rows as a run takes them
+    tables      rows by their number: of JSON Lines, found through an index, and of files that prompt formats open
 
 From rows to prompts:
 
     rows        a prompt of a row; every mistake names file and line
-    row_checks  what a row asks for: reward and generate function; refused where it is read
-    row_sampling    the sampling that a row asks for
+    row_checks  what a row may request: reward model, generate function, sampling; refused where it is read
     lengths     which prompts are short enough
     left_out    rows that are left out: which, why, how many
 
@@ -20,9 +17,9 @@ From prompts to groups:
     requests    what the settings ask of prompt files (PromptRequest, PromptFilter)
 
     screen      what can be found wrong with files before anything expensive starts
-    chat, processing    from a prompt, and from its images, to token ids
+    chat        from a prompt, and from its images, to token ids
 
-The rule between them: a prompt stays what the file says until ``chat`` or ``processing`` turns it into ids, once.
+The rule between them: a prompt stays what the file says until ``chat`` turns it into ids, once.
 
 This room stands above ``plugins``, whose contracts it fulfils and whose registry says what rows may name; ``plugins``
 imports nothing of it.

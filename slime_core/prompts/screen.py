@@ -15,8 +15,7 @@ from typing import Any, cast
 
 from slime_core.errors import DataError
 from slime_core.plugins.boundary import boundary
-from slime_core.prompts.row_checks import GENERATE_FUNCTION
-from slime_core.prompts.row_sampling import SAMPLING_PARAMS, own_sampling
+from slime_core.prompts.row_checks import GENERATE_FUNCTION, SAMPLING_PARAMS, own_sampling
 from slime_core.prompts.rows import Prompt, PromptRow, Reading, numbered_prompts, size_of
 from slime_core.types import JsonValue
 

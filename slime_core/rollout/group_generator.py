@@ -28,7 +28,7 @@ from slime_core.generation import GenerateContext, Interrupted, SamplingParams
 from slime_core.generation.context import Parents
 from slime_core.generation.trajectory import UNANSWERED, fail, is_finished
 from slime_core.plugins.lifecycle import LifecycleHooks
-from slime_core.prompts.row_sampling import own_sampling
+from slime_core.prompts.row_checks import own_sampling
 from slime_core.rollout.components import ComponentRouter, RoutedComponent, component_boundary, require_samples, run_all
 from slime_core.rollout.engines.client import ABORT_INTERVAL_S, OVERLOADED
 from slime_core.rollout.requeue import prepare_group, reset_sample
@@ -87,7 +87,7 @@ def apply_row_sampling(
     sample: Sample, context: GenerateContext, sampling: SamplingParams
 ) -> tuple[GenerateContext, SamplingParams]:
     """``context`` and ``sampling`` with what the sample's row wants instead, as a generate function gets them; see
-    :mod:`slime_core.prompts.row_sampling`.
+    :mod:`slime_core.prompts.row_checks`.
 
     Ids of the row that end a response do so besides those of ``sampling``, among which are the model's.
 

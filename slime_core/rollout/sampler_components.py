@@ -18,8 +18,7 @@ from slime_core.plugins.construction import run_view
 from slime_core.plugins.contracts import RunView
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.manifest import Manifest
-from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.processing import InputProcessor, has_processor
+from slime_core.prompts.chat import InputProcessor, PromptEncoder, has_processor
 from slime_core.prompts.requests import template_arguments
 from slime_core.rollout.components import ComponentFactory
 from slime_core.rollout.engines.client import GenerateClient

@@ -1,11 +1,9 @@
 """The records that cross rooms, and the shape legend of the whole project.
 
-    sample   Sample, Status, SpecInfo, PromptGroup: what user code sees and what is generated
+    sample   Sample, Status, SpecInfo, PromptGroup: what user code sees and what is generated; TokenIds, LogProbs, Mask:
+             flat arrays that behave like lists; SampleRecord: one row of a run's files of samples; JsonValue
     batch    TrainBatch, StepPlan: what is trained
-    numbers  TokenIds, LogProbs, Mask: flat arrays that behave like lists
     reward   Reward, RewardFailure: what a reward model returns for one sample; GroupedRewards: those of a rollout
-    record   SampleRecord: one row of a run's files of samples
-    json     JsonValue: what JSON can hold
 
 Shapes are read off names: P prompts, G samples of one prompt, B samples, T tokens (ragged or packed), U response
 tokens, V vocabulary entries, R data-parallel ranks. ``rewards_B`` is one number a sample, ``log_probs_T`` one a packed
@@ -16,11 +14,19 @@ A *shard* (:class:`TrainBatch`) is what one data-parallel rank trains of one rol
 """
 
 from slime_core.types.batch import StepPlan, TrainBatch
-from slime_core.types.json import JsonValue
-from slime_core.types.numbers import LogProbs, Mask, TokenIds
-from slime_core.types.record import SampleRecord
 from slime_core.types.reward import GroupedRewards, Reward, RewardFailure
-from slime_core.types.sample import REWARD_KEY, PromptGroup, Sample, SpecInfo, Status
+from slime_core.types.sample import (
+    REWARD_KEY,
+    JsonValue,
+    LogProbs,
+    Mask,
+    PromptGroup,
+    Sample,
+    SampleRecord,
+    SpecInfo,
+    Status,
+    TokenIds,
+)
 
 __all__ = [
     "REWARD_KEY",

@@ -1,21 +1,95 @@
-"""One response to one prompt: the public record, with the field names of slime's samples."""
+"""One response to one prompt: the public record, with the field names of slime's samples; and what its fields hold.
+
+Token ids, log-probabilities and masks are flat arrays (:class:`Numbers`) that behave like the lists that user code
+expects. :class:`SampleRecord` is a sample as trackers read it from a run's files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Union
 
 from slime_core.opaque import json_of, read_json
-from slime_core.types.json import JsonValue
-from slime_core.types.numbers import LogProbs, Mask, Numbers, TokenIds
+from slime_core.types.reward import Reward
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["REWARD_KEY", "PromptGroup", "Sample", "SpecInfo", "Status"]
+__all__ = [
+    "REWARD_KEY",
+    "JsonValue",
+    "LogProbs",
+    "Mask",
+    "Numbers",
+    "PromptGroup",
+    "Sample",
+    "SampleRecord",
+    "SpecInfo",
+    "Status",
+    "TokenIds",
+]
+
+
+JsonValue = Union[None, bool, int, float, str, Sequence["JsonValue"], Mapping[str, "JsonValue"]]  # noqa: UP007 - recursive
+"""A value that JSON can hold. Reading JSON gives lists and dictionaries; any sequence or mapping may be given."""
+
+
+class Numbers(array):  # type: ignore[type-arg]
+    """A flat array that reads, adds and compares like a list of numbers, at 1 to 4 bytes an entry."""
+
+    __slots__ = ()
+    code = "i"
+
+    def __new__(cls, values: Iterable[float] = ()) -> Numbers:
+        return super().__new__(cls, cls.code, values)
+
+    def __add__(self, other: Iterable[Any]) -> Any:
+        return type(self)([*self, *other])
+
+    def __radd__(self, other: Iterable[Any]) -> Any:
+        return type(self)([*other, *self])
+
+    def __iadd__(self, other: Iterable[Any]) -> Any:
+        self.extend(type(self)(other))
+        return self
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return type(self)(found) if isinstance(index, slice) else found
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence | array) else NotImplemented
+
+    __hash__ = None
+
+    def __copy__(self) -> Any:
+        return type(self)(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return type(self)(self)
+
+
+class TokenIds(Numbers):
+    """Token ids, int32."""
+
+    code = "i"
+
+
+class LogProbs(Numbers):
+    """Natural-log probabilities, float32."""
+
+    code = "f"
+
+
+class Mask(Numbers):
+    """Zeros and ones, int8."""
+
+    code = "b"
+
 
 REWARD_KEY = "reward_key"
 """Key of a sample's metadata: which of several named rewards counts for it."""
@@ -252,3 +326,39 @@ def _nested(numbers: Any) -> Any:
 
 
 PromptGroup = list[Sample]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRecord:
+    """What a run wrote down of one sample: texts, reward and fate; tokens and log-probabilities are not in it.
+
+    Example: ``SampleRecord(group=3, index=0, prompt="1+1=", response="2", label="2", reward=1.0, status="completed",
+    response_length=2, weight_versions=("4",))``.
+
+    Arguments:
+        group, index: as :class:`~slime_core.types.Sample` has them.
+        status: ``completed``, ``truncated``, ``aborted`` or ``failed``.
+        response_length: tokens.
+        weight_versions: which weights produced it, in order.
+        eval_set: name of the evaluation set; None: the sample was generated for training.
+        dropped: why a sample transform left it out of training; None: it was not left out.
+        cause: why it failed; None: it did not.
+        error: the message of that failure.
+        masked: whether its tokens are kept out of the loss.
+    """
+
+    group: int | None
+    index: int | None
+    prompt: str | list[dict[str, JsonValue]]
+    response: str
+    label: JsonValue
+    reward: Reward | None
+    status: str
+    response_length: int
+    weight_versions: tuple[str, ...] = ()
+    metadata: Mapping[str, JsonValue] = field(default_factory=dict)
+    eval_set: str | None = None
+    dropped: str | None = None
+    cause: str | None = None
+    error: str | None = None
+    masked: bool = False

@@ -213,7 +213,7 @@ def test_another_layout_than_the_initialised_one_is_refused(megatron, folder):
 def test_context_parallelism_with_multi_latent_attention_is_refused(megatron, folder):
     from megatron.core.transformer.enums import AttnMaskType
 
-    from slime_core.modeling.attention import PackedAttention
+    from slime_core.modeling.layers import PackedAttention
 
     _, (chunk,) = build(folder, megatron)
     chunk.config.context_parallel_size, chunk.config.multi_latent_attention = 2, True

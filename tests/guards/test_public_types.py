@@ -21,14 +21,14 @@ from slime_core.generation import GenerateContext, ProcessedPrompt, SamplingPara
 from slime_core.modeling.layout import ParallelLayout
 
 PROMPTS = (
-    *("cells", "chat", "left_out", "lengths", "line_index", "numbered", "processing", "requests", "row_checks"),
-    *("row_sampling", "rows", "screen", "tables"),
+    *("chat", "left_out", "lengths", "numbered", "requests", "row_checks"),
+    *("rows", "screen", "tables"),
 )
 """Modules of the prompts room."""
 
 OPS = ("groups", "log_probs", "losses", "packing", "returns")
-MODELING = ("attention", "bridge", "layers", "layout", "rows", "spec", "unsupported")
-HARNESS = ("engines", "fake_engine", "fake_server", "learner", "megatron", "plugins")
+MODELING = ("bridge", "layers", "layout", "rows", "spec", "unsupported")
+HARNESS = ("engines", "fake_engine", "learner", "megatron", "plugins")
 
 ROOMS = (
     *("slime_core", "slime_core.plugins.contracts", "slime_core.plugins.hooks"),

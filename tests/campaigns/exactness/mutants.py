@@ -161,7 +161,7 @@ def _late_old_log_probs() -> None:
 
 def _no_key_gather() -> None:
     """A context-parallel rank takes its own keys for those of every rank."""
-    attention: Any = import_module("slime_core.modeling.attention")
+    attention: Any = import_module("slime_core.modeling.layers")
 
     class Alone:
         def __getattr__(self, name: str) -> Any:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from slime_core import GroupedRewards, RunView, Sample
-from slime_core.builtin.advantages import NoAdvantage
+from slime_core.builtin.losses import NoAdvantage
 from slime_core.builtin.rewards import NoReward
 
 

@@ -12,8 +12,7 @@ from slime_core import PromptFilter, PromptRequest, RunView
 from slime_core.builtin.prompts import PromptFiles
 from slime_core.config.prompt_paths import PromptPath
 from slime_core.errors import DataError
-from slime_core.prompts.line_index import EVERY, LineIndex, indexed
-from slime_core.prompts.tables import LineTable, open_rows
+from slime_core.prompts.tables import EVERY, LineIndex, LineTable, indexed, open_rows
 
 
 @pytest.fixture(autouse=True)
@@ -148,7 +147,7 @@ def test_a_relative_pattern_and_a_link_to_a_file_are_read(tmp_path, monkeypatch)
 @pytest.mark.parametrize("lines", [0, 1, EVERY - 1, EVERY, EVERY + 1, 5 * EVERY])
 @pytest.mark.parametrize("end", ["", "\n"])
 def test_the_index_finds_every_line(tmp_path, lines, end, monkeypatch):
-    monkeypatch.setattr("slime_core.prompts.line_index.BLOCK", 1000)
+    monkeypatch.setattr("slime_core.prompts.tables.BLOCK", 1000)
     path = tmp_path / "lines.jsonl"
     path.write_text("\n".join(f'{{"n": {n}}}' for n in range(lines)) + (end if lines else ""))
     table = LineTable(path)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from slime_core.errors import DataError
-from slime_core.prompts.row_checks import RowChecks
-from slime_core.prompts.row_sampling import own_sampling
+from slime_core.prompts.row_checks import RowChecks, own_sampling
 from slime_core.prompts.screen import Reading, screen
 
 DRAWN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}

@@ -20,8 +20,7 @@ from slime_core.builtin.responses import FromLabel, SingleTurn
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.errors import DataError, RunError
 from slime_core.generation import GenerateContext, Generation, SamplingParams
-from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.processing import InputProcessor, has_processor
+from slime_core.prompts.chat import InputProcessor, PromptEncoder, has_processor
 from slime_core.rollout.sampler_components import SamplerComponents
 from slime_core.types import Sample, Status
 

@@ -14,10 +14,8 @@ from typing import Any
 
 from slime_core import PromptFilter, PromptRequest, RawRow, RunView
 from slime_core.errors import DataError
-from slime_core.prompts.cells import fields_of
-from slime_core.prompts.row_checks import GENERATE_FUNCTION
-from slime_core.prompts.row_sampling import SAMPLING_PARAMS
-from slime_core.prompts.rows import content_of, is_chat
+from slime_core.prompts.row_checks import GENERATE_FUNCTION, SAMPLING_PARAMS
+from slime_core.prompts.rows import content_of, fields_of, is_chat
 from slime_core.types import LogProbs, Mask, PromptGroup, Sample, SpecInfo, Status, TokenIds
 
 __all__ = ["GIVEN", "Fit", "read_trajectories"]

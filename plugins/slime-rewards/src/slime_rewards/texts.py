@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from slime_core import RunView
 from slime_core.errors import DataError
-from slime_core.prompts.cells import label_text
+from slime_core.prompts.rows import label_text
 from slime_core.types import Sample
 from slime_rewards.answers import after_thinking, answer_line, last_boxed
 
