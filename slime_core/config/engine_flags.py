@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache, partial
@@ -41,6 +41,7 @@ ENGINES: Mapping[str, str] = {"megatron": "Megatron", "sglang": "SGLang"}
 """Section -> whose names it holds."""
 
 _SGLANG = "sglang_"
+_INSTEAD = re.compile(r"\bwrite --[a-z0-9-]+$")
 _MULTIPLES = {
     **{"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12},
     **{"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40},
@@ -52,6 +53,10 @@ class Refusal:
     """A name that is known and not accepted; the message says why."""
 
     message: str
+
+    def given(self, words: Sequence[str]) -> str:
+        """The message; where it ends with the flag to write in place of this one, ``words`` stand behind that."""
+        return " ".join([self.message, *words]) if _INSTEAD.search(self.message) else self.message
 
 
 def find_flag(flag: str) -> tuple[Setting, bool] | Refusal | None:

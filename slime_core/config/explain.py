@@ -17,7 +17,7 @@ from slime_core.config.engine_flags import (
     find_key,
     known_flags,
 )
-from slime_core.config.flags import CONFIG_FLAG, of_inactive
+from slime_core.config.flags import CONFIG_FLAG, NO_EVAL, NO_EVAL_FLAG, of_inactive
 from slime_core.config.load import DEFAULT, Resolved
 from slime_core.config.megatron_flags import megatron_flags
 from slime_core.config.mistakes import nearest
@@ -84,6 +84,9 @@ def explain(name: str, resolved: Resolved, inactive: Mapping[str, str] | None = 
     if f"--{wanted}" == CONFIG_FLAG:
         says = "is no setting: it names the file that settings are read from."
         return f"{CONFIG_FLAG} FILE.toml\n  {says}\n  {CONFIG_HELP}."
+    if f"--{wanted.replace('_', '-')}" == NO_EVAL_FLAG:
+        stands_for = " ".join(f"--{key.replace('_', '-')} {word}" for key, word in NO_EVAL.items())
+        return f"{NO_EVAL_FLAG}\n  evaluates nothing: the same as {stands_for}."
     switch = values.get(names.get(wanted.removeprefix("no_"), ""))
     if wanted not in names and switch is not None and switch[0].is_switch:
         return f"{name} is {switch[0].flag} false.\n{explain(switch[0].key, resolved)}"

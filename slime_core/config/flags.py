@@ -18,10 +18,21 @@ from slime_core.config.engine_flags import Refusal, find_flag, known_flags
 from slime_core.config.mistakes import Mistake, nearest
 from slime_core.config.settings import Setting
 
-__all__ = ["CONFIG_FLAG", "CommandLine", "of_inactive", "read_command_line"]
+__all__ = ["CONFIG_FLAG", "NO_EVAL", "NO_EVAL_FLAG", "CommandLine", "of_inactive", "read_command_line"]
 
 CONFIG_FLAG = "--config"
-"""Names the TOML file; the only flag that is no setting."""
+"""Names the TOML file; no setting."""
+
+NO_EVAL_FLAG = "--no-eval"
+"""Stands for :data:`NO_EVAL`; no setting."""
+
+NO_EVAL = {
+    "eval_interval": "none",
+    "eval_prompt_data": "none",
+    "eval_datasets": "none",
+    "skip_eval_before_train": "true",
+}
+"""What a run without evaluations says: setting -> the word behind its flag."""
 
 
 @dataclass(slots=True)
@@ -65,6 +76,9 @@ def read_command_line(
         line.flags.append(flag)
         if flag == CONFIG_FLAG:
             _take_config(words, line)
+        elif flag == NO_EVAL_FLAG:
+            if words:
+                line.blame(f"{flag}: found {' '.join(words)!r}; it takes no value")
         elif flag in by_flag:
             _take(by_flag[flag], words, line)
         elif flag in switches:
@@ -73,6 +87,8 @@ def read_command_line(
             line.blame(f"{flag}: {said}")
         else:
             _take_foreign(flag, words, line, by_flag)
+    if NO_EVAL_FLAG in line.flags:
+        _switch_off_evaluations(line)
     return line
 
 
@@ -122,10 +138,18 @@ def _switch_off(setting: Setting, flag: str, words: Sequence[str], line: Command
     _take_once(setting, ["false"], line)
 
 
+def _switch_off_evaluations(line: CommandLine) -> None:
+    given = [key for key in (*NO_EVAL, "eval_config") if key in line.words and line.words[key] != ["none"]]
+    if given and given != ["skip_eval_before_train"]:
+        flags = ", ".join(f"--{key.replace('_', '-')}" for key in given)
+        line.blame(f"{NO_EVAL_FLAG}: nothing is evaluated with it, and {flags} asks for evaluations; leave one out")
+    line.words |= {key: [word] for key, word in NO_EVAL.items()}
+
+
 def _take_foreign(flag: str, words: list[str], line: CommandLine, by_flag: Mapping[str, Setting]) -> None:
     match find_flag(flag):
-        case Refusal(message):
-            line.blame(message)
+        case Refusal() as refusal:
+            line.blame(refusal.given(words))
         case (setting, off):
             line.engine[setting.key] = setting
             (_switch_off(setting, flag, words, line) if off else _take(setting, words, line))

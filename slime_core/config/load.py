@@ -18,7 +18,7 @@ from slime_core.config import check
 from slime_core.config.choices import Choice, NamedCode, choices
 from slime_core.config.described import context_length
 from slime_core.config.document import Document, read_document
-from slime_core.config.embedded import ARITHMETIC, EMBEDDED_DEFAULTS, OF_EVALUATIONS
+from slime_core.config.embedded import ARITHMETIC, EMBEDDED_DEFAULTS, OF_EVALUATIONS, OF_THE_MODEL
 from slime_core.config.engine_flags import ENGINES, engine_settings
 from slime_core.config.eval_file import read_eval_config
 from slime_core.config.flags import CommandLine, read_command_line
@@ -88,7 +88,8 @@ class Provenance:
 
 
 DEFAULT = Provenance("default")
-PROMPTS_OR_MODEL = ("hf_checkpoint", "prompt_data")
+_DEVICES = ("actor_num_nodes", "actor_num_gpus_per_node", "rollout_num_gpus_per_engine")
+_COUNTED = ("engine_groups", "rollout_external_engine_addrs")
 _PEEKED = ("plugins", "hf_checkpoint", "no_plugins", "locked", "lock_file", "debug_rollout_only")
 
 
@@ -351,6 +352,19 @@ class _Reading:
                 message = f"{key} is preset by {' and by '.join(value.by)}; say what it is to be with {flag}"
                 self.mistakes.append(Mistake(f"{message}, or take one of them away with --no-plugin NAME", key))
 
+    def follow_devices(self) -> None:
+        """Engines that nothing has counted: one as large as is said, or, with ``colocate``, on every device."""
+        key = "rollout_num_gpus"
+        sizes = {name: self.values.get(name, self.settings[name].default) for name in _DEVICES}
+        if key in self.values or {key, "colocate", *_DEVICES} & self.broken or any(map(self.values.get, _COUNTED)):
+            return
+        each = sizes["rollout_num_gpus_per_engine"]
+        shared = sizes["actor_num_nodes"] * sizes["actor_num_gpus_per_node"] if self.values.get("colocate") else 1
+        count = max(each, shared // each * each)
+        if count != self.settings[key].default:
+            named = "colocate" if count > each else "rollout_num_gpus_per_engine"
+            self.values[key], self.provenance[key] = count, self.provenance[named]
+
     def follow_model(self) -> None:
         """Lengths that nothing has said and that the model could not read follow from what it reads."""
         folder = self.values.get("hf_checkpoint") or ARITHMETIC / "model"
@@ -378,15 +392,25 @@ class _Reading:
             self.provenance["eval_prompt_data"] = Provenance("embedded default")
 
     def fill_embedded(self) -> None:
-        """Embedded defaults for what nothing has said, where neither a model nor prompts are named."""
-        named = [*PROMPTS_OR_MODEL, *(key for key, setting in self.settings.items() if setting.names_prompts)]
-        if any(self.values.get(key) not in (None, ()) or key in self.broken for key in named):
+        """Embedded defaults for what nothing has said: those of the built-in model where no other is named, and those
+        of its task where no prompts are named either."""
+        named = ["prompt_data", *(key for key, setting in self.settings.items() if setting.names_prompts)]
+        if self._is_named("hf_checkpoint"):
+            return
+        if any(map(self._is_named, named)):
             self._fill_evaluation()
+            self._fill(OF_THE_MODEL)
             return
         # Where rollouts are read, no engine is there that could be evaluated.
         reads = self.values.get("debug_train_only") or self.values.get("load_debug_rollout_data") is not None
-        for key, value in EMBEDDED_DEFAULTS.items():
-            if key not in self.values and not (reads and key in OF_EVALUATIONS):
+        self._fill({key: value for key, value in EMBEDDED_DEFAULTS.items() if not (reads and key in OF_EVALUATIONS)})
+
+    def _is_named(self, key: str) -> bool:
+        return self.values.get(key) not in (None, ()) or key in self.broken
+
+    def _fill(self, defaults: Mapping[str, object]) -> None:
+        for key, value in defaults.items():
+            if key not in self.values:
                 self.values[key] = value
                 self.provenance[key] = Provenance("embedded default")
 
@@ -452,6 +476,7 @@ def _read_layers(
         reading.read_derived(options, derive)
     reading.fill_embedded()
     reading.follow_model()
+    reading.follow_devices()
     return reading
 
 

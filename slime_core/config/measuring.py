@@ -177,7 +177,7 @@ class EvalConfig(Section):
         Needs(*EVALUATION_DATA, part="evaluation"),
         Conflicts(*NO_ENGINES, because="evaluations need engines"),
     ] = None
-    """Evaluate every this many rollouts, and at the end. None: only before the first."""
+    """Evaluate every this many rollouts, and at the end. None: only before the first. --no-eval: never."""
     skip_eval_before_train: bool = False
     """Do not evaluate the start weights."""
     n_samples_per_eval_prompt: Count = 1

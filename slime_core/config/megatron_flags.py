@@ -181,9 +181,9 @@ _REFUSED: Mapping[str, str] = {
     "write --num-experts": "num_moe_experts",
     "write --disable-bias-linear": "bias_linear",
     "write --swiglu": "gated_linear_unit",
-    "sequences are packed as they are; --max-tokens-per-gpu and --rollout-max-response-len limit them": """
-        seq_length encoder_seq_length decoder_seq_length rampup_batch_size
-    """,
+    "sequences are packed as long as they are, so leave it out; to limit a prompt and its response together, write "
+    "--sglang-context-length": "seq_length encoder_seq_length decoder_seq_length",
+    "write --global-batch-size, which stays the same": "rampup_batch_size",
     "every rollout is logged": "log_interval tensorboard_log_interval",
     "attention is torch's scaled_dot_product_attention, which chooses its kernel itself": "use_flash_attn flash_decode",
     _OVERLAP: "overlap_param_gather_with_optimizer_step ddp_bucket_size ddp_num_buckets bucket_size no_sync_func",

@@ -74,7 +74,10 @@ class ClusterConfig(Section):
     actor_num_gpus_per_node: Count = 1
     """Learner ranks per node, one GPU each; on a CPU, processes."""
     rollout_num_gpus: Count = 1
-    """GPUs of all engines together; on a CPU, server processes."""
+    """GPUs of all engines together; on a CPU, server processes.
+
+    Not given: those of one engine; with colocate, all of the learner's devices.
+    """
     rollout_num_gpus_per_engine: Count = 1
     """GPUs per engine (its tensor parallel size); on a CPU, processes."""
     colocate: Annotated[

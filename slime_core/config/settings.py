@@ -136,6 +136,14 @@ class Setting:
         return self.is_sequence and get_origin(get_args(self.info.annotation)[0]) is tuple
 
     @property
+    def is_tables(self) -> bool:
+        """Whether its values are tables."""
+        if not self.is_sequence:
+            return False
+        element = get_args(self.info.annotation)[0]
+        return is_table(get_args(element)[0] if get_origin(element) is Annotated else element)
+
+    @property
     def accepts(self) -> str:
         """What may be written, in words."""
         return accepted_words(self.info.annotation, self.info.metadata)
@@ -155,7 +163,7 @@ class Setting:
         """
         if self.optional and list(words) == ["none"]:
             return None
-        if self.is_pairs and list(words) == ["none"]:
+        if (self.is_pairs or self.is_tables) and list(words) == ["none"]:
             return ()
         if self.is_pairs and len(words) % 2:
             raise Unacceptable(f"found {len(words)} values, {' '.join(words)!r}; {self._accepted()}")

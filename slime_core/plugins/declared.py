@@ -86,6 +86,7 @@ OUR_DISTRIBUTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "rollout-sample-filter-path",
             "rollout-sample-hook-path",
             "sglang-config",
+            "sglang-tp-size",
             "spec",
         ),
     },

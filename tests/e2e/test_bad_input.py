@@ -136,7 +136,7 @@ ROWS = {
     "a prompt longer than the context": Row(
         DATA,
         (
-            "prompts.jsonl, line 2: a prompt of 130 tokens",
+            "prompts.jsonl, line 2: a prompt of 132 tokens",
             "together 138",
             "at most 128",
             "--rollout-max-prompt-len 120",

@@ -50,6 +50,8 @@ def resolve_all() -> dict[str, Any]:
                 cases[f"{group}.{name}"] = _case(argv, places, defaults)
         every = [word for name in sorted(_plugins() - set(CORE_PLUGINS)) for word in ("--plugin", name)]
         _case([*every, "--advantage-estimator", "grpo"], places, defaults)
+        # Where a model is named, what follows from the built-in one is not set.
+        _case(["--hf-checkpoint", str(model), "--advantage-estimator", "grpo"], places, defaults)
     return {"defaults": dict(sorted(defaults.items())), "cases": cases}
 
 

@@ -149,6 +149,22 @@ def test_two_ways_to_choose_the_data_source_are_a_mistake() -> None:
         resolve(["--buffer-filter-path", "mine.py", "--data-source-path", "mine.py"])
 
 
+def test_a_rule_of_slimes_given_as_a_reward_function_is_a_reward_model_here() -> None:
+    with pytest.raises(
+        ConfigError, match=r"not here\. Leave the flag out\. In its place, score with it by name: --rm-ty"
+    ):
+        resolve(["--custom-rm-path", "slime.rollout.rm_hub.f1.f1_score"])
+
+
+def test_sglangs_tensor_parallel_size_is_the_size_of_an_engine() -> None:
+    resolved, _ = resolve(["--sglang-tp-size", "2"])
+    assert resolved.config.cluster.rollout_num_gpus_per_engine == 2
+    assert resolved.config.cluster.rollout_num_gpus == 2
+    assert arguments(options("--rollout-num-gpus-per-engine", "4")).sglang_tp_size == 4
+    with pytest.raises(ConfigError, match="--sglang-tp-size stands in for rollout_num_gpus_per_engine, and flag"):
+        resolve(["--sglang-tp-size", "2", "--rollout-num-gpus-per-engine", "1"])
+
+
 def test_a_preset_cannot_name_code() -> None:
     Path("bold.py").write_text(
         "from slime_core import hookimpl\n@hookimpl\ndef slime_presets():\n    return {'custom_rm_path': 'mine.py'}\n"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from slime_compat.flags import BEYOND, SlimeFlag, groups, page, slime_flags
+from slime_core.config.engine_flags import Refusal, find_flag
 from slime_core.config.load import load
 from slime_core.config.settings import core_settings, plugin_settings
 from slime_core.errors import ConfigError
@@ -21,6 +22,8 @@ FLAGS = {
         *plugin_settings(activate(["compat", "datasets", "offpolicy", "rewards"]).options).values(),
     )
 }
+
+FLAGS |= {row.flag for row in slime_flags().values() if isinstance(find_flag(row.flag), tuple)}
 
 flags = list(slime_flags().values())
 
@@ -53,7 +56,7 @@ def test_a_renamed_flag_leads_to_one_that_exists(row):
 def test_a_flag_that_is_not_kept_is_an_error_with_the_decision_and_nothing_else(row):
     with pytest.raises(ConfigError) as caught:
         load([row.flag, "1"], check_rules=False)
-    assert str(caught.value).splitlines()[1:-1] == [f"  - {row.message}"]
+    assert str(caught.value).splitlines()[1:-1] == [f"  - {Refusal(row.message).given(['1'])}"]
     assert row.text in row.message
     assert row.flag not in FLAGS
 
@@ -66,6 +69,7 @@ def test_a_flag_that_is_not_kept_is_an_error_with_the_decision_and_nothing_else(
         ("--loss-type", "refused", ["--advantage-estimator", "--custom-loss-function-path"]),
         ("--eval-tool-key", "later", ["--tool-key"]),
         ("--load-forge-rollout-data", "refused", ["--load-debug-rollout-data"]),
+        ("--seq-length", "refused", ["--sglang-context-length"]),
     ],
 )
 def test_what_comes_near_is_named(flag, verdict, instead):

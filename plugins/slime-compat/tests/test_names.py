@@ -63,6 +63,19 @@ def test_every_name_leads_somewhere(name: str) -> None:
     assert hasattr(importlib.import_module(target), found)
 
 
+RULES = {
+    module: f"score with it by name: --rm-type {name}, or rm_type = {name} in a row's metadata"
+    for module, name in {
+        "math_utils": "math",
+        "math_dapo_utils": "dapo",
+        "deepscaler": "deepscaler",
+        "f1": "f1",
+        "gpqa": "gpqa",
+        "ifbench": "ifbench",
+    }.items()
+}
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -70,6 +83,18 @@ def test_every_name_leads_somewhere(name: str) -> None:
             "from slime.rollout.rm_hub import async_rm",
             "line 2: async_rm of slime.rollout.rm_hub has no counterpart here. In its place, name the reward model: "
             "--rm-type NAME",
+        ),
+        (
+            "from slime.rollout import rm_hub as hub\nasync def score(sample): return await hub.async_rm(None, sample)",
+            "line 3: async_rm of slime.rollout.rm_hub has no counterpart here. In its place, name the reward model: ",
+        ),
+        (
+            "import slime.rollout.rm_hub\nscore = slime.rollout.rm_hub.batched_async_rm",
+            "line 3: batched_async_rm of slime.rollout.rm_hub has no counterpart here.",
+        ),
+        *(
+            (f"from slime.rollout.rm_hub.{module} import score", f"has no counterpart here. In its place, {advice}.")
+            for module, advice in RULES.items()
         ),
         (
             "from slime.data import Sampel",
@@ -97,6 +122,7 @@ def test_check_says_what_a_file_lacks_before_anything_starts(tmp_path, code, mes
         "def helper():\n    global made\n    made = 1\ndef other(): return made, [x for x in (1,)], __name__, __file__",
         "class A:\n    b = 1\n    def c(self): return super().__repr__(), __class__",
         "import slime.utils.types as types, slime.data\nx = types.Sample, slime.data.Sample",
+        "from slime.rollout import sglang_rollout\nx = sglang_rollout.GenerateState",
     ],
 )
 def test_what_is_there_is_not_refused(tmp_path, code) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from slime_core.config.embedded import EMBEDDED_DEFAULTS
+from slime_core.config.embedded import ARITHMETIC, EMBEDDED_DEFAULTS
 from slime_core.config.load import Resolved, load, named_plugins, peek
 from slime_core.errors import ConfigError
 
@@ -68,6 +68,44 @@ def test_embedded_defaults_apply_where_neither_model_nor_prompts_are_named() -> 
     assert resolve().config.rollout.num_rollout == EMBEDDED_DEFAULTS["num_rollout"]
     assert resolve("--prompt-data mine.jsonl").config.rollout.num_rollout == 200
     assert resolve("--hf-checkpoint model").config.eval.eval_prompt_data == ()
+
+
+def test_what_follows_from_the_embedded_model_holds_for_ones_own_prompts_too() -> None:
+    config = resolve("--prompt-data mine.jsonl").config
+    assert config.data.apply_chat_template
+    assert config.optimizer.lr == EMBEDDED_DEFAULTS["lr"]
+    assert config.rollout.rollout_max_response_len == EMBEDDED_DEFAULTS["rollout_max_response_len"]
+    assert (config.eval.eval_interval, config.eval.eval_prompt_data) == (None, ())
+    other = resolve("--prompt-data mine.jsonl --hf-checkpoint model").config
+    assert (other.data.apply_chat_template, other.optimizer.lr) == (False, 1e-6)
+
+
+def test_a_run_without_evaluations_has_a_flag_of_its_own(tmp_path: Path) -> None:
+    file = write(
+        tmp_path, '[eval]\neval_interval = 5\neval_config = "sets.yaml"\n[[eval.eval_datasets]]\nname = "a"\npath = "b"'
+    )
+    for config in (resolve("--no-eval").config, resolve("--no-eval", file=file).config):
+        assert (config.evaluates, config.eval.eval_interval, config.eval.skip_eval_before_train) == (False, None, True)
+    with pytest.raises(ConfigError, match="--no-eval: nothing is evaluated with it, and --eval-interval asks for eval"):
+        resolve("--no-eval --eval-interval 3")
+    with pytest.raises(ConfigError, match="--no-eval: found 'false'; it takes no value"):
+        resolve("--no-eval false")
+
+
+@pytest.mark.parametrize(
+    ("line", "devices"),
+    [
+        ("--actor-num-gpus-per-node 4", 1),
+        ("--rollout-num-gpus-per-engine 2", 2),
+        ("--colocate --actor-num-gpus-per-node 4", 4),
+        ("--colocate --actor-num-gpus-per-node 4 --actor-num-nodes 2", 8),
+        ("--colocate --actor-num-gpus-per-node 5 --rollout-num-gpus-per-engine 2", 4),
+        ("--colocate --actor-num-gpus-per-node 4 --rollout-num-gpus 2", 2),
+        ("--rollout-external-engine-addrs host:1 --rollout-num-gpus-per-engine 2", 1),
+    ],
+)
+def test_engines_that_nothing_counts_follow_the_devices(line: str, devices: int) -> None:
+    assert resolve(line).config.cluster.rollout_num_gpus == devices
 
 
 def test_everything_else_beats_an_embedded_default() -> None:
@@ -142,7 +180,7 @@ def test_a_missing_file_is_a_mistake() -> None:
 
 def test_a_length_that_nothing_gives_and_the_model_cannot_read_is_half_of_what_it_reads(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"prompt": "1+1", "label": "2"}')
-    argv = ["--prompt-data", str(tmp_path / "train.jsonl")]
+    argv = ["--prompt-data", str(tmp_path / "train.jsonl"), "--hf-checkpoint", str(ARITHMETIC / "model")]
     found = load(argv, check_rules=False)
     assert found.config.rollout.rollout_max_response_len == 64
     assert str(found.provenance["rollout_max_response_len"]) == "model max_position_embeddings = 128"

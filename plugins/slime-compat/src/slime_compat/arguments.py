@@ -39,6 +39,7 @@ def slime_arguments(plan: RunPlan, extra: Mapping[str, Any], **derived: Any) -> 
     values["tis_clip"] = values["tis_threshold"] = values["tis_clip"] if bound is None else bound
     for flag, name in _slime_names(values).items():
         values[flag] = values[name]
+    values["sglang_tp_size"] = values["rollout_num_gpus_per_engine"]  # an engine has no pipeline stages
     values["global_batch_size"] = plan.samples_per_step
     values["num_steps_per_rollout"] = plan.steps_per_rollout
     return SimpleNamespace(**{**values, **extra, **derived})

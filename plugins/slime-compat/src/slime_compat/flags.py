@@ -109,7 +109,7 @@ own with `--sglang-` before them: `slime run --help sglang`.
   every checkpoint holds one (`hf/`).
 - `--load` and `--save` were often one folder. A run has its own, `--output-dir`; `--load RUN` resumes it with its
   settings.
-- With `--colocate`, say how many devices generate: `--rollout-num-gpus N`, at most the learner's.
+- `--colocate` plans engines on all of the learner's devices, as slime does; `--rollout-num-gpus N` takes fewer.
 - Functions by path stay as they are ([how they are written](plugins.md#functions-named-by-path)).
 """
 

@@ -6,7 +6,7 @@ import ast
 import builtins
 import importlib.util
 import symtable
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from slime_compat.names import HELPERS, NAMES, advice_for
 from slime_core import FunctionSource
@@ -37,7 +37,7 @@ def check_names(source: FunctionSource, text: bytes) -> None:
         PluginError: with the line, and what to write.
     """
     tree = ast.parse(text)
-    found = [*_missing_imports(tree), *_undefined(tree, text, source.path)]
+    found = [*_missing_imports(tree), *_missing_attributes(tree), *_undefined(tree, text, source.path)]
     if found:
         line, wrong = min(found)
         raise PluginError(f"{source}: line {line}: {wrong}")
@@ -66,6 +66,39 @@ def _missing_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             for name in node.names:
                 yield from _missing(node.lineno, node.module, name.name)
+
+
+def _missing_attributes(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """``rm_hub.async_rm`` where ``rm_hub`` is a module of slime."""
+    modules = dict(_slime_modules(tree))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
+            continue
+        owner = _module_of(node.value, modules)
+        if owner is not None and node.attr not in NAMES[owner] and f"{owner}.{node.attr}" not in NAMES:
+            yield node.lineno, f"{node.attr} of {owner} has no counterpart here. {advice_for(owner, node.attr)}"
+
+
+def _slime_modules(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Name in the file -> the module of slime that it is bound to."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for one in node.names:
+                module = one.name if one.asname else one.name.partition(".")[0]
+                yield from [(one.asname or module, module)] if module in NAMES else []
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found = ((one.asname or one.name, f"{node.module}.{one.name}") for one in node.names)
+            yield from ((name, module) for name, module in found if module in NAMES)
+
+
+def _module_of(node: ast.expr, modules: Mapping[str, str]) -> str | None:
+    """The module of slime that an expression is: ``slime.rollout`` after ``import slime.rollout``."""
+    if isinstance(node, ast.Name):
+        return modules.get(node.id)
+    if not isinstance(node, ast.Attribute):
+        return None
+    module = f"{_module_of(node.value, modules)}.{node.attr}"
+    return module if module in NAMES else None
 
 
 def _is_for_types(node: ast.AST) -> bool:

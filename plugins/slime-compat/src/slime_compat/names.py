@@ -65,9 +65,25 @@ NAMES: Mapping[str, Mapping[str, str]] = {
 }
 """slime's module -> its name -> ``module:attribute`` of the counterpart."""
 
+_RULES = {
+    "math_utils": "math",
+    "math_dapo_utils": "dapo",
+    "deepscaler": "deepscaler",
+    "f1": "f1",
+    "gpqa": "gpqa",
+    "ifbench": "ifbench",
+}
+"""slime's module of a rule -> the reward model of slime-rewards that scores by it."""
+
+
+def _scored_by(name: str) -> str:
+    return f"score with it by name: --rm-type {name}, or rm_type = {name} in a row's metadata"
+
+
 ADVICE: Mapping[str, str] = {
     "slime.rollout.rm_hub": "name the reward model: --rm-type NAME, or rm_type in a row's metadata; several are added "
-    "up with --rm-type 'math + 0.1 f1'",
+    "up with --rm-type '0.9*math+0.1*f1'",
+    **{f"slime.rollout.rm_hub.{module}": _scored_by(name) for module, name in _RULES.items()},
     "slime.rollout.sglang_rollout": "a rollout is made by the run; a function makes responses with generate(args, "
     "sample, sampling_params), GenerateState and generate_single",
     "slime.rollout.sft_rollout": "give --advantage-estimator sft with --generate-function from_messages or from_label",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field
 
 from slime_compat.arguments import slime_arguments
+from slime_compat.names import advice_for
 from slime_core import (
     Conflicts,
     DerivedSetting,
@@ -64,6 +65,8 @@ def _not_shipped(path: str) -> str:
     name = path.replace(":", ".")
     package = name.partition(".")[0]
     instead = _SHIPPED.get(name)
+    if instead is None and name.startswith("slime.rollout.rm_hub."):
+        instead = f"Leave the flag out. {advice_for(name.rpartition('.')[0])}"
     if instead is None and package in ("slime", "slime_plugins") and find_spec(package) is None:
         instead = "Write a function of your own with the same signature, in a file or an installed package."
     if instead is not None:
@@ -97,6 +100,8 @@ class CompatOptions(PluginOptions):
 
     None: there is none.
     """
+    sglang_tp_size: Annotated[Annotated[int, Field(ge=1)] | None, Flag("--sglang-tp-size")] = None
+    """Another name of rollout_num_gpus_per_engine: the tensor parallel size of an engine. None: that setting."""
     rollout_function_path: Annotated[
         FunctionPath | None, Flag("--rollout-function-path", section=SECTION), NamesCode(), Provides("rollouts")
     ] = None
@@ -282,6 +287,8 @@ def selected(options: CompatOptions, settings: Mapping[str, JsonValue]) -> Itera
     for option, setting in STANDS_IN_FOR.items():
         if given[option]:
             yield DerivedSetting(setting, option, option=option)
+    if options.sglang_tp_size is not None:
+        yield DerivedSetting("rollout_num_gpus_per_engine", options.sglang_tp_size, option="sglang_tp_size")
     found = settings.get("sample_transforms")
     names = list(found) if isinstance(found, list) else []
     for option in TRANSFORMS:
