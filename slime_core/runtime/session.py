@@ -1,8 +1,7 @@
 """A Ray cluster for the length of a run: its own, or one that is running already.
 
-Its own cluster takes seconds to start, mostly for Ray's agents, which start one after the other; services that a run
-does not use are left out (:data:`UNUSED_SERVICES`). So start it first and load other things meanwhile. Stopping takes 1
-to 2 seconds.
+Its own cluster takes seconds to start; services that a run does not use are left out (:data:`UNUSED_SERVICES`), and
+Ray's agents start in the background. So start it first and load other things meanwhile. Stopping takes 1 to 2 seconds.
 
 A client that reaches Ray's ports can run code in its processes, so a run's own cluster listens on loopback only.
 """
@@ -15,7 +14,9 @@ import signal
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
+from itertools import cycle, islice
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
@@ -23,6 +24,7 @@ import ray
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private import ray_constants, services
 from ray._private.node import Node
+from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port  # type: ignore[attr-defined]
 
 from slime_core.errors import PlacementError
 from slime_core.plugins.boundary import boundary
@@ -37,6 +39,13 @@ UNUSED_SERVICES = ("start_monitor", "start_api_server", "start_log_monitor")
 """Services that ray 2.60 starts on every head node (_private/node.py:1655, :1666 and :1766), without a public switch:
 an autoscaler of a cluster that does not grow, a dashboard without pages, for which ``ray.init`` waits, and a reader of
 the workers' logs for a driver that does not show them. Three processes that take 2 to 3 s of CPU."""
+
+AGENT_PORTS = range(20_000, 30_000)
+"""Below the ports that Linux gives to any connection (32768 on), above those that `ray start` gives to workers."""
+
+AGENT_START_LIMIT_MS = "300000"
+"""How long an actor waits for the agent that sets up its environment; Ray's own default, 30 s, is short for a cold or
+busy machine."""
 
 LEFTOVER_GRACE_S = 5.0
 BUSY = (
@@ -120,7 +129,7 @@ class Session:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # Ray starts workers at niceness 15, so that any other load of the machine would starve the run.
         os.environ.setdefault("RAY_worker_niceness", "0")
-        with _on_loopback(), _without_unused_services(), _in_own_process_groups():
+        with _on_loopback(), _without_unused_services(), _in_own_process_groups(), agents_in_background():
             self._init(
                 address="local",
                 num_cpus=self.num_cpus,
@@ -190,6 +199,47 @@ def _without_unused_services() -> Iterator[None]:
     finally:
         for name, method in before.items():
             setattr(Node, name, method)
+
+
+@contextmanager
+def agents_in_background() -> Iterator[None]:
+    """Nodes that start inside the block do not wait for their agents.
+
+    ray 2.60: a raylet waits for each of its two agents to write the ports that it listens at, 15 s a port without an
+    option, and then aborts; on a busy or cold machine the imports of an agent take longer. It does not wait where ports
+    are given.
+    """
+    before = Node.start_raylet
+
+    def start_raylet(node: Any, *args: Any, **options: Any) -> None:
+        params = node._ray_params
+        for name in ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port"):
+            setattr(params, name, _free_agent_port())
+        # No flag has this one. -1 is what an agent without HTTP writes; the agent replaces it by its port.
+        persist_port(node._session_dir, node._node_id, DASHBOARD_AGENT_LISTEN_PORT_NAME, -1)
+        before(node, *args, **options)
+
+    os.environ.setdefault("RAY_agent_register_timeout_ms", AGENT_START_LIMIT_MS)
+    Node.start_raylet = start_raylet  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        Node.start_raylet = before  # type: ignore[method-assign]
+
+
+@cache
+def _agent_ports() -> Iterator[int]:
+    # Processes begin at different ports: an agent listens seconds after its port was chosen.
+    start = os.getpid() * 50 % len(AGENT_PORTS)
+    return cycle([*AGENT_PORTS[start:], *AGENT_PORTS[:start]])
+
+
+def _free_agent_port() -> int:
+    for port in islice(_agent_ports(), len(AGENT_PORTS)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise PlacementError(f"Ray's agents need free ports in {AGENT_PORTS[0]} to {AGENT_PORTS[-1]}; all are in use.")
 
 
 class _OwnGroupPopen(services.ConsolePopen):

@@ -16,11 +16,14 @@ from tests.e2e.conftest import LIMIT_S, Finished, command
 NODES = """
 import sys
 from ray.cluster_utils import Cluster
+from slime_core.runtime.session import agents_in_background
 
 # On loopback, under an address that Ray does not replace with the machine's outer one, as it does 127.0.0.1.
 cluster = Cluster()
-for path in sys.argv[1:]:
-    cluster.add_node(node_ip_address="127.0.0.2", num_cpus=1, env_vars={"PYTHONPATH": path}, include_dashboard=False)
+with agents_in_background():
+    for path in sys.argv[1:]:
+        environment = {"PYTHONPATH": path}
+        cluster.add_node(node_ip_address="127.0.0.2", num_cpus=1, env_vars=environment, include_dashboard=False)
 print(cluster.address, flush=True)
 sys.stdin.read()
 cluster.shutdown()

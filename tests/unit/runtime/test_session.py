@@ -9,12 +9,15 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 from ray._private import services
 from ray._private.node import Node
+from ray._private.parameter import RayParams
 
 from slime_core.errors import PlacementError
 from slime_core.runtime import session
@@ -59,6 +62,35 @@ def test_only_its_own_cluster_leaves_out_services_without_clients(
     with Session(address, namespace="n"):
         assert sum(one is not method for one, method in zip(seen, methods, strict=True)) == left_out
     assert [vars(Node)[name] for name in session.UNUSED_SERVICES] == methods
+
+
+def test_nodes_of_its_own_cluster_do_not_wait_for_ports_of_agents(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[RayParams] = []
+
+    def start_raylet(node: Any) -> None:
+        started.append(node._ray_params)
+
+    def init(**_: object) -> None:
+        for _ in range(2):
+            node = SimpleNamespace(_ray_params=RayParams(), _session_dir=str(tmp_path), _node_id="ab" * 28)
+            Node.start_raylet(node)
+            assert (tmp_path / f"dashboard_agent_listen_port_{node._node_id}").read_text() == "-1"
+
+    monkeypatch.setattr(Node, "start_raylet", start_raylet)
+    monkeypatch.setattr(ray, "init", init)
+    with socket.create_server(("", 0)) as taken:
+        ports = range(taken.getsockname()[1] - 20, taken.getsockname()[1] + 20)
+        monkeypatch.setattr(session, "AGENT_PORTS", ports)
+        session._agent_ports.cache_clear()
+        with Session("local", namespace="n"):
+            assert Node.start_raylet is start_raylet
+        session._agent_ports.cache_clear()
+        given = [port for one in started for port in (one.metrics_agent_port, one.metrics_export_port)]
+        given += [one.runtime_env_agent_port for one in started]
+        assert len(set(given)) == 6
+        assert set(given) <= set(ports) - {taken.getsockname()[1]}
 
 
 def test_its_own_cluster_is_in_process_groups_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
