@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,10 +52,10 @@ def architecture_of(folder: Path | None) -> str | None:
         folder: None: the embedded model's.
     """
     from slime_core.config.embedded import ARITHMETIC
+    from slime_core.untrusted import read_object
 
     try:
-        described = json.loads(((folder or ARITHMETIC / "model") / "config.json").read_text(encoding="utf-8"))
-        return str(described["architectures"][0])
+        return str(read_object((folder or ARITHMETIC / "model") / "config.json")["architectures"][0])
     except (OSError, ValueError, LookupError, TypeError):
         return None
 

@@ -6,6 +6,7 @@ Commands are imported when they are asked for, so that ``slime --help`` needs no
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -78,6 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (head, less) has left; without this, the interpreter complains again when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as problem:
+        if problem.errno != errno.ENAMETOOLONG:
+            raise
+        print(f"slime: {str(problem.filename)[:60]!r}...: no path is that long; give a shorter one", file=sys.stderr)
+        return UserError.exit_code
 
 
 def activate_named(peek: Peek) -> ActivePlugins:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.schema import RunConfig
+from slime_core.untrusted import read_object
 
 __all__ = ["EXPERTS", "context_length", "described", "differences", "routes_shape", "start_weights", "whole_number"]
 
@@ -22,6 +22,9 @@ NOT_THE_MODEL = frozenset(
 """What two config.json may differ in and still describe one model: how it was trained and saved, how far it reads, and
 windows, which count only where the layers' types say so."""
 
+LARGEST = 2**31 - 1
+"""The largest size of a model's part; what is more is no size, and nothing is built from it."""
+
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """What config.json calls the number of experts: Qwen, Mixtral, DeepSeek."""
 
@@ -29,10 +32,9 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 def described(folder: Path) -> dict[str, Any] | None:
     """The object in ``config.json``; None: there is none that can be read."""
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return read_object(folder / "config.json")
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
 
 
 def start_weights(config: RunConfig) -> Path:
@@ -54,7 +56,7 @@ def whole_number(folder: Path, *names: str) -> int | None:
     """The first of ``names`` that ``config.json`` gives a positive whole number; None: it gives none."""
     found = described(folder) or {}
     numbers = (found.get(name) for name in names)
-    return next((number for number in numbers if isinstance(number, int) and number > 0), None)
+    return next((number for number in numbers if isinstance(number, int) and 0 < number <= LARGEST), None)
 
 
 def routes_shape(folder: Path) -> tuple[int, int] | None:

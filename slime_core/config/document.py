@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from slime_core.config.engine_flags import ENGINES, Refusal, engine_settings, fi
 from slime_core.config.mistakes import Mistake, nearest
 from slime_core.config.settings import Setting
 from slime_core.errors import ConfigError
+from slime_core.untrusted import MOST_TOML, parse_toml, read_text
 
 __all__ = ["Document", "read_document"]
 
@@ -110,14 +110,16 @@ def read_document(path: Path) -> Document:
         ConfigError: the file cannot be read, or is not TOML; with the line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, limit=MOST_TOML)
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}; accepted: the path of a TOML file") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"--config {path}: byte {error.start} is not UTF-8; TOML files are") from None
+    except ValueError as error:
+        raise ConfigError(f"--config {path}: {error}; accepted: a TOML file") from None
     try:
-        return Document(path, tomllib.loads(text), _lines(text))
-    except tomllib.TOMLDecodeError as error:
+        return Document(path, parse_toml(text), _lines(text))
+    except ValueError as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
 
 

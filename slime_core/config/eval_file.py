@@ -13,7 +13,6 @@ TOML, any other as YAML. Paths are relative to the folder of the file.
 from __future__ import annotations
 
 import os
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,14 @@ from pydantic_core import PydanticCustomError
 from slime_core.config.measuring import EvalDataset, dataset_of
 from slime_core.config.mistakes import nearest
 from slime_core.config.settings import Unacceptable
+from slime_core.untrusted import MOST_TOML, parse_toml, read_text
 
 __all__ = ["read_eval_config"]
 
 TABLES = ("defaults", "datasets")
+MOST_NODES = 100_000
+"""Values of a file of evaluation sets."""
+
 OF_ONE = ("name", "path")
 """Keys that no default can give."""
 
@@ -59,8 +62,8 @@ def read_eval_config(path: Path) -> tuple[EvalDataset, ...]:
 
 def _content(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
-        found = tomllib.loads(text) if path.suffix == ".toml" else _yaml(text)
+        text = read_text(path, limit=MOST_TOML)
+        found = parse_toml(text) if path.suffix == ".toml" else _yaml(text)
     except OSError as error:
         raise Unacceptable(f"{error.strerror}; accepted: the path of a YAML or TOML file") from None
     except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are
@@ -74,7 +77,10 @@ def _yaml(text: str) -> Any:
     import yaml
 
     try:
-        _refuse_twice(yaml.compose(text, yaml.SafeLoader), set())
+        node = yaml.compose(text, yaml.SafeLoader)
+        _refuse_twice(node, set())
+        if _written_out(node, {}) > MOST_NODES:
+            raise ValueError(f"its aliases stand for more than {MOST_NODES:,} values")
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"not YAML: {' '.join(str(error).split())}") from None
@@ -92,6 +98,17 @@ def _refuse_twice(node: Any, seen: set[int]) -> None:
         raise ValueError(f"{twice} stands in one table twice; give each name once")
     for _, value in pairs:
         _refuse_twice(value, seen)
+
+
+def _written_out(node: Any, known: dict[int, int]) -> int:
+    """How many values and keys there are where every alias is written out."""
+    if node is None or isinstance(node.value, str):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = 0  # a table that holds itself has no end; YAML's reader makes it one object
+        inner = [part for one in node.value for part in (one if isinstance(one, tuple) else (one,))]
+        known[id(node)] = 1 + sum(_written_out(part, known) for part in inner)
+    return known[id(node)]
 
 
 def _misplaced(content: dict[str, Any]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +24,7 @@ from slime_core.config.section import (
     rejected,
 )
 from slime_core.config.serving import EngineGroup
+from slime_core.untrusted import parse_toml
 
 __all__ = ["EvalConfig", "EvalDataset", "dataset_of"]
 
@@ -131,8 +131,8 @@ def dataset_of(table: object) -> EvalDataset:
 
 def _parsed(text: str) -> object:
     try:
-        return tomllib.loads(f"it = {{ {text.strip().removeprefix('{').removesuffix('}')} }}")["it"]
-    except tomllib.TOMLDecodeError as error:
+        return parse_toml(f"it = {{ {text.strip().removeprefix('{').removesuffix('}')} }}")["it"]
+    except ValueError as error:
         raise rejected(f"{text!r} is no TOML table ({error}); accepted: name = 'aime', path = 'aime.jsonl'") from None
 
 

@@ -17,12 +17,22 @@ from slime_core.config.section import Count, CountOrZero, Name, Positive, Sectio
 __all__ = ["CheckpointConfig", "ClusterConfig", "DebugConfig", "JobConfig", "ModelConfig", "WatchConfig"]
 
 
+def _folder_name(name: str) -> str:
+    if len(name.encode()) > 200 or not re.fullmatch(r"[\w][\w .+=,@-]*", name):
+        shown = name if len(name) <= 60 else f"{name[:60]}..."
+        raise rejected(
+            f"found {shown!r}; accepted: the name of a folder, of letters, digits, spaces and . _ + = , @ -, at most "
+            "200 bytes; where the folder is, --output-dir says"
+        )
+    return name
+
+
 class JobConfig(Section):
     """The run itself."""
 
     output_dir: Path | None = None
     """Folder for metrics, config and checkpoints. None: outputs/JOB-TIME in the working directory."""
-    job_name: Name = "run"
+    job_name: Annotated[Name, AfterValidator(_folder_name)] = "run"
     """Name of the run in its folder and its records."""
     seed: CountOrZero = 1234
     """Seed of initialisation, data order and sampling."""

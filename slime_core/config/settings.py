@@ -43,6 +43,16 @@ _NO_NAMES = {
 """What stands in help for text that names no component, field or file."""
 
 
+LARGEST = 2**53
+"""Of a whole number: beyond it JSON's readers disagree, and there is no such count, size or seed."""
+
+MOST_OF_NAME, MOST_OF_PATH = 255, 4000
+"""Bytes of a file's name, as file systems have it, and of a path: Linux has 4096, and names of files come behind it."""
+
+SHOWN = 60
+"""Characters of such a value that a message shows."""
+
+
 class Unacceptable(ValueError):
     """A value is not one that the setting accepts; the message says what is."""
 
@@ -188,7 +198,7 @@ class Setting:
         except TypeError:  # dates and times, which no setting takes
             raise Unacceptable(f"found {value}; {self._accepted()}") from None
         try:
-            return self._placed(_adapter(self).validate_json(as_json, strict=True), base)
+            return self._bounded(self._placed(_adapter(self).validate_json(as_json, strict=True), base))
         except ValidationError as error:
             raise self._unacceptable(json.dumps(value, ensure_ascii=False), error) from None
 
@@ -215,7 +225,7 @@ class Setting:
 
     def _read(self, value: object, *, found: str) -> Any:
         try:
-            return self._placed(_adapter(self).validate_python(value), Path())
+            return self._bounded(self._placed(_adapter(self).validate_python(value), Path()))
         except ValidationError as error:
             raise self._unacceptable(found, error) from None
 
@@ -223,6 +233,15 @@ class Setting:
         if self.key == _PLUGINS:
             return tuple(str(_absolute(Path(name), base)) if name.endswith(".py") else name for name in value)
         return _anchored(value, base)
+
+    def _bounded(self, value: Any) -> Any:
+        """``value`` where every number and path in it has a size that something can be built from."""
+        for one in _parts(value):
+            if isinstance(one, int) and abs(one) > LARGEST:
+                raise Unacceptable(f"found a number of more than 15 digits; accepted: at most {LARGEST}")
+            if isinstance(one, Path) and (why := _impossible(one)):
+                raise Unacceptable(f"found {str(one)[:SHOWN]!r}..., {why}")
+        return value
 
     def _unacceptable(self, found: str, error: ValidationError) -> Unacceptable:
         # What a validator of a plugin says stands in its ValueError.
@@ -279,6 +298,31 @@ def _anchored(value: Any, base: Path) -> Any:
     if isinstance(value, BaseModel):
         return value.model_copy(update={name: _anchored(entry, base) for name, entry in value})
     return tuple(_anchored(entry, base) for entry in value) if isinstance(value, tuple) else value
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """``value``, or what stands in it."""
+    if isinstance(value, BaseModel):
+        value = tuple(entry for _, entry in value)
+    if isinstance(value, tuple):
+        for entry in value:
+            yield from _parts(entry)
+    else:
+        yield value
+
+
+def _impossible(path: Path) -> str:
+    """Why no file system takes it; empty: it may be one."""
+    try:
+        sizes = [len(os.fsencode(part)) for part in path.parts]
+    except UnicodeEncodeError:
+        return "with half a character; accepted: whole characters"
+    if "\0" in str(path):
+        return "with a NUL byte; accepted: a path without"
+    if max(sizes, default=0) > MOST_OF_NAME:
+        return f"in which a name has {max(sizes)} bytes; accepted: at most {MOST_OF_NAME}"
+    whole = sum(sizes) + len(sizes)
+    return f"of {whole} bytes; accepted: a path of at most {MOST_OF_PATH}" if whole > MOST_OF_PATH else ""
 
 
 def _names_paths(annotation: Any) -> bool:

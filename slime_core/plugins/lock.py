@@ -7,7 +7,6 @@ path from the lock's folder, so that a lock and the files around it can be moved
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from slime_core.plugins.manifest import (
     entry_of,
     table,
 )
+from slime_core.untrusted import parse_toml, read_text
 
 __all__ = ["LOCK_FILE", "Lock", "read_lock"]
 
@@ -138,7 +138,7 @@ def read_lock(path: Path) -> Lock:
         PluginError: there is no such file, or it is no lock.
     """
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        found = parse_toml(read_text(path))
         if found["version"] != FORMAT:
             raise ValueError(f"its version is {found['version']!r}, and this slime reads {FORMAT}")
         return Lock(path, _entries(found["plugin"]), _entries(found.get("function", [])))

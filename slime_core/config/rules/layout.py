@@ -17,6 +17,9 @@ __all__ = ["ENGINE_LAYOUT", "LEARNER_LAYOUT", "RUN_LAYOUT"]
 
 KEY_VALUE_HEADS = "num_key_value_heads"
 
+MOST_PROCESSES = 65_536
+"""Of a run; more than any cluster has."""
+
 SOME_ARE_DENSE = ("mlp_only_layers", "first_k_dense_replace")
 """With these, layers of a mixture have no experts; so they have with a ``decoder_sparse_step`` above 1."""
 
@@ -37,6 +40,18 @@ def _copies_fill_the_ranks(config: RunConfig) -> Iterator[str]:
 def _heads_and_vocabulary_divide(config: RunConfig) -> Iterator[str]:
     size = config.parallel.tensor_model_parallel_size
     yield from _uneven(config, "tensor_model_parallel_size", size, "num_attention_heads", "vocab_size")
+
+
+def _processes_can_be_counted(config: RunConfig) -> Iterator[str]:
+    """Before a list is made that has an entry for each."""
+    groups = (*config.engine_groups, *config.beside_groups)
+    total = config.num_started_ranks + config.num_critic_ranks + sum(group.num_gpus for group in groups)
+    if total > MOST_PROCESSES:
+        yield (
+            f"{total:,} processes or devices, of learner, critic and engines together; accepted: at most "
+            f"{MOST_PROCESSES:,}. Lower actor_num_nodes, actor_num_gpus_per_node, critic_num_gpus, rollout_num_gpus, "
+            "eval_num_gpus or num_gpus of an engine group or model"
+        )
 
 
 def _engine_heads_divide(config: RunConfig) -> Iterator[str]:
@@ -172,6 +187,6 @@ LEARNER_LAYOUT: tuple[Rule, ...] = (
     _experts_lie_in_the_replicas,
 )
 
-ENGINE_LAYOUT: tuple[Rule, ...] = (_engine_heads_divide,)
+ENGINE_LAYOUT: tuple[Rule, ...] = (_processes_can_be_counted, _engine_heads_divide)
 
 RUN_LAYOUT: tuple[Rule, ...] = (*LEARNER_LAYOUT, _colocated_engines_have_devices)

@@ -1,0 +1,125 @@
+"""Reads files and texts that others wrote: every size is bounded before anything is built from it.
+
+What is wrong comes out as an OSError or a ValueError whose message says it; whoever reads adds the name of the setting.
+A FIFO, a device or a folder is an OSError, so that nothing waits for a writer.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any, BinaryIO
+
+__all__ = [
+    "MOST_JSON",
+    "MOST_TOML",
+    "as_object",
+    "open_regular",
+    "parse_json",
+    "parse_toml",
+    "read_object",
+    "read_text",
+]
+
+MOST_TOML = 2**20
+"""Bytes of a file of settings; tomllib reads 1 MiB in about a second."""
+
+MOST_JSON = 64 * 2**20
+"""Bytes of a JSON file that describes something: a model's index has about 10 MiB at most."""
+
+MOST_PARTS = 32
+"""Parts of a dotted key; tomllib takes quadratic time and memory for them."""
+
+_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
+_DOTTED = re.compile(rf"(?<![\w-]){_PART}(?:\.[ \t]*+{_PART}){{{MOST_PARTS}}}")
+
+_HUGE = re.compile(r"0[xob][0-9A-Fa-f_]{400}")
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """``path``, opened for reading.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    # A FIFO without a writer is opened at once with O_NONBLOCK, which means nothing for regular files.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "It is no regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_text(path: Path, *, limit: int = MOST_JSON) -> str:
+    """The UTF-8 text of a file.
+
+    Arguments:
+        limit: bytes that it may have.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+        ValueError: it is longer than ``limit``, or not UTF-8.
+    """
+    with open_regular(path) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"it has more than the {limit:,} bytes that are read")
+    return content.decode("utf-8")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What a JSON text says.
+
+    Raises:
+        ValueError: it is not JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def as_object(value: object) -> dict[str, Any]:
+    """``value`` where it is an object.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"it holds {_kind(value)} where an object is expected")
+    return value
+
+
+def read_object(path: Path, *, limit: int = MOST_JSON) -> dict[str, Any]:
+    """The object in a JSON file; raises as :func:`read_text`, :func:`parse_json` and :func:`as_object`."""
+    return as_object(parse_json(read_text(path, limit=limit)))
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """What a TOML text says.
+
+    Raises:
+        ValueError: it is not TOML, nested too deeply, or has keys of too many parts.
+    """
+    if found := _DOTTED.search(text):
+        raise ValueError(f"a key of more than {MOST_PARTS} parts (at line {_line(text, found)})")
+    if found := _HUGE.search(text):  # decimal ones Python refuses itself
+        raise ValueError(f"a number of too many digits (at line {_line(text, found)})")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _line(text: str, found: re.Match[str]) -> int:
+    return text.count("\n", 0, found.start()) + 1
+
+
+def _kind(value: object) -> str:
+    names = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,105 @@
+"""Sizes are bounded before anything is built from them: one clear error, at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slime_core.cli.main import main
+from slime_core.config.load import load
+from slime_core.config.settings import core_settings
+from slime_core.errors import ConfigError
+
+PATHS = [setting for setting in core_settings().values() if setting.placeholder == "PATH"]
+COUNTS = ["rollout-num-gpus", "eval-num-gpus", "actor-num-nodes", "actor-num-gpus-per-node", "critic-num-gpus"]
+
+
+def refusal(argv: list[str]) -> str:
+    started = time.process_time()
+    with pytest.raises(ConfigError) as caught:
+        load(["--advantage-estimator", "toy", *argv])
+    assert time.process_time() - started < 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_more_processes_than_any_cluster_has_are_refused_at_once(count: str) -> None:
+    assert "processes or devices, of learner, critic and engines together; accepted: at most 65,536. Lower" in refusal(
+        [f"--{count}", "1000000000"]
+    )
+
+
+def test_devices_of_groups_and_models_count_too() -> None:
+    group = '{"num_gpus": 1000000000}'
+    assert "1,000,000,001 processes or devices" in refusal(
+        ["--engine-groups", group, "--rollout-num-gpus", "1000000000"]
+    )
+    model = '{"name": "judge", "model_path": "/nowhere", "num_gpus": 1000000000}'
+    assert "1,000,000,002 processes or devices" in refusal(["--engine-models", model])
+
+
+@pytest.mark.parametrize("digits", [17, 4000, 4400])
+def test_a_number_that_is_no_size_is_refused(digits: int) -> None:
+    assert "accepted: " in refusal(["--seed", "9" * digits])
+
+
+TOML: dict[str, Callable[[], str]] = {
+    "it is nested too deeply": lambda: "[run]\nseed = " + 5000 * "[" + 5000 * "]",
+    "Exceeds the limit (4300 digits)": lambda: "[run]\nseed = " + "9" * 4400,
+    "a number of too many digits (at line 2)": lambda: "[run]\nseed = 0x" + "f" * 4400,
+    "a key of more than 32 parts (at line 3)": lambda: "[run]\nseed = 1\n" + ".".join(["a"] * 20_000) + " = 1",
+    "a key of more than 32 parts (at line 1)": lambda: "[" + " . ".join(['"a b"', "b", "'c'"] * 7000) + "]",
+    "it has more than the 1,048,576 bytes that are read": lambda: "#" * 2**21,
+}
+
+
+@pytest.mark.parametrize("said", TOML)
+def test_a_settings_file_without_bounds_is_refused_at_once(said: str, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(TOML[said]())
+    assert said in refusal(["--config", str(tmp_path / "run.toml")])
+
+
+def test_names_with_dots_in_texts_are_no_keys(tmp_path: Path) -> None:
+    names = ", ".join('"model.layers.0.mlp"' for _ in range(100))
+    (tmp_path / "run.toml").write_text(f"[optimizer]\nfreeze_params_name_list = [{names}]\n")
+    load(["--config", str(tmp_path / "run.toml")], check_rules=False)
+
+
+def test_aliases_of_yaml_are_counted_before_they_are_written_out(tmp_path: Path) -> None:
+    rows = ["defaults: &a0 {x: 1}", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9))]
+    (tmp_path / "sets.yaml").write_text("\n".join(rows))
+    assert "its aliases stand for more than 100,000 values" in refusal(["--eval-config", str(tmp_path / "sets.yaml")])
+
+
+@pytest.mark.parametrize("setting", PATHS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("path", ["x" * 5000, "x/" * 2500])
+def test_no_path_of_5000_characters_reaches_the_file_system(setting: object, path: str) -> None:
+    assert "accepted: " in refusal([setting.flag, path])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "../../x", "a/b", "..", ".hidden", "a\nb", "a\0b"])
+def test_a_job_name_is_the_name_of_a_folder(name: str) -> None:
+    assert "accepted: the name of a folder, of letters, digits, spaces and . _ + = , @ -" in refusal(
+        ["--job-name", name]
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval"],
+        ["ledger"],
+        ["check"],
+        ["run", "--config"],
+        ["run", "--load"],
+        ["run", "--plugin", "grpo", "--custom-rm-path"],
+        ["plugins", "lock", "--run"],
+        ["plugins", "verify", "--lock-file"],
+    ],
+)
+def test_no_command_fails_on_a_path_of_5000_characters(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "x" * 5000 + ".py"]) == 2
+    assert "slime: " in capsys.readouterr().err
