@@ -19,8 +19,7 @@ import numpy as np
 
 from slime_core.builtin.arithmetic.recipe import WarmUp, model_files, warm_up_batches
 from slime_core.builtin.arithmetic.task import tokenizer_files, write_files
-from slime_core.config.embedded import ARITHMETIC
-from slime_core.config.schema import OptimizerConfig, RunConfig
+from slime_core.config.schema import ARITHMETIC, OptimizerConfig, RunConfig
 from slime_core.learner.rank import Learner, LearnerSettings
 from slime_core.plugins.activation import activate
 from slime_core.prompts.chat import PromptEncoder

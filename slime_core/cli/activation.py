@@ -51,7 +51,7 @@ def architecture_of(folder: Path | None) -> str | None:
     Arguments:
         folder: None: the embedded model's.
     """
-    from slime_core.config.embedded import ARITHMETIC
+    from slime_core.config.schema import ARITHMETIC
     from slime_core.untrusted import read_object
 
     try:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from slime_core.config.choices import NamedCode
-from slime_core.config.flags import read_command_line
 from slime_core.config.settings import core_settings
+from slime_core.config.sources import read_command_line
 from slime_core.errors import PluginError
 from slime_core.plugins.discovery import Source
 from slime_core.plugins.manifest import SHOWN, Manifest, ManifestEntry

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from slime_core.config.described import start_weights
+from slime_core.config.model_config import start_weights
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, WeightSyncError
 from slime_core.weights.specs import expected_specs, require_complete_files

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.cli.activation import architecture_of
 from slime_core.cli.needs import GIB, KIB, MIB, Needs
-from slime_core.config.described import context_length, described, start_weights, whole_number
-from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.eval_sets import EvalSet, eval_sets
 from slime_core.config.mistakes import Mistake, report
-from slime_core.config.schema import RunConfig
+from slime_core.config.model_config import context_length, described, start_weights, whole_number
+from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.plugins.component import DataTraits, GenerateTraits, Kind
 from slime_core.plugins.construction import PromptFormats, refusals, run_view, screened
 from slime_core.plugins.selection import has_critic

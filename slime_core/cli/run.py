@@ -20,9 +20,9 @@ from slime_core.cli.preflight import preflight
 from slime_core.cli.progress import LiveProgress, PlainProgress, Progress, SilentProgress, summary
 from slime_core.cli.traces import no_trace_if_refused, standing, writing
 from slime_core.config.explain import to_toml
-from slime_core.config.flags import read_command_line
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import core_settings
+from slime_core.config.sources import read_command_line
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import construct, prepare_options, run_view

@@ -3,32 +3,29 @@
 What there is:
 
     section     what every section is; numbers and texts within bounds
-    options     what the annotation of a setting may say besides
-    running, sampling, measuring, serving, learning    the sections of a subject
-    megatron_flags, sglang    what a run says to the engines under their own names
-    schema      all sections as one ``RunConfig``, and what follows from several of them
-    reward_sum, prompt_paths, secrets    what is written in the place of a reward, of a prompt file, of a secret
+    options     what the annotation of a setting may say besides its type
+    sampling, serving, learning    the sections of a subject
+    engine_sections    the flags of Megatron and SGLang, under their own names
+    schema      all sections as one ``RunConfig``, and what follows from several of them; the built-in demo's defaults
+    prompt_paths, secrets    what is written in the place of a prompt file, of a secret
     eval_sets   every evaluation set with all that decides it
-    choices     the components and prompt formats that settings name
-    model_urls  the address of an auxiliary model
-    embedded    what the run of the embedded model differs in
+    choices     the components and prompt formats that settings name; sums of rewards
 
 How it is read:
 
-    settings    one value, from a flag or from TOML
-    wording     what a setting accepts, in words
-    flags, document, eval_file    a command line, a TOML file, and evaluation sets in slime's form
+    settings    one value, from a flag or from TOML; what a setting accepts, in words
+    sources     a command line, a TOML file, and evaluation sets in slime's form
     load        lays them over each other
-    conditions  what settings need and exclude, from their annotations
-    check, rules    arithmetic on several settings, and whether files are there
+    check       what settings need and exclude, from their annotations; calls the rules
+    rules       arithmetic on several settings, and whether files are there
     mistakes    every mistake is collected; all are reported at once
     explain     settings for people: as a file, as help
 
 What it is compared with:
 
     tables, readers    the names that the installed Megatron and SGLang know
-    engine_flags, model_args    what a name means that is no setting of the core
-    described, flops    what a model's ``config.json`` says
+    engine_flags    what a name means that is no setting of the core
+    model_config    what a model's ``config.json`` says
 
 The rule between them: nothing here is heavier than pydantic, so every mistake is found before anything starts.
 """

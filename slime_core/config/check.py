@@ -1,16 +1,19 @@
 """The rules between settings, and whether the files they name are there; quick, and without anything heavy imported.
 
 Each rule is a function that yields what is wrong.
+
+The conditions of settings (``Needs``, ``Conflicts``) come first: a message is made from the annotation alone: what was
+given, what it needs or excludes, the reason where the annotation has one, and the next step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from slime_core.config.conditions import unmet
 from slime_core.config.engine_flags import ENGINES, engine_settings
 from slime_core.config.mistakes import Mistake
+from slime_core.config.options import Conflicts, Needs, Provides
 from slime_core.config.rules import Rule
 from slime_core.config.rules.engines import SERVING, SERVING_OF_EVAL, SERVING_OF_RUN
 from slime_core.config.rules.evaluation import EVALUATION
@@ -19,12 +22,151 @@ from slime_core.config.rules.layout import ENGINE_LAYOUT, RUN_LAYOUT
 from slime_core.config.rules.lengths import LENGTHS, LENGTHS_OF_EVAL, LENGTHS_OF_RUN
 from slime_core.config.rules.models import MODELS
 from slime_core.config.rules.steps import STEPS, waits_warn_first
-from slime_core.config.running import DebugConfig
-from slime_core.config.schema import RunConfig
+from slime_core.config.schema import DebugConfig, RunConfig
 from slime_core.config.section import EngineSection
-from slime_core.config.settings import Setting, core_settings, core_values
+from slime_core.config.settings import Setting, as_words, core_settings, core_values
+from slime_core.errors import PluginError
+from slime_core.types import JsonValue
 
-__all__ = ["mistakes"]
+__all__ = ["called", "mistakes", "stated", "unmet"]
+
+
+Pair = tuple[Setting, Any]
+
+
+def unmet(
+    values: Mapping[str, Pair], *, sections: Collection[str] | None = None, broken: Collection[str] = ()
+) -> Iterator[str]:
+    """A message for every condition that does not hold.
+
+    Arguments:
+        values: setting key -> (setting, value), of the core, of the active plugins, and what is given of the engines'.
+        sections: whose conditions to look at; None: of all.
+        broken: keys of settings whose value is not what the user meant; conditions on them are left alone.
+
+    Raises:
+        PluginError: a plugin's setting names one that does not exist.
+    """
+    by_flag = {pair[0].flag: pair for pair in values.values()}
+    provided = {
+        part
+        for setting, value in values.values()
+        for entry in (setting.info.metadata if value != setting.default else ())
+        for part in (entry.parts if isinstance(entry, Provides) else ())
+    }
+    for setting, value in values.values():
+        if value == setting.default or setting.key in broken or (sections and setting.section not in sections):
+            continue
+        for condition in setting.info.metadata:
+            if not isinstance(condition, Needs | Conflicts) or condition.part in provided:
+                continue
+            if condition.when in (None, value):
+                names = (*condition.settings, *(name for name, _ in condition.unless))
+                found = {name: _find(setting, name, values, by_flag) for name in names}
+                if not any(pair and pair[0].key in broken for pair in found.values()):
+                    yield from _judged((setting, value), condition, found)
+
+
+def _find(setting: Setting, name: str, values: Mapping[str, Pair], by_flag: Mapping[str, Pair]) -> Pair | None:
+    """The setting of that name, of the same plugin or with a flag of its own.
+
+    None: the core names a setting of a plugin that is not active, so nothing can have set it.
+    """
+    own = values.get(f"{setting.section}.{name}") if setting.of_plugin else None
+    found = own or by_flag.get(f"--{name.replace('_', '-')}")
+    if found is None and setting.owner == "engine":
+        other = engine_settings(setting.section)[name]
+        return other, other.default
+    if found is None and setting.of_plugin:
+        raise PluginError(f"setting {setting.key}: its condition names {name}, and there is no such setting.")
+    return found
+
+
+def stated(setting: Setting) -> Iterator[tuple[str, str]]:
+    """The conditions of a setting in words: ``("needs", "use_kl_loss or kl_coef")``, ``("excludes", "colocate")``."""
+    for condition in setting.info.metadata:
+        if isinstance(condition, Needs | Conflicts):
+            is_need = isinstance(condition, Needs)
+            names = (" or " if is_need else ", ").join(condition.settings)
+            equals = "" if condition.equals is None else f" = {as_words(condition.equals)}"
+            when = "" if condition.when is None else f" where it is {as_words(condition.when)}"
+            unless = " or ".join(
+                name if value is None else f"{name} = {as_words(value)}" for name, value in condition.unless
+            )
+            lifted = f" unless {unless}" if unless else ""
+            yield "needs" if is_need else "excludes", f"{names}{equals}{when}{lifted}"
+
+
+def called(setting: Setting) -> str:
+    """How messages name it: as its flag does, without dashes."""
+    return setting.flag.removeprefix("--").replace("-", "_")
+
+
+def _judged(given: Pair, condition: Needs | Conflicts, found: Mapping[str, Pair | None]) -> Iterator[str]:
+    lifting = [(pair, value) for name, value in condition.unless if (pair := found[name]) is not None]
+    if any(_counts(pair, value) for pair, value in lifting):
+        return
+    others = [pair for name in condition.settings if (pair := found[name]) is not None]
+    counting = [pair for pair in others if _counts(pair, condition.equals)]
+    if isinstance(condition, Conflicts) and counting:
+        yield _exclusive(given, counting, lifting, condition)
+    elif isinstance(condition, Needs) and not counting:
+        yield _missing(given, others, condition)
+
+
+def _counts(pair: Pair, equals: object) -> bool:
+    setting, value = pair
+    return bool(value != setting.default if equals is None else value == equals)
+
+
+def _exclusive(given: Pair, others: list[Pair], lifting: list[tuple[Pair, JsonValue]], condition: Conflicts) -> str:
+    outs = " or ".join(map(_flag, [given, *others])) if len(others) == 1 else f"{_flag(given)}, or the others,"
+    steps = [one.flag if value is None else f"{one.flag} {as_words(value)}" for (one, _), value in lifting]
+    unless = f", or add {' or '.join(steps)}" if steps else ""
+    return (
+        f"{_shown(given)} and {' and '.join(map(_shown, others))} exclude each other{_reason(condition)}. Leave {outs} "
+        f"out{unless}"
+    )
+
+
+def _missing(given: Pair, others: list[Pair], condition: Needs) -> str:
+    """Several settings, of which one is enough, are named without their values, which are their defaults."""
+    out = f"or leave {_flag(given)} out"
+    first = others[0][0] if others else None
+    if first is None:
+        return f"{_shown(given)} needs {' or '.join(condition.settings)}{_reason(condition)}. Leave {_flag(given)} out"
+    if condition.equals is not None:
+        wanted, found = as_words(condition.equals), as_words(others[0][1] if first.owner != "engine" else None)
+        needs, step = f"{called(first)} = {wanted} (got {found})", f"Give {first.flag} {wanted}"
+    elif len(others) == 1 and first.default and not first.is_sequence and first.owner != "engine":
+        needs = f"another {called(first)} than {as_words(first.default)}"
+        step = f"Give {first.flag} {_others(first)}" if _others(first) else f"Change {first.flag}"
+    else:
+        needs = " or ".join(called(other) for other, _ in others)
+        step = f"Add {' or '.join(other.flag for other, _ in others)}"
+    return f"{_shown(given)} needs {needs}{_reason(condition)}. {step}, {out}"
+
+
+def _others(setting: Setting) -> str:
+    """The choices of a setting besides its default; empty: it has none to choose from."""
+    is_choice = get_origin(setting.info.annotation) is Literal
+    choices = get_args(setting.info.annotation) if is_choice else ()
+    return " or ".join(str(choice) for choice in choices if choice != setting.default)
+
+
+def _reason(condition: Needs | Conflicts) -> str:
+    return f", because {condition.because}" if condition.because else ""
+
+
+def _shown(pair: Pair) -> str:
+    setting, value = pair
+    return f"{called(setting)} = {as_words(value)}"
+
+
+def _flag(pair: Pair) -> str:
+    """The flag that gave the value: of a switch that is off, the one that turns it off."""
+    setting, value = pair
+    return setting.flag.replace("--", "--no-", 1) if setting.is_switch and value is False else setting.flag
 
 
 def mistakes(

@@ -19,10 +19,8 @@ import importlib_metadata as metadata
 from pydantic import AfterValidator, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from slime_core.config.megatron_flags import MegatronFlag, megatron_flags
-from slime_core.config.settings import Setting, core_settings
-from slime_core.config.sglang import owned, rows_by_name
-from slime_core.config.wording import InWords
+from slime_core.config.engine_sections import MegatronFlag, megatron_flags, owned, rows_by_name
+from slime_core.config.settings import InWords, Setting, core_settings
 from slime_core.errors import ConfigError
 
 __all__ = [

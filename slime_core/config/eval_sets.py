@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from slime_core.config.measuring import EvalDataset
+from slime_core.config.sampling import EvalDataset
 from slime_core.config.schema import RunConfig
 
 __all__ = ["EvalSet", "eval_sets"]
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSet:
-    """One evaluation set; see :class:`~slime_core.config.measuring.EvalDataset` for what its fields mean.
+    """One evaluation set; see :class:`~slime_core.config.sampling.EvalDataset` for what its fields mean.
 
     ``label_key``, ``reward_key``, ``repetition_penalty``, ``model`` and the two limits are None where there is none.
     """

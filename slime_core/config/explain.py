@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from slime_core.config.conditions import stated
+from slime_core.config.check import stated
 from slime_core.config.engine_flags import (
     ENGINES,
     Refusal,
@@ -17,13 +17,12 @@ from slime_core.config.engine_flags import (
     find_key,
     known_flags,
 )
-from slime_core.config.flags import CONFIG_FLAG, NO_EVAL, NO_EVAL_FLAG, of_inactive
+from slime_core.config.engine_sections import megatron_flags
 from slime_core.config.load import DEFAULT, Resolved
-from slime_core.config.megatron_flags import megatron_flags
 from slime_core.config.mistakes import nearest
 from slime_core.config.schema import RunConfig
-from slime_core.config.settings import Setting, core_settings, plugin_settings
-from slime_core.config.wording import as_toml, as_words
+from slime_core.config.settings import Setting, as_toml, as_words, core_settings, plugin_settings
+from slime_core.config.sources import CONFIG_FLAG, NO_EVAL, NO_EVAL_FLAG, of_inactive
 from slime_core.errors import ConfigError
 
 __all__ = ["explain", "help_page", "help_topic", "settings_tables", "to_toml"]

@@ -16,18 +16,15 @@ from pydantic import BaseModel, ValidationError
 
 from slime_core.config import check
 from slime_core.config.choices import Choice, NamedCode, choices
-from slime_core.config.described import context_length
-from slime_core.config.document import Document, read_document
-from slime_core.config.embedded import ARITHMETIC, EMBEDDED_DEFAULTS, OF_EVALUATIONS, OF_THE_MODEL
 from slime_core.config.engine_flags import ENGINES, engine_settings
-from slime_core.config.eval_file import read_eval_config
-from slime_core.config.flags import CommandLine, read_command_line
 from slime_core.config.mistakes import Mistake, nearest, report
+from slime_core.config.model_config import context_length
 from slime_core.config.options import DerivedSetting, NamesCode, Part, PluginSettings, Provides
-from slime_core.config.schema import RunConfig
+from slime_core.config.schema import ARITHMETIC, EMBEDDED_DEFAULTS, OF_EVALUATIONS, OF_THE_MODEL, RunConfig
 from slime_core.config.secrets import without_secrets
 from slime_core.config.section import EngineSection, Value
 from slime_core.config.settings import Contested, Setting, Unacceptable, core_settings, plugin_settings
+from slime_core.config.sources import CommandLine, Document, read_command_line, read_document, read_eval_config
 from slime_core.errors import ConfigError
 from slime_core.types import JsonValue
 

@@ -10,7 +10,7 @@
     Provides    what the plugin does in place of the core where the setting is set
 
 A condition speaks where its setting has another value than its default; the messages are made in one place
-(:mod:`slime_core.config.conditions`).
+(:mod:`slime_core.config.check`).
 """
 
 from __future__ import annotations

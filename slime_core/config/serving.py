@@ -12,8 +12,10 @@ from pydantic_core import PydanticCustomError
 
 from slime_core.config.options import Conflicts, Needs
 from slime_core.config.section import Count, Distinct, Name, Positive, Section, Value, rejected
+from slime_core.errors import ConfigError
 
-__all__ = ["EngineConfig", "EngineGroup", "EngineModel", "RouterPolicy", "WorkerType"]
+__all__ = ["EngineConfig", "EngineGroup", "EngineModel", "RouterPolicy", "WorkerType", "model_url"]
+
 
 WorkerType = Literal["regular", "prefill", "decode"]
 """The part of a request that an engine computes."""
@@ -191,3 +193,23 @@ def _resolved(group: EngineGroup, each: int, overrides: tuple[tuple[str, Value],
     return group.model_copy(
         update={"num_gpus_per_engine": group.num_gpus_per_engine or each, "overrides": merged},
     )
+
+
+def model_url(models: Mapping[str, str], name: str, endpoint: str = "") -> str:
+    """The address of model ``name``, followed by ``endpoint``.
+
+    Example: ``model_url({"judge": "http://127.0.0.1:4000"}, "judge", "/generate")`` is
+    ``"http://127.0.0.1:4000/generate"``.
+
+    Arguments:
+        models: name -> URL, as ``GenerateContext.models`` and ``SamplerSettings.model_urls`` hold it.
+
+    Raises:
+        ConfigError: the run serves no such model.
+    """
+    if name not in models:
+        raise ConfigError(
+            f"Asked for the address of model {name!r}; the run serves {', '.join(sorted(models)) or 'none'} beside the "
+            "policy. Name it in a table [[engine.engine_models]] with its model_path."
+        )
+    return models[name].rstrip("/") + endpoint

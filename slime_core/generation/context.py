@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from slime_core.config.model_urls import model_url
+from slime_core.config.serving import model_url
 from slime_core.generation.sampling import Generation, SamplingParams
 from slime_core.generation.trajectory import Trajectory
 from slime_core.types import JsonValue, PromptGroup, Sample

@@ -22,8 +22,7 @@ from unittest.mock import patch
 
 from pydantic import BaseModel
 
-from slime_core.config.embedded import ARITHMETIC
-from slime_core.config.schema import RunConfig
+from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.config.settings import core_values
 from slime_core.errors import PluginError
 from slime_core.plugins import discovery, hooks

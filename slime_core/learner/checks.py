@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from slime_core.config.described import differences
+from slime_core.config.model_config import differences
 from slime_core.errors import ConfigError, NonFiniteError, RunError
 
 __all__ = [

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from slime_core.config.described import described
+from slime_core.config.model_config import described
 from slime_core.config.schema import LearnerConfig, OptimizerConfig
 from slime_core.errors import ConfigError, RunError, SlimeError
 from slime_core.learner.checks import require_gradient

@@ -1,6 +1,6 @@
 """Whether every setting that a run gives takes effect, and what its plugins say of the settings together.
 
-The annotation of a plugin's setting may name others (:mod:`slime_core.config.conditions`) and the components that read
+The annotation of a plugin's setting may name others (:mod:`slime_core.config.check`) and the components that read
 it. What no annotation can say, such as an order between two numbers, a plugin says in ``slime_check``.
 """
 
@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slime_core.config.conditions import called
+from slime_core.config.check import called
 from slime_core.config.load import Resolved
 from slime_core.config.mistakes import Mistake, report
 from slime_core.config.options import UsedBy
-from slime_core.config.settings import Setting
-from slime_core.config.wording import as_words
+from slime_core.config.settings import Setting, as_words
 from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins import hooks
 from slime_core.plugins.boundary import boundary

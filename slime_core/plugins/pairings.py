@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from slime_core.config.choices import RewardTerm, reward_names, reward_terms
 from slime_core.config.eval_sets import eval_sets
-from slime_core.config.reward_sum import RewardTerm, reward_names, reward_terms
 from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.component import Kind

@@ -10,10 +10,10 @@ from typing import Any
 import pluggy
 from pydantic import BaseModel
 
-from slime_core.config.flags import CONFIG_FLAG
 from slime_core.config.options import DerivedSetting
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import Contested, core_settings, plugin_settings
+from slime_core.config.sources import CONFIG_FLAG
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins import hooks
 from slime_core.plugins.boundary import boundary

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from slime_core.config.choices import reward_names
 from slime_core.config.eval_sets import eval_sets
 from slime_core.config.options import UsedBy
-from slime_core.config.reward_sum import reward_names
 from slime_core.config.rules.models import recomputes
 from slime_core.config.schema import CriticConfig, RunConfig
 from slime_core.config.serving import EngineModel

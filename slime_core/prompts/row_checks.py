@@ -25,8 +25,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, ValidationError
 
+from slime_core.config.choices import reward_names
 from slime_core.config.mistakes import nearest
-from slime_core.config.reward_sum import reward_names
 from slime_core.config.schema import RunConfig
 from slime_core.config.section import All, Count, CountOrZero, Name, Positive, PositiveOrZero, Section, Share
 from slime_core.errors import DataError

@@ -28,7 +28,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_core.config.reward_sum import reward_names
+from slime_core.config.choices import reward_names
 from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError, RunError, SlimeError
 from slime_core.plugins.boundary import boundary

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_core.config.described import described
-from slime_core.config.flops import ForwardFlops, forward_flops
+from slime_core.config.model_config import ForwardFlops, described, forward_flops
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, RunError
 from slime_core.opaque import Array, Opaque, array_of, column

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Literal
 
+from slime_core.config.engine_sections import speculates
 from slime_core.config.schema import RunConfig
-from slime_core.config.sglang import speculates
 from slime_core.errors import ConfigError, PlacementError
 
 __all__ = [

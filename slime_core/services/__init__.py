@@ -8,8 +8,8 @@ that a setting gives, and ``shown`` is what messages show of it. A request witho
 :class:`~slime_core.errors.ServiceError`.
 """
 
-from slime_core.config.model_urls import model_url
 from slime_core.config.secrets import shown
+from slime_core.config.serving import model_url
 from slime_core.services.http import Service, missing_secrets, url_mistakes, with_secrets
 
 __all__ = ["Service", "missing_secrets", "model_url", "shown", "url_mistakes", "with_secrets"]

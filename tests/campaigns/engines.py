@@ -25,7 +25,7 @@ import psutil  # type: ignore[import-untyped]
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3ForSequenceClassification
 
-from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import WeightSyncError
 from slime_core.rollout.engines.server import free_ports
 from slime_core.weights.engine_control import call

@@ -19,7 +19,7 @@ from typing import Any
 
 from safetensors.numpy import load_file, save_file
 
-from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import ARITHMETIC
 
 STEPS = 3
 

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import ARITHMETIC
 
 ROLLOUTS = 4
 DTYPES = {"float32": (), "bfloat16": ("--bf16",)}

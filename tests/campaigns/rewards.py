@@ -21,8 +21,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from slime_core.config.embedded import ARITHMETIC
-from slime_core.config.schema import AlgorithmConfig, RolloutConfig, RunConfig
+from slime_core.config.schema import ARITHMETIC, AlgorithmConfig, RolloutConfig, RunConfig
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.plugins.activation import activate
 from slime_core.rollout.sampler import Sampler

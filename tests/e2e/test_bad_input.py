@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 import pytest
 
-from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import ARITHMETIC
 from slime_core.runtime.machine import free_resources
 from tests.e2e.conftest import LIMIT_S, command
 from tests.processes import left_of

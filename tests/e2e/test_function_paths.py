@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import ARITHMETIC
 from tests.e2e.conftest import Finished, slime, train, weights
 from tests.http_service import HttpService
 

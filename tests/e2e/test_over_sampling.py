@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import ARITHMETIC
 from tests.campaigns.ledger import long_responses
 from tests.e2e.conftest import Finished, slime, train
 

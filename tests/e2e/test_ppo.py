@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import ARITHMETIC
 from tests.e2e.conftest import NO_EVAL, Finished, slime, weights
 
 SEPARATE = ("--critic-num-gpus", "1")

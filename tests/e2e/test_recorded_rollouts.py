@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import ARITHMETIC
 from tests.e2e.conftest import Finished, train, weights
 
 SMALL = ("--num-rollout", "2", "--rollout-batch-size", "16", "--num-steps-per-rollout", "2", "--seed", "5")

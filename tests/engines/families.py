@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from slime_core import RunView
-from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import ARITHMETIC
 from slime_core.modeling.layout import ParallelLayout
 
 ROLLOUTS = 3

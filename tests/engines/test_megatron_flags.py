@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from slime_core import RunView
-from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
+from slime_core.config.schema import ARITHMETIC
 from slime_core.modeling.spec import MBridgeSpec
 
 MODEL = ARITHMETIC / "model"

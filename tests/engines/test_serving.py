@@ -15,8 +15,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassification
 
-from slime_core.config.embedded import ARITHMETIC
-from slime_core.config.schema import LearnerConfig, RolloutConfig, RunConfig
+from slime_core.config.schema import ARITHMETIC, LearnerConfig, RolloutConfig, RunConfig
 from slime_core.errors import ConfigError, RequestFailed
 from slime_core.generation import Generation, SamplingParams
 from slime_core.harness.fake_engine import FakeEngine

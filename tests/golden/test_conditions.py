@@ -16,10 +16,10 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from slime_core.config.conditions import unmet
+from slime_core.config.check import unmet
 from slime_core.config.engine_flags import engine_settings
-from slime_core.config.measuring import EvalDataset
 from slime_core.config.options import Conflicts, Needs
+from slime_core.config.sampling import EvalDataset
 from slime_core.config.serving import EngineGroup
 from slime_core.config.settings import Setting, core_settings
 

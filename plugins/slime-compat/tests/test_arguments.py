@@ -10,7 +10,7 @@ import pytest
 
 from slime_compat.arguments import slime_arguments
 from slime_compat.options import PathOptions, read_extra
-from slime_core.config.conditions import unmet
+from slime_core.config.check import unmet
 from slime_core.config.explain import to_toml
 from slime_core.config.load import load
 from slime_core.errors import ConfigError

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.explain import to_toml
 from slime_core.config.load import Resolved
+from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import ConfigError
 from tests.function_paths import resolve
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slime_core import PromptRequest, RunView, Sample
-from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import CheckpointError, DataError
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.prompts.chat import PromptEncoder

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slime_core import RunView
-from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError, RequestRefused
 from slime_core.generation import GenerateContext, Generation, SamplingParams
 from slime_core.generation.trajectory import engine_inputs

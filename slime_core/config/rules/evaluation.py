@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from slime_core.config.described import context_length, start_weights
+from slime_core.config.choices import reward_terms
 from slime_core.config.eval_sets import eval_sets
 from slime_core.config.mistakes import nearest
-from slime_core.config.reward_sum import reward_terms
+from slime_core.config.model_config import context_length, start_weights
 from slime_core.config.rules import Rule
 from slime_core.config.schema import RunConfig
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slime_core.config.described import described
+from slime_core.config.model_config import described
 from slime_core.config.prompt_paths import unreadable
 from slime_core.config.rules import Rule
 from slime_core.config.schema import RunConfig

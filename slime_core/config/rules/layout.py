@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from slime_core.config.described import EXPERTS, described, start_weights, whole_number
+from slime_core.config.model_config import EXPERTS, described, start_weights, whole_number
 from slime_core.config.rules import Rule
 from slime_core.config.schema import RunConfig
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slime_core.config.described import context_length, start_weights
+from slime_core.config.model_config import context_length, start_weights
 from slime_core.config.rules import Rule
 from slime_core.config.schema import RunConfig
 

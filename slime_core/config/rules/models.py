@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from slime_core.config.described import described, differences, routes_shape, start_weights
-from slime_core.config.flops import forward_flops
+from slime_core.config.model_config import described, differences, forward_flops, routes_shape, start_weights
 from slime_core.config.rules import Rule
 from slime_core.config.rules.layout import LEARNER_LAYOUT
 from slime_core.config.schema import RunConfig

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from slime_core.config.described import described
-from slime_core.config.flops import forward_flops
+from slime_core.config.model_config import described, forward_flops
 from slime_core.learner.columns import response_tokens
 from slime_core.learner.critic.critic import Critic
 from slime_core.learner.critic.reshard import SampleIndex, TokenValues, gather_tokens, reshard

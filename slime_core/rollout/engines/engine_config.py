@@ -20,10 +20,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from slime_core.config.described import described
+from slime_core.config.engine_sections import server_arguments
+from slime_core.config.model_config import described
 from slime_core.config.schema import RunConfig
 from slime_core.config.serving import EngineGroup, EngineModel
-from slime_core.config.sglang import server_arguments
 from slime_core.rollout.engines.engine import EngineSettings
 from slime_core.rollout.engines.router import RouterSettings
 from slime_core.runtime.placement import Slot

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from slime_core.config.described import described, differences
+from slime_core.config.model_config import described, differences
 from slime_core.config.schema import RunConfig
 from slime_core.config.serving import WorkerType
 from slime_core.errors import ConfigError, EngineError, WeightSyncError

@@ -19,7 +19,7 @@ from numbers import Real
 from statistics import fmean
 from typing import Any, Protocol, cast
 
-from slime_core.config.reward_sum import RewardTerm, reward_terms
+from slime_core.config.choices import RewardTerm, reward_terms
 from slime_core.config.schema import RolloutConfig
 from slime_core.errors import RunError, SlimeError
 from slime_core.generation.trajectory import UNANSWERED, is_finished

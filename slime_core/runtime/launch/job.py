@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slime_core.config.embedded import ARITHMETIC
-from slime_core.config.schema import RunConfig
+from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.learner.settings import LearnerSettings
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins.activation import Registry

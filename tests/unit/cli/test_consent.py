@@ -10,7 +10,7 @@ import pytest
 from slime_core.checkpoint.folder import RunState, drafted, write_state
 from slime_core.cli.consent import remember
 from slime_core.cli.main import _resolve, main
-from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import ARITHMETIC
 
 EVIL = """
 from pathlib import Path

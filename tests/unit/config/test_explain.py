@@ -12,9 +12,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 
-from slime_core.config.embedded import EMBEDDED_DEFAULTS
 from slime_core.config.explain import COMMON, explain, help_page, help_topic, to_toml
 from slime_core.config.load import Resolved, load
+from slime_core.config.schema import EMBEDDED_DEFAULTS
 from slime_core.config.settings import _NO_NAMES, core_settings
 from slime_core.errors import ConfigError
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from slime_core.config.flops import ForwardFlops, forward_flops
+from slime_core.config.model_config import ForwardFlops, forward_flops
 
 SHAPE = {
     "vocab_size": 48,

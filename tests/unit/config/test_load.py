@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from slime_core.config.embedded import ARITHMETIC, EMBEDDED_DEFAULTS
 from slime_core.config.load import Resolved, load, named_plugins, peek
+from slime_core.config.schema import ARITHMETIC, EMBEDDED_DEFAULTS
 from slime_core.errors import ConfigError
 
 

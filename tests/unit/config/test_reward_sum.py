@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from slime_core.config.check import mistakes
+from slime_core.config.choices import RewardTerm, reward_names, reward_terms
 from slime_core.config.explain import to_toml
 from slime_core.config.load import load
-from slime_core.config.measuring import EvalConfig, EvalDataset
-from slime_core.config.reward_sum import RewardTerm, reward_names, reward_terms
+from slime_core.config.sampling import EvalConfig, EvalDataset
 from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.errors import ConfigError
 

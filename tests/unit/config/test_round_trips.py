@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.engine_flags import engine_settings
 from slime_core.config.explain import to_toml
 from slime_core.config.load import Resolved, load, peek
-from slime_core.config.measuring import EvalDataset
-from slime_core.config.settings import Setting, core_settings
-from slime_core.config.wording import InWords, as_words
+from slime_core.config.sampling import EvalDataset
+from slime_core.config.schema import ARITHMETIC
+from slime_core.config.settings import InWords, Setting, as_words, core_settings
 from slime_core.plugins.activation import activate
 
 WORKFLOW = """

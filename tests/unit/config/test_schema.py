@@ -7,8 +7,15 @@ import pickle
 import pytest
 from pydantic import ValidationError
 
-from slime_core.config.embedded import ARITHMETIC, EMBEDDED_DEFAULTS
-from slime_core.config.schema import AlgorithmConfig, CriticConfig, LearnerConfig, RolloutConfig, RunConfig
+from slime_core.config.schema import (
+    ARITHMETIC,
+    EMBEDDED_DEFAULTS,
+    AlgorithmConfig,
+    CriticConfig,
+    LearnerConfig,
+    RolloutConfig,
+    RunConfig,
+)
 from slime_core.config.section import EngineSection
 from slime_core.config.settings import core_settings
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.config.embedded import ARITHMETIC
-from slime_core.config.schema import CriticConfig, RunConfig
+from slime_core.config.schema import ARITHMETIC, CriticConfig, RunConfig
 from slime_core.errors import ConfigError
 from slime_core.learner.checks import require_same_model
 from slime_core.learner.critic.critic import Critic

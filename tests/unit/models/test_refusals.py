@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import ARITHMETIC
 from slime_models import refusals
 
 FAMILIES = [refusals.qwen2, refusals.qwen3, refusals.qwen3_moe, refusals.llama]

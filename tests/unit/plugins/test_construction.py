@@ -10,10 +10,8 @@ import pytest
 from pydantic import BaseModel, SecretStr
 
 from slime_core import Kind, PromptRequest, RunPlan, RunView
-from slime_core.config.embedded import ARITHMETIC
-from slime_core.config.running import JobConfig, ModelConfig
 from slime_core.config.sampling import RolloutConfig
-from slime_core.config.schema import RunConfig
+from slime_core.config.schema import ARITHMETIC, JobConfig, ModelConfig, RunConfig
 from slime_core.config.settings import core_values
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.construction import construct, run_plan, run_view

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.config.measuring import EvalConfig, EvalDataset
-from slime_core.config.sampling import RolloutConfig
+from slime_core.config.sampling import EvalConfig, EvalDataset, RolloutConfig
 from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.activation import activate

@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 import pytest
 
-from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError, RunError
 from slime_core.prompts.left_out import LeftOut
 from slime_core.prompts.lengths import CHUNK, Counting, PromptLengths, ShortEnough

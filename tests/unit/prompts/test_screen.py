@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError
 from slime_core.prompts import screen as room_of_screen
 from slime_core.prompts.chat import PromptEncoder

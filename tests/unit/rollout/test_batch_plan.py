@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from slime_core.config.flops import ForwardFlops
 from slime_core.config.load import load
+from slime_core.config.model_config import ForwardFlops
 from slime_core.errors import ConfigError, RunError
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.rollout.shards import BatchPlan, batch_metrics, make_shards

@@ -17,7 +17,7 @@ from PIL import Image
 
 from slime_core import RunView
 from slime_core.builtin.responses import FromLabel, SingleTurn
-from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError, RunError
 from slime_core.generation import GenerateContext, Generation, SamplingParams
 from slime_core.prompts.chat import InputProcessor, PromptEncoder, has_processor

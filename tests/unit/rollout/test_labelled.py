@@ -7,7 +7,7 @@ import pytest
 
 from slime_core import RunView
 from slime_core.builtin.responses import FromLabel
-from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError
 from slime_core.generation import GenerateContext, Generation, SamplingParams
 from slime_core.prompts.chat import PromptEncoder

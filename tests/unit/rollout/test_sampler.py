@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slime_core.config.measuring import EvalDataset
+from slime_core.config.sampling import EvalDataset
 from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, LearnerConfig, RolloutConfig, RunConfig
 from slime_core.errors import ConfigError, DataError, EngineError, PluginError, RequestRefused, RunError
 from slime_core.generation import GenerateContext, Generation, Kept, SamplingParams

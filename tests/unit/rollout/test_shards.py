@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from slime_core.config.flops import ForwardFlops
+from slime_core.config.model_config import ForwardFlops
 from slime_core.rollout.shards import BatchPlan, grouped_rewards, loss_factor, loss_masks, loss_weights, make_shards
 from slime_core.types import LogProbs, Mask, Sample, Status, TokenIds
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import WeightSyncError
 from slime_core.weights.specs import require_complete_files
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slime_core.config.load import load
-from slime_core.config.model_args import expected
+from slime_core.config.model_config import expected
 from slime_core.config.section import Value
 from slime_core.errors import ConfigError
 

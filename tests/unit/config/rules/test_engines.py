@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.explain import to_toml
 from slime_core.config.load import load
 from slime_core.config.rules.engines import SERVING, SERVING_OF_EVAL, SERVING_OF_RUN
-from slime_core.config.schema import RunConfig
+from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.config.serving import EngineGroup
 from slime_core.errors import ConfigError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.config.measuring import EvalConfig, EvalDataset
+from slime_core.config.sampling import EvalConfig, EvalDataset
 from slime_core.config.schema import EngineConfig, RolloutConfig, RunConfig
 from slime_core.config.serving import EngineModel
 from slime_core.errors import PluginError

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from slime_core.config.check import mistakes
-from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
+from slime_core.config.schema import ARITHMETIC
 
 MODEL = ARITHMETIC / "model"
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import slime_core
-from slime_core.config.described import described
-from slime_core.config.flops import forward_flops
+from slime_core.config.model_config import described, forward_flops
 from slime_core.config.schema import ClusterConfig, LearnerConfig, RunConfig
 from slime_core.errors import RunError
 from slime_core.learner.critic.rank import reshard_for_critic

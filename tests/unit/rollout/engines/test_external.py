@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
+from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import ConfigError
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.rollout.engines.external import External, Needs, discover, require_reachable

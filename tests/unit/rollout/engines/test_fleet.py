@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from slime_core.config.embedded import ARITHMETIC
 from slime_core.config.load import load
-from slime_core.config.schema import RunConfig
+from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.errors import ConfigError, EngineError, RemoteError
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.rollout.engines import fleet

@@ -6,7 +6,7 @@ import pytest
 
 from slime_core import RunView
 from slime_core.builtin.responses import SingleTurn
-from slime_core.config.embedded import ARITHMETIC
+from slime_core.config.schema import ARITHMETIC
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.generation.sampling import added
 from slime_core.harness.fake_engine import FakeEngine

@@ -1,7 +1,9 @@
-"""What a run may do with Megatron's own flags: the decision for every name that Megatron-core or its scripts know.
+"""Sections [megatron] and [sglang]: the engines' own flags, and what a run may do with each of them.
+
+For every name that Megatron-core or its scripts know there is a decision:
 
     sets      reaches the named field of one of Megatron's configs, and takes effect there
-    agrees    describes the model, which is the checkpoint's; it must say what config.json says (``model_args``)
+    agrees    describes the model, which is the checkpoint's; it must say what config.json says (``model_config``)
     fixed     is always so here; only that value is accepted, so that launch scripts which say it keep working
     refused   is not passed on; the text says why, or what to write instead
 
@@ -10,21 +12,32 @@ has to be shown first (``tests/engines/test_megatron_flags.py``).
 
 Where the names come from: the fields of megatron-core's configs, and ``megatron/training/arguments.py`` of Megatron-LM
 for those that its parser writes by hand.
+
+SGLang's flags become arguments of its servers, except those that the core decides itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from slime_core.config.options import Conflicts, Needs
-from slime_core.config.section import EngineSection
-from slime_core.config.tables import Row, megatron_rows
+from slime_core.config.section import EngineSection, Value
+from slime_core.config.tables import Row, megatron_rows, sglang_rows
 
-__all__ = ["MegatronConfig", "MegatronFlag", "megatron_flags"]
+__all__ = [
+    "MegatronConfig",
+    "MegatronFlag",
+    "SGLangConfig",
+    "megatron_flags",
+    "owned",
+    "rows_by_name",
+    "server_arguments",
+    "speculates",
+]
 
 
 _DATA = Path(__file__).resolve().parent / "data"
@@ -295,3 +308,94 @@ class MegatronConfig(EngineSection):
                 yield flag.field, list(value) if isinstance(value, tuple) else value
             elif value:
                 yield flag.field, flag.value
+
+
+_OWNED: Mapping[str, str] = {
+    "write --hf-checkpoint": "model_path model tokenizer_path revision",
+    "write --bf16 or leave it out (learner and engines compute in one type); of a model beside the policy, write dtype "
+    "in its table [[engine.engine_models]]": "dtype",
+    "write --seed": "random_seed",
+    "write --device": "device",
+    "write --trust-remote-code": "trust_remote_code",
+    "write --sglang-context-length, in a file [engine] sglang_context_length": "context_length",
+    "write --sglang-mem-fraction-static, in a file [engine] sglang_mem_fraction_static": "mem_fraction_static",
+    "write --rollout-num-gpus-per-engine": "tp_size tensor_parallel_size",
+    "write --colocate": "enable_memory_saver",
+    "write --config FILE.toml, with a table [sglang]": "config",
+    "an engine's addresses are chosen where it is started": """
+        host port disaggregation_bootstrap_port
+        nccl_port dist_init_addr nccl_init_addr gated_launch_port grpc_port smg_http_sidecar_port
+        grpc_http_sidecar_port fastapi_root_path
+    """,
+    "Ray decides where an engine runs, and an engine stays on one node": """
+        nnodes node_rank base_gpu_id gpu_id_step use_ray numa_node
+    """,
+    "the sampler and the router speak plain HTTP on addresses of the run": """
+        grpc_mode smg_grpc_mode enable_http2 ssl_keyfile ssl_certfile ssl_ca_certs ssl_keyfile_password
+        enable_ssl_refresh api_key admin_api_key
+    """,
+    "the version of the weights is counted by the run": "weight_version",
+    "the learner publishes weights when an engine is up": "checkpoint_engine_wait_weights_before_ready",
+    "a server is started without its warm-up request": "skip_server_warmup",
+    "responses are read as text and as tokens": "skip_tokenizer_init",
+    "write is_embedding in [[engine.engine_models]]": "is_embedding",
+    "engines that span pipeline stages are not built yet": "pp_size pipeline_parallel_size",
+    "write --prefill-num-servers, or worker_type in [[engine.engine_groups]]": "disaggregation_mode",
+    "encoders apart from their models are not built yet": "encoder_only language_only",
+    "write --use-rollout-routing-replay": "enable_return_routed_experts",
+    "a help page": "help",
+}
+
+
+@cache
+def owned() -> Mapping[str, str]:
+    """What a run may not pass on, because the core decides it: name -> why, or what to write instead."""
+    return {name: reason for reason, names in _OWNED.items() for name in names.split()}
+
+
+@cache
+def rows_by_name() -> Mapping[str, Row]:
+    """What SGLang's parser accepts, by every spelling, with underscores and without ``sglang_``.
+
+    Raises:
+        ConfigError: as ``tables.sglang_rows``.
+    """
+    return {name: row for row in sglang_rows() for name in (*row.also, row.name)}
+
+
+def server_arguments(given: Iterable[tuple[str, Value]]) -> tuple[str, ...]:
+    """Arguments of ``sglang.launch_server`` for pairs of a name and its value.
+
+    Example: ``(("chunked_prefill_size", 512), ("disable_radix_cache", True))`` gives
+    ``("--chunked-prefill-size=512", "--disable-radix-cache")``.
+    """
+    return tuple(word for name, value in given for word in _words(rows_by_name()[name], value))
+
+
+def speculates(given: Iterable[tuple[str, Value]]) -> bool:
+    """Whether engines with these flags let a draft propose tokens."""
+    return dict(given).get("speculative_algorithm") is not None
+
+
+class SGLangConfig(EngineSection):
+    """SGLang's own flags, under SGLang's names."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Arguments of ``sglang.launch_server``, as :func:`server_arguments`."""
+        return server_arguments(self.given)
+
+
+def _words(row: Row, value: Value) -> Iterator[str]:
+    flag = "--" + row.name.replace("_", "-")
+    match value:
+        case True:
+            yield flag
+        case False:
+            if row.negatable:
+                yield flag.replace("--", "--no-", 1)
+        case tuple():
+            yield flag
+            yield from map(str, value)
+        case _:
+            yield f"{flag}={value}"

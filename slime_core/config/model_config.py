@@ -1,7 +1,9 @@
-"""Megatron's flags that describe a model, compared with ``config.json``: users' launch scripts carry them.
+"""What a Hugging Face folder's ``config.json`` says about its model, read without transformers.
 
-The model is the checkpoint's; nothing here changes it. A flag that says something else, or something that the file does
-not tell, is a mistake: it was meant for another checkpoint.
+:func:`described` reads it; :func:`forward_flops` counts what a forward pass over a sequence costs; :func:`expected`
+compares Megatron's flags that describe a model, which users' launch scripts carry. The model is the checkpoint's, and
+nothing here changes it: a flag that disagrees with the file, or that the file does not decide, is a mistake, because it
+was meant for another checkpoint.
 """
 
 from __future__ import annotations
@@ -9,11 +11,166 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.config.section import Value
+from slime_core.untrusted import read_object
 
-__all__ = ["expected"]
+__all__ = [
+    "EXPERTS",
+    "ForwardFlops",
+    "context_length",
+    "described",
+    "differences",
+    "expected",
+    "forward_flops",
+    "routes_shape",
+    "start_weights",
+    "whole_number",
+]
+
+
+NOT_THE_MODEL = frozenset(
+    [
+        *("_name_or_path", "auto_map", "transformers_version", "torch_dtype", "dtype", "use_cache"),
+        *("initializer_range", "attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id"),
+        *("max_position_embeddings", "sliding_window", "max_window_layers"),
+    ]
+)
+"""What two config.json may differ in and still describe one model: how it was trained and saved, how far it reads, and
+windows, which count only where the layers' types say so."""
+
+LARGEST = 2**31 - 1
+"""The largest size of a model's part; what is more is no size, and nothing is built from it."""
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What config.json calls the number of experts: Qwen, Mixtral, DeepSeek."""
+
+
+def described(folder: Path) -> dict[str, Any] | None:
+    """The object in ``config.json``; None: there is none that can be read."""
+    try:
+        return read_object(folder / "config.json")
+    except (OSError, ValueError):
+        return None
+
+
+def start_weights(config: RunConfig) -> Path:
+    """The folder of the start weights, the user's or the embedded one."""
+    return config.model.hf_checkpoint or ARITHMETIC / "model"
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any], *, missing: bool = False) -> list[str]:
+    """``name = value of a instead of value of b``, for every field that makes two configs describe different models.
+
+    Arguments:
+        missing: a field that only one of them has counts as None in the other; False: it says nothing.
+    """
+    names = (a.keys() | b.keys() if missing else a.keys() & b.keys()) - NOT_THE_MODEL
+    return [f"{name} = {a.get(name)} instead of {b.get(name)}" for name in sorted(names) if a.get(name) != b.get(name)]
+
+
+def whole_number(folder: Path, *names: str) -> int | None:
+    """The first of ``names`` that ``config.json`` gives a positive whole number; None: it gives none."""
+    found = described(folder) or {}
+    numbers = (found.get(name) for name in names)
+    return next((number for number in numbers if isinstance(number, int) and 0 < number <= LARGEST), None)
+
+
+def routes_shape(folder: Path) -> tuple[int, int] | None:
+    """Layers of a mixture and the experts that each of its tokens takes; None: ``config.json`` describes none."""
+    layers, experts = whole_number(folder, "num_hidden_layers"), whole_number(folder, "num_experts_per_tok")
+    return None if layers is None or experts is None or whole_number(folder, *EXPERTS) is None else (layers, experts)
+
+
+def context_length(folder: Path) -> int | None:
+    """Tokens that the model reads, prompt and response together; None: ``config.json`` does not say.
+
+    With scaled rotary embeddings a model reads further than ``max_position_embeddings``; how far is the engine's to
+    know.
+    """
+    if (described(folder) or {}).get("rope_scaling"):
+        return None
+    return whole_number(folder, "max_position_embeddings")
+
+
+NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+SHARED = "shared_expert_intermediate_size"
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardFlops:
+    """Floating-point operations of a forward pass: a multiplication and an addition are two.
+
+    Example: a model of 100 operations a token and 8 a pair works 3 x 100 + 6 x 8 = 348 on a sequence of 3 tokens.
+
+    Arguments:
+        per_token: of the matrix products that every token passes, logits included.
+        per_pair: of attention, for a token and one that it sees; itself and all before it.
+    """
+
+    per_token: int
+    per_pair: int
+
+    def of(self, length: int) -> int:
+        """Of a sequence of ``length`` tokens that attends causally, ``length (length + 1) / 2`` pairs."""
+        return self.per_token * length + self.per_pair * (length * (length + 1) // 2)
+
+
+def forward_flops(described: Mapping[str, Any]) -> ForwardFlops:
+    """Of the decoder that ``config.json`` describes: grouped-query attention, gated MLPs or experts, and logits.
+
+    A matrix of n x m costs 2 n m a token (Kaplan et al., 2001.08361, section 2.1). Of h hidden entries, q query heads
+    and k key-value heads of d entries, a layer has ``2 h d (2 q + 2 k)`` for its projections, ``6 h i`` for a gated MLP
+    of width i (three matrices), or ``6 h i_e`` for each of the experts that a token is sent to and for a shared one,
+    and ``2 h`` for each number that routes; a pair costs ``2 d q`` for the score and as much for the value. Left out
+    are norms, rotations and softmax, which grow with the tokens as well and are below a hundredth of the whole.
+
+    Raises:
+        ValueError: something is missing, or the attention is of another kind; the text says what.
+    """
+    missing = [name for name in NEEDED if not isinstance(described.get(name), int)]
+    if missing:
+        raise ValueError(f"does not say {', '.join(missing)}")
+    if described.get("kv_lora_rank"):
+        raise ValueError("describes latent attention (kv_lora_rank), whose work is not counted")
+    hidden, layers, heads = (int(described[name]) for name in NEEDED[:3])
+    width = int(described.get("head_dim") or hidden // heads)
+    key_values = int(described.get("num_key_value_heads") or heads)
+    projections = 2 * hidden * width * (2 * heads + 2 * key_values)
+    experts = _layers_of_experts(described)
+    mlps = (layers - experts) * 6 * hidden * int(described["intermediate_size"]) + experts * _expert_flops(described)
+    logits = 2 * hidden * int(described["vocab_size"])
+    return ForwardFlops(layers * projections + mlps + logits, layers * 4 * heads * width)
+
+
+def _num_experts(described: Mapping[str, Any]) -> int:
+    return next((int(described[name]) for name in EXPERTS if described.get(name)), 0)
+
+
+def _layers_of_experts(described: Mapping[str, Any]) -> int:
+    """Layers whose MLP is a mixture, as Qwen (``decoder_sparse_step``, ``mlp_only_layers``) and DeepSeek
+    (``first_k_dense_replace``) write them down."""
+    if not _num_experts(described):
+        return 0
+    every, dense = int(described.get("decoder_sparse_step") or 1), described.get("mlp_only_layers") or ()
+    first = int(described.get("first_k_dense_replace") or 0)
+    layers = range(first, int(described["num_hidden_layers"]))
+    return sum((layer + 1) % every == 0 and layer not in dense for layer in layers)
+
+
+def _expert_flops(described: Mapping[str, Any]) -> int:
+    hidden, width = int(described["hidden_size"]), described.get("moe_intermediate_size")
+    each = int(width or described["intermediate_size"])
+    shared = int(described.get(SHARED) or 0)
+    gate = 2 * hidden if shared else 0
+    shared = shared or each * int(described.get("n_shared_experts") or 0)
+    used = int(described.get("num_experts_per_tok") or 1)
+    return 6 * hidden * (used * each + shared) + 2 * hidden * _num_experts(described) + gate
+
 
 Described = Mapping[str, Any]
 

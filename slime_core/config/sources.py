@@ -1,0 +1,442 @@
+"""Where settings are given: a command line, a TOML file, and the file of ``--eval-config``.
+
+A command line becomes words for each flag; what the words mean is decided in ``settings``.
+Accepted are ``--flag value``, ``--flag=value``, several values where the setting is a sequence (and the flag again for
+more), and for switches ``--flag``, ``--flag false`` and ``--no-flag``. Abbreviations are not: a flag that is added
+later must not change what a script means.
+
+A flag that is neither the core's nor a named plugin's is looked up among those of the engines and of slime
+(``engine_flags``).
+
+A TOML file has one table a section, and one a named plugin.
+
+The file of ``--eval-config`` holds evaluation sets, and defaults for all of them, in slime's form:
+
+    defaults:                        [defaults]
+      temperature: 0.6               temperature = 0.6
+    datasets:                        [[datasets]]
+      - name: aime                   name = "aime"
+        path: aime.jsonl             path = "aime.jsonl"
+
+All of it may stand under ``eval``, and ``datasets`` may map names to sets. A name that ends in ``.toml`` is read as
+TOML, any other as YAML. Paths are relative to the folder of the file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from slime_core.config.engine_flags import ENGINES, Refusal, engine_settings, find_flag, find_key, known_flags
+from slime_core.config.mistakes import Mistake, nearest
+from slime_core.config.sampling import EvalDataset, dataset_of
+from slime_core.config.settings import Setting, Unacceptable
+from slime_core.errors import ConfigError
+from slime_core.untrusted import MOST_TOML, parse_toml, read_text
+
+__all__ = [
+    "CONFIG_FLAG",
+    "NO_EVAL",
+    "NO_EVAL_FLAG",
+    "CommandLine",
+    "Document",
+    "of_inactive",
+    "read_command_line",
+    "read_document",
+    "read_eval_config",
+]
+
+
+CONFIG_FLAG = "--config"
+"""Names the TOML file; no setting."""
+
+NO_EVAL_FLAG = "--no-eval"
+"""Stands for :data:`NO_EVAL`; no setting."""
+
+NO_EVAL = {
+    "eval_interval": "none",
+    "eval_prompt_data": "none",
+    "eval_datasets": "none",
+    "skip_eval_before_train": "true",
+}
+"""What a run without evaluations says: setting -> the word behind its flag."""
+
+
+@dataclass(slots=True)
+class CommandLine:
+    """What stood on a command line.
+
+    Example, ``--lr 1e-4 --no-save-hf``: ``words = {"lr": ["1e-4"], "save_hf": ["false"]}``.
+
+    Arguments:
+        words: setting key -> the words given for it; a switch that stood alone has none.
+        config: words after ``--config``.
+        engine: by key, the engines' settings that stood there.
+        flags: every flag, known or not, as it stood there.
+        mistakes: what could not be understood.
+    """
+
+    words: dict[str, list[str]] = field(default_factory=dict)
+    config: list[str] = field(default_factory=list)
+    engine: dict[str, Setting] = field(default_factory=dict)
+    flags: list[str] = field(default_factory=list)
+    mistakes: list[Mistake] = field(default_factory=list)
+
+    def blame(self, message: str, key: str = "") -> None:
+        """Collect one mistake."""
+        self.mistakes.append(Mistake(message, key))
+
+
+def read_command_line(
+    argv: Sequence[str], settings: Mapping[str, Setting], inactive: Mapping[str, str] | None = None
+) -> CommandLine:
+    """Every flag of ``argv`` with its words; mistakes are collected, not raised.
+
+    Arguments:
+        settings: by key, those of the core and of the active plugins.
+        inactive: flag without dashes, or plugin in brackets -> what to say of it, for plugins that are not active.
+    """
+    line = CommandLine()
+    by_flag = {setting.flag: setting for setting in settings.values()}
+    switches = {setting.flag.replace("--", "--no-", 1): setting for setting in settings.values() if setting.is_switch}
+    for flag, words in _flags_with_words(argv, line):
+        line.flags.append(flag)
+        if flag == CONFIG_FLAG:
+            _take_config(words, line)
+        elif flag == NO_EVAL_FLAG:
+            if words:
+                line.blame(f"{flag}: found {' '.join(words)!r}; it takes no value")
+        elif flag in by_flag:
+            _take(by_flag[flag], words, line)
+        elif flag in switches:
+            _switch_off(switches[flag], flag, words, line)
+        elif said := of_inactive(flag, inactive or {}):
+            line.blame(f"{flag}: {said}")
+        else:
+            _take_foreign(flag, words, line, by_flag)
+    if NO_EVAL_FLAG in line.flags:
+        _switch_off_evaluations(line)
+    return line
+
+
+def of_inactive(flag: str, inactive: Mapping[str, str]) -> str | None:
+    """What ``inactive`` says of a flag, or of one that turns a switch off; see :func:`read_command_line`."""
+    name = flag.removeprefix("--")
+    plugin, dot, _ = name.partition(".")
+    return inactive.get(f"[{plugin}]" if dot else name) or inactive.get(name.removeprefix("no-"))
+
+
+def _flags_with_words(argv: Sequence[str], line: CommandLine) -> Iterator[tuple[str, list[str]]]:
+    starts = [place for place, word in enumerate(argv) if word.startswith("--") and word != "--"]
+    for word in argv[: starts[0] if starts else None]:
+        line.blame(f"{word!r} belongs to no flag; settings are given as --flag value")
+    for start, end in pairwise([*starts, len(argv)]):
+        flag, equals, value = argv[start].partition("=")
+        yield flag, [*([value] if equals else []), *argv[start + 1 : end]]
+
+
+def _take_config(words: Sequence[str], line: CommandLine) -> None:
+    line.config += words
+    if len(line.config) != 1 or not words:
+        line.blame(f"{CONFIG_FLAG}: found {' '.join(line.config) or 'nothing'}; accepted: the path of one TOML file")
+
+
+def _take(setting: Setting, words: list[str], line: CommandLine) -> None:
+    if not words and not setting.is_switch:
+        line.blame(f"{setting.flag}: no value given; accepted: {setting.accepts}", setting.key)
+    elif setting.is_sequence:
+        line.words.setdefault(setting.key, []).extend(words)
+    elif len(words) > 1:
+        line.blame(f"{setting.flag}: found {' '.join(words)!r}; accepted: one value, {setting.accepts}", setting.key)
+    else:
+        _take_once(setting, words, line)
+
+
+def _take_once(setting: Setting, words: list[str], line: CommandLine) -> None:
+    if setting.key in line.words:
+        first, second = (" ".join(given) or "true" for given in (line.words[setting.key], words))
+        line.blame(f"{setting.flag}: given twice, as {first} and as {second}; accepted: once", setting.key)
+    line.words[setting.key] = words
+
+
+def _switch_off(setting: Setting, flag: str, words: Sequence[str], line: CommandLine) -> None:
+    if words:
+        line.blame(f"{flag}: found {' '.join(words)!r}; it takes no value, {setting.flag} does", setting.key)
+    _take_once(setting, ["false"], line)
+
+
+def _switch_off_evaluations(line: CommandLine) -> None:
+    given = [key for key in (*NO_EVAL, "eval_config") if key in line.words and line.words[key] != ["none"]]
+    if given and given != ["skip_eval_before_train"]:
+        flags = ", ".join(f"--{key.replace('_', '-')}" for key in given)
+        line.blame(f"{NO_EVAL_FLAG}: nothing is evaluated with it, and {flags} asks for evaluations; leave one out")
+    line.words |= {key: [word] for key, word in NO_EVAL.items()}
+
+
+def _take_foreign(flag: str, words: list[str], line: CommandLine, by_flag: Mapping[str, Setting]) -> None:
+    match find_flag(flag):
+        case Refusal() as refusal:
+            line.blame(refusal.given(words))
+        case (setting, off):
+            line.engine[setting.key] = setting
+            (_switch_off(setting, flag, words, line) if off else _take(setting, words, line))
+        case _:
+            line.blame(_unknown(flag, by_flag))
+
+
+def _unknown(flag: str, by_flag: Mapping[str, Setting]) -> str:
+    plugin, dot, _ = flag.removeprefix("--").partition(".")
+    if dot and not any(setting.of_plugin and setting.section == plugin for setting in by_flag.values()):
+        return f"{flag}: the run names no plugin {plugin!r} that has options; add --plugin {plugin}"
+    # One's own first: where both are as near, that is what was meant.
+    return f"{flag}: no such setting{nearest(flag, dict.fromkeys([*by_flag, CONFIG_FLAG, *known_flags()]))}"
+
+
+Places = Mapping[tuple[str, str], Setting]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A parsed file.
+
+    Arguments:
+        path: of the file; its folder is what paths in it are relative to.
+        tables: table name -> key -> value, as TOML types.
+        lines: (table, key) -> line number, where a key stands on a line of its own.
+    """
+
+    path: Path
+    tables: Mapping[str, Any]
+    lines: Mapping[tuple[str, str], int]
+
+    def place(self, table: str, key: str = "") -> str:
+        """Where the key stands, for messages: ``run.toml:12 [optimizer] lr``."""
+        line = self.lines.get((table, key))
+        file = f"{self.path.name}:{line}" if line else self.path.name
+        return " ".join(filter(None, [file, f"[{table}]" if table else "", key]))
+
+    def values(
+        self, settings: Mapping[str, Setting], mistakes: list[Mistake], inactive: Mapping[str, str] | None = None
+    ) -> Iterator[tuple[Setting, object, str]]:
+        """Every setting in the file with its TOML value, and where it stands; keys and tables that are none are added
+        to ``mistakes``, and so is a setting that stands in its old section too.
+
+        Arguments:
+            inactive: flag without dashes, or plugin in brackets -> what to say of it, for plugins that are not active.
+        """
+        by_place = {(setting.section, setting.name): setting for setting in settings.values()}
+        for setting in settings.values():
+            if setting.old_section is not None:
+                by_place.setdefault((setting.old_section, setting.name), setting)
+        seen: dict[str, str] = {}
+        for setting, value, place in self._every(by_place, mistakes, inactive or {}):
+            if (first := seen.setdefault(setting.key, place)) != place:
+                mistakes.append(Mistake(f"{place}: stands there and at {first}; keep one of them", setting.key))
+            yield setting, value, place
+
+    def _every(
+        self, by_place: Places, mistakes: list[Mistake], inactive: Mapping[str, str]
+    ) -> Iterator[tuple[Setting, object, str]]:
+        for table, entries in self.tables.items():
+            if not isinstance(entries, dict):
+                mistakes.append(Mistake(f"{self.place('', table)}: stands in no section{_home(table, by_place)}"))
+            elif table in ENGINES:
+                yield from self._of_engine(table, entries, mistakes)
+            elif not any(section == table for section, _ in by_place):
+                of_keys = (inactive.get(key.replace("_", "-")) for key in entries)
+                said = inactive.get(f"[{table}]") or next(filter(None, of_keys), None) or _no_table(table, by_place)
+                mistakes.append(Mistake(f"{self.place(table)}: {said}"))
+            else:
+                yield from self._of_table(table, entries, by_place, mistakes, inactive)
+
+    def _of_table(
+        self,
+        table: str,
+        entries: Mapping[str, object],
+        by_place: Places,
+        mistakes: list[Mistake],
+        inactive: Mapping[str, str],
+    ) -> Iterator[tuple[Setting, object, str]]:
+        for key, value in entries.items():
+            setting = by_place.get((table, key))
+            if setting is not None:
+                yield setting, value, self.place(table, key)
+            else:
+                said = inactive.get(key.replace("_", "-")) or f"no such setting{_home(key, by_place)}"
+                mistakes.append(Mistake(f"{self.place(table, key)}: {said}"))
+
+    def _of_engine(
+        self, table: str, entries: Mapping[str, object], mistakes: list[Mistake]
+    ) -> Iterator[tuple[Setting, object, str]]:
+        for key, value in entries.items():
+            match find_key(table, key):
+                case Setting() as setting:
+                    yield setting, value, self.place(table, key)
+                case Refusal(message):
+                    mistakes.append(Mistake(f"{self.place(table, key)}: {message}"))
+                case _:
+                    near = nearest(key, engine_settings(table))
+                    mistakes.append(Mistake(f"{self.place(table, key)}: {ENGINES[table]} has no such flag{near}"))
+
+
+def read_document(path: Path) -> Document:
+    """The file's tables.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not TOML; with the line.
+    """
+    try:
+        text = read_text(path, limit=MOST_TOML)
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}; accepted: the path of a TOML file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--config {path}: byte {error.start} is not UTF-8; TOML files are") from None
+    except ValueError as error:
+        raise ConfigError(f"--config {path}: {error}; accepted: a TOML file") from None
+    try:
+        return Document(path, parse_toml(text), _lines(text))
+    except ValueError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+
+
+def _lines(text: str) -> dict[tuple[str, str], int]:
+    """Best effort, for messages only: tomllib tells no positions."""
+    table = ""
+    found: dict[tuple[str, str], int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[\[?\s*([\w.-]+)\s*\]", line):
+            table = header[1]
+            found.setdefault((table, ""), number)
+            found.setdefault((table.partition(".")[0], table.partition(".")[2]), number)
+        elif key := re.match(r"\s*([\w-]+)\s*=", line):
+            found.setdefault((table, key[1]), number)
+    return found
+
+
+def _home(key: str, by_place: Places) -> str:
+    """Which section a misplaced key belongs to, or which key a misspelt one resembles."""
+    homes = [section for section, name in by_place if name == key]
+    if homes:
+        return f"; it belongs to [{homes[0]}]"
+    match find_flag(f"--{key.replace('_', '-')}"):
+        case Refusal(message):
+            return f"\n{message}"
+        case (setting, _):
+            return f"; it belongs to [{setting.section}]{f' as {setting.name}' if setting.name != key else ''}"
+    return nearest(key, [name for _, name in by_place])
+
+
+def _no_table(table: str, by_place: Places) -> str:
+    sections = [*dict.fromkeys(section for section, _ in by_place), *ENGINES]
+    return (
+        f"neither a section nor a named plugin with options{nearest(table, sections)}\n"
+        f"sections: {', '.join(sections)}; a plugin is named with --plugin, or in [run] plugins"
+    )
+
+
+TABLES = ("defaults", "datasets")
+MOST_NODES = 100_000
+"""Values of a file of evaluation sets."""
+
+OF_ONE = ("name", "path")
+"""Keys that no default can give."""
+
+
+def read_eval_config(path: Path) -> tuple[EvalDataset, ...]:
+    """The evaluation sets of the file, with its defaults filled in.
+
+    Raises:
+        Unacceptable: it cannot be read, or describes none; lists everything that is wrong.
+    """
+    content = _content(path)
+    content = content["eval"] if list(content) == ["eval"] and isinstance(content["eval"], dict) else content
+    defaults, problems = content.get("defaults") or {}, _misplaced(content)
+    entries = _entries(content.get("datasets"))
+    if entries is None or not isinstance(defaults, dict):
+        raise Unacceptable("found no evaluation sets; accepted: datasets, a list of tables, and defaults, a table")
+    problems += [f"defaults: {key} is of one set, not of all" for key in defaults if key in OF_ONE]
+    found = []
+    for entry in entries:
+        if not isinstance(entry, dict):
+            problems.append(f"found {entry!r}; accepted: a table such as {{name: aime, path: aime.jsonl}}")
+            continue
+        try:
+            found.append(_placed(dataset_of({**defaults, **entry}), path.parent))
+        except PydanticCustomError as error:
+            problems.append(error.message())
+    if problems:
+        raise Unacceptable("; ".join(problems))
+    return tuple(found)
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        text = read_text(path, limit=MOST_TOML)
+        found = parse_toml(text) if path.suffix == ".toml" else _yaml(text)
+    except OSError as error:
+        raise Unacceptable(f"{error.strerror}; accepted: the path of a YAML or TOML file") from None
+    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are
+        raise Unacceptable(f"cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise Unacceptable(f"found {type(found).__name__}; accepted: a table with datasets")
+    return found
+
+
+def _yaml(text: str) -> Any:
+    import yaml
+
+    try:
+        node = yaml.compose(text, yaml.SafeLoader)
+        _refuse_twice(node, set())
+        if _written_out(node, {}) > MOST_NODES:
+            raise ValueError(f"its aliases stand for more than {MOST_NODES:,} values")
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"not YAML: {' '.join(str(error).split())}") from None
+
+
+def _refuse_twice(node: Any, seen: set[int]) -> None:
+    """YAML's reader would lose the first of two values of one key."""
+    if node is None or isinstance(node.value, str) or id(node) in seen:
+        return
+    seen.add(id(node))
+    pairs = [one if isinstance(one, tuple) else (None, one) for one in node.value]
+    keys = [str(key.value) for key, _ in pairs if key is not None]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice} stands in one table twice; give each name once")
+    for _, value in pairs:
+        _refuse_twice(value, seen)
+
+
+def _written_out(node: Any, known: dict[int, int]) -> int:
+    """How many values and keys there are where every alias is written out."""
+    if node is None or isinstance(node.value, str):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = 0  # a table that holds itself has no end; YAML's reader makes it one object
+        inner = [part for one in node.value for part in (one if isinstance(one, tuple) else (one,))]
+        known[id(node)] = 1 + sum(_written_out(part, known) for part in inner)
+    return known[id(node)]
+
+
+def _misplaced(content: dict[str, Any]) -> list[str]:
+    return [f"no such key {key}{nearest(str(key), TABLES)}" for key in content if key not in TABLES]
+
+
+def _entries(datasets: object) -> list[Any] | None:
+    """The sets as a list of tables; a map's keys are their names. None: there are none."""
+    if isinstance(datasets, dict):
+        datasets = [{"name": name, **entry} if isinstance(entry, dict) else entry for name, entry in datasets.items()]
+    return datasets if isinstance(datasets, list) and datasets else None
+
+
+def _placed(one: EvalDataset, base: Path) -> EvalDataset:
+    return one.model_copy(update={"path": Path(os.path.abspath(base / one.path.expanduser()))})
