@@ -30,21 +30,23 @@ setup: ## make .venv: the pinned CPU environment and the packages, editable
 demo: setup ## train a tiny model with GRPO on this machine's CPU
 	@$(BIN)/slime run --plugin grpo --plugin plots --device cpu
 
-# Mostly compute and measure no time limits, so two of these files may run at a time, the longest first. In a pytest of
-# their own, because Megatron takes over the process that loads it.
+# Files that train on ranks; a pytest of their own, because Megatron takes over the process that loads it. The longest
+# come first.
 RANK_TESTS := $(wildcard $(patsubst %,tests/%.py,engines/test_layouts e2e/test_bad_input e2e/test_train_only \
     $(addprefix engines/test_,critic function_paths learner harness inputs families roles shared_prompts processes \
     freezing routing gloo log_probs megatron_flags model llama schedules) e2e/test_one_sample))
-PYTEST := $(BIN)/python -m pytest
-TWO_FILES := -n 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-# One part after the other: beside other tests, Ray's services missed their limit of 15 s to start.
+# For two cores: `types` has one process and goes with the ranks; servers wait while they start, so three files at a time.
 .PHONY: test
 test: setup ## all checks: lint, types, import contracts, tests
-	@$(MAKE) -j 2 --output-sync=target lint types contracts
-	$(PYTEST) $(TWO_FILES) tests/unit tests/guards tests/contracts tests/golden $(wildcard plugins/*/tests)
-	$(PYTEST) $(TWO_FILES) --no-loadscope-reorder $(RANK_TESTS)
-	$(PYTEST) $(addprefix --ignore ,$(RANK_TESTS)) tests/engines tests/e2e
+	@$(MAKE) -j 4 lint types contracts test-ranks
+	$(PYTEST) -n 2 tests/guards $(wildcard plugins/*/tests) tests/contracts tests/golden tests/unit
+	$(PYTEST) -n 3 $(addprefix --ignore ,$(RANK_TESTS)) tests/e2e tests/engines
+
+.PHONY: test-ranks
+test-ranks: setup
+	$(PYTEST) -n 2 $(RANK_TESTS)
 
 .PHONY: examples
 examples: setup ## property tests with ten times as many random examples as `make test`

@@ -12,6 +12,9 @@ from hypothesis import HealthCheck, settings
 # tests start could then not be interrupted. A handler of our own gives every child the default again.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tests run several at a time: threads of one operation that wait for each other take the cores from the rest.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # The same examples in every run, and no clock: what a busy machine holds up is no finding.
 settings.register_profile("slime", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("slime")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-__all__ = ["Machine", "free_resources"]
+__all__ = ["Machine", "cpu_threads", "free_resources"]
 
 CGROUP = Path("/sys/fs/cgroup")
 SHARED = Path("/dev/shm")
@@ -39,6 +39,12 @@ class Machine:
     def can_use_gpus(self) -> bool:
         """Whether torch can compute on a GPU here."""
         return self.has_gpus and not self.torch.endswith("+cpu")
+
+
+def cpu_threads() -> int:
+    """Threads of one operation on a CPU: ``OMP_NUM_THREADS``, or one for each core that this process may run on."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return int(wanted) if wanted.isdecimal() and int(wanted) else len(os.sched_getaffinity(0))
 
 
 def free_resources() -> Machine:

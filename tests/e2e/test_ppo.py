@@ -60,14 +60,3 @@ def test_a_resumed_run_continues_the_critic(run: Finished, tmp_path: Path):
     assert again.rows[2]["train/critic_lr"] == run.rows[2]["train/critic_lr"]
     # The sampled tokens differ; the values are those of a critic that had two rollouts, not of a fresh one.
     assert again.rows[2]["train/values"] == pytest.approx(run.rows[2]["train/values"], rel=0.2)
-
-
-def test_a_checkpoint_without_a_critic_is_refused(run: Finished, tmp_path: Path):
-    folder = tmp_path / "without"
-    shutil.copytree(run.folder, folder)
-    checkpoint = folder / "checkpoints" / "step-000002"
-    shutil.rmtree(checkpoint / "critic")
-    shutil.rmtree(folder / "checkpoints" / "step-000003")
-    refused = slime(folder, "run", "--config", folder / "config.toml", "--load", folder, "--output-dir", folder)
-    assert refused.code != 0
-    assert f"{checkpoint} holds no critic, and the advantage estimator of this run needs one" in refused.errors

@@ -33,24 +33,16 @@ for package in packages:
 """
 
 
-def start(*words: object, where: Path, path: Path | None = None) -> subprocess.Popen[str]:
-    """Start ``python`` with these words, and ``path`` in front of what it imports from."""
+def python(*words: object, where: Path, path: Path | None = None) -> str:
+    """Run ``python`` with these words, and ``path`` in front of what it imports from; what it printed."""
     environment = os.environ | ({"PYTHONPATH": str(path)} if path else {})
     command = [sys.executable, *map(str, words)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=where, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True)
-
-
-def finish(started: subprocess.Popen[str]) -> str:
-    """Wait for its end, which has to be a good one; what it printed."""
-    printed, _ = started.communicate()
-    assert started.returncode == 0, printed
-    return printed
-
-
-def python(*words: object, where: Path, path: Path | None = None) -> str:
-    """Run ``python`` to its end; what it printed."""
-    return finish(start(*words, where=where, path=path))
+    ended = subprocess.run(
+        command, cwd=where, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stdout
+    return ended.stdout
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +115,7 @@ def test_the_settings_of_types_are_as_strict_as_ours(kind: str):
 def test_the_tests_of_the_packages_pass_with_warnings_as_errors(folder: Path, site: Path):
     packages = sorted(folder.iterdir())
     words = ("-m", "pytest", "-v", "-p", "no:cacheprovider", "-c", packages[0] / "pyproject.toml", "--rootdir", folder)
-    # Side by side, because most of the time goes into processes that start; the two slowest kinds are neighbours.
-    halves = [start(*words, *(one / "tests" for one in packages[i::2]), where=folder, path=site) for i in (0, 1)]
-    printed = "\n".join(map(finish, halves))
+    printed = python(*words, *(one / "tests" for one in packages), where=folder, path=site)
     assert "warning" not in printed
     for scaffold in SCAFFOLDS.values():
         passed = re.findall(rf"^{scaffold.distribution}/tests/.*::(\S+) PASSED", printed, re.MULTILINE)

@@ -10,7 +10,6 @@ the checkpoint in which that bias is zero. Remove this when SGLang builds these 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from slime_core.config.schema import RunConfig
 from slime_core.config.serving import EngineGroup, EngineModel
 from slime_core.rollout.engines.engine import EngineSettings
 from slime_core.rollout.engines.router import RouterSettings
+from slime_core.runtime.machine import cpu_threads
 from slime_core.runtime.placement import Slot
 
 __all__ = ["Site", "evaluating_engines", "model_engines", "policy_engines", "router_settings", "with_head_bias"]
@@ -55,7 +55,7 @@ class Site:
     @property
     def threads(self) -> int:
         """CPU threads of one server."""
-        return len(os.sched_getaffinity(0))
+        return cpu_threads()
 
 
 def policy_engines(config: RunConfig, site: Site) -> list[EngineSettings]:

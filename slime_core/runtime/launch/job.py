@@ -17,6 +17,7 @@ from slime_core.plugins.selection import policy_loss
 from slime_core.rollout.engines.fleet import EngineFleet
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.layout import Device
+from slime_core.runtime.machine import cpu_threads
 from slime_core.weights.publisher import PublisherSettings
 
 __all__ = ["Job", "cpu_environment", "learner_settings", "publisher_settings", "sampler_settings"]
@@ -77,7 +78,7 @@ def learner_settings(job: Job, device: Device) -> LearnerSettings:
         options=dict(job.options),
         num_steps=job.config.rollout.num_rollout * job.config.steps_per_rollout,
         layout=ParallelLayout.of(job.config.parallel),
-        num_threads=_cores() if device == "cpu" else 0,
+        num_threads=cpu_threads() if device == "cpu" else 0,
         run_folder=job.folder,
         resumed_step=job.resumed_step,
     )
@@ -133,14 +134,10 @@ def publisher_settings(
 def cpu_environment(device: Device) -> dict[str, str]:
     """Variables of a process that computes on ``device``."""
     # A CPU run on a machine with GPUs must not see them, because torch would use them.
-    return {"OMP_NUM_THREADS": str(_cores()), "CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+    return {"OMP_NUM_THREADS": str(cpu_threads()), "CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
 
 
 def _on(device: Device, config: RunConfig) -> RunConfig:
     """``config`` with ``device`` resolved to the one that the run uses."""
     cluster = config.cluster.model_copy(update={"device": "cuda" if device == "gpu" else "cpu"})
     return config.model_copy(update={"cluster": cluster})
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
