@@ -10,6 +10,7 @@ What there is:
     prompt_paths, secrets    what is written in the place of a prompt file, of a secret
     eval_sets   every evaluation set with all that decides it
     choices     the components and prompt formats that settings name; sums of rewards
+    engine_key  the key that engines and routers of a run require
 
 How it is read:
 

@@ -332,7 +332,10 @@ _OWNED: Mapping[str, str] = {
     """,
     "the sampler and the router speak plain HTTP on addresses of the run": """
         grpc_mode smg_grpc_mode enable_http2 ssl_keyfile ssl_certfile ssl_ca_certs ssl_keyfile_password
-        enable_ssl_refresh api_key admin_api_key
+        enable_ssl_refresh
+    """,
+    "each run makes a key for its engines; set the environment variable SLIME_ENGINE_KEY to choose it": """
+        api_key admin_api_key
     """,
     "the version of the weights is counted by the run": "weight_version",
     "the learner publishes weights when an engine is up": "checkpoint_engine_wait_weights_before_ready",

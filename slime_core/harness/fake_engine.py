@@ -53,6 +53,7 @@ class FakeServer(ABC):
 
     Arguments:
         faulty: the path whose requests meet ``faults``.
+        key: what requests must carry as ``Authorization: Bearer``, those for /health apart; empty: nothing.
 
     Attributes:
         url: where it listens, once it has been started.
@@ -62,12 +63,13 @@ class FakeServer(ABC):
             it is cut within an answer; ``garbage``: the answer is no JSON; ``hang``: none comes.
     """
 
-    def __init__(self, *, faulty: str) -> None:
+    def __init__(self, *, faulty: str, key: str = "") -> None:
         self.url = ""
         self.calls: list[str] = []
         self.headers: list[Mapping[str, str]] = []
         self.faults: list[str] = []
         self._faulty = faulty
+        self._key = key
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name=type(self).__name__, daemon=True)
         self._ready = threading.Event()
@@ -98,6 +100,9 @@ class FakeServer(ABC):
 
     async def _answer(self, request: web.Request) -> web.Response:
         self.calls.append(request.path)
+        allowed = not self._key or request.headers.get("Authorization") == f"Bearer {self._key}"
+        if not allowed and not request.path.startswith("/health"):
+            return web.json_response({"error": "Unauthorized"}, status=401)
         handler = self.handlers().get(request.path)
         if handler is None:
             return web.json_response({"error": "not found"}, status=404)
@@ -167,6 +172,7 @@ class FakeEngine(FakeServer):
         vocab_size: ids are below it.
         context_length: a longer prompt plus response is refused.
         version: of the weights, until an update brings another.
+        key: as ``--api-key`` of SGLang.
 
     Attributes:
         answers: ids of the next responses, first one first, which then end with id 1; without, it answers as above.
@@ -185,8 +191,10 @@ class FakeEngine(FakeServer):
         bodies: the parsed body of each generate request, in order.
     """
 
-    def __init__(self, *, vocab_size: int = 16, context_length: int = 128, version: str = "default") -> None:
-        super().__init__(faulty="/generate")
+    def __init__(
+        self, *, vocab_size: int = 16, context_length: int = 128, version: str = "default", key: str = ""
+    ) -> None:
+        super().__init__(faulty="/generate", key=key)
         self.answers: list[list[int]] = []
         self.sampled: list[tuple[list[int], list[int]]] = []
         self.loaded: list[str] = []

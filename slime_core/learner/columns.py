@@ -374,6 +374,12 @@ FLOAT32 = Bounds(*PARITY_BOUNDS["float32"])
 BFLOAT16 = Bounds(*PARITY_BOUNDS["bfloat16"])
 STRICT = Bounds(*STRICT_PARITY_BOUNDS)
 
+OTHER_CLIENT = (
+    "Another client changed the engine's weights, which is possible where engines are external or SLIME_ENGINE_KEY is "
+    "empty. Start external engines with an --api-key that only this run knows, and export it as SLIME_ENGINE_KEY."
+)
+"""A cause only where others can reach the engines."""
+
 CAUSES = (
     "The engines serve other weights than the learner holds. Repeat with --check-weight-update-equal.",
     "Learner and engines see other tokens or positions: a generate function that encodes text again, or a model spec "
@@ -394,11 +400,13 @@ class ParityGate:
         weights: interval and bounds.
         bf16: whether learner and engines compute in bfloat16, which sets the bounds that were not given.
         strict: every trained token has to be fresh, within the bounds :data:`STRICT` unless tighter ones are given.
+        is_alone: only this run can call the engines.
     """
 
-    def __init__(self, weights: WeightsConfig, *, bf16: bool, strict: bool = False) -> None:
+    def __init__(self, weights: WeightsConfig, *, bf16: bool, strict: bool = False, is_alone: bool = True) -> None:
         default = STRICT if strict else BFLOAT16 if bf16 else FLOAT32
         self._strict = strict
+        self._causes = CAUSES if is_alone else (OTHER_CLIENT, *CAUSES)
         self._dtype = "bfloat16" if bf16 else "float32"
         self._interval = weights.parity_interval
         self._bounds = Bounds(
@@ -481,7 +489,7 @@ class ParityGate:
 
     def _explanation(self, rollout: int, temperature: float) -> str:
         found, bounds = self._measured, self._bounds
-        causes = (cause.format(temperature=temperature, dtype=self._dtype) for cause in CAUSES)
+        causes = (cause.format(temperature=temperature, dtype=self._dtype) for cause in self._causes)
         listed = "\n".join(f"  {number}. {cause}" for number, cause in enumerate(causes, start=1))
         return (
             f"rollout {rollout}: learner and engines give the same tokens other log-probabilities. Over "

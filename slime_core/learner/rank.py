@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from slime_core.config.engine_key import engine_access
 from slime_core.config.settings import core_values
 from slime_core.learner.checks import (
     can_share_prompts,
@@ -91,7 +92,12 @@ class Learner:
         )
         self._objective, self._estimation = build_learning(registry, settings, parts=loss_parts(self.hooks, self._info))
         self._shares_prompts = self._can_share_prompts()
-        self.parity = ParityGate(config.weights, bf16=config.model.bf16, strict=config.algorithm.true_on_policy_mode)
+        self.parity = ParityGate(
+            config.weights,
+            bf16=config.model.bf16,
+            strict=config.algorithm.true_on_policy_mode,
+            is_alone=engine_access().key is not None and not config.engine.rollout_external_engine_addrs,
+        )
         columns = self._required_columns(registry)
         self._frozen = FrozenModels(
             self.actor, reads_reference=columns.reference, config=config, folder=settings.folder

@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 
+from slime_core.config.engine_key import send_key_to
 from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.rollout.sampler import EvalSampler, Sampler, SamplerState
@@ -44,6 +45,7 @@ class SamplerActor(Watched):
 
     async def setup(self, settings: SamplerSettings) -> None:
         """Load data, tokenizer and components."""
+        send_key_to(settings.router_url, *settings.engine_urls, *settings.model_urls.values())
         with uncollected():
             if settings.trains:
                 self._sampler = self._train_sampler = Sampler(settings, self._registry, manifest=self._manifest)

@@ -38,6 +38,7 @@ from typing import Any, Concatenate, Generic, Never, ParamSpec, TypeVar, overloa
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from slime_core.config.engine_key import EngineAccess, engine_access, set_engine_access
 from slime_core.errors import SlimeError
 from slime_core.runtime.placement import Slot
 from slime_core.runtime.remote_errors import SealedError
@@ -264,7 +265,7 @@ def start_actor(launch: Launch, cls: Callable[P, W], /, *args: P.args, **kwargs:
         options["runtime_env"] = {"env_vars": variables}
     as_actor: Any = ray.remote  # its annotations leave concurrency_groups out
     remote = as_actor(concurrency_groups={"control": 2})(_guarded(cls))
-    return Actor(remote.options(**options).remote(*args, **kwargs), launch.label)
+    return Actor(remote.options(**options).remote(engine_access(), *args, **kwargs), launch.label)
 
 
 @contextmanager
@@ -284,7 +285,9 @@ def uncollected() -> Iterator[None]:
 
 def _guarded(cls: Any) -> type[Watched]:
     class Guarded(cls):  # type: ignore[misc]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
+        def __init__(self, access: EngineAccess, *args: Any, **kwargs: Any) -> None:
+            # An argument, not an environment variable: Ray logs those of its processes.
+            set_engine_access(access)
             try:
                 super().__init__(*args, **kwargs)
             except SlimeError as error:

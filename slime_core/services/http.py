@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from slime_core.config.engine_key import engine_headers
 from slime_core.config.secrets import SECRET, secret_names, shown, unset, written_out
 from slime_core.errors import ConfigError, ServiceError
 from slime_core.types import JsonValue
@@ -132,7 +133,8 @@ class Service:
     ) -> None:
         self.shown = shown(url)
         self._url = with_secrets(url)
-        self._headers = {} if token_env is None else {"Authorization": f"Bearer {_token(token_env, url)}"}
+        own = engine_headers(self._url)  # where an engine of the run answers
+        self._headers = own if token_env is None else {"Authorization": f"Bearer {_token(token_env, url)}"}
         self._secrets = {name: os.environ[name].strip() for name in [*secret_names(url), *filter(None, [token_env])]}
         self._timeout_s, self._max_in_flight, self._retry_statuses = timeout_s, max_in_flight, retry_statuses
         self._num_open = 0

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
+from slime_core.config.engine_key import engine_headers, key_advice, send_key_to
 from slime_core.errors import WeightSyncError
 from slime_core.weights.specs import Bucket
 
@@ -68,6 +69,7 @@ class EngineControl:
         if not urls:
             raise WeightSyncError("Asked to control engines; no engine URL was given")
         self.urls = tuple(url.rstrip("/") for url in urls)
+        send_key_to(*self.urls)
         each = [ranks_per_engine] * len(self.urls) if isinstance(ranks_per_engine, int) else ranks_per_engine
         self.ranks = tuple(each)
         self._timeout_s = timeout_s
@@ -283,9 +285,10 @@ def call(url: str, endpoint: str, body: Mapping[str, Any] | None = None, *, time
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=timeout_s)
     try:
         if body is None:
-            connection.request("GET", endpoint)
+            connection.request("GET", endpoint, headers=engine_headers(url))
         else:
-            connection.request("POST", endpoint, json.dumps(body), {"Content-Type": "application/json"})
+            headers = {"Content-Type": "application/json", **engine_headers(url)}
+            connection.request("POST", endpoint, json.dumps(body), headers)
         response = connection.getresponse()
         text = response.read().decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
@@ -302,8 +305,7 @@ def call(url: str, endpoint: str, body: Mapping[str, Any] | None = None, *, time
 
 def _next_step(response: http.client.HTTPResponse) -> Iterator[str]:
     """The next step, where the status shows that a proxy or an API key is in front of the engine."""
-    if response.status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
-        yield "A run sends no API key: start the engine without --api-key, where only the run reaches it."
+    yield from key_advice(response.status)
     if response.status in REDIRECTS:
         yield f"It sends on to {response.headers.get('Location')}: give the address of the engine itself."
 

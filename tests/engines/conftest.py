@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 import slime_core
+from slime_core.config.engine_key import EngineAccess, set_engine_access
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.rollout.engines.router import Router, RouterSettings
@@ -47,7 +49,11 @@ class Engine:
 
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """A real server with the embedded checkpoint in fp32, behind a real router; about ten seconds, once a session."""
+    """A real server with the embedded checkpoint in fp32, behind a real router; about ten seconds, once a session.
+
+    Both require a key, as in a run, and the calls of this process carry it.
+    """
+    set_engine_access(EngineAccess(SecretStr("the-key-of-the-tests")))
     logs = tmp_path_factory.mktemp("logs")
     with SGLangServer(EngineSettings(MODEL, logs / "engine.log", dtype="float32")) as server:
         settings = RouterSettings(logs / "router.log", health_interval_s=1, health_failures=1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from slime_core.config.engine_key import engine_access
 from slime_core.errors import EngineError, NonFiniteError, WeightSyncError
 from slime_core.generation import Generation, SamplingParams
 from slime_core.rollout.engines import server as server_module
@@ -79,6 +82,40 @@ async def assert_serves(client: GenerateClient, model: torch.nn.Module) -> None:
         likeliest, log_probs = reference(model, prompt, answer)
         assert list(answer.token_ids) == likeliest
         assert list(answer.log_probs) == pytest.approx(log_probs, abs=1e-3)
+
+
+# --- The key of the run -----------------------------------------------------------------------------------------------
+
+ENGINE_CALLS = ["/generate", "/update_weights_from_disk", "/weights_checker", "/v1/chat/completions", "/server_info"]
+ROUTER_CALLS = ["/generate", "/v1/chat/completions", "/workers", "/flush_cache", "/get_model_info"]
+
+
+def test_without_the_key_an_engine_and_a_router_answer_401_and_only_say_that_they_live(engine: Any) -> None:
+    def status(url: str, path: str, **headers: str) -> int:
+        body = None if path in ("/server_info", "/workers", "/get_model_info") else b"{}"
+        sent = urllib.request.Request(url + path, body, {"Content-Type": "application/json", **headers})
+        try:
+            with urllib.request.urlopen(sent, timeout=30) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    for server, calls in ((engine.server, ENGINE_CALLS), (engine.router, ROUTER_CALLS)):
+        for path in calls:
+            found = [status(server.url, path), status(server.url, path, Authorization="Bearer wrong")]
+            assert found == [401, 401], (server, path)
+    with urllib.request.urlopen(f"{engine.router.url}/liveness", timeout=30) as live:
+        assert live.status == 200
+    assert engine.router.healthy_workers() == [engine.server.url]
+
+
+def test_no_log_and_no_command_line_shows_the_key(engine: Any) -> None:
+    logs = "".join(file.read_text() for file in engine.logs.iterdir())
+    assert "'api_key': '***'" in logs
+    lines = [Path(f"/proc/{one.pid}/cmdline") for one in psutil.Process().children(recursive=True)]
+    shown = logs + "".join(line.read_text() for line in lines if line.exists())
+    assert engine_access().key_text
+    assert engine_access().key_text not in shown
 
 
 # --- Generation -------------------------------------------------------------------------------------------------------

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import SecretStr
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassification
 
+from slime_core.config.engine_key import EngineAccess, engine_access, set_engine_access
 from slime_core.config.schema import ARITHMETIC, LearnerConfig, RolloutConfig, RunConfig
 from slime_core.errors import ConfigError, RequestFailed
 from slime_core.generation import Generation, SamplingParams
@@ -46,8 +48,12 @@ GREEDY = SamplingParams(temperature=0, max_new_tokens=12, ignore_eos=True)
 
 @pytest.fixture
 def engines() -> Iterator[list[FakeEngine]]:
+    """Behind a real router they require a key, as in a run."""
+    before, key = engine_access(), "of-the-run"
+    set_engine_access(EngineAccess(SecretStr(key)))
     with ExitStack() as stack:
-        yield [stack.enter_context(FakeEngine()) for _ in range(3)]
+        yield [stack.enter_context(FakeEngine(key=key)) for _ in range(3)]
+    set_engine_access(before)
 
 
 async def test_turns_of_a_conversation_stay_with_one_engine(engines: list[FakeEngine], tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
+from slime_core.config.engine_key import engine_headers
 from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.generation import FinishReason, Generation, SamplingParams
 from slime_core.generation.sampling import NOTHING
@@ -235,7 +236,7 @@ class GenerateClient:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),  # the semaphore is the bound
-                headers={"Content-Type": "application/json"},
+                headers={"Content-Type": "application/json", **engine_headers(self.url)},
             )
         return self._session
 

@@ -3,7 +3,8 @@
 The server is the unmodified ``sglang.launch_server``, never imported. What it needs on a CPU is passed through its
 environment (:mod:`slime_core.cpu.sglang`). There a launcher lets its processes fork
 (``_slime_server`` among the stand-ins): it starts in 6 s with 0.7 GB on two idle cores instead of about 20 s with 1.8
-GB, nearly all of it imports. The warm-up request is skipped.
+GB, nearly all of it imports. The warm-up request is skipped. The key of the run comes through the environment too
+(:mod:`.keyed`).
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from slime_core.config.engine_key import ENGINE_KEY, engine_access
 from slime_core.config.serving import WorkerType
 from slime_core.cpu import sglang as cpu
+from slime_core.rollout.engines import keyed
 from slime_core.rollout.engines.server import Server
 from slime_core.rollout.engines.supervisor import supervised
 
@@ -114,10 +117,11 @@ class EngineSettings:
         ]
 
     def environment(self) -> dict[str, str]:
-        """The server's whole environment."""
+        """The server's whole environment; the key of the run is in it, if there is one."""
+        found = {**os.environ, ENGINE_KEY: engine_access().key_text}
         if self.device != "cpu":
-            return dict(os.environ)
-        return {**os.environ, **cpu.server_environment(threads=self.threads, processes=self.tensor_parallel)}
+            return found
+        return {**found, **cpu.server_environment(threads=self.threads, processes=self.tensor_parallel)}
 
 
 class SGLangServer(Server):
@@ -145,5 +149,5 @@ class SGLangServer(Server):
         """As :meth:`Server.command`; on ``second`` a prefill engine hands the cache over."""
         self.bootstrap_port = second if self.settings.worker_type == "prefill" else 0
         bootstrap = [f"--disaggregation-bootstrap-port={second}"] if self.bootstrap_port else []
-        module = [sys.executable, "-m", self.settings.module]
-        return supervised(SHARED_MEMORY, [*module, *self.settings.arguments(), f"--port={port}", *bootstrap])
+        program = [sys.executable, keyed.__file__, self.settings.module]
+        return supervised(SHARED_MEMORY, [*program, *self.settings.arguments(), f"--port={port}", *bootstrap])

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from slime_core.config.engine_key import send_key_to
 from slime_core.config.model_config import described, differences
 from slime_core.config.schema import RunConfig
 from slime_core.config.serving import WorkerType
@@ -98,6 +99,7 @@ def discover(addresses: Sequence[str], needs: Needs) -> list[External]:
         ConfigError: lists every engine that does not answer or cannot serve the run, with all its reasons.
     """
     urls = [f"http://{address}" for address in addresses]
+    send_key_to(*urls)
     with ThreadPoolExecutor(len(urls)) as threads:
         answers = list(threads.map(_reported, urls))
     wrong = [
@@ -248,6 +250,7 @@ class ExternalWatch:
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = list(urls)
+        send_key_to(*urls)
         self._refused: Counter[str] = Counter()
         self._versions: dict[str, _Version] = {}
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from slime_core.config.engine_key import ENGINE_KEY, engine_access, engine_headers, key_advice, send_key_to
 from slime_core.config.serving import RouterPolicy, WorkerType
 from slime_core.errors import EngineError
 from slime_core.rollout.engines.server import Server
@@ -31,10 +32,13 @@ __all__ = ["RemoteRouter", "Router", "RouterSettings", "Worker", "ask_router"]
 
 # The launcher imports sglang, and with it torch, for a tracing mode that is not used here; the import is optional
 # (sglang_router 0.3.2, mini_lb.py:21). Without it the router starts in 0.7 s instead of 2 s.
-# The launcher's parser knows fewer policies than the router itself, so the policy is passed separately.
+# The launcher's parser knows fewer policies than the router itself, so the policy is passed separately. The key of the
+# run comes in the environment, because a command line is no secret. With a key, sglang_router 0.3.2 requires it for
+# responses and for /workers, and passes the header of a request on to the engine.
 LAUNCH = (
-    "import sys; sys.modules['sglang'] = None; from sglang_router import launch_router as launcher; "
+    "import os, sys; sys.modules['sglang'] = None; from sglang_router import launch_router as launcher; "
     "arguments = launcher.parse_router_args(sys.argv[2:]); arguments.policy = sys.argv[1]; "
+    f"arguments.api_key = os.environ.pop('{ENGINE_KEY}', '') or None; "
     "launcher.launch_router(arguments)"
 )
 REGISTRATION_POLL_S = 0.05
@@ -111,11 +115,13 @@ class Worker:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """The body of the request that registers it."""
+        """The body of the request that registers it; with the key for the router's own requests to the engine."""
+        key = engine_access().key_text
+        entry = {"url": self.url, "api_key": key} if key else {"url": self.url}
         if self.worker_type == "regular":
-            return {"url": self.url}
+            return entry
         port = {"bootstrap_port": self.bootstrap_port} if self.worker_type == "prefill" else {}
-        return {"url": self.url, "worker_type": self.worker_type, **port}
+        return {**entry, "worker_type": self.worker_type, **port}
 
 
 class Router(Server):
@@ -135,7 +141,7 @@ class Router(Server):
         super().__init__(
             "router",
             host=settings.host,
-            env={**os.environ, "NO_COLOR": "1"},
+            env={**os.environ, "NO_COLOR": "1", ENGINE_KEY: engine_access().key_text},
             log_file=settings.log_file,
             start_timeout_s=settings.start_timeout_s,
         )
@@ -209,6 +215,7 @@ class RemoteRouter:
     def __init__(self, url: str) -> None:
         self.url = url
         self._added: list[str] = []
+        send_key_to(url)
 
     def add(self, workers: Sequence[str]) -> None:
         """Register the engines at these URLs; :meth:`deregister` leaves alone those that the router knew before.
@@ -219,7 +226,7 @@ class RemoteRouter:
         known = {entry["url"] for entry in self._entries()}
         for worker in workers:
             if worker not in known:
-                ask_router(self.url, "POST", "/workers", {"url": worker})
+                ask_router(self.url, "POST", "/workers", Worker(worker).entry)
                 self._added.append(worker)
         deadline_s = time.monotonic() + REGISTRATION_LIMIT_S
         while missing := set(workers) - {entry["url"] for entry in self._entries() if entry["is_healthy"]}:
@@ -251,7 +258,8 @@ def ask_router(url: str, method: str, path: str, body: dict[str, Any] | None = N
     """
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=CALL_LIMIT_S)
     try:
-        connection.request(method, path, json.dumps(body) if body else None, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json", **engine_headers(url)}
+        connection.request(method, path, json.dumps(body) if body else None, headers)
         response = connection.getresponse()
         text = response.read().decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
@@ -259,7 +267,8 @@ def ask_router(url: str, method: str, path: str, body: dict[str, Any] | None = N
     finally:
         connection.close()
     if response.status >= http.client.BAD_REQUEST:
-        raise EngineError(f"The router at {url} refused {method} {path} with status {response.status}: {text}")
+        refusal = f"The router at {url} refused {method} {path} with status {response.status}: {text}"
+        raise EngineError(" ".join([refusal, *key_advice(response.status)]))
     try:
         return json.loads(text) if text else None
     except ValueError:

@@ -20,9 +20,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
+from urllib.parse import urlsplit
 
 import psutil  # type: ignore[import-untyped]
 
+from slime_core.config.engine_key import engine_headers, send_key_to
 from slime_core.errors import EngineError
 from slime_core.rollout.engines.supervisor import die_with
 
@@ -245,6 +247,7 @@ class Server(ABC):
         """Start the program; :meth:`wait_ready` waits until it answers."""
         self._port, second = free_ports(2, host=self._host)
         self.url = f"http://{self._host}:{self._port}"
+        send_key_to(self.url)
         self._process.start(self.command(self._port, second))
 
     def wait_ready(self) -> None:
@@ -297,7 +300,7 @@ class Server(ABC):
 
     def _answers(self) -> bool:
         # Another program may have taken the port and answer too: the engine of another run.
-        return _is_ok(self._host, self._port, self.probe) and self._process.listens(self._port)
+        return _is_ok(self.url, self.probe) and self._process.listens(self._port)
 
     def _lost_its_port(self) -> bool:
         """Whether the program ended because another one had taken its port; a start on another port may then
@@ -318,11 +321,11 @@ def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
             one.close()
 
 
-def _is_ok(host: str, port: int, path: str) -> bool:
+def _is_ok(url: str, path: str) -> bool:
     # http.client ignores proxy settings: a loopback address must not go through a proxy.
-    connection = http.client.HTTPConnection(host, port, timeout=LONGEST_ANSWER_S)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=LONGEST_ANSWER_S)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers=engine_headers(url))
         return connection.getresponse().status == http.client.OK
     except (OSError, http.client.HTTPException):
         return False

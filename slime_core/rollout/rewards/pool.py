@@ -35,6 +35,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
+from slime_core.config.engine_key import engine_access
 from slime_core.errors import PluginError, RunError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.contracts import RunView
@@ -150,6 +151,7 @@ class RewardProcess:
             "run": settings.run.to_json(),
             "timeout_s": settings.timeout_s,
             "memory_bytes": settings.memory_bytes,
+            "engine_access": engine_access(),
         }
         try:
             write_frame(self._writer, pickle.dumps(setup))

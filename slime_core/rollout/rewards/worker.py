@@ -28,6 +28,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import psutil  # type: ignore[import-untyped]
 
+from slime_core.config.engine_key import set_engine_access
 from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
@@ -156,6 +157,7 @@ class _Worker:
         self._registry: Registry = attach(Manifest.from_json(setup["manifest"]))
         self._options: dict[str, Any] = pickle.loads(setup["options"])
         self._run_view = RunView.from_json(setup["run"])
+        set_engine_access(setup["engine_access"])
         self._timeout_s: float = setup["timeout_s"]
         self._writer = writer
         self._process = os.getpid()

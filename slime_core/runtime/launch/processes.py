@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from slime_core.config.engine_key import key_of_run
 from slime_core.learner.actor import LearnerActor, LearnerHandle, NoLearner, SaveSettings
 from slime_core.learner.critic.actor import CriticActor, CriticGroup
 from slime_core.modeling.layout import ParallelLayout
@@ -56,6 +57,7 @@ def processes(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) -
     with DelayedInterrupts() as interrupts, ExitStack() as stack:
         try:
             namespace = f"slime-{os.getpid()}-{time.time_ns()}"
+            stack.enter_context(key_of_run())
             session = stack.enter_context(Session(cluster.ray_address, namespace=namespace))
             if not session.own:
                 inspect_nodes(job.manifest)

@@ -186,7 +186,11 @@ async def test_memory_is_released_by_engines_that_do_not_generate(
 @pytest.mark.parametrize(
     ("status", "next_step"),
     [
-        (401, "A run sends no API key: start the engine without --api-key, where only the run reaches it."),
+        (
+            401,
+            "The key of the run is not the server's. Set the environment variable SLIME_ENGINE_KEY to the one key with "
+            "which all external engines, and an external router, were started (--api-key).",
+        ),
         (307, "It sends on to /elsewhere: give the address of the engine itself."),
     ],
 )

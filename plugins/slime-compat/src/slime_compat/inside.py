@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from slime_core.errors import PluginError
-from slime_core.services import model_url
+from slime_core.services import engine_headers, model_url
 from slime_core.types import Sample, SpecInfo
 
 __all__ = [
@@ -147,7 +147,8 @@ async def post(url: str, payload: Any, headers: Mapping[str, str] | None = None)
     """
     import aiohttp
 
-    async with aiohttp.ClientSession() as session, session.post(url, json=payload, headers=headers) as response:
+    sent = {**engine_headers(url), **(headers or {})}
+    async with aiohttp.ClientSession() as session, session.post(url, json=payload, headers=sent) as response:
         response.raise_for_status()
         return await response.json(content_type=None)
 
@@ -156,7 +157,8 @@ async def get(url: str, headers: Mapping[str, str] | None = None) -> Any:
     """The JSON that ``url`` answers; raises as :func:`post`."""
     import aiohttp
 
-    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as response:
+    sent = {**engine_headers(url), **(headers or {})}
+    async with aiohttp.ClientSession() as session, session.get(url, headers=sent) as response:
         response.raise_for_status()
         return await response.json(content_type=None)
 

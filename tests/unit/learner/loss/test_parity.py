@@ -223,6 +223,13 @@ def test_the_message_says_what_was_found_what_is_accepted_and_what_to_try():
         assert flag in message
 
 
+def test_where_others_can_reach_the_engines_their_weights_are_suspected_first():
+    found = ParityGate(WeightsConfig(), bf16=False, is_alone=False)
+    found.published(7)
+    with pytest.raises(ParityError, match=r"\n  1\. Another client changed the engine's weights"):
+        found.check(found_by(10, 5.0, 4.0), rollout=6, temperature=1.0)
+
+
 def test_the_settings_say_the_bounds_that_apply():
     descriptions = [
         str(WeightsConfig.model_fields[name].description) for name in ("parity_mean_tolerance", "parity_max_tolerance")
