@@ -253,6 +253,8 @@ def _announce(record: RunRecord, active: ActivePlugins, config: RunConfig) -> No
     if (half := half_of(config)) is not None:
         print(half)
     print(f"run folder: {record.directory}", flush=True)
+    if record.lock_warning:
+        print(f"warning: {record.lock_warning}", flush=True)
 
 
 def _as_interrupt(signum: int, frame: FrameType | None) -> None:

@@ -7,13 +7,19 @@ tensorboard/    the same for TensorBoard
 samples/        what was generated and how it was rewarded
 logs/           one file a process
 checkpoints/    what a resume starts from
+run.lock        locked by the process that writes here, and names it
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import socket
+import weakref
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 
@@ -22,11 +28,13 @@ from slime_core.errors import CheckpointError, ConfigError
 __all__ = ["FILES", "FOLDERS", "JsonLines", "RunRecord", "numbered", "read_rows", "write_atomically"]
 
 FOLDERS = ("tensorboard", "samples", "logs", "checkpoints")
-FILES = ("config.toml", "plugins.json", "metrics.jsonl")
+LOCK = "run.lock"
+FILES = ("config.toml", "plugins.json", "metrics.jsonl", LOCK)
 
 
 class RunRecord:
-    """The folder of one run, made on construction; a fresh run never writes into another one's.
+    """The folder of one run, made on construction; a fresh run never writes into another one's, and no two processes
+    write into one: the folder is locked from construction to the end of this object or of the process.
 
     Arguments:
         directory: made if it is missing; must be empty unless the run is resumed, or hold no more than a start that
@@ -34,14 +42,22 @@ class RunRecord:
         resumed_step: the step that a resumed run does next: the rows of earlier steps are kept, later ones dropped,
             and the settings so far get a name of their own. None: fresh.
 
+    Attributes:
+        lock_warning: why the folder could not be locked, for people; empty: it is locked.
+
     Raises:
-        ConfigError: the directory holds something and the run is not resumed, or it is a file.
+        ConfigError: the directory holds something and the run is not resumed, or it is a file, or another process has
+            locked it.
     """
 
     def __init__(self, directory: Path | str, *, resumed_step: int | None = None) -> None:
         self.directory = Path(directory).absolute()
         self.resumed_step = resumed_step
         self.pending_evaluation: dict[str, float] = {}
+        if resumed_step is None and not (self.directory / LOCK).exists():
+            self._refuse_used()  # before a file is made in a folder that is no run's
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.lock_warning = self._lock()
         if resumed_step is None:
             self._refuse_used()
         for folder in FOLDERS:
@@ -99,6 +115,24 @@ class RunRecord:
         held = ({**row, **metrics} if row["step"] == step else row for row in rows)
         write_atomically(self.metrics, "".join(json.dumps(row, allow_nan=False) + "\n" for row in held))
 
+    def _lock(self) -> str:
+        # A record lock (fcntl(2)) belongs to the process: the kernel releases it when the process ends in any way.
+        file = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        weakref.finalize(self, os.close, file)
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise ConfigError(_in_use(self.directory, os.read(file, HOLDER_BYTES))) from None
+            return (
+                f"{self.directory} could not be locked ({error.strerror}), so nothing stops a second run that is "
+                "resumed in this folder while this one runs."
+            )
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": datetime.now().isoformat(" ", "seconds")}
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"{json.dumps(holder)}\n".encode(), 0)
+        return ""
+
     def _refuse_used(self) -> None:
         if self.directory.is_file():
             raise ConfigError(f"The run folder {self.directory} is a file. Give an empty or a new folder.")
@@ -131,6 +165,24 @@ class RunRecord:
         at_step = [row for row in rows if row["step"] == step]
         at_step_values = [entry for row in at_step for entry in row.items()]
         self.pending_evaluation = {name: value for name, value in at_step_values if name.startswith("eval/")}
+
+
+HOLDER_BYTES = 4096
+
+
+def _in_use(directory: Path, holder: bytes) -> str:
+    try:
+        known = json.loads(holder)
+        pid, host, started = int(known["pid"]), str(known["host"]), str(known["started"])
+    except (ValueError, KeyError, TypeError):  # it has locked the file and not written yet
+        who, stop = "Another process", "stop it"
+    else:
+        who = f"Process {pid} on {host}, started {started}"
+        stop = f"stop it (kill {pid}{'' if host == socket.gethostname() else f' on {host}'})"
+    return (
+        f"The run folder {directory} is in use. {who}, writes into it. Wait until it has ended, {stop}, or give "
+        "another folder with --output-dir."
+    )
 
 
 def numbered(path: Path) -> Iterator[Path]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +19,7 @@ def test_a_run_folder_has_its_places(tmp_path: Path) -> None:
     record.write_text("config.toml", "seed = 1\n")
     assert record.config.read_text() == "seed = 1\n"
     assert sorted(path.name for path in record.directory.iterdir()) == [
-        "checkpoints", "config.toml", "logs", "samples", "tensorboard",
+        "checkpoints", "config.toml", "logs", "run.lock", "samples", "tensorboard",
     ]  # fmt: skip
 
 
@@ -51,6 +55,37 @@ def test_a_resumed_run_keeps_the_settings_so_far(tmp_path: Path) -> None:
         RunRecord(tmp_path, resumed_step=40)
     assert (tmp_path / "config-step-000040.toml").read_text() == "first"
     assert (tmp_path / "config-step-000040-2.toml").read_text() == "second"
+
+
+HOLDS = """
+import sys
+from slime_core.track.record import RunRecord
+record = RunRecord(sys.argv[1])
+print("held", flush=True)
+input()
+"""
+
+
+def test_a_second_process_is_refused_and_learns_who_holds_the_folder_until_that_one_dies(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDS, tmp_path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        for resumed_step in (None, 2):
+            said = rf"is in use\. Process {other.pid} on .*, started 2.*\(kill {other.pid}\)"
+            with pytest.raises(ConfigError, match=said):
+                RunRecord(tmp_path, resumed_step=resumed_step)
+        other.kill()
+        other.wait()
+        RunRecord(tmp_path, resumed_step=2)
+
+
+def test_a_folder_that_cannot_be_locked_is_used_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    assert "could not be locked (No locks available)" in RunRecord(tmp_path).lock_warning
 
 
 def test_a_file_is_no_run_folder(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_an_evaluation_that_ends_late_is_added_to_its_row_and_rows_continue(tmp_
     assert [step for step, _ in memory.rows] == [0, 1, 1, 2]
     assert memory.rows[2] == (1, {"eval/sums": 0.5, "eval/weight_version": 1.0})
     assert EvalFinished(1, {"eval/sums": 0.5, "eval/weight_version": 1.0}) in heard
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["metrics.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["metrics.jsonl", "run.lock"]
 
 
 def test_an_evaluation_that_is_not_finite_leaves_the_row_as_it_was(tmp_path: Path) -> None:
