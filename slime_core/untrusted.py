@@ -10,8 +10,13 @@ import errno
 import json
 import os
 import re
+import resource
+import signal
 import stat
+import threading
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +24,7 @@ __all__ = [
     "MOST_JSON",
     "MOST_TOML",
     "as_object",
+    "limited",
     "open_regular",
     "parse_json",
     "parse_toml",
@@ -114,6 +120,36 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+@contextmanager
+def limited(*, seconds: float, nbytes: int) -> Iterator[None]:
+    """A block of foreign code that may take ``seconds`` of CPU time and ``nbytes`` more memory.
+
+    The limits are those of the process, so only its main thread sets them; in other threads there are none.
+
+    Raises:
+        TimeoutError: it takes longer.
+        MemoryError: it takes more.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(signum: int, frame: object) -> None:
+        raise TimeoutError(f"it took more than {seconds:g} s")
+
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    handler = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    resource.setrlimit(resource.RLIMIT_AS, (min([used + nbytes, *(one for one in (soft, hard) if one >= 0)]), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, handler)
 
 
 def _line(text: str, found: re.Match[str]) -> int:

@@ -25,8 +25,12 @@ from typing import Any
 
 from slime_core.errors import CheckpointError, ConfigError
 from slime_core.track.record import numbered, write_atomically
+from slime_core.untrusted import read_object
 
 __all__ = ["Checkpoint", "RunState", "critic_part", "drafted", "find", "newest", "set_aside", "write_state"]
+
+MOST_STATE = 2**30
+"""Bytes of ``state.json``; it can hold groups that wait, with their tokens."""
 
 NAME = re.compile(r"step-(\d{6,})")
 
@@ -183,8 +187,11 @@ def _sync(folder: Path) -> None:
 
 def _read(path: Path) -> Checkpoint:
     try:
-        values = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        return Checkpoint(path, RunState(**values))
+        state = RunState(**read_object(path / "state.json", limit=MOST_STATE))
+        for name, kind in {"step": int, "cursor": dict, "plugins": dict, "plugin_states": dict}.items():
+            if not isinstance(getattr(state, name), kind):
+                raise ValueError(f"{name} is no {'whole number' if kind is int else 'object'}")
+        return Checkpoint(path, state)
     except (OSError, ValueError, TypeError) as problem:
         raise CheckpointError(
             f"{path / 'state.json'} cannot be read: {problem}. Name another checkpoint of the run."

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.checkpoint.folder import Checkpoint, newest
-from slime_core.errors import ConfigError
+from slime_core.errors import CheckpointError, ConfigError
 from slime_core.track.ledger import ENDS, JOURNAL, Recount
+from slime_core.untrusted import as_object
 
 __all__ = ["USAGE", "execute"]
 
@@ -46,10 +47,15 @@ def execute(argv: Sequence[str]) -> int:
 
 
 def _at_checkpoint(samples: Path, checkpoint: Checkpoint) -> list[str]:
-    kept: dict[str, Any] = checkpoint.state.cursor.get("ledger", {})
     found = Recount(samples)
-    found.read(until=kept.get("journal", 0))
-    held = {name: dict(kept.get(name, [])) for name in ("in_flight", "held")}
+    try:
+        kept: dict[str, Any] = as_object(checkpoint.state.cursor.get("ledger", {}))
+        until = int(kept.get("journal", 0))
+        held = {name: dict(kept.get(name, [])) for name in ("in_flight", "held")}
+    except (TypeError, ValueError) as problem:
+        state = checkpoint.path / "state.json"
+        raise CheckpointError(f"{state} holds no state of a ledger ({problem}). Name another run.") from problem
+    found.read(until=until)
     found.check({**held["in_flight"], **held["held"]})
     title = f"{checkpoint.path.name}, {found.rollouts} rollouts: balances"
     return _table(title, found, {name: len(groups) for name, groups in held.items()})

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from importlib import metadata
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 from pydantic_core import PydanticCustomError
+
+from slime_core.errors import PluginError
 
 __all__ = [
     "REJECTED",
@@ -25,6 +28,25 @@ __all__ = [
     "Value",
     "rejected",
 ]
+
+
+def _require_readable_distributions() -> None:
+    """pydantic reads the entry points of every installed distribution for the first model; torch does so too."""
+    try:
+        create_model("First")
+    except (OSError, ValueError, TypeError, AttributeError, LookupError):
+        for one in metadata.distributions():
+            try:
+                _ = one.entry_points
+            except (OSError, ValueError, TypeError, AttributeError, LookupError) as problem:
+                raise PluginError(
+                    f"a distribution in {one.locate_file('')} cannot be read ({type(problem).__name__}: {problem}), "
+                    "and pydantic and torch read all. Reinstall it, or remove it; slime plugins list still works"
+                ) from problem
+        raise
+
+
+_require_readable_distributions()
 
 REJECTED = "rejected"
 """Type of a pydantic error whose message is complete: what was found, and what is accepted."""

@@ -31,6 +31,9 @@ __all__ = ["InputProcessor", "Processed", "PromptEncoder", "has_processor"]
 PLACEHOLDER = "0assistant0turn0"
 """Stands for an assistant's turn while the template renders what follows it."""
 
+MOST_RENDERED = 64 * 2**20
+"""Characters of one rendered conversation."""
+
 
 class PromptEncoder:
     """Encodes prompts, and decodes responses for people and rewards to read.
@@ -166,8 +169,7 @@ class PromptEncoder:
         """
         with boundary(f"the chat template in {self._folder}", "rendering a conversation", error=DataError):
             given = {"tools": list(tools) if tools else None, "add_generation_prompt": asks, **self._arguments}
-            text: str = self.tokenizer.apply_chat_template(list(messages), tokenize=False, **given)
-        return text
+            return require_short(self.tokenizer.apply_chat_template(list(messages), tokenize=False, **given))
 
     def spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Token ids of a rendered ``text``, and of each the characters [start, end) that it covers.
@@ -200,6 +202,19 @@ class PromptEncoder:
         """Text of response ids, special tokens left out."""
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text
+
+
+def require_short(text: str) -> str:
+    """``text``, which a chat template wrote, where it is one that somebody could want as a prompt.
+
+    Raises:
+        DataError: it is longer than :data:`MOST_RENDERED`.
+    """
+    if len(text) > MOST_RENDERED:
+        raise DataError(
+            f"it wrote {len(text):,} characters; accepted are {MOST_RENDERED:,}. Correct the template of the checkpoint"
+        )
+    return text
 
 
 def _end_ids(folder: Path, config: Any, tokenizer: Any) -> tuple[int, ...]:

@@ -15,9 +15,11 @@ from typing import Any, cast
 
 from slime_core.errors import DataError
 from slime_core.plugins.boundary import boundary
+from slime_core.prompts.chat import require_short
 from slime_core.prompts.row_checks import GENERATE_FUNCTION, SAMPLING_PARAMS, own_sampling
 from slime_core.prompts.rows import Prompt, PromptRow, Reading, numbered_prompts, size_of
 from slime_core.types import JsonValue
+from slime_core.untrusted import limited, read_object
 
 __all__ = ["Room", "screen"]
 
@@ -29,6 +31,9 @@ MOST_TEXT = 2**20
 
 TEMPLATE_TOKENS = 1024
 """A template is taken to add fewer to a message; such prompts are short enough without being counted."""
+
+TEMPLATE_SECONDS, TEMPLATE_BYTES = 5.0, 2**30
+"""CPU time and memory for rendering one prompt; a template is a program that came with the checkpoint."""
 
 Rows = Sequence[tuple[str, PromptRow]]
 """Where each stands, and what it holds."""
@@ -214,8 +219,8 @@ def _tokenizer(folder: Path) -> Any:
 
 def _has_code(folder: Path) -> bool:
     try:
-        return "auto_map" in json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
+        return "auto_map" in read_object(folder / "tokenizer_config.json")
+    except (OSError, ValueError):
         return False
 
 
@@ -224,4 +229,6 @@ def _length(tokenizer: Any, prompt: Prompt, tools: list[JsonValue] | None, room:
         return len(tokenizer(prompt)["input_ids"])
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     given = {"tools": tools, "add_generation_prompt": True, **room.template_arguments}
-    return len(tokenizer.apply_chat_template(messages, return_dict=False, **given))
+    with limited(seconds=TEMPLATE_SECONDS, nbytes=TEMPLATE_BYTES):
+        text = require_short(tokenizer.apply_chat_template(messages, tokenize=False, **given))
+    return len(tokenizer(text, add_special_tokens=False)["input_ids"])

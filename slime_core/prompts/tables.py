@@ -23,6 +23,7 @@ from slime_core.errors import DataError
 from slime_core.plugins.contracts import PromptFormat, PromptTable, RawRow, RunView
 from slime_core.track.record import write_atomically
 from slime_core.types import JsonValue
+from slime_core.untrusted import open_regular
 
 __all__ = [
     "EVERY",
@@ -223,7 +224,7 @@ class LineTable:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._stream = path.open("rb")
+            self._stream = open_regular(path)
         except OSError as problem:
             raise DataError(f"{path} cannot be read: {problem}. Name a JSON Lines file in UTF-8.") from problem
         weakref.finalize(self, self._stream.close)

@@ -22,6 +22,7 @@ from slime_core.errors import DataError, RunError
 from slime_core.opaque import as_json, from_json
 from slime_core.track.record import write_atomically
 from slime_core.types import JsonValue, LogProbs, PromptGroup, Sample, TokenIds
+from slime_core.untrusted import open_regular
 
 __all__ = ["Recorded", "RolloutFiles", "read_rollout", "screen_rollouts", "write_rollout"]
 
@@ -180,7 +181,7 @@ def read_rollout(path: Path) -> Recorded:
 
 def _lines(path: Path) -> Iterator[str]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if file.read(4).startswith(PICKLED):
                 raise DataError(
                     f"{path} was written by torch.save or pickle, as slime's debug files are, and reading it would run "

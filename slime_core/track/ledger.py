@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.errors import CheckpointError, RunError
+from slime_core.untrusted import as_object, parse_json
 
 __all__ = [
     "ENDS",
@@ -202,7 +203,11 @@ class Recount:
         for line in added.splitlines(keepends=True):
             if line.endswith(b"\n"):
                 self._read += len(line)
-                self._apply(_parsed(path, line))
+                try:
+                    self._apply(_parsed(path, line))
+                except (LookupError, TypeError, ValueError, AttributeError) as problem:
+                    said = f"holds a line that no run writes ({problem!r}): {line[:80]!r}"
+                    raise CheckpointError(f"{path}, or the file of samples that it closes, {said}") from problem
 
     def check(self, present: Groups) -> None:
         """Returns if exactly the open groups are present.
@@ -328,10 +333,9 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 def _parsed(path: Path, line: bytes) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(line)
-        return found
+        return as_object(parse_json(line))
     except ValueError as problem:
-        raise CheckpointError(f"{path} holds a line that is no JSON ({problem}): {line[:80]!r}") from problem
+        raise CheckpointError(f"{path} holds a line that is no JSON object ({problem}): {line[:80]!r}") from problem
 
 
 def _mismatch(found: str) -> RunError:

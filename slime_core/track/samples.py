@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from slime_core.errors import CheckpointError
 from slime_core.track.record import write_atomically
 from slime_core.types import Sample, SampleRecord
+from slime_core.untrusted import as_object, parse_json
 
 __all__ = ["SampleWriter", "read_samples"]
 
@@ -73,7 +75,13 @@ def read_samples(folder: Path, kind: Literal["train", "eval"], number: int) -> I
     for path in sorted(folder.glob(pattern)):
         eval_set = None if kind == "train" else path.stem.removeprefix("eval-").removesuffix(f"-{number:06d}")
         with path.open(encoding="utf-8") as lines:
-            yield from (_record(json.loads(line), eval_set) for line in lines)
+            for line in lines:
+                try:
+                    yield _record(as_object(parse_json(line)), eval_set)
+                except (ValueError, LookupError, TypeError) as problem:
+                    raise CheckpointError(
+                        f"{path} holds a line that is no sample ({problem!r}): {line[:80]!r}"
+                    ) from None
 
 
 def _record(row: dict[str, Any], eval_set: str | None) -> SampleRecord:

@@ -8,7 +8,6 @@ to be a multiple of the item size, so a bucket holds one dtype (sglang 0.5.23, s
 
 from __future__ import annotations
 
-import json
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import WeightSyncError
+from slime_core.untrusted import as_object, open_regular, parse_json, read_object
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +70,9 @@ ITEM_BYTES = {
 
 TIED = "lm_head.weight"
 """The output weight that a model with tied embeddings may leave out, or repeat."""
+
+MOST_HEADER = 100_000_000
+"""Bytes of a header, as the safetensors library has it."""
 
 SHOWN = 8
 """Names listed of one kind of mistake: enough to see the pattern."""
@@ -156,8 +159,10 @@ def require_matching_specs(
 
 
 def _config(folder: Path | str) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((Path(folder) / "config.json").read_text())
-    return config
+    try:
+        return read_object(Path(folder) / "config.json")
+    except (OSError, ValueError) as error:
+        raise WeightSyncError(f"{Path(folder) / 'config.json'} cannot be read: {error}") from error
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -169,12 +174,12 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint: those that its index names, or all.
 
     Raises:
-        WeightSyncError: there is none.
+        WeightSyncError: there is none, or the index is none or names files of other folders.
     """
     files = sorted(folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        files = [folder / name for name in sorted(set(weight_map(index).values()))]
     if not files:
         raise WeightSyncError(
             f"Asked for the weights of {folder}; no *.safetensors file was found there. Convert the checkpoint."
@@ -182,22 +187,62 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _header(file: Path) -> Iterator[WeightSpec]:
-    # The format: 8 bytes of little-endian length, then JSON (safetensors, "Format").
+def weight_map(index: Path) -> dict[str, str]:
+    """Name of a weight -> name of the file in the folder of ``index`` that holds it.
+
+    Raises:
+        WeightSyncError: ``index`` cannot be read, is no index, or names files of other folders.
+    """
     try:
-        with file.open("rb") as stream:
-            header: dict[str, Any] = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        found = as_object(read_object(index).get("weight_map"))
     except (OSError, ValueError) as error:
         raise WeightSyncError(
-            f"Asked for the weights of {file}; its safetensors header cannot be read: {error}"
+            f'{index} is no index of weights: {error}. Expected is {{"weight_map": {{NAME: FILE}}}}; download it again.'
         ) from error
-    for name, entry in header.items():
-        if name != "__metadata__":
-            yield WeightSpec(name, _dtype(entry["dtype"], file), tuple(entry["shape"]))
+    for name, file in found.items():
+        if not isinstance(file, str) or file in ("", ".", "..") or "/" in file or "\0" in file:
+            raise WeightSyncError(
+                f"{index} says that {name!r:.80} is in {file!r:.80}; accepted is the name of a file in the same "
+                "folder. Download it again from a source that you trust."
+            )
+    return found
 
 
-def _dtype(name: str, file: Path) -> str:
-    if name not in DTYPES:
+def _header(file: Path) -> Iterator[WeightSpec]:
+    for name, entry in _read_header(file)[1].items():
+        yield WeightSpec(name, _dtype(entry["dtype"], file), tuple(entry["shape"]))
+
+
+def _read_header(file: Path) -> tuple[int, dict[str, Any]]:
+    """Bytes of the header's JSON, and name -> entry.
+
+    Raises:
+        WeightSyncError: it cannot be read, or is none.
+    """
+    # The format: 8 bytes of little-endian length, that much JSON, then the data (safetensors, "Format").
+    try:
+        with open_regular(file) as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > MOST_HEADER:
+                raise ValueError(
+                    f"it says to have {length:,} bytes; safetensors has headers of at most {MOST_HEADER:,}"
+                )
+            header = as_object(parse_json(stream.read(length)))
+        entries = {name: as_object(entry) for name, entry in header.items() if name != "__metadata__"}
+        for name, entry in entries.items():
+            sizes = [*entry["shape"], *entry["data_offsets"]]
+            if len(entry["data_offsets"]) != 2 or not all(type(size) is int and 0 <= size < 2**63 for size in sizes):
+                raise ValueError(f"{name!r:.80} has no shape and no place in the file")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise WeightSyncError(
+            f"Asked for the weights of {file}; its safetensors header cannot be read: {error!r}. "
+            "Download or copy it again."
+        ) from error
+    return length, entries
+
+
+def _dtype(name: object, file: Path) -> str:
+    if not isinstance(name, str) or name not in DTYPES:
         raise WeightSyncError(f"{file} holds weights of dtype {name}; known are {', '.join(DTYPES)}")
     return DTYPES[name]
 
@@ -218,18 +263,8 @@ def require_complete_files(folder: Path) -> None:
 
 
 def _described_size(file: Path) -> int:
-    # The format: 8 bytes of little-endian length, that much JSON, then the data (safetensors, "Format").
-    try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(length))
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        return 8 + length + max(ends, default=0)
-    except (OSError, OverflowError, MemoryError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightSyncError(
-            f"Asked for the weights of {file}; its safetensors header cannot be read: {error!r}. "
-            "Download or copy it again."
-        ) from error
+    length, entries = _read_header(file)
+    return 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
 
 
 @dataclass(frozen=True, slots=True)

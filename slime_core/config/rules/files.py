@@ -12,6 +12,7 @@ from slime_core.config.model_config import described
 from slime_core.config.prompt_paths import unreadable
 from slime_core.config.rules import Rule
 from slime_core.config.schema import RunConfig
+from slime_core.untrusted import open_regular
 
 __all__ = ["FILES", "FILES_OF_RUN"]
 
@@ -176,7 +177,7 @@ def _foreign(name: str, template: Path) -> list[Path]:
 
 def _head(file: Path, size: int) -> bytes:
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             return stream.read(size)
     except OSError:
         return b""

@@ -27,6 +27,8 @@ from slime_core.rollout.engines.engine import EngineSettings
 from slime_core.rollout.engines.router import RouterSettings
 from slime_core.runtime.machine import cpu_threads
 from slime_core.runtime.placement import Slot
+from slime_core.untrusted import read_object
+from slime_core.weights.specs import weight_map
 
 __all__ = ["Site", "evaluating_engines", "model_engines", "policy_engines", "router_settings", "with_head_bias"]
 
@@ -183,7 +185,6 @@ def _num_labels(file: Path) -> int:
 def _add_to_index(index: Path) -> None:
     """Name the added file in the index; without an index, SGLang reads every file."""
     if index.exists():
-        content = json.loads(index.read_text(encoding="utf-8"))
-        content["weight_map"][BIAS] = ADDED
+        content = read_object(index) | {"weight_map": weight_map(index) | {BIAS: ADDED}}
         index.unlink()  # a link to the checkpoint's own
         index.write_text(json.dumps(content, indent=2), encoding="utf-8")

@@ -31,6 +31,10 @@ BUFFER = 2**20
 without a word where somebody cuts the file."""
 
 
+_BROKEN = (OSError, ValueError, OverflowError, MemoryError, StopIteration)
+"""What comes out of pyarrow beside its own errors where bytes are not what was written."""
+
+
 class _Counted:
     """What both kinds share.
 
@@ -82,12 +86,16 @@ class ParquetTable(_Counted):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        if not path.is_file() and path.exists():  # a FIFO would be waited for
+            raise DataError(f"{path} is no regular file; name a Parquet file")
         try:
             self._file = pq.ParquetFile(path, buffer_size=BUFFER)
-        except (OSError, pa.ArrowException) as problem:
+            groups = self._file.metadata
+            sizes = [groups.row_group(number).num_rows for number in range(groups.num_row_groups)]
+        except (*_BROKEN, pa.ArrowException) as problem:
             raise DataError(f"{path} cannot be read as Parquet: {problem}") from problem
-        groups = self._file.metadata
-        sizes = (groups.row_group(number).num_rows for number in range(groups.num_row_groups))
+        if min(sizes, default=0) < 0 or sum(sizes) != groups.num_rows:
+            raise DataError(f"{path} cannot be read as Parquet: its parts have {sizes} rows, and it {groups.num_rows}")
         super().__init__(path, sizes, [path])
         self._batches: Iterator[Any] = iter(())
         self._group, self._next = -1, 0
@@ -234,5 +242,5 @@ def _decoding(what: object, form: str) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as problem:
+    except (*_BROKEN, pa.ArrowException) as problem:
         raise DataError(f"{what} cannot be read as {form}: {problem}; write the file again") from problem

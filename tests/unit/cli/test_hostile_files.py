@@ -1,0 +1,174 @@
+"""Files that others wrote, in the wrong shape or made to harm: one clear error, at once, from a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slime_core.checkpoint.folder import RunState, drafted, write_state
+from slime_core.cli.main import main
+from slime_core.config.schema import ARITHMETIC
+from slime_core.errors import CheckpointError
+from slime_core.track.ledger import JOURNAL
+from slime_core.track.samples import read_samples
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def of(*words: str, code: int = 2) -> str:
+        begun = time.process_time()
+        assert main(words) == code
+        assert time.process_time() - begun < 30
+        return capsys.readouterr().err
+
+    return of
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(ARITHMETIC / "model", tmp_path / "model"))
+
+
+@pytest.fixture
+def words(model: Path, tmp_path: Path) -> list[str]:
+    """``slime check`` of a model with prompts of its own."""
+    (tmp_path / "p.jsonl").write_text('{"prompt": "1+1", "label": "2"}\n')
+    lengths = ["--rollout-max-response-len", "8", "--prompt-data", str(tmp_path / "p.jsonl")]
+    return ["check", "--plugin", "grpo", "--hf-checkpoint", str(model), *lengths]
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "null", "3", '"x"', '{"weight_map": []}', "{", "[" * 5000, '{"a": ' + "9" * 5000]
+)
+def test_an_index_that_is_none(content: str, model: Path, words: list[str], said: Callable[..., str]) -> None:
+    (model / INDEX).write_text(content)
+    assert f"{INDEX} is no index of weights: " in said(*words)
+
+
+@pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "", "..", 3, None, ["a"]])
+def test_an_index_that_leaves_the_folder(file: object, model: Path, words: list[str], said: Callable[..., str]) -> None:
+    (model / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": file}}))
+    assert "accepted is the name of a file in the same folder" in said(*words)
+
+
+ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+HEADERS: list[tuple[int | None, object]] = [
+    (2**63, {}),
+    (2**40, {}),
+    (None, []),
+    (None, {"a": []}),
+    (None, {"a": ENTRY | {"shape": None}}),
+    (None, {"a": ENTRY | {"shape": [-2]}}),
+    (None, {"a": ENTRY | {"shape": [1e300]}}),
+    (None, {"a": ENTRY | {"data_offsets": [0, 2**70]}}),
+    (None, {"a": ENTRY | {"data_offsets": [0]}}),
+]
+
+
+@pytest.mark.parametrize(("length", "header"), HEADERS)
+def test_a_header_that_is_none(
+    length: int | None, header: object, model: Path, words: list[str], said: Callable[..., str]
+) -> None:
+    text = json.dumps(header).encode()
+    (model / "model.safetensors").write_bytes((length or len(text)).to_bytes(8, "little") + text + b"\0" * 8)
+    assert "its safetensors header cannot be read" in said(*words)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", INDEX])
+def test_a_fifo_in_a_model_is_not_waited_for(
+    name: str, model: Path, words: list[str], said: Callable[..., str]
+) -> None:
+    (model / name).unlink(missing_ok=True)
+    os.mkfifo(model / name)
+    assert str(model) in said(*words)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", ["f.jsonl", "f.parquet"])
+def test_a_fifo_of_prompts_is_not_waited_for(
+    name: str, words: list[str], tmp_path: Path, said: Callable[..., str]
+) -> None:
+    os.mkfifo(tmp_path / name)
+    assert "whose rows come once; accepted: a prompt file" in said(*words[:-1], str(tmp_path / name))
+
+
+TEMPLATES = [
+    "{{ 'x' * 10**11 }}",
+    "{{ 'x' * 10**8 }}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}x",
+]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_chat_template_has_a_limit(template: str, model: Path, words: list[str], said: Callable[..., str]) -> None:
+    (model / "chat_template.jinja").write_text(template)
+    assert "turning the prompt into tokens failed with " in said(*words, "--apply-chat-template")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder with a checkpoint whose ledger is empty."""
+    with drafted(tmp_path / "run" / "checkpoints", 1) as draft:
+        write_state(draft, RunState(1, cursor={"ledger": {"journal": 0}}))
+    (tmp_path / "run" / "samples").mkdir()
+    (tmp_path / "run" / "samples" / JOURNAL).write_text("")
+    return tmp_path / "run"
+
+
+LINES = [
+    "[]",
+    "null",
+    "3",
+    "{}",
+    '{"take": 3}',
+    '{"take": [3]}',
+    '{"close": "x"}',
+    '{"base": [[[], 1]]}',
+    '{"back": 1}',
+]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_of_a_ledger_that_is_none(line: str, run: Path, said: Callable[..., str]) -> None:
+    (run / "samples" / JOURNAL).write_text(line + "\n")
+    assert "holds a line that " in said("ledger", str(run), code=1)
+
+
+@pytest.mark.parametrize("row", ["[]", "null", "{}", '{"group": []}', '{"group": 0, "status": "completed"}'])
+def test_a_row_of_samples_that_is_none(row: str, run: Path, said: Callable[..., str]) -> None:
+    (run / "samples" / JOURNAL).write_text('{"take": [[0, [0]]]}\n{"close": 0}\n')
+    (run / "samples" / "train-000000.jsonl").write_text(row + "\n")
+    assert "holds a line that " in said("ledger", str(run), code=1)
+    with pytest.raises(CheckpointError, match="holds a line that is no sample"):
+        list(read_samples(run / "samples", "train", 0))
+
+
+STATES = [[], {"step": "1"}, {"step": 1, "cursor": []}, {"step": 1, "cursor": {"ledger": {"journal": "x"}}}]
+
+
+@pytest.mark.parametrize("state", [*STATES, {"step": 1, "cursor": {"ledger": {"held": 3}}}])
+def test_a_state_of_a_checkpoint_that_is_none(state: object, run: Path, said: Callable[..., str]) -> None:
+    (run / "checkpoints" / "step-000001" / "state.json").write_text(json.dumps(state))
+    assert "state.json" in said("ledger", str(run), code=1)
+
+
+def test_a_distribution_with_broken_entry_points_is_named(tmp_path: Path) -> None:
+    about = tmp_path / "bad-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Name: bad\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_bytes(b"[slime]\nx = \xff\n")
+    words = [sys.executable, "-m", "slime_core", "check", "--plugin", "grpo"]
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"slime: a distribution in {tmp_path} cannot be read (UnicodeDecodeError")
