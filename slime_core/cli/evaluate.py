@@ -25,6 +25,7 @@ from slime_core.config.eval_sets import eval_sets
 from slime_core.config.schema import DebugConfig, RunConfig
 from slime_core.errors import ConfigError
 from slime_core.plugins.selection import has_critic
+from slime_core.track.record import PRIVATE
 
 if TYPE_CHECKING:
     from slime_core.config.load import Resolved
@@ -155,7 +156,8 @@ def _asked_folder(resolved: Resolved) -> Path | None:
 @contextmanager
 def _output(folder: Path | None) -> Iterator[_Output]:
     if folder is not None:
-        (folder / LOGS).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+        (folder / LOGS).mkdir(exist_ok=True)
         yield _Output(folder / LOGS, folder / SAMPLES)
         return
     with tempfile.TemporaryDirectory(prefix="slime-eval-") as logs:

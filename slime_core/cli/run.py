@@ -29,7 +29,7 @@ from slime_core.plugins.construction import construct, prepare_options, run_view
 from slime_core.plugins.contracts import RunView, SampleTracker, Tracker
 from slime_core.plugins.manifest import listed
 from slime_core.plugins.selection import has_critic
-from slime_core.track.record import RunRecord, numbered
+from slime_core.track.record import PRIVATE, RunRecord, numbered
 from slime_core.track.track import EvalFinished, Event, Listener, Sink, Track
 from slime_core.types import SampleRecord
 
@@ -169,7 +169,7 @@ def _new_folder(job_name: str) -> Path:
     """A folder that this call made, so that two runs that start in the same second do not share one."""
     for folder in numbered(OUTPUTS / f"{job_name}-{datetime.now():%Y%m%d-%H%M%S}"):
         with writing(folder), suppress(FileExistsError):
-            folder.mkdir(parents=True)
+            folder.mkdir(mode=PRIVATE, parents=True)
             return folder
     raise AssertionError("numbers do not end")
 

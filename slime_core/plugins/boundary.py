@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from slime_core.config.secrets import without_queries
 from slime_core.errors import PluginError, SlimeError
 
 __all__ = ["boundary"]
@@ -39,7 +40,7 @@ def boundary(
     except BaseException as failure:
         if _is_cancellation(failure):
             raise
-        text = f"{who}: {action} failed with {type(failure).__name__}: {failure}"
+        text = f"{who}: {action} failed with {type(failure).__name__}: {without_queries(str(failure))}"
         if locate and not isinstance(failure, SlimeError):
             text = f"{text} ({_place(failure)})"
         raise error(f"{text}\n{next_step}".rstrip()) from failure

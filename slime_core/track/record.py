@@ -25,7 +25,10 @@ from pathlib import Path
 
 from slime_core.errors import CheckpointError, ConfigError
 
-__all__ = ["FILES", "FOLDERS", "JsonLines", "RunRecord", "numbered", "read_rows", "write_atomically"]
+__all__ = ["FILES", "FOLDERS", "PRIVATE", "JsonLines", "RunRecord", "numbered", "read_rows", "write_atomically"]
+
+PRIVATE = 0o700
+"""Mode of a new run folder."""
 
 FOLDERS = ("tensorboard", "samples", "logs", "checkpoints")
 LOCK = "run.lock"
@@ -56,7 +59,8 @@ class RunRecord:
         self.pending_evaluation: dict[str, float] = {}
         if resumed_step is None and not (self.directory / LOCK).exists():
             self._refuse_used()  # before a file is made in a folder that is no run's
-        self.directory.mkdir(parents=True, exist_ok=True)
+        # Prompts and responses are the owner's: a new folder is closed to others, one that was there stays as it is.
+        self.directory.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         self.lock_warning = self._lock()
         if resumed_step is None:
             self._refuse_used()

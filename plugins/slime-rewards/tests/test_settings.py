@@ -36,7 +36,9 @@ SHOWN = (
             SHOWN.format("rm_url", "a password"),
         ),
         ({"rm_url": "http://token@host/score"}, SHOWN.format("rm_url", "a user")),
-        ({"rm_url": "http://host/score?n=1&Api-Key=secret"}, SHOWN.format("rm_url", "Api-Key")),
+        ({"rm_url": "http://host/score?n=${HOME}&Api-Key=secret"}, SHOWN.format("rm_url", "Api-Key")),
+        ({"rm_url": "http://host/score?code=abc"}, SHOWN.format("rm_url", "code")),
+        ({"rm_url": "http://host/score?abc"}, SHOWN.format("rm_url", "a query")),
         ({"rm_url": "http://host/?access_token=secret&auth=${HOME}"}, SHOWN.format("rm_url", "access_token")),
         (
             {"rm_url": "http://host", "rm_row_urls": ("http://host?sig=secret",)},
@@ -93,7 +95,7 @@ def test_a_judge_whose_context_holds_no_response_is_refused_before_the_run(tmp_p
     assert found == ([] if said is None else [said])
 
 
-@pytest.mark.parametrize("url", ["http://me:${KEY}@host/score", "http://host/?token=${KEY}&tokens=&keyboard=qwerty"])
+@pytest.mark.parametrize("url", ["http://me:${KEY}@host/score", "http://host/?token=${KEY}&tokens="])
 def test_a_password_may_come_from_the_environment(monkeypatch, url):
     monkeypatch.setenv("KEY", "secret")
     assert list(mistakes(RunPlan(), RewardsOptions(rm_url=url))) == []

@@ -9,13 +9,13 @@ GB, nearly all of it imports. The warm-up request is skipped. The key of the run
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from slime_core.config.engine_key import ENGINE_KEY, engine_access
+from slime_core.config.secrets import needed_environment
 from slime_core.config.serving import WorkerType
 from slime_core.cpu import sglang as cpu
 from slime_core.rollout.engines import keyed
@@ -117,8 +117,8 @@ class EngineSettings:
         ]
 
     def environment(self) -> dict[str, str]:
-        """The server's whole environment; the key of the run is in it, if there is one."""
-        found = {**os.environ, ENGINE_KEY: engine_access().key_text}
+        """The server's whole environment: what it needs, and the key of the run, if there is one."""
+        found = {**needed_environment(), ENGINE_KEY: engine_access().key_text}
         if self.device != "cpu":
             return found
         return {**found, **cpu.server_environment(threads=self.threads, processes=self.tensor_parallel)}

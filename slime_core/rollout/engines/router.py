@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from slime_core.config.engine_key import ENGINE_KEY, engine_access, engine_headers, key_advice, send_key_to
+from slime_core.config.secrets import needed_environment
 from slime_core.config.serving import RouterPolicy, WorkerType
 from slime_core.errors import EngineError
 from slime_core.rollout.engines.server import Server
@@ -141,7 +141,7 @@ class Router(Server):
         super().__init__(
             "router",
             host=settings.host,
-            env={**os.environ, "NO_COLOR": "1", ENGINE_KEY: engine_access().key_text},
+            env={**needed_environment(), "NO_COLOR": "1", ENGINE_KEY: engine_access().key_text},
             log_file=settings.log_file,
             start_timeout_s=settings.start_timeout_s,
         )

@@ -36,6 +36,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from slime_core.config.engine_key import engine_access
+from slime_core.config.secrets import PASS_ENV, PROXIES, named_variables, needed_environment
 from slime_core.errors import PluginError, RunError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.contracts import RunView
@@ -193,7 +194,9 @@ class RewardProcess:
             self._calls.pop(number, None)
         if "failed" in message:
             cause, own = str(message["cause"]), str(message["error"])
-            said = f"reward model {name!r}: {own}" if own else _failure_text(cause, name, self._settings)
+            said = (
+                f"reward model {name!r}: {own}{_not_passed(own)}" if own else _failure_text(cause, name, self._settings)
+            )
             return RewardFailure(cause, said, lost=cause == "memory")
         return _checked(name, message["rewards"], samples)
 
@@ -280,7 +283,11 @@ def _spawn(settings: RewardPoolSettings, theirs: socket.socket) -> subprocess.Po
             stderr=log,
             pass_fds=[theirs.fileno()],
             start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={
+                **needed_environment(*PROXIES, *named_variables(settings.run.settings)),
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            },
             # SIGTERM, not SIGKILL: its supervisor then ends the children of rewards too.
             preexec_fn=lambda: die_with(parent, signal.SIGTERM),
         )
@@ -323,6 +330,19 @@ def _valid(name: str, reward: Any) -> Reward | RewardFailure:
         return {key: float(number) for key, number in reward.items()} if isinstance(reward, dict) else float(reward)
     accepted = "accepted is a finite number, or a dict of them with --reward-key"
     return RewardFailure("invalid", f"reward model {name!r} returned {reward!r:.200}; {accepted}")
+
+
+def _not_passed(error: str) -> str:
+    """What to do where ``error`` names an environment variable of this process that reward processes do not get."""
+    given = needed_environment()
+    missing = [name for name in os.environ if len(name) >= SHORTEST_NAME and name not in given and name in error]
+    if not missing:
+        return ""
+    return f". Reward processes do not get {missing[0]}; export {PASS_ENV}={missing[0]} to pass it on"
+
+
+SHORTEST_NAME = 4
+"""Characters of the shortest name of a variable that is looked for in an error."""
 
 
 def _failure_text(cause: str, name: str, settings: RewardPoolSettings) -> str:

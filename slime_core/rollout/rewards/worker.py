@@ -29,6 +29,7 @@ from typing import Any, Protocol, runtime_checkable
 import psutil  # type: ignore[import-untyped]
 
 from slime_core.config.engine_key import set_engine_access
+from slime_core.config.secrets import without_queries
 from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
@@ -193,7 +194,7 @@ class _Worker:
             # Exceptions at limits have no message; the sampler knows the limits and words it.
             own = str(error.__cause__ or error) or ("" if cause in LIMITS.values() else str(error))
             # An unpaired surrogate, which the JSON of a response may hold, cannot be written to a file.
-            said = own[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()
+            said = without_queries(own)[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()
             self.send(failed=call, cause=cause, error=said)
 
     def _model(self, name: str) -> Any:

@@ -23,6 +23,12 @@ def test_a_run_folder_has_its_places(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_new_run_folder_is_closed_to_others_and_one_that_was_there_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir(mode=0o755)
+    modes = [RunRecord(tmp_path / name).directory.stat().st_mode & 0o777 for name in ("new/run", "shared")]
+    assert modes == [0o700, 0o755]
+
+
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     assert RunRecord(tmp_path).metrics == tmp_path / "metrics.jsonl"
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from slime_core import RunView
+from slime_core.config.secrets import PASS_ENV
 from slime_core.errors import PluginError
 from slime_core.plugins.discovery import CORE, PluginSource, local_file
 from slime_core.plugins.manifest import record
@@ -57,6 +58,8 @@ class Mean:
             case "need": return float(len(bytes(250 * 2**20)) > 0)
             case "raise": raise ValueError("no such answer")
             case "nan": return math.nan
+            case "secret": return float(len(os.environ["OPENAI_API_KEY"]))
+            case "service": raise OSError("Max retries exceeded with url: /score?code=abc (Caused by X)")
             case "text": return "good"
             case "dict": return {"score": 1, "format": 0.5}
             case "none": return None
@@ -158,6 +161,23 @@ def samples(*responses: str) -> list[Sample]:
     return [Sample(response=response) for response in responses]
 
 
+async def test_a_reward_gets_a_secret_of_the_environment_where_the_user_passes_it_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-12345")
+    for passed in ("", "OPENAI_*"):
+        monkeypatch.setenv(PASS_ENV, passed)
+        pool = RewardPool(settings(tmp_path, num_workers=1, timeout_s=20.0))
+        (found,) = await pool.score("mean", samples("secret"), together=False)
+        await pool.close()
+        if passed:
+            assert found == 8.0
+        else:
+            assert isinstance(found, RewardFailure)
+            assert "Reward processes do not get OPENAI_API_KEY; export SLIME_PASS_ENV=OPENAI_API_KEY" in found.error
+            assert "sk-12345" not in found.error
+
+
 async def test_memory_that_another_call_has_taken_costs_no_sample(pool: RewardPool) -> None:
     await pool.score("mean", samples("hoard"), together=False)
     assert await pool.score("mean", samples("need"), together=False) == [1.0]
@@ -178,6 +198,7 @@ async def test_rewards_come_back_in_order_and_named_ones_as_numbers(pool: Reward
         ("exit", "crash", "reward model 'mean' ended its process; its output is in"),
         ("eat", "memory", r"reward model 'mean' took more than .* GiB \(--reward-memory-gib\)"),
         ("raise", "ValueError", "reward model 'mean': no such answer"),
+        ("service", "OSError", r"with url: /score\?\*\*\* \(Caused by X\)$"),
         ("nan", "invalid", "reward model 'mean' returned nan; accepted is a finite number, or a dict"),
         ("none", "invalid", "reward model 'mean' returned None; accepted is a finite number"),
         ("circle", "RecursionError", "reward model 'mean'"),
