@@ -13,7 +13,7 @@ from slime_core.cli.calls import because
 from slime_core.cli.changes import continued
 from slime_core.cli.needs import Needs
 from slime_core.cli.plan import placement_plan
-from slime_core.cli.preflight import check_files, check_machine
+from slime_core.cli.preflight import check_files, check_machine, print_warning
 from slime_core.cli.run import options_of, resumed, written
 from slime_core.errors import ConfigError, PlacementError
 from slime_core.plugins.manifest import listed
@@ -47,7 +47,9 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     check_targets(config, active.registry, trains=True, architecture=architecture, heavy=True)
     resume = resumed(config, active.registry)
     first = 0 if resume is None else resume.state.step
-    left_out = check_files(config, active.registry, trains=True, first=first, options=resolved.plugin_options)
+    left_out = check_files(
+        config, active.registry, trains=True, first=first, options=resolved.plugin_options, warn=print_warning
+    )
     continued(active.manifest, resume, allowed=config.run.allow_plugin_change)
     options_of(resolved, active)
     written(resolved)

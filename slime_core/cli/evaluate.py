@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.checkpoint.folder import Checkpoint, find
 from slime_core.cli.needs import Needs
-from slime_core.cli.preflight import check_machine, preflight
+from slime_core.cli.preflight import check_machine, preflight, print_warning
 from slime_core.cli.run import options_of
 from slime_core.config.eval_sets import eval_sets
 from slime_core.config.schema import DebugConfig, RunConfig
@@ -84,7 +84,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str, as_
     measuring = resolved.config.eval.model_copy(update=alone)
     resolved = replace(resolved, config=resolved.config.model_copy(update={"debug": DebugConfig(), "eval": measuring}))
     folder = _asked_folder(resolved)
-    preflight(resolved.config, active.registry, trains=False, options=resolved.plugin_options)
+    preflight(resolved.config, active.registry, trains=False, options=resolved.plugin_options, warn=print_warning)
     if held is not None:
         needs = Needs.of(resolved.config, trains=True, critic=has_critic(resolved.config, active.registry))
         check_machine(resolved.config, needs)
@@ -102,7 +102,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str, as_
         )
         model = job.model if held is None else held.path
         print(f"model: {model}", file=sys.stderr if as_json else sys.stdout, flush=True)
-        scores = evaluate(job, warn=_warn, held=held)
+        scores = evaluate(job, warn=print_warning, held=held)
     report = {"model": str(model), "metrics": scores, "sets": _sets(resolved.config, scores)}
     if folder is not None:
         (folder / SCORES).write_text(f"{json.dumps(report, indent=2)}\n", encoding="utf-8")
@@ -194,7 +194,3 @@ def _row(name: str, scores: Mapping[str, float], passed: Sequence[int]) -> list[
         "" if length is None else f"{length:.1f}",
         f"{failed:.0f}",
     ]
-
-
-def _warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr, flush=True)

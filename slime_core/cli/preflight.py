@@ -7,7 +7,8 @@ at. Estimates are lower bounds: what is refused here cannot work, what passes ma
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,14 @@ from slime_core.runtime.machine import Machine, free_resources
 if TYPE_CHECKING:
     from slime_core.plugins.activation import Registry
 
-__all__ = ["check_files", "check_machine", "joins_a_cluster", "machine_mistakes", "preflight"]
+__all__ = ["check_files", "check_machine", "joins_a_cluster", "machine_mistakes", "preflight", "print_warning"]
+
+Warn = Callable[[str], None]
+
+
+def print_warning(message: str) -> None:
+    """``warning: ...``, where errors are printed."""
+    print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def preflight(
@@ -41,6 +49,7 @@ def preflight(
     trains: bool,
     first: int = 0,
     options: Mapping[str, object] | None = None,
+    warn: Warn | None = None,
 ) -> None:
     """Returns if nothing was found that would end the run before its first step.
 
@@ -48,6 +57,7 @@ def preflight(
         trains: False: an evaluation, without learner and training prompts.
         first: the rollout that comes next; those before it were trained before a resume.
         options: plugin -> its options object, for prompt formats; None: they are made without.
+        warn: called with what the run can do with and a person should know.
 
     Raises:
         DataError: a prompt file, or a saved rollout, with file and line.
@@ -55,7 +65,7 @@ def preflight(
         ConfigError: the start weights cannot be read, the model spec does not build all that they ask for, or this
             machine is too small; lists all that it has too little of.
     """
-    check_files(config, registry, trains=trains, first=first, options=options)
+    check_files(config, registry, trains=trains, first=first, options=options, warn=warn)
     check_machine(config, Needs.of(config, trains=trains, critic=trains and has_critic(config, registry)))
 
 
@@ -66,6 +76,7 @@ def check_files(
     trains: bool,
     first: int = 0,
     options: Mapping[str, object] | None = None,
+    warn: Warn | None = None,
 ) -> list[str]:
     """Returns if the model can be built, and prompts, or rollouts that are read in their place, are fit for it.
 
@@ -84,8 +95,8 @@ def check_files(
         _screen_rollouts(config, RolloutFiles(recorded, "load_debug_rollout_data"), first=first)
         return []
     formats = PromptFormats(registry, options or {}, run_view(config, options))
-    bad = _screen_training(config, registry, formats, options or {}) if trains else []
-    _screen_evaluations(config, registry, formats, options or {})
+    bad = _screen_training(config, registry, formats, options or {}, warn) if trains else []
+    _screen_evaluations(config, registry, formats, options or {}, warn)
     return bad
 
 
@@ -208,7 +219,11 @@ def _screen_rollouts(config: RunConfig, files: RolloutFiles, *, first: int) -> N
 
 
 def _screen_training(
-    config: RunConfig, registry: Registry, formats: PromptFormats, options: Mapping[str, object]
+    config: RunConfig,
+    registry: Registry,
+    formats: PromptFormats,
+    options: Mapping[str, object],
+    warn: Warn | None,
 ) -> list[str]:
     """Look through what the run's data source reads; returns what is wrong with rows that will be left out."""
     data, checks = config.data, RowChecks.of(config, registry, trains=True, options=options)
@@ -228,6 +243,7 @@ def _screen_training(
             setting=setting,
             skips_bad=data.on_bad_data == "skip",
             share=share,
+            warn=warn,
         )
 
     traits = registry.find(Kind.DATA_SOURCE, data.data_source).traits
@@ -245,7 +261,11 @@ def _screen_training(
 
 
 def _screen_evaluations(
-    config: RunConfig, registry: Registry, formats: PromptFormats, options: Mapping[str, object]
+    config: RunConfig,
+    registry: Registry,
+    formats: PromptFormats,
+    options: Mapping[str, object],
+    warn: Warn | None,
 ) -> None:
     embedded = config.model.hf_checkpoint is None
     checks = RowChecks.of(config, registry, trains=False, options=options)
@@ -255,7 +275,7 @@ def _screen_evaluations(
         if not (embedded and one.path.is_relative_to(ARITHMETIC)):
             rows = replace(rows, input_key=one.input_key, label_key=one.label_key, metadata_key=one.metadata_key)
             room = _room_of(one, config, registry)
-            screen(one.path, rows, room=room, setting=f"eval_prompt_data {one.name}")
+            screen(one.path, rows, room=room, setting=f"eval_prompt_data {one.name}", warn=warn)
 
 
 def _room_of(one: EvalSet, config: RunConfig, registry: Registry) -> Room | None:

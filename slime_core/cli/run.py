@@ -16,7 +16,7 @@ from slime_core.checkpoint.folder import Checkpoint, critic_part, find, set_asid
 from slime_core.cli.changes import continued
 from slime_core.cli.consent import remember
 from slime_core.cli.plan import half_of
-from slime_core.cli.preflight import preflight
+from slime_core.cli.preflight import preflight, print_warning
 from slime_core.cli.progress import LiveProgress, PlainProgress, Progress, SilentProgress, summary
 from slime_core.cli.traces import no_trace_if_refused, standing, writing
 from slime_core.config.explain import to_toml
@@ -65,7 +65,8 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     resume = resumed(config, active.registry)
     manifest = continued(active.manifest, resume, allowed=config.run.allow_plugin_change)
     step = 0 if resume is None else resume.state.step
-    preflight(config, active.registry, trains=True, first=step, options=resolved.plugin_options)
+    options_of_plugins = resolved.plugin_options
+    preflight(config, active.registry, trains=True, first=step, options=options_of_plugins, warn=print_warning)
     options = options_of(resolved, active)
     stood = standing(config.run.output_dir or OUTPUTS)
     settings = written(resolved)

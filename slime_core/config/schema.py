@@ -127,6 +127,9 @@ class JobConfig(Section):
     """The lock that --locked reads and slime plugins lock writes; naming it means --locked. None: slime.lock here."""
     allow_plugin_change: Annotated[bool, Once()] = False
     """Resume although plugins or slime have changed since the checkpoint; recorded in plugins.json."""
+    num_token_samples: CountOrZero = 8
+    """How many rows of each file in samples/ also hold token ids, loss mask and the engine's log-probs; the first ones.
+    """
     progress: Literal["auto", "live", "lines", "none"] = "auto"
     """What is printed while running. auto: live on a terminal, else one line a step."""
 

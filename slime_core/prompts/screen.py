@@ -1,4 +1,5 @@
-"""Looks through a prompt file before anything expensive starts: rows that cannot be read, prompts that are too long.
+"""Looks through a prompt file before anything expensive starts: rows that cannot be read, prompts that are too long,
+characters that the tokenizer does not know.
 
 The lengths are those of the checkpoint's ``tokenizer.json`` and chat template, read without torch (1 s). Left out, and
 left to the sampler and the engines: what lies behind the first 32 MB of a file, tokenizers of other kinds or with code
@@ -8,8 +9,10 @@ of their own, and prompts after the longest 1 MB of those that may be too long.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,6 +31,15 @@ MOST_BYTES = 32 * 2**20
 
 MOST_TEXT = 2**20
 """Characters turned into tokens, longest prompts first; about a second."""
+
+MOST_ENCODED = 2**18
+"""Characters that are looked at for tokens that stand for what the tokenizer does not know."""
+
+MANY_UNKNOWN = 0.01
+"""Share of unknown tokens from which on a warning says so."""
+
+SMALL_VOCABULARY = 64
+"""Of so many tokens all are named."""
 
 TEMPLATE_TOKENS = 1024
 """A template is taken to add fewer to a message; such prompts are short enough without being counted."""
@@ -75,6 +87,7 @@ def screen(
     setting: str,
     skips_bad: bool = False,
     share: float = 1.0,
+    warn: Callable[[str], None] | None = None,
 ) -> list[str]:
     """Returns if nothing wrong was found in the prompts of ``path``.
 
@@ -85,6 +98,7 @@ def screen(
         setting: which setting named the file.
         skips_bad: rows that cannot be read, or ask for what the run cannot do, are left out of the run.
         share: of the bytes that are looked at otherwise.
+        warn: called with what a run can do with and a person should know.
 
     Returns:
         What is wrong with rows that ``skips_bad`` leaves out, each with file and line.
@@ -110,6 +124,8 @@ def screen(
             _refuse_long(those, replace(room, response=own), setting)
         if not bad and sum(size_of(raw) for raw, _ in found) < most:
             _refuse_if_all_are_long(rows, room, path)
+        if warn is not None and (unknown := _unknown(rows, room)):
+            warn(f"{path}: {unknown}")
     return bad
 
 
@@ -225,10 +241,76 @@ def _has_code(folder: Path) -> bool:
 
 
 def _length(tokenizer: Any, prompt: Prompt, tools: list[JsonValue] | None, room: Room) -> int:
+    text = _text(tokenizer, prompt, tools, room)
+    return len(tokenizer(text, add_special_tokens=not room.apply_chat_template)["input_ids"])
+
+
+def _text(tokenizer: Any, prompt: Prompt, tools: list[JsonValue] | None, room: Room) -> Any:
+    """What the tokenizer reads of a prompt."""
     if not room.apply_chat_template:
-        return len(tokenizer(prompt)["input_ids"])
+        return prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     given = {"tools": tools, "add_generation_prompt": True, **room.template_arguments}
     with limited(seconds=TEMPLATE_SECONDS, nbytes=TEMPLATE_BYTES):
-        text = require_short(tokenizer.apply_chat_template(messages, tokenize=False, **given))
-    return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+        return require_short(tokenizer.apply_chat_template(messages, tokenize=False, **given))
+
+
+def _unknown(rows: Rows, room: Room) -> str | None:
+    """What prompts hold that the tokenizer does not know; None: next to nothing."""
+    tokenizer = _tokenizer(room.folder) if rows and _can_be_unknown(room.folder) else None
+    if tokenizer is None or tokenizer.unk_token_id is None:
+        return None
+    total, unknown = 0, Counter[str]()
+    for place, row in _first(rows, MOST_ENCODED):
+        with boundary(place, "turning the prompt into tokens", error=DataError):
+            text = _text(tokenizer, row.prompt, row.tools, room)
+            found = tokenizer(text, add_special_tokens=not room.apply_chat_template, return_offsets_mapping=True)
+        total += len(found["input_ids"])
+        spans = zip(found["input_ids"], found["offset_mapping"], strict=True)
+        unknown.update(text[start:end] for token, (start, end) in spans if token == tokenizer.unk_token_id)
+    share = unknown.total() / max(1, total)
+    if share < MANY_UNKNOWN:
+        return None
+    return (
+        f"{share:.0%} of the prompt tokens are {tokenizer.unk_token}: the tokenizer in {room.folder} does not know "
+        f"{_most(unknown)}; it knows {_known(tokenizer)}. The model cannot read them: write prompts in what it knows, "
+        "or name another model (--hf-checkpoint)"
+    )
+
+
+def _first(rows: Rows, most: int) -> Iterator[tuple[str, PromptRow]]:
+    for place, row in rows:
+        if most <= 0:
+            return
+        most -= _size(row)
+        yield place, row
+
+
+def _can_be_unknown(folder: Path) -> bool:
+    """Whether the tokenizer has a token for what it does not know, and does not write it byte by byte."""
+    try:
+        model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+        named = model.get("unk_token") or model.get("unk_id") is not None
+        return bool(named) and not model.get("byte_fallback")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return False
+
+
+def _most(unknown: Counter[str]) -> str:
+    shown = " ".join(repr(text)[1:-1][:20] if text.strip() else "space" for text, _ in unknown.most_common(10))
+    return f"{shown} and {len(unknown) - 10} more" if len(unknown) > 10 else shown
+
+
+def _known(tokenizer: Any) -> str:
+    known = sorted(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens))
+    if len(known) > SMALL_VOCABULARY or any(len(text) > 1 for text in known):
+        return f"{len(known)} others"
+    return " ".join(_runs(known))
+
+
+def _runs(characters: Iterable[str]) -> Iterator[str]:
+    """``0-9`` for digits; characters in order."""
+    numbered = enumerate(map(ord, characters))
+    for _, run in groupby(numbered, key=lambda pair: pair[1] - pair[0]):
+        codes = [chr(code) for _, code in run]
+        yield from [f"{codes[0]}-{codes[-1]}"] if len(codes) > 2 else codes

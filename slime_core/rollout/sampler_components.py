@@ -123,7 +123,7 @@ class SamplerComponents:
         )
         self._generators = cache(self.factory.generators)
         self._rewards = cache(partial(self.factory.rewards, make=self._reward_scorers))
-        self.writer = SampleWriter(settings.samples_folder)
+        self.writer = SampleWriter(settings.samples_folder, num_with_tokens=config.run.num_token_samples)
 
     def make_collector(self, rollout: RolloutConfig | None = None) -> GroupGenerator:
         """A collector with the generate function and the reward model of ``rollout``; None: of the run's settings."""

@@ -20,10 +20,12 @@ class SampleWriter:
 
     Arguments:
         folder: None: nothing is written.
+        num_with_tokens: how many of a file's first rows hold ``tokens``, ``loss_mask`` and ``rollout_log_probs`` too.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, *, num_with_tokens: int = 0) -> None:
         self._folder = folder
+        self._num_with_tokens = num_with_tokens
 
     def write(
         self, name: str, number: int, samples: Sequence[Sample], *, dropped: Sequence[tuple[str, Sample]] = ()
@@ -37,6 +39,9 @@ class SampleWriter:
             return None
         path = self._folder / f"{name}-{number:06d}.jsonl"
         rows = [*map(_readable, samples), *({**_readable(sample), "dropped": reason} for reason, sample in dropped)]
+        written = [*samples, *(sample for _, sample in dropped)][: self._num_with_tokens]
+        for row, sample in zip(rows, written, strict=False):
+            row |= _tokens(sample)
         lines = (json.dumps(row, ensure_ascii=False) for row in rows)
         # A lone surrogate, which JSON allows and UTF-8 does not, is written as a JSON escape.
         return write_atomically(path, "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
@@ -64,6 +69,17 @@ def _readable(sample: Sample) -> dict[str, object]:
         "masked": sample.remove_sample or None,
     }
     return row | {name: mark for name, mark in marks.items() if mark is not None}
+
+
+def _tokens(sample: Sample) -> dict[str, object]:
+    """The token ids of prompt and response; of each response token, whether it trains, and the engine's
+    log-probability."""
+    mask, log_probs = sample.loss_mask, sample.rollout_log_probs
+    return {
+        "tokens": list(sample.tokens),
+        "loss_mask": [1] * sample.response_length if mask is None else list(mask),
+        "rollout_log_probs": None if log_probs is None else list(log_probs),
+    }
 
 
 def read_samples(folder: Path, kind: Literal["train", "eval"], number: int) -> Iterator[SampleRecord]:

@@ -34,7 +34,8 @@ HERE = Path(__file__).parent
 REPO = HERE.parents[1]
 STORED = HERE / "sampler.json"
 ALL = """--prompt-data sums.jsonl --eval-prompt-data sums sums.jsonl --n-samples-per-prompt 2 --num-rollout 4
-    --rollout-max-response-len 4 --no-apply-chat-template --no-rollout-shuffle --actor-num-gpus-per-node 2"""
+    --rollout-max-response-len 4 --no-apply-chat-template --no-rollout-shuffle --actor-num-gpus-per-node 2
+    --num-token-samples 0"""
 CASES = {
     "over-sampling": """--plugin grpo --rollout-batch-size 3 --over-sampling-batch-size 5 --partial-rollout
         --mask-offpolicy-in-partial-rollout --sample-transforms drop_zero_std""",

@@ -48,6 +48,20 @@ def test_on_a_cpu_the_processes_share_this_machine() -> None:
     assert lines[-1] == "weights travel to the engines by: distributed"
 
 
+def test_check_run_and_eval_warn_of_prompts_that_the_tokenizer_does_not_know(tmp_path, capsys) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "What is 2 + 2?", "label": "4"}\n' * 40)
+    mine = str(tmp_path / "mine.jsonl")
+    blocked = ["--device", "cpu", "--engine-start-timeout-s", "0.01"]  # refused after the prompts were looked at
+    assert main(["check", "--plugin", "grpo", "--prompt-data", mine, "--eval-prompt-data", "own", mine]) == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == 2
+    assert all(f"{mine}: 69% of the prompt tokens are <unk>" in warning for warning in warnings)
+    assert main(["run", "--plugin", "grpo", "--prompt-data", mine, *blocked]) == 2
+    assert "69% of the prompt tokens are <unk>" in capsys.readouterr().err
+    assert main(["eval", "--eval-prompt-data", "own", mine, "--rollout-max-response-len", "8", *blocked]) != 0
+    assert "69% of the prompt tokens are <unk>" in capsys.readouterr().err
+
+
 def test_a_cluster_that_is_not_here_is_assumed_and_said_to_be() -> None:
     lines = planned(
         "--device cuda --actor-num-nodes 2 --actor-num-gpus-per-node 4 --tensor-model-parallel-size 2 "

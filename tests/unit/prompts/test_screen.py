@@ -87,6 +87,39 @@ def test_the_chat_template_counts_as_in_the_sampler(tmp_path: Path, prompt: Any)
         look(tmp_path, prompt, apply_chat_template=True, context=counted + 7)
 
 
+def warned(folder: Path, /, *prompts: str, **changed: Any) -> list[str]:
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    found: list[str] = []
+    settings = room(**{"context": 128, **changed})
+    screen(path, READING, room=settings, setting="prompt_data", warn=found.append)
+    return found
+
+
+def test_prompts_that_the_tokenizer_does_not_know_are_counted_and_named(tmp_path: Path) -> None:
+    (found,) = warned(tmp_path, "Add 3 to 4", "1+1")
+    assert found == (
+        f"{tmp_path}/prompts.jsonl: 62% of the prompt tokens are <unk>: the tokenizer in {MODEL} does not know space d "
+        "A t o; it knows + 0-9. The model cannot read them: write prompts in what it knows, or name another model "
+        "(--hf-checkpoint)"
+    )
+    (found,) = warned(tmp_path, "Add 3 to 4", "1+1", apply_chat_template=True)
+    assert "47% of the prompt tokens are <unk>" in found  # the template adds two tokens to each
+    assert warned(tmp_path, *["1+1"] * 40, "a") == []
+    (found,) = warned(tmp_path, "abcdefghijklmn")
+    assert "does not know a b c d e f g h i j and 4 more; it knows" in found
+
+
+@pytest.mark.parametrize("changed", [{"unk_token": None}, {"unk_token": "<unk>", "byte_fallback": True}])
+def test_a_tokenizer_that_writes_everything_has_no_unknown_tokens(tmp_path: Path, changed: dict[str, Any]) -> None:
+    shutil.copytree(MODEL, tmp_path / "model")
+    file = tmp_path / "model" / "tokenizer.json"
+    described = json.loads(file.read_text())
+    described["model"] = {"type": "BPE", "vocab": described["model"]["vocab"], "merges": [], **changed}
+    file.write_text(json.dumps(described))
+    assert warned(tmp_path, "Add 3 to 4", folder=tmp_path / "model") == []
+
+
 def test_prompts_that_the_run_leaves_out_may_be_long(tmp_path: Path) -> None:
     look(tmp_path, "1" * 50, "1", leaves_out=12)
     with pytest.raises(DataError, match="line 2: a prompt of 14 tokens"):

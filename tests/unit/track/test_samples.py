@@ -25,6 +25,23 @@ def test_a_response_of_several_versions_records_which_tokens_are_whose(
     assert (row["weight_versions"], row.get("weight_spans")) == (versions, spans)
 
 
+def test_the_first_rows_hold_tokens_masks_and_log_probs(tmp_path: Path) -> None:
+    tokens = {"tokens": [7, 8, 9], "response_length": 2}
+    samples = [
+        Sample(index=0, **tokens, loss_mask=[1, 0], rollout_log_probs=[-0.5, 0.0]),
+        Sample(index=1, **tokens),
+        Sample(index=2, **tokens),
+    ]
+    path = SampleWriter(tmp_path, num_with_tokens=3).write("train", 3, samples[:1], dropped=[("zero_std", samples[1])])
+    assert path is not None
+    keys = ("tokens", "loss_mask", "rollout_log_probs")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [[row[key] for key in keys] for row in rows] == [[[7, 8, 9], [1, 0], [-0.5, 0.0]], [[7, 8, 9], [1, 1], None]]
+    path = SampleWriter(tmp_path, num_with_tokens=1).write("train", 4, samples)
+    assert path is not None
+    assert ["tokens" in json.loads(line) for line in path.read_text().splitlines()] == [True, False, False]
+
+
 def test_half_a_surrogate_pair_is_written_as_json_escapes_it(tmp_path: Path) -> None:
     sample = Sample(prompt="\U0001f600 \ud83d", response="é", metadata={"source": "\udc00"}, error="\ud83d")
     path = SampleWriter(tmp_path).write("train", 3, [sample])
