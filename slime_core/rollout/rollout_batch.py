@@ -354,8 +354,18 @@ def _lengths(trained: Sequence[Sample], samples: Sequence[Sample]) -> dict[str, 
         "rollout/response_len/max": float(max(lengths)),
         "rollout/truncated_ratio": statistics.fmean(float(one.status is Status.TRUNCATED) for one in samples),
         "rollout/failed_ratio": statistics.fmean(float(not is_finished(one)) for one in samples),
+        **_tool_times([sample.non_generation_time for sample in samples]),
         "rollout/tokens": float(sum(len(sample.tokens) for sample in trained)),
         "rollout/response_tokens": float(sum(lengths)),
+    }
+
+
+def _tool_times(seconds: Sequence[float]) -> dict[str, float]:
+    if not any(seconds):
+        return {}
+    return {
+        "perf/non_generation_time/mean": statistics.fmean(seconds),
+        "perf/non_generation_time/max": max(seconds),
     }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_compat.flags import BEYOND, SlimeFlag, groups, page, slime_flags
+from slime_compat.flags import BEYOND, SlimeFlag, groups, metrics, page, slime_flags
 from slime_core.config.engine_flags import Refusal, find_flag
 from slime_core.config.load import load
 from slime_core.config.settings import core_settings, plugin_settings
@@ -85,6 +85,12 @@ def test_a_key_of_a_file_is_told_the_decision_too(tmp_path):
         ConfigError, match=r"run.toml:2 .rollout. rollout_seed: no such setting\n +--rollout-seed is called here --seed"
     ):
         load(["--config", str(tmp_path / "run.toml")], check_rules=False)
+
+
+def test_slimes_metrics_lead_to_metrics_that_are_explained():
+    explained = (DOCS / "metrics.md").read_text(encoding="utf-8")
+    assert [ours for _, ours, _ in metrics() if ours and f"`{ours}`" not in explained] == []
+    assert [theirs for theirs, ours, text in metrics() if not ours and not text] == []
 
 
 def test_the_page_is_the_table():

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-__all__ = ["BEYOND", "SlimeFlag", "advice", "groups", "page", "slime_flags"]
+__all__ = ["BEYOND", "SlimeFlag", "advice", "groups", "metrics", "page", "slime_flags"]
 
 Verdict = Literal["kept", "renamed", "refused", "later"]
 
@@ -27,6 +27,7 @@ BEYOND = ("parsed elsewhere", "named by users, not by slime's parser")
 """Groups beyond the 219 flags that slime's own parser has."""
 
 _TABLE = Path(__file__).resolve().parent / "flags.txt"
+_METRICS = _TABLE.with_name("metrics.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,18 @@ def page() -> str:
         parts += [f"## {group}\n", "| flag | here | |", "|---|---|---|"]
         parts += [f"| `{row.flag}` | {row.verdict} | {_marked_up(row.text)} |" for row in rows]
         parts.append("")
-    return "\n".join(parts)
+    parts += ["## Metrics\n", _METRICS_HEAD, "| slime's | here | |", "|---|---|---|"]
+    parts += [
+        f"| `{theirs}` | {f'`{ours}`' if ours else 'none'} | {_marked_up(text)} |" for theirs, ours, text in metrics()
+    ]
+    return "\n".join([*parts, ""])
+
+
+@cache
+def metrics() -> tuple[tuple[str, str, str], ...]:
+    """slime's metrics as its users plot them: name there, name here or nothing, and what differs."""
+    rows = (line.split("|", 2) for line in _METRICS.read_text(encoding="utf-8").splitlines())
+    return tuple((theirs.strip(), ours.strip(), text.strip()) for theirs, ours, text in rows)
 
 
 _HEAD = """\
@@ -111,6 +123,11 @@ own with `--sglang-` before them: `slime run --help sglang`.
   settings.
 - `--colocate` plans engines on all of the learner's devices, as slime does; `--rollout-num-gpus N` takes fewer.
 - Functions by path stay as they are ([how they are written](plugins.md#functions-named-by-path)).
+"""
+
+
+_METRICS_HEAD = """\
+What slime's users plot, and where it stands in `metrics.jsonl` and TensorBoard; [metrics](metrics.md) explains each.
 """
 
 

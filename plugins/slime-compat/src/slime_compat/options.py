@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from slime_compat.rollout import PathFunctions
     from slime_compat.weights import PostWrite
 
-__all__ = ["CompatOptions", "PathOptions", "read_extra", "selected", "weight_transport"]
+__all__ = ["LOG_FLAGS", "CompatOptions", "PathOptions", "read_extra", "selected", "weight_transport"]
 
 SECTION = "custom"
 """The section of files in which the settings stood when they were the core's."""
@@ -181,6 +181,15 @@ class CompatOptions(PluginOptions):
         FunctionPath | None, Flag("--custom-eval-rollout-log-function-path", section=SECTION), NamesCode()
     ] = None
     """fn(rollout_id, args, data, metrics) -> bool: True replaces the core's. None: nobody is asked."""
+    log_multi_turn: Annotated[bool, Flag("--log-multi-turn")] = False
+    """Log lengths with and without what tools wrote, and turns, as multi_turn/... metrics."""
+    log_reward_category: Annotated[str | None, Flag("--log-reward-category")] = None
+    """Log the share of each value of this named reward, or of this metadata field, as rollout/error_cat/VALUE.
+
+    None: none.
+    """
+    log_correct_samples: Annotated[bool, Flag("--log-correct-samples")] = False
+    """Log lengths and mean negative log-probability of samples with reward 1, as rollout/correct_... metrics."""
     rollout_data_postprocess_path: Annotated[
         FunctionPath | None,
         Flag("--rollout-data-postprocess-path", section=SECTION),
@@ -276,6 +285,9 @@ STANDS_IN_FOR = {
 }
 """Path setting -> the setting that selects a component. The component of a path is called like its setting, and a run
 that gives the path selects it."""
+
+LOG_FLAGS = ("log_multi_turn", "log_reward_category", "log_correct_samples")
+"""The options that ask for metrics of slime's."""
 
 TRANSFORMS = ("dynamic_sampling_filter_path", "rollout_sample_filter_path")
 """Path settings whose components come last among those of ``sample_transforms``."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime_compat.options import CompatOptions, PathOptions, read_extra, selected, weight_transport
+from slime_compat.options import LOG_FLAGS, CompatOptions, PathOptions, read_extra, selected, weight_transport
 from slime_core import (
     AdvantageTraits,
     Component,
@@ -167,13 +167,13 @@ def slime_check(plan: RunPlan, options: CompatOptions, code: Mapping[str, Sequen
 def slime_prepare(
     plan: RunPlan, options: CompatOptions, code: Mapping[str, Sequence[FunctionSource]]
 ) -> CompatOptions | PathOptions:
-    if not code:
+    if not code and not any(getattr(options, name) for name in LOG_FLAGS):
         return options
     extra = read_extra(options.custom_config_path, plan)
     return PathOptions(plan=plan, sources={name: tuple(found) for name, found in code.items()}, extra=extra)
 
 
-# Below, `options` are CompatOptions where the run names no function.
+# Below, `options` are CompatOptions where the run names no function and asks for no metrics of slime's.
 # --- In the sampler: the functions that see whole rollouts -----------------------------------------------------------
 
 
@@ -210,11 +210,12 @@ def slime_before_shards(samples: list[Sample], options: CompatOptions | PathOpti
 def slime_log_rollout(
     rollout: int, samples: list[Sample], metrics: dict[str, float], seconds: float, options: CompatOptions | PathOptions
 ) -> bool | None:
-    return (
-        None
-        if isinstance(options, CompatOptions)
-        else options.rollout_functions.log(rollout, samples, metrics, seconds)
-    )
+    if isinstance(options, CompatOptions):
+        return None
+    from slime_compat.metrics import rollout_metrics
+
+    metrics |= rollout_metrics(samples, options)
+    return options.rollout_functions.log(rollout, samples, metrics, seconds)
 
 
 @hookimpl
