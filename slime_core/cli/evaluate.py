@@ -24,6 +24,7 @@ from slime_core.cli.run import options_of
 from slime_core.config.eval_sets import eval_sets
 from slime_core.config.schema import DebugConfig, RunConfig
 from slime_core.errors import ConfigError
+from slime_core.plugins.manifest import only_tracking
 from slime_core.plugins.selection import has_critic
 from slime_core.track.record import PRIVATE
 
@@ -61,7 +62,7 @@ def expand(argv: Sequence[str]) -> list[str]:
     if (folder / "config.json").is_file() and not (folder / "state.json").is_file():
         return ["--hf-checkpoint", str(folder), *argv[1:]]
     checkpoint = _found(folder)
-    known = [] if checkpoint.home is None else ["--config", str(checkpoint.home / "config.toml")]
+    known = [] if checkpoint.home is None else _settings_of(checkpoint.home, argv)
     if checkpoint.hf.is_dir():
         return [*known, "--hf-checkpoint", str(checkpoint.hf), *argv[1:]]
     if not known and "--config" not in argv:
@@ -124,6 +125,16 @@ def table(names: Sequence[str], scores: Mapping[str, float]) -> list[str]:
     rows = [header] + [_row(name, scores, passed) for name in found]
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows if found]
+
+
+def _settings_of(home: Path, argv: Sequence[str]) -> list[str]:
+    """Flags for the settings of a run, without the plugins that only track: an evaluation has no trackers."""
+    known = ["--config", str(home / "config.toml")]
+    recorded = home / "plugins.json"
+    if "--plugin" in argv or not recorded.is_file():
+        return known
+    left_out = only_tracking(recorded.read_text(encoding="utf-8", errors="replace"))
+    return [*known, *(word for name in left_out for word in ("--no-plugin", name))]
 
 
 def _found(folder: Path) -> Checkpoint:

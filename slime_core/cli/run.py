@@ -72,7 +72,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     settings = written(resolved)
     record = open_record(config, resume)
     record.write_text("config.toml", settings)
-    record.write_text("plugins.json", manifest.to_json() + "\n")
+    record.write_text("plugins.json", manifest.to_json(only_track=active.registry.only_tracking()) + "\n")
     remember(active.manifest, resolved)
     # Importing what starts processes takes a second: not before the settings are known to be right.
     from slime_core.runtime.launch import Job, run

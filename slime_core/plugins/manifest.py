@@ -89,6 +89,9 @@ def listed(entries: Iterable[ManifestEntry]) -> str:
     return ", ".join(f"{entry.plugin} {entry.version}" for entry in entries)
 
 
+ONLY_TRACK = "only_track"
+"""Key of a run's ``plugins.json``: plugins without which its weights can be evaluated."""
+
 ABSENT = "-"
 """Stands where one side has no such plugin."""
 
@@ -222,9 +225,15 @@ class Manifest:
         """What ``other`` has otherwise; the order of plugins, and changes of the past, do not count."""
         return [*differences(self.entries, other.entries), *differences(self.functions, other.functions)]
 
-    def to_json(self) -> str:
-        """The manifest as text; :meth:`from_json` reads it back to an equal manifest."""
+    def to_json(self, *, only_track: Collection[str] = ()) -> str:
+        """The manifest as text; :meth:`from_json` reads it back to an equal manifest.
+
+        Arguments:
+            only_track: plugins that do nothing but track, for :func:`only_tracking`.
+        """
         found: dict[str, Any] = {"plugins": list(map(_row, self.entries))}
+        if only_track:
+            found[ONLY_TRACK] = sorted(only_track)
         if self.functions:
             found["functions"] = list(map(_row, self.functions))
         if self.changes:
@@ -245,6 +254,15 @@ class Manifest:
         except (ValueError, KeyError, TypeError, AttributeError) as mistake:
             found = f"not a plugin manifest ({type(mistake).__name__}: {mistake})"
             raise PluginError(f"{found}; give the text that Manifest.to_json wrote") from mistake
+
+
+def only_tracking(text: str) -> tuple[str, ...]:
+    """The plugins that :meth:`Manifest.to_json` was told to do nothing but track; none where the text says nothing."""
+    try:
+        # Whoever wrote the file, a name becomes a word of a command line, and no flag.
+        return tuple(name for name in map(str, json.loads(text)[ONLY_TRACK]) if not name.startswith("-"))
+    except (ValueError, LookupError, TypeError):
+        return ()
 
 
 def record(

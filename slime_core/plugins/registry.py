@@ -128,6 +128,14 @@ class Registry:
         own = (options or {}).get(plugin)
         return self.options[plugin]() if own is None and plugin in self.options else own
 
+    def only_tracking(self) -> tuple[str, ...]:
+        """The plugins that offer trackers and nothing else, by name."""
+        hooked = {one.plugin for found in self.lifecycle.values() for one in found}
+        offers = {plugin: {kind for kind, _ in self.components(plugin)} for plugin in self.plugins}
+        return tuple(
+            plugin.name for plugin, kinds in offers.items() if kinds == {Kind.TRACKER} and plugin not in hooked
+        )
+
     def names(self, kind: Kind) -> tuple[str, ...]:
         """The names of the components of that kind, sorted."""
         return tuple(sorted(name for found, name in self._declared if found is kind))

@@ -12,6 +12,8 @@ from slime_core.checkpoint.folder import RunState, drafted, write_state
 from slime_core.cli.evaluate import expand, table
 from slime_core.cli.main import main
 from slime_core.errors import ConfigError
+from slime_core.plugins.activation import activate
+from slime_core.plugins.manifest import Manifest
 from slime_core.runtime import launch
 
 SCORES = {
@@ -65,6 +67,18 @@ def test_a_hugging_face_folder_is_the_model(tmp_path: Path) -> None:
         "--eval-temperature",
         "1",
     ]
+
+
+def test_an_evaluation_of_a_run_goes_without_plugins_that_only_track(run: Path) -> None:
+    assert activate(["grpo", "plots"]).registry.only_tracking() == ("plots",)
+    manifest = Manifest(()).to_json(only_track=["wand", "plots", "--trust-remote-code"])
+    (run / "plugins.json").write_text(manifest)
+    left_out = ["--no-plugin", "plots", "--no-plugin", "wand"]
+    known = ["--config", f"{run}/config.toml"]
+    assert expand(["run"]) == [*known, *left_out, "--load", "run/checkpoints/step-000004"]
+    assert expand(["run", "--plugin", "plots"])[:3] == [*known, "--load"]
+    (run / "plugins.json").write_text("{}")
+    assert expand(["run"])[:3] == [*known, "--load"]
 
 
 def test_a_checkpoint_without_hf_is_loaded_by_a_learner_with_the_settings_of_its_run(run: Path) -> None:

@@ -47,6 +47,15 @@ def test_failures_are_counted_by_cause(harvest):
     assert found == {"rollout/failures/engine_timeout": 2.0, "rollout/failures/other": 1.0}
 
 
+def test_the_time_that_samples_spent_in_tools_is_measured():
+    found = CollectedGroups(Transforms(), wanted=1, reward_key=None)
+    found.take([group(0, None, None)])
+    assert not any("non_generation" in name for name in found.metrics(found.trained))
+    found.trained[0].non_generation_time = 3.0
+    metrics = found.metrics(found.trained)
+    assert (metrics["perf/non_generation_time/mean"], metrics["perf/non_generation_time/max"]) == (1.5, 3.0)
+
+
 def test_the_ledger_knows_where_they_ended(harvest, request, tmp_path: Path):
     journal = Journal(tmp_path)
     journal.took({number: [2 * number, 2 * number + 1] for number in range(3)})
