@@ -133,7 +133,7 @@ def _settings_of(home: Path, argv: Sequence[str]) -> list[str]:
     recorded = home / "plugins.json"
     if "--plugin" in argv or not recorded.is_file():
         return known
-    left_out = only_tracking(recorded.read_text(encoding="utf-8", errors="replace"))
+    left_out = only_tracking(recorded)
     return [*known, *(word for name in left_out for word in ("--no-plugin", name))]
 
 

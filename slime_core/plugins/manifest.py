@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from slime_core.errors import ManifestMismatch, PluginError
@@ -21,6 +21,7 @@ from slime_core.plugins.content_hash import NO_FILES, digest, editable_source, f
 from slime_core.plugins.declared import canonical
 from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source, local_file
 from slime_core.plugins.registry import Registry, register
+from slime_core.untrusted import read_object
 
 __all__ = [
     "ABSENT",
@@ -256,12 +257,12 @@ class Manifest:
             raise PluginError(f"{found}; give the text that Manifest.to_json wrote") from mistake
 
 
-def only_tracking(text: str) -> tuple[str, ...]:
-    """The plugins that :meth:`Manifest.to_json` was told to do nothing but track; none where the text says nothing."""
+def only_tracking(path: Path) -> tuple[str, ...]:
+    """The plugins that a run's ``plugins.json`` says do nothing but track; none where it says nothing."""
     try:
         # Whoever wrote the file, a name becomes a word of a command line, and no flag.
-        return tuple(name for name in map(str, json.loads(text)[ONLY_TRACK]) if not name.startswith("-"))
-    except (ValueError, LookupError, TypeError):
+        return tuple(name for name in map(str, read_object(path)[ONLY_TRACK]) if not name.startswith("-"))
+    except (OSError, ValueError, LookupError, TypeError):
         return ()
 
 

@@ -289,7 +289,7 @@ def _first(rows: Rows, most: int) -> Iterator[tuple[str, PromptRow]]:
 def _can_be_unknown(folder: Path) -> bool:
     """Whether the tokenizer has a token for what it does not know, and does not write it byte by byte."""
     try:
-        model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+        model = read_object(folder / "tokenizer.json")["model"]
         named = model.get("unk_token") or model.get("unk_id") is not None
         return bool(named) and not model.get("byte_fallback")
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
