@@ -37,16 +37,23 @@ RANK_TESTS := $(wildcard $(patsubst %,tests/%.py,engines/test_layouts e2e/test_b
     freezing routing gloo log_probs megatron_flags model llama schedules) e2e/test_one_sample))
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-# For two cores: `types` has one process and goes with the ranks; servers wait while they start, so three files at a time.
+# Two parts, each of which keeps two cores busy. Guards use the cache of `types`. Servers wait while they start.
 .PHONY: test
 test: setup ## all checks: lint, types, import contracts, tests
 	@$(MAKE) -j 4 lint types contracts test-ranks
-	$(PYTEST) -n 2 tests/guards $(wildcard plugins/*/tests) tests/contracts tests/golden tests/unit
-	$(PYTEST) -n 3 $(addprefix --ignore ,$(RANK_TESTS)) tests/e2e tests/engines
+	@$(MAKE) -j 2 test-units test-servers
 
 .PHONY: test-ranks
 test-ranks: setup
 	$(PYTEST) -n 2 $(RANK_TESTS)
+
+.PHONY: test-units
+test-units: setup
+	$(PYTEST) -n 2 tests/guards $(wildcard plugins/*/tests) tests/contracts tests/golden tests/unit
+
+.PHONY: test-servers
+test-servers: setup
+	$(PYTEST) -n 3 $(addprefix --ignore ,$(RANK_TESTS)) tests/e2e tests/engines
 
 .PHONY: examples
 examples: setup ## property tests with ten times as many random examples as `make test`
