@@ -98,6 +98,8 @@ class RolloutConfig(Section):
     """Component (kind rollout_source) that makes whole rollouts. None: generate_function makes every group."""
     generate_function: Name = "single_turn"
     """Component (kind generate_function) that turns a prompt into a response."""
+    max_turns: Annotated[int, Field(ge=1)] | None = None
+    """Turns of the model in one conversation, for generate functions that hold conversations. None: they decide."""
     rm_type: RewardSum = "exact_match"
     """Component (kind reward_model) that rewards responses, or a weighted sum: 0.7*math+0.3*f1.
 

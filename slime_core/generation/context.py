@@ -27,7 +27,11 @@ class Client(Protocol):
 
     @property
     def url(self) -> str:
-        """Of the router, or of one engine: for SGLang's other endpoints, such as ``/parse_function_call``."""
+        """Of the router, or of one engine."""
+        ...
+
+    async def engine_url(self) -> str:
+        """Of one engine, for SGLang's other endpoints, such as ``/parse_function_call``, which routers do not have."""
         ...
 
     async def generate(

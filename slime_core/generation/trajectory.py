@@ -281,7 +281,8 @@ class Trajectory:
         other._versions = list(dict.fromkeys(name for name, _, _ in other._spans)) or list(self._versions)
         other._routes = None if self._routes is None or not at else self._routes[: len(self._prompt) + at - 1]
         other._turn_start, other._num_turns = at, sum(start < at for start in self._turn_starts()[0])
-        other._ending, other._is_changed, other._is_models_turn = None, True, not at
+        other._ending, other._is_changed = None, True
+        other._is_models_turn = self._is_models_turn if at == len(self._ids) else not at
         other._masks_restored, other._tool_time = False, 0.0
         return other
 

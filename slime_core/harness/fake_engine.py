@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import math
 import re
 import socket
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -395,6 +397,23 @@ class FakeEngine(FakeServer):
         self._version = body.get("weight_version") or self._version
         return _success()
 
+    async def _parse_calls(self, body: dict[str, Any]) -> Answer:
+        """Tool calls as SGLang's parser ``qwen25`` finds them; known functions only."""
+        if body["tool_call_parser"] != "qwen25":
+            return 500, "Internal Server Error"
+        text, start, end = body["text"], "<tool_call>\n", "\n</tool_call>"
+        names = [tool["function"]["name"] for tool in body["tools"]]
+        calls = []
+        for found in re.findall(f"{start}(.*?){end}", text, re.DOTALL):
+            with suppress(json.JSONDecodeError):
+                call = json.loads(found)
+                if call["name"] in names:
+                    parameters = json.dumps(call.get("arguments", {}), ensure_ascii=False)
+                    at = names.index(call["name"])
+                    calls.append({"tool_index": at, "name": call["name"], "parameters": parameters})
+        normal = text.partition(start)[0].strip() if start in text else text
+        return 200, {"normal_text": normal, "calls": calls}
+
     async def _set_version(self, body: dict[str, Any]) -> Answer:
         self._version = body["new_version"]
         return _success()
@@ -434,6 +453,7 @@ class FakeEngine(FakeServer):
             "/generate": self._generate,
             "/health": self._nothing,  # a router looks there once, to learn that the engine speaks HTTP
             "/model_info": self._model_info,
+            "/parse_function_call": self._parse_calls,
             "/server_info": self._server_info,
             "/pause_generation": self._pause,
             "/continue_generation": self._continue,

@@ -47,6 +47,11 @@ __all__ = [
 
 
 OUR_DISTRIBUTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "slime-agents": {
+        "slime": ("agents",),
+        "slime.flags": ("agent", "tool-call-parser", "tools"),
+        "slime.generate_functions": ("openai_agent", "tool_agent"),
+    },
     "slime-compat": {
         "slime": ("compat",),
         "slime.advantage_estimators": ("custom_advantage_function_path",),
@@ -81,7 +86,6 @@ OUR_DISTRIBUTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "log-correct-samples",
             "log-multi-turn",
             "log-reward-category",
-            "max-turns",
             "rm-model-path",
             "rollout-all-samples-process-path",
             "rollout-data-postprocess-path",

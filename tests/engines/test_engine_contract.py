@@ -285,3 +285,18 @@ class Never:
 
     def wait(self) -> None:
         raise AssertionError("nobody receives")
+
+
+async def test_tool_calls_of_known_functions_are_found_in_a_text(subject: Subject) -> None:
+    add = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
+    text = (
+        'Hm.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "sub", "arguments": {}}\n</tool_call>\n<tool_call>\n{"name"\n</tool_call>'
+    )
+    body = {"text": text, "tools": [add], "tool_call_parser": "qwen25"}
+    found = call(subject.url, "/parse_function_call", body, timeout_s=120)
+    assert found == {"normal_text": "Hm.", "calls": [{"tool_index": 0, "name": "add", "parameters": '{"a": 1}'}]}
+    without = call(subject.url, "/parse_function_call", body | {"text": "none"}, timeout_s=120)
+    assert without == {"normal_text": "none", "calls": []}
+    with pytest.raises(WeightSyncError, match="status 500"):
+        call(subject.url, "/parse_function_call", body | {"tool_call_parser": "nonesuch"}, timeout_s=120)

@@ -27,6 +27,7 @@ from slime_core.plugins.declared import (
 ROOT = Path(__file__).resolve().parents[2]
 CORE = "slime-rl"
 PLUGINS = {
+    "slime-agents",
     "slime-compat",
     "slime-datasets",
     "slime-grpo",

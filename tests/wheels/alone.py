@@ -63,6 +63,10 @@ CASES = (
     Case((CORE,), DEMO, says="--plugin grpo: no installed plugin .* Install slime-grpo"),
     Case(("slime-grpo",), DEMO, says="Qwen3ForCausalLM.* Install slime-models"),
     Case(("slime-grpo", "slime-models"), DEMO, trains=2),
+    Case(
+        ("slime-agents",),
+        f"{PLAIN} --generate-function tool_agent --tools tools.py:add --apply-chat-template {GENERATE}",
+    ),
     Case(("slime-compat",), f"{PLAIN} --custom-rm-path rewards.py:length {GENERATE}"),
     Case(("slime-datasets",), f"{PLAIN} --prompt-data prompts.parquet --rollout-max-response-len 8 {GENERATE}"),
     Case(("slime-grpo",), f"--advantage-estimator grpo {GENERATE}"),
@@ -75,6 +79,7 @@ CASES = (
     Case(("slime-testing",), None, more=("plugins new reward-model mine", "plugins check ./exact.py")),
 )
 FILES = {
+    "tools.py": "def add(a: int, b: int) -> int:\n    return a + b\n",
     "rewards.py": "async def length(args, sample, **kwargs):\n    return float(len(sample.response))\n",
     "exact.py": (
         "from slime_core import Component, hookimpl\n\n"

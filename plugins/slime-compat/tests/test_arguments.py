@@ -121,7 +121,7 @@ def test_a_plugins_preset_gives_way_to_a_path() -> None:
 
 
 def test_a_path_in_the_old_section_of_a_file_is_read() -> None:
-    Path("run.toml").write_text('[custom]\ncustom_rm_path = "mine.py"\nspec = []\nmax_turns = "none"\n')
+    Path("run.toml").write_text('[custom]\ncustom_rm_path = "mine.py"\nspec = []\n')
     resolved, _ = resolve(["--config", "run.toml"])
     assert resolved.config.rollout.rm_type == "custom_rm_path"
 

@@ -131,6 +131,10 @@ class GenerateClient:
         answers = await asyncio.gather(*(self._request(part, sampling, n, timeout_s, {}) for part in parts))
         return [group for part in answers for group in part]
 
+    async def engine_url(self) -> str:
+        """As :meth:`slime_core.generation.Client.engine_url` says."""
+        return (await self._aborter.engines() or [self.url])[0]
+
     def aborting(self) -> AbstractAsyncContextManager[None]:
         """Context manager: requests end as aborted while it is active. Those in flight return the tokens that they
         have, waiting and new ones return none."""
@@ -371,10 +375,10 @@ class RequestAborter:
 
     async def _repeat_abort(self) -> None:
         while True:
-            await asyncio.gather(*(self._call("POST", f"{url}/abort_request") for url in await self._engines()))
+            await asyncio.gather(*(self._call("POST", f"{url}/abort_request") for url in await self.engines()))
             await asyncio.sleep(ABORT_INTERVAL_S)
 
-    async def _engines(self) -> list[str]:
+    async def engines(self) -> list[str]:
         """URLs of the engines behind the router; an engine itself has no such list."""
         match await self._call("GET", f"{self._url}/workers"):
             case {"workers": [*entries]}:

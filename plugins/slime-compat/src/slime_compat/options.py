@@ -118,8 +118,6 @@ class CompatOptions(PluginOptions):
         FunctionPath | None, Flag("--custom-generate-function-path", section=SECTION), NamesCode()
     ] = None
     """async fn(args, sample, sampling_params): makes a response. None: the component generate_function."""
-    max_turns: Annotated[Annotated[int, Field(ge=1)] | None, Flag("--max-turns", section=SECTION)] = None
-    """Turns of a conversation, for a generate function that reads args.max_turns. None: it decides."""
     rollout_sample_hook_path: Annotated[
         tuple[FunctionPath, ...], Flag("--rollout-sample-hook-path", section=SECTION), NamesCode(), Provides("rewards")
     ] = ()

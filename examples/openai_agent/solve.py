@@ -1,0 +1,21 @@
+"""An agent that knows nothing of the training: it asks a model through OpenAI's API, and once more if it was wrong."""
+
+from __future__ import annotations
+
+from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletionMessageParam
+
+from slime_agents.openai_agent import AgentTask
+
+
+async def solve(task: AgentTask, base_url: str, api_key: str, model: str) -> float:
+    """1 where the first answer is right, 0.5 where the second one is, else 0."""
+    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": str(task.prompt)}]
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        for reward in (1.0, 0.5):
+            reply = (await client.chat.completions.create(model=model, messages=messages)).choices[0].message
+            if (reply.content or "").strip() == task.label:
+                return reward
+            messages.append({"role": "assistant", "content": reply.content or ""})
+            messages.append({"role": "user", "content": str(task.prompt)})
+    return 0.0

@@ -1,0 +1,13 @@
+"""Generate functions that hold conversations: ``tool_agent`` and ``openai_agent``.
+
+plugin         declares them and their options
+tools          functions that the model may call: descriptions, arguments, limits
+tool_agent     the conversation of a model with tools
+conversations  what an agent outside has said and was answered, as branches of recorded ids
+endpoint       OpenAI's chat completions over HTTP, in front of the engines
+openai_agent   runs an agent against the endpoint, one key for each rollout
+"""
+
+from slime_agents.tools import ToolError
+
+__all__ = ["ToolError"]

@@ -1,0 +1,278 @@
+"""OpenAI's chat completions over HTTP, in front of the engines of a run; on loopback, with a key for each rollout.
+
+Endpoint   the server; it runs while a rollout needs it
+Access     what an agent is given: base URL, key, model
+
+Offered: ``POST /v1/chat/completions`` with messages, tools, ``n``, ``max_tokens``, ``stop`` and ``stream``, and ``GET
+/v1/models``. A stream sends the whole answer in one piece. ``temperature`` and other settings of sampling are not taken
+from requests: what is trained is sampled as the run says. What would change the meaning of an answer and is not offered
+(``logprobs``, a schema, a forced tool) is refused with status 400.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from slime_agents.conversations import Message, Reply, Request, Rollout, TooLongError, TurnsUsedError
+from slime_agents.parsing import CallParser, turn_text
+from slime_core.errors import DataError, EngineError, PluginError
+from slime_core.generation import GenerateContext, Interrupted, Turn
+from slime_core.types import JsonValue
+
+__all__ = ["MODEL", "Access", "Endpoint", "Session"]
+
+MODEL = "policy"
+"""The name under which the model is offered; any other is taken for it too."""
+
+LARGEST_REQUEST = 16 * 2**20
+"""Bytes."""
+
+MOST_ANSWERS = 16
+
+Stops = tuple[str, ...]
+
+
+class ChatRequest(BaseModel):
+    """The fields of a request that mean something here; ``model`` and those of sampling may hold anything."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    logprobs: Literal[False] | None = None
+    response_format: dict[Literal["type"], Literal["text"]] | None = None
+    functions: None = None
+
+    def to_request(self) -> Request:
+        """What the conversations are asked."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or ()
+        return Request(
+            tuple(self.messages),
+            tuple(self.tools or ()) if self.tool_choice != "none" else (),
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            stop=tuple(stop),
+            n=self.n or 1,
+        )
+
+
+@dataclass(slots=True)
+class Session:
+    """One rollout, as requests see it.
+
+    Arguments:
+        rollout: what is said and answered.
+        context: the engines and the tokenizer.
+
+    Attributes:
+        failure: what ends the rollout: a turn was aborted, no engine answered, or it knows no such parser.
+        ended: set with it.
+        is_full: a request was refused since the rollout had no room or no turn left.
+    """
+
+    rollout: Rollout
+    context: GenerateContext
+    failure: Interrupted | EngineError | PluginError | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    is_full: bool = False
+
+    def fail(self, failure: Interrupted | EngineError | PluginError) -> None:
+        """End the rollout; later requests are refused."""
+        self.failure = self.failure or failure
+        self.ended.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What an agent is given.
+
+    Arguments:
+        base_url: for OpenAI's clients.
+        api_key: of this rollout alone.
+        model: a name.
+    """
+
+    base_url: str
+    api_key: str
+    model: str = MODEL
+
+
+class Endpoint:
+    """The server; it starts with the first of overlapping rollouts and stops with the last.
+
+    Arguments:
+        parser: finds tool calls in turns.
+    """
+
+    def __init__(self, parser: CallParser) -> None:
+        self._parser = parser
+        self._sessions: dict[str, Session] = {}
+        self._runner: web.AppRunner | None = None
+        self._starting = asyncio.Lock()
+        self._url = ""
+
+    @asynccontextmanager
+    async def open(self, session: Session) -> AsyncIterator[Access]:
+        """Requests with the key of the block's value reach ``session``, for as long as the block lasts."""
+        key = secrets.token_urlsafe(32)
+        self._sessions[key] = session
+        try:
+            async with self._starting:
+                if self._runner is None:
+                    await self._start()
+            yield Access(f"{self._url}/v1", key)
+        finally:
+            del self._sessions[key]
+            async with self._starting:
+                if not self._sessions and self._runner is not None:
+                    runner, self._runner = self._runner, None
+                    await runner.cleanup()
+
+    async def _start(self) -> None:
+        app = web.Application(client_max_size=LARGEST_REQUEST)
+        app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_get("/v1/models", self._models)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self._url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        self._runner = runner
+
+    def _session(self, request: web.Request) -> Session | None:
+        kind, _, key = request.headers.get("Authorization", "").partition(" ")
+        return self._sessions.get(key.strip()) if kind.lower() == "bearer" else None
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        if self._session(request) is None:
+            return _unknown_key()
+        entry = {"id": MODEL, "object": "model", "created": 0, "owned_by": "slime"}
+        return web.json_response({"object": "list", "data": [entry]})
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        session = self._session(request)
+        if session is None:
+            return _unknown_key()
+        try:
+            asked = ChatRequest.model_validate_json(await request.read())
+        except ValidationError as problem:
+            return _error(400, _mistakes(problem), "invalid_request_error")
+        if session.failure is not None:
+            return _over()
+        try:
+            replies = await session.rollout.answer(asked.to_request(), self._reader(session, asked))
+        except TooLongError:
+            session.is_full = True
+            return _error(400, "the conversation fills the model's context", "context_length_exceeded")
+        except TurnsUsedError:
+            session.is_full = True
+            return _error(400, "the rollout has had all its turns (--max-turns)", "max_turns")
+        except DataError as problem:
+            return _error(400, str(problem), "invalid_request_error")
+        except (Interrupted, EngineError, PluginError) as failure:
+            session.fail(failure)
+            return _over()
+        body = _completion(replies)
+        return await _stream(request, body) if asked.stream else web.json_response(body)
+
+    def _reader(self, session: Session, asked: ChatRequest) -> Any:
+        tools = asked.to_request().tools
+
+        async def read(turn: Turn) -> Message:
+            text = turn_text(turn.token_ids, session.context.encoder)
+            parsed = await self._parser.parse(session.context.client, text, tools)
+            text = parsed.text if parsed.calls else turn.text
+            stops = asked.to_request().stop
+            message: dict[str, JsonValue] = {"role": "assistant", "content": _without_stop(text, stops) or None}
+            if parsed.calls:
+                message["tool_calls"] = [
+                    {
+                        "id": f"call_{secrets.token_hex(8)}",
+                        "type": "function",
+                        "function": {"name": call.name, "arguments": call.arguments},
+                    }
+                    for call in parsed.calls
+                ]
+            elif message["content"] is None:
+                message["content"] = ""
+            return message
+
+        return read
+
+
+def _without_stop(text: str, stops: Sequence[str]) -> str:
+    """``text`` without the stop text that ended it, which OpenAI's answers leave out."""
+    return next((text.removesuffix(stop) for stop in stops if text.endswith(stop)), text)
+
+
+def _completion(replies: Sequence[Reply]) -> dict[str, Any]:
+    sampled = sum(len(reply.turn.token_ids) for reply in replies)
+    read = replies[0].prompt_tokens
+    return {
+        "id": f"chatcmpl-{secrets.token_hex(12)}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": MODEL,
+        "choices": [_choice(number, reply) for number, reply in enumerate(replies)],
+        "usage": {"prompt_tokens": read, "completion_tokens": sampled, "total_tokens": read + sampled},
+    }
+
+
+def _choice(number: int, reply: Reply) -> dict[str, Any]:
+    reason = "tool_calls" if reply.message.get("tool_calls") else reply.turn.finish_reason
+    return {"index": number, "message": dict(reply.message), "logprobs": None, "finish_reason": reason}
+
+
+async def _stream(request: web.Request, body: Mapping[str, Any]) -> web.StreamResponse:
+    """``body`` as server-sent events: each choice's message in one piece, then its end."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    head = {**body, "object": "chat.completion.chunk"}
+    usage = head.pop("usage")
+    for choice in body["choices"]:
+        delta = dict(choice["message"])
+        if "tool_calls" in delta:
+            delta["tool_calls"] = [{"index": at, **call} for at, call in enumerate(delta["tool_calls"])]
+        part = {"index": choice["index"], "delta": delta, "finish_reason": None}
+        await _send(response, {**head, "choices": [part]})
+        await _send(response, {**head, "choices": [part | {"delta": {}, "finish_reason": choice["finish_reason"]}]})
+    await _send(response, {**head, "choices": [], "usage": usage})
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+async def _send(response: web.StreamResponse, event: Mapping[str, Any]) -> None:
+    await response.write(f"data: {json.dumps(event)}\n\n".encode())
+
+
+def _error(status: int, message: str, code: str) -> web.Response:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return web.json_response({"error": {"message": message, "type": kind, "param": None, "code": code}}, status=status)
+
+
+def _unknown_key() -> web.Response:
+    return _error(401, "the key is that of no rollout in progress", "invalid_api_key")
+
+
+def _over() -> web.Response:
+    # 409 would be repeated by OpenAI's clients, as 5xx are.
+    return _error(400, "the rollout has ended", "rollout_ended")
+
+
+def _mistakes(problem: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in problem.errors())

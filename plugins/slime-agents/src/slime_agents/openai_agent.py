@@ -1,0 +1,127 @@
+"""Runs an agent that knows nothing of the training: it is given a base URL and a key, as for OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from slime_agents.conversations import Rollout
+from slime_agents.endpoint import Access, Endpoint, Session
+from slime_agents.options import AGENT, AgentsOptions, AgentsSetup
+from slime_agents.parsing import CallParser
+from slime_core import RunView, Sample
+from slime_core.errors import EngineError, PluginError
+from slime_core.generation import GenerateContext, Interrupted, SamplingParams
+from slime_core.types import JsonValue, Status
+
+__all__ = ["AgentTask", "OpenAIAgent"]
+
+THREADS = 256
+"""Agents that are no coroutines and run at once; further ones wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTask:
+    """What an agent is to solve.
+
+    Arguments:
+        prompt: of the row: text, or chat messages.
+        label: of the row.
+        metadata: the row's own fields.
+        evaluation: whether the rollout is only measured.
+    """
+
+    prompt: str | list[dict[str, JsonValue]]
+    label: str | None = None
+    metadata: dict[str, JsonValue] = field(default_factory=dict)
+    evaluation: bool = False
+
+
+class OpenAIAgent:
+    """Generate function ``openai_agent``.
+
+    The agent is called as ``fn(task, base_url=..., api_key=..., model=...)``, awaited or in a thread. Each conversation
+    that it has held becomes a sample; all of them count as one. A number that it returns is the reward of each; else
+    the reward model scores them. An agent that raises or takes too long fails its sample, unless a request of it was
+    refused because the rollout is full: then its turns are trained.
+    """
+
+    def __init__(self, options: AgentsOptions | AgentsSetup, run: RunView) -> None:
+        setup = options if isinstance(options, AgentsSetup) else AgentsSetup(options)
+        self._options = setup.options
+        self._agent = next((cast("Callable[..., object]", one) for one in setup.load("agent")), None)
+        self._endpoint = Endpoint(CallParser(self._options.tool_call_parser))
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="agent")
+        self._max_turns = setup.max_turns(run)
+
+    async def __call__(self, context: GenerateContext, sample: Sample, sampling: SamplingParams) -> list[Sample]:
+        """A sample for each conversation.
+
+        Raises:
+            Interrupted: a turn was aborted.
+            EngineError: no engine answered.
+            PluginError: no ``--agent`` was given.
+        """
+        if self._agent is None:
+            raise PluginError("openai_agent runs the agent of --agent MODULE:FUNCTION; give one")
+        rollout = Rollout(context, sample, sampling, max_turns=self._max_turns)
+        session = Session(rollout, context)
+        task = AgentTask(sample.prompt, sample.label, dict(sample.metadata), context.evaluation)
+        async with self._endpoint.open(session) as access:
+            result = await self._result(task, access, session)
+        samples = rollout.finish()
+        if isinstance(result, Exception) and not session.is_full:
+            return [_failed(sample, result)]
+        if not samples:
+            return [_failed(sample, ValueError("the agent made no request"))]
+        breaks: dict[str, JsonValue] = {str(cause): count for cause, count in rollout.breaks.items()}
+        samples[0].metadata[AGENT] = {"branches": len(samples), **breaks}
+        if isinstance(result, int | float):
+            for one in samples:
+                one.reward = float(result)
+        return samples
+
+    async def _result(self, task: AgentTask, access: Access, session: Session) -> object:
+        """What the agent returned; an exception: what it raised."""
+        agent = asyncio.ensure_future(self._call(task, access))
+        ended = asyncio.ensure_future(session.ended.wait())
+        try:
+            await asyncio.wait(
+                {agent, ended}, timeout=self._options.agent_timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            failure = session.failure
+            if failure is not None:
+                raise _of(failure, session)
+            if not agent.done():
+                return TimeoutError(f"the agent took more than {self._options.agent_timeout_s:g} s")
+            error = agent.exception()
+            return error if isinstance(error, Exception) else agent.result()
+        finally:
+            for one in (agent, ended):
+                one.cancel()
+            await asyncio.gather(agent, ended, return_exceptions=True)
+
+    async def _call(self, task: AgentTask, access: Access) -> object:
+        assert self._agent is not None
+        given = {"base_url": access.base_url, "api_key": access.api_key, "model": access.model}
+        if inspect.iscoroutinefunction(self._agent):
+            return await self._agent(task, **given)
+        loop, agent = asyncio.get_running_loop(), self._agent
+        return await loop.run_in_executor(self._threads, lambda: agent(task, **given))
+
+
+def _of(failure: Interrupted | EngineError | PluginError, session: Session) -> Exception:
+    """``failure`` as a generate function reports it: agents do not resume, so an aborted rollout restarts."""
+    if not isinstance(failure, Interrupted):
+        return failure
+    return Interrupted(str(failure), replace(session.rollout.sample, status=Status.ABORTED))
+
+
+def _failed(sample: Sample, problem: Exception) -> Sample:
+    cause = "agent_timeout" if isinstance(problem, TimeoutError) else "agent_error"
+    error = f"sample {sample.index} of group {sample.group_index}: {type(problem).__name__}: {problem}"
+    return replace(sample, status=Status.FAILED, error=error, failure_cause=cause)

@@ -1,0 +1,101 @@
+"""Tool calls in a turn of the model, found by the engine's own parsers (``POST /parse_function_call``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slime_agents.tools import ToolCall
+from slime_core.errors import EngineError, PluginError, ServiceError
+from slime_core.generation import Client, Encoder
+from slime_core.services import Service
+from slime_core.types import JsonValue
+
+__all__ = ["CallParser", "Parsed", "turn_text"]
+
+TIMEOUT_S = 60.0
+IN_FLIGHT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A turn, taken apart.
+
+    Arguments:
+        text: what is not a call.
+        calls: in order.
+    """
+
+    text: str
+    calls: list[ToolCall]
+
+
+class CallParser:
+    """Finds tool calls.
+
+    Arguments:
+        name: of SGLang's parsers, as ``--tool-call-parser`` takes it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._services: dict[str, Service] = {}
+
+    async def parse(self, client: Client, text: str, tools: Sequence[JsonValue]) -> Parsed:
+        """``text`` taken apart.
+
+        Arguments:
+            tools: descriptions of functions; without any, ``text`` holds no call.
+
+        Raises:
+            PluginError: the engine knows no such parser.
+            EngineError: no engine answered.
+        """
+        if not tools:
+            return Parsed(text, [])
+        url = await client.engine_url()
+        if url not in self._services:
+            service = Service(f"{url}/parse_function_call", timeout_s=TIMEOUT_S, max_in_flight=IN_FLIGHT)
+            await self._check(service, tools)
+            self._services[url] = service
+        try:
+            return _parsed(await self._services[url].ask(self._body(text, tools)), text)
+        except ServiceError as problem:
+            raise EngineError(str(problem)) from problem
+
+    async def _check(self, service: Service, tools: Sequence[JsonValue]) -> None:
+        """Parse no text, since sglang 0.5.23 answers an unknown parser with status 500, as it does any bug."""
+        try:
+            await service.ask(self._body("", tools))
+        except ServiceError as problem:
+            if problem.status is None:
+                raise EngineError(str(problem)) from problem
+            raise PluginError(
+                f"--tool-call-parser {self._name}: {problem}\nAccepted are the names of SGLang's option of this name, "
+                "such as qwen25, llama3, mistral, glm45, deepseekv3 or kimi_k2."
+            ) from problem
+
+    def _body(self, text: str, tools: Sequence[JsonValue]) -> JsonValue:
+        return {"text": text, "tools": list(tools), "tool_call_parser": self._name}
+
+
+def turn_text(token_ids: Sequence[int], encoder: Encoder) -> str:
+    """The text of a turn with its special tokens, which some parsers look for, but for one that ends it."""
+    ids = list(token_ids)
+    if ids and not encoder.decode(ids[-1:]):
+        ids.pop()
+    return encoder.decode_all(ids)
+
+
+def _parsed(answer: JsonValue, text: str) -> Parsed:
+    if not isinstance(answer, dict) or not isinstance(answer.get("calls"), list):
+        raise ServiceError("an engine answered /parse_function_call with something else than calls", "invalid")
+    found = answer["calls"]
+    assert isinstance(found, list)
+    calls = [
+        ToolCall(str(one.get("name") or ""), str(one.get("parameters") or "{}"))
+        for one in found
+        if isinstance(one, dict)
+    ]
+    rest = answer.get("normal_text")
+    return Parsed(rest if isinstance(rest, str) else text, calls)

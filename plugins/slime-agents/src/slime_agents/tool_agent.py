@@ -1,0 +1,76 @@
+"""The conversation of a model with tools: a turn, the tools that it calls, their answers, the next turn."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from slime_agents.options import AgentsOptions, AgentsSetup
+from slime_agents.parsing import CallParser, turn_text
+from slime_agents.tools import Toolbox, ToolCall
+from slime_core import RunView, Sample
+from slime_core.generation import GenerateContext, SamplingParams, Trajectory
+from slime_core.types import JsonValue, Status
+
+__all__ = ["ToolAgent"]
+
+TOOLS = "tools"
+"""Key of a sample's metadata that holds the descriptions of tools, for the chat template."""
+
+BROKEN, TIMEOUT = "tool_error", "tool_timeout"
+"""Causes of failures: a tool raised, and a tool gave no answer in time."""
+
+
+class ToolAgent:
+    """Generate function ``tool_agent``.
+
+    A conversation ends with a turn that calls no tool, after ``--max-turns`` turns, or when the response is full. A
+    call that does not fit its tool is answered with what is wrong. A tool that fails or hangs ends its sample as
+    ``FAILED``, because a response to a broken tool teaches nothing.
+    """
+
+    def __init__(self, options: AgentsOptions | AgentsSetup, run: RunView) -> None:
+        setup = options if isinstance(options, AgentsSetup) else AgentsSetup(options)
+        self._options = setup.options
+        self._tools = Toolbox(setup.load("tools"), max_chars=self._options.tool_max_chars)
+        self._parser = CallParser(self._options.tool_call_parser)
+        self._max_turns = setup.max_turns(run)
+
+    async def __call__(self, context: GenerateContext, sample: Sample, sampling: SamplingParams) -> Sample:
+        """The finished conversation.
+
+        Raises:
+            Interrupted: a turn was aborted.
+            EngineError: no engine answered.
+        """
+        sample.metadata.setdefault(TOOLS, self._tools.descriptions)
+        trajectory = context.start(sample)
+        while not trajectory.is_full:
+            turn = await trajectory.generate(sampling)
+            if turn.finish_reason == "length" or trajectory.num_turns >= self._max_turns:
+                break
+            text = turn_text(turn.token_ids, context.encoder)
+            calls = (await self._parser.parse(context.client, text, self._tools.descriptions)).calls
+            if not calls:
+                break
+            try:
+                answers = await self._answers(trajectory, calls)
+            except Exception as problem:
+                return _failed(trajectory.finish(), problem)
+            trajectory.append_message(*answers)
+        return trajectory.finish()
+
+    async def _answers(self, trajectory: Trajectory, calls: list[ToolCall]) -> list[dict[str, JsonValue]]:
+        """The message of each call, in order; the calls run concurrently."""
+        async with trajectory.tool_time(self._options.tool_timeout_s):
+            texts = await asyncio.gather(*map(self._tools.call, calls))
+        return [{"role": "tool", "name": call.name, "content": text} for call, text in zip(calls, texts, strict=True)]
+
+
+def _failed(sample: Sample, problem: Exception) -> Sample:
+    cause = TIMEOUT if isinstance(problem, TimeoutError) else BROKEN
+    what = "a tool gave no answer in time" if cause == TIMEOUT else f"a tool raised {type(problem).__name__}: {problem}"
+    error = f"sample {sample.index} of group {sample.group_index}: {what}"
+    changes: dict[str, Any] = {"status": Status.FAILED, "error": error, "failure_cause": cause}
+    return replace(sample, **changes)

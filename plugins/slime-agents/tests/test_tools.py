@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+
+from slime_agents.tools import Tool, Toolbox, ToolCall, ToolError
+from slime_core.errors import PluginError
+
+
+async def add(a: int, b: int = 1) -> int:
+    """The sum of two numbers.
+
+    More for people.
+    """
+    return a + b
+
+
+def greet(name: str) -> str:
+    """Greets."""
+    if not name:
+        raise ToolError("nobody to greet")
+    return f"hello {name}"
+
+
+def broken() -> str:
+    raise KeyError("gone")
+
+
+def box(*given: object, max_chars: int = 100) -> Toolbox:
+    return Toolbox(given or (add, [greet, broken]), max_chars=max_chars)
+
+
+def test_a_description_has_the_name_the_first_paragraph_and_the_schema_of_the_arguments() -> None:
+    function = Tool(add).description["function"]
+    assert isinstance(function, dict)
+    assert (function["name"], function["description"]) == ("add", "The sum of two numbers.")
+    parameters = function["parameters"]
+    assert isinstance(parameters, dict)
+    assert parameters["required"] == ["a"]
+    assert parameters["properties"]["a"]["type"] == "integer"  # type: ignore[call-overload,index]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "answer"),
+    [
+        ("add", '{"a": 2, "b": 3}', "5"),
+        ("add", '{"a": "2"}', "3"),
+        ("greet", '{"name": "Ann"}', "hello Ann"),
+        ("greet", '{"name": ""}', "error: nobody to greet"),
+        ("add", '{"a": "x"}', "error: add: a: Input should be a valid integer"),
+        ("add", "{}", "error: add: a: Missing required argument"),
+        ("add", '{"a": 1, "c": 2}', "error: add: c: Unexpected keyword argument"),
+        ("add", "[1]", "error: the arguments of add are no JSON object"),
+        ("add", "{", "error: the arguments of add are no JSON"),
+        pytest.param("add", "[" * 10_000, "error: the arguments of add are no JSON", id="deep"),
+        ("sub", "{}", "error: there is no tool 'sub'; there are: add, greet, broken"),
+    ],
+)
+async def test_a_call_is_answered_with_the_result_or_with_what_is_wrong_with_it(name, arguments, answer) -> None:
+    assert (await box().call(ToolCall(name, arguments))).startswith(answer)
+
+
+async def test_what_a_tool_raises_passes() -> None:
+    with pytest.raises(KeyError, match="gone"):
+        await box().call(ToolCall("broken", "{}"))
+
+
+async def test_long_answers_are_cut_and_say_so() -> None:
+    answer = await box(max_chars=7).call(ToolCall("greet", '{"name": "Hannibal"}'))
+    assert answer == "hello H\n[7 characters left out]"
+
+
+def test_tools_have_names_of_their_own_and_typed_arguments() -> None:
+    with pytest.raises(PluginError, match="--tools names two tools that are called add"):
+        box(add, (add,))
+    with pytest.raises(PluginError, match="a tool is a function with typed arguments; found 3"):
+        box(3)
+    with pytest.raises(PluginError, match="tool opaque: its arguments have no JSON schema"):
+        box(opaque)
+
+
+def opaque(what: Tool) -> str:
+    return str(what)
