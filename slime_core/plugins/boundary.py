@@ -6,7 +6,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from slime_core.config.secrets import without_queries
 from slime_core.errors import PluginError, SlimeError
 
 __all__ = ["boundary"]
@@ -40,6 +39,8 @@ def boundary(
     except BaseException as failure:
         if _is_cancellation(failure):
             raise
+        from slime_core.config.secrets import without_queries  # loads pydantic, which listing plugins does without
+
         text = f"{who}: {action} failed with {type(failure).__name__}: {without_queries(str(failure))}"
         if locate and not isinstance(failure, SlimeError):
             text = f"{text} ({_place(failure)})"
