@@ -59,6 +59,10 @@ test-servers: setup
 examples: setup ## property tests with ten times as many random examples as `make test`
 	$(BIN)/python -m pytest -n 2 --timeout 3600 -p tests.more_examples tests/unit tests/contracts $(wildcard plugins/*/tests)
 
+.PHONY: fuzz
+fuzz: setup ## 10,000 random bad inputs, the same every time: no traceback, no hang, nothing half-written; 15 minutes
+	$(BIN)/python -m tests.campaigns.fuzz
+
 .PHONY: lint
 lint: setup ## ruff: rules and formatting
 	$(BIN)/ruff check

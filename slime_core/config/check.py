@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
+from pydantic import ValidationError
+
 from slime_core.config.engine_flags import ENGINES, engine_settings
 from slime_core.config.mistakes import Mistake
 from slime_core.config.options import Conflicts, Needs, Provides
@@ -239,7 +241,7 @@ def _without(config: RunConfig, settings: frozenset[str]) -> RunConfig:
 def _messages(rule: Rule, config: RunConfig) -> list[str]:
     try:
         return list(rule(config))
-    except _UnreadError:
+    except (_UnreadError, ValidationError):  # the latter: what is derived from such a value cannot be built
         return []
 
 

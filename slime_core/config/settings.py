@@ -488,6 +488,8 @@ def _table_mistakes(kind: type[BaseModel], error: ValidationError) -> str:
 
 
 def _table_mistake(kind: type[BaseModel], error: Any) -> str:
+    if not error["loc"]:
+        return "it is no list of tables"
     number, *path = error["loc"]
     where = ".".join([f"table {number + 1}", *map(str, path[:-1])])
     match error["type"]:
@@ -497,7 +499,8 @@ def _table_mistake(kind: type[BaseModel], error: Any) -> str:
             return f"{where}: {path[-1]} is missing"
         case "model_type":
             return f"{where} is no table"
-    return f"{where}: {path[-1]} = {error['input']!r}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+    named = f"{path[-1]} = " if path else ""
+    return f"{where}: {named}{error['input']!r}: {error['msg'][:1].lower()}{error['msg'][1:]}"
 
 
 def _keys(kind: type[BaseModel], path: Sequence[object]) -> Sequence[str]:

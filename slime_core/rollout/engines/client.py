@@ -34,6 +34,7 @@ from slime_core.generation import FinishReason, Generation, SamplingParams
 from slime_core.generation.sampling import NOTHING
 from slime_core.rollout.engines.truncated_sampling import Truncation, truncate
 from slime_core.types import Sample, SpecInfo
+from slime_core.untrusted import parse_json
 
 __all__ = ["read_generation", "spec_info", "spec_metrics"]
 
@@ -265,7 +266,7 @@ def _refusal(status: int, said: str) -> EngineError:
 def _read(content: bytes) -> Any:
     """The parsed answer, or a failure."""
     try:
-        answer = json.loads(content)
+        answer = parse_json(content)
     except ValueError as error:
         return _Failure(f"an answer that is no JSON: {error}", MALFORMED)
     if not all(map(_is_response, answer if isinstance(answer, list) else [answer])):
@@ -405,8 +406,16 @@ def read_generation(
         cut: the top-p and top-k limits, where log-probabilities are those of the truncated distribution.
 
     Raises:
-        EngineError: the answer contradicts itself, or lacks a requested field.
+        EngineError: the answer contradicts itself, or a field is missing or of another type.
     """
+    try:
+        return _generation(row, routes, cut)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as problem:
+        said = f"The engine sent a response that is none of SGLang's ({problem!r}): {str(row)[:BODY_SHOWN]}"
+        raise EngineError(said) from problem
+
+
+def _generation(row: Mapping[str, Any], routes: tuple[int, int] | None, cut: Truncation | None) -> Generation:
     meta = row["meta_info"]
     token_ids, entries = row["output_ids"], meta.get("output_token_logprobs") or []
     if len(token_ids) != len(entries):

@@ -103,3 +103,14 @@ def test_a_job_name_is_the_name_of_a_folder(name: str) -> None:
 def test_no_command_fails_on_a_path_of_5000_characters(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, "x" * 5000 + ".py"]) == 2
     assert "slime: " in capsys.readouterr().err
+
+
+def test_a_value_that_is_no_list_of_tables_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[engine]\nengine_groups = 3\n")
+    assert "it is no list of tables; accepted: tables with num_gpus" in refusal(
+        ["--config", str(tmp_path / "run.toml")]
+    )
+
+
+def test_what_follows_from_an_unread_number_of_engines_is_not_judged() -> None:
+    assert "1 mistake in the settings" in refusal(["--rollout-num-gpus", "x"])

@@ -1,0 +1,21 @@
+"""A short set of the cases of ``make fuzz``: bad input of every kind ends in one clear error."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.campaigns.fuzz import KINDS, findings
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bad_input_ends_in_one_clear_error(kind: str) -> None:
+    assert list(findings(range(100_000, 100_012), seed=1, kind=kind)) == []
+
+
+def test_a_command_that_fails_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(words: list[str]) -> int:
+        raise KeyError(words[0])
+
+    monkeypatch.setattr("tests.campaigns.fuzz.slime", fails)
+    (found,) = findings(range(1), seed=1, kind="flags")
+    assert "KeyError" in found
