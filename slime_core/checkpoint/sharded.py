@@ -6,6 +6,8 @@ Reading such a folder may unpickle parts of it (torch's planner does), so resume
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,13 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from torch.distributed.checkpoint.api import CheckpointException
 
 from slime_core.errors import CheckpointError
+
+SHARED = Path("/dev/shm")
+MEMORY = re.compile(r"shared memory|/dev/shm|shm_open|\bshm\b|/torch_\d")
+"""What errors of torch and of Python say of a full /dev/shm."""
+
+MB = 2**20
+SMALL_BYTES = 4 * MB
 
 __all__ = ["load", "load_weights", "save", "save_weights"]
 
@@ -53,7 +62,18 @@ def _write(state: dict[str, Any], folder: Path) -> None:
             dist_checkpointing.save(state, str(folder))
     except (CheckpointException, OSError, RuntimeError) as problem:  # torch's file writer raises a bare RuntimeError
         cause = _first(problem) if isinstance(problem, CheckpointException) else problem
-        raise CheckpointError(f"{folder} cannot be written: {cause}. Free space, then resume.") from problem
+        raise CheckpointError(f"{folder} cannot be written: {cause}. {_next_step(folder, str(cause))}") from problem
+
+
+def _next_step(folder: Path, cause: str) -> str:
+    """What to do: the writers hand their data over in /dev/shm, so that may be what is full."""
+    room, shared = shutil.disk_usage(folder).free, shutil.disk_usage(SHARED).free if SHARED.is_dir() else None
+    if shared is None or not (MEMORY.search(cause) or shared < min(room, SMALL_BYTES)):
+        return f"Free space there ({room // MB} MB are free), then resume."
+    return (
+        f"{SHARED}, through which processes hand over data, has {shared // MB} MB free (the folder: {room // MB} MB). "
+        "Give the machine more shared memory (docker run --shm-size) or end what fills it, then resume."
+    )
 
 
 @contextmanager

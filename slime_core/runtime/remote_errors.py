@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from ray._private import worker
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    GetTimeoutError,
+    LocalRayletDiedError,
+    NodeDiedError,
+    RayError,
+    RayTaskError,
+)
 
 from slime_core import errors
 from slime_core.errors import RemoteError, SlimeError
@@ -28,6 +35,9 @@ _MARK = re.compile(r":\w+:\S*")
 
 _SEAL = re.compile(r"slime-error:([A-Za-z0-9+/=]+)")
 _CLASSES: dict[str, type[SlimeError]] = {name: vars(errors)[name] for name in errors.__all__}
+_NODE = re.compile(r"[Nn]ode has (crashed|died)|[Nn]ode was (terminated|marked dead)|[Rr]aylet (died|is terminated)")
+"""What Ray says of an actor that is dead because a node of the cluster is (ray 2.60)."""
+
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -62,6 +72,8 @@ def local_error(error: RayError, *, who: str) -> SlimeError:
     """The SlimeError that ``who`` raised, class and message kept, or a RemoteError with the remote traceback's tail."""
     if isinstance(error, RayTaskError):
         return _from_task(error, who)
+    if isinstance(error, LocalRayletDiedError | NodeDiedError) or _NODE.search(str(error)):
+        return RemoteError(_ray_died(error, who))
     if isinstance(error, ActorDiedError):
         return SealedError.open(str(error)) or RemoteError(
             "\n".join([f"{who} died.", _tail(str(error)), *last_words(str(error), _logs())])
@@ -69,6 +81,16 @@ def local_error(error: RayError, *, who: str) -> SlimeError:
     if isinstance(error, GetTimeoutError):
         return RemoteError(f"{who} did not hand over its result in time.\n{_tail(str(error))}")
     return RemoteError(f"{who} is lost ({type(error).__name__}).\n{_tail(str(error))}")
+
+
+def _ray_died(error: RayError, who: str) -> str:
+    logs = _logs()
+    read = "" if logs is None else f" Ray's logs are in {logs} (raylet.out, raylet.err)."
+    return (
+        f"Ray died: a node of the cluster is gone, its raylet process ended, and {who} with it. Often the kernel's "
+        f"out-of-memory killer did it (dmesg says so).{read} Start the run again with --load RUN_FOLDER.\n"
+        f"{_tail(str(error))}"
+    )
 
 
 def last_words(message: str, logs: Path | None) -> list[str]:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.errors import CheckpointError, RunError
+from slime_core.track.record import room_for
 from slime_core.untrusted import as_object, parse_json
 
 __all__ = [
@@ -140,10 +141,11 @@ class Journal:
     def _append(self, line: Mapping[str, Any]) -> None:
         if self._path is None:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a" if self._is_begun else "w", encoding="utf-8") as file:
-            self._is_begun = True
-            file.write(json.dumps(line) + "\n")
+        with room_for(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a" if self._is_begun else "w", encoding="utf-8") as file:
+                self._is_begun = True
+                file.write(json.dumps(line) + "\n")
 
 
 @dataclass(frozen=True, slots=True)

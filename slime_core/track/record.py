@@ -19,13 +19,24 @@ import os
 import socket
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import count
 from pathlib import Path
 
-from slime_core.errors import CheckpointError, ConfigError
+from slime_core.errors import CheckpointError, ConfigError, RunError
 
-__all__ = ["FILES", "FOLDERS", "PRIVATE", "JsonLines", "RunRecord", "numbered", "read_rows", "write_atomically"]
+__all__ = [
+    "FILES",
+    "FOLDERS",
+    "PRIVATE",
+    "JsonLines",
+    "RunRecord",
+    "numbered",
+    "read_rows",
+    "room_for",
+    "write_atomically",
+]
 
 PRIVATE = 0o700
 """Mode of a new run folder."""
@@ -195,9 +206,40 @@ def numbered(path: Path) -> Iterator[Path]:
     yield from (path.with_stem(f"{path.stem}-{number}") for number in count(2))
 
 
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Error numbers of a disk, or of a user's share of it, that has no room."""
+
+
+@contextmanager
+def room_for(path: Path) -> Iterator[None]:
+    """In the block, ``path`` is written.
+
+    Raises:
+        RunError: its disk is full; names the file.
+    """
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno not in FULL:
+            raise
+        raise RunError(
+            f"{path} cannot be written: its disk is full ({problem.strerror}). Free space there, then resume with "
+            "--load RUN_FOLDER; or name a folder on another disk with --output-dir."
+        ) from problem
+
+
 def write_atomically(path: Path, content: str | bytes) -> Path:
-    """``path`` holds ``content``, text as UTF-8, or what it held before, never a part, even after a power cut."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """``path`` holds ``content``, text as UTF-8, or what it held before, never a part, even after a power cut.
+
+    Raises:
+        RunError: the disk is full.
+    """
+    with room_for(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _write_atomically(path, content)
+
+
+def _write_atomically(path: Path, content: str | bytes) -> Path:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with draft.open("wb") as file:
@@ -214,16 +256,26 @@ class JsonLines:
     """Appends ``{"step": 3, "train/loss": 0.5, ...}`` lines to ``path``; a reader sees whole lines only."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one line and flush it."""
-        self._file.write(json.dumps({"step": step, **metrics}, allow_nan=False) + "\n")
-        self._file.flush()
+        """Write one line and flush it.
+
+        Raises:
+            RunError: the disk is full.
+        """
+        with room_for(self._path):
+            self._file.write(json.dumps({"step": step, **metrics}, allow_nan=False) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
-        """Close the file; no line may follow."""
-        self._file.close()
+        """Close the file; no line may follow. :meth:`log` has reported what a full disk did not take."""
+        try:
+            self._file.close()
+        except OSError as problem:  # it tries to write the rest again
+            if problem.errno not in FULL:
+                raise
 
 
 def read_rows(path: Path) -> list[dict[str, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,6 +20,12 @@ from slime_core.weights.engine_control import EngineControl, PauseMode
 __all__ = ["EngineActor", "RouterActor", "ServerActor", "start_engine", "start_router"]
 
 CONTROL_LIMIT_S = 600.0
+
+LOOK_S = 5.0
+"""Seconds between two looks at whether a server is suspended."""
+
+SUSPENDED_LIMIT_S = 30.0
+"""Seconds that a server may be suspended: longer than a debugger or a container that is moved takes."""
 
 
 class ServerActor(Watched):
@@ -44,9 +51,14 @@ class ServerActor(Watched):
         """Return when the server was stopped, and fail when it dies; the error ends the waits of the run.
 
         Raises:
-            EngineError: it died; the message ends with the last lines of its log.
+            EngineError: it died, or a signal has stopped it for a while; the message ends with the last lines of its
+                log.
         """
-        self._watched.wait_end()
+        since_s: float | None = None
+        while not self._watched.wait_end(LOOK_S):
+            since_s = (since_s or time.monotonic()) if self._watched.is_suspended() else None
+            if since_s is not None and time.monotonic() - since_s >= SUSPENDED_LIMIT_S:
+                raise self._watched.suspension(SUSPENDED_LIMIT_S)
         if not self._stopping:
             self._watched.check_alive()
 

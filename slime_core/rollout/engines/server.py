@@ -95,6 +95,11 @@ class ServerProcess:
         """Whether a process of this program, and not another one, listens on ``port``."""
         return self._process is not None and any(_listens(process, port) for process in _tree(self._process.pid))
 
+    def suspended(self) -> list[int]:
+        """Ids of its processes that a signal has stopped."""
+        tree = [] if self._process is None else _tree(self._process.pid)
+        return [one.pid for one in tree if _status(one) == psutil.STATUS_STOPPED]
+
     def death(self) -> EngineError:
         """The error to raise for a program that ended on its own."""
         return self.failure(f"ended {_meaning(self._process.poll() if self._process else None)}.")
@@ -186,10 +191,14 @@ def _wait_gone(processes: Sequence[psutil.Process], timeout_s: float) -> None:
 
 
 def _runs(process: psutil.Process) -> bool:
+    return bool(process.is_running() and _status(process) not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD))
+
+
+def _status(process: psutil.Process) -> str:
     try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+        return str(process.status())
     except psutil.NoSuchProcess:
-        return False
+        return str(psutil.STATUS_DEAD)
 
 
 def _kill(process: psutil.Process) -> None:
@@ -276,6 +285,18 @@ class Server(ABC):
         """
         if not self._process.is_alive():
             raise self._process.death()
+
+    def is_suspended(self) -> bool:
+        """Whether a signal (SIGSTOP, SIGTSTP) has stopped one of its processes, so that it answers nothing."""
+        return bool(self._process.suspended())
+
+    def suspension(self, seconds: float) -> EngineError:
+        """The error to raise for a program that has been suspended for ``seconds``."""
+        ids = " ".join(map(str, self._process.suspended()))
+        return self._process.failure(
+            f"at {self.url} was stopped by a signal (SIGSTOP) and has answered nothing for {seconds:g} s; kill -CONT "
+            f"{ids} would have let it continue. Find out what stops it, then resume the run with --load RUN_FOLDER."
+        )
 
     def stop(self) -> None:
         """End it and all its processes, within 5 seconds."""

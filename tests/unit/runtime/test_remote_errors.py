@@ -64,6 +64,27 @@ def test_the_last_lines_of_a_process_that_died_are_reported(tmp_path: Path, monk
     assert middle[-4:] == [f"The last lines of {told}:", "  1", "  2", "  terminate called: out of memory"]
 
 
+NODE_GONE = [
+    "The actor is dead because its owner has died. Owner worker exit type: SYSTEM_ERROR Worker exit detail: Owner's "
+    "node has crashed.",
+    "The actor died because its node has died. Node Id: a03c\n\tthe actor's node was terminated unexpectedly: health "
+    "check failed due to missing too many heartbeats",
+]
+"""What ray 2.60 says after the raylet of the driver's node, or of another one, was killed."""
+
+
+@pytest.mark.parametrize("message", NODE_GONE)
+def test_a_dead_raylet_is_called_the_death_of_ray(
+    message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(get_logs_dir_path=lambda: str(tmp_path)))
+    cause = ActorDiedErrorContext(actor_id=bytes(16), class_name="EngineActor", pid=4711, error_message=message)
+    said = str(local_error(ActorDiedError(cause), who="engine 0: watch()"))
+    assert said.startswith("Ray died: a node of the cluster is gone, its raylet process ended, and engine 0: watch() ")
+    assert f"Ray's logs are in {tmp_path}" in said
+    assert "--load RUN_FOLDER" in said
+
+
 @pytest.mark.parametrize("printed", ["", ":job_id:01000000\n:actor_name:SamplerActor\n"])
 def test_a_process_that_printed_nothing_has_no_last_words(tmp_path: Path, printed: str) -> None:
     (tmp_path / "worker-ab-01000000-4711.err").write_text(printed)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from slime_core.errors import CheckpointError, ConfigError
-from slime_core.track.record import RunRecord, write_atomically
+from slime_core.errors import CheckpointError, ConfigError, RunError
+from slime_core.track.record import JsonLines, RunRecord, write_atomically
 
 
 def test_a_run_folder_has_its_places(tmp_path: Path) -> None:
@@ -92,6 +93,25 @@ def test_a_folder_that_cannot_be_locked_is_used_with_a_warning(tmp_path: Path, m
 
     monkeypatch.setattr(fcntl, "lockf", refuse)
     assert "could not be locked (No locks available)" in RunRecord(tmp_path).lock_warning
+
+
+FULL = "cannot be written: its disk is full (No space left on device). Free space there, then resume with --load"
+
+
+def test_a_full_disk_is_named_with_the_file_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = JsonLines(Path("/dev/full"))
+    with pytest.raises(RunError, match=re.escape(f"/dev/full {FULL}")):
+        rows.log(1, {"loss": 1.0})
+    rows.close()
+
+    def no_room(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", no_room)
+    path = tmp_path / "samples" / "train-000001.jsonl"
+    with pytest.raises(RunError, match=re.escape(f"{path} {FULL}")):
+        write_atomically(path, "{}")
+    assert list(path.parent.iterdir()) == []
 
 
 def test_a_file_is_no_run_folder(tmp_path: Path) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
+import psutil
 import pytest
 
 from slime_core.errors import EngineError
+from slime_core.rollout.engines import actors
 from slime_core.rollout.engines import server as module
 from slime_core.rollout.engines.server import Server, free_ports
 
@@ -73,6 +76,22 @@ def test_a_server_is_ready_when_it_answers_and_gone_when_it_is_stopped(tmp_path:
         server.check_alive()
     with pytest.raises(EngineError, match=r"engine 0 ended by signal 15 \(SIGTERM\)"):
         server.check_alive()
+
+
+def test_a_server_that_a_signal_stops_ends_the_run_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actors, "LOOK_S", 0.05)
+    monkeypatch.setattr(actors, "SUSPENDED_LIMIT_S", 0.2)
+    with Toy(tmp_path, ANSWER) as server:
+        server.wait_ready()
+        (pid,) = [child.pid for child in psutil.Process().children() if str(server._port) in child.cmdline()]
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(
+            EngineError, match=rf"engine 0 at {server.url} was stopped by a signal .* kill -CONT {pid} "
+        ):
+            actors.ServerActor(server).watch()
+        os.kill(pid, signal.SIGCONT)
 
 
 def test_a_server_that_dies_while_starting_is_an_error_with_its_last_lines(tmp_path: Path) -> None:
