@@ -16,7 +16,7 @@ import torch
 from pydantic import SecretStr
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassification
 
-from slime_core.config.engine_key import EngineAccess, engine_access, set_engine_access
+from slime_core.config.engine_key import EngineAccess, engine_access, engine_headers, set_engine_access
 from slime_core.config.schema import ARITHMETIC, LearnerConfig, RolloutConfig, RunConfig
 from slime_core.errors import ConfigError, RequestFailed
 from slime_core.generation import Generation, SamplingParams
@@ -64,6 +64,7 @@ async def test_turns_of_a_conversation_stay_with_one_engine(engines: list[FakeEn
             for turn in range(2):
                 for session in ascii_lowercase:
                     await client.generate([3, turn + 2], sampling=SHORT, session=session)
+            assert engine_headers(await client.engine_url()) == {"Authorization": "Bearer of-the-run"}
             homes = [set(engine.keys) for engine in engines]
             assert sum(len(engine.keys) for engine in engines) == 2 * 26
             for engine in engines:

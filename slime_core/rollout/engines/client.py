@@ -28,7 +28,7 @@ import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_core.config.engine_key import engine_headers
+from slime_core.config.engine_key import engine_headers, send_key_to
 from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.generation import FinishReason, Generation, SamplingParams
 from slime_core.generation.sampling import NOTHING
@@ -134,7 +134,10 @@ class GenerateClient:
 
     async def engine_url(self) -> str:
         """As :meth:`slime_core.generation.Client.engine_url` says."""
-        return (await self._aborter.engines() or [self.url])[0]
+        url = (await self._aborter.engines() or [self.url])[0]
+        if engine_headers(self.url):  # a router of the run lists engines that require the same key
+            send_key_to(url)
+        return url
 
     def aborting(self) -> AbstractAsyncContextManager[None]:
         """Context manager: requests end as aborted while it is active. Those in flight return the tokens that they
