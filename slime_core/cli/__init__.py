@@ -8,11 +8,8 @@
     consent     code that a run folder names: imported only if this user has run it before, or names it again
     preflight, needs    what can be found wrong before the first process starts: prompts, weights, the machine
     plan        which process would sit where, in words
-    changes     what a resume does where plugins are no longer the same
-    traces      what a run that is refused leaves behind: nothing
 
-    plugins, describe, calls    ``slime plugins list``, ``show`` and ``trace``
-    lock        ``slime plugins lock`` and ``verify``
+    plugins, describe    ``slime plugins list``, ``lock`` and ``verify``; ``show`` and ``trace``
 
 The rule between them: a command imports what it needs when it is called, so that help and lists load nothing heavy.
 """

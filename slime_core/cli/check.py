@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from slime_core.cli.calls import because
-from slime_core.cli.changes import continued
+from slime_core.cli.describe import because
 from slime_core.cli.needs import Needs
 from slime_core.cli.plan import placement_plan
 from slime_core.cli.preflight import check_files, check_machine, print_warning
-from slime_core.cli.run import options_of, resumed, written
+from slime_core.cli.run import continued, options_of, resumed, written
 from slime_core.errors import ConfigError, PlacementError
 from slime_core.plugins.manifest import listed
 from slime_core.plugins.selection import check_targets, has_critic, selected

@@ -1,20 +1,27 @@
-"""``slime plugins show NAME``: everything that one plugin declares, as a page or as JSON."""
+"""``slime plugins show`` and ``slime plugins trace``: what one plugin declares, and which code a run calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from slime_core.config.load import DEFAULT
 from slime_core.config.settings import plugin_settings
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.discovery import PluginIdentity
 from slime_core.plugins.hooks import LIFECYCLE_HOOKS
 from slime_core.plugins.registry import Implementation, Registry
+from slime_core.plugins.selection import Selected, selected
 
-__all__ = ["declared", "page", "place_of", "where_called"]
+if TYPE_CHECKING:
+    from slime_core.config.load import Resolved
+    from slime_core.plugins.activation import ActivePlugins
+    from slime_core.plugins.loading import FunctionSource
+
+__all__ = ["USAGE", "because", "declared", "page", "place_of", "trace", "where_called"]
 
 
 def declared(plugin: PluginIdentity, registry: Registry) -> dict[str, Any]:
@@ -114,3 +121,62 @@ def _plain(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(map(_plain, value)) or "empty"
     return str(value).lower() if isinstance(value, bool | None) else str(value)
+
+
+USAGE = """\
+slime plugins trace CONFIG.toml [flags of slime run]
+slime plugins trace [flags of slime run]
+
+Says which functions the run would call for each hook, in order, and which components it would use, and why."""
+
+
+def trace(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> Iterator[str]:
+    """What the run calls, line by line; nothing of it is started.
+
+    Arguments:
+        architecture: of the start weights.
+    """
+    registry = active.registry
+    yield "once, at start"
+    for hook, found in registry.declarations.items():
+        yield from _calls_of(hook, "", found)
+    yield ""
+    yield "while it runs"
+    for hook, found in registry.lifecycle.items():
+        yield from _calls_of(hook, where_called(hook), found)
+    yield ""
+    yield "components"
+    used = list(selected(resolved.config, registry, trains=True, architecture=architecture))
+    for one in used:
+        yield f"  {one.kind.words} {one.component.name}, {because(one, resolved)}"
+        yield f"    {_who(one)}: {one.component.target}"
+        yield from _functions(active.functions.get(one.plugin.name, {}).get(one.component.name, ()))
+    named = {(one.plugin.name, one.component.name) for one in used}
+    options = [(plugin, option, found) for plugin, own in active.functions.items() for option, found in own.items()]
+    others = [function for plugin, option, found in options if (plugin, option) not in named for function in found]
+    yield from ["", "functions that other settings name by path", *_functions(others)] if others else []
+
+
+def because(one: Selected, resolved: Resolved) -> str:
+    """What selected the component: a flag, a line of a file, a preset, a default, or another component."""
+    source = resolved.provenance.get(one.by)
+    if source is None:
+        return f"by {one.by}"
+    return f"by {one.by} ({source})" if source != DEFAULT else f"by default of {one.by}"
+
+
+def _calls_of(hook: str, told: str, found: Sequence[Implementation]) -> Iterator[str]:
+    yield f"  {hook:<40} {told}{'' if found else '  (nobody)'}".rstrip()
+    for number, one in enumerate(found, start=1):
+        plugin = one.plugin
+        yield f"    {number}. {plugin.name} ({plugin.distribution} {plugin.version})  {place_of(one.function)}"
+
+
+def _functions(found: Sequence[FunctionSource]) -> Iterator[str]:
+    for function in found:
+        code = function.code.plugin
+        yield f"    {function}  ({code.distribution} {code.version})"
+
+
+def _who(one: Selected) -> str:
+    return f"{one.plugin.name} ({one.plugin.distribution} {one.plugin.version})"

@@ -92,7 +92,7 @@ def activate_named(peek: Peek) -> ActivePlugins:
     Raises:
         PluginError: one cannot be found or loaded, or is not as the lock says.
     """
-    from slime_core.cli.lock import lock_of
+    from slime_core.cli.plugins import lock_of
 
     lock = lock_of(peek)
     active = activate_unlocked(peek, admit=lock.admit if lock else None)
@@ -179,14 +179,14 @@ def _config(argv: list[str]) -> int:
 
 
 def _trace(argv: list[str]) -> int:
-    from slime_core.cli import calls
+    from slime_core.cli import describe
 
     if _asks_help(argv):
-        print(calls.USAGE)
+        print(describe.USAGE)
         return 0
     resolved, active = _resolve(expand(argv))
     architecture = architecture_of(resolved.config.model.hf_checkpoint) or ""
-    print("\n".join(calls.trace(resolved, active, architecture=architecture)))
+    print("\n".join(describe.trace(resolved, active, architecture=architecture)))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""``slime plugins list`` and ``slime plugins show NAME``: what is installed, and what one plugin offers.
+"""``slime plugins list``, ``show``, ``lock`` and ``verify``: what is installed, what a plugin offers, what a run uses.
 
 ``list`` reads metadata and imports no plugin, so that no plugin can break it. ``show`` imports the one it is asked for.
 """
@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from slime_core.cli.commands import Command
-from slime_core.cli.lock import add_lock, add_verify
-from slime_core.errors import PluginError
+from slime_core.errors import PluginError, UserError
 from slime_core.plugins.bounds import check_bounds
 from slime_core.plugins.declared import ARCHITECTURE_GROUP, Declared, scan
 from slime_core.plugins.discovery import (
@@ -29,7 +31,12 @@ from slime_core.plugins.discovery import (
     resolve,
 )
 
-__all__ = ["add_commands", "list_plugins", "show_plugin"]
+if TYPE_CHECKING:
+    from slime_core.config.load import Peek
+    from slime_core.plugins.lock import Lock
+    from slime_core.plugins.manifest import Manifest, ManifestEntry
+
+__all__ = ["add_commands", "add_lock", "add_verify", "list_plugins", "lock_of", "show_plugin", "verify", "write_lock"]
 
 
 def add_commands(
@@ -142,3 +149,147 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
 def _broken(error: str) -> Iterator[str]:
     yield "  does not load:"
     yield from (f"    {line}" for line in error.splitlines())
+
+
+USAGE = """\
+slime plugins lock [CONFIG.toml] [flags of slime run]     the plugins that this run would use
+slime plugins lock --run RUN [--lock-file FILE]           those that a run used
+Writes slime.lock, or FILE, for slime plugins verify and slime run --locked."""
+
+Subparsers = argparse._SubParsersAction
+
+
+def add_lock(commands: Subparsers[argparse.ArgumentParser]) -> None:
+    """Add ``lock``, which takes what ``slime run`` takes."""
+    # No character starts a flag of this parser: its words are those of slime run, which reads them itself.
+    locking = commands.add_parser("lock", help="write the plugins of a run to slime.lock", prefix_chars="\0")
+    locking.add_argument("words", nargs="*")
+    locking.set_defaults(handler=lambda arguments: write_lock(arguments.words))
+
+
+def add_verify(commands: Subparsers[argparse.ArgumentParser]) -> None:
+    """Add ``verify``."""
+    verifying = commands.add_parser("verify", help="compare slime.lock with what is installed")
+    which = verifying.add_mutually_exclusive_group()
+    which.add_argument("file", metavar="FILE", nargs="?", type=Path, help="the lock; default: slime.lock")
+    which.add_argument("--lock-file", metavar="FILE", type=Path, help="the same, as slime run calls it")
+    verifying.set_defaults(handler=lambda arguments: verify(arguments.file or arguments.lock_file))
+
+
+def write_lock(words: Sequence[str]) -> int:
+    """Write the lock that ``words`` ask for; returns the exit code, 0.
+
+    Raises:
+        UserError: a mistake in a setting, or a plugin that cannot be found or loaded.
+    """
+    if "--help" in words or "-h" in words:
+        print(USAGE)
+        return 0
+    manifest, path = _of_run(words) if "--run" in _apart(words) else _of_settings(words)
+    from slime_core.plugins.lock import Lock
+    from slime_core.plugins.manifest import listed
+    from slime_core.track.record import write_atomically
+
+    lock = Lock.of(manifest, path)
+    try:
+        write_atomically(path, lock.to_toml())
+    except OSError as problem:
+        raise UserError(f"{path} cannot be written: {problem}. Give another path with --lock-file.") from None
+    print(f"{path}: {listed((*lock.plugins, *lock.functions))}")
+    return 0
+
+
+def verify(file: Path | None = None) -> int:
+    """Print what is installed otherwise than the lock says; returns the exit code: 0 where nothing is, else 1.
+
+    Raises:
+        PluginError: there is no such lock, or the file is none.
+    """
+    from slime_core.plugins.lock import LOCK_FILE, read_lock
+
+    lock = read_lock(file or LOCK_FILE)
+    found = lock.verify()
+    total = len(lock.plugins) + len(lock.functions)
+    if found:
+        print(f"{lock.path}: {len(found)} of {total} plugins are not here as it says:\n{lock.told(found)}")
+        return 1
+    print(f"{lock.path}: all {total} plugins are here as it says")
+    return 0
+
+
+def lock_of(peek: Peek) -> Lock | None:
+    """The lock that the settings name; None: they name none.
+
+    Raises:
+        PluginError: there is no such file, or it is no lock.
+    """
+    from slime_core.plugins.lock import LOCK_FILE, read_lock
+
+    if not (peek.locked or peek.lock_file):
+        return None
+    return read_lock(peek.lock_file or Path.cwd() / LOCK_FILE)
+
+
+def _of_settings(words: Sequence[str]) -> tuple[Manifest, Path]:
+    from slime_core.cli import run
+    from slime_core.cli.activation import activate_unlocked, expand
+    from slime_core.config.load import load, peek
+    from slime_core.plugins.lock import LOCK_FILE
+
+    argv = run.expand(expand(words))
+    active = activate_unlocked(peek(argv))
+    resolved = load(argv, **active.for_settings, check_rules=False)
+    return active.manifest, resolved.config.run.lock_file or LOCK_FILE
+
+
+def _apart(words: Sequence[str]) -> list[str]:
+    """``words`` with ``--flag=value`` as two."""
+    return [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+
+
+def _of_run(words: Sequence[str]) -> tuple[Manifest, Path]:
+    from slime_core.plugins.lock import LOCK_FILE
+    from slime_core.plugins.manifest import Manifest
+
+    match _apart(words):
+        case ["--run", folder]:
+            path = LOCK_FILE
+        case ["--run", folder, "--lock-file", file] | ["--lock-file", file, "--run", folder]:
+            path = Path(file)
+        case _:
+            raise UserError(f"slime plugins lock {' '.join(words)}: accepted are\n{USAGE}")
+    recorded = Path(folder) / "plugins.json"
+    try:
+        return _with_files(Manifest.from_json(recorded.read_text(encoding="utf-8")), Path(folder), path), path
+    except OSError as problem:
+        raise PluginError(f"{recorded} cannot be read: {problem.strerror}. Give the folder of a run.") from None
+    except ValueError as mistake:  # not UTF-8, or not what a run writes
+        said = mistake.__cause__ or mistake
+        raise PluginError(
+            f"{recorded} is no record of a run's plugins ({type(said).__name__}: {said}).\n"
+            "Give the folder of another run, or the flags of that one in place of --run."
+        ) from None
+
+
+def _with_files(manifest: Manifest, run: Path, lock: Path) -> Manifest:
+    """``manifest`` with its single files by paths that hold from here; prints which are not to be found."""
+    plugins, functions = ([_found(one, run, lock) for one in part] for part in (manifest.entries, manifest.functions))
+    return replace(manifest, entries=tuple(plugins), functions=tuple(functions))
+
+
+def _found(entry: ManifestEntry, run: Path, lock: Path) -> ManifestEntry:
+    """A run records a path as it was given: from its working directory, which is here or around its folder."""
+    from slime_core.plugins.discovery import Source
+
+    if entry.source is not Source.FILE:
+        return entry
+    for folder in (Path(), run, *run.resolve().parents):
+        path = folder / entry.distribution
+        if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == entry.digest:
+            return replace(entry, distribution=str(path))
+    print(
+        f"slime: {entry.distribution} is not here as that run used it; {lock} looks for it in {entry.distribution} of "
+        "the working directory.",
+        file=sys.stderr,
+    )
+    return entry

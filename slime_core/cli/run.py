@@ -1,35 +1,40 @@
-"""``slime run``: makes the run folder, shows progress, and trains."""
+"""``slime run``: makes the run folder, shows progress, and trains.
+
+A resume with other plugins than those that wrote the checkpoint is refused, unless a flag allows it
+(:func:`continued`). A run that is refused leaves nothing behind (:func:`no_trace_if_refused`).
+"""
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from slime_core.checkpoint.folder import Checkpoint, critic_part, find, set_aside
-from slime_core.cli.changes import continued
 from slime_core.cli.consent import remember
 from slime_core.cli.plan import half_of
 from slime_core.cli.preflight import preflight, print_warning
 from slime_core.cli.progress import LiveProgress, PlainProgress, Progress, SilentProgress, summary
-from slime_core.cli.traces import no_trace_if_refused, standing, writing
 from slime_core.config.explain import to_toml
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import core_settings
 from slime_core.config.sources import read_command_line
-from slime_core.errors import ConfigError, PluginError
+from slime_core.errors import ConfigError, ManifestMismatch, PlacementError, PluginError, UserError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import construct, prepare_options, run_view
 from slime_core.plugins.contracts import RunView, SampleTracker, Tracker
-from slime_core.plugins.manifest import listed
+from slime_core.plugins.manifest import Difference, Manifest, PluginChange, listed, table
 from slime_core.plugins.selection import has_critic
-from slime_core.track.record import PRIVATE, RunRecord, numbered
+from slime_core.track.record import FILES, FOLDERS, PRIVATE, RunRecord, numbered
 from slime_core.track.track import EvalFinished, Event, Listener, Sink, Track
 from slime_core.types import SampleRecord
 
@@ -38,7 +43,20 @@ if TYPE_CHECKING:
     from slime_core.plugins.activation import ActivePlugins, Registry
     from slime_core.runtime.launch import Job
 
-__all__ = ["execute", "expand", "open_record", "options_of", "paths", "resumed", "written"]
+__all__ = [
+    "continued",
+    "execute",
+    "expand",
+    "no_trace_if_refused",
+    "open_record",
+    "options_of",
+    "paths",
+    "resumed",
+    "standing",
+    "writing",
+    "written",
+]
+
 
 OUTPUTS = Path("outputs")
 """In the working directory; run folders without a name of their own are made here."""
@@ -261,3 +279,101 @@ def _announce(record: RunRecord, active: ActivePlugins, config: RunConfig) -> No
 def _as_interrupt(signum: int, frame: FrameType | None) -> None:
     # A scheduler's SIGTERM deserves the same orderly end as Ctrl-C.
     raise KeyboardInterrupt
+
+
+def continued(manifest: Manifest, resume: Checkpoint | None, *, allowed: bool) -> Manifest:
+    """The manifest of a run that goes on from ``resume``: with the changes that were allowed until now, and this one.
+
+    A change of the core counts like that of any plugin: it may change what a step computes.
+
+    Arguments:
+        manifest: of the plugins that are active now.
+        resume: what the run starts from; None: from the beginning.
+        allowed: go on with other plugins, and say so.
+
+    Raises:
+        ManifestMismatch: something differs and ``allowed`` is False; with a table.
+        ConfigError: ``allowed`` where nothing is resumed.
+    """
+    if resume is None:
+        if allowed:
+            raise ConfigError(
+                "allow_plugin_change = true, and nothing is resumed; give --load RUN as well, or leave it out."
+            )
+        return manifest
+    before = Manifest.from_json(json.dumps(resume.state.plugins)) if resume.state.plugins else Manifest(())
+    found = before.differences(manifest)
+    if not found:
+        return replace(manifest, changes=before.changes)
+    if not allowed:
+        raise ManifestMismatch(
+            f"{resume.path} was written with other plugins than would run now:\n{_table(resume, found)}\n"
+            "Install what it was written with, or go on with what is here: --allow-plugin-change, which is recorded."
+        )
+    print(
+        f"warning: --allow-plugin-change: {resume.path.name} was written with other plugins:\n{_table(resume, found)}",
+        file=sys.stderr,
+        flush=True,
+    )
+    change = PluginChange(resume.state.step, tuple(map(_line, found)))
+    return replace(manifest, changes=(*before.changes, change))
+
+
+def _table(resume: Checkpoint, found: Sequence[Difference]) -> str:
+    return table([one.row for one in found], head=("plugin", resume.path.name, "now", "differs in"))
+
+
+def _line(found: Difference) -> str:
+    return f"{found.plugin}: {found.wanted} -> {found.found} ({found.what})"
+
+
+def standing(folder: Path) -> Path:
+    """The innermost folder on the way to ``folder``, itself included, that is there now."""
+    absolute = folder.absolute()
+    return next(path for path in (absolute, *absolute.parents) if path.exists())
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[Path]:
+    """What the operating system says against the block's writing into ``folder`` comes out as a ConfigError."""
+    try:
+        yield folder
+    except OSError as problem:
+        raise ConfigError(
+            f"output_dir: {folder} cannot be written: {problem}. Give a folder on a disk with room that this user may "
+            "write, with --output-dir."
+        ) from problem
+
+
+@contextmanager
+def no_trace_if_refused(record: RunRecord, stood: Path) -> Iterator[None]:
+    """If the block finds that the run cannot be as asked, the run folder goes again, unless it holds results.
+
+    A failure that is nobody's mistake keeps its folder, for the logs.
+
+    Arguments:
+        stood: what :func:`standing` said before the record was made.
+    """
+    try:
+        yield
+    except (UserError, PlacementError):
+        if record.resumed_step is None and not _has_results(record):
+            _remove(record.directory, stood)
+        raise
+
+
+def _has_results(record: RunRecord) -> bool:
+    has_rows = record.metrics.exists() and record.metrics.stat().st_size > 0
+    return has_rows or any(record.checkpoints.iterdir())
+
+
+def _remove(directory: Path, stood: Path) -> None:
+    for name in FOLDERS:
+        shutil.rmtree(directory / name, ignore_errors=True)
+    for name in FILES:
+        (directory / name).unlink(missing_ok=True)
+    with suppress(OSError):  # somebody put something else there
+        for folder in (directory, *directory.parents):
+            if folder == stood:
+                break
+            folder.rmdir()

@@ -2,8 +2,8 @@
 
 The way of a rollout, in reading order:
 
-    actor             the ranks as Ray actors, and the driver's handle
-    rank              one rank: ``Learner.train`` runs the steps below
+    actor             the ranks of learner and critic as Ray actors, and the driver's handles
+    rank              one rank: ``Learner.train`` runs the steps below; writes what it trained to a file
     micro_batches     packs the samples of a shard into rows
     columns           fills the columns that the steps read: log-probabilities, values, advantages; the parity gate
     frozen_models     weights of reference, teacher and old actor, loaded into the actor's model for a pass; which of
@@ -16,13 +16,14 @@ The way of a rollout, in reading order:
 Around it:
 
     components        builds the run's components that work on a rank, and checks them
-    critic/           the critic, on the actor's ranks or on its own
+    critic            the critic's model: one number a token in place of its output layer; value loss and optimizer
+    critic_rank       one process of a separate critic, on ranks of its own
+    critic_reshard    shards of the actor's ranks divided for the critic's; per-token numbers on their way back
     optimizer         Megatron's DDP, optimizer and learning-rate schedule
     freezing          which parameters train
     checks            errors that end a run before a spoilt step is published; whether models fit
     offload           moves a rank's device memory to the host and back
-    train_data        writes what a rank trained to a file
-    settings, process, rendezvous    settings of a rank, joining the process group, its address
+    settings, process    settings of a rank, joining the process group
 
 The rules between them: files see model chunks and packed micro-batches, never the name of a model family. What imports
 Megatron is imported inside functions, after ``slime_core.cpu.megatron.install()``: what is imported before cannot be

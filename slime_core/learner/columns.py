@@ -39,7 +39,7 @@ from slime_core.config.learning import PARITY_BOUNDS, STRICT_PARITY_BOUNDS, Weig
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ParityError, RunError
 from slime_core.learner.checks import require_per_token, require_type
-from slime_core.learner.critic.critic import Critic
+from slime_core.learner.critic import Critic
 from slime_core.learner.frozen_models import FrozenModels, RequiredColumns
 from slime_core.learner.micro_batches import MicroBatch
 from slime_core.learner.objective import LARGEST, SUM, TOKENS, Objective

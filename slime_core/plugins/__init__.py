@@ -13,17 +13,17 @@ From metadata to a registry:
     activation  which plugins a run needs, loaded together
     boundary    turns a plugin's failure into our error, with the plugin's name in it
     loading     imports a plugin, a target, or a function that an option names by path
-    validation  mistakes in hooks that pluggy accepts silently, and what hooks return
-    contract_checks    whether a target can be built and called as its contract says
+    validation  mistakes in hooks that pluggy accepts silently; what hooks return; whether a target can be built and
+                called as its contract says
     registry    the components, presets, options and hooks of a run
 
 In a run:
 
     conditions  whether every setting takes effect, and what plugins find wrong with the settings
-    selection, pairings    whether the components that a run names exist and fit together
+    selection   whether the components that a run names exist and fit together
     construction    makes components, with their options and a view of the run
     lifecycle   calls the hooks of a run's life
-    manifest, content_hash, lock    the same code in every process, after a resume, and by a lock
+    manifest, lock    the same code in every process, after a resume, and by a lock
 
 The one rule: only ``core``, the plugins that a run names, and those that claim what it names are imported.
 """

@@ -19,10 +19,9 @@ from slime_core.plugins import hooks
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.claims import claimed_names, how_to_get
 from slime_core.plugins.component import Component, Kind, ModelSpecTraits
-from slime_core.plugins.contract_checks import check_fit
 from slime_core.plugins.discovery import PluginIdentity, PluginSource, Source, installed, similar
 from slime_core.plugins.loading import load_plugin, load_target
-from slime_core.plugins.validation import check_hooks, checked_components, checked_options, checked_presets
+from slime_core.plugins.validation import check_fit, check_hooks, checked_components, checked_options, checked_presets
 from slime_core.types import JsonValue
 
 __all__ = [

@@ -33,7 +33,7 @@ from slime_core.prompts.rows import tools_of
 from slime_core.rollout.components import run_all
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.group_generator import GroupGenerator, eval_sampling
-from slime_core.rollout.rewards.scoring import part_metrics
+from slime_core.rollout.reward_scoring import part_metrics
 from slime_core.rollout.rollout_batch import describe_failures, solved_generations
 from slime_core.track.samples import SampleWriter
 from slime_core.types import PromptGroup, Sample, Status

@@ -32,7 +32,7 @@ from slime_core.prompts.row_checks import own_sampling
 from slime_core.rollout.components import ComponentRouter, RoutedComponent, component_boundary, require_samples, run_all
 from slime_core.rollout.engines.client import ABORT_INTERVAL_S, OVERLOADED
 from slime_core.rollout.requeue import prepare_group, reset_sample
-from slime_core.rollout.rewards.scoring import RewardDispatcher
+from slime_core.rollout.reward_scoring import RewardDispatcher
 from slime_core.types import PromptGroup, Sample, Status
 
 __all__ = [

@@ -24,7 +24,7 @@ from slime_core.plugins.contracts import DataSource, Transformed
 from slime_core.rollout.components import REASON, Transforms
 from slime_core.rollout.group_generator import GroupGenerator
 from slime_core.rollout.requeue import Staleness
-from slime_core.rollout.rewards.scoring import part_metrics
+from slime_core.rollout.reward_scoring import part_metrics
 from slime_core.track.ledger import FAILED_GROUP, REQUEUED, STALE
 from slime_core.types import PromptGroup, Sample, Status
 

@@ -24,8 +24,8 @@ from slime_core.rollout.components import ComponentFactory
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.evaluation import EvalComponents, Evaluation
 from slime_core.rollout.group_generator import GroupGenerator, apply_row_sampling, train_sampling
-from slime_core.rollout.rewards.pool import RewardPool, RewardPoolSettings
-from slime_core.rollout.rewards.scoring import RewardScorers
+from slime_core.rollout.reward_pool import RewardPool, RewardPoolSettings
+from slime_core.rollout.reward_scoring import RewardScorers
 from slime_core.track.samples import SampleWriter
 from slime_core.types import Sample
 

@@ -19,8 +19,7 @@ from ray.exceptions import RayError
 
 from slime_core.config.schema import WatchConfig
 from slime_core.errors import SlimeError, WaitTimeout
-from slime_core.runtime.actors import Call, Ref, Watched
-from slime_core.runtime.remote_errors import local_error
+from slime_core.runtime.actors import Call, Ref, Watched, local_error
 
 __all__ = ["FAIL_AFTER_S", "WARN_AFTER_S", "Late", "PendingCall", "RunWait", "Wait", "has_ended", "report", "wait"]
 

@@ -100,7 +100,7 @@ def joined(columns: dict[int, torch.Tensor]) -> torch.Tensor:
 
 def shifted() -> None:
     """Each token gets the value of the position where it stands, not of the one before it."""
-    critic: Any = import_module("slime_core.learner.critic.critic")
+    critic: Any = import_module("slime_core.learner.critic")
     right = critic._response_values
     critic._response_values = lambda micro, output: right(micro, output.roll(-1, dims=1))
 
@@ -117,7 +117,7 @@ def doubled() -> None:
 
 def unmarked() -> None:
     """The gradients of a head whose tokens are shared are not added up."""
-    critic: Any = import_module("slime_core.learner.critic.critic")
+    critic: Any = import_module("slime_core.learner.critic")
 
     class Unmarked(critic.ValueHead):  # type: ignore[misc]
         def __init__(self, config: Any) -> None:

@@ -174,7 +174,7 @@ def kill_in_update(run: Live) -> None:
 
 def kill_rewards(run: Live) -> None:
     """SIGKILL to every process of rewards; the run has to go on, and is ended two steps later."""
-    kill("slime_core.rollout.rewards.worker")(run)
+    kill("slime_core.rollout.reward_worker")(run)
     (run.witness.folder / "hold-generating").unlink()
     before = run.rows()
     wait_until(lambda: run.rows() > before + 1 or run.driver.poll() is not None, STAGE_LIMIT_S, "two more steps")

@@ -37,7 +37,7 @@ def prepare() -> None:
     import mbridge  # noqa: F401
     import transformers
 
-    import slime_core.learner.critic.critic
+    import slime_core.learner.critic
     import slime_core.learner.rank
     import slime_core.learner.trained_model
     import slime_core.modeling.spec  # noqa: F401

@@ -117,7 +117,7 @@ def _prepare() -> int:
     import transformers  # noqa: F401
 
     import slime_core.checkpoint.sharded
-    import slime_core.learner.critic.critic
+    import slime_core.learner.critic
     import slime_core.learner.rank  # noqa: F401
 
     return os.getpid()

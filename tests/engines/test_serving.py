@@ -25,8 +25,8 @@ from slime_core.learner.micro_batches import make_micro_batches
 from slime_core.plugins.construction import run_view
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
-from slime_core.rollout.engines.engine_config import with_head_bias
 from slime_core.rollout.engines.external import External, Needs, discover
+from slime_core.rollout.engines.fleet import with_head_bias
 from slime_core.rollout.engines.router import Router, RouterSettings, Worker
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import RewardFailure, Sample

@@ -6,8 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import assert_type
 
-from slime_core.learner.actor import LearnerActor, RankResult
-from slime_core.learner.critic.actor import CriticActor
+from slime_core.learner.actor import CriticActor, LearnerActor, RankResult
 from slime_core.plugins.manifest import Manifest
 from slime_core.rollout.actor import SampledShards, SamplerActor
 from slime_core.rollout.engines.actors import EngineActor

@@ -24,7 +24,7 @@ MARKS = {
     "save_debug_train_data": (b'"slime train data"', 2**20),
 }
 """Setting -> what stands in a file that it wrote (:mod:`slime_core.rollout.rollout_files`,
-:mod:`slime_core.learner.train_data`), and in how many of its first bytes."""
+:mod:`slime_core.learner.rank`), and in how many of its first bytes."""
 
 PLACEHOLDER = r"\{\w+\}"
 

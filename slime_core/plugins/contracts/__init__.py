@@ -5,20 +5,13 @@ options) and a :class:`RunView`. The result is used for the whole run. numpy and
 that importing this package stays cheap.
 """
 
-from slime_core.plugins.contracts.advantages import (
+from slime_core.plugins.contracts.learning import (
     AdvantageEstimator,
     AdvantageSettings,
-    GroupedRewards,
-    Reductions,
-    ResponseTokens,
-    TokenAdvantageEstimator,
-    TokenAdvantages,
-)
-from slime_core.plugins.contracts.formats import PromptFormat, PromptTable, RawRow
-from slime_core.plugins.contracts.learning import (
     Correction,
     CorrectionOutput,
     CorrectionTerms,
+    GroupedRewards,
     LogitsLoss,
     LossCorrection,
     LossOutput,
@@ -29,7 +22,11 @@ from slime_core.plugins.contracts.learning import (
     MicroBatch,
     ModelSpec,
     PolicyLoss,
+    Reductions,
+    ResponseTokens,
     Segments,
+    TokenAdvantageEstimator,
+    TokenAdvantages,
 )
 from slime_core.plugins.contracts.rollouts import (
     DataSource,
@@ -37,8 +34,11 @@ from slime_core.plugins.contracts.rollouts import (
     GroupGenerateFunction,
     GroupTransform,
     PromptFilter,
+    PromptFormat,
     PromptRequest,
     PromptScreen,
+    PromptTable,
+    RawRow,
     RewardModel,
     RolloutBatch,
     RolloutSource,

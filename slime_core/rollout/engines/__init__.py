@@ -7,8 +7,8 @@
     router.py         sglang-router: started here, or an external one
     actors.py         Ray actors that start and watch a server
     external.py       engines that the user started: checked before the run, watched during it
-    engine_config.py  the settings of a run as arguments of each engine and router
-    fleet.py          the engines and routers of all models: the policy, auxiliary models, engines that only evaluate
+    fleet.py          the engines and routers of all models: the policy, auxiliary models, engines that only evaluate;
+                      the settings of a run as their arguments
     client.py         token ids in, token ids and log-probabilities out; retries and aborts
     truncated_sampling.py  top-p/top-k: which tokens stayed, and log-probs renormalized over them
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slime_core.checkpoint.folder import Checkpoint, RunState, drafted, find, write_state
-from slime_core.cli.changes import continued
 from slime_core.cli.main import main
+from slime_core.cli.run import continued
 from slime_core.errors import ConfigError, ManifestMismatch
 from slime_core.plugins.manifest import Manifest, ManifestEntry, PluginChange
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.cli.traces import no_trace_if_refused, standing, writing
+from slime_core.cli.run import no_trace_if_refused, standing, writing
 from slime_core.errors import ConfigError, DataError, EngineError, PlacementError, SlimeError
 from slime_core.track.record import RunRecord
 

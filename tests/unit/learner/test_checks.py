@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from slime_core.errors import NonFiniteError
+from slime_core.learner import critic_rank as critic_rank
 from slime_core.learner.checks import require_finite_weights
-from slime_core.learner.critic import rank as critic_rank
-from slime_core.learner.critic.critic import Critic
+from slime_core.learner.critic import Critic
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

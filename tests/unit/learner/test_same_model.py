@@ -8,7 +8,7 @@ import pytest
 from slime_core.config.schema import ARITHMETIC, CriticConfig, RunConfig
 from slime_core.errors import ConfigError
 from slime_core.learner.checks import require_same_model
-from slime_core.learner.critic.critic import Critic
+from slime_core.learner.critic import Critic
 from slime_core.learner.settings import LearnerSettings
 
 MODEL = ARITHMETIC / "model"

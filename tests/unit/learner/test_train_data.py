@@ -13,8 +13,8 @@ from safetensors import safe_open
 
 from slime_core.config.schema import RunConfig
 from slime_core.learner.micro_batches import idle_micro_batch, make_micro_batches
+from slime_core.learner.rank import save_train_data, trained_columns
 from slime_core.learner.settings import LearnerSettings
-from slime_core.learner.train_data import save_train_data, trained_columns
 from slime_core.opaque import Opaque
 from slime_core.types import StepPlan, TrainBatch
 

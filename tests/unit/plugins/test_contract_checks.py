@@ -11,9 +11,9 @@ from slime_core import AdvantageTraits, Component, GenerateTraits, Kind, Transfo
 from slime_core.errors import PluginError
 from slime_core.plugins import contracts
 from slime_core.plugins.activation import activate
-from slime_core.plugins.contract_checks import check_fit, contract_of, methods_of, misfits
 from slime_core.plugins.contracts import RewardModel
 from slime_core.plugins.discovery import PluginIdentity
+from slime_core.plugins.validation import check_fit, contract_of, methods_of, misfits
 
 PLUGIN = PluginIdentity("tree", "acme-tree", "2.1", "acme_tree.plugin")
 COMPONENT = Component("length", target="acme_tree.rewards:Length")

@@ -10,7 +10,7 @@ from slime_core.config.sampling import EvalConfig, EvalDataset, RolloutConfig
 from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.activation import activate
-from slime_core.plugins.pairings import check_numbers
+from slime_core.plugins.selection import check_numbers
 
 DAPO = (
     "reward model 'dapo' of plugin 'rewards' (slime-rewards 0.1.0, entry point slime_rewards.plugin) returns acc, "

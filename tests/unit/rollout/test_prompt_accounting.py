@@ -34,7 +34,7 @@ from slime_core.plugins.activation import Registry, activate
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import group_scheduler, sampler_components
 from slime_core.rollout.requeue import token_versions
-from slime_core.rollout.rewards.pool import RewardFailure
+from slime_core.rollout.reward_pool import RewardFailure
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.types import Sample

@@ -25,7 +25,7 @@ from slime_core.rollout import sampler_components
 from slime_core.rollout.components import ComponentRouter, RoutedComponent
 from slime_core.rollout.evaluation import Evaluation
 from slime_core.rollout.group_generator import GroupGenerator
-from slime_core.rollout.rewards.scoring import InProcessScorer
+from slime_core.rollout.reward_scoring import InProcessScorer
 from slime_core.rollout.sampler import EvalSampler, Sampler
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.types import Sample, Status

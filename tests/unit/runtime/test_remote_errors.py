@@ -13,7 +13,7 @@ from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import ActorDiedError
 
 from slime_core.errors import ConfigError, EngineError, SlimeError
-from slime_core.runtime.remote_errors import SealedError, last_words, local_error
+from slime_core.runtime.actors import SealedError, last_words, local_error
 
 
 class PluginsOwn(EngineError):

@@ -11,8 +11,8 @@ import slime_core
 from slime_core.config.model_config import described, forward_flops
 from slime_core.config.schema import ClusterConfig, LearnerConfig, RunConfig
 from slime_core.errors import RunError
-from slime_core.learner.critic.rank import reshard_for_critic
-from slime_core.learner.critic.reshard import TokenValues, gather_tokens, reshard, values_of_shard
+from slime_core.learner.critic_rank import reshard_for_critic
+from slime_core.learner.critic_reshard import TokenValues, gather_tokens, reshard, values_of_shard
 from slime_core.learner.settings import LearnerSettings
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.opaque import part

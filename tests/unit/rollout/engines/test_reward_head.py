@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from slime_core.rollout.engines.engine_config import with_head_bias
+from slime_core.rollout.engines.fleet import with_head_bias
 
 QWEN = "Qwen3ForSequenceClassification"
 HEAD = {"score.weight": np.ones((1, 4), np.float32)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime_core.errors import DataError, PluginError, RunError
-from slime_core.rollout.rewards.scoring import InProcessScorer
+from slime_core.rollout.reward_scoring import InProcessScorer
 from slime_core.types import Sample
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slime_core.runtime.launch.processes import STOPPING, DelayedInterrupts
+from slime_core.runtime.launch import STOPPING, DelayedInterrupts
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 
 from slime_core.plugins.lifecycle import Failures
 
-module = importlib.import_module("slime_core.runtime.launch.processes")  # the package has a function of that name
+module = importlib.import_module("slime_core.runtime.launch")  # the package has a function of that name
 
 
 class _Enough(Exception):

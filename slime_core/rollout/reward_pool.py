@@ -5,7 +5,7 @@
 
 Every call gets an answer, whatever the process does. A call times out inside the process, unless it holds the
 interpreter; then, or over the memory limit, the sampler kills the process. The program of the process is
-:mod:`slime_core.rollout.rewards.worker`. It answers in JSON, so the sampler never unpickles what user code wrote. All
+:mod:`slime_core.rollout.reward_worker`. It answers in JSON, so the sampler never unpickles what user code wrote. All
 processes load exactly the driver's plugins.
 
 The pool has two kinds of slots, with one process each. A shared slot gets a call only while its event loop is idle: no
@@ -41,7 +41,7 @@ from slime_core.errors import PluginError, RunError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.contracts import RunView
 from slime_core.rollout.engines.supervisor import die_with
-from slime_core.rollout.rewards.worker import read_frame, write_frame
+from slime_core.rollout.reward_worker import read_frame, write_frame
 from slime_core.types import Reward, RewardFailure, Sample
 
 __all__ = ["Answers", "RewardPool", "RewardPoolSettings", "RewardProcess"]
@@ -277,7 +277,7 @@ def _spawn(settings: RewardPoolSettings, theirs: socket.socket) -> subprocess.Po
     log: Any = subprocess.DEVNULL if settings.log_file is None else settings.log_file.open("ab")
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", "slime_core.rollout.rewards.worker", str(theirs.fileno())],
+            [sys.executable, "-m", "slime_core.rollout.reward_worker", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

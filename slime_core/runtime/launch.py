@@ -1,4 +1,15 @@
-"""The processes of a run: engines and routers, the sampler, and the ranks of learner and critic."""
+"""Starts the processes of a run, runs the loop, and stops them, also after a failure.
+
+    Ray session, placement
+      engines    one actor each; the server it starts is a process of its own
+      router     in front of the engines
+      sampler    one actor; another for concurrent evaluations
+      learner    one actor a rank; a separate critic has actors of its own
+
+Engines, learner and sampler start at the same time, so the start takes as long as the slowest of them. Only where
+learner and engines share devices does the learner wait until the engines have started and released them. A run that
+only generates starts no learner; one that only trains starts neither engines nor router.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +18,270 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from slime_core.checkpoint.folder import Checkpoint, RunState
 from slime_core.config.engine_key import key_of_run
-from slime_core.learner.actor import LearnerActor, LearnerHandle, NoLearner, SaveSettings
-from slime_core.learner.critic.actor import CriticActor, CriticGroup
+from slime_core.config.schema import ARITHMETIC, RunConfig
+from slime_core.config.settings import core_values
+from slime_core.learner.actor import (
+    CriticActor,
+    CriticGroup,
+    LearnerActor,
+    LearnerHandle,
+    NoLearner,
+    SaveSettings,
+    manifest_record,
+)
+from slime_core.learner.settings import LearnerSettings
+from slime_core.loop import is_due, train
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.plugins.lifecycle import Failures
+from slime_core.plugins.activation import Registry
+from slime_core.plugins.contracts import Place, RunInfo
+from slime_core.plugins.lifecycle import Failures, LifecycleHooks, lifetime, unclaimed_states
+from slime_core.plugins.manifest import Manifest
+from slime_core.plugins.selection import policy_loss
 from slime_core.rollout.actor import SamplerActor, SamplerHandle
 from slime_core.rollout.concurrent_evaluation import ConcurrentEvalSampler, ConcurrentEvaluations, eval_sampler_settings
 from slime_core.rollout.engines.actors import EngineActor
 from slime_core.rollout.engines.fleet import EngineFleet, ModelServers, Site
+from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, start_actor
 from slime_core.runtime.device_pool import ColocatedDevices, DevicePool
 from slime_core.runtime.inspection import inspect_nodes
-from slime_core.runtime.launch.job import Job, cpu_environment, learner_settings, publisher_settings, sampler_settings
 from slime_core.runtime.layout import Device, device_of, requested_layout, require_device_support
+from slime_core.runtime.machine import cpu_threads
 from slime_core.runtime.placement import Placement, Slot, place
 from slime_core.runtime.session import Session, head_address
 from slime_core.runtime.waiting import RunWait
 from slime_core.track.track import Track
 from slime_core.weights.publisher import PublisherSettings
 
-__all__ = ["AnyLearner", "AnySampler", "Processes", "Warn", "processes"]
+__all__ = [
+    "AnyLearner",
+    "AnySampler",
+    "Job",
+    "Processes",
+    "Warn",
+    "cpu_environment",
+    "evaluate",
+    "learner_settings",
+    "processes",
+    "publisher_settings",
+    "run",
+    "sampler_settings",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to run: the settings, the plugins and the folders.
+
+    Arguments:
+        config: all settings.
+        registry, manifest: the activated plugins.
+        options: plugin name -> its options object.
+        architecture: the start weights' architecture string.
+        logs: folder of the engines' and the router's logs.
+        samples: folder of readable samples; None: none are written.
+        resumed_step: training steps done when this start of the run began.
+    """
+
+    config: RunConfig
+    registry: Registry
+    manifest: Manifest
+    architecture: str
+    logs: Path
+    samples: Path | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    resumed_step: int = 0
+
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+        return self.logs.parent
+
+    @property
+    def model(self) -> Path:
+        """Hugging Face folder with the start weights."""
+        return self.config.model.hf_checkpoint or ARITHMETIC / "model"
+
+    @property
+    def prompts(self) -> Path:
+        """The training prompts."""
+        return self.config.data.prompt_data or ARITHMETIC / "data" / "train.jsonl"
+
+    @property
+    def weights_folder(self) -> Path:
+        """Folder of weights that travel as files; removed at the end of the run, however it ends."""
+        shared, run = self.config.weights.update_weight_disk_dir, self.folder
+        return run / "weights" if shared is None else shared / f"{run.name}-{os.getpid()}"
+
+
+def learner_settings(job: Job, device: Device) -> LearnerSettings:
+    """Settings of every rank of the learner, on the device that the run uses."""
+    return LearnerSettings(
+        config=_on(device, job.config),
+        folder=job.model,
+        architecture=job.architecture,
+        policy_loss=policy_loss(job.config, job.registry),
+        options=dict(job.options),
+        num_steps=job.config.rollout.num_rollout * job.config.steps_per_rollout,
+        layout=ParallelLayout.of(job.config.parallel),
+        num_threads=cpu_threads() if device == "cpu" else 0,
+        run_folder=job.folder,
+        resumed_step=job.resumed_step,
+    )
+
+
+def sampler_settings(job: Job, servers: EngineFleet, device: Device, *, trains: bool) -> SamplerSettings:
+    """Settings of the sampler; waits for the router and for auxiliary models."""
+    return SamplerSettings(
+        config=_on(device, job.config),
+        folder=job.model,
+        prompt_data=job.prompts,
+        router_url=servers.policy.url(),
+        num_ranks=job.config.num_data_ranks,
+        options=dict(job.options),
+        samples_folder=job.samples,
+        rewards_log=job.logs / "rewards.log",
+        bad_rows=job.logs / "bad-rows.log",
+        num_engines=job.config.num_engines,
+        trains=trains,
+        model_urls=servers.model_urls(),
+        engine_urls=servers.direct_urls(),
+        run_folder=job.folder,
+        resumed_step=job.resumed_step,
+    )
+
+
+def publisher_settings(
+    job: Job, ranks: tuple[int, ...], gpus: Sequence[tuple[str, ...]], *, device: Device, address: str | None
+) -> PublisherSettings:
+    """How weights travel to engines.
+
+    Arguments:
+        ranks: processes of each engine.
+        gpus: of each engine; empty where it has none.
+        address: of the head node; None: the cluster is this machine.
+    """
+    config = job.config
+    return PublisherSettings(
+        model=job.model,
+        dtype="bfloat16" if config.model.bf16 else "float32",
+        bytes_limit=config.weights.update_weight_buffer_size,
+        backend="nccl" if device == "gpu" else "gloo",
+        devices_per_engine=ranks,
+        address=address or "127.0.0.1",
+        transport=config.transport,
+        disk_folder=job.weights_folder,
+        engine_gpus=tuple(gpus) if all(gpus) and len(gpus) == len(ranks) else (),
+        pause_mode=config.rollout.pause_generation_mode,
+        resumes=not config.cluster.colocate,
+    )
+
+
+def cpu_environment(device: Device) -> dict[str, str]:
+    """Variables of a process that computes on ``device``."""
+    # A CPU run on a machine with GPUs must not see them, because torch would use them.
+    return {"OMP_NUM_THREADS": str(cpu_threads()), "CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+
+
+def _on(device: Device, config: RunConfig) -> RunConfig:
+    """``config`` with ``device`` resolved to the one that the run uses."""
+    cluster = config.cluster.model_copy(update={"device": "cuda" if device == "gpu" else "cpu"})
+    return config.model_copy(update={"cluster": cluster})
+
+
+def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState:
+    """Train until the run has had all its rollouts; returns where it then stands.
+
+    Arguments:
+        resume: continue from this checkpoint.
+    """
+    hooks = LifecycleHooks(job.registry, place=Place.DRIVER, options=job.options)
+    ranks = job.config.num_started_ranks
+    with processes(job, learner_ranks=ranks, warn=track.warn, failures=hooks.failures) as started:
+        with track.timer("start"):
+            started.start_engines()
+            learner, devices = started.start_learner(track.record.checkpoints)
+            handle = started.start_sampler(trains=True)
+            started.join(learner)
+        sampler = started.add_concurrent_evaluation(handle, learner, track)
+        state = RunState(plugins=manifest_record(job.manifest))
+        with lifetime(hooks, _info(job, track.record.directory, resume), warn=track.warn):
+            if resume is not None:
+                assert isinstance(learner, LearnerHandle), "the rules refuse load where no learner is started"
+                _restore(resume, learner, sampler, hooks)
+                for unclaimed in unclaimed_states(resume.state.plugin_states, job.registry):
+                    track.warn(unclaimed)
+                state = replace(resume.state, plugins=state.plugins)
+            config = _followed(job.config, owes=resume is not None and _owes_evaluation(job.config, track, state.step))
+            state = train(learner, sampler, config=config, state=state, track=track, devices=devices, hooks=hooks)
+            sampler.close()
+            learner.close()
+        return state
+
+
+def _followed(config: RunConfig, *, owes: bool = False) -> RunConfig:
+    """The settings of the loop: a run that only generates or only trains publishes nothing after the start.
+
+    Arguments:
+        owes: evaluate the start weights, whatever ``skip_eval_before_train`` says.
+    """
+    if owes:
+        config = config.model_copy(update={"eval": config.eval.model_copy(update={"skip_eval_before_train": False})})
+    if config.debug.trains and config.debug.generates:
+        return config
+    return config.model_copy(update={"weights": config.weights.model_copy(update={"update_weights_interval": 0})})
+
+
+def _owes_evaluation(config: RunConfig, track: Track, step: int) -> bool:
+    """Whether the evaluation after ``step`` steps was due, and ended with the run that is resumed in its own folder."""
+    record = track.record
+    return is_due(config.eval.eval_interval, step) and record.resumed_step == step and not record.pending_evaluation
+
+
+def _info(job: Job, folder: Path, resume: Checkpoint | None) -> RunInfo:
+    step = 0 if resume is None else resume.state.step
+    return RunInfo(folder, core_values(job.config), step=step, num_rollout=job.config.rollout.num_rollout)
+
+
+def _restore(resume: Checkpoint, learner: LearnerHandle, sampler: AnySampler, hooks: LifecycleHooks) -> None:
+    """Restore weights, data and plugins of every process from ``resume``."""
+    states = resume.state.plugin_states
+    learner.load(resume)
+    sampler.restore(resume.state.cursor, states.get(Place.SAMPLER, {}))
+    hooks.restore(states.get(Place.DRIVER, {}))
+
+
+def evaluate(job: Job, *, warn: Warn, held: Checkpoint | None = None) -> dict[str, float]:
+    """The scores of the weights in ``job.model`` on every evaluation set; no learner is started.
+
+    Arguments:
+        held: a checkpoint whose weights are measured instead; a learner loads it and publishes them.
+    """
+    ranks = 0 if held is None else job.config.num_learner_ranks
+    with processes(job, learner_ranks=ranks, warn=warn, failures=Failures()) as started:
+        started.start_engines()
+        learner, devices = started.start_learner(job.logs)
+        sampler = started.start_sampler(trains=False)
+        started.join(learner)
+        if held is not None and isinstance(learner, LearnerHandle):
+            with devices.held_by("learner"):
+                learner.load(held)
+                devices.make_room_for_weights()
+                learner.publish(held.state.step)
+        scores = sampler.evaluate(0)
+        sampler.close()
+        learner.close()
+        return scores
+
 
 Warn = Callable[[str], None]
 AnySampler = SamplerHandle | ConcurrentEvalSampler

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from slime_core.config.model_config import described, forward_flops
 from slime_core.learner.columns import response_tokens
-from slime_core.learner.critic.critic import Critic
-from slime_core.learner.critic.reshard import SampleIndex, TokenValues, gather_tokens, reshard
+from slime_core.learner.critic import Critic
+from slime_core.learner.critic_reshard import SampleIndex, TokenValues, gather_tokens, reshard
 from slime_core.learner.metric_sums import average_metrics
 from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
 from slime_core.learner.process import prepare_process

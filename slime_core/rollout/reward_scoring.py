@@ -27,7 +27,7 @@ from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.components import RoutedComponent, run_all
-from slime_core.rollout.rewards.pool import RewardPool
+from slime_core.rollout.reward_pool import RewardPool
 from slime_core.types import Reward, RewardFailure, Sample, Status
 
 __all__ = [
