@@ -79,21 +79,6 @@ def test_every_plugin_is_looked_at() -> None:
     assert looked_at >= {path.parent.name for path in REPO.glob("plugins/*/pyproject.toml")}
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("from slime_core.rollout.group_source import LiveRollouts", ["slime_core.rollout.group_source"]),
-        ("import slime_core.config", ["slime_core.config"]),
-        ('Component("x", target="slime_core.rollout.buffered:Buffered")', ["slime_core.rollout.buffered"]),
-        (":class:`slime_core.plugins.contracts.RunView`", ["slime_core.plugins.contracts.RunView"]),
-        ("target='slime_core.builtin.losses:Sft'", ["slime_core.builtin.losses"]),
-        ("from slime_core.ops.losses import k3; slime_core.Sample; slime_core.types.JsonValue; slime_core/rollout", []),
-    ],
-)
-def test_what_is_private_is_found(text: str, names: list[str]) -> None:
-    assert private(text) == names
-
-
 def test_every_room_has_its_floor() -> None:
     layers = contract("A floor imports only lower floors")
     floors = {room for floor in layers["layers"] for room in re.split(r"\s*[|:]\s*", floor)}
