@@ -1,4 +1,4 @@
-"""The embedded task, generating before training and beside it: accuracy, staleness, step times. For docs/rollout.md.
+"""The embedded task, generating before training and next to it: accuracy, staleness, step times. For docs/rollout.md.
 
     python -m bench.overlap FOLDER [NAME ...]     without names all runs; finished runs are only read
 

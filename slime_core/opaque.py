@@ -51,7 +51,7 @@ class Opaque:
 
     Arguments:
         values: [n, ...], the rows of all of them.
-        starts_B, counts_B: int64 [b], where the rows of each sample begin, and how many they are; 0: it has none.
+        starts_B, counts_B: int64 [b], where the rows of each sample start, and how many they are; 0: it has none.
         dtype: its name; ``bfloat16`` and others that NumPy does not know are held as integers of the same bits.
     """
 

@@ -9,7 +9,7 @@ __all__ = ["PromptFiles"]
 
 
 class PromptFiles(NumberedPrompts):
-    """Hands out every prompt once an epoch, shuffled anew in each.
+    """Hands out every prompt once an epoch, reshuffled in each.
 
     Arguments:
         options: the built-in plugin has none.

@@ -30,7 +30,7 @@ class FromLabel:
     """Every sample of a group answers with its label and the token that ends a response; no engine is used.
 
     An evaluation uses the engines, as ``single_turn`` does. No engine says how likely the tokens are, so their
-    log-probabilities are 0; its trait ``draws`` has runs refused that read them.
+    log-probabilities are 0; its trait ``samples_from_engine`` has runs refused that read them.
     """
 
     def __init__(self, options: object, run: RunView) -> None:

@@ -81,7 +81,7 @@ def _left_out(mistakes: list[str]) -> Iterator[str]:
 def _plan(resolved: Resolved, needs: Needs) -> list[str]:
     try:
         return list(placement_plan(resolved.config, needs, free_resources()))
-    except PlacementError as refused:  # a mistake in what was asked, since nothing runs yet
+    except PlacementError as refused:  # a mistake in what was requested, since nothing runs yet
         raise ConfigError(f"{refused}") from refused
 
 

@@ -29,7 +29,7 @@ CORE_COMMANDS: Mapping[str, tuple[str, ...]] = {
     "plugins": ("list", "show", "trace", "lock", "verify"),
     "config": ("explain", "show"),
 }
-"""The core's commands and what follows them; a distribution can add beside these, and cannot replace one."""
+"""The core's commands and what follows them; a distribution can add to these, and cannot replace one."""
 
 OURS: Mapping[str, tuple[str, str]] = {
     "plot": ("slime-plots", "charts of runs: in the terminal, and as SVG, PNG or PDF"),
@@ -91,14 +91,14 @@ class Command:
 
 
 def is_core(argv: Sequence[str]) -> bool:
-    """Whether these words begin a command of the core's, so that no metadata has to be read."""
+    """Whether these words start a command of the core's, so that no metadata has to be read."""
     if not argv or argv[0] not in CORE_COMMANDS:
         return False
     return not CORE_COMMANDS[argv[0]] or (len(argv) > 1 and argv[1] in CORE_COMMANDS[argv[0]])
 
 
 def find(argv: Sequence[str]) -> tuple[Command, list[str]] | None:
-    """The installed command that these words begin with, and the words behind it; None: there is none.
+    """The installed command that these words start with, and the words after it; None: there is none.
 
     Raises:
         PluginError: two distributions declare the command, or it is one of ours that is not installed.
@@ -143,9 +143,9 @@ def _installed(commands: Sequence[Command]) -> Iterator[str]:
         twice = "declared twice: uninstall one" if names.count(one.name) > 1 else None
         mistake = one.mistake or twice
         distribution, does = OURS.get(one.name, ("", ""))
-        told = f"{does} " if one.distribution == distribution else ""
+        does_it = f"{does} " if one.distribution == distribution else ""
         note = f"; cannot run: {mistake}" if mistake else ""
-        yield f"  {'slime ' + ' '.join(one.words):<34} {told}({one.distribution} {one.version}){note}"
+        yield f"  {'slime ' + ' '.join(one.words):<34} {does_it}({one.distribution} {one.version}){note}"
 
 
 def _missing(missing: Mapping[str, tuple[str, str]]) -> Iterator[str]:

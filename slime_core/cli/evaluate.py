@@ -80,7 +80,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str, as_
         ConfigError: the folder that samples are asked for in holds a run.
     """
     held = _held(resolved)
-    # A run of one half alone is evaluated as any other, and nothing trains that an evaluation could go beside.
+    # A run of one half alone is evaluated as any other, and nothing trains that an evaluation could run during.
     alone = {"eval_num_gpus": None, "eval_num_gpus_per_engine": None, "eval_interleaved": False}
     measuring = resolved.config.eval.model_copy(update=alone)
     resolved = replace(resolved, config=resolved.config.model_copy(update={"debug": DebugConfig(), "eval": measuring}))

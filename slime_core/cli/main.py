@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after ``slime``; None: those of this process.
 
     Returns:
-        The exit code: 0, 1 if something failed, 2 if something was asked wrongly, 130 after Ctrl-C.
+        The exit code: 0, 1 if something failed, 2 if something was requested wrongly, 130 after Ctrl-C.
     """
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
@@ -255,7 +255,7 @@ def _asks_help(argv: Sequence[str]) -> bool:
 
 
 def _help(command: str, argv: Sequence[str]) -> int:
-    """Print the short page, or the topic after ``--help``; plugins named beside it bring their options."""
+    """Print the short page, or the topic after ``--help``; plugins named with it bring their options."""
     from slime_core.config.explain import help_page, help_topic
     from slime_core.config.load import peek
 
@@ -278,8 +278,8 @@ def _options_in_spite_of_all(peek: Peek, topic: Sequence[str]) -> dict[str, type
 
     options: dict[str, type[BaseModel]] = {}
     admit = Consent(peek).admit
-    asked = [plugin.name for plugin in installed() if plugin.name in topic]
-    for name in dict.fromkeys([*peek.plugins, *asked]):
+    requested = [plugin.name for plugin in installed() if plugin.name in topic]
+    for name in dict.fromkeys([*peek.plugins, *requested]):
         try:
             if resolve(name).plugin not in Withheld(peek.no_plugins):
                 options |= activate([name], admit=admit).options

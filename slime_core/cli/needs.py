@@ -52,10 +52,10 @@ class Needs:
         ranks: learner processes; 0: nothing trains.
         copies: of the model that the ranks hold together.
         engines: inference servers.
-        roles: weight sets beside the actor's that the ranks hold: reference, teacher, old actor.
+        roles: weight sets in addition to the actor's that the ranks hold: reference, teacher, old actor.
         buffer: bytes of weights that travel through shared memory at once; 0: they travel otherwise.
         critic_parameters: of the critic; 0: there is none.
-        critic_ranks: processes of a critic apart; 0: it shares the learner's.
+        critic_ranks: processes of a separate critic; 0: it shares the learner's.
         critic_copies: of the critic that its ranks hold together.
     """
 
@@ -133,7 +133,7 @@ class Needs:
 
     @property
     def of_critic_rank(self) -> int:
-        """As :attr:`of_rank`, of a critic apart; 0: there is none."""
+        """As :attr:`of_rank`, of a separate critic; 0: there is none."""
         return self._critic // self.critic_ranks if self.critic_ranks else 0
 
     @property

@@ -68,10 +68,10 @@ def expected_machines(config: RunConfig, layout: Layout, machine: Machine) -> Ma
         return Machines(nodes, machine.cores, 0, "" if here else "actor_num_nodes of them, each with this one's cores")
     if here and machine.can_use_gpus and (gpus := _gpus_here()):
         return Machines(1, machine.cores, gpus)
-    asked = config.cluster
-    if asked.actor_num_nodes == 1 and layout.bundles <= COMMON_GPUS:
+    requested = config.cluster
+    if requested.actor_num_nodes == 1 and layout.bundles <= COMMON_GPUS:
         return Machines(1, layout.bundles, layout.bundles, "as many GPUs as the run asks for")
-    each = max(asked.actor_num_gpus_per_node, asked.rollout_num_gpus_per_engine)
+    each = max(requested.actor_num_gpus_per_node, requested.rollout_num_gpus_per_engine)
     why = "as many GPUs as the larger of actor_num_gpus_per_node and rollout_num_gpus_per_engine, a core for each"
     return Machines(-(-layout.bundles // each), each, each, why)
 
@@ -80,7 +80,7 @@ def placement_plan(config: RunConfig, needs: Needs, machine: Machine) -> Iterato
     """The plan, line by line.
 
     Raises:
-        PlacementError: the machines cannot hold what is asked for; with the arithmetic.
+        PlacementError: the machines cannot hold what is requested; with the arithmetic.
     """
     layout = layout_of(config, machine)
     machines = expected_machines(config, layout, machine)

@@ -132,18 +132,18 @@ def _unfit(plugin: PluginIdentity) -> str | None:
 
 def _lines(row: dict[str, Any]) -> Iterator[str]:
     yield f"{row['name']:<16} {row['distribution']:<20} {row['version']:<12} {row['entry_point']}"
-    told = []
+    notes = []
     if row.get("conflict"):
-        told.append(f"name claimed twice: write {row['distribution']}:{row['name']}, or uninstall what is not meant")
+        notes.append(f"name claimed twice: write {row['distribution']}:{row['name']}, or uninstall what is not meant")
     if row["unfit"]:
-        told += [f"does not fit: {row['unfit'].partition(': ')[2].splitlines()[0]}"]
+        notes += [f"does not fit: {row['unfit'].partition(': ')[2].splitlines()[0]}"]
     if row["architectures"]:
-        told.append(f"for checkpoints of {', '.join(row['architectures'])}")
+        notes.append(f"for checkpoints of {', '.join(row['architectures'])}")
     if row["activated_by"]:
-        told.append(f"active with {', or '.join(few_ways(row['activated_by'], row['name']))}")
+        notes.append(f"active with {', or '.join(few_ways(row['activated_by'], row['name']))}")
     if row["requires"]:
-        told.append(f"brings {', '.join(row['requires'])} with it")
-    yield from (f"{'':<16} {line}" for line in told)
+        notes.append(f"brings {', '.join(row['requires'])} with it")
+    yield from (f"{'':<16} {line}" for line in notes)
 
 
 def _broken(error: str) -> Iterator[str]:
@@ -211,7 +211,7 @@ def verify(file: Path | None = None) -> int:
     found = lock.verify()
     total = len(lock.plugins) + len(lock.functions)
     if found:
-        print(f"{lock.path}: {len(found)} of {total} plugins are not here as it says:\n{lock.told(found)}")
+        print(f"{lock.path}: {len(found)} of {total} plugins are not here as it says:\n{lock.difference_text(found)}")
         return 1
     print(f"{lock.path}: all {total} plugins are here as it says")
     return 0
@@ -264,9 +264,9 @@ def _of_run(words: Sequence[str]) -> tuple[Manifest, Path]:
     except OSError as problem:
         raise PluginError(f"{recorded} cannot be read: {problem.strerror}. Give the folder of a run.") from None
     except ValueError as mistake:  # not UTF-8, or not what a run writes
-        said = mistake.__cause__ or mistake
+        text = mistake.__cause__ or mistake
         raise PluginError(
-            f"{recorded} is no record of a run's plugins ({type(said).__name__}: {said}).\n"
+            f"{recorded} is no record of a run's plugins ({type(text).__name__}: {text}).\n"
             "Give the folder of another run, or the flags of that one in place of --run."
         ) from None
 

@@ -166,18 +166,18 @@ class _Evaluations:
 
 
 def open_record(config: RunConfig, resume: Checkpoint | None) -> RunRecord:
-    """The run folder: the one that was asked for, that of the run that is resumed, or a new one.
+    """The run folder: the one that was requested, that of the run that is resumed, or a new one.
 
     A run that resumes in its own folder goes back to the checkpoint: later rows go, later checkpoints are set aside.
 
     Raises:
         ConfigError: the folder holds something else, or cannot be written.
     """
-    asked, home = config.run.output_dir, resume.home if resume is not None else None
-    if resume is None or home is None or (asked is not None and asked.resolve() != home.resolve()):
-        with writing(asked or _new_folder(config.run.job_name)) as folder:
+    requested, home = config.run.output_dir, resume.home if resume is not None else None
+    if resume is None or home is None or (requested is not None and requested.resolve() != home.resolve()):
+        with writing(requested or _new_folder(config.run.job_name)) as folder:
             return RunRecord(folder)
-    with writing(asked or home) as folder:
+    with writing(requested or home) as folder:
         record = RunRecord(folder, resumed_step=resume.state.step)
     for path in set_aside(record.checkpoints, after=resume.state.step):
         print(f"set aside, because the run goes back to step {resume.state.step}: {path}")
@@ -347,7 +347,7 @@ def writing(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def no_trace_if_refused(record: RunRecord, stood: Path) -> Iterator[None]:
-    """If the block finds that the run cannot be as asked, the run folder goes again, unless it holds results.
+    """If the block finds that the run cannot be as requested, the run folder goes again, unless it holds results.
 
     A failure that is nobody's mistake keeps its folder, for the logs.
 

@@ -3,7 +3,7 @@
 What there is:
 
     section     what every section is; numbers and texts within bounds
-    options     what the annotation of a setting may say besides its type
+    options     what the annotation of a setting may say in addition to its type
     sampling, serving, learning    the sections of a subject
     engine_sections    the flags of Megatron and SGLang, under their own names
     schema      all sections as one ``RunConfig``, and what follows from several of them; the built-in demo's defaults

@@ -150,7 +150,7 @@ def _missing(given: Pair, others: list[Pair], condition: Needs) -> str:
 
 
 def _others(setting: Setting) -> str:
-    """The choices of a setting besides its default; empty: it has none to choose from."""
+    """The choices of a setting in addition to its default; empty: it has none to choose from."""
     is_choice = get_origin(setting.info.annotation) is Literal
     choices = get_args(setting.info.annotation) if is_choice else ()
     return " or ".join(str(choice) for choice in choices if choice != setting.default)

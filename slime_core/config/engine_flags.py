@@ -32,7 +32,7 @@ __all__ = [
     "find_key",
     "flag_advice",
     "known_flags",
-    "said",
+    "value_text",
 ]
 
 ENGINES: Mapping[str, str] = {"megatron": "Megatron", "sglang": "SGLang"}
@@ -53,12 +53,12 @@ class Refusal:
     message: str
 
     def given(self, words: Sequence[str]) -> str:
-        """The message; where it ends with the flag to write in place of this one, ``words`` stand behind that."""
+        """The message; where it ends with the flag to write in place of this one, ``words`` follow that."""
         return " ".join([self.message, *words]) if _INSTEAD.search(self.message) else self.message
 
 
 def find_flag(flag: str) -> tuple[Setting, bool] | Refusal | None:
-    """What ``--flag`` means, and whether it switches that off (``--no-flag``); None: nobody knows the name.
+    """What ``--flag`` means, and whether it switches that off (``--no-flag``); None: the name is unknown.
 
     Raises:
         ConfigError: another version of an engine is installed than the pinned one, and its flags cannot be read.
@@ -138,7 +138,7 @@ def _of_megatron(name: str, shown: str) -> Setting | Refusal | None:
     return Setting("megatron", name, info, owner="engine")
 
 
-def said(value: object) -> str:
+def value_text(value: object) -> str:
     """The value as one would write it after its flag."""
     if isinstance(value, tuple):
         return " ".join(map(str, value))
@@ -148,11 +148,11 @@ def said(value: object) -> str:
 def _does(flag: MegatronFlag) -> str:
     if flag.verdict != "fixed":
         return flag.text
-    return f"Always {said(flag.value)}: {flag.text}. Accepted so that launch scripts that say so keep working."
+    return f"Always {value_text(flag.value)}: {flag.text}. Accepted so that launch scripts that say so keep working."
 
 
 def _default(flag: MegatronFlag) -> str:
-    defaults = {"fixed": said(flag.value), "agrees": "what the checkpoint says"}
+    defaults = {"fixed": value_text(flag.value), "agrees": "what the checkpoint says"}
     return defaults.get(flag.verdict, "left to Megatron")
 
 
@@ -234,12 +234,12 @@ def _declared() -> Iterator[metadata.EntryPoint]:
 
 def _said(point: metadata.EntryPoint) -> Mapping[str, str]:
     try:
-        said: object = point.load()()
+        advice: object = point.load()()
     except (ImportError, AttributeError, OSError, TypeError, ValueError) as mistake:
         raise ConfigError(f"{_entry(point)} failed with {type(mistake).__name__}: {mistake}. {_NEXT}") from mistake
-    if not isinstance(said, Mapping) or not all(isinstance(text, str) for pair in said.items() for text in pair):
-        raise ConfigError(f"{_entry(point)} returned {said!r:.80}; accepted: texts by flag. {_NEXT}")
-    return dict(said)
+    if not isinstance(advice, Mapping) or not all(isinstance(text, str) for pair in advice.items() for text in pair):
+        raise ConfigError(f"{_entry(point)} returned {advice!r:.80}; accepted: texts by flag. {_NEXT}")
+    return dict(advice)
 
 
 _NEXT = "Report it to the author of that distribution, or uninstall it."

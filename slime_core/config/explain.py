@@ -49,7 +49,7 @@ _ENGINE_ROWS: Final = {
 }
 
 _FIRST_WORDS: Final = {"eval": "[RUN | CHECKPOINT | MODEL_FOLDER] [--json] "}
-"""Command -> what it takes besides settings."""
+"""Command -> what it takes in addition to settings."""
 
 CONFIG_HELP: Final = "TOML file of settings, one table a section; flags win over it"
 
@@ -89,8 +89,8 @@ def explain(name: str, resolved: Resolved, inactive: Mapping[str, str] | None = 
     switch = values.get(names.get(wanted.removeprefix("no_"), ""))
     if wanted not in names and switch is not None and switch[0].is_switch:
         return f"{name} is {switch[0].flag} false.\n{explain(switch[0].key, resolved)}"
-    if wanted not in names and (said := of_inactive(wanted.replace("_", "-"), inactive or {})):
-        raise ConfigError(f"{name}: {said}")
+    if wanted not in names and (reported := of_inactive(wanted.replace("_", "-"), inactive or {})):
+        raise ConfigError(f"{name}: {reported}")
     setting = values[names[wanted]][0] if wanted in names else _of_engine(wanted, name, names)
     value = values[setting.key][1] if setting.key in values else "(not given)"
     rows = {
@@ -226,7 +226,7 @@ def _tail(setting: Setting) -> str:
 
 
 def _flag(setting: Setting, *, short: bool = False) -> str:
-    """The flag with what follows it; ``short``: without the choices, which stand beside it."""
+    """The flag with what follows it; ``short``: without the choices, which stand next to it."""
     follows = "NAME" if short and "|" in setting.placeholder else setting.placeholder
     return f"{setting.flag} {follows}".rstrip()
 

@@ -1,7 +1,7 @@
 """Lays the layers of settings over each other: default < embedded default < plugin preset < file < flag.
 
 Two passes, because plugins bring settings: :func:`peek` finds out which plugins are named, without judging anything;
-whoever calls activates them and hands their presets and options classes to :func:`load`, which judges everything.
+the caller activates them and hands their presets and options classes to :func:`load`, which judges everything.
 """
 
 from __future__ import annotations

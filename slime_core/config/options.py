@@ -1,4 +1,4 @@
-"""What the annotation of a setting may say about it, besides what values it takes.
+"""What the annotation of a setting may say about it, in addition to what values it takes.
 
     Flag        a flag without the plugin's name, and the section of files in which the setting once stood
     NamesPrompts    its paths are prompt files

@@ -10,7 +10,7 @@
 A *format* is named by the suffix of its files, without the dot, or by the name of the file that marks a folder of it,
 which has a dot. JSON Lines is always there; plugins have others (kind ``prompt_format``).
 
-Names that begin with . or _ are passed over, of files and of folders on the way to them, as Spark and the datasets
+Names that start with . or _ are passed over, of files and of folders on the way to them, as Spark and the datasets
 library do: such are drafts, markers and caches. A file, or a pattern, that spells such a name has it. A pattern whose
 last part says nothing of a suffix (``data/*``) takes files of the formats above and those without a suffix.
 
@@ -34,7 +34,7 @@ JSON_LINES = ("jsonl", "ndjson")
 """Formats that are always there."""
 
 HIDDEN = (".", "_")
-"""How names of files begin that nobody means unless he spells them."""
+"""How names of files start that a pattern matches only where it spells them."""
 
 ACCEPTED = "accepted: a prompt file"
 
@@ -48,7 +48,7 @@ class PromptPath:
     Arguments:
         pattern: a file, a folder or a pattern.
         start: the first row, from 0.
-        stop: the row behind the last; None: to the end.
+        stop: the row after the last; None: to the end.
     """
 
     pattern: Path
@@ -80,7 +80,7 @@ class PromptPath:
         """The files, and the folders of a format, in the order in which they are read.
 
         Arguments:
-            formats: that can be read, besides JSON Lines.
+            formats: that can be read, in addition to JSON Lines.
 
         Raises:
             DataError: there are none.
@@ -144,9 +144,14 @@ def _matches(pattern: Path, formats: Collection[str] | None) -> list[Path]:
     Folders behind links are not gone into by ``**``, so that a link to a folder above ends nothing."""
     parts = pattern.parts
     first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
-    base, asked = Path(*parts[:first]), [part if part == "**" else part.replace("**", "*") for part in parts[first:]]
-    asked += ["*"] * (asked[-1] == "**")
-    found = (path for path in base.glob("/".join(asked)) if _is_meant(path.relative_to(base).parts, asked, formats))
+    base, requested = (
+        Path(*parts[:first]),
+        [part if part == "**" else part.replace("**", "*") for part in parts[first:]],
+    )
+    requested += ["*"] * (requested[-1] == "**")
+    found = (
+        path for path in base.glob("/".join(requested)) if _is_meant(path.relative_to(base).parts, requested, formats)
+    )
     return [path for path in sorted(found, key=str) if path.is_file() or _may_be_read(path, formats)]
 
 
@@ -154,12 +159,12 @@ def _may_be_read(folder: Path, formats: Collection[str] | None) -> bool:
     return folder.is_dir() and (formats is None or format_of(folder, formats) is not None)
 
 
-def _is_meant(names: tuple[str, ...], asked: Sequence[str], formats: Collection[str] | None) -> bool:
-    """Whether a pattern of the parts ``asked``, which matches, means it."""
+def _is_meant(names: tuple[str, ...], requested: Sequence[str], formats: Collection[str] | None) -> bool:
+    """Whether a pattern of the parts ``requested``, which matches, means it."""
     hides = {name[0] for name in names if name.startswith(HIDDEN)}
     suffix = Path(names[-1]).suffix.removeprefix(".")
-    return hides <= {part[0] for part in asked} and (
-        "." in asked[-1] or not suffix or formats is None or suffix in formats
+    return hides <= {part[0] for part in requested} and (
+        "." in requested[-1] or not suffix or formats is None or suffix in formats
     )
 
 

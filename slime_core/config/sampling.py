@@ -91,7 +91,7 @@ class RolloutConfig(Section):
     rollout_stop: tuple[Name, ...] = ()
     """Texts that end a response. Empty: only the end-of-sequence token does."""
     rollout_stop_token_ids: tuple[CountOrZero, ...] = ()
-    """Token ids that end a response, besides the tokenizer's end-of-sequence token."""
+    """Token ids that end a response, in addition to the tokenizer's end-of-sequence token."""
     rollout_source: Annotated[
         Name | None, Conflicts("load_debug_rollout_data", part="rollouts", because="that file holds the rollouts")
     ] = None
@@ -219,7 +219,7 @@ class DataConfig(Section):
 
     prompt_data: Path | None = None
     """Prompts: a JSON Lines or Parquet file, a folder of such, a folder that datasets saved, a pattern such as
-    'data/*.jsonl'; @[a:b] behind it takes rows a to b-1. None: the embedded arithmetic problems."""
+    'data/*.jsonl'; @[a:b] after it takes rows a to b-1. None: the embedded arithmetic problems."""
     input_key: Name = "prompt"
     """Field of a row with the prompt: text, or chat messages."""
     label_key: Name | None = "label"
@@ -235,7 +235,7 @@ class DataConfig(Section):
     apply_chat_template_kwargs: Annotated[TemplateArguments, Needs("apply_chat_template")] = "{}"
     """Further arguments of the chat template, as JSON: '{"enable_thinking": false}'."""
     rollout_shuffle: bool = True
-    """Shuffle the prompts anew each epoch, by the seed. False: file order."""
+    """Shuffle the prompts again each epoch, by the seed. False: file order."""
     rollout_max_prompt_len: Count | None = None
     """Leave out prompts longer than this many tokens, and count them. None: keep all."""
     num_data_workers: Annotated[CountOrZero, Needs("rollout_max_prompt_len")] = 0
@@ -272,7 +272,7 @@ NOT_TAKEN = {
     "apply_chat_template_kwargs": "not built yet for a single set",
     "tool_key": "not built yet for a single set",
 }
-"""What an evaluation set of slime may hold besides, and why there is no such key."""
+"""What an evaluation set of slime may hold in addition, and why there is no such key."""
 
 
 class EvalDataset(Section):
@@ -305,7 +305,7 @@ class EvalDataset(Section):
     stop: tuple[Name, ...] | None = None
     """Texts that end a response."""
     stop_token_ids: tuple[CountOrZero, ...] | None = None
-    """Token ids that end a response, besides the end of sequence."""
+    """Token ids that end a response, in addition to the end of sequence."""
     repetition_penalty: Positive | None = None
     """SGLang's; 1 is none."""
     input_key: Name | None = None

@@ -343,12 +343,12 @@ class RunConfig(Section):
 
     @property
     def num_critic_ranks(self) -> int:
-        """Processes of a critic that trains apart; 0: it shares the learner's, or there is none."""
+        """Processes of a separate critic; 0: it shares the learner's, or there is none."""
         return self.critic.critic_num_gpus or 0
 
     @property
     def critic_parallel(self) -> ParallelConfig:
-        """How a critic apart is cut over its ranks: as the actor, but for what it has of its own.
+        """How a separate critic is cut over its ranks: as the actor, but for what it has of its own.
 
         Experts are shared as the actor's where its data- and context-parallel ranks allow that, else each has all.
         """
@@ -385,7 +385,7 @@ class RunConfig(Section):
 
     @property
     def num_engines(self) -> int:
-        """Inference servers of the policy, whoever started them; none where rollouts are read."""
+        """Inference servers of the policy, started by the run or by the user; none where rollouts are read."""
         if not self.debug.generates:
             return 0
         external = len(self.engine.rollout_external_engine_addrs)
@@ -396,14 +396,14 @@ class RunConfig(Section):
         """Groups of the policy's engines that the run starts, sizes resolved."""
         if not self.debug.generates or self.engine.rollout_external_engine_addrs:
             return ()
-        asked = self.cluster
+        requested = self.cluster
         return self.engine.groups(
-            num_gpus=asked.rollout_num_gpus, num_gpus_per_engine=asked.rollout_num_gpus_per_engine
+            num_gpus=requested.rollout_num_gpus, num_gpus_per_engine=requested.rollout_num_gpus_per_engine
         )
 
     @property
     def num_rollout_gpus(self) -> int:
-        """GPUs of the policy's engines, whoever started them."""
+        """GPUs of the policy's engines, started by the run or by the user."""
         external = len(self.engine.rollout_external_engine_addrs) * self.cluster.rollout_num_gpus_per_engine
         return external or self.cluster.rollout_num_gpus
 

@@ -51,7 +51,7 @@ _NEEDED = (
 """Names and patterns (fnmatch) of what Python, its libraries and SGLang read."""
 
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy")
-"""What code that asks services outside needs besides."""
+"""What code that asks services outside needs in addition."""
 
 _OPTION_OF_SECRET = re.compile(
     r"(?i)(?:.*[_.-])?(?:(?:api|access|secret|private)[_-]?key|token|secret|pass(?:word|wd|phrase)?|credentials?)"
@@ -111,11 +111,11 @@ def needed_environment(*also: str) -> dict[str, str]:
     Arguments:
         also: names, or patterns such as ``MY_*``.
     """
-    asked = [*also, *os.environ.get(PASS_ENV, "").replace(",", " ").split()]
+    requested = [*also, *os.environ.get(PASS_ENV, "").replace(",", " ").split()]
     found = {}
     for name, value in os.environ.items():
         is_needed = any(fnmatchcase(name, one) for one in _NEEDED) and not _OPTION_OF_SECRET.fullmatch(name)
-        if is_needed or any(fnmatchcase(name, one) for one in asked):
+        if is_needed or any(fnmatchcase(name, one) for one in requested):
             found[name] = value
     return found
 

@@ -1,4 +1,4 @@
-"""Section [engine]: the SGLang servers, those of the policy and those of models beside it."""
+"""Section [engine]: the SGLang servers of the policy and of auxiliary models."""
 
 from __future__ import annotations
 

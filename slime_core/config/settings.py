@@ -65,8 +65,8 @@ class InWords:
 def accepted_words(annotation: Any, metadata: Sequence[object] = ()) -> str:
     """The annotation in words; empty for types that have none here."""
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if told := [entry.text for entry in metadata if isinstance(entry, InWords)]:
-        return told[0]
+    if in_words := [entry.text for entry in metadata if isinstance(entry, InWords)]:
+        return in_words[0]
     if origin is Annotated:
         return accepted_words(arguments[0], _flat(arguments[1:]))
     if origin in (Union, UnionType):

@@ -66,7 +66,7 @@ NO_EVAL = {
     "eval_datasets": "none",
     "skip_eval_before_train": "true",
 }
-"""What a run without evaluations says: setting -> the word behind its flag."""
+"""What a run without evaluations says: setting -> the word after its flag."""
 
 
 @dataclass(slots=True)
@@ -117,8 +117,8 @@ def read_command_line(
             _take(by_flag[flag], words, line)
         elif flag in switches:
             _switch_off(switches[flag], flag, words, line)
-        elif said := of_inactive(flag, inactive or {}):
-            line.blame(f"{flag}: {said}")
+        elif reported := of_inactive(flag, inactive or {}):
+            line.blame(f"{flag}: {reported}")
         else:
             _take_foreign(flag, words, line, by_flag)
     if NO_EVAL_FLAG in line.flags:
@@ -251,8 +251,8 @@ class Document:
                 yield from self._of_engine(table, entries, mistakes)
             elif not any(section == table for section, _ in by_place):
                 of_keys = (inactive.get(key.replace("_", "-")) for key in entries)
-                said = inactive.get(f"[{table}]") or next(filter(None, of_keys), None) or _no_table(table, by_place)
-                mistakes.append(Mistake(f"{self.place(table)}: {said}"))
+                reported = inactive.get(f"[{table}]") or next(filter(None, of_keys), None) or _no_table(table, by_place)
+                mistakes.append(Mistake(f"{self.place(table)}: {reported}"))
             else:
                 yield from self._of_table(table, entries, by_place, mistakes, inactive)
 
@@ -269,8 +269,8 @@ class Document:
             if setting is not None:
                 yield setting, value, self.place(table, key)
             else:
-                said = inactive.get(key.replace("_", "-")) or f"no such setting{_home(key, by_place)}"
-                mistakes.append(Mistake(f"{self.place(table, key)}: {said}"))
+                reported = inactive.get(key.replace("_", "-")) or f"no such setting{_home(key, by_place)}"
+                mistakes.append(Mistake(f"{self.place(table, key)}: {reported}"))
 
     def _of_engine(
         self, table: str, entries: Mapping[str, object], mistakes: list[Mistake]

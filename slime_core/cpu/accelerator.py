@@ -15,7 +15,7 @@ def accelerator(requested: str = "auto") -> Accelerator:
     """The device type to compute on: ``requested``; with ``"auto"`` a GPU where torch sees one, else the CPU.
 
     Raises:
-        ConfigError: ``requested`` is none of ``auto``, ``cuda``, ``cpu``, or a GPU was asked for and torch sees none.
+        ConfigError: ``requested`` is none of ``auto``, ``cuda``, ``cpu``, or a GPU was requested and torch sees none.
     """
     import torch
 

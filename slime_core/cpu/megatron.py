@@ -239,7 +239,7 @@ def _patch_mappings(module: Any) -> None:
 def _patch_moe_utils(module: Any) -> None:
     """moe/moe_utils.py:1192 reads ``te_general_gemm``, a name that only TransformerEngine brings.
 
-    :1093 returns a CPU tensor as it is though a numpy array was asked for. Goes when upstream binds the name and
+    :1093 returns a CPU tensor as it is though a numpy array was requested. Goes when upstream binds the name and
     honours ``as_numpy`` on every device.
     """
     module.__dict__.setdefault("te_general_gemm", None)

@@ -165,7 +165,7 @@ class GenerateContext:
         models: name -> URL of every auxiliary model.
         processor: makes the trained model's inputs of a prompt's images; None: samples keep what they are given.
         max_response_len: tokens that a response may have, all turns and appended text together; the core sets it to
-            ``sampling.max_new_tokens``. None: no limit besides the context length.
+            ``sampling.max_new_tokens``. None: no limit but the context length.
         context_length: tokens that the model reads at most. None: unknown.
     """
 

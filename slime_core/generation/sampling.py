@@ -6,12 +6,12 @@ Kept             which tokens top-p and top-k left to sample from at each positi
 until_stop       cuts a response at a stop condition that the engine does not report
 
 An engine (sglang 0.5.23, srt/managers/schedule_batch.py) does not see every end of a response that was interrupted. It
-looks only at the tokens of one request, so it misses a stop text (or a match of ``stop_regex``) that begins in the
+looks only at the tokens of one request, so it misses a stop text (or a match of ``stop_regex``) that starts in the
 tokens before (tail_str). And it does not look at the last tokens of an aborted request, so it misses a stop text or a
 stop id there (update_finish_state). ``until_stop`` finds both, and leaves out what was sampled after it. That changes
 no log-probability: the tokens up to the stop have the distribution that they have without an interruption. Sampling the
 last tokens before the interruption again, so that the engine sees a stop text whole, would change it: tokens that could
-begin one would have to be sampled twice to stay, and would be rarer than their log-probabilities say.
+start one would have to be sampled twice to stay, and would be rarer than their log-probabilities say.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SamplingParams:
         max_new_tokens: longest turn in tokens.
         min_new_tokens: no end before that many.
         stop: texts that end a turn; the match is kept in the ids.
-        stop_token_ids: ids that end a turn, besides the tokenizer's end-of-sequence token; kept in the ids.
+        stop_token_ids: ids that end a turn, in addition to the tokenizer's end-of-sequence token; kept in the ids.
         ignore_eos: continue after the end-of-sequence token.
         extra: further fields of SGLang's sampling parameters (``json_schema``, ``repetition_penalty``); they take
             precedence.
@@ -108,7 +108,7 @@ class Kept:
 
     Arguments:
         token_ids: int32 [s], position after position, the likeliest first.
-        offsets: int32 [t + 1], where each position begins and the last one ends; a position without any kept all.
+        offsets: int32 [t + 1], where each position starts and the last one ends; a position without any kept all.
     """
 
     token_ids: array[int]

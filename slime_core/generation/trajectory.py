@@ -420,12 +420,12 @@ class Trajectory:
         return Turn(self._context.encoder.decode(ids), ids, log_probs, reason)
 
     def _restored_turns(self) -> tuple[int, int]:
-        """Where the aborted turn begins in the response, and how many turns are finished."""
+        """Where the aborted turn starts in the response, and how many turns are finished."""
         starts, is_in_turn = self._turn_starts()
         return (starts[-1], len(starts) - 1) if is_in_turn else (len(self._ids), len(starts))
 
     def _turn_starts(self) -> tuple[list[int], bool]:
-        """Where turns of the model begin in the response, and whether its last token belongs to one."""
+        """Where turns of the model start in the response, and whether its last token belongs to one."""
         sampled = [False] * len(self._ids)
         for _, start, end in self._spans:
             sampled[start:end] = [True] * (end - start)

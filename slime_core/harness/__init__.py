@@ -10,7 +10,7 @@
 The names below are imported from here; ``engines``, ``fake_engine``, ``megatron`` and ``learner`` by
 their modules, because they load aiohttp, numpy or torch. Tests hold the fake engine to the real one.
 
-Besides, of the core: ``installed`` and ``find_plugin`` (installed plugins, and what ``--plugin NAME`` means),
+Also of the core: ``installed`` and ``find_plugin`` (installed plugins, and what ``--plugin NAME`` means),
 ``check_bounds`` and ``bound_mistakes`` (versions that a plugin accepts), ``editable_source``, ``boundary`` (a plugin's
 failure as a PluginError that names it), ``LIFECYCLE_HOOKS`` with ``STATE`` and ``RESTORE``, ``LifecycleHooks``.
 """

@@ -86,7 +86,7 @@ class Critic:
         self.trained.load(critic_part(folder))
 
     def fill_values(self, micro_batches: Sequence[MicroBatch]) -> None:
-        """Begin a rollout: fill the values of the response tokens of every micro-batch, on the last pipeline stage."""
+        """Start a rollout: fill the values of the response tokens of every micro-batch, on the last pipeline stage."""
         self.trained.begin_rollout()
         found = forward_only(self.trained.model, micro_batches, _response_values)
         for micro, values_U in zip(micro_batches, found, strict=False):  # earlier stages have none

@@ -189,7 +189,7 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
 
     Raises:
         ConfigError: a sliding window, attention that is not causal, or context parallelism for multi-latent attention
-            was asked for.
+            was requested.
     """
 
     def __init__(

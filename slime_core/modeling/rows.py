@@ -175,7 +175,7 @@ def _batches(ends: torch.Tensor, continues: torch.Tensor | None) -> Iterator[_Ba
 
 
 def _batch(own_nL: torch.Tensor, real_nL: torch.Tensor, starts_n: torch.Tensor, prefix: int) -> _Batch:
-    """``starts_n``: where the ``prefix`` tokens begin that each sequence continues."""
+    """``starts_n``: where the ``prefix`` tokens start that each sequence continues."""
     before_nP = starts_n[:, None] + torch.arange(prefix)
     keys_nK, real_nK = torch.cat([before_nP, own_nL], dim=1), torch.cat([before_nP >= 0, real_nL], dim=1)
     if own_nL.size(1) <= prefix:
@@ -343,7 +343,7 @@ def _share(ends: torch.Tensor, chunk: int, rank: int, size: int, device: torch.d
 
 
 def _crossing(ends: torch.Tensor, start: int, chunk: int) -> tuple[int, int]:
-    """Where the sequence at ``start`` begins, and how many of its tokens in this chunk come after its beginning."""
+    """Where the sequence at ``start`` starts, and how many of its tokens in this chunk come after its beginning."""
     place = int(torch.searchsorted(ends, start, right=True))
     begins, stops = int(ends[place - 1]), int(ends[place])
     return begins, 0 if begins == start else min(stops, start + chunk) - start

@@ -94,7 +94,7 @@ def log_probs_and_entropy(
         chunk_size: rows; None: all.
         group: the ranks that share the vocabulary; None: this one alone.
         with_entropy: False: None in its place, for less work.
-        consume: the backward pass writes the gradient over the logits. Nobody else may read them by then: autograd
+        consume: the backward pass writes the gradient over the logits. No other code may read them by then: autograd
             says so if another operation saved them, and refuses a second pass through the same graph.
         kept: the tokens that each token was sampled from, itself included: log p is over that set. The entropy is that
             of the whole vocabulary all the same. None: everything.

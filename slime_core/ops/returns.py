@@ -68,7 +68,7 @@ def generalized_advantages(
 ) -> Estimates:
     """A_t = delta_t + gamma * lambd * A_(t+1), with delta_t = r_t + gamma * V_(t+1) - V_t, over every sample alone.
 
-    Behind the last token of a sample A and V are 0. The returns are A + V. With ``lambd`` 1 that is the discounted
+    After the last token of a sample A and V are 0. The returns are A + V. With ``lambd`` 1 that is the discounted
     reward to go, whatever the values; with 0 the advantage is delta.
 
     Source: Schulman et al. 2015 (1506.02438), equations 11 and 16.

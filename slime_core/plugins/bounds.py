@@ -1,4 +1,4 @@
-"""Whether a plugin's distribution accepts the versions of what it runs beside: its own ``Requires-Dist``, evaluated.
+"""Whether a plugin's distribution accepts the versions that it runs with: its own ``Requires-Dist``, evaluated.
 
 An installer checks these once, and not at all with ``--no-deps``, after a later upgrade of the core alone, or for what
 stands on the path without having been installed. So a run checks them again, before it imports a plugin.

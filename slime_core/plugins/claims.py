@@ -310,9 +310,9 @@ def inactive_flags(
         claims = claims_for(plugin, declared)
         if plugin not in active and claims:
             step = _how_to_activate(plugin, claims) if is_given else f"add --plugin {plugin.name}"
-            said = f"{plugin}, which is not active; {step}"
-            found[f"[{plugin.name}]"] = f"settings of {said}"
-            found |= {claim.name: f"a setting of {said}" for claim in claims.get(FLAG_GROUP, ())}
+            reported = f"{plugin}, which is not active; {step}"
+            found[f"[{plugin.name}]"] = f"settings of {reported}"
+            found |= {claim.name: f"a setting of {reported}" for claim in claims.get(FLAG_GROUP, ())}
     for plugin in active:
         for claim in claims_for(plugin, declared).get(FLAG_GROUP, ()):
             found.pop(claim.name, None)
@@ -395,9 +395,9 @@ def _called(plugin: str, choice: Choice, declared: Declared) -> list[PluginIdent
     if len(found) == 1:
         return found
     who = " and ".join(f"{one.distribution} {one.version}" for one in found)
-    said = f"{who} both have a plugin of that name" if found else f"no plugin {plugin!r} is installed"
+    reported = f"{who} both have a plugin of that name" if found else f"no plugin {plugin!r} is installed"
     step = f"Name one with --plugin DISTRIBUTION:{plugin}" if found else "Install it, or name the component alone"
-    raise PluginError(f"{choice.where} names {choice.name}, and {said}.\n{step}.")
+    raise PluginError(f"{choice.where} names {choice.name}, and {reported}.\n{step}.")
 
 
 def _claimed_twice(choice: Choice, found: Sequence[PluginIdentity]) -> str:

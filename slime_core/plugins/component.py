@@ -32,7 +32,7 @@ TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)
 """How the import path of what a component names is written."""
 
 SETTINGS_READ = frozenset({"gamma", "kl", "lambd"})
-"""What an advantage estimator may read besides columns."""
+"""What an advantage estimator may read in addition to columns."""
 
 OF_DIVERGENCE = frozenset({"log_probs", "ref_log_probs"})
 """The columns from which an estimator takes the divergence."""
@@ -154,7 +154,7 @@ class GenerateTraits:
             refused.
         rewards: it may give samples their rewards itself; the reward model is asked for the others only.
         resumes: with ``partial_rollout``, it is handed ``ABORTED`` samples with the tokens that they have and goes on
-            from them; what is finished in its group it leaves alone. False: what was not finished is begun anew.
+            from them; what is finished in its group it leaves alone. False: what was not finished is restarted.
     """
 
     scope: Literal["sample", "group"] = "sample"

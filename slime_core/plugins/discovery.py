@@ -57,7 +57,7 @@ MANY_WAYS = 4
 """Ways to activate a plugin that a message lists."""
 
 ACTIVATES = "activates"
-"""Behind the plugin's name in a claim of a flag: giving the flag activates the plugin."""
+"""After the plugin's name in a claim of a flag: giving the flag activates the plugin."""
 
 
 _FLAG_OF_KIND = {

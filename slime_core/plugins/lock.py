@@ -1,4 +1,4 @@
-"""``slime.lock``: the plugins of a run, down to the content of their files, as a file to commit beside a config.
+"""``slime.lock``: the plugins of a run, down to the content of their files, as a file to commit next to a config.
 
 It holds nothing that changes between two writings. A file of one's own is locked by its digest, and found again by its
 path from the lock's folder, so that a lock and the files around it can be moved together.
@@ -92,7 +92,7 @@ class Lock:
         found = [compare(entry, self._here(entry)) for entry in (*self.plugins, *self.functions)]
         return [difference for difference in found if difference is not None]
 
-    def told(self, found: Sequence[Difference]) -> str:
+    def difference_text(self, found: Sequence[Difference]) -> str:
         """The differences as a table, and the next step."""
         rows = [one.row for one in found]
         installs = " ".join(sorted({one.install for one in found if one.install}))
@@ -104,7 +104,9 @@ class Lock:
 
     def _refuse(self, found: Sequence[Difference]) -> None:
         if found:
-            raise ManifestMismatch(f"the plugins of this run are not those of {self.path}:\n{self.told(found)}")
+            raise ManifestMismatch(
+                f"the plugins of this run are not those of {self.path}:\n{self.difference_text(found)}"
+            )
 
     def _differences(self, manifest: Manifest) -> list[Difference]:
         here = Lock.of(manifest, self.path)
@@ -148,9 +150,9 @@ def read_lock(path: Path) -> Lock:
             "Write one with slime plugins lock and the flags of the run, or give its path with --lock-file."
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as mistake:
-        said = f"no {mistake}" if isinstance(mistake, KeyError) else mistake
+        reason = f"no {mistake}" if isinstance(mistake, KeyError) else mistake
         raise PluginError(
-            f"{path} is no lock of plugins: {said}.\nWrite it anew with slime plugins lock and the flags of the run."
+            f"{path} is no lock of plugins: {reason}.\nWrite it anew with slime plugins lock and the flags of the run."
         ) from None
 
 

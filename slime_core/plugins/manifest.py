@@ -40,6 +40,7 @@ __all__ = [
     "PluginChange",
     "attach",
     "compare",
+    "difference_text",
     "differences",
     "digest",
     "editable_source",
@@ -51,7 +52,6 @@ __all__ = [
     "record",
     "source_of",
     "table",
-    "told",
 ]
 
 
@@ -248,7 +248,7 @@ def compare(wanted: ManifestEntry | None, found: ManifestEntry | None) -> Differ
     return Difference(some.plugin, str(wanted or ABSENT), str(found or ABSENT), what, installs)
 
 
-def told(by_node: Mapping[str, Sequence[Difference]]) -> str:
+def difference_text(by_node: Mapping[str, Sequence[Difference]]) -> str:
     """The differences of one or several nodes as one table, and the next step.
 
     Arguments:
@@ -406,7 +406,7 @@ def attach(manifest: Manifest) -> Registry:
     """
     found = mismatches(manifest)
     if found:
-        table = told({socket.gethostname(): found})
+        table = difference_text({socket.gethostname(): found})
         raise ManifestMismatch(f"the plugins of this process are not the driver's:\n{table}")
     claimed = {entry.plugin for entry in manifest.entries if entry.claimed}
     return register([source_of(entry) for entry in manifest.entries], claimed=claimed)

@@ -115,7 +115,7 @@ def check_selection(
 
     Raises:
         PluginError: no active plugin offers a component, it reads a column that nothing fills, or it does not read a
-            setting that the run gives, or does what the run does besides.
+            setting that the run gives, or does what the run does in addition.
     """
     for found in selected(config, registry, trains=trains, architecture=None):
         _refuse_missing_setting(found, config, registry, options)
@@ -388,7 +388,7 @@ def _refuse_unknown_log_probs(config: RunConfig, registry: Registry) -> None:
 
 
 def _refuse_uncorrected(config: RunConfig, registry: Registry) -> None:
-    """Refuse to correct stale samples with nothing that knows who drew them; without a list, a rule has spoken."""
+    """Refuse to correct stale samples with nothing that knows who sampled them; without a list, a rule has spoken."""
     settings, names = config.algorithm, config.algorithm.corrections
     knows = settings.use_rollout_logprobs or config.provided("correction")
     if config.rollout.stale_samples != "correct" or knows or not names:
@@ -402,7 +402,7 @@ def _refuse_uncorrected(config: RunConfig, registry: Registry) -> None:
 
 
 def _reading_the_engine(config: RunConfig, registry: Registry) -> Iterator[str]:
-    """What of the run needs an engine's log-probabilities, or what else it says of tokens that it drew."""
+    """What of the run needs an engine's log-probabilities, or what else it says of tokens that it sampled."""
     for name in config.algorithm.corrections:
         if _traits_of(registry, Kind.CORRECTION, name).compares_engine:
             yield f"corrections = {name}"
@@ -511,13 +511,15 @@ def check_numbers(config: RunConfig, registry: Registry, *, trains: bool) -> Non
     Raises:
         PluginError: none is named, or one that is not among them. Without one, no response would have a reward.
     """
-    for asked in _rewards_given(config, trains=trains):
-        terms = reward_terms(asked.rm_type)
-        for term in terms or (RewardTerm(1.0, asked.rm_type, asked.key),):
+    for requested in _rewards_given(config, trains=trains):
+        terms = reward_terms(requested.rm_type)
+        for term in terms or (RewardTerm(1.0, requested.rm_type, requested.key),):
             traits: Any = registry.find(Kind.REWARD_MODEL, term.name).traits
             if traits.numbers and term.key not in traits.numbers:
                 who = f"reward model {term.name!r} of {registry.owner(Kind.REWARD_MODEL, term.name)}"
-                raise PluginError(f"{asked.where}: {who} returns {_unnamed(term, traits.numbers, terms is not None)}")
+                raise PluginError(
+                    f"{requested.where}: {who} returns {_unnamed(term, traits.numbers, terms is not None)}"
+                )
 
 
 def _rewards_given(config: RunConfig, *, trains: bool) -> Iterator[_Rewards]:

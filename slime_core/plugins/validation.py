@@ -345,8 +345,8 @@ def misfits(kind: Kind, component: Component, target: Any) -> Iterator[str]:
         return
     yield from _unbuildable(target)
     contract = contract_of(kind, component)
-    for name, asked in methods_of(contract).items():
-        yield from _misfit_of_method(target, contract, name, asked)
+    for name, expected in methods_of(contract).items():
+        yield from _misfit_of_method(target, contract, name, expected)
 
 
 def _unbuildable(target: Any) -> Iterator[str]:
@@ -360,7 +360,7 @@ def _unbuildable(target: Any) -> Iterator[str]:
         yield f"it is built by {call}, and takes {_signature(target)}: {reason}"
 
 
-def _misfit_of_method(target: type, contract: type, name: str, asked: Callable[..., Any]) -> Iterator[str]:
+def _misfit_of_method(target: type, contract: type, name: str, expected: Callable[..., Any]) -> Iterator[str]:
     found = _attribute(target, contract, name)
     if found is _NOTHING:
         yield f"it has no method {name}"
@@ -369,13 +369,13 @@ def _misfit_of_method(target: type, contract: type, name: str, asked: Callable[.
     if not callable(method):
         yield f"{name} is no method, but of type {type(method).__name__}"
         return
-    yield from _wrong_colour(name, asked, method)
-    positional, keywords = _parameters_of(asked)
+    yield from _wrong_colour(name, expected, method)
+    positional, keywords = _parameters_of(expected)
     # A function in a class is handed the object first; one that is made static, and a callable object, are not.
     bound = ("self",) if isinstance(found, classmethod) or inspect.isfunction(found) else ()
     reason = _refused(method, (*bound, *positional), keywords)
     if reason:
-        yield f"{name} is called as {_call(name, asked)}, and takes {_signature(method)}: {reason}"
+        yield f"{name} is called as {_call(name, expected)}, and takes {_signature(method)}: {reason}"
 
 
 def _attribute(target: type, contract: type, name: str) -> Any:
@@ -385,12 +385,12 @@ def _attribute(target: type, contract: type, name: str) -> Any:
     return next((vars(base)[name] for base in owners if name in vars(base)), _NOTHING)
 
 
-def _wrong_colour(name: str, asked: Callable[..., Any], method: Callable[..., Any]) -> Iterator[str]:
+def _wrong_colour(name: str, expected: Callable[..., Any], method: Callable[..., Any]) -> Iterator[str]:
     function = inspect.unwrap(method)
-    if _is_async(asked) and not (_is_async(function) or _is_async(method)):
+    if _is_async(expected) and not (_is_async(function) or _is_async(method)):
         kind = "an async generator" if inspect.isasyncgenfunction(function) else "not async"
         yield f"{name} is {kind}; it is awaited, so write async def {name} with return"
-    if not _is_async(asked) and (_is_async(method) or inspect.isasyncgenfunction(function)):
+    if not _is_async(expected) and (_is_async(method) or inspect.isasyncgenfunction(function)):
         yield f"{name} is async, and is called without await; write it with plain def"
 
 
@@ -398,9 +398,9 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function)
 
 
-def _parameters_of(asked: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _parameters_of(expected: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of what a method of a Protocol is called with: by position, and by keyword; without ``self``."""
-    parameters = list(inspect.signature(asked).parameters.values())[1:]
+    parameters = list(inspect.signature(expected).parameters.values())[1:]
     by_keyword = [one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY]
     return tuple(one.name for one in parameters if one.name not in by_keyword), tuple(by_keyword)
 
@@ -424,8 +424,8 @@ def _signature(function: Callable[..., Any]) -> str:
     return str(inspect.Signature(bare))
 
 
-def _call(name: str, asked: Callable[..., Any]) -> str:
-    positional, keywords = _parameters_of(asked)
+def _call(name: str, expected: Callable[..., Any]) -> str:
+    positional, keywords = _parameters_of(expected)
     return f"{name}({', '.join([*positional, *(f'{keyword}=' for keyword in keywords)])})"
 
 
@@ -437,7 +437,8 @@ def _as_named(plugin: PluginIdentity) -> str:
 
 def _described(contract: type) -> str:
     calls = [
-        ("async " if _is_async(asked) else "") + _call(name, asked) for name, asked in methods_of(contract).items()
+        ("async " if _is_async(expected) else "") + _call(name, expected)
+        for name, expected in methods_of(contract).items()
     ]
     built = ", ".join(_BUILT_WITH)
     return (

@@ -162,7 +162,7 @@ class PromptEncoder:
         """Text of a conversation by the chat template.
 
         Arguments:
-            asks: end where the assistant begins to answer.
+            asks: end where the assistant starts to answer.
 
         Raises:
             DataError: the template refuses it, with its words.

@@ -17,7 +17,7 @@ TOO_LONG, BAD, EMPTY = "too_long", "bad", "empty"
 
 
 MOST_SAID = 3
-"""At once, of those that nobody was told of."""
+"""At once, of those that were not reported yet."""
 
 MOST_WRITTEN = 1000
 MOST_LETTERS = 500
@@ -48,7 +48,7 @@ class BadRows:
         self._num_new = 0
 
     def add(self, mistake: str) -> None:
-        """One more; ``mistake`` begins with file and line."""
+        """One more; ``mistake`` starts with file and line."""
         text = " ".join(mistake.split())[:MOST_LETTERS]
         self._num_new += 1
         if len(self._new) < MOST_SAID:
@@ -59,10 +59,10 @@ class BadRows:
 
     def news(self) -> list[str]:
         """The first few since this was last asked, and where the others are to be found."""
-        said, more = self._new, self._num_new - len(self._new)
+        reported, more = self._new, self._num_new - len(self._new)
         self._new, self._num_new = [], 0
         there = "" if self._path is None else f"; the first {MOST_WRITTEN:,} of all stand in {self._path}"
-        return [*said, *([f"and {more} more{there}"] if more else [])]
+        return [*reported, *([f"and {more} more{there}"] if more else [])]
 
     def _write(self, text: str) -> None:
         if self._path is not None:

@@ -23,7 +23,7 @@ from slime_core.types import JsonValue
 
 __all__ = ["Counting", "PromptLengths", "ShortEnough"]
 
-Asked = tuple[Prompt, list[JsonValue] | None]
+PromptWithTools = tuple[Prompt, list[JsonValue] | None]
 """A prompt and its tools."""
 
 CHUNK = 64
@@ -61,9 +61,9 @@ class PromptLengths:
         self._counting, self._num_workers = counting, num_workers
         self._workers: list[_Worker] = []
 
-    def __call__(self, asked: Sequence[Asked]) -> list[int]:
+    def __call__(self, prompts: Sequence[PromptWithTools]) -> list[int]:
         """The tokens of each prompt, in order."""
-        chunks = [asked[start : start + CHUNK] for start in range(0, len(asked), CHUNK)]
+        chunks = [prompts[start : start + CHUNK] for start in range(0, len(prompts), CHUNK)]
         while len(self._workers) < min(self._num_workers, len(chunks)):
             self._workers.append(_Worker(self._counting))
         with ThreadPoolExecutor(max(1, len(self._workers))) as threads:
@@ -90,11 +90,11 @@ class ShortEnough:
         self._encoder = encoder
         self._lengths = lengths
 
-    def select(self, asked: Sequence[Asked]) -> list[bool]:
+    def select(self, prompts: Sequence[PromptWithTools]) -> list[bool]:
         """Of prompts with their tools, in order."""
         if self._lengths is None:
-            return [len(self._encoder.encode(prompt, tools=tools)) <= self._longest for prompt, tools in asked]
-        return [count <= self._longest for count in self._lengths(asked)]
+            return [len(self._encoder.encode(prompt, tools=tools)) <= self._longest for prompt, tools in prompts]
+        return [count <= self._longest for count in self._lengths(prompts)]
 
 
 class _Worker:
@@ -104,10 +104,10 @@ class _Worker:
         command = [sys.executable, "-m", "slime_core.prompts.lengths", json.dumps(asdict(counting))]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def answers(self, chunks: Sequence[Sequence[Asked]]) -> list[list[int]]:
+    def answers(self, chunks: Sequence[Sequence[PromptWithTools]]) -> list[list[int]]:
         return [self._answer(chunk) for chunk in chunks]
 
-    def _answer(self, chunk: Sequence[Asked]) -> list[int]:
+    def _answer(self, chunk: Sequence[PromptWithTools]) -> list[int]:
         asks, tells = self._pipes()
         try:
             asks.write(json.dumps(chunk, default=str) + "\n")

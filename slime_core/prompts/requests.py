@@ -62,7 +62,7 @@ def reading_of(data: DataConfig, formats: Mapping[str, PromptFormat]) -> Reading
 
 
 def template_arguments(data: DataConfig) -> dict[str, JsonValue]:
-    """What the chat template is given besides the messages."""
+    """What the chat template is given in addition to the messages."""
     return dict(json.loads(data.apply_chat_template_kwargs))
 
 
@@ -79,7 +79,7 @@ def training_request(
     Arguments:
         path: of the prompts.
         filter: which prompts the run uses.
-        formats: name -> how prompt files are read, besides JSON Lines.
+        formats: name -> how prompt files are read, in addition to JSON Lines.
         vocab_size: ids that the model has; None: not known.
     """
     data, reading = config.data, reading_of(config.data, formats)

@@ -90,7 +90,7 @@ class RowSampling(Section):
     stop: Annotated[tuple[Name, ...], BeforeValidator(_listed)] | None = None
     """Text or texts that end a response."""
     stop_token_ids: Annotated[tuple[CountOrZero, ...], BeforeValidator(_listed)] | None = None
-    """Ids that end a response, besides the end of sequence."""
+    """Ids that end a response, in addition to the end of sequence."""
     ignore_eos: bool | None = None
     """Go on after the end of sequence."""
     temperature: PositiveOrZero | None = None
@@ -119,7 +119,7 @@ def own_sampling(metadata: Mapping[str, JsonValue], *, drawn: Drawn | None, wher
     """What the row wants, by the names of :class:`RowSampling`; empty: nothing.
 
     Arguments:
-        drawn: of the run that trains on the row; None: an evaluation.
+        sampled: of the run that trains on the row; None: an evaluation.
         where: the row, for the message.
 
     Raises:
@@ -186,7 +186,7 @@ class RowChecks(PromptFilter):
 
     Arguments:
         offered: what rows may name.
-        drawn: of a run that trains on them, what rows may not change; None: they are only measured.
+        sampled: of a run that trains on them, what rows may not change; None: they are only measured.
         mistakes: what else is wrong with a row; None: nothing is.
     """
 

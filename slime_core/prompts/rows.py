@@ -114,7 +114,7 @@ def fields_of(row: Mapping[str, object]) -> str:
 EXAMPLE = '{"prompt": "What is 2 + 2?", "label": "4"}'
 
 PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
-"""How compressed files begin."""
+"""How compressed files start."""
 
 PARQUET = b"PAR1"
 
@@ -129,7 +129,7 @@ class Reading:
         label_key: None: rows have no ground truth.
         tool_key: None: rows have no tools.
         multimodal_keys: name of a kind of input, such as ``image`` -> field of a row.
-        formats: name -> how its files are read, besides JSON Lines.
+        formats: name -> how its files are read, in addition to JSON Lines.
         filter: checks what each row asks for.
     """
 
@@ -411,5 +411,5 @@ def _says_nothing(prompt: Prompt) -> bool:
     """Whether there is nothing but blanks in it, or in all of its messages."""
     if isinstance(prompt, str):
         return not prompt.strip()
-    said = [value for message in prompt for key, value in message.items() if key not in ("role", "name")]
-    return not any(one.strip() if isinstance(one, str) else one for one in said)
+    reported = [value for message in prompt for key, value in message.items() if key not in ("role", "name")]
+    return not any(one.strip() if isinstance(one, str) else one for one in reported)

@@ -2,7 +2,7 @@
 characters that the tokenizer does not know.
 
 The lengths are those of the checkpoint's ``tokenizer.json`` and chat template, read without torch (1 s). Left out, and
-left to the sampler and the engines: what lies behind the first 32 MB of a file, tokenizers of other kinds or with code
+left to the sampler and the engines: what comes after the first 32 MB of a file, tokenizers of other kinds or with code
 of their own, and prompts after the longest 1 MB of those that may be too long.
 """
 
@@ -58,11 +58,11 @@ class Room:
     Example: ``Room(context=128, response=8, folder=Path("model"), apply_chat_template=False)`` has room for 120.
 
     Arguments:
-        context: tokens that the model reads, prompt and response together; None: nobody knows before it runs.
+        context: tokens that the model reads, prompt and response together; None: unknown before it runs.
         response: the longest response.
         folder: Hugging Face folder with the tokenizer.
         apply_chat_template: prompts are rendered with the tokenizer's template.
-        template_arguments: what the template is given besides.
+        template_arguments: what the template is given in addition.
         leaves_out: prompts of more tokens are left out of the run; None: none are.
     """
 

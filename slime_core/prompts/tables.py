@@ -54,34 +54,34 @@ MARK = b"slime lines 1\n"
 class LineIndex:
     """Beginnings of lines, sorted, and how far the file is known.
 
-    Example: ``extend(64, 7000, is_end=False)`` says that line 64, counted from 0, begins at byte 7000.
+    Example: ``extend(64, 7000, is_end=False)`` says that line 64, counted from 0, starts at byte 7000.
     """
 
     def __init__(self) -> None:
         self._lines, self._offsets = array("q", [0]), array("q", [0])
         self.frontier = (0, 0)
-        """Lines that are known, and where the next one begins."""
+        """Lines that are known, and where the next one starts."""
         self.is_whole = False
 
     def nearest(self, line: int) -> tuple[int, int]:
-        """The last known line that is not behind ``line``, and where it begins."""
+        """The last known line that is not behind ``line``, and where it starts."""
         place = bisect_right(self._lines, line) - 1
         return self._lines[place], self._offsets[place]
 
     def extend(self, line: int, offset: int, *, is_end: bool) -> None:
-        """The file is known up to ``line``, which begins at ``offset`` or, with ``is_end``, is not there."""
+        """The file is known up to ``line``, which starts at ``offset`` or, with ``is_end``, is not there."""
         self.frontier, self.is_whole = (line, offset), is_end
         if not is_end:
             self._lines.append(line)
             self._offsets.append(offset)
 
     def forget_last(self) -> None:
-        """The line that was said to begin last is not there: the file ends before it."""
+        """The line that was said to start last is not there: the file ends before it."""
         self._lines.pop()
         self._offsets.pop()
 
     def know(self, line: int, offset: int) -> None:
-        """Take over where a line begins from somebody who knew; in the order of lines."""
+        """Take over where a line starts from somebody who knew; in the order of lines."""
         if line > self.frontier[0]:
             self.extend(line, offset, is_end=False)
 
@@ -151,7 +151,7 @@ def _made(path: Path) -> LineIndex:
     with path.open("rb") as stream:
         while block := stream.read(BLOCK):
             ends_N = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + offset + 1
-            # The k-th end of a line, counted from 1, is where line k begins.
+            # The k-th end of a line, counted from 1, is where line k starts.
             for begins in ends_N[(-lines - 1) % EVERY :: EVERY].tolist():
                 index.extend(index.frontier[0] + EVERY, begins, is_end=False)
             lines += len(ends_N)

@@ -4,7 +4,7 @@
     ConcurrentEvalSampler  the sampler as the loop calls it, whose evaluations are made there
 
 The rule: the weights that an evaluation measures stay as they are until it has ended. Engines of its own get the
-learner's when it begins. The policy's engines get new ones, or leave devices that they share with the learner, when it
+learner's when it starts. The policy's engines get new ones, or leave devices that they share with the learner, when it
 has ended. A checkpoint is written when it has ended, so that a run that resumes there neither lacks its row nor has it
 twice.
 """
@@ -37,7 +37,7 @@ class _UnderWay:
 
 
 class ConcurrentEvaluations:
-    """Begins an evaluation, and ends it before the next one; used by the driver's thread alone.
+    """Starts an evaluation, and ends it before the next one; used by the driver's thread alone.
 
     Arguments:
         actor: runs a :class:`~slime_core.rollout.actor.SamplerActor` that does not train.
@@ -159,7 +159,7 @@ class ConcurrentEvalSampler:
         return sampled
 
     def evaluate(self, step: int) -> None:
-        """Begin to measure what is served after ``step`` steps."""
+        """Start to measure what is served after ``step`` steps."""
         self._evaluations.begin(step, served=self._served)
 
     def before_publish(self) -> None:

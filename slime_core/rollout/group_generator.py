@@ -49,7 +49,7 @@ NAMED = frozenset(one.name for one in fields(SamplingParams)) - {"extra", "max_k
 
 
 def truncates(rollout: RolloutConfig) -> bool:
-    """Whether top-p or top-k leaves something out to draw from."""
+    """Whether top-p or top-k leaves something out to sample from."""
     return rollout.rollout_top_p < 1 or rollout.rollout_top_k != -1
 
 
@@ -89,7 +89,7 @@ def apply_row_sampling(
     """``context`` and ``sampling`` with what the sample's row wants instead, as a generate function gets them; see
     :mod:`slime_core.prompts.row_checks`.
 
-    Ids of the row that end a response do so besides those of ``sampling``, among which are the model's.
+    Ids of the row that end a response do so in addition to those of ``sampling``, among which are the model's.
 
     Raises:
         DataError: it wants what does not exist, or what cannot be trained on.

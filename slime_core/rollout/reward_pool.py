@@ -194,10 +194,10 @@ class RewardProcess:
             self._calls.pop(number, None)
         if "failed" in message:
             cause, own = str(message["cause"]), str(message["error"])
-            said = (
+            text = (
                 f"reward model {name!r}: {own}{_not_passed(own)}" if own else _failure_text(cause, name, self._settings)
             )
-            return RewardFailure(cause, said, lost=cause == "memory")
+            return RewardFailure(cause, text, lost=cause == "memory")
         return _checked(name, message["rewards"], samples)
 
     async def drain(self) -> None:
@@ -346,12 +346,12 @@ SHORTEST_NAME = 4
 
 
 def _failure_text(cause: str, name: str, settings: RewardPoolSettings) -> str:
-    said = {
+    text = {
         "timeout": f"took more than {settings.timeout_s:g} s (--reward-timeout-s) and was ended",
         "memory": f"took more than {settings.memory_gib:g} GiB (--reward-memory-gib) and was ended",
         "crash": f"ended its process; its output is in {settings.log_file}",
     }
-    return f"reward model {name!r} {said[cause]}"
+    return f"reward model {name!r} {text[cause]}"
 
 
 CALLS_PER_PROCESS = 16

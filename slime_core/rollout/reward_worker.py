@@ -194,8 +194,8 @@ class _Worker:
             # Exceptions at limits have no message; the sampler knows the limits and words it.
             own = str(error.__cause__ or error) or ("" if cause in LIMITS.values() else str(error))
             # An unpaired surrogate, which the JSON of a response may hold, cannot be written to a file.
-            said = without_queries(own)[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()
-            self.send(failed=call, cause=cause, error=said)
+            reported = without_queries(own)[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()
+            self.send(failed=call, cause=cause, error=reported)
 
     def _model(self, name: str) -> Any:
         if name not in self._models:

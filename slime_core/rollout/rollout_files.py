@@ -39,7 +39,7 @@ class Recorded:
 
     Arguments:
         rollout: its number.
-        temperature: that it was drawn at.
+        temperature: that it was sampled at.
         trained: samples that are trained on.
         lost: samples that were aborted or failed.
         cursor: where the data source stood behind it.
@@ -235,14 +235,14 @@ def _sample(path: Path, number: int, line: str) -> Sample:
 
 
 def _refuse_untrainable(path: Path, number: int, sample: Sample) -> None:
-    length, drawn = sample.response_length, len(sample.rollout_log_probs or ())
+    length, sampled = sample.response_length, len(sample.rollout_log_probs or ())
     wrong = ""
     if sample.reward is None:
         wrong = "no reward"
     elif not 0 < length < len(sample.tokens):
         wrong = f"response_length = {length} of {len(sample.tokens)} tokens, prompt included"
-    elif drawn != length:
-        wrong = f"{drawn} rollout_log_probs for {length} response tokens"
+    elif sampled != length:
+        wrong = f"{sampled} rollout_log_probs for {length} response tokens"
     if wrong:
         raise DataError(
             f"{path}, line {number}: {wrong}; a sample that is trained on has a reward, a prompt, a response and a "
@@ -263,7 +263,7 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 MOST_BYTES = 256 * 2**20
-"""Looked through before anything starts, about three seconds of parsing; what lies behind is read when it is due."""
+"""Looked through before anything starts, about three seconds of parsing; what comes after is read when it is due."""
 
 
 def screen_rollouts(
@@ -279,12 +279,12 @@ def screen_rollouts(
 
     Arguments:
         temperature: that the run divides logits by.
-        vocab_size: of the model; None: nobody knows.
+        vocab_size: of the model; None: unknown.
         share: of the prompt groups that is trained on; None: all.
         needed: samples that a rollout needs, one for each optimizer step and data-parallel rank.
 
     Raises:
-        DataError: files are missing or malformed, were drawn at another temperature, hold tokens that the model does
+        DataError: files are missing or malformed, were sampled at another temperature, hold tokens that the model does
             not have, or too few samples; names file and line.
     """
     _refuse_missing(files, rollouts)

@@ -324,7 +324,7 @@ def make_shards(
     Raises:
         ValueError: fewer rollouts than steps, or fewer samples than ranks in a step, so that a rank would have nothing
             to do; or a sample has not the routes that ``with_routes`` asks for; or one does not say, or says wrongly,
-            what its tokens were drawn from; or its inputs for the model are no arrays, or other ones than those of
+            what its tokens were sampled from; or its inputs for the model are no arrays, or other ones than those of
             other samples.
     """
     masks, inputs = loss_masks(samples), TrainInputs(samples)
@@ -482,7 +482,7 @@ class TrainInputs:
     """``Sample.multimodal_train_inputs`` of a rollout; false where no sample has any.
 
     Raises:
-        ValueError: they are no arrays by name, or differ between samples in dtype or in shape behind the first
+        ValueError: they are no arrays by name, or differ between samples in dtype or in shape after the first
             dimension.
     """
 

@@ -20,7 +20,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from slime_core.errors import ManifestMismatch, PluginError, SlimeError, WaitTimeout
-from slime_core.plugins.manifest import Difference, Manifest, attach, mismatches, told
+from slime_core.plugins.manifest import Difference, Manifest, attach, difference_text, mismatches
 from slime_core.runtime.actors import Call, Ref
 from slime_core.runtime.waiting import wait
 
@@ -111,7 +111,7 @@ def judge(reports: Mapping[str, Report], *, total: int) -> None:
     if not (differing or broken):
         return
     parts = [f"{len(differing) + len(broken)} of {total} nodes cannot run the driver's plugins; nothing was started."]
-    parts += [told(differing)] if differing else []
+    parts += [difference_text(differing)] if differing else []
     parts += [f"on node {node}: {failure}" for node, failure in broken.items()]
     raise ManifestMismatch("\n".join(parts))
 

@@ -346,7 +346,7 @@ class Processes:
         self._servers = EngineFleet(job.config, site, wait=self._wait, monitors=self._monitors)
 
     def start_engines(self) -> None:
-        """Begin to start every engine, of the policy and of auxiliary models, and the routers.
+        """Start every engine, of the policy and of auxiliary models, and the routers.
 
         Raises:
             ConfigError: an external engine cannot serve this run.
@@ -354,7 +354,7 @@ class Processes:
         self._servers.start()
 
     def start_learner(self, checkpoints: Path) -> tuple[AnyLearner, DevicePool]:
-        """Begin to start every rank of the learner, if there are any; returns it and the device pool."""
+        """Start every rank of the learner, if there are any; returns it and the device pool."""
         if not self._placement.learner:
             return NoLearner(), DevicePool()
         ranks = tuple(
@@ -382,7 +382,7 @@ class Processes:
         return learner, devices
 
     def _separate_critic(self) -> CriticGroup | None:
-        """Begin to start every rank of a separate critic; None: it shares the learner's, or there is none."""
+        """Start every rank of a separate critic; None: it shares the learner's, or there is none."""
         if not self._placement.critic:
             return None
         ranks = tuple(
@@ -400,7 +400,7 @@ class Processes:
         return devices
 
     def start_sampler(self, *, trains: bool) -> SamplerHandle:
-        """Begin to start the sampler, which needs the addresses of the router and of auxiliary models."""
+        """Start the sampler, which needs the addresses of the router and of auxiliary models."""
         settings = sampler_settings(self._job, self._servers, self._device, trains=trains)
         actor = start_actor(self._launch("sampler"), SamplerActor, self._job.manifest)
         sampler = SamplerHandle(actor, wait=self._wait, warn=self._warn, failures=self._failures)

@@ -229,7 +229,7 @@ def agents_in_background() -> Iterator[None]:
 
 @cache
 def _agent_ports() -> Iterator[int]:
-    # Processes begin at different ports: an agent listens seconds after its port was chosen.
+    # Processes start at different ports: an agent listens seconds after its port was chosen.
     start = os.getpid() * 50 % len(AGENT_PORTS)
     return cycle([*AGENT_PORTS[start:], *AGENT_PORTS[:start]])
 

@@ -208,8 +208,8 @@ class Recount:
                 try:
                     self._apply(_parsed(path, line))
                 except (LookupError, TypeError, ValueError, AttributeError) as problem:
-                    said = f"holds a line that no run writes ({problem!r}): {line[:80]!r}"
-                    raise CheckpointError(f"{path}, or the file of samples that it closes, {said}") from problem
+                    text = f"holds a line that no run writes ({problem!r}): {line[:80]!r}"
+                    raise CheckpointError(f"{path}, or the file of samples that it closes, {text}") from problem
 
     def check(self, present: Groups) -> None:
         """Returns if exactly the open groups are present.
@@ -362,7 +362,7 @@ class PendingGroups:
     """Groups in the sampler's hands: number -> numbers of their samples.
 
     Arguments:
-        in_flight: begun and not finished.
+        in_flight: started and not finished.
         held: finished and waiting for a rollout, or ended with a part of their responses.
     """
 

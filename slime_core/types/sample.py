@@ -159,7 +159,7 @@ class Sample:
             from: after division by the temperature, and over what top-p and top-k left.
         rollout_top_p_token_ids: the tokens that they left at each position of the response, position by position; None:
             all.
-        rollout_top_p_token_offsets: where each position begins in these ids, followed by the end of the last one; a
+        rollout_top_p_token_offsets: where each position starts in these ids, followed by the end of the last one; a
             position without ids, such as one that a tool wrote, was sampled from all tokens.
         rollout_routed_experts: int16 [tokens - 1, layers, experts a token], which experts of a mixture the engine took;
             None: it was not requested (``use_rollout_routing_replay``).

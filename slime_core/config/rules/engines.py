@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from slime_core.config.engine_flags import Refusal, find_key, said
+from slime_core.config.engine_flags import Refusal, find_key, value_text
 from slime_core.config.engine_sections import MegatronFlag, megatron_flags, rows_by_name, speculates
 from slime_core.config.mistakes import nearest
 from slime_core.config.model_config import described, expected, start_weights, whole_number
@@ -28,8 +28,8 @@ def _engines_fill_their_gpus(config: RunConfig) -> Iterator[str]:
     groups = config.engine.engine_groups
     if not groups:
         if gpus % each and not config.engine.rollout_external_engine_addrs:
-            asked = f"rollout_num_gpus = {gpus} is no multiple of rollout_num_gpus_per_engine = {each}"
-            yield f"{asked}; give {each} or a multiple"
+            problem = f"rollout_num_gpus = {gpus} is no multiple of rollout_num_gpus_per_engine = {each}"
+            yield f"{problem}; give {each} or a multiple"
         return
     yield from _uneven(groups, each, "engine_groups")
     if sum(group.num_gpus for group in groups) != gpus:
@@ -60,7 +60,7 @@ def _models_have_names_of_their_own(config: RunConfig) -> Iterator[str]:
 
 
 def _models_share_their_heads_evenly(config: RunConfig) -> Iterator[str]:
-    """The models beside the policy; where SGLang cuts attention otherwise than over all processes, that is its own to
+    """The auxiliary models; where SGLang cuts attention otherwise than over all processes, that is its own to
     say."""
     for model in config.engine.engine_models:
         heads = whole_number(model.model_path, "num_attention_heads") or 0
@@ -206,8 +206,8 @@ def _flags(given: Mapping[str, Value], verdict: str) -> Iterator[tuple[MegatronF
 def _other_than_fixed(given: Mapping[str, Value]) -> Iterator[str]:
     for flag, value in _flags(given, "fixed"):
         if value != flag.value:
-            always = f"here it is always {said(flag.value)}: {flag.text}"
-            yield f"megatron.{flag.name} = {said(value)}, but {always}; leave it out"
+            always = f"here it is always {value_text(flag.value)}: {flag.text}"
+            yield f"megatron.{flag.name} = {value_text(value)}, but {always}; leave it out"
 
 
 def _other_than_the_model(given: Mapping[str, Value], config: RunConfig) -> Iterator[str]:
@@ -215,12 +215,12 @@ def _other_than_the_model(given: Mapping[str, Value], config: RunConfig) -> Iter
     for flag, value in _flags(given, "agrees"):
         if (model := described(folder)) is None:  # another rule reports a checkpoint without it
             return
-        told = expected(flag.name, value, model)
-        if told != value:
-            says = "tells nothing of it" if told is None else f"says {said(told)}"
+        expected_value = expected(flag.name, value, model)
+        if expected_value != value:
+            says = "tells nothing of it" if expected_value is None else f"says {value_text(expected_value)}"
             yield (
-                f"megatron.{flag.name} = {said(value)}, but {folder / 'config.json'} {says}; the checkpoint decides, "
-                "so leave it out"
+                f"megatron.{flag.name} = {value_text(value)}, but {folder / 'config.json'} {says}; the checkpoint "
+                "decides, so leave it out"
             )
 
 

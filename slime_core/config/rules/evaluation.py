@@ -18,7 +18,7 @@ __all__ = ["EVALUATION"]
 def _sets_fit_the_model(config: RunConfig) -> Iterator[str]:
     """Only what a set says itself; the run's own lengths have rules of their own."""
     own = {one.name: one for one in config.eval.eval_datasets}
-    # A model beside the policy may read further.
+    # An auxiliary model may read further.
     for one in (each for each in eval_sets(config) if each.model is None):
         context = config.engine.sglang_context_length or context_length(start_weights(config))
         given = own.get(one.name)

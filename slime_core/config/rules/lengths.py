@@ -22,11 +22,11 @@ def _responses_fit_the_context(config: RunConfig) -> Iterator[str]:
 
 
 def _context_fits_the_model(config: RunConfig) -> Iterator[str]:
-    asked, context = config.engine.sglang_context_length, context_length(start_weights(config))
-    if asked is not None and context is not None and asked > context:
+    requested, context = config.engine.sglang_context_length, context_length(start_weights(config))
+    if requested is not None and context is not None and requested > context:
         yield (
-            f"sglang_context_length = {asked}, but the model reads at most max_position_embeddings = {context} tokens; "
-            f"give at most {context}, or leave it out"
+            f"sglang_context_length = {requested}, but the model reads at most max_position_embeddings = {context} "
+            f"tokens; give at most {context}, or leave it out"
         )
 
 
@@ -86,8 +86,8 @@ def _longest(config: RunConfig) -> tuple[int | None, str]:
     if prompt is not None:
         total = f"rollout_max_prompt_len + rollout_max_response_len = {prompt} + {response} = {prompt + response}"
         found[total] = prompt + response
-    if (asked := config.engine.sglang_context_length) is not None:
-        found[f"sglang_context_length = {asked}"] = asked
+    if (requested := config.engine.sglang_context_length) is not None:
+        found[f"sglang_context_length = {requested}"] = requested
     if (read := context_length(start_weights(config))) is not None:
         found[f"max_position_embeddings = {read}"] = read
     shortest = min(found, key=lambda name: found[name], default="")

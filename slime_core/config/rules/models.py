@@ -1,4 +1,4 @@
-"""The rules of models besides the actor, and of routing replay: critic, reference, teacher."""
+"""The rules of models in addition to the actor, and of routing replay: critic, reference, teacher."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _has_reference(config: RunConfig) -> bool:
 
 
 def _other_model(config: RunConfig, setting: str, role: str) -> Iterator[str]:
-    """What keeps the weights of ``setting`` from playing in the actor's model, as far as config.json says."""
+    """What keeps the weights of ``setting`` from being loaded into the actor's model, as far as config.json says."""
     folder = config.model.ref_load if setting == "ref_load" else config.algorithm.opd_teacher_load
     yield from other_model(config, setting, folder, why=f"the {role} takes turns with the actor in one model")
 
@@ -100,12 +100,12 @@ _CRITIC: tuple[Rule, ...] = (
 
 def _a_mixture_is_there(config: RunConfig) -> Iterator[str]:
     folder, learner = start_weights(config), config.learner
-    asked = {
+    requested = {
         "use_routing_replay": learner.use_routing_replay,
         "use_rollout_routing_replay": learner.use_rollout_routing_replay,
     }
     if described(folder) is not None and routes_shape(folder) is None:
-        for name in (name for name, is_asked in asked.items() if is_asked):
+        for name in (name for name, is_requested in requested.items() if is_requested):
             yield (
                 f"{name} replays the experts that each token takes, but {folder / 'config.json'} (hf_checkpoint) "
                 "describes a model without experts; leave it out"

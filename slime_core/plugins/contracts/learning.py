@@ -153,12 +153,12 @@ class MicroBatch(Protocol):
     Arguments:
         mask_U: float32 [u], 1 trains; may only leave tokens out, because ``weights_U`` holds divisors counted before.
         advantages_U: float32 [u].
-        rollout_log_probs_U: float32 [u], of the engine that drew the tokens.
+        rollout_log_probs_U: float32 [u], of the engine that sampled the tokens.
         old_log_probs_U: float32 [u], of the actor before the first optimizer step of the rollout; None: the current
             ones stand in, detached.
         ref_log_probs_U: float32 [u], of the reference; None: nothing reads them.
         returns_U: float32 [u], what the critic learns; None: there is no critic.
-        fresh_U: bool [u], drawn by the weights that the learner holds, so that engine and learner are compared there;
+        fresh_U: bool [u], sampled by the weights that the learner holds, so that engine and learner are compared there;
             None: they are not.
         extra: one entry a sample by name; a :class:`LogitsLoss` may read them, the core does not.
     """
@@ -210,7 +210,7 @@ class MicroBatch(Protocol):
 
     @property
     def temperature(self) -> float:
-        """At which the tokens were drawn."""
+        """At which the tokens were sampled."""
         ...
 
     @property
@@ -355,7 +355,7 @@ class CorrectionTerms:
     Arguments:
         log_probs_T: float32, of the trainer: the actor before the first optimizer step of the rollout. With
             ``use_rollout_logprobs`` the engine's, for corrections that do not compare the two.
-        rollout_log_probs_T: float32, of the engine that drew the tokens.
+        rollout_log_probs_T: float32, of the engine that sampled the tokens.
         mask_T: float32, 1 where the token is trained, as earlier corrections left it.
         segments: which tokens form a sequence; under context parallelism some of them are on other ranks, so a
             correction calls it as often on every rank. None where the caller has no use for sequences.
@@ -388,7 +388,7 @@ class CorrectionOutput:
 
 
 class Correction(Protocol):
-    """Weighs and masks tokens by how far the trainer stands from the engine that drew them.
+    """Weighs and masks tokens by how far the trainer stands from the engine that sampled them.
 
     A run names corrections in order; each sees the mask that those before it left, and the weights are multiplied. What
     the loss is divided by stays what it was before them: the tokens that the rollout trains.

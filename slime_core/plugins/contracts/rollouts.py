@@ -65,7 +65,7 @@ class RawRow:
 
     @property
     def line(self) -> bytes:
-        """The bytes of a line, without the byte order mark that a file may begin with; empty for fields."""
+        """The bytes of a line, without the byte order mark that a file may start with; empty for fields."""
         found = self.content if isinstance(self.content, bytes) else b""
         return found.removeprefix(BYTE_ORDER_MARK) if self.number == 1 else found
 
@@ -138,7 +138,7 @@ class GenerateFunction(Protocol):
 
         A sample whose generation was ended from outside, in whichever turn, comes back as ``ABORTED``, with the tokens
         that it has. With ``partial_rollout`` it is handed over again: as it is where the function's traits say
-        ``resumes``, else anew; a fan-out begins anew as the one sample that it was made from.
+        ``resumes``, else again; a fan-out restarts as the one sample that it was made from.
         """
         ...
 
@@ -150,7 +150,7 @@ class GroupGenerateFunction(Protocol):
         """The finished samples of the group.
 
         Aborted samples are as in :class:`GenerateFunction`; their finished siblings come with them, to be returned as
-        they are, where the traits say ``resumes``. Else all of the group is begun anew. Failed samples may come alone
+        they are, where the traits say ``resumes``. Else all of the group is restarted. Failed samples may come alone
         (``failed_samples = retry``).
         """
         ...
@@ -349,7 +349,7 @@ class RolloutSource(Protocol):
         ...
 
     def state(self) -> Mapping[str, JsonValue]:
-        """What ``restore`` needs beside the state of the data source, which the core saves; empty: nothing."""
+        """What ``restore`` needs in addition to the state of the data source, which the core saves; empty: nothing."""
         ...
 
     def restore(self, state: Mapping[str, JsonValue]) -> None:

@@ -96,7 +96,7 @@ class RunPlan:
         samples_per_step: of one optimizer step, over all ranks.
         steps_per_rollout: optimizer steps of one rollout.
         num_data_ranks: copies of the model that train, each on samples of its own.
-        num_engines: inference servers of the policy, whoever started them; 0 where rollouts are read.
+        num_engines: inference servers of the policy, started by the run or by the user; 0 where rollouts are read.
         settings: read-only; every setting of the core by its name, and every option of the active plugins by its name
             in ``config.toml`` (``grpo.std_normalization``). Paths are text, and what holds a secret is left out.
     """
@@ -242,7 +242,7 @@ class SamplerInfo:
 
     Arguments:
         router_url: where generation requests go; empty: no engine is started.
-        model_urls: name -> URL of every model that is served beside the policy.
+        model_urls: name -> URL of every model that is served in addition to the policy.
         trains: its rollouts are trained; False: it only evaluates.
     """
 
@@ -306,13 +306,13 @@ class Tracker(Protocol):
     """Sends metrics somewhere: an observer, whose failure never ends a run; after three it is called no more."""
 
     def start(self, run: RunView) -> None:
-        """The run begins, or resumes (``run.resumed_step``); its folder exists. Called once, before any metrics."""
+        """The run starts, or resumes (``run.resumed_step``); its folder exists. Called once, before any metrics."""
         ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record metrics of one step.
 
-        Steps rise, but for an evaluation that went on beside training: it is logged when it has ended, under the step
+        Steps rise, but for an evaluation that went on during training: it is logged when it has ended, under the step
         that it measured.
         """
         ...

@@ -257,12 +257,12 @@ class _Failure:
     cause: str
 
 
-def _refusal(status: int, said: str) -> EngineError:
+def _refusal(status: int, reported: str) -> EngineError:
     if status in OVERLOADED:
         asks_less = "It is not sent again. Lower --sglang-server-concurrency."
-        return RequestFailed(f"{said}\n{asks_less}", OVERLOADED[status])
+        return RequestFailed(f"{reported}\n{asks_less}", OVERLOADED[status])
     return RequestRefused(
-        f"{said}\nLeave out long prompts with --rollout-max-prompt-len, or lower --rollout-max-response-len."
+        f"{reported}\nLeave out long prompts with --rollout-max-prompt-len, or lower --rollout-max-response-len."
     )
 
 
@@ -414,8 +414,8 @@ def read_generation(
     try:
         return _generation(row, routes, cut)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as problem:
-        said = f"The engine sent a response that is none of SGLang's ({problem!r}): {str(row)[:BODY_SHOWN]}"
-        raise EngineError(said) from problem
+        reported = f"The engine sent a response that is none of SGLang's ({problem!r}): {str(row)[:BODY_SHOWN]}"
+        raise EngineError(reported) from problem
 
 
 def _generation(row: Mapping[str, Any], routes: tuple[int, int] | None, cut: Truncation | None) -> Generation:

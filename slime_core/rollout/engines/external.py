@@ -220,9 +220,9 @@ def _other_model(reported: Mapping[str, Any], needs: Needs) -> list[str]:
 def _dtype(reported: Mapping[str, Any]) -> str:
     """The dtype in which it computes; ``auto`` is that of the checkpoint, and half precision where that is float32
     (sglang 0.5.23, srt/configs/model_config.py, ``_get_and_verify_dtype``)."""
-    asked = str(reported.get("dtype") or "auto")
-    if asked != "auto":
-        return DTYPES.get(asked, asked)
+    requested = str(reported.get("dtype") or "auto")
+    if requested != "auto":
+        return DTYPES.get(requested, requested)
     content = described(Path(str(reported.get("model_path", "")))) or {}
     stored = str(content.get("dtype") or content.get("torch_dtype") or "float32")
     return "float16" if stored == "float32" else stored

@@ -371,7 +371,7 @@ class ModelServers:
             self._remote.deregister()
 
     def begin_stop(self) -> list[Call[None]]:
-        """Begin to stop every server that the run started; external ones keep running."""
+        """Stop every server that the run started, without waiting; external ones keep running."""
         actors: list[Actor[ServerActor]] = [*self.engines, *([self._router] if self._router else [])]
         return [actor.start(ServerActor.stop) for actor in actors]
 
@@ -402,7 +402,7 @@ class EngineFleet:
         self.models: dict[str, ModelServers] = {}
 
     def start(self) -> None:
-        """Begin to start every engine and router.
+        """Start every engine and router.
 
         Raises:
             ConfigError: an external engine cannot serve this run, or no server listens at an address that an

@@ -144,7 +144,7 @@ def _descendants() -> list[int]:
 def _parents() -> Iterator[tuple[int, int]]:
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as stat:
-            # The name, in brackets, may hold anything; behind it: state, parent (proc_pid_stat(5)).
+            # The name, in brackets, may hold anything; after it: state, parent (proc_pid_stat(5)).
             yield int(name), int(stat.read().rpartition(")")[2].split()[1])
 
 

@@ -1,4 +1,4 @@
-"""Which tokens were left to draw from at each place, and the log-probabilities of the distribution over just those.
+"""Which tokens were left to sample from at each place, and the log-probabilities of the distribution over just those.
 
 An engine reports log-probabilities after the temperature and before it cuts (sglang 0.5.23, layers/sampler.py:309), and
 the likeliest tokens with theirs. From these the cut is found again, by the engine's own rule
@@ -40,7 +40,7 @@ BORDER = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What is left to draw from.
+    """What is left to sample from.
 
     Example: ``Truncation.of({"top_p": 0.9, "top_k": -1}, most=64, vocab_size=16)`` is ``Truncation(16, 0.9, 0.0)``.
 

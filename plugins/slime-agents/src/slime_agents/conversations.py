@@ -55,7 +55,7 @@ class Request:
         messages: the history, as OpenAI's chat completions take it.
         tools: descriptions of functions; empty: none.
         max_tokens: longest answer; None: as the run says.
-        stop: texts that end the answer, besides those of the run.
+        stop: texts that end the answer, in addition to those of the run.
         n: answers.
     """
 

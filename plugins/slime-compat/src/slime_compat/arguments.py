@@ -13,7 +13,7 @@ from slime_core.types import JsonValue
 __all__ = ["slime_arguments"]
 
 OWN = "compat."
-"""What the names of this plugin's options begin with."""
+"""What the names of this plugin's options start with."""
 
 OF_PLUGINS: dict[str, JsonValue] = {
     "offpolicy.tis_clip": 2.0,

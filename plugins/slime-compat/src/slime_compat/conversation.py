@@ -38,9 +38,9 @@ class Trajectory:
         messages: chat messages with the last answer; or the text with it.
         ids, log_probs, mask: of the response: answers (mask 1), and what came between them (mask 0, log-prob 0).
         answers: in order.
-        kept: what each part of the response was drawn from, with its number of ids.
-        spans: which weights drew which ids of the response, as :attr:`Sample.weight_spans`.
-        added: ids that came after the last answer, while the next turn is drawn; None: nobody draws one.
+        kept: what each part of the response was sampled from, with its number of ids.
+        spans: which weights sampled which ids of the response, as :attr:`Sample.weight_spans`.
+        added: ids that came after the last answer, while the next turn is sampled; None: nobody draws one.
         session: what keeps its turns with one engine, where the router's policy does that.
     """
 
@@ -102,7 +102,7 @@ class Trajectory:
         """Record the conversation in ``sample``; a response and a loss mask that it has already are kept.
 
         Raises:
-            PluginError: the loss mask is of another length, or trains what no engine drew.
+            PluginError: the loss mask is of another length, or trains what no engine sampled.
         """
         sample.tokens = TokenIds([*self.prompt_ids, *self.ids])
         sample.response_length = len(self.ids)
@@ -144,7 +144,7 @@ class Call:
     async def answer(self, conversation: Conversation, sampling_params: Mapping[str, Any]) -> Answer:
         """The next turn; the budget of response tokens holds for all turns together.
 
-        Two turns of one conversation at once: the second begins a trajectory of its own. A turn that failed leaves the
+        Two turns of one conversation at once: the second starts a trajectory of its own. A turn that failed leaves the
         conversation as it was.
         """
         messages = conversation if isinstance(conversation, str) else [dict(one) for one in conversation]
@@ -233,7 +233,7 @@ def _refuse_another_distribution(given: Mapping[str, Any], sampling: SamplingPar
 
 
 def _begins_with(messages: str | list[dict[str, Any]], before: str | list[dict[str, Any]]) -> bool:
-    """Messages may differ in white space at their ends: the ids that were drawn count, and functions strip."""
+    """Messages may differ in white space at their ends: the ids that were sampled count, and functions strip."""
     if isinstance(messages, str) or isinstance(before, str):
         return isinstance(messages, str) and isinstance(before, str) and messages.startswith(before)
     return len(messages) >= len(before) and [*map(_stripped, messages[: len(before)])] == [*map(_stripped, before)]

@@ -42,7 +42,7 @@ class PromptSamples(list[Sample]):
         self._random = random.Random(seed)
 
     def sample(self, n: int) -> list[Sample]:
-        """``n`` prompts, each drawn from all of them; new samples, the same in every run with this seed."""
+        """``n`` prompts, each sampled from all of them; new samples, the same in every run with this seed."""
         return [copy.deepcopy(one) for one in self._random.choices(self, k=n)]
 
 
@@ -275,7 +275,7 @@ class PathSource:
             return getattr(self._made, name)(*arguments)
 
     def _note(self, n: int) -> None:
-        """One more time that ``n`` groups were asked for; pairs of a number and how often in a row."""
+        """One more time that ``n`` groups were requested; pairs of a number and how often in a row."""
         if self._asked and self._asked[-1][0] == n:
             self._asked[-1][1] += 1
         else:

@@ -34,14 +34,14 @@ class Answer(str):
     """The text of one turn, with the ids and log-probabilities that the engine returned.
 
     Attributes:
-        token_ids: as drawn, the end token included.
+        token_ids: as sampled, the end token included.
         log_probs: natural, one an id.
         finish_reason: ``stop``, ``length`` or ``abort``.
-        weight_versions: of the weights that drew it.
-        weight_spans: which of them drew which ids, ``(version, start, end)`` with ``end`` excluded.
+        weight_versions: of the weights that sampled it.
+        weight_spans: which of them sampled which ids, ``(version, start, end)`` with ``end`` excluded.
         routed_experts: which experts every token so far took; None: not asked for.
         spec_info: counters of speculative decoding; None: the engine does none.
-        kept: what each id was drawn from; None: from all.
+        kept: what each id was sampled from; None: from all.
     """
 
     token_ids: list[int]
@@ -88,7 +88,7 @@ CALL: ContextVar[InsideCall | None] = ContextVar("slime_custom_generate", defaul
 async def generate_single(conversation: Conversation, sampling_params: Mapping[str, Any] | None = None) -> Answer:
     """The model's next turn in ``conversation``, a ``str`` that also carries its ids.
 
-    Token in, token out: a conversation that begins with an earlier one and its answer is continued from the ids that
+    Token in, token out: a conversation that starts with an earlier one and its answer is continued from the ids that
     the engine returned, and only what was added is encoded. A sample whose ``tokens`` the function leaves empty gets
     those of its conversation, with what the function added masked.
 

@@ -5,7 +5,7 @@
 
 No package called ``slime`` is installed. A finder at the head of ``sys.meta_path`` answers for these names where a file
 named by path imports them, at its top or in a function, and for no other code. Modules are made when they are
-imported, so that a name costs what stands behind it.
+imported, so that a name costs what comes after it.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ MEASURED = 'a dict {name: {"rewards": list, ...}}, or an object with data (such 
 def reach(options: PathOptions, sampler: SamplerInfo) -> None:
     """``args`` says where engines answer, here and in the processes that the sampler starts:
     ``args.sglang_router_ip`` and ``args.sglang_router_port``; and ``args.sglang_model_routers``, name -> (host, port)
-    of the models beside the policy."""
+    of the auxiliary models."""
     router = urlsplit(sampler.router_url)
     options.derived.update(sglang_router_ip=router.hostname, sglang_router_port=router.port)
     options.derived.update(sglang_model_routers=_addresses(sampler.model_urls))

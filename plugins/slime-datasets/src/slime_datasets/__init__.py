@@ -1,4 +1,4 @@
-"""Where prompts come from besides JSON Lines.
+"""Where prompts come from in addition to JSON Lines.
 
 plugin         what the plugin declares, and what it says of settings together
 options        its settings

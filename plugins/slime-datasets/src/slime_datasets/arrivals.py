@@ -6,7 +6,7 @@
 A line is :meth:`~slime_core.types.Sample.to_dict` of one sample, or as much of it as there is; ``tokens``,
 ``response_length``, ``status`` and ``rollout_log_probs`` have to be there. Lines that stand together with one
 ``group_index`` are a group. A file is read once: one that is named, or each ``.jsonl`` file of a folder, by name, as it
-appears. Move files in whole; names that begin with a dot or an underscore are passed over. Without ``group_index`` a
+appears. Move files in whole; names that start with a dot or an underscore are passed over. Without ``group_index`` a
 line is a group of its own.
 """
 
@@ -29,7 +29,7 @@ from slime_datasets.trajectories import Fit, read_trajectories
 __all__ = ["Arrivals", "screen_arrivals"]
 
 MOST_BYTES = 32 * 2**20
-"""Looked through before anything starts; what lies behind is read when it is taken."""
+"""Looked through before anything starts; what comes after is read when it is taken."""
 
 
 class Arrivals:

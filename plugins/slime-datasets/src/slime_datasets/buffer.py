@@ -23,7 +23,7 @@ class BufferedPrompts:
     """Hands out groups of its buffer first, in the order of its filter, then new prompts.
 
     Arguments:
-        options: what is read besides prompts, and which filter chooses.
+        options: what is read in addition to prompts, and which filter chooses.
         run: with its ``prompts``, see :class:`~slime_core.PromptRequest`.
 
     Raises:

@@ -32,7 +32,7 @@ without a word where somebody cuts the file."""
 
 
 _BROKEN = (OSError, ValueError, OverflowError, MemoryError, StopIteration)
-"""What comes out of pyarrow beside its own errors where bytes are not what was written."""
+"""What comes out of pyarrow next to its own errors where bytes are not what was written."""
 
 
 class _Counted:

@@ -19,7 +19,7 @@ __all__ = ["FromMessages"]
 class FromMessages:
     """Every sample of a group is its prompt, a conversation, of which the assistant's turns are trained.
 
-    The response begins with the first of these tokens and reaches to the end; what others say in between has mask 0.
+    The response starts with the first of these tokens and reaches to the end; what others say in between has mask 0.
     No engine is asked, so log-probabilities are 0. An evaluation asks the engines for the last turn, as
     ``single_turn`` does.
     """
@@ -32,7 +32,7 @@ class FromMessages:
         """The same samples, finished; responses longer than ``sampling`` allows are cut and count as truncated.
 
         Raises:
-            DataError: a prompt is no conversation, or its turns cannot be told apart.
+            DataError: a prompt is no conversation, or its turns cannot be determined apart.
         """
         if context.evaluation:
             return await self._asked(context, samples, sampling)

@@ -1,7 +1,7 @@
 """Which tokens of a conversation the assistant said: what it wrote, and the token that ends its turn.
 
 The conversation is rendered once, whole, and turned into tokens once; these are the tokens that train. Where a turn
-begins and ends is found by rendering the messages before it, and the messages with it, again: both have to be the
+starts and ends is found by rendering the messages before it, and the messages with it, again: both have to be the
 beginning of the whole. A template for which they are not is refused, but for the families that are known:
 
     prefix        every beginning of a conversation is rendered as it is in the whole

@@ -37,7 +37,7 @@ def after_thinking(text: str) -> str | None:
 
 
 def answer_line(text: str) -> str | None:
-    """What follows ``Answer:`` or ``Final answer:`` on the last line that begins so, marks such as ``**`` and ``#``
+    """What follows ``Answer:`` or ``Final answer:`` on the last line that starts so, marks such as ``**`` and ``#``
     aside; None: no line does."""
     found = _ANSWER.findall(text)
     return str(found[-1]).strip() if found else None

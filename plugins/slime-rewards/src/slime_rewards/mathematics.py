@@ -22,7 +22,7 @@ from slime_rewards.answers import after_thinking, answer_line, last_boxed
 __all__ = ["BoxedMathematics", "Dapo", "DeepScaleR", "Mathematics", "equal"]
 
 _MARKS = ("$", r"\(", r"\[", r"\boxed")
-"""What an expression in a text begins with; an answer without them is one as a whole."""
+"""What an expression in a text starts with; an answer without them is one as a whole."""
 
 
 def equal(label: str, answer: str) -> bool:

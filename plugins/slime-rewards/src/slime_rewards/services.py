@@ -1,8 +1,8 @@
 """Reward models that ask somebody else: a service behind a URL, a neural reward model, a judge.
 
     RemoteReward   ``--rm-url``: gets prompt, response and label, answers with the reward
-    ServedReward   a model with one output, which the run serves beside the policy (``--rm-model``)
-    JudgeReward    a language model that the run serves beside the policy, and that writes a number
+    ServedReward   a model with one output, which the run serves in addition to the policy (``--rm-model``)
+    JudgeReward    a language model that the run serves in addition to the policy, and that writes a number
 
 All run in the sampler, and fail sample by sample. Requests go through :class:`slime_core.services.Service`.
 """
@@ -183,7 +183,7 @@ class ServedReward:
 
 
 class JudgeReward:
-    """The number that a language model writes about a response, drawn greedily.
+    """The number that a language model writes about a response, sampled greedily.
 
     Arguments:
         options: ``rm_judge_prompt`` is the file of what the judge is asked, ``rm_judge_pattern`` where its number

@@ -155,7 +155,7 @@ def _run(source: PluginSource, folder: Path, timeout_s: float) -> str:
 
 
 def _wait(process: subprocess.Popen[bytes], results: Path, timeout_s: float) -> None:
-    """Returns when the process has ended; each check that begins or ends gives it ``timeout_s`` more."""
+    """Returns when the process has ended; each check that starts or ends gives it ``timeout_s`` more."""
     seen, since_s = 0, time.monotonic()
     while time.monotonic() - since_s < timeout_s:
         with suppress(subprocess.TimeoutExpired):
@@ -182,7 +182,7 @@ def _cut_short(rows: Sequence[Mapping[str, str]], end: str, said: Sequence[str])
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """This process's, and the folders that it imports from besides those of every Python of this environment."""
+    """This process's, and the folders that it imports from in addition to those of every Python of this environment."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     standard = {*(sysconfig.get_path(name) for name in names), *site.getsitepackages()}
     within = tuple(folder.rstrip(os.sep) + os.sep for folder in standard)

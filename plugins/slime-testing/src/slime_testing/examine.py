@@ -1,7 +1,7 @@
 """Looks at one plugin from inside, in a process of its own: importing it may hang, crash or exit.
 
 Run as ``python -m slime_testing.examine RESULTS``, with the plugin on stdin as JSON. Each check writes a line before
-it begins and one when it is done, so that whoever waits knows what was going on when this process died.
+it starts and one when it is done, so that whoever waits knows what was going on when this process died.
 """
 
 from __future__ import annotations

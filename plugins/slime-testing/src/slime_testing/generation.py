@@ -1,7 +1,7 @@
-"""What a generate function must hold to: it trains on the ids that the engine drew, and says what it made of them.
+"""What a generate function must hold to: it trains on the ids that the engine sampled, and says what it made of them.
 
 The engine is the fake one, over HTTP and through the client of a run; the encoder is a real one, with a tokenizer for
-which encoding a text again gives other ids than those that were drawn.
+which encoding a text again gives other ids than those that were sampled.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PARTIAL = 2
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """One group: what went in, what came out of each call, and what the engine drew meanwhile, for all groups."""
+    """One group: what went in, what came out of each call, and what the engine sampled meanwhile, for all groups."""
 
     parents: PromptGroup
     calls: list[list[Sample]]
@@ -176,7 +176,7 @@ class GenerateFunctionSuite(ComponentSuite):
                 self._go_on(played.samples)
 
     def _go_on(self, samples: list[Sample]) -> None:
-        """The first of ``samples``, ended half way, is handed out again beside the others, with newer weights."""
+        """The first of ``samples``, ended half way, is handed out again next to the others, with newer weights."""
         encoder = pairing_encoder(apply_chat_template=self.apply_chat_template)
         whole = samples[0]
         kept = list(whole.tokens)[whole.prompt_length : whole.prompt_length + whole.response_length // 2]
@@ -279,7 +279,7 @@ def make_context(
 
 
 def require_drawn(sample: Sample, drawn: list[tuple[list[int], list[int]]]) -> None:
-    """Every trained id stands where the engine drew it, behind the ids that it drew it from."""
+    """Every trained id stands where the engine sampled it, behind the ids that it sampled it from."""
     tokens, covered = list(sample.tokens), set[int]()
     for prompt, response in drawn:
         together = [*prompt, *response]

@@ -103,7 +103,7 @@ def _watched(folder: Path, processes: Sequence[subprocess.Popen[bytes]], limit_s
         if any(process.poll() for process in processes):  # a rank that died leaves the other one waiting
             break
         # In no hook: one still imports, and the other waits for it; or both end. By the same words as the time: a hook
-        # that was entered after them has only begun.
+        # that was entered after them has only started.
         inside = _inside(said)
         if time.monotonic() - moved_s > (limit_s if inside else START_LIMIT_S):
             return RankReport(_stuck(folder, processes, inside, limit_s), _said_as("failed", folder))

@@ -29,11 +29,11 @@ def ended(sample: Sample, *, text: str) -> Sample:
 def require_resumed(
     before: Sample, made: Sequence[Sample], drawn: Drawn, *, versions: Sequence[str], most: int | None
 ) -> None:
-    """``made`` holds ``before`` gone on, by what the engine drew behind its tokens.
+    """``made`` holds ``before`` gone on, by what the engine sampled behind its tokens.
 
     Arguments:
-        drawn: prompt and response of what was drawn meanwhile.
-        versions: of the weights that drew it, oldest first.
+        sampled: prompt and response of what was sampled meanwhile.
+        versions: of the weights that sampled it, oldest first.
         most: tokens that its response may have; None: that is the function's to say.
     """
     who = f"sample {before.index} of group {before.group_index}, which was ended with {before.response_length} tokens,"

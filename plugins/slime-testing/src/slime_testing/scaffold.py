@@ -61,7 +61,7 @@ class Scaffold:
 
     @property
     def partners(self) -> tuple[str, ...]:
-        """Plugins that its run names besides it: an estimator, unless it brings one."""
+        """Plugins that its run names in addition to it: an estimator, unless it brings one."""
         return tuple(self._recipe()["partners"])
 
     @property

@@ -97,7 +97,7 @@ def uses_pronouns(response: str, *, N: int) -> bool:
 
 
 def covers_punctuation(response: str) -> bool:
-    """Every standard punctuation mark, and the two of an interrobang beside those."""
+    """Every standard punctuation mark, and the two of an interrobang next to those."""
     without = re.sub(r"\?!|!\?|‽", "", response, count=1)
     return without != response and set(without) >= _MARKS
 

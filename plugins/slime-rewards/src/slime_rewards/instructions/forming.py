@@ -104,7 +104,7 @@ def explains_quotes(response: str) -> bool:
 
 
 def lists_with(response: str, *, sep: str) -> bool:
-    """At least two items stand behind that mark."""
+    """At least two items follow that mark."""
     return response.count(sep) >= 2
 
 

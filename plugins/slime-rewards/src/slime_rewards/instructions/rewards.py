@@ -17,7 +17,7 @@ __all__ = ["IfBench", "IfEval", "Instructions", "measured"]
 
 
 def measured(sample: Sample) -> dict[str, float]:
-    """What the response does of what was asked.
+    """What the response does of what was requested.
 
     Returns:
         ``strict``: 1.0 where it does everything, else 0.0; ``loose``: the same where each instruction may hold for a
