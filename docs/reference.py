@@ -92,7 +92,8 @@ def _returns(name: str) -> str:
 
 def _lifecycle_row(name: str, entry: hooks.Lifecycle) -> str:
     call = _in_cell(f"{name}{_parameters(vars(hooks)[name])}").removesuffix(" -> None")
-    return f"| `{call}` | {', '.join(entry.places)} | {entry.policy} | {_first(vars(hooks)[name])} |"
+    policy = f"{entry.policy} or observer" if entry.may_observe else entry.policy
+    return f"| `{call}` | {', '.join(entry.places)} | {policy} | {_first(vars(hooks)[name])} |"
 
 
 def _parameters(function: Any) -> str:

@@ -86,7 +86,7 @@ from slime_core.plugins.contracts import (
     Transformed,
 )
 from slime_core.plugins.discovery import CORE as _CORE
-from slime_core.plugins.hooks import hookimpl
+from slime_core.plugins.hooks import hookimpl, observer
 from slime_core.plugins.loading import FunctionSource, load_function, own_definitions
 from slime_core.types import PromptGroup, Sample, SampleRecord, SpecInfo, Status
 
@@ -180,6 +180,7 @@ __all__ = [
     "boundary",
     "hookimpl",
     "load_function",
+    "observer",
     "own_definitions",
 ]
 

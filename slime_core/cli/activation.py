@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slime_core.errors import PluginError
+
 if TYPE_CHECKING:
     from slime_core.config.load import Peek
     from slime_core.plugins.activation import ActivePlugins, Admit
@@ -25,6 +27,7 @@ def activate_unlocked(peek: Peek, *, admit: Admit | None = None) -> ActivePlugin
     """
     from slime_core.cli.consent import Consent
     from slime_core.plugins.activation import activate
+    from slime_core.plugins.discovery import UnknownPlugin
 
     architecture = None if peek.debug_rollout_only else architecture_of(peek.hf_checkpoint)
     consent = Consent(peek)
@@ -34,14 +37,49 @@ def activate_unlocked(peek: Peek, *, admit: Admit | None = None) -> ActivePlugin
         if admit is not None:
             admit(manifest)
 
-    return activate(
-        peek.plugins,
-        architecture=architecture,
-        choices=peek.choices,
-        flags=peek.flags,
-        code=consent.functions,
-        without=peek.no_plugins,
-        admit=looked_at,
+    try:
+        return activate(
+            peek.plugins,
+            architecture=architecture,
+            choices=peek.choices,
+            flags=peek.flags,
+            code=consent.functions,
+            without=peek.no_plugins,
+            admit=looked_at,
+        )
+    except UnknownPlugin as unknown:
+        if said := _of_run(unknown.name, peek):
+            raise PluginError(said) from None
+        raise
+
+
+def _of_run(name: str, peek: Peek) -> str | None:
+    """What to say of a missing plugin that the ``config.toml`` of a run names; None: something else names it."""
+    from slime_core.config.settings import core_settings
+    from slime_core.config.sources import read_command_line
+    from slime_core.plugins.claims import table_of
+    from slime_core.plugins.discovery import Source
+    from slime_core.plugins.manifest import Manifest
+
+    line = read_command_line(peek.argv, core_settings())
+    run = Path(*line.config).parent
+    if "plugins" in line.words or not line.config or not (run / "plugins.json").is_file():
+        return None
+    plugin = table_of(name)
+    entries = Manifest.from_json((run / "plugins.json").read_text(encoding="utf-8")).entries
+    entry = next((one for one in entries if one.plugin == plugin), None)
+    if entry is None:
+        return None
+    if entry.source is Source.INSTALLED:
+        was, step = "is not installed here", f"Install {entry.distribution} {entry.version}"
+    else:
+        was, step = (
+            "is not there",
+            f"Put it back, or say with --plugin where each plugin of the run is ({name} is gone)",
+        )
+    return (
+        f"the run {run} names plugin {plugin!r}, which it had as {entry}, and which {was}.\n"
+        f"{step}; or go on without it: --no-plugin {plugin}."
     )
 
 

@@ -49,7 +49,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     left_out = check_files(
         config, active.registry, trains=True, first=first, options=resolved.plugin_options, warn=print_warning
     )
-    continued(active.manifest, resume, allowed=config.run.allow_plugin_change)
+    continued(active.manifest, resume, allowed=config.run.allow_plugin_change, without=active.withheld.tables)
     options_of(resolved, active)
     written(resolved)
     needs = Needs.of(config, trains=True, critic=has_critic(config, active.registry))

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from slime_core.errors import PluginError
-from slime_core.plugins.boundary import boundary
+from slime_core.plugins.boundary import boundary, place_of
 from slime_core.plugins.declared import COMMAND_GROUP, Declared, scan
 from slime_core.plugins.loading import load_attribute
 
@@ -79,7 +79,7 @@ class Command:
                 come out as they are.
         """
         who = f"command slime {' '.join(self.words)} of {self}"
-        with boundary(who, "importing it", next_step=f"Reinstall {self.distribution} with what it depends on."):
+        with boundary(who, "importing it", next_step=self._step, locate=True):
             target = load_attribute(self.target)
         if not callable(target):
             raise PluginError(f"{who}: its target is no function. Report it to the author of {self.distribution}.")
@@ -88,6 +88,11 @@ class Command:
             found = f"returned {code!r}; an exit code is wanted, an int"
             raise PluginError(f"{who} {found}. Report it to the author of {self.distribution}.")
         return code
+
+    def _step(self, failure: BaseException) -> str:
+        if isinstance(failure, ImportError) or not place_of(failure):
+            return f"Reinstall {self.distribution} with what it depends on."
+        return f"Correct that line, or report it to the author of {self.distribution}."
 
 
 def is_core(argv: Sequence[str]) -> bool:

@@ -274,14 +274,14 @@ def _options_in_spite_of_all(peek: Peek, topic: Sequence[str]) -> dict[str, type
     from slime_core.cli.consent import Consent
     from slime_core.plugins.activation import activate
     from slime_core.plugins.claims import Withheld
-    from slime_core.plugins.discovery import installed, resolve
+    from slime_core.plugins.discovery import installed
 
     options: dict[str, type[BaseModel]] = {}
     admit = Consent(peek).admit
     requested = [plugin.name for plugin in installed() if plugin.name in topic]
     for name in dict.fromkeys([*peek.plugins, *requested]):
         try:
-            if resolve(name).plugin not in Withheld(peek.no_plugins):
+            if not Withheld(peek.no_plugins).leaves_out(name):
                 options |= activate([name], admit=admit).options
         except PluginError as broken:
             print(f"slime: without the options of {name}: {broken}\n", file=sys.stderr)

@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -81,7 +81,9 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     begun_s = time.monotonic()
     config = resolved.config
     resume = resumed(config, active.registry)
-    manifest = continued(active.manifest, resume, allowed=config.run.allow_plugin_change)
+    manifest = continued(
+        active.manifest, resume, allowed=config.run.allow_plugin_change, without=active.withheld.tables
+    )
     step = 0 if resume is None else resume.state.step
     options_of_plugins = resolved.plugin_options
     preflight(config, active.registry, trains=True, first=step, options=options_of_plugins, warn=print_warning)
@@ -281,7 +283,9 @@ def _as_interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def continued(manifest: Manifest, resume: Checkpoint | None, *, allowed: bool) -> Manifest:
+def continued(
+    manifest: Manifest, resume: Checkpoint | None, *, allowed: bool, without: Collection[str] = ()
+) -> Manifest:
     """The manifest of a run that goes on from ``resume``: with the changes that were allowed until now, and this one.
 
     A change of the core counts like that of any plugin: it may change what a step computes.
@@ -290,6 +294,7 @@ def continued(manifest: Manifest, resume: Checkpoint | None, *, allowed: bool) -
         manifest: of the plugins that are active now.
         resume: what the run starts from; None: from the beginning.
         allowed: go on with other plugins, and say so.
+        without: plugins that ``--no-plugin`` takes away, by name: that they are missing is allowed.
 
     Raises:
         ManifestMismatch: something differs and ``allowed`` is False; with a table.
@@ -305,13 +310,14 @@ def continued(manifest: Manifest, resume: Checkpoint | None, *, allowed: bool) -
     found = before.differences(manifest)
     if not found:
         return replace(manifest, changes=before.changes)
-    if not allowed:
+    if not allowed and any(one.what != "missing" or one.plugin not in without for one in found):
         raise ManifestMismatch(
             f"{resume.path} was written with other plugins than would run now:\n{_table(resume, found)}\n"
             "Install what it was written with, or go on with what is here: --allow-plugin-change, which is recorded."
         )
+    flag = "--allow-plugin-change" if allowed else "--no-plugin"
     print(
-        f"warning: --allow-plugin-change: {resume.path.name} was written with other plugins:\n{_table(resume, found)}",
+        f"warning: {flag}: {resume.path.name} was written with other plugins:\n{_table(resume, found)}",
         file=sys.stderr,
         flush=True,
     )

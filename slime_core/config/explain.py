@@ -62,7 +62,7 @@ def to_toml(resolved: Resolved) -> str:
         if setting.section != section:
             section = setting.section
             lines += ["", f"[{section}]"]
-        lines.append(_toml_line(setting, value, source=str(resolved.provenance[key])))
+        lines.append(_toml_line(setting, setting.recorded(value), source=str(resolved.provenance[key])))
     return "\n".join(lines) + "\n"
 
 

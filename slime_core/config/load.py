@@ -23,7 +23,7 @@ from slime_core.config.options import DerivedSetting, NamesCode, Part, PluginSet
 from slime_core.config.schema import ARITHMETIC, EMBEDDED_DEFAULTS, OF_EVALUATIONS, OF_THE_MODEL, RunConfig
 from slime_core.config.secrets import without_secrets
 from slime_core.config.section import EngineSection, Value
-from slime_core.config.settings import Contested, Setting, Unacceptable, core_settings, plugin_settings
+from slime_core.config.settings import Contested, Setting, Unacceptable, anchored, core_settings, plugin_settings
 from slime_core.config.sources import CommandLine, Document, read_command_line, read_document, read_eval_config
 from slime_core.errors import ConfigError
 from slime_core.types import JsonValue
@@ -445,7 +445,8 @@ class _Reading:
 
     def _options(self, plugin: str, kind: type[BaseModel], values: Mapping[str, Any]) -> BaseModel:
         try:
-            return kind.model_validate(values)
+            options: BaseModel = anchored(kind.model_validate(values), Path())  # a default may be a path too
+            return options
         except ValidationError as error:  # a rule of the plugin's own between its options
             self.mistakes += [Mistake(f"[{plugin}]: {problem['msg']}") for problem in error.errors()]
             return kind.model_construct()

@@ -22,7 +22,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from slime_core.config.mistakes import nearest
-from slime_core.config.options import Flag, NamesPrompts, Once
+from slime_core.config.options import Flag, NamesCode, NamesPrompts, Once
 from slime_core.config.sampling import EvalDataset
 from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import without_secret
@@ -34,6 +34,7 @@ __all__ = [
     "Setting",
     "Unacceptable",
     "accepted_words",
+    "anchored",
     "as_toml",
     "as_words",
     "core_settings",
@@ -337,6 +338,13 @@ class Setting:
         except ValidationError as error:
             raise self._unacceptable(json.dumps(value, ensure_ascii=False), error) from None
 
+    def recorded(self, value: Any) -> Any:
+        """``value`` as the ``config.toml`` of a run holds it: files of functions by their absolute paths, so that they
+        are found again from another working directory."""
+        if not any(isinstance(entry, NamesCode) for entry in self.info.metadata):
+            return value
+        return tuple(map(_code_path, value)) if isinstance(value, tuple | list) else value and _code_path(value)
+
     def read_python(self, value: object) -> Any:
         """The value that a plugin's preset means.
 
@@ -367,7 +375,7 @@ class Setting:
     def _placed(self, value: Any, base: Path) -> Any:
         if self.key == _PLUGINS:
             return tuple(str(_absolute(Path(name), base)) if name.endswith(".py") else name for name in value)
-        return _anchored(value, base)
+        return anchored(value, base)
 
     def _bounded(self, value: Any) -> Any:
         """``value`` where every number and path in it has a size that something can be built from."""
@@ -426,13 +434,15 @@ def _adapter(setting: Setting) -> TypeAdapter[Any]:
     return TypeAdapter(annotated)
 
 
-def _anchored(value: Any, base: Path) -> Any:
+def anchored(value: Any, base: Path) -> Any:
     """``value`` with every path in it absolute."""
     if isinstance(value, Path):
         return _absolute(value, base)
     if isinstance(value, BaseModel):
-        return value.model_copy(update={name: _anchored(entry, base) for name, entry in value})
-    return tuple(_anchored(entry, base) for entry in value) if isinstance(value, tuple) else value
+        return value.model_copy(update={name: anchored(entry, base) for name, entry in value})
+    if isinstance(value, dict):
+        return {name: anchored(entry, base) for name, entry in value.items()}
+    return type(value)(anchored(entry, base) for entry in value) if isinstance(value, tuple | list) else value
 
 
 def _parts(value: Any) -> Iterator[Any]:
@@ -463,6 +473,12 @@ def _impossible(path: Path) -> str:
 def _names_paths(annotation: Any) -> bool:
     """Whether a text of it may be a path; an empty one would be the working directory."""
     return annotation is Path or any(map(_names_paths, get_args(annotation)))
+
+
+def _code_path(path: str) -> str:
+    """``file.py:function`` with the file's absolute path; modules as they are."""
+    file, colon, function = path.partition(":")
+    return f"{_absolute(Path(file), Path())}{colon}{function}" if file.endswith(".py") else path
 
 
 def _absolute(path: Path, base: Path) -> Path:

@@ -229,7 +229,8 @@ class Document:
         to ``mistakes``, and so is a setting that stands in its old section too.
 
         Arguments:
-            inactive: flag without dashes, or plugin in brackets -> what to say of it, for plugins that are not active.
+            inactive: flag without dashes, or plugin in brackets -> what to say of it, for plugins that are not active;
+                empty: the table is left out, because ``--no-plugin`` takes its plugin away.
         """
         by_place = {(setting.section, setting.name): setting for setting in settings.values()}
         for setting in settings.values():
@@ -249,6 +250,8 @@ class Document:
                 mistakes.append(Mistake(f"{self.place('', table)}: stands in no section{_home(table, by_place)}"))
             elif table in ENGINES:
                 yield from self._of_engine(table, entries, mistakes)
+            elif inactive.get(f"[{table}]") == "":
+                continue
             elif not any(section == table for section, _ in by_place):
                 of_keys = (inactive.get(key.replace("_", "-")) for key in entries)
                 reported = inactive.get(f"[{table}]") or next(filter(None, of_keys), None) or _no_table(table, by_place)

@@ -67,12 +67,14 @@ class ActivePlugins:
         manifest: hand it to every actor, and to every checkpoint.
         by_need: the plugins that the run does not name, and why each is active; print them at start.
         functions: plugin -> option -> the functions that it names by path.
+        withheld: what ``--no-plugin`` takes away.
     """
 
     registry: Registry
     manifest: Manifest
     by_need: tuple[Need, ...] = ()
     functions: Mapping[str, Mapping[str, tuple[FunctionSource, ...]]] = field(default_factory=dict)
+    withheld: Withheld = field(default_factory=Withheld)
 
     @property
     def presets(self) -> Mapping[str, tuple[object, str]]:
@@ -97,7 +99,7 @@ class ActivePlugins:
     @property
     def inactive(self) -> Mapping[str, str]:
         """What to say of the settings of plugins that are not active; see :func:`~.claims.inactive_flags`."""
-        return inactive_flags(self.registry.plugins)
+        return inactive_flags(self.registry.plugins, withheld=self.withheld)
 
 
 def activate(
@@ -150,7 +152,7 @@ def activate(
         manifest = start.record([one.code for own in functions.values() for found in own.values() for one in found])
         if admit is not None:
             admit(manifest)
-    return ActivePlugins(registry, manifest, by_need=tuple(start.needs), functions=functions)
+    return ActivePlugins(registry, manifest, by_need=tuple(start.needs), functions=functions, withheld=start.withheld)
 
 
 def _chosen(choices: Choices | None, registry: Registry) -> Iterator[Choice]:
@@ -180,9 +182,10 @@ class _Start:
 
     def choose(self, names: Sequence[str]) -> None:
         """Take ``core``, the named plugins that are not withheld, and what they require."""
-        found = [resolve(name, self.declared) for name in dict.fromkeys(names)]
+        gone = [name for name in names if self.withheld.leaves_out(name)]
+        found = [resolve(name, self.declared) for name in dict.fromkeys(names) if name not in gone]
         named = [source for source in dict.fromkeys(found) if source.plugin != CORE]
-        self.withheld.check(named, self.declared)
+        self.withheld.check(named, self.declared, gone=gone)
         left = [source for source in named if source.plugin not in self.withheld]
         self._sources = [PluginSource(CORE), *left]
         self._take_required(claimed=False)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from slime_core.errors import PluginError, SlimeError
 
-__all__ = ["boundary"]
+__all__ = ["boundary", "place_of"]
 
 
 @contextmanager
@@ -17,7 +19,7 @@ def boundary(
     action: str,
     *,
     error: type[SlimeError] = PluginError,
-    next_step: str = "",
+    next_step: str | Callable[[BaseException], str] = "",
     locate: bool = False,
     passes: tuple[type[SlimeError], ...] = (),
 ) -> Iterator[None]:
@@ -27,7 +29,7 @@ def boundary(
         who: printed first; a ``PluginIdentity`` prints as name, distribution, version and entry point.
         action: what was going on, such as ``"importing it"``.
         error: what is raised, chained to the plugin's own exception.
-        next_step: what the reader should do.
+        next_step: what the reader should do; a function of the exception where that depends on it.
         locate: also say in which file and line it was raised; not of an error of ours, which says what is wrong itself.
         passes: what the block may raise as it is, such as ``(SlimeError,)`` where the core's own code runs in it.
     """
@@ -43,8 +45,9 @@ def boundary(
 
         text = f"{who}: {action} failed with {type(failure).__name__}: {without_queries(str(failure))}"
         if locate and not isinstance(failure, SlimeError):
-            text = f"{text} ({_place(failure)})"
-        raise error(f"{text}\n{next_step}".rstrip()) from failure
+            text = " ".join(filter(None, (text, place_of(failure))))
+        step = next_step if isinstance(next_step, str) else next_step(failure)
+        raise error(f"{text}\n{step}".rstrip()) from failure
 
 
 def _is_cancellation(failure: BaseException) -> bool:
@@ -53,6 +56,19 @@ def _is_cancellation(failure: BaseException) -> bool:
     return isinstance(failure, KeyboardInterrupt | CancelledError | GeneratorExit)
 
 
-def _place(failure: BaseException) -> str:
-    frame = traceback.extract_tb(failure.__traceback__)[-1]
-    return f"{frame.filename}:{frame.lineno}"
+def place_of(failure: BaseException) -> str:
+    """``(FILE:LINE)`` where it was raised; empty: the import itself failed, or the error names its place.
+
+    Example: ``(./mine.py:3)``, of the line ``import numpyy``.
+    """
+    if isinstance(failure, SyntaxError):
+        return ""
+    frames = traceback.extract_tb(failure.__traceback__)
+    first = max((number for number, one in enumerate(frames, 1) if one.filename == _LOADING), default=0)
+    own = [one for one in frames[first:] if not one.filename.startswith(_IMPORTS)]
+    return f"({own[-1].filename}:{own[-1].lineno})" if own else ""
+
+
+_IMPORTS = ("<frozen importlib", importlib.__file__)
+_LOADING = str(Path(__file__).with_name("loading.py"))
+"""What calls the imports of plugins; the frames after it are those of the plugin."""

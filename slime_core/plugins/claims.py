@@ -57,6 +57,7 @@ __all__ = [
     "flag_needs",
     "how_to_get",
     "inactive_flags",
+    "table_of",
     "unclaimed",
     "with_required",
 ]
@@ -83,8 +84,20 @@ class Withheld:
         owned = f"{canonical(plugin.distribution)}:{plugin.name}"
         return any(_written(name) in (plugin.name, owned) or _is_where(name, plugin) for name in self.names)
 
-    def check(self, chosen: Sequence[PluginSource], declared: Declared) -> None:
+    def leaves_out(self, name: str) -> bool:
+        """Whether ``name``, as a run writes it after ``--plugin``, is taken away; the plugin need not be there."""
+        return any(_are_same(name, one) for one in self.names)
+
+    @property
+    def tables(self) -> frozenset[str]:
+        """The names of the plugins, which are also those of their tables in a file."""
+        return frozenset(map(table_of, self.names))
+
+    def check(self, chosen: Sequence[PluginSource], declared: Declared, *, gone: Collection[str] = ()) -> None:
         """Returns if every name means a plugin that is installed or that the run names.
+
+        Arguments:
+            gone: names after ``--plugin`` that are taken away.
 
         Raises:
             PluginError: one means nothing, or ``core``.
@@ -93,7 +106,8 @@ class Withheld:
         for name in self.names:
             if CORE in Withheld((name,)):
                 raise PluginError(f"--no-plugin {name}: core is slime itself, and no run goes without it.")
-            if not any(plugin in Withheld((name,)) for plugin in known):
+            is_named = any(map(Withheld((name,)).leaves_out, gone))
+            if not is_named and not any(plugin in Withheld((name,)) for plugin in known):
                 names = sorted({plugin.name for plugin in known})
                 raise PluginError(
                     f"--no-plugin {name}: the run names no such plugin, and none is installed{similar(name, names)}. "
@@ -160,6 +174,20 @@ def _unclaimed(architecture: str, claims: Sequence[Claim], declared: Declared) -
         f"Claimed are: {', '.join(known) or 'none'}.\n{strangers}"
         f"{step}, or name one that has a model spec for it: --plugin ./mine.py"
     )
+
+
+def table_of(name: str) -> str:
+    """The name of a plugin that a run writes as ``name``: of ``slime-grpo:grpo``, ``./grpo.py``, ``grpo``: grpo."""
+    return Path(name).stem if name.endswith(".py") else name.rpartition(":")[2].replace(".", "_")
+
+
+def _are_same(name: str, other: str) -> bool:
+    """Whether two names of plugins, as a run writes them, can mean the same one."""
+    if name.endswith(".py") and other.endswith(".py"):
+        return Path(name).absolute().resolve() == Path(other).absolute().resolve()
+    if ":" in name and ":" in other:
+        return _written(name) == _written(other)
+    return table_of(name) == table_of(other)
 
 
 def _written(name: str) -> str:
@@ -265,6 +293,8 @@ def flag_needs(flags: Mapping[str, str], *, withheld: Withheld, declared: Declar
         if len(left) > 1:
             both = " and ".join(map(str, left))
             raise PluginError(f"{where}: this setting is claimed by {both}.\nName the one that is meant with --plugin.")
+        if not left and found and where != f"--{flag}":
+            continue  # the config.toml of a run holds every setting
         if not left and found:
             raise PluginError(
                 f"{where}: this setting is one of {found[0]}, and --no-plugin takes that away.\n"
@@ -292,10 +322,14 @@ def _flag_claims(declared: Declared) -> list[Claim]:
 
 
 def inactive_flags(
-    active: Collection[PluginIdentity], declared: Declared | None = None, *, is_given: bool = True
+    active: Collection[PluginIdentity],
+    declared: Declared | None = None,
+    *,
+    is_given: bool = True,
+    withheld: Withheld = Withheld(),
 ) -> dict[str, str]:
     """What to say of the settings of plugins that are not ``active``: flag without dashes, or ``[plugin]`` for a table
-    of that name -> the plugin, its distribution, and what activates it.
+    of that name -> the plugin, its distribution, and what activates it; empty for the table of one that is taken away.
 
     Arguments:
         is_given: the settings are given, so that a component of the plugin activates it, or the run leaves them out;
@@ -316,7 +350,7 @@ def inactive_flags(
     for plugin in active:
         for claim in claims_for(plugin, declared).get(FLAG_GROUP, ()):
             found.pop(claim.name, None)
-    return found
+    return found | {f"[{table}]": "" for table in withheld.tables}
 
 
 def how_to_get(kind: str, name: str, *, declared: Declared | None = None) -> str | None:

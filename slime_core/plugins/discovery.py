@@ -34,11 +34,13 @@ from slime_core.plugins.declared import (
 __all__ = [
     "ARCHITECTURE_GROUP",
     "CORE",
+    "LOCAL_MODULE",
     "PLUGIN_GROUP",
     "Claim",
     "PluginIdentity",
     "PluginSource",
     "Source",
+    "UnknownPlugin",
     "activated_by",
     "claimants",
     "claims_for",
@@ -52,6 +54,9 @@ __all__ = [
     "similar",
 ]
 
+
+LOCAL_MODULE = "slime_local_"
+"""How the module of a file begins; the start of the file's hash follows."""
 
 MANY_WAYS = 4
 """Ways to activate a plugin that a message lists."""
@@ -97,6 +102,17 @@ class PluginIdentity:
 
 CORE = PluginIdentity("core", "slime-rl", "0.1.0", entry_point_of("slime-rl", PLUGIN_GROUP, "core"))
 """slime itself, whose entry point says where its hooks are; a test compares the version with ``pyproject.toml``."""
+
+
+class UnknownPlugin(PluginError):
+    """Nothing is called ``name``, or the file of that name is not there."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message, name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class Source(StrEnum):
@@ -219,7 +235,7 @@ def resolve(name: str, declared: Declared | None = None) -> PluginSource:
         return PluginSource(found[0])
     if "." in name and all(part.isidentifier() for part in name.split(".")):
         return PluginSource(PluginIdentity(name.replace(".", "_"), f"module {name}", "(local)", name), Source.MODULE)
-    raise PluginError(_unknown(name, declared))
+    raise UnknownPlugin(_unknown(name, declared), name)
 
 
 def read_code(path: Path, *, flag: str) -> bytes:
@@ -243,12 +259,16 @@ def read_code(path: Path, *, flag: str) -> bytes:
 def local_file(content: bytes, *, path: str) -> PluginSource:
     """A single-file plugin of these bytes; its module name is made from their hash, the same in every process."""
     digest = hashlib.sha256(content).hexdigest()
-    identity = PluginIdentity(Path(path).stem, path, f"sha256:{digest[:12]}", f"slime_local_{digest[:16]}")
+    identity = PluginIdentity(Path(path).stem, path, f"sha256:{digest[:12]}", f"{LOCAL_MODULE}{digest[:16]}")
     return PluginSource(identity, Source.FILE, content)
 
 
 def _read_file(path: Path) -> PluginSource:
-    return local_file(read_code(path, flag=f"--plugin {path}"), path=os.fspath(path))
+    try:
+        content = read_code(path, flag=f"--plugin {path}")
+    except PluginError as problem:
+        raise UnknownPlugin(str(problem), os.fspath(path)) from problem.__cause__
+    return local_file(content, path=os.fspath(path))
 
 
 def _claim(entry: Declaration) -> Claim:

@@ -13,10 +13,10 @@ Order between plugins never decides anything: two plugins that claim one name, o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import pluggy
 
@@ -38,6 +38,7 @@ __all__ = [
     "CHECK_ROW",
     "DECLARATIONS",
     "LIFECYCLE_HOOKS",
+    "OBSERVES",
     "OF_SETTINGS",
     "PREPARE",
     "PROJECT",
@@ -48,6 +49,7 @@ __all__ = [
     "Lifecycle",
     "hookimpl",
     "hookspec",
+    "observer",
     "slime_after_collect",
     "slime_after_generate",
     "slime_after_rollout",
@@ -93,6 +95,27 @@ PROJECT = "slime"
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def observer(function: Function) -> Function:
+    """Marks an implementation of a participant's hook that only looks, such as one that stores samples: its exception
+    is logged and counted, and after three it is not called again; the run continues.
+
+    Example::
+
+        @hookimpl
+        @observer
+        def slime_after_rollout(rollout, samples): ...
+
+    It must not change what it is given. Only for hooks whose policy in the table of docs/hooks.md allows it.
+    """
+    function.__dict__[OBSERVES] = True
+    return function
+
+
+OBSERVES = "_slime_observes"
 
 
 @hookspec
@@ -356,33 +379,35 @@ class Lifecycle:
         policy: ``participant``: an exception ends the run. ``observer``: it is logged and counted, and after three the
             plugin is not called there again.
         is_async: implementations are ``async def``; the others are called without await.
+        may_observe: an implementation may be an observer by :func:`observer`.
     """
 
     places: tuple[Place, ...]
     policy: Literal["participant", "observer"]
     is_async: bool = False
+    may_observe: bool = False
 
 
 LIFECYCLE_HOOKS: dict[str, Lifecycle] = {
-    "slime_run_start": Lifecycle((Place.DRIVER,), "participant"),
+    "slime_run_start": Lifecycle((Place.DRIVER,), "participant", may_observe=True),
     "slime_run_end": Lifecycle((Place.DRIVER,), "observer"),
-    "slime_sampler_start": Lifecycle((Place.SAMPLER,), "participant"),
-    "slime_before_rollout": Lifecycle((Place.SAMPLER,), "participant"),
+    "slime_sampler_start": Lifecycle((Place.SAMPLER,), "participant", may_observe=True),
+    "slime_before_rollout": Lifecycle((Place.SAMPLER,), "participant", may_observe=True),
     "slime_after_generate": Lifecycle((Place.SAMPLER,), "participant", is_async=True),
-    "slime_after_rollout": Lifecycle((Place.SAMPLER,), "participant"),
-    "slime_after_collect": Lifecycle((Place.SAMPLER,), "participant"),
+    "slime_after_rollout": Lifecycle((Place.SAMPLER,), "participant", may_observe=True),
+    "slime_after_collect": Lifecycle((Place.SAMPLER,), "participant", may_observe=True),
     "slime_before_shards": Lifecycle((Place.SAMPLER,), "participant"),
     "slime_log_rollout": Lifecycle((Place.SAMPLER,), "participant"),
     "slime_evaluate": Lifecycle((Place.SAMPLER,), "participant", is_async=True),
     "slime_log_evaluation": Lifecycle((Place.SAMPLER,), "participant"),
-    "slime_learner_start": Lifecycle((Place.RANK,), "participant"),
+    "slime_learner_start": Lifecycle((Place.RANK,), "participant", may_observe=True),
     "slime_model_spec": Lifecycle((Place.RANK,), "participant"),
     "slime_loss_parts": Lifecycle((Place.RANK,), "participant"),
     "slime_before_training": Lifecycle((Place.RANK,), "participant"),
-    "slime_before_log_probs": Lifecycle((Place.RANK,), "participant"),
-    "slime_before_train_step": Lifecycle((Place.RANK,), "participant"),
+    "slime_before_log_probs": Lifecycle((Place.RANK,), "participant", may_observe=True),
+    "slime_before_train_step": Lifecycle((Place.RANK,), "participant", may_observe=True),
     "slime_after_train_step": Lifecycle((Place.RANK,), "observer"),
-    "slime_after_weight_write": Lifecycle((Place.RANK,), "participant"),
+    "slime_after_weight_write": Lifecycle((Place.RANK,), "participant", may_observe=True),
     "slime_after_weight_sync": Lifecycle((Place.DRIVER,), "observer"),
     "slime_checkpoint_state": Lifecycle((Place.DRIVER, Place.SAMPLER, Place.RANK), "participant"),
     "slime_checkpoint_restore": Lifecycle((Place.DRIVER, Place.SAMPLER, Place.RANK), "participant"),

@@ -124,7 +124,7 @@ class LifecycleHooks:
         """
         observed = LIFECYCLE_HOOKS[hook].policy == "observer"
         for one in self._frozen[hook]:
-            if observed:
+            if observed or one.of.observes:
                 self._observe(hook, one, arguments)
             else:
                 self._take_part(hook, one, arguments)

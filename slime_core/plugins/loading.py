@@ -9,19 +9,27 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from importlib.abc import InspectLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
 from slime_core.errors import PluginError
-from slime_core.plugins.boundary import boundary
+from slime_core.plugins.boundary import boundary, place_of
 from slime_core.plugins.component import Component
-from slime_core.plugins.discovery import PluginIdentity, PluginSource, Source, local_file, read_code
+from slime_core.plugins.discovery import (
+    LOCAL_MODULE,
+    PluginIdentity,
+    PluginSource,
+    Source,
+    local_file,
+    read_code,
+)
 
 __all__ = [
     "FunctionSource",
@@ -40,7 +48,7 @@ def load_plugin(source: PluginSource) -> Any:
     Raises:
         PluginError: importing it failed; chained, naming distribution, version, entry point and the next step.
     """
-    with boundary(source.plugin, "importing it", next_step=_next_step(source)):
+    with boundary(source.plugin, "importing it", next_step=partial(_next_step, source), locate=True):
         if source.source is Source.FILE:
             return _module_of_bytes(source)
         return load_attribute(source.plugin.entry_point)
@@ -52,8 +60,9 @@ def load_target(component: Component, plugin: PluginIdentity) -> Any:
     Raises:
         PluginError: the module or the attribute cannot be imported; chained, naming the plugin and the component.
     """
-    step = f"Reinstall {plugin.distribution}, or report this to its author: the target is declared by the plugin."
-    with boundary(plugin, f"importing {component.target} of component {component.name!r}", next_step=step):
+    step = partial(_step_of_target, component, plugin)
+    action = f"importing {component.target} of component {component.name!r}"
+    with boundary(plugin, action, next_step=step, locate=True):
         return load_attribute(component.target)
 
 
@@ -64,13 +73,50 @@ def load_attribute(path: str) -> Any:
     return reduce(getattr, attribute.strip().split("."), loaded) if attribute.strip() else loaded
 
 
-def _next_step(source: PluginSource) -> str:
+def _next_step(source: PluginSource, failure: BaseException) -> str:
+    plugin = source.plugin
+    if source.source is Source.FILE:
+        return _step_of_file(plugin.distribution, failure)
+    if not isinstance(failure, ImportError) and place_of(failure):
+        report = "" if source.source is Source.MODULE else f", report it to the author of {plugin.distribution}"
+        return f"Correct that line{report}, or run without --plugin {plugin.name}."
     if source.source is Source.INSTALLED:
-        plugin = source.plugin
         return f"Reinstall {plugin.distribution} with what it depends on, or run without --plugin {plugin.name}."
-    if source.source is Source.MODULE:
-        return f"Correct {source.plugin.entry_point}, or the Python path that should lead to it."
-    return f"Correct {source.plugin.distribution}; a single-file plugin imports installed packages, not its neighbours."
+    return f"Correct {plugin.entry_point}, or the Python path that should lead to it."
+
+
+def _step_of_target(component: Component, plugin: PluginIdentity, failure: BaseException) -> str:
+    if component.target.startswith(LOCAL_MODULE):
+        return _step_of_file(plugin.distribution, failure)
+    if not isinstance(failure, ImportError) and place_of(failure):
+        return f"Correct that line, or report it to the author of {plugin.distribution}."
+    return f"Reinstall {plugin.distribution}, or report this to its author: the target is declared by the plugin."
+
+
+_NO_NEIGHBOURS = (
+    "{path} travels to other processes alone, without the files next to it. Move {what} into it, or make a package: "
+    "slime plugins new KIND NAME, then pip install -e slime-NAME."
+)
+
+
+def _step_of_file(path: str, failure: BaseException) -> str:
+    """What to write in a single file, or a file of functions, that cannot be imported."""
+    wanted = failure.name if isinstance(failure, ImportError) else None
+    if isinstance(failure, ImportError) and "relative import" in str(failure):
+        return _NO_NEIGHBOURS.format(path=path, what="what it needs")
+    if not wanted:
+        return f"Correct {path}."
+    package = wanted.partition(".")[0]
+    if not isinstance(failure, ModuleNotFoundError):
+        from slime_core.config.mistakes import nearest  # with pydantic, for which listing plugins need not wait
+
+        known = [name for name in vars(sys.modules.get(wanted, sys)) if not name.startswith("_")]
+        (name,) = re.findall(r"^cannot import name '(\w+)'", str(failure)) or [""]
+        return f"Correct the import in {path}{nearest(name, known) or '.'}"
+    beside = Path(path).parent
+    if (beside / f"{package}.py").exists() or (beside / package).is_dir():
+        return _NO_NEIGHBOURS.format(path=path, what=f"the code of {package}")
+    return f"Install the distribution that has {package}: pip install {package}, or correct the import in {path}."
 
 
 class _BytesLoader(InspectLoader):
@@ -98,6 +144,7 @@ def _module_of_bytes(source: PluginSource) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    module.__file__ = source.plugin.distribution  # pydantic reads the help under options from the source
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)

@@ -48,11 +48,13 @@ class Implementation:
         plugin: whose it is.
         function: a function of a module, or a bound method of an object.
         wants: the names of its parameters; it is called with these and no others.
+        observes: its exception does not end the run; see :func:`slime_core.observer`.
     """
 
     plugin: PluginIdentity
     function: Callable[..., Any]
     wants: tuple[str, ...] = ()
+    observes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,11 +360,17 @@ def _implementations(
     found: dict[str, Implementation] = {}
     for impl in manager.subset_hook_caller(hook, ()).get_hookimpls():
         plugin = who[impl.plugin_name]
-        earlier = found.setdefault(plugin.name, Implementation(plugin, impl.function, impl.argnames))
+        earlier = found.setdefault(
+            plugin.name, Implementation(plugin, impl.function, impl.argnames, observes=_observes(impl.function))
+        )
         if earlier.function is not impl.function:
             both = f"{earlier.function.__name__} and {impl.function.__name__}"
             raise PluginError(f"{plugin}: {both} both implement {hook}.\nWrite one function that does both.")
     return [found[name] for name in who if name in found]
+
+
+def _observes(function: Callable[..., Any]) -> bool:
+    return bool(getattr(function, hooks.OBSERVES, False))
 
 
 def _fits(component: Component, architecture: str) -> bool:

@@ -118,6 +118,9 @@ def _mistake(name: str, function: Callable[..., Any]) -> str | None:
         return f"is async; hooks are called {when}.\nWrite it with plain def; targets may be async."
     if options["wrapper"] or options["hookwrapper"]:
         return "is a hook wrapper; a plugin speaks for itself and sees nobody else's calls.\nUse plain @hookimpl."
+    if getattr(function, hooks.OBSERVES, False) and not (lifecycle is not None and lifecycle.may_observe):
+        allowed = ", ".join(name for name, one in hooks.LIFECYCLE_HOOKS.items() if one.may_observe)
+        return f"is marked as an observer, and this hook takes part or observes anyway.\nObservers may be: {allowed}."
     if hook in hooks.LIFECYCLE_HOOKS and inspect.isgeneratorfunction(function):
         return "has a yield, so calling it would run none of it.\nWrite it without yield."
     return _wrong_parameter(function, known=_parameters(hook))

@@ -7,6 +7,7 @@
     Actor         a handle with the actor's class and its name in messages
     ActorGroup    several actors of one class, called as one
     Call          a method that was started, and on which actor
+    keep_output   copies what a process prints and logs into a file
     uncollected   switches garbage collection off around large imports
 
 A caller names the method itself, ``actor.start(LearnerActor.publish, 3)``: mypy checks the arguments and the
@@ -27,7 +28,9 @@ import asyncio
 import base64
 import gc
 import inspect
+import io
 import json
+import logging
 import os
 import re
 import socket
@@ -35,11 +38,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CoroutineType, FrameType
-from typing import Any, Concatenate, Generic, Never, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, Never, ParamSpec, TextIO, TypeVar, overload
 
 import ray
 from ray._private import worker
@@ -60,6 +63,7 @@ __all__ = [
     "SealedError",
     "Watched",
     "control",
+    "keep_output",
     "last_words",
     "local_error",
     "process_stacks",
@@ -365,11 +369,13 @@ class Launch:
         label: its name in messages, ``"engine 1"``.
         slot: the seat it takes and the environment that seat needs; None: anywhere, no core and no device.
         env: further environment variables of the process. With none it starts in 0.2-0.5 s, otherwise in about 1 s.
+        log: file into which what its Python code prints and logs is copied; None: none.
     """
 
     label: str
     slot: Slot | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    log: Path | None = None
 
 
 def start_actor(launch: Launch, cls: Callable[P, W], /, *args: P.args, **kwargs: P.kwargs) -> Actor[W]:
@@ -382,7 +388,7 @@ def start_actor(launch: Launch, cls: Callable[P, W], /, *args: P.args, **kwargs:
     if variables:
         options["runtime_env"] = {"env_vars": variables}
     as_actor: Any = ray.remote  # its annotations leave concurrency_groups out
-    remote = as_actor(concurrency_groups={"control": 2})(_guarded(cls))
+    remote = as_actor(concurrency_groups={"control": 2})(_guarded(cls, launch.log))
     return Actor(remote.options(**options).remote(engine_access(), *args, **kwargs), launch.label)
 
 
@@ -401,9 +407,58 @@ def uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def _guarded(cls: Any) -> type[Watched]:
+def keep_output(log: Path) -> None:
+    """From now on ``log`` gets what Python code of this process writes to stdout and stderr, and log records from INFO.
+
+    All of it still goes where it went before, where Ray finds the last lines of a process that dies; of log records,
+    those from WARNING. Without a folder that can be written, nothing changes but a warning: a log must not end a run.
+    """
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        file = log.open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
+    except OSError as problem:
+        print(
+            f"warning: {log} cannot be written ({problem}); it does not get what this process prints", file=sys.stderr
+        )
+        return
+    records, warnings = logging.StreamHandler(file), logging.StreamHandler(sys.stderr)
+    for handler in (records, warnings):
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    warnings.setLevel(logging.WARNING)
+    logging.basicConfig(level=logging.INFO, handlers=[records, warnings], force=True)
+    sys.stdout, sys.stderr = _Copied(sys.stdout, file), _Copied(sys.stderr, file)
+
+
+class _Copied(io.TextIOBase):
+    """A text stream of which ``file`` gets a copy."""
+
+    def __init__(self, stream: TextIO, file: TextIO) -> None:
+        self._stream, self._file = stream, file
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):  # a full disk
+            self._file.write(text)
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+
+def _guarded(cls: Any, log: Path | None) -> type[Watched]:
     class Guarded(cls):  # type: ignore[misc]
         def __init__(self, access: EngineAccess, *args: Any, **kwargs: Any) -> None:
+            if log is not None:
+                keep_output(log)
             # An argument, not an environment variable: Ray logs those of its processes.
             set_engine_access(access)
             try:

@@ -443,7 +443,8 @@ class Processes:
         self._servers.stop()
 
     def _launch(self, label: str, slot: Slot | None = None) -> Launch:
-        return Launch(label, slot, cpu_environment(self._device))
+        log = self._job.logs / f"{label.removeprefix('learner ').replace(' ', '-')}.log"
+        return Launch(label, slot, cpu_environment(self._device), log)
 
     def _publisher_settings(self, servers: ModelServers) -> PublisherSettings:
         gpus = self._wait(servers.engines.start(EngineActor.gpus), what="the engines' GPUs")

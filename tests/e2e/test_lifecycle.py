@@ -75,6 +75,15 @@ def test_the_sampler_calls_before_and_after_each_rollout(first: Watched):
     assert first.saw("after_rollout") == [{"rollout": rollout, "rewarded": True} for rollout in range(2)]
 
 
+@pytest.mark.parametrize(
+    ("log", "hook"), [("sampler", "before_rollout"), ("rank-0", "before_train_step"), ("rank-1", "before_train_step")]
+)
+def test_what_plugin_code_prints_and_logs_is_in_the_log_of_its_process(first: Watched, log: str, hook: str):
+    text = (first.run.folder / "logs" / f"{log}.log").read_text()
+    assert f"watcher prints {hook}\n" in text
+    assert f" INFO watcher: watcher logs {hook}\n" in text
+
+
 def test_transforms_drop_what_is_counted_written_and_replaced(first: Watched):
     for row in first.run.rows:
         samples = first.run.samples(f"train-{row['step']:06d}.jsonl")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 
@@ -27,6 +28,8 @@ def slime_options():
 
 def note(options, hook, **what):
     STATE["calls"] += 1
+    print(f"watcher prints {hook}")
+    logging.getLogger("watcher").info("watcher logs %s", hook)
     line = json.dumps({"hook": hook, "pid": os.getpid(), **what})
     with (Path(options.folder) / "seen.jsonl").open("a") as file:
         file.write(line + "\n")

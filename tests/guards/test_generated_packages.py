@@ -18,6 +18,7 @@ import pytest
 from slime_core.cli import run
 from slime_core.cli.main import main
 from slime_core.config.load import Resolved, load, peek
+from slime_core.config.settings import anchored
 from slime_core.plugins.activation import activate
 from slime_testing.scaffold import KINDS, LONGEST_NAME, TEMPLATES, Scaffold
 
@@ -161,7 +162,7 @@ def test_show_prints_the_options_that_the_readme_lists(kind: str, folder: Path, 
         flag: (str(option["default"]), option["help"]) for flag, option in shown["options"].items()
     }
     components = [(component["kind"], component["name"]) for component in shown["components"]]
-    expected = kind.removeprefix("token-").replace("-", "_")
+    expected = kind.removeprefix("token-").removeprefix("multi-turn-").replace("-", "_")
     assert kind == "lifecycle" or (expected, scaffold.name) in components
 
 
@@ -175,5 +176,5 @@ def test_the_command_and_the_file_of_the_readme_name_the_plugin_and_resolve(kind
     assert by_command.config.run.plugins == by_file.config.run.plugins == (*scaffold.partners, scaffold.name)
     assert by_command.config.rollout == by_file.config.rollout
     options = by_command.plugin_options[scaffold.name]
-    assert options == type(options)()
+    assert options == anchored(type(options)(), Path())
     assert by_file.plugin_options[scaffold.name] != options

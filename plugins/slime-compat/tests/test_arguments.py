@@ -127,7 +127,8 @@ def test_a_path_in_the_old_section_of_a_file_is_read() -> None:
 
 
 def test_what_a_run_writes_down_is_read_again() -> None:
-    flags = ["--custom-rm-path", "mine.py", "--dynamic-sampling-filter-path", "mine.py"]
+    path = str(Path("mine.py").absolute())
+    flags = ["--custom-rm-path", path, "--dynamic-sampling-filter-path", path]
     first, _ = resolve(flags)
     Path("run.toml").write_text(to_toml(first))
     again, active = resolve(["--config", "run.toml"])

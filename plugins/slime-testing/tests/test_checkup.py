@@ -322,7 +322,7 @@ def test_a_heavy_import_is_a_warning(acme: Place) -> None:
 
 
 def test_a_single_file_crosses_as_bytes(tmp_path: Path) -> None:
-    source = local_file(PLUGIN.replace("acme.code", "nowhere.code").encode(), path="mine.py")
+    source = local_file(PLUGIN.replace("acme.code", "nowhere.code").encode(), path="/lab/mine.py")
     assert unpack(pack(source)) == source
     assert source.source is Source.FILE
     assert inside(source=source)["reward model length"][0] == "FAILED"
@@ -361,3 +361,47 @@ def test_checking_imports_no_plugin_here(acme: Place) -> None:
     acme()
     assert check_plugins(["acme"]) == 0
     assert "acme" not in sys.modules
+
+
+WRITES = """
+from pathlib import Path
+from slime_core import Component, PluginOptions, hookimpl, observer
+
+Path("imported.txt").write_text("")
+
+class Options(PluginOptions):
+    notes: Path = Path("notes.txt")
+    \"\"\"Where it writes.\"\"\"
+
+class Words:
+    def __init__(self, options, run):
+        options.notes.write_text("made")
+    async def score(self, samples):
+        Path("scores.txt").write_text("")
+        return [float(len(sample.response)) for sample in samples]
+
+@hookimpl
+def slime_options():
+    return Options
+
+@hookimpl
+def slime_register_reward_models():
+    yield Component("words", target=f"{__name__}:Words")
+
+@hookimpl
+def slime_run_start(run, options):
+    Path("started.txt").write_text(str(options.notes))
+
+@hookimpl
+@observer
+def slime_after_rollout(rollout, samples):
+    Path(f"rollout-{rollout}.txt").write_text("")
+"""
+
+
+def test_nothing_is_written_into_the_users_folder(tmp_path, monkeypatch, capsys):
+    (tmp_path / "writes.py").write_text(WRITES)
+    monkeypatch.chdir(tmp_path)
+    code = main(["plugins", "check", "./writes.py"])
+    assert code == 0, capsys.readouterr().out
+    assert sorted(os.listdir(tmp_path)) == ["writes.py"]

@@ -167,7 +167,7 @@ class Search:
             log_probs = [*log_probs, *answer.log_probs]
             if answer.finish_reason == "abort" or "search" not in context.encoder.decode(list(answer.token_ids)):
                 break
-            found = context.encoder.encode(" found it. ")
+            found = context.encoder.encode_text(" found it. ")
             ids, mask, log_probs = [*ids, *found], [*mask, *[0] * len(found)], [*log_probs, *[0.0] * len(found)]
         sample.tokens, sample.response_length, sample.loss_mask = [*prompt_ids, *ids], len(ids), mask
         sample.rollout_log_probs = log_probs
@@ -195,6 +195,12 @@ SEVERAL = {
         "mask",
         "the_loss_mask_has_one_entry_a_response_token",
         "response tokens and a loss mask of",
+    ),
+    "a tool's text as a prompt of the chat template": (
+        'context.encoder.encode_text(" found it. ")',
+        'context.encoder.encode(" found it. ")',
+        "tool_text_is_not_a_new_conversation_of_the_chat_template",
+        "went through the chat template as if it were a prompt",
     ),
     "finished, whatever the engine says": (
         'Status.ABORTED if answer.finish_reason == "abort" else Status.COMPLETED',
@@ -276,6 +282,16 @@ class Search:
             trajectory.append_text(" found it. ")
         return trajectory.finish()
 """
+
+
+CHAT = CALCULATOR.replace(
+    'trajectory.append_text(" found it. ")', 'trajectory.append_message({"role": "user", "content": "found it."})'
+)
+
+
+@pytest.mark.parametrize("name", properties(GenerateFunctionSuite))
+def test_messages_that_continue_a_chat_hold_every_property(name, suite_of):
+    getattr(suite_of(GenerateFunctionSuite, CHAT, **TALK, apply_chat_template=True)(), name)()
 
 
 @pytest.mark.parametrize("name", properties(GenerateFunctionSuite))

@@ -35,6 +35,7 @@ NOUNS = {
     "generate-function": "generate",
     "lifecycle": "penalty",
     "model-spec": "model",
+    "multi-turn-generate-function": "conversation",
     "policy-loss": "loss",
     "prompt-format": "prompt_format",
     "reward-model": "reward",
@@ -68,7 +69,7 @@ def broken_acme(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
 
 def test_there_is_a_scaffold_for_every_kind_for_token_estimators_and_for_hooks():
     kinds = {kind.value.replace("_", "-") for kind in Kind}
-    assert set(KINDS) == kinds | {"token-advantage-estimator", "lifecycle"}
+    assert set(KINDS) == kinds | {"token-advantage-estimator", "multi-turn-generate-function", "lifecycle"}
     assert set(NOUNS) == set(KINDS)
 
 

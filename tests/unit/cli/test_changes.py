@@ -12,6 +12,8 @@ from slime_core.checkpoint.folder import Checkpoint, RunState, drafted, find, wr
 from slime_core.cli.main import main
 from slime_core.cli.run import continued
 from slime_core.errors import ConfigError, ManifestMismatch
+from slime_core.plugins.activation import activate
+from slime_core.plugins.discovery import Source
 from slime_core.plugins.manifest import Manifest, ManifestEntry, PluginChange
 
 CORE = ManifestEntry("core", "slime-rl", "0.1.0", "slime_core.builtin.plugin", "c" * 64, files=(("a.py", "1"),))
@@ -98,3 +100,99 @@ def test_slime_run_refuses_before_it_makes_a_folder(tmp_path: Path, monkeypatch,
     assert "step-000002 was written with other plugins than would run now:\n" in printed
     assert "  acme    acme-tree 2.1 aaaaaaaaaaaa " in printed
     assert not (tmp_path / "new").exists()
+
+
+GONE = ManifestEntry("gone", "lab-gone", "1.2", "gone.plugin", "b" * 64)
+OPTIONS = """
+from pathlib import Path
+from slime_core import PluginOptions, hookimpl
+
+class Options(PluginOptions):
+    table: Path = Path("table.json")
+    \"\"\"A file whose default is relative.\"\"\"
+    more: list[Path] = []
+    \"\"\"Further files.\"\"\"
+    named: dict[str, Path] = {}
+    \"\"\"Files by name.\"\"\"
+
+@hookimpl
+def slime_options():
+    return Options
+"""
+
+
+@pytest.fixture
+def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run with a plugin that is no longer installed and has options, and with one that is."""
+    run = tmp_path / "old"
+    now = activate(["grpo", "offpolicy"], architecture="Qwen3ForCausalLM").manifest
+    manifest = Manifest((*now.entries, GONE))
+    with drafted(run / "checkpoints", 2) as draft:
+        write_state(draft, RunState(2, plugins=json.loads(manifest.to_json())))
+    (run / "plugins.json").write_text(manifest.to_json())
+    (run / "config.toml").write_text(
+        '[run]\nplugins = ["grpo", "gone", "offpolicy"]\n[gone]\nx = 1\n[offpolicy]\ntis_clip = 3.0\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    return run
+
+
+def test_a_missing_plugin_of_a_run_is_named_with_its_version_and_both_ways_on(ran: Path, capsys) -> None:
+    assert main(["check", "--load", "old", "--num-rollout", "4"]) == 2
+    assert capsys.readouterr().err == (
+        f"slime: the run {ran} names plugin 'gone', which it had as lab-gone 1.2 bbbbbbbbbbbb, and which is not "
+        "installed here.\nInstall lab-gone 1.2; or go on without it: --no-plugin gone.\n"
+    )
+
+
+def test_a_resume_goes_on_without_a_plugin_that_has_options_installed_or_not(ran: Path, capsys) -> None:
+    words = ["check", "--load", "old", "--num-rollout", "4"]
+    assert main([*words, "--no-plugin", "gone", "--no-plugin", "offpolicy"]) == 0
+    warned = capsys.readouterr().err
+    assert warned.startswith("warning: --no-plugin: step-000002 was written with other plugins:\n")
+    assert "gone       lab-gone 1.2 bbbbbbbbbbbb" in warned
+    assert main([*words, "--no-plugin", "gone", "--no-plugin", "models"]) == 2  # another one is needed as ever
+
+
+def test_only_what_is_taken_away_may_be_missing(ran: Path, capsys) -> None:
+    (ran / "config.toml").write_text('[run]\nplugins = ["grpo", "gone"]\n')
+    assert main(["check", "--load", "old", "--num-rollout", "4", "--no-plugin", "gone"]) == 2
+    assert "was written with other plugins than would run now" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["mine", "./mine.py"])
+def test_a_single_file_that_has_gone_is_left_out_by_its_name_or_its_path(ran: Path, capsys, name: str) -> None:
+    plugin = ran.parent / "mine.py"
+    (ran / "config.toml").write_text(f'[run]\nplugins = ["grpo", "{plugin}"]\n[mine]\nx = 1\n')
+    assert main(["check", "--config", str(ran / "config.toml"), "--no-plugin", name]) == 0
+    assert main(["check", "--config", str(ran / "config.toml"), "--no-plugin", "other"]) == 2
+    entry = replace(GONE, plugin="mine", distribution=str(plugin), source=Source.FILE)
+    (ran / "plugins.json").write_text(Manifest((entry,)).to_json())
+    capsys.readouterr()
+    assert main(["check", "--load", "old"]) == 2
+    said = capsys.readouterr().err
+    assert f"the run {ran} names plugin 'mine', which it had as mine.py bbbbbbbbbbbb, and which is not there" in said
+    assert said.endswith("; or go on without it: --no-plugin mine.\n")
+
+
+def test_relative_paths_of_plugins_mean_the_same_from_another_folder(tmp_path: Path, monkeypatch, capsys) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    (first / "opts.py").write_text(OPTIONS)
+    (first / "rewards.py").write_text("async def one(args, sample, **kwargs):\n    return 1.0\n")
+    monkeypatch.chdir(first)
+    (first / "opts.toml").write_text('[opts]\nmore = ["a"]\nnamed = { b = "c" }\n')
+    words = ["--config", "opts.toml", "--plugin", "grpo", "--plugin", "opts.py", "--custom-rm-path", "rewards.py:one"]
+    assert main(["config", "show", *words]) == 0
+    (first / "config.toml").write_text(capsys.readouterr().out)
+    monkeypatch.chdir(second)
+    assert main(["config", "show", "--config", "../first/config.toml"]) == 0
+    again = capsys.readouterr().out
+    for line in (
+        f'table = "{first}/table.json"',
+        f'more = ["{first}/a"]',
+        f'custom_rm_path = "{first}/rewards.py:one"',
+    ):
+        assert line in again
+    assert f'"{first}/c"' in again

@@ -109,6 +109,26 @@ def test_a_participant_that_exits_is_a_failure_and_not_the_end_of_the_process(pl
     assert "slime_run_start on the driver failed with SystemExit: 0" in refusal(made(path).call, "slime_run_start")
 
 
+def test_a_participants_hook_that_is_marked_as_an_observer_never_ends_the_run(plugin):
+    marked = hook("after_rollout", "samples", body="raise OSError('disk full')").replace(
+        "@hookimpl\n", "from slime_core import observer\n@hookimpl\n@observer\n"
+    )
+    hooks = made(plugin("stores", marked), place=Place.SAMPLER)
+    for _ in range(5):
+        hooks.call("slime_after_rollout", rollout=0, samples=[])
+    failures = hooks.failures.take()
+    assert failures.counts == {"stores": 3}
+    assert "slime_after_rollout on the sampler failed with OSError: disk full" in failures.warnings[0]
+    assert "is off for this hook for the rest of the run" in failures.warnings[2]
+
+
+@pytest.mark.parametrize("name", ["before_training", "checkpoint_state", "after_weight_sync"])
+def test_a_hook_that_takes_part_by_its_answer_cannot_be_marked_as_an_observer(plugin, name):
+    text = "from slime_core import observer\n@observer\n" + hook(name, body="pass")
+    with pytest.raises(PluginError, match=r"is marked as an observer, .*\nObservers may be: slime_run_start, "):
+        made(plugin("stores", text), place=Place.SAMPLER)
+
+
 def test_answers_come_in_the_order_of_plugins_without_those_that_say_nothing(plugin):
     bodies = {"one": "return 1", "two": "return None", "three": "return 3"}
     names = [plugin(name, hook("log_rollout", "samples", body=body)) for name, body in bodies.items()]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -113,11 +114,49 @@ def test_a_broken_import_is_chained_and_names_distribution_version_and_next_step
     install("acme", "2.1", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": "import no_such_thing"})
     with pytest.raises(PluginError) as failure:
         activate(["acme"])
-    assert str(failure.value) == (
+    assert re.sub(r"\(/.*/acme/", "(", str(failure.value)) == (
         "plugin 'acme' (acme 2.1, entry point acme.plugin): importing it failed with ModuleNotFoundError: No module "
-        "named 'no_such_thing'\nReinstall acme with what it depends on, or run without --plugin acme."
+        "named 'no_such_thing' (plugin.py:1)\nReinstall acme with what it depends on, or run without --plugin acme."
     )
     assert isinstance(failure.value.__cause__, ModuleNotFoundError)
+
+
+def test_an_error_of_the_authors_own_code_names_its_line_and_not_the_installation(install):
+    code = {"acme/plugin.py": rewards("length"), "acme/code.py": "\n\nraise RuntimeError('no key')"}
+    install("acme", plugins={"acme": "acme.plugin"}, files=code)
+    with pytest.raises(
+        PluginError, match=r"RuntimeError: no key \(/.*/acme/code\.py:3\)\nCorrect that line"
+    ) as failure:
+        activate(["acme"]).registry.load(Kind.REWARD_MODEL, "length")
+    assert "Reinstall" not in str(failure.value)
+    install("zeta", plugins={"zeta": "zeta"}, files={"zeta.py": "\nraise RuntimeError('no key')"})
+    text = refusal("zeta")
+    assert re.search(
+        r"RuntimeError: no key \(/.*/zeta\.py:2\)\nCorrect that line, report it to the author of zeta", text
+    )
+    assert "Reinstall" not in text
+
+
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        ("import helper", r"travels to other processes alone.* Move the code of helper into it, or make a package: "),
+        ("from . import helper", "Move what it needs into it, or make a package: slime plugins new KIND NAME"),
+        (
+            "import nothere.deep",
+            "Install the distribution that has nothere: pip install nothere, or correct the import",
+        ),
+        ("from slime_core import Componnent", r"Correct the import in /.*/mine\.py; did you mean Component\?"),
+        ("raise RuntimeError('no key')", r"Correct /.*/mine\.py\.$"),
+        ("import slime_core)", r"SyntaxError: unmatched '\)' \(mine.py, line 2\)\nCorrect /.*/mine\.py\.$"),
+    ],
+)
+def test_a_single_file_that_cannot_be_imported_names_the_line_and_what_to_write(tmp_path, line, step):
+    (tmp_path / "helper.py").touch()
+    (tmp_path / "mine.py").write_text(f"import os\n{line}\n")
+    text = refusal(str(tmp_path / "mine.py"))
+    assert f"mine.py{', line 2' if 'Syntax' in step else ':2'})\n" in text
+    assert re.search(step, text), text
 
 
 def test_a_plugin_that_exits_while_it_is_imported_does_not_end_the_process(install):
@@ -275,7 +314,7 @@ def test_a_broken_local_file_is_named_by_its_path(tmp_path: Path, install):
     (tmp_path / "mine.py").write_text("from neighbour import thing\n")
     found = refusal(str(tmp_path / "mine.py"))
     assert found.startswith(f"plugin 'mine' ({tmp_path}/mine.py sha256:")
-    assert found.endswith("mine.py; a single-file plugin imports installed packages, not its neighbours.")
+    assert "(" + str(tmp_path / "mine.py") + ":1)\nInstall the distribution that has neighbour: " in found
 
 
 def test_a_module_that_no_distribution_declares_can_be_named(install):

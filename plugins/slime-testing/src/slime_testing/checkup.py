@@ -33,8 +33,8 @@ TIMEOUT_S = 120.0
 """For one check; building a model for the suite of model specs takes up to half of it."""
 
 LOOK_EVERY_S = 0.1
-RESULTS, LOG = "results", "log"
-"""Files of the process that looks: one line for each step, and what was printed there."""
+RESULTS, LOG, WORK = "results", "log", "work"
+"""Files of the process that looks: one line for each step, and what was printed there; its working directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +138,16 @@ def _run(source: PluginSource, folder: Path, timeout_s: float) -> str:
     results = folder / RESULTS
     words = [sys.executable, "-P", "-m", "slime_testing.examine", str(results)]
     (folder / "plugin").write_text(pack(source), encoding="utf-8")
+    (folder / WORK).mkdir()
     with (folder / "plugin").open("rb") as told, (folder / LOG).open("wb") as output:
         process = subprocess.Popen(
-            words, stdin=told, stdout=output, stderr=output, env=_environment(folder), start_new_session=True
+            words,
+            cwd=folder / WORK,  # what the plugin writes, its hooks included, is not for the user's folder
+            stdin=told,
+            stdout=output,
+            stderr=output,
+            env=_environment(folder),
+            start_new_session=True,
         )
         try:
             _wait(process, results, timeout_s)

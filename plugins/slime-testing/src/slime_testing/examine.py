@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -46,11 +47,13 @@ Write = Callable[[dict[str, str]], None]
 
 
 def pack(source: PluginSource) -> str:
-    """The plugin as one line; :func:`unpack` reads it back."""
+    """The plugin as one line, a file with its absolute path; :func:`unpack` reads it back."""
     plugin = source.plugin
+    is_file = source.source is Source.FILE
+    where = os.path.abspath(plugin.distribution) if is_file else plugin.distribution
     return json.dumps(
         {
-            "plugin": [plugin.name, plugin.distribution, plugin.version, plugin.entry_point],
+            "plugin": [plugin.name, where, plugin.version, plugin.entry_point],
             "source": source.source.value,
             "content": base64.b64encode(source.content).decode(),
         }

@@ -19,7 +19,7 @@ from slime_core.harness.engines import connect
 from slime_core.harness.fake_engine import LOG_PROB, FakeEngine
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.types import PromptGroup, Sample, Status
-from slime_testing.pairs import DRAWN, END, letters, pairing_encoder
+from slime_testing.pairs import DRAWN, END, begin_id, letters, pairing_encoder
 from slime_testing.resumed import ended, require_left_alone, require_resumed
 from slime_testing.suite import ComponentSuite, require
 from slime_testing.waiting import require_cancellable, run
@@ -98,6 +98,20 @@ class GenerateFunctionSuite(ComponentSuite):
                     len(mask) == sample.response_length and set(mask) <= {0, 1},
                     f"{_who(sample)} has {sample.response_length} response tokens and a loss mask of {len(mask)} "
                     "entries; one 0 or 1 a response token is wanted, and None where all are trained",
+                )
+
+    def test_tool_text_is_not_a_new_conversation_of_the_chat_template(self) -> None:
+        for played in self._play(apply_chat_template=True):
+            for sample in played.samples:
+                start = len(sample.tokens) - sample.response_length
+                pairs = enumerate(zip(list(sample.tokens)[start:], _mask(sample), strict=False))
+                begun = [at for at, (token, trained) in pairs if token == begin_id() and not trained]
+                require(
+                    not begun,
+                    f"{_who(sample)} begins a new conversation at the positions {begun} of its response: a tool's text "
+                    "went through the chat template as if it were a prompt (context.encoder.encode, or the tokenizer's "
+                    "apply_chat_template). Add it as it stands with trajectory.append_text or encoder.encode_text, or "
+                    "as a message that continues the conversation with trajectory.append_message",
                 )
 
     def test_weight_versions_are_recorded(self) -> None:
@@ -184,7 +198,7 @@ class GenerateFunctionSuite(ComponentSuite):
         finished = samples[1:] if self._takes_groups() else []
         with make_engine(version=LATER) as engine:
             engine.answers = [letters(text) for text in self.answers]
-            (calls,) = run(self._generated(engine, [copy.deepcopy([before, *finished])]))
+            (calls,) = run(self._generated(engine, [copy.deepcopy([before, *finished])], encoder))
             drawn = list(engine.sampled)
         made = [sample for call in calls for sample in call]
         most = SAMPLING.max_new_tokens if self.traits().sends_prompts_whole else None
@@ -197,30 +211,38 @@ class GenerateFunctionSuite(ComponentSuite):
             engine.delay_s = NEVER_S
             require_cancellable(lambda: self._generated_alone(engine, encoder), "the generate function")
 
-    def _play(self, *, evaluation: bool = False, only: int | None = None, aborts: bool = False) -> list[_Played]:
+    def _play(
+        self,
+        *,
+        evaluation: bool = False,
+        only: int | None = None,
+        aborts: bool = False,
+        apply_chat_template: bool | None = None,
+    ) -> list[_Played]:
         """Every prompt generated, all at once unless the engine's answers are given."""
+        is_chat = self.apply_chat_template if apply_chat_template is None else apply_chat_template
         numbers = list(range(len(self.prompts))) if only is None else [only]
         with make_engine() as engine:
             engine.aborts, engine.partial = aborts, PARTIAL
             if not self.answers:
                 groups = [self._group(number) for number in numbers]
-                return self._played(engine, groups, evaluation)
+                return self._played(engine, groups, evaluation, is_chat)
             found = []
             for number in numbers:
                 engine.answers = [letters(text) for _ in range(self.group_size) for text in self.answers]
-                found += self._played(engine, [self._group(number)], evaluation)
+                found += self._played(engine, [self._group(number)], evaluation, is_chat)
             return found
 
-    def _played(self, engine: FakeEngine, groups: list[PromptGroup], evaluation: bool) -> list[_Played]:
+    def _played(self, engine: FakeEngine, groups: list[PromptGroup], evaluation: bool, is_chat: bool) -> list[_Played]:
         parents = copy.deepcopy(groups)
-        calls = run(self._generated(engine, groups, evaluation=evaluation))
+        encoder = pairing_encoder(apply_chat_template=is_chat)
+        calls = run(self._generated(engine, groups, encoder, evaluation=evaluation))
         return [_Played(*each, list(engine.sampled)) for each in zip(parents, calls, strict=True)]
 
     async def _generated(
-        self, engine: FakeEngine, groups: list[PromptGroup], *, evaluation: bool = False
+        self, engine: FakeEngine, groups: list[PromptGroup], encoder: PromptEncoder, *, evaluation: bool = False
     ) -> list[list[list[Sample]]]:
         """For each group the samples of each call, as the core makes them."""
-        encoder = pairing_encoder(apply_chat_template=self.apply_chat_template)
         generate = self.make()
         async with connect(engine.url, vocab_size=encoder.vocab_size) as client:
             context = make_context(client, encoder, evaluation=evaluation)

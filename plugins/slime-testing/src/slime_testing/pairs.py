@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slime_core.prompts.chat import PromptEncoder
 
-__all__ = ["DRAWN", "END", "letters", "pairing_encoder"]
+__all__ = ["DRAWN", "END", "begin_id", "letters", "pairing_encoder"]
 
 END = 1
 """Id of the token that ends a response, as the fake engine has it."""
@@ -22,7 +22,11 @@ LETTERS = (*PAIRED[0], *sorted({"\n", *map(chr, range(32, 127))} - set(PAIRED[0]
 DRAWN = len(SPECIAL) + len(PAIRED[0])
 """An engine that draws ids below this one draws lower-case letters, which are written in pairs when encoded again."""
 
+BEGIN = "<|begin|>"
+"""What the chat template writes before the first message, and nowhere else."""
+
 TEMPLATE = (
+    f"{{{{ '{BEGIN}' }}}}"
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
@@ -47,7 +51,12 @@ def letters(text: str) -> list[int]:
 @functools.cache
 def _vocabulary() -> dict[str, int]:
     pairs = ("".join(pair) for pair in _pairs())
-    return {token: number for number, token in enumerate([*SPECIAL, *LETTERS, *pairs])}
+    return {token: number for number, token in enumerate([*SPECIAL, *LETTERS, *pairs, BEGIN])}
+
+
+def begin_id() -> int:
+    """The id of :data:`BEGIN`, which no engine of a suite samples."""
+    return _vocabulary()[BEGIN]
 
 
 def _pairs() -> list[tuple[str, str]]:
@@ -58,7 +67,7 @@ def _write(folder: Path) -> None:
     """The tokenizer and a config as a checkpoint has them."""
     model = {"type": "BPE", "vocab": _vocabulary(), "merges": _pairs(), "unk_token": SPECIAL[2]}
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    added = [{"id": number, "content": token, **special} for number, token in enumerate(SPECIAL)]
+    added = [{"id": _vocabulary()[token], "content": token, **special} for token in (*SPECIAL, BEGIN)]
     files = {
         "tokenizer.json": {"version": "1.0", "added_tokens": added, "model": model, "decoder": {"type": "Fuse"}},
         "tokenizer_config.json": {
