@@ -81,6 +81,15 @@ def test_an_evaluation_of_a_run_goes_without_plugins_that_only_track(run: Path) 
     assert expand(["run"])[:3] == [*known, "--load"]
 
 
+def test_a_run_whose_tracker_is_not_installed_is_evaluated(run: Path, evaluated: list[tuple[Any, Any]]) -> None:
+    text = (run / "config.toml").read_text().replace('["grpo"]', '["grpo", "wand"]')
+    (run / "config.toml").write_text(f'{text}[wand]\nproject = "mine"\n')
+    assert main(["eval", "run"]) == 2
+    (run / "plugins.json").write_text(Manifest(()).to_json(only_track=["wand"]))
+    assert main(["eval", "run"]) == 0
+    assert len(evaluated) == 1
+
+
 def test_a_checkpoint_without_hf_is_loaded_by_a_learner_with_the_settings_of_its_run(run: Path) -> None:
     assert expand(["run"]) == ["--config", f"{run}/config.toml", "--load", "run/checkpoints/step-000004"]
     lone = checkpoint(run.parent / "kept", hf=False)
