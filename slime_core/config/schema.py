@@ -128,8 +128,7 @@ class JobConfig(Section):
     allow_plugin_change: Annotated[bool, Once()] = False
     """Resume although plugins or slime have changed since the checkpoint; recorded in plugins.json."""
     num_token_samples: CountOrZero = 8
-    """How many rows of each file in samples/ also hold token ids, loss mask and the engine's log-probs; the first ones.
-    """
+    """How many rows of each file in samples/, the first ones, also hold token ids, loss mask and log-probs."""
     progress: Literal["auto", "live", "lines", "none"] = "auto"
     """What is printed while running. auto: live on a terminal, else one line a step."""
 
