@@ -6,8 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from slime_core import RunView
-from slime_core.prompts.rows import label_text
-from slime_core.types import Sample
+from slime_core.types import Sample, label_text
 
 __all__ = ["ExactMatch", "NoReward", "Random"]
 

@@ -18,7 +18,7 @@ from slime_core.config.prompt_paths import PromptPath
 from slime_core.errors import DataError
 from slime_core.plugins.contracts import PromptFilter, PromptFormat, PromptRequest, RawRow
 from slime_core.prompts.tables import Joined, open_rows
-from slime_core.types import JsonValue, Sample
+from slime_core.types import JsonValue
 
 __all__ = [
     "Prompt",
@@ -29,7 +29,6 @@ __all__ = [
     "input_of",
     "is_chat",
     "label_of",
-    "label_text",
     "message_of",
     "no_rows",
     "numbered_prompts",
@@ -76,22 +75,6 @@ def label_of(value: object) -> str | None:
     if isinstance(value, bool | int | float | list | dict | tuple):
         return json.dumps(value, default=str)
     return str(value)
-
-
-def label_text(sample: Sample, reward: str) -> str:
-    """The label as text, without surrounding white space.
-
-    Raises:
-        DataError: there is none for reward model ``reward`` to compare with.
-    """
-    if sample.label is None:
-        raise DataError(
-            f"reward model {reward!r}: sample {sample.index} of group {sample.group_index} has no label to compare "
-            "with.\n"
-            "Name the label's field with --label-key, or choose another reward model."
-        )
-    # From a data source of the user's own it may be a number.
-    return str(sample.label).strip()
 
 
 def input_of(value: object) -> JsonValue:

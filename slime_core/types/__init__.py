@@ -26,6 +26,7 @@ from slime_core.types.sample import (
     SpecInfo,
     Status,
     TokenIds,
+    label_text,
 )
 
 __all__ = [
@@ -44,4 +45,5 @@ __all__ = [
     "StepPlan",
     "TokenIds",
     "TrainBatch",
+    "label_text",
 ]

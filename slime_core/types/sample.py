@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Union
 
+from slime_core.errors import DataError
 from slime_core.opaque import json_of, read_json
 from slime_core.types.reward import Reward
 
@@ -31,6 +32,7 @@ __all__ = [
     "SpecInfo",
     "Status",
     "TokenIds",
+    "label_text",
 ]
 
 
@@ -362,3 +364,19 @@ class SampleRecord:
     cause: str | None = None
     error: str | None = None
     masked: bool = False
+
+
+def label_text(sample: Sample, reward: str) -> str:
+    """The label as text, without surrounding white space.
+
+    Raises:
+        DataError: there is none for reward model ``reward`` to compare with.
+    """
+    if sample.label is None:
+        raise DataError(
+            f"reward model {reward!r}: sample {sample.index} of group {sample.group_index} has no label to compare "
+            "with.\n"
+            "Name the label's field with --label-key, or choose another reward model."
+        )
+    # From a data source of the user's own it may be a number.
+    return str(sample.label).strip()

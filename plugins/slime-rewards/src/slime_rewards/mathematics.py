@@ -15,8 +15,7 @@ from functools import cache
 from typing import Any
 
 from slime_core import RunView
-from slime_core.prompts.rows import label_text
-from slime_core.types import Sample
+from slime_core.types import Sample, label_text
 from slime_rewards.answers import after_thinking, answer_line, last_boxed
 
 __all__ = ["BoxedMathematics", "Dapo", "DeepScaleR", "Mathematics", "equal"]

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from slime_core import RunView
 from slime_core.errors import DataError
-from slime_core.prompts.rows import label_text
-from slime_core.types import Sample
+from slime_core.types import Sample, label_text
 from slime_rewards.answers import after_thinking, answer_line, last_boxed
 
 __all__ = ["MultipleChoice", "WordOverlap", "choice", "word_f1"]
