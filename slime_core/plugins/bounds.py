@@ -74,13 +74,12 @@ def _head(line: str) -> str:
 def _accepts(plugin: PluginIdentity, line: str, version: str) -> bool:
     try:
         wanted = Requirement(line)
-        applies = _applies(wanted)
-    except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName) as mistake:
+        return not _applies(wanted) or wanted.specifier.contains(version, prereleases=True)
+    except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName, ValueError) as mistake:
         raise PluginError(
             f"{plugin}: its metadata requires {line!r}, which is no requirement: {str(mistake).splitlines()[0]}.\n"
             f"Report it to the author of {plugin.distribution}, or run without --plugin {plugin.name}."
         ) from None
-    return not applies or wanted.specifier.contains(version, prereleases=True)
 
 
 def _applies(wanted: Requirement) -> bool:

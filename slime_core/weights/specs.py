@@ -210,7 +210,7 @@ def weight_map(index: Path) -> dict[str, str]:
 
 def _header(file: Path) -> Iterator[WeightSpec]:
     for name, entry in _read_header(file)[1].items():
-        yield WeightSpec(name, _dtype(entry["dtype"], file), tuple(entry["shape"]))
+        yield WeightSpec(name, _dtype(entry.get("dtype"), file), tuple(entry["shape"]))
 
 
 def _read_header(file: Path) -> tuple[int, dict[str, Any]]:

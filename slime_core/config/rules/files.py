@@ -103,8 +103,13 @@ def _every_rollout_has_a_file(config: RunConfig) -> Iterator[str]:
             one = " or give --num-rollout 1" if name == "load_debug_rollout_data" else ""
             yield (
                 f"{name} = {path} is one file, and num_rollout = {total} rollouts have one each; put {{rollout_id}} "
-                f"into the path, as in {path.with_stem(path.stem + '-{rollout_id}')},{one or ' which stands for each'}"
+                f"into the path, as in {_numbered(path, '{rollout_id}')},{one or ' which stands for each'}"
             )
+
+
+def _numbered(path: Path, number: str) -> Path:
+    """An example of a file for each; ``/`` has no name that a number could be put into."""
+    return path.with_stem(f"{path.stem}-{number}") if path.name else path / number
 
 
 def _every_rank_has_a_file(config: RunConfig) -> Iterator[str]:
@@ -114,7 +119,7 @@ def _every_rank_has_a_file(config: RunConfig) -> Iterator[str]:
         yield (
             f"save_debug_train_data = {path} has no {{rank}}, and actor_num_nodes x actor_num_gpus_per_node = "
             f"{nodes} x {each} = {ranks} learner ranks write one file each; put it into the path, as in "
-            f"{path.with_stem(path.stem + '-{rank}')}"
+            f"{_numbered(path, '{rank}')}"
         )
 
 
