@@ -44,7 +44,7 @@ MOST_PARTS = 32
 _PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
 _DOTTED = re.compile(rf"(?<![\w-]){_PART}(?:\.[ \t]*+{_PART}){{{MOST_PARTS}}}")
 
-_HUGE = re.compile(r"0[xob][0-9A-Fa-f_]{400}")
+_HUGE = re.compile(r"0[xob][0-9A-Fa-f_]{400}|(?<!\d)\d{400}")
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -114,7 +114,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     """
     if found := _DOTTED.search(text):
         raise ValueError(f"a key of more than {MOST_PARTS} parts (at line {_line(text, found)})")
-    if found := _HUGE.search(text):  # decimal ones Python refuses itself
+    if found := _HUGE.search(text):
         raise ValueError(f"a number of too many digits (at line {_line(text, found)})")
     try:
         return tomllib.loads(text)
@@ -146,6 +146,8 @@ def limited(*, seconds: float, nbytes: int) -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, (min([used + nbytes, *(one for one in (soft, hard) if one >= 0)]), hard))
     try:
         yield
+    except MemoryError:
+        raise MemoryError(f"it took more than {nbytes / 2**30:g} GiB") from None
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
