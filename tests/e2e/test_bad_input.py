@@ -137,7 +137,7 @@ ROWS = {
         DATA,
         (
             "prompts.jsonl, line 2: a prompt of 132 tokens",
-            "together 138",
+            "together 140",
             "at most 128",
             "--rollout-max-prompt-len 120",
         ),
@@ -188,9 +188,9 @@ ROWS = {
         f"{RUN} --device cuda", ("device = cuda, but ", "accepted here: --device cpu or auto")
     ),
     "too few CPUs": Row(
-        f"{RUN} --device cpu --rollout-num-gpus 200000",
+        f"{RUN} --device cpu --rollout-num-gpus 60000",
         (
-            "1 (learner ranks) + 200000 (engines) = 200001 processes take 800004 s of a CPU core",
+            "1 (learner ranks) + 60000 (engines) = 60001 processes take 240004 s of a CPU core",
             "engine_start_timeout_s = 300",
         ),
     ),
