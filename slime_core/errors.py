@@ -112,7 +112,9 @@ class ServiceError(RunError):
         self, message: str, cause: str = "unavailable", status: int | None = None, gave_up: bool = False
     ) -> None:
         super().__init__(message, cause, status, gave_up)
-        self.cause, self.status, self.gave_up = cause, status, gave_up
+        self.cause = cause
+        self.status = status
+        self.gave_up = gave_up
 
     def __str__(self) -> str:
         return str(self.args[0])

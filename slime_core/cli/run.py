@@ -236,7 +236,8 @@ class _PluginTracker:
     """A tracker with the run that it is started with."""
 
     def __init__(self, tracker: Tracker, run: RunView) -> None:
-        self._tracker, self._run = tracker, run
+        self._tracker = tracker
+        self._run = run
 
     def start(self) -> None:
         self._tracker.start(self._run)

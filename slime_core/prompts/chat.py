@@ -59,7 +59,8 @@ class PromptEncoder:
         self._vocab_size = int(config.get_text_config().vocab_size)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
         self._end_ids = _end_ids(folder, config, self.tokenizer)
-        self._folder, self._uses_template = folder, apply_chat_template
+        self._folder = folder
+        self._uses_template = apply_chat_template
         self._arguments = dict(template_arguments or {})
         if apply_chat_template and not self.tokenizer.chat_template:
             raise DataError(f"--apply-chat-template was asked for, but the tokenizer in {folder} has no chat template")

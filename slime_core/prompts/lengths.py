@@ -58,7 +58,8 @@ class PromptLengths:
     """
 
     def __init__(self, counting: Counting, *, num_workers: int) -> None:
-        self._counting, self._num_workers = counting, num_workers
+        self._counting = counting
+        self._num_workers = num_workers
         self._workers: list[_Worker] = []
 
     def __call__(self, prompts: Sequence[PromptWithTools]) -> list[int]:

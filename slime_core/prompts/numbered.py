@@ -120,7 +120,8 @@ class NumberedPrompts:
     """
 
     def __init__(self, stream: Stream, request: PromptRequest) -> None:
-        self._request, self._stream = request, stream
+        self._request = request
+        self._stream = stream
         size = request.n_samples_per_prompt
         self._order_comes_from = {**stream.identity(), "n_samples_per_prompt": size}
         self._next = 0

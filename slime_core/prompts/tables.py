@@ -58,7 +58,8 @@ class LineIndex:
     """
 
     def __init__(self) -> None:
-        self._lines, self._offsets = array("q", [0]), array("q", [0])
+        self._lines = array("q", [0])
+        self._offsets = array("q", [0])
         self.frontier = (0, 0)
         """Lines that are known, and where the next one starts."""
         self.is_whole = False
@@ -282,7 +283,9 @@ class Joined:
     """
 
     def __init__(self, tables: Sequence[PromptTable], *, start: int = 0, stop: int | None = None) -> None:
-        self.tables, self._start, self._stop = list(tables), start, stop
+        self.tables = list(tables)
+        self._start = start
+        self._stop = stop
         self._starts = [0]
         """Of the tables whose beginning is known."""
 

@@ -433,7 +433,8 @@ class _Copied(io.TextIOBase):
     """A text stream of which ``file`` gets a copy."""
 
     def __init__(self, stream: TextIO, file: TextIO) -> None:
-        self._stream, self._file = stream, file
+        self._stream = stream
+        self._file = file
 
     def write(self, text: str) -> int:
         with suppress(OSError, ValueError):  # a full disk

@@ -136,7 +136,9 @@ class Service:
         own = engine_headers(self._url)  # where an engine of the run answers
         self._headers = own if token_env is None else {"Authorization": f"Bearer {_token(token_env, url)}"}
         self._secrets = {name: os.environ[name].strip() for name in [*secret_names(url), *filter(None, [token_env])]}
-        self._timeout_s, self._max_in_flight, self._retry_statuses = timeout_s, max_in_flight, retry_statuses
+        self._timeout_s = timeout_s
+        self._max_in_flight = max_in_flight
+        self._retry_statuses = retry_statuses
         self._num_open = 0
         self._session: aiohttp.ClientSession | None = None
 
@@ -230,7 +232,10 @@ class _RetryError(Exception):
 
     def __init__(self, cause: str, reason: str, wait_s: float = 0.0, status: int | None = None) -> None:
         super().__init__(reason)
-        self.cause, self.reason, self.wait_s, self.status = cause, reason, wait_s, status
+        self.cause = cause
+        self.reason = reason
+        self.wait_s = wait_s
+        self.status = status
 
 
 def _wait_s(header: str) -> float:

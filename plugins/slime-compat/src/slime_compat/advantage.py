@@ -25,7 +25,8 @@ class CustomAdvantage:
     def __init__(self, options: PathOptions, run: RunView) -> None:
         del run
         loaded = load_checked(options, SETTING, TRAINING_FORMS)
-        self._source, self._function = loaded.source, loaded.function
+        self._source = loaded.source
+        self._function = loaded.function
         self._args = options.arguments
 
     def estimate(self, batch: ResponseTokens, reduce: Reductions) -> TokenAdvantages:

@@ -44,7 +44,8 @@ class Postprocess:
 
     def __init__(self, options: PathOptions) -> None:
         loaded = load_checked(options, SETTING, TRAINING_FORMS)
-        self._source, self._function = loaded.source, loaded.function
+        self._source = loaded.source
+        self._function = loaded.function
         self._args = options.arguments
         self._has_loss = "custom_loss_function_path" in options.sources
 

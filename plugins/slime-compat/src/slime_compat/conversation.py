@@ -127,7 +127,9 @@ class Call:
     def __init__(
         self, context: GenerateContext, sampling: SamplingParams, *, tools: Sequence[Any] | None = None
     ) -> None:
-        self._context, self._sampling, self._tools = context, sampling, tools
+        self._context = context
+        self._sampling = sampling
+        self._tools = tools
         self._encoder = cast(PromptEncoder, context.encoder)
         self.trajectories: list[Trajectory] = []
 

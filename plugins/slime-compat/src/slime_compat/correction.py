@@ -28,7 +28,8 @@ class CustomCorrection:
 
     def __init__(self, options: PathOptions) -> None:
         loaded = load_checked(options, SETTING, TRAINING_FORMS)
-        self._source, self._function = loaded.source, loaded.function
+        self._source = loaded.source
+        self._function = loaded.function
         self._args = options.arguments
 
     def __call__(

@@ -70,7 +70,8 @@ class BufferedDataSource:
 
     def __init__(self, *given: Any) -> None:
         args = given[-1]
-        self.args, self.dataset = args, given[0] if len(given) > 1 else None
+        self.args = args
+        self.dataset = given[0] if len(given) > 1 else None
         self.prompts = NumberedPrompts(Held(args.prompt_request), args.prompt_request)
         self.buffer: list[PromptGroup] = []
 

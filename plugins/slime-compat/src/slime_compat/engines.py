@@ -150,7 +150,8 @@ class _Model:
     def __init__(self, where: str, entry: Mapping[str, Any], base: Path, policy: Path | None) -> None:
         known = {"name", "model_path", "update_weights", "num_gpus_per_engine", *GROUPS}
         _refuse_unknown(where, entry, known)
-        self._where, self._entry = where, entry
+        self._where = where
+        self._entry = entry
         self.name = str(entry.get("name", ""))
         if not self.name:
             raise ConfigError(f"{where}: has no name; give each model one of its own")

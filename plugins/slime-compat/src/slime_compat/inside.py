@@ -136,7 +136,9 @@ class GenerateState:
 
     def __init__(self, args: Any) -> None:
         call = _inside("GenerateState")
-        self.args, self.tokenizer, self.sampling_params = args, call.tokenizer, call.sampling_params
+        self.args = args
+        self.tokenizer = call.tokenizer
+        self.sampling_params = call.sampling_params
 
 
 async def post(url: str, payload: Any, headers: Mapping[str, str] | None = None) -> Any:

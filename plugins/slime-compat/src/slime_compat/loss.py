@@ -36,7 +36,8 @@ class CustomLoss:
 
     def __init__(self, options: PathOptions) -> None:
         loaded = load_checked(options, SETTING, TRAINING_FORMS)
-        self._source, self._function = loaded.source, loaded.function
+        self._source = loaded.source
+        self._function = loaded.function
         self._args = options.arguments
 
     def __call__(self, logits_1TV: torch.Tensor, micro: MicroBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:

@@ -62,7 +62,8 @@ class CustomLayers:
 
     def __init__(self, options: PathOptions) -> None:
         loaded = load_checked(options, "spec", TRAINING_FORMS)
-        self._source, self._function = loaded.source, loaded.function
+        self._source = loaded.source
+        self._function = loaded.function
         self._args = options.arguments
 
     def __call__(self, spec: ModelSpec) -> None:

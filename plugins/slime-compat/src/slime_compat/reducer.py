@@ -26,7 +26,8 @@ class CustomReducer:
 
     def __init__(self, options: PathOptions) -> None:
         loaded = load_checked(options, SETTING, TRAINING_FORMS)
-        self._source, self._function = loaded.source, loaded.function
+        self._source = loaded.source
+        self._function = loaded.function
         self._per_token = options.plan.settings.get("calculate_per_token_loss") is True
 
     def __call__(self, loss_U: torch.Tensor, mask_U: torch.Tensor, micro: MicroBatch) -> torch.Tensor:

@@ -86,7 +86,8 @@ class PathFunctions:
 
     def __init__(self, options: PathOptions) -> None:
         self._forms = rollout_forms(group_rm=options.group_rm)
-        self._options, self._args = options, options.arguments
+        self._options = options
+        self._args = options.arguments
         self._evaluation = self._loaded("eval_function_path")
         self._hooks = load_all_checked(options, "rollout_sample_hook_path", self._forms)
         self._finished = self._loaded("rollout_all_samples_process_path")

@@ -40,7 +40,8 @@ class Arrivals:
     """
 
     def __init__(self, path: Path | None, request: PromptRequest, run: RunView) -> None:
-        self._path, self._request = path, request
+        self._path = path
+        self._request = request
         self._read: dict[str, None] = {}  # names in the order of reading
         self._fit = Fit.of(request, run)
         self._groups = 0

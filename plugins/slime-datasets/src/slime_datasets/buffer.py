@@ -31,7 +31,8 @@ class BufferedPrompts:
     """
 
     def __init__(self, options: DatasetsOptions, run: RunView) -> None:
-        self._options, self._reward_key = options, run.reward_key
+        self._options = options
+        self._reward_key = run.reward_key
         self._prompts = PromptStreams(options, run)
         self._arrivals = Arrivals(options.buffer_data, requested(run), run)
         self._buffer: list[PromptGroup] = []

@@ -45,7 +45,8 @@ class _Counted:
     """
 
     def __init__(self, path: Path, sizes: Iterable[int], files: Sequence[Path]) -> None:
-        self.path, self._bytes = path, Sizes(files)
+        self.path = path
+        self._bytes = Sizes(files)
         self._starts: list[int] = [0, *accumulate(sizes)]
 
     def reaches(self, row: int) -> bool:
@@ -98,7 +99,8 @@ class ParquetTable(_Counted):
             raise DataError(f"{path} cannot be read as Parquet: its parts have {sizes} rows, and it {groups.num_rows}")
         super().__init__(path, sizes, [path])
         self._batches: Iterator[Any] = iter(())
-        self._group, self._next = -1, 0
+        self._group = -1
+        self._next = 0
         """Whose batches these are, and the first row of the next one."""
         self._held: dict[int, list[dict[str, Any]]] = {}
         """First row -> rows that were decoded, at most ``_most`` in all."""

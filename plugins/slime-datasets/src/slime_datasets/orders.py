@@ -27,7 +27,8 @@ class Feistel:
     """
 
     def __init__(self, size: int, key: str) -> None:
-        self._size, self._key = size, key.encode()
+        self._size = size
+        self._key = key.encode()
         self._bits = max(1, ((size - 1).bit_length() + 1) // 2)
 
     def __call__(self, place: int) -> int:
@@ -56,7 +57,8 @@ class Windows:
     """
 
     def __init__(self, width: int, key: str) -> None:
-        self._width, self._key = width, key
+        self._width = width
+        self._key = key
         self._last: tuple[int, int, Feistel] | None = None
 
     def window(self, place: int) -> tuple[int, int]:

@@ -36,7 +36,9 @@ class Streamed:
     """
 
     def __init__(self, request: PromptRequest, *, window: int | None = None) -> None:
-        self._request, self._reading, self._window = request, Reading.of(request), window
+        self._request = request
+        self._reading = Reading.of(request)
+        self._window = window
         self._rows = open_rows(request.path, request.formats, window=window if request.shuffle else 0)
         self._size = self._rows.total() if request.shuffle and window is None else None
         self._seen = 0

@@ -46,8 +46,10 @@ class MaskedImportanceSampling:
         del run
         low = 0.0 if options.mis_mode == "truncate" else options.mis_clip_low
         require_bounds("mis_clip", low, options.mis_clip)
-        self._low, self._high = low, options.mis_clip
-        self._level, self._mode = options.mis_level, options.mis_mode
+        self._low = low
+        self._high = options.mis_clip
+        self._level = options.mis_level
+        self._mode = options.mis_mode
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
         """One weight a token, float32 [T]; the mask as it came.

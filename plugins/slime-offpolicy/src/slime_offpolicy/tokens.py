@@ -33,7 +33,8 @@ class TruncatedImportanceSampling:
     def __init__(self, options: OffPolicyOptions, run: RunView) -> None:
         del run
         require_bounds("tis_clip", options.tis_clip_low, options.largest_ratio)
-        self._low, self._high = options.tis_clip_low, options.largest_ratio
+        self._low = options.tis_clip_low
+        self._high = options.largest_ratio
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
         """One weight a token, float32 [T]; the mask as it came.
@@ -69,7 +70,8 @@ class IcePop:
     def __init__(self, options: OffPolicyOptions, run: RunView) -> None:
         del run
         require_bounds("tis_clip", options.tis_clip_low, options.largest_ratio)
-        self._low, self._high = options.tis_clip_low, options.largest_ratio
+        self._low = options.tis_clip_low
+        self._high = options.largest_ratio
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
         """One weight a token, float32 [T]; the mask as it came.

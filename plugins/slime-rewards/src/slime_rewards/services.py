@@ -81,7 +81,8 @@ class RemoteReward:
     def __init__(self, options: RewardsOptions, run: RunView) -> None:
         if options.rm_url is None:
             raise ConfigError("rm_type asks a service for rewards, and rm_url is not set; add --rm-url URL")
-        self._batch, self._url = options.rm_batch_size, options.rm_url
+        self._batch = options.rm_batch_size
+        self._url = options.rm_url
         # All that may be asked: a row chooses among them, and what else it says is no address.
         own: dict[str, Any] = {"token_env": options.rm_token_env, "retry_statuses": options.rm_retry_statuses}
         self._services = {url: _service(url, options, run, **own) for url in (options.rm_url, *options.rm_row_urls)}
@@ -144,7 +145,8 @@ class ServedReward:
 
     def __init__(self, options: RewardsOptions, run: RunView) -> None:
         self._name, url = _model(run, "/v1/embeddings")
-        self._folder, self._trusts = options.rm_tokenizer, run.settings.get("trust_remote_code") is True
+        self._folder = options.rm_tokenizer
+        self._trusts = run.settings.get("trust_remote_code") is True
         self._service = _service(url, options, run)
 
     async def score(self, samples: Sequence[Sample]) -> Answers:
