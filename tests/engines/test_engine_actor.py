@@ -9,6 +9,7 @@ import psutil
 import pytest
 import ray
 
+from slime_core.config.engine_key import send_key_to
 from slime_core.errors import EngineError
 from slime_core.rollout.engines.actors import EngineActor, RouterActor, start_engine, start_router
 from slime_core.rollout.engines.engine import EngineSettings
@@ -54,6 +55,7 @@ def test_no_server_is_left_when_its_actor_is_killed(ray_session: Any, engine: An
 def test_a_router_takes_engines_in_and_its_death_ends_waits(ray_session: Any, engine: Any, tmp_path: Path) -> None:
     actor = start_router(RouterSettings(tmp_path / "log"))
     (url,) = wait([actor.start(RouterActor.start)], what="the router")
+    send_key_to(url)
     watching = actor.start(RouterActor.watch)
     wait([actor.start(RouterActor.add, [Worker(engine.server.url)])], what="an engine", also=[watching])
     assert call(url, "/get_model_info", timeout_s=10)["weight_version"] == "default"

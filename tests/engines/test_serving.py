@@ -108,7 +108,7 @@ async def test_the_routes_of_an_engine_are_those_that_the_learner_takes(megatron
     arguments = ("--enable-return-routed-experts",)
     with SGLangServer(EngineSettings(folder, tmp_path / "log", dtype="float32", extra=arguments)) as server:
         server.wait_ready()
-        async with GenerateClient("http://router", engines=[server.url], routes=(LAYERS, CHOSEN)) as client:
+        async with GenerateClient(server.url, engines=[server.url], routes=(LAYERS, CHOSEN)) as client:
             answers = [(await client.generate(prompt, sampling=GREEDY))[0] for prompt in PROMPTS]
     taken = learner_routes(megatron, folder, answers)
     for prompt, answer, layers in zip(PROMPTS, answers, taken, strict=True):

@@ -10,6 +10,7 @@ import pytest
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.client import GenerateClient
+from slime_core.services import engine_headers
 from slime_core.types import Sample, Status
 
 TURN = SamplingParams(max_new_tokens=6)
@@ -28,7 +29,10 @@ async def scored(url: str, ids: list[int]) -> list[float]:
         "return_logprob": True,
         "logprob_start_len": 0,
     }
-    async with aiohttp.ClientSession() as session, session.post(f"{url}/generate", json=body) as response:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/generate", json=body, headers=engine_headers(url)) as response,
+    ):
         found = (await response.json())["meta_info"]["input_token_logprobs"]
     # SGLang writes 0 for the last id of the vocabulary, which it takes for the hash of an image (sglang 0.5.23,
     # srt/managers/scheduler_components/logprob_result_processor.py:54); the log-probability is that of the id.
