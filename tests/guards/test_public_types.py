@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args, get_origin, get_type_hints
@@ -80,7 +81,8 @@ def functions(owner: type) -> Iterator[tuple[str, Callable[..., object]]]:
 
 def hints(room: str) -> Iterator[tuple[str, object]]:
     """Each annotation of each public name of ``room``, with where it stands."""
-    install()  # before the first import of Megatron, for the tests after these
+    if "megatron.core" not in sys.modules:
+        install()  # before the first import of Megatron, for the tests after these
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Megatron warns of what torch has deprecated, and of what is not installed
         module = importlib.import_module(room)

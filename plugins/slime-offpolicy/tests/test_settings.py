@@ -8,7 +8,7 @@ import pytest
 
 from slime_core.config.explain import to_toml
 from slime_core.config.load import Resolved, load, peek
-from slime_core.errors import ConfigError, PluginError
+from slime_core.errors import ConfigError
 from slime_core.plugins.activation import ActivePlugins, activate
 from slime_core.plugins.conditions import check_settings
 from slime_offpolicy.options import OffPolicyOptions
@@ -128,8 +128,11 @@ def test_a_key_of_another_table_activates_nothing(tmp_path: Path):
     assert activated("--config", str(file)).by_need == ()
 
 
-def test_a_plugin_that_a_file_needs_may_not_be_withheld(tmp_path: Path):
+def test_the_table_of_a_plugin_that_is_taken_away_is_left_out(tmp_path: Path):
     file = tmp_path / "run.toml"
-    file.write_text("[algorithm]\ntis_clip = 2.0\n")
-    with pytest.raises(PluginError, match=r"one of plugin 'offpolicy' .* and --no-plugin takes that away"):
-        activated("--config", str(file), "--no-plugin", "offpolicy")
+    file.write_text("[offpolicy]\ntis_clip = 2.0\n")
+    found = checked("--config", str(file), "--no-plugin", "offpolicy")
+    assert not any("tis_clip" in key for key in found.provenance)
+    file.write_text("[algorithm]\ntis_clip = 2.0\n")  # the old section, which is not the plugin's
+    with pytest.raises(ConfigError, match=r"tis_clip: a setting of plugin 'offpolicy' .* which is not active"):
+        checked("--config", str(file), "--no-plugin", "offpolicy")
