@@ -39,6 +39,10 @@ LARGEST_REQUEST = 16 * 2**20
 
 MOST_ANSWERS = 16
 
+BACKLOG = 4096
+"""Connections that wait to be accepted: all agents of a rollout start at once, and one that is not taken in waits for
+TCP's retransmission, seconds."""
+
 Stops = tuple[str, ...]
 
 
@@ -149,7 +153,7 @@ class Endpoint:
         app.router.add_get("/v1/models", self._models)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", 0, backlog=BACKLOG)
         await site.start()
         self._url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         self._runner = runner

@@ -39,11 +39,11 @@ class AgentsOptions(PluginOptions):
     ] = "qwen25"
     """How the model writes tool calls: a name of SGLang's --tool-call-parser, such as qwen25, llama3 or glm45."""
     tool_timeout_s: Annotated[float, Field(gt=0), UsedBy("tool_agent")] = 60.0
-    """Seconds that a call of a tool may take; then the sample fails with the cause tool_timeout."""
+    """Seconds that the calls of one turn may take; then the sample fails with the cause tool_timeout."""
     tool_max_chars: Annotated[int, Field(ge=1), UsedBy("tool_agent")] = 10_000
     """Characters of a tool's answer that the model gets; the rest is left out, and the answer says so."""
     agent_timeout_s: Annotated[float, Field(gt=0), UsedBy("openai_agent")] = 600.0
-    """Seconds that an agent may take for one task; then its samples are those of the turns so far."""
+    """Seconds that an agent may take for one task; then its sample fails with the cause agent_timeout."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,9 @@ import asyncio
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError, validate_call
@@ -20,6 +22,10 @@ from slime_core.errors import PluginError
 from slime_core.types import JsonValue
 
 __all__ = ["Tool", "ToolCall", "ToolError", "Toolbox"]
+
+
+THREADS = 256
+"""Calls of tools that are no coroutines and run at once; further ones wait."""
 
 
 class ToolError(Exception):
@@ -81,10 +87,17 @@ class Tool:
             if self._is_async:
                 answer = await self._checked(**arguments)
             else:
-                answer = await asyncio.to_thread(self._checked, **arguments)
+                call = partial(self._checked, **arguments)
+                answer = await asyncio.get_running_loop().run_in_executor(_threads(), call)
         except ValidationError as problem:
             raise ToolError(f"{self.name}: {_reasons(problem)}") from problem
         return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    # asyncio's own pool has a few threads, which tools that hang would take from all others of the process.
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="tool")
 
 
 def _reasons(problem: ValidationError) -> str:
