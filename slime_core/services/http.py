@@ -114,6 +114,7 @@ class Service:
         max_in_flight: concurrent requests.
         token_env: environment variable whose value is sent as ``Authorization: Bearer``; None: no such header.
         retry_statuses: refusals (4xx) after which the request is repeated.
+        retries: False: one attempt a request.
 
     Attributes:
         shown: the URL as messages show it, without secrets.
@@ -130,6 +131,7 @@ class Service:
         max_in_flight: int,
         token_env: str | None = None,
         retry_statuses: Sequence[int] = (),
+        retries: bool = True,
     ) -> None:
         self.shown = shown(url)
         self._url = with_secrets(url)
@@ -139,6 +141,7 @@ class Service:
         self._timeout_s = timeout_s
         self._max_in_flight = max_in_flight
         self._retry_statuses = retry_statuses
+        self._retries = retries
         self._num_open = 0
         self._session: aiohttp.ClientSession | None = None
 
@@ -157,7 +160,7 @@ class Service:
                 except _RetryError as failure:
                     pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempts - 1)) * random.uniform(0.5, 1.0)
                     pause_s = max(pause_s, failure.wait_s)
-                    if time.monotonic() + pause_s >= deadline_s:
+                    if not self._retries or time.monotonic() + pause_s >= deadline_s:
                         raise self._given_up(failure, attempts) from None
                 await asyncio.sleep(pause_s)
 

@@ -93,10 +93,7 @@ async def test_a_tool_that_fails_or_hangs_ends_its_sample(agent, context, says, 
     assert (made.status, made.failure_cause, made.error) == (Status.FAILED, cause, error)
 
 
-async def test_a_parser_that_the_engine_does_not_know_is_an_error_of_the_settings(
-    agent, context, says, monkeypatch
-) -> None:
+async def test_a_parser_that_the_engine_does_not_know_is_an_error_of_the_settings(agent, context, says) -> None:
     says("x")
-    monkeypatch.setattr("slime_agents.parsing.TIMEOUT_S", 0.3)
     with pytest.raises(PluginError, match=r"--tool-call-parser nonesuch: (?s:.*)Accepted are the names of SGLang's"):
         await agent(tool_call_parser="nonesuch")(context, sample(), SAMPLING)

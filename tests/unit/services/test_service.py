@@ -50,6 +50,14 @@ async def test_retries_end_at_the_time_limit(monkeypatch):
     assert 55 <= now() < 60
 
 
+async def test_without_retries_the_first_failure_is_final():
+    with HttpService(lambda body: "done") as answering:
+        answering.fail_with = [500]
+        with pytest.raises(ServiceError, match="1 attempts; the last one failed with status 500"):
+            await service(answering.url, retries=False).ask({})
+    assert len(answering.asked) == 1
+
+
 async def test_an_answer_without_json_is_quoted():
     with (
         HttpService(lambda body: b"<html>") as answering,

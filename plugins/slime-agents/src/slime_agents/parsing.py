@@ -55,9 +55,9 @@ class CallParser:
             return Parsed(text, [])
         url = await client.engine_url()
         if url not in self._services:
-            service = Service(f"{url}/parse_function_call", timeout_s=TIMEOUT_S, max_in_flight=IN_FLIGHT)
-            await self._check(service, tools)
-            self._services[url] = service
+            address = f"{url}/parse_function_call"
+            await self._check(Service(address, timeout_s=TIMEOUT_S, max_in_flight=1, retries=False), tools)
+            self._services[url] = Service(address, timeout_s=TIMEOUT_S, max_in_flight=IN_FLIGHT)
         try:
             return _parsed(await self._services[url].ask(self._body(text, tools)), text)
         except ServiceError as problem:
