@@ -128,6 +128,12 @@ families: setup ## every model family against transformers in several layouts, t
 	$(BIN)/python -m tests.campaigns.families
 	$(BIN)/python -m tests.campaigns.families --engines outputs/families
 
+.PHONY: agents
+agents: setup ## openai-agents and mini-swe-agent, as they come from PyPI, against the endpoint of slime-agents
+	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python outputs/agents
+	@$(BIN)/uv pip install --quiet --python outputs/agents/bin/python -r plugins/slime-agents/tests/frameworks/requirements.txt
+	@SLIME_AGENTS_PYTHON=$(CURDIR)/outputs/agents/bin/python $(BIN)/python -m pytest plugins/slime-agents/tests/frameworks/check.py
+
 .PHONY: warm-up
 warm-up: setup ## make the built-in model's checkpoint again, into outputs/warm-up
 	$(BIN)/python examples/arithmetic/warm_up.py outputs/warm-up

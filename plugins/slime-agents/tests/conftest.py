@@ -46,6 +46,11 @@ def shown(message: Mapping[str, Any]) -> str:
 
 
 @pytest.fixture
+def letters() -> Any:
+    return Letters()
+
+
+@pytest.fixture
 def engine() -> Iterator[FakeEngine]:
     with FakeEngine(vocab_size=256, context_length=4000) as engine:
         yield engine
@@ -62,7 +67,6 @@ def says(engine: FakeEngine) -> Callable[..., None]:
 
 
 @pytest.fixture
-async def context(engine: FakeEngine) -> AsyncIterator[GenerateContext]:
-    encoder: Any = Letters()
+async def context(engine: FakeEngine, letters: Any) -> AsyncIterator[GenerateContext]:
     async with connect(engine.url, vocab_size=256) as client:
-        yield GenerateContext(client, encoder, max_response_len=2000, context_length=4000)
+        yield GenerateContext(client, letters, max_response_len=2000, context_length=4000)

@@ -204,6 +204,21 @@ async def test_a_stream_holds_the_same_answer(context, says) -> None:
     assert parts[-1].usage.completion_tokens > 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_connection_is_left_idle_for_the_pool_that_agents_share_to_look_at(context, says, stream) -> None:
+    says("one")
+    found = []
+
+    async def agent(task, **access: str) -> None:
+        async with client(access) as one:
+            api = one.chat.completions.with_raw_response
+            answer = await api.create(model="any", messages=[{"role": "user", "content": "q"}], stream=stream)
+            found.append(answer.headers["connection"])
+
+    await run(context, agent)
+    assert found == ["close"]
+
+
 async def test_a_stop_text_and_a_limit_of_the_request_hold(context, says, engine: FakeEngine) -> None:
     says("one;", "three")
     found = []

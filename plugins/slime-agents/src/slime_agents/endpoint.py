@@ -166,7 +166,7 @@ class Endpoint:
         if self._session(request) is None:
             return _unknown_key()
         entry = {"id": MODEL, "object": "model", "created": 0, "owned_by": "slime"}
-        return web.json_response({"object": "list", "data": [entry]})
+        return _json({"object": "list", "data": [entry]})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
@@ -192,7 +192,7 @@ class Endpoint:
             session.fail(failure)
             return _over()
         body = _completion(replies)
-        return await _stream(request, body) if asked.stream else web.json_response(body)
+        return await _stream(request, body) if asked.stream else _json(body)
 
     def _reader(self, session: Session, asked: ChatRequest) -> Any:
         tools = asked.to_request().tools
@@ -245,6 +245,7 @@ def _choice(number: int, reply: Reply) -> dict[str, Any]:
 async def _stream(request: web.Request, body: Mapping[str, Any]) -> web.StreamResponse:
     """``body`` as server-sent events: each choice's message in one piece, then its end."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    response.force_close()
     await response.prepare(request)
     head = {**body, "object": "chat.completion.chunk"}
     usage = head.pop("usage")
@@ -264,9 +265,21 @@ async def _send(response: web.StreamResponse, event: Mapping[str, Any]) -> None:
     await response.write(f"data: {json.dumps(event)}\n\n".encode())
 
 
+def _json(body: Mapping[str, Any], *, status: int = 200) -> web.Response:
+    """An answer, after which the connection closes.
+
+    The clients of all agents may share one pool of connections. The pool of ``httpx`` looks at every idle connection
+    for each request, and hands one idle connection to all that wait: 512 requests of 256 agents cost 3.7 s of CPU with
+    connections that stay, 2.0 s with new ones, and on a busy machine some ran into the client's connect limit of 5 s.
+    """
+    response = web.json_response(body, status=status)
+    response.force_close()
+    return response
+
+
 def _error(status: int, message: str, code: str) -> web.Response:
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return web.json_response({"error": {"message": message, "type": kind, "param": None, "code": code}}, status=status)
+    return _json({"error": {"message": message, "type": kind, "param": None, "code": code}}, status=status)
 
 
 def _unknown_key() -> web.Response:
