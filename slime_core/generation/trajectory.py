@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypedDict
 from uuid import uuid4
 
@@ -280,7 +281,7 @@ class Trajectory:
         other._spans = [(name, start, min(end, at)) for name, start, end in self._spans if start < at]
         other._versions = list(dict.fromkeys(name for name, _, _ in other._spans)) or list(self._versions)
         other._routes = None if self._routes is None or not at else self._routes[: len(self._prompt) + at - 1]
-        other._turn_start, other._num_turns = at, sum(start < at for start in self._turn_starts()[0])
+        other._turn_start, other._num_turns = at, sum(start < at for start, _ in self._turns())
         other._ending, other._is_changed = None, True
         other._is_models_turn = self._is_models_turn if at == len(self._ids) else not at
         other._masks_restored, other._tool_time = False, 0.0
@@ -355,6 +356,30 @@ class Trajectory:
             sample.error = f"{_who(sample)}: {room if self.is_full else nothing}"
         return sample
 
+    def finish_turns(self) -> list[Sample]:
+        """A sample for each turn of the model, so that each may have a reward of its own; without a turn, as
+        :meth:`finish`.
+
+        Each has the conversation up to the end of its turn, and only this turn is trained. They share one
+        ``rollout_id``, so together they count once in the loss and among the rewards of the group. Earlier tokens are
+        read again for each: n equal turns cost the training (n + 1) / 2 times as much as one sample of all.
+        """
+        whole = self.finish()
+        mask = self._mask or [1] * len(self._ids)
+        turns = [(start, end) for start, end in self._turns() if any(mask[start:end])]
+        return [self._turn_alone(start, end, is_last=(start, end) == turns[-1]) for start, end in turns] or [whole]
+
+    def _turn_alone(self, start: int, end: int, *, is_last: bool) -> Sample:
+        other = self.fork(end)
+        other._log_probs[start:] = self._log_probs[start:end]
+        other._mask = [*[0] * start, *(self._mask or [1] * end)[start:end]]
+        kept = joined(self._kept)
+        other._kept = [(kept if kept is None else kept.until(end), end)]
+        other._ending = self._ending if is_last else "stop"
+        other._tool_time = self._sample.non_generation_time if is_last else 0.0
+        other._spec_info = self._spec_info if is_last else None
+        return other.finish()
+
     @property
     def _response_room(self) -> int:
         limit = self._context.max_response_len
@@ -421,19 +446,20 @@ class Trajectory:
 
     def _restored_turns(self) -> tuple[int, int]:
         """Where the aborted turn starts in the response, and how many turns are finished."""
-        starts, is_in_turn = self._turn_starts()
-        return (starts[-1], len(starts) - 1) if is_in_turn else (len(self._ids), len(starts))
+        turns = self._turns()
+        is_in_turn = bool(turns) and turns[-1][1] == len(self._ids)
+        return (turns[-1][0], len(turns) - 1) if is_in_turn else (len(self._ids), len(turns))
 
-    def _turn_starts(self) -> tuple[list[int], bool]:
-        """Where turns of the model start in the response, and whether its last token belongs to one."""
+    def _turns(self) -> list[tuple[int, int]]:
+        """Where turns of the model start and end in the response."""
         sampled = [False] * len(self._ids)
         for _, start, end in self._spans:
             sampled[start:end] = [True] * (end - start)
         if not self._spans:  # not recorded: added text is what is not trained and has log-probability 0
             mask = self._mask or [1] * len(self._ids)
             sampled = [bool(mask[at]) or log_prob != 0 for at, log_prob in enumerate(self._log_probs)]
-        starts = [at for at, one in enumerate(sampled) if one and (at == 0 or not sampled[at - 1])]
-        return starts, bool(sampled) and sampled[-1]
+        edges = [at for at, (one, other) in enumerate(pairwise([False, *sampled, False])) if one != other]
+        return list(zip(edges[::2], edges[1::2], strict=True))
 
     def _record(self) -> None:
         sample = self._sample

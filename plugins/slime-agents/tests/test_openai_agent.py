@@ -204,6 +204,45 @@ async def test_a_stream_holds_the_same_answer(context, says) -> None:
     assert parts[-1].usage.completion_tokens > 0
 
 
+@pytest.mark.parametrize(
+    ("turn_rewards", "expected"),
+    [
+        ("last", [("one\x01......two\x01", 0.25)]),
+        ("own", [("one\x01", 1.0), ("..........two\x01", 0.25)]),
+        ("following", [("one\x01", 1.25), ("..........two\x01", 0.25)]),
+    ],
+)
+async def test_an_agent_may_give_each_answer_a_reward_of_its_own(context, says, turn_rewards, expected) -> None:
+    says("one", "two")
+
+    async def agent(task, **access: str) -> list[float]:
+        first = await ask(access, [user("q")])
+        await ask(access, [user("q"), first, user("a")])
+        return [1, 0.25]
+
+    samples = await run(context, agent, turn_rewards=turn_rewards)
+    assert [(trained(one), one.reward) for one in samples] == expected
+    assert {one.rollout_id for one in samples} == {3 if len(samples) > 1 else None}
+    assert samples[0].metadata["agent"] == {"branches": 1}
+
+
+async def test_answers_of_branches_have_their_rewards_in_the_order_of_the_requests(context, says) -> None:
+    says("one", "two", "three")
+
+    async def agent(task, **access: str) -> list[float]:
+        first = await ask(access, [user("q")])
+        await ask(access, [user("r")])
+        await ask(access, [user("q"), first, user("a")])
+        return [1, 2, 3]
+
+    samples = await run(context, agent, turn_rewards="own")
+    assert [(trained(one).strip("."), one.reward) for one in samples] == [
+        ("one\x01", 1.0),
+        ("three\x01", 3.0),
+        ("two\x01", 2.0),
+    ]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_no_connection_is_left_idle_for_the_pool_that_agents_share_to_look_at(context, says, stream) -> None:
     says("one")
@@ -304,6 +343,17 @@ async def test_an_agent_that_raises_hangs_or_says_nothing_fails_its_sample(conte
     async def silent(task, **access: str) -> None:
         pass
 
+    async def counts_wrong(task, **access: str) -> list[float]:
+        await ask(access, [user("q")])
+        return [1.0, 2.0]
+
+    async def undefined(task, **access: str) -> float:
+        await ask(access, [user("q")])
+        return float("nan")
+
+    says("one", "one")
+    assert "the agent returned 2 rewards for 1 answers" in str((await fails(context, counts_wrong)).error)
+    assert "a reward is a finite number" in str((await fails(context, undefined)).error)
     sample = await fails(context, broken)
     assert (sample.failure_cause, sample.error) == ("agent_error", "sample 3 of group 1: KeyError: 'gone'")
     assert (await fails(context, hangs, agent_timeout_s=0.1)).failure_cause == "agent_timeout"

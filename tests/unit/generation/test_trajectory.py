@@ -399,6 +399,39 @@ async def test_experts_and_kept_tokens_of_a_fork_are_those_of_its_tokens() -> No
     assert sample.rollout_top_p_token_ids is None
 
 
+async def test_each_turn_alone_is_a_sample_that_trains_this_turn() -> None:
+    kept = Kept(array("i", [55, 56]), array("i", [0, 2, 2]))
+    engine = Engine(answer("3+4?"), answer("7.", "length", version="2", kept=kept, spec_info=SpecInfo(1, 2, 3, 4)))
+    trajectory = context(engine).start(Sample(prompt="q", index=5, metadata={"a": [1]}, non_generation_time=1.0))
+    await trajectory.generate(SAMPLING)
+    trajectory.append_text("=")
+    await trajectory.generate(SAMPLING)
+    first, second = trajectory.finish_turns()
+    assert (first.response, first.loss_mask, first.weight_versions) == ("3+4?", [1, 1, 1, 1], ["1"])
+    assert (second.response, second.loss_mask, second.weight_versions) == ("3+4?=7.", [0] * 5 + [1, 1], ["1", "2"])
+    assert first.rollout_log_probs == LogProbs([-0.5] * 4)
+    assert second.rollout_log_probs == LogProbs([0.0] * 5 + [-0.5] * 2)
+    assert (first.rollout_top_p_token_offsets, second.rollout_top_p_token_offsets) == ([0] * 5, [0] * 6 + [2, 2])
+    assert (first.status, second.status) == (Status.COMPLETED, Status.TRUNCATED)
+    assert [(one.index, one.rollout_id, one.non_generation_time) for one in (first, second)] == [
+        (5, 5, 0.0),
+        (5, 5, 1.0),
+    ]
+    assert (first.spec_info, second.spec_info) == (SpecInfo(), SpecInfo(1, 2, 3, 4))
+    assert first.metadata is not second.metadata
+
+
+async def test_of_a_fork_only_its_own_turns_are_samples() -> None:
+    trajectory = context(Engine(answer("ab"), answer("c"))).start(Sample(prompt="q", index=0))
+    await trajectory.generate(SAMPLING)
+    other = trajectory.fork()
+    other.append_text("=")
+    await other.generate(SAMPLING)
+    assert [(one.response, one.loss_mask) for one in other.finish_turns()] == [("ab=c", [0, 0, 0, 1])]
+    (empty,) = context(Engine()).start(Sample(prompt="q", index=0)).finish_turns()
+    assert empty.status is Status.FAILED
+
+
 async def test_the_time_of_a_tool_is_measured_and_limited() -> None:
     sample = Sample(prompt="q", non_generation_time=1.0)
     trajectory = context(Engine(answer("ab"))).start(sample)

@@ -90,6 +90,7 @@ class Branch:
         tools: that it started with.
         history: the messages so far, the newest reply included.
         ends: messages and response ids after each reply.
+        turns: which of the rollout's answers were sampled here.
         is_busy: a request of it is in flight.
     """
 
@@ -97,6 +98,7 @@ class Branch:
     tools: tuple[JsonValue, ...]
     history: list[Message] = field(default_factory=list)
     ends: list[tuple[int, int]] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
     is_busy: bool = False
 
     def recorded(self, request: Request) -> int:
@@ -119,6 +121,7 @@ class Rollout:
 
     Attributes:
         sample: as it was given; it stays as it is.
+        num_turns: answers that were asked for.
         breaks: why histories started a branch although the agent went on with a conversation -> how often.
     """
 
@@ -126,14 +129,15 @@ class Rollout:
         self._context = context
         self.sample = sample
         self._sampling = sampling
-        self._turns_left = max_turns
+        self._max_turns = max_turns
         self._branches: list[Branch] = []
+        self.num_turns = 0
         self.breaks: Counter[Break] = Counter()
 
     @property
     def num_branches(self) -> int:
-        """Conversations so far."""
-        return len(self._branches)
+        """Conversations that have a turn of their own."""
+        return sum(bool(branch.turns) for branch in self._branches)
 
     async def answer(self, request: Request, read: ReadTurn) -> list[Reply]:
         """``request.n`` answers, each of which the agent may continue.
@@ -145,16 +149,36 @@ class Rollout:
             EngineError: no engine answered.
             DataError: the chat template refuses the messages.
         """
-        if self._turns_left < request.n:
+        if self.num_turns + request.n > self._max_turns:
             raise TurnsUsedError
-        self._turns_left -= request.n
         first = self._branch(request)
-        others = [self._copy(first) for _ in range(request.n - 1)]
-        return await asyncio.gather(*(self._turn(branch, request, read) for branch in (first, *others)))
+        if first.trajectory.is_full:
+            first.is_busy = False
+            raise TooLongError
+        branches = [first, *(self._copy(first) for _ in range(request.n - 1))]
+        numbers = range(self.num_turns, self.num_turns + request.n)
+        self.num_turns += request.n
+        turns = [self._turn(branch, request, read, at) for branch, at in zip(branches, numbers, strict=True)]
+        return await asyncio.gather(*turns)
 
     def finish(self) -> list[Sample]:
         """The conversations that have a turn, each as a sample, in the order in which they started."""
-        samples = [branch.trajectory.finish() for branch in self._branches if branch.ends]
+        return self._as_one([branch.trajectory.finish() for branch in self._branches if branch.turns])
+
+    def finish_turns(self, rewards: Sequence[float]) -> list[Sample]:
+        """A sample for each answer, with its reward.
+
+        Arguments:
+            rewards: one for each answer, in the order in which they were asked for.
+        """
+        found = []
+        for branch in (one for one in self._branches if one.turns):
+            for number, sample in zip(branch.turns, branch.trajectory.finish_turns(), strict=True):
+                sample.reward = rewards[number]
+                found.append(sample)
+        return self._as_one(found)
+
+    def _as_one(self, samples: list[Sample]) -> list[Sample]:
         for sample in samples:
             sample.rollout_id = (sample.index or 0) if len(samples) > 1 else None
         return samples
@@ -198,13 +222,13 @@ class Rollout:
         self._branches.append(other)
         return other
 
-    async def _turn(self, branch: Branch, request: Request, read: ReadTurn) -> Reply:
+    async def _turn(self, branch: Branch, request: Request, read: ReadTurn, number: int) -> Reply:
         trajectory = branch.trajectory
         try:
-            if trajectory.is_full:
-                raise TooLongError
             prompt_tokens = len(trajectory.token_ids)
             turn = await trajectory.generate(self._limited(request))
+            if turn.token_ids:
+                branch.turns.append(number)
             message = await read(turn)
             branch.history.append(message)
             branch.ends.append((len(branch.history), trajectory.response_length))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import cast
 
 from slime_agents.conversations import Rollout
@@ -45,8 +47,9 @@ class OpenAIAgent:
     """Generate function ``openai_agent``.
 
     The agent is called as ``fn(task, base_url=..., api_key=..., model=...)``, awaited or in a thread. Each conversation
-    that it has held becomes a sample; all of them count as one. A number that it returns is the reward of each; else
-    the reward model scores them. An agent that raises or takes too long fails its sample, unless a request of it was
+    that it has held becomes a sample; all of them count as one. A number that it returns is the reward of each; a list
+    of numbers holds one for each answer that it has asked for (``--agents.turn-rewards``); else the reward model scores
+    the samples. An agent that raises or takes too long fails its sample, unless a request of it was
     refused because the rollout is full: then its turns are trained.
     """
 
@@ -73,16 +76,33 @@ class OpenAIAgent:
         task = AgentTask(sample.prompt, sample.label, dict(sample.metadata), context.evaluation)
         async with self._endpoint.open(session) as access:
             result = await self._result(task, access, session)
-        samples = rollout.finish()
         if isinstance(result, Exception) and not session.is_full:
             return [_failed(sample, result)]
-        if not samples:
+        if not rollout.num_branches:
             return [_failed(sample, ValueError("the agent made no request"))]
+        try:
+            samples = self._rewarded(rollout, result)
+        except ValueError as problem:
+            return [_failed(sample, problem)]
         breaks: dict[str, JsonValue] = {str(cause): count for cause, count in rollout.breaks.items()}
-        samples[0].metadata[AGENT] = {"branches": len(samples), **breaks}
-        if isinstance(result, int | float):
-            for one in samples:
-                one.reward = float(result)
+        samples[0].metadata[AGENT] = {"branches": rollout.num_branches, **breaks}
+        return samples
+
+    def _rewarded(self, rollout: Rollout, result: object) -> list[Sample]:
+        """The samples of ``rollout``, with the rewards that the agent returned, if it did."""
+        rewards = _numbers(result)
+        if rewards is None:
+            return rollout.finish()
+        if isinstance(result, list | tuple):
+            if len(rewards) != rollout.num_turns:
+                raise ValueError(f"the agent returned {len(rewards)} rewards for {rollout.num_turns} answers")
+            if self._options.turn_rewards == "own":
+                return rollout.finish_turns(rewards)
+            if self._options.turn_rewards == "following":
+                return rollout.finish_turns(list(accumulate(reversed(rewards)))[::-1])
+        samples = rollout.finish()
+        for one in samples:
+            one.reward = rewards[-1]
         return samples
 
     async def _result(self, task: AgentTask, access: Access, session: Session) -> object:
@@ -112,6 +132,21 @@ class OpenAIAgent:
             return await self._agent(task, **given)
         loop, agent = asyncio.get_running_loop(), self._agent
         return await loop.run_in_executor(self._threads, lambda: agent(task, **given))
+
+
+def _numbers(result: object) -> list[float] | None:
+    """The rewards that an agent returned; None: it returned something else.
+
+    Raises:
+        ValueError: one is not finite.
+    """
+    found = list(result) if isinstance(result, list | tuple) else [result]
+    numbers = [float(one) for one in found if isinstance(one, int | float)]
+    if not found or len(numbers) < len(found):
+        return None
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError(f"the agent returned the reward {result}; a reward is a finite number")
+    return numbers
 
 
 def _of(failure: Interrupted | EngineError | PluginError, session: Session) -> Exception:

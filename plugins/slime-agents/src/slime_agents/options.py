@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -34,6 +34,11 @@ class AgentsOptions(PluginOptions):
         CodePath | None, Flag("--agent", value="MODULE:FUNCTION"), NamesCode(), UsedBy("openai_agent", required=True)
     ] = None
     """fn(task, base_url, api_key, model): solves a task by OpenAI's API. A number that it returns is the reward."""
+    turn_rewards: Annotated[Literal["last", "own", "following"], UsedBy("openai_agent")] = "last"
+    """What an answer is trained on where an agent returns a list of rewards, one for each answer that it has asked for.
+
+    last: the last reward, for all answers. own: its own reward. following: the sum of its own and all later ones.
+    """
     tool_call_parser: Annotated[
         Annotated[str, Field(min_length=1)], Flag("--tool-call-parser"), UsedBy("tool_agent", "openai_agent")
     ] = "qwen25"
