@@ -341,9 +341,11 @@ class Setting:
     def recorded(self, value: Any) -> Any:
         """``value`` as the ``config.toml`` of a run holds it: files of functions by their absolute paths, so that they
         are found again from another working directory."""
-        if not any(isinstance(entry, NamesCode) for entry in self.info.metadata):
-            return value
-        return tuple(map(_code_path, value)) if isinstance(value, tuple | list) else value and _code_path(value)
+        return _code_paths(value, Path()) if self._names_code else value
+
+    @property
+    def _names_code(self) -> bool:
+        return any(isinstance(entry, NamesCode) for entry in self.info.metadata)
 
     def read_python(self, value: object) -> Any:
         """The value that a plugin's preset means.
@@ -375,6 +377,8 @@ class Setting:
     def _placed(self, value: Any, base: Path) -> Any:
         if self.key == _PLUGINS:
             return tuple(str(_absolute(Path(name), base)) if name.endswith(".py") else name for name in value)
+        if self._names_code and base != Path():
+            return _code_paths(value, base)
         return anchored(value, base)
 
     def _bounded(self, value: Any) -> Any:
@@ -475,10 +479,12 @@ def _names_paths(annotation: Any) -> bool:
     return annotation is Path or any(map(_names_paths, get_args(annotation)))
 
 
-def _code_path(path: str) -> str:
-    """``file.py:function`` with the file's absolute path; modules as they are."""
-    file, colon, function = path.partition(":")
-    return f"{_absolute(Path(file), Path())}{colon}{function}" if file.endswith(".py") else path
+def _code_paths(value: Any, base: Path) -> Any:
+    """One or several of ``file.py:function``, with the file's absolute path; modules as they are."""
+    if isinstance(value, tuple | list):
+        return tuple(_code_paths(one, base) for one in value)
+    file, colon, function = (value or "").partition(":")
+    return f"{_absolute(Path(file), base)}{colon}{function}" if file.endswith(".py") else value
 
 
 def _absolute(path: Path, base: Path) -> Path:

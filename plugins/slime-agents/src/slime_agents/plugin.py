@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from slime_agents.options import AGENT, AgentsOptions, AgentsSetup
 from slime_core import Component, FunctionSource, GenerateTraits, RunPlan, hookimpl
-from slime_core.types import Sample
+from slime_core.types import JsonValue, Sample
 
 __all__: list[str] = []
 
@@ -16,7 +16,8 @@ def slime_register_generate_functions() -> Iterator[Component]:
     yield Component(
         "tool_agent",
         target="slime_agents.tool_agent:ToolAgent",
-        traits=GenerateTraits(scope="sample"),
+        # Tools run between turns, and what they answered is kept: none runs twice.
+        traits=GenerateTraits(scope="sample", resumes=True),
         summary="A conversation of the model with the tools of --tools; what they answer is not trained",
     )
     yield Component(
@@ -42,10 +43,23 @@ def slime_options() -> type[AgentsOptions]:
 
 @hookimpl
 def slime_check(plan: RunPlan) -> Iterator[str]:
-    settings = plan.settings
-    name = str(settings.get("generate_function")).rpartition(":")[2]
-    if name in ("tool_agent", "openai_agent") and not settings.get("apply_chat_template"):
-        yield (f"generate function {name} continues conversations by the chat template; add --apply-chat-template")
+    for where, settings in _uses(plan.settings):
+        name = str(settings.get("generate_function")).rpartition(":")[2]
+        if name in ("tool_agent", "openai_agent") and not settings.get("apply_chat_template"):
+            yield f"{where}generate function {name} continues conversations by the chat template; {_TURN_ON}"
+
+
+_TURN_ON = "set apply_chat_template (--apply-chat-template)"
+
+
+def _uses(settings: Mapping[str, JsonValue]) -> Iterator[tuple[str, Mapping[str, JsonValue]]]:
+    """Where the run generates, and with which settings: the run itself, and its evaluation sets."""
+    yield "", settings
+    sets = settings.get("eval_datasets")
+    for one in sets if isinstance(sets, Sequence) else ():
+        if isinstance(one, Mapping):
+            own = {name: value for name, value in one.items() if value is not None}
+            yield f"evaluation set {own.get('name')}: ", {**settings, **own}
 
 
 @hookimpl
