@@ -15,7 +15,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "openai_agent"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("agent") / "run"
-    words = ("--config", EXAMPLE / "run.toml", "--agent", f"{EXAMPLE}/solve.py:solve", "--eval-interval", "none")
+    words = ("--config", EXAMPLE / "run.toml", "--eval-interval", "none")
     return train(folder, *words, "--num-rollout", "2", "--rollout-batch-size", "8")
 
 

@@ -15,8 +15,9 @@ FILES = sorted(EXAMPLES.rglob("*.toml"))
 
 
 def resolve(argv: list[str]) -> Resolved:
-    active = activate(peek(argv).plugins)
-    return load(argv, presets=active.presets, plugin_options=active.options, check_rules=False)
+    seen = peek(argv)
+    active = activate(seen.plugins, choices=seen.choices, flags=seen.flags)
+    return load(argv, **active.for_settings, check_rules=False)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(EXAMPLES)))
