@@ -74,10 +74,12 @@ source "$here/torch-source.sh" "$tag"
 "$uv" pip install --python "$venv/bin/python" --no-deps "${torch_source[@]}" -r "$here/cpu.txt"
 
 # Byte code, whatever PYTHONDONTWRITEBYTECODE says: without it an SGLang server takes twice as long to start. A step of its own,
-# because an installer that finds everything in place compiles nothing. Half of the files belong to no run and are left out:
-# tests, and large packages that neither trainer nor engines import. Templates that are no Python fail to compile: no matter.
-unused='/tests?/|/(pip|anthropic|networkx|numba|Cryptodome|mypy|pygments/lexers|sglang/multimodal_gen|transformers/models'
-unused+='|torch/(testing|_inductor)|ray/(rllib|data|serve|tune|train|dashboard|autoscaler)|sympy/physics|scipy/(stats|signal))/'
+# because an installer that finds everything in place compiles nothing. What the built-in demo does not import is left out
+# where it is large: tests, and packages that trainer and engines do not use. Templates that are no Python fail to compile: no matter.
+unused='/tests?/|/(pip|anthropic|networkx|numba|Cryptodome|mypy|mypyc|pygments/lexers|pandas|fontTools|datasets|hypothesis|jedi'
+unused+='|latex2sympy2_extended|google|openai/resources|sglang/(multimodal_gen|srt/models|kernels/ops)|transformers/models'
+unused+='|torch/(testing|_inductor|_vendor)|torchgen|ray/(rllib|data|serve|tune|train|llm|dashboard|autoscaler)'
+unused+='|sympy/(physics|combinatorics|parsing)|scipy/(stats|signal|integrate|interpolate))/'
 "$venv/bin/python" -m compileall -qq -j 0 -x "$unused" "$venv/lib" || true
 
 # Editable, with the build backend that cpu.txt has just installed.
