@@ -138,6 +138,10 @@ agents: setup ## openai-agents and mini-swe-agent, as they come from PyPI, again
 warm-up: setup ## make the built-in model's checkpoint again, into outputs/warm-up
 	$(BIN)/python examples/arithmetic/warm_up.py outputs/warm-up
 
+.PHONY: search
+search: setup ## warm up a tiny model on the form of Search-R1, train it, and two controls: examples/search_r1
+	$(BIN)/python -m tests.campaigns.search outputs/search
+
 .PHONY: scaffold
 scaffold: setup ## `slime plugins new` for every kind: test, build, install and train with the package
 	$(BIN)/python -m tests.campaigns.scaffold outputs/scaffold

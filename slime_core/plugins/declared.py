@@ -173,7 +173,12 @@ OUR_DISTRIBUTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "served_rm",
         ),
     },
-    "slime-searchr1": {"slime": ("searchr1",), "slime.reward_models": ("search_r1",)},
+    "slime-searchr1": {
+        "slime": ("searchr1",),
+        "slime.flags": ("search-url",),
+        "slime.generate_functions": ("search_r1",),
+        "slime.reward_models": ("search_r1",),
+    },
 }
 """Distribution -> group of its entry points -> their names."""
 

@@ -11,12 +11,6 @@ class TestRandom(RewardModelSuite):
     component = "random"
 
 
-class TestSearchR1(RewardModelSuite):
-    component = "search_r1"
-    label = '["42", "forty-two"]'
-    responses = ("<answer>42</answer>", "<answer>Forty two</answer>", "<answer>7</answer>", "42", "<answer>42", "")
-
-
 class TestZero(RewardModelSuite):
     component = "zero"
 

@@ -1,4 +1,12 @@
-"""The reward of Search-R1 for slime: ``search_r1``, exact match of the answer that a response puts between tags.
+"""Search-R1 (2503.09516) for slime: the model searches while it answers.
 
-``plugin`` declares it, ``reward`` computes it. That is all the package holds.
+plugin      declares components, options, presets and checks
+options     what a user can set
+protocol    the words of a turn and of what a search returns
+generate    generate function ``search_r1``: turns with searches between them
+retrieval   a retriever behind HTTP, or the embedded one
+index       BM25 over a corpus in memory
+reward      reward model ``search_r1``: exact match and form
+serve       the command ``slime searchr1 serve``
+world       the invented world: corpus, questions, tiny model
 """

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
-from slime_core import Component, RewardTraits, hookimpl
+from slime_core import Component, DerivedSetting, EvalSamples, GenerateTraits, RewardTraits, RunPlan, hookimpl
+from slime_core.types import JsonValue, Sample
+from slime_searchr1.options import SearchOptions
 
 __all__: list[str] = []
+
+
+@hookimpl
+def slime_register_generate_functions() -> Iterator[Component]:
+    yield Component(
+        "search_r1",
+        target="slime_searchr1.generate:SearchAndAnswer",
+        traits=GenerateTraits(scope="sample"),
+        summary="Turns of the model with searches between them; what they find is not trained (Search-R1, 2503.09516)",
+    )
 
 
 @hookimpl
@@ -14,6 +27,84 @@ def slime_register_reward_models() -> Iterator[Component]:
     yield Component(
         "search_r1",
         target="slime_searchr1.reward:AnswerMatch",
-        traits=RewardTraits(scope="sample"),
-        summary="1 where the last <answer> equals a label after normalisation, else 0 (Search-R1, 2503.09516)",
+        traits=RewardTraits(scope="sample", numbers={"score", "exact_match", "format"}),
+        summary="Exact match of the last <answer> after normalisation, and a part for the form (Search-R1, 2503.09516)",
     )
+
+
+@hookimpl
+def slime_presets() -> dict[str, object]:
+    return {
+        "generate_function": "search_r1",
+        "rm_type": "search_r1",
+        "label_key": "reward_model",
+        "apply_chat_template": True,
+    }
+
+
+@hookimpl
+def slime_options() -> type[SearchOptions]:
+    return SearchOptions
+
+
+@hookimpl
+def slime_settings(options: SearchOptions, settings: Mapping[str, JsonValue]) -> Iterator[DerivedSetting]:
+    """Which number of the reward counts, in training and in evaluations."""
+    if _is_ours(settings.get("rm_type")):
+        for key, number in (("reward_key", "score"), ("eval_reward_key", "exact_match")):
+            if settings.get(key) is None:
+                yield DerivedSetting(key, number, option="format_score")
+
+
+def _is_ours(component: JsonValue) -> bool:
+    return component in ("search_r1", "searchr1:search_r1")
+
+
+@hookimpl
+def slime_check(plan: RunPlan, options: SearchOptions) -> Iterator[str]:
+    url = options.search_url
+    if url is not None:
+        from slime_core.services import missing_secrets, url_mistakes  # imports aiohttp
+
+        yield from (f"--search-url {mistake}" for mistake in url_mistakes(url))
+        for name in missing_secrets(url):
+            yield f"--search-url names the environment variable {name}, which is not set; export it before the run"
+    if options.corpus is not None and not options.corpus.is_file():
+        yield f"--searchr1.corpus {options.corpus} is no file; give a JSON Lines file of passages"
+    if _is_ours(plan.settings.get("generate_function")):
+        if plan.settings.get("max_turns") == 1:
+            yield "--max-turns 1 leaves no turn after a search; give 2 or more"
+        if plan.settings.get("hf_checkpoint") is None:
+            yield (
+                "the built-in model knows digits alone and cannot search; name a model with --hf-checkpoint and its "
+                "questions with --prompt-data"
+            )
+
+
+@hookimpl
+def slime_log_rollout(samples: Sequence[Sample], metrics: dict[str, float]) -> None:
+    """Adds ``search_r1/searches``, ``failures``, ``invalid`` and, with the reward of this plugin, ``exact_match`` and
+    ``format``: averages over responses."""
+    metrics |= {f"search_r1/{name}": value for name, value in _averages(samples).items()}
+
+
+@hookimpl
+def slime_log_evaluation(sets: Mapping[str, EvalSamples], metrics: dict[str, float]) -> None:
+    """The same for each evaluation set, under ``eval/SET/search_r1/``."""
+    for name, found in sets.items():
+        metrics |= {f"eval/{name}/search_r1/{key}": value for key, value in _averages(found.samples).items()}
+
+
+def _averages(samples: Sequence[Sample]) -> dict[str, float]:
+    """Averages over the samples that generate function ``search_r1`` made; empty: there are none."""
+    counts = [one for one in (sample.metadata.get("search_r1") for sample in samples) if isinstance(one, dict)]
+    found = {
+        name: fmean(float(str(one.get(name, 0))) for one in counts)
+        for name in ("searches", "failures", "invalid")
+        if counts
+    }
+    rewards = [sample.reward for sample in samples if isinstance(sample.reward, Mapping)]
+    for name in ("exact_match", "format"):
+        numbers = [reward[name] for reward in rewards if name in reward]
+        found |= {name: fmean(numbers)} if counts and numbers else {}
+    return found

@@ -1,7 +1,8 @@
-"""The outcome reward of Search-R1 (2503.09516, section 3.4): exact match of the final answer.
+"""The reward of Search-R1: exact match of the final answer (2503.09516, section 3.4), and a part for the form.
 
 Answers are compared as SQuAD compares them (1606.05250): lower case, without punctuation, without articles, with single
-spaces. Left out: the format rewards of later work.
+spaces. The reward is ``(1 - f) * exact_match + f * format`` with ``f = --searchr1.format-score``, the outcome reward
+with a format part of 2505.15117, equation 2; ``f = 0`` is the reward of the first paper.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Sequence
 
 from slime_core import RunView, Sample
 from slime_core.errors import DataError
+from slime_searchr1.options import SearchOptions
+from slime_searchr1.protocol import is_well_formed
 
 __all__ = ["AnswerMatch", "final_answer", "normalised"]
 
@@ -21,18 +24,30 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class AnswerMatch:
-    """1.0 where the response's final answer equals one of the label's answers, both normalised; else 0.0."""
+    """Scores the final answer and the form of responses."""
 
-    def __init__(self, options: object, run: RunView) -> None:
-        del options, run
+    def __init__(self, options: SearchOptions, run: RunView) -> None:
+        del run
+        self._share = options.format_score
 
-    async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """One reward a sample, in order; a response without an answer gets 0.0.
+    async def score(self, samples: Sequence[Sample]) -> list[dict[str, float]]:
+        """For each sample, in order:
+
+        - ``exact_match``: 1 where the response's final answer equals one of the label's answers, both normalised.
+        - ``format``: 1 where the response is made of searches, each with its information, and one answer at its end.
+        - ``score``: both, weighed.
 
         Raises:
             DataError: a sample has no label.
         """
-        return [_score(sample) for sample in samples]
+        return [self._score(sample) for sample in samples]
+
+    def _score(self, sample: Sample) -> dict[str, float]:
+        accepted = {normalised(answer) for answer in _answers(sample)}
+        answer = final_answer(sample.response)
+        match = float(answer is not None and normalised(answer) in accepted)
+        form = float(is_well_formed(sample.response))
+        return {"score": (1 - self._share) * match + self._share * form, "exact_match": match, "format": form}
 
 
 def final_answer(response: str) -> str | None:
@@ -51,14 +66,9 @@ def normalised(answer: str) -> str:
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
-def _score(sample: Sample) -> float:
-    accepted = {normalised(answer) for answer in _answers(sample)}
-    answer = final_answer(sample.response)
-    return float(answer is not None and normalised(answer) in accepted)
-
-
 def _answers(sample: Sample) -> list[str]:
-    """The label's answers: the entries of a JSON list of strings or numbers, or else the label itself."""
+    """The label's answers: ``ground_truth.target`` of an object, as the paper's rows have it under ``reward_model``;
+    the entries of a list; or the label itself."""
     if sample.label is None:
         raise DataError(
             f"reward model 'search_r1': sample {sample.index} of group {sample.group_index} has no label to compare "
@@ -67,6 +77,10 @@ def _answers(sample: Sample) -> list[str]:
         )
     try:
         found = json.loads(sample.label)
-    except ValueError:
+    except (ValueError, RecursionError):
         return [sample.label]
+    if isinstance(found, dict):
+        truth = found.get("ground_truth", found)
+        found = truth.get("target", truth) if isinstance(truth, dict) else truth
+        found = [found] if isinstance(found, str | int | float) else found
     return [str(entry) for entry in found] if isinstance(found, list) else [sample.label]

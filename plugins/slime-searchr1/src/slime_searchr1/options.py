@@ -1,0 +1,36 @@
+"""The settings of the plugin, in TOML ``[searchr1]``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from slime_core import Conflicts, Flag, PluginOptions, UsedBy
+
+__all__ = ["SearchOptions"]
+
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class SearchOptions(PluginOptions):
+    """The retriever, its limits and the reward."""
+
+    search_url: Annotated[
+        Annotated[str, Field(min_length=1)] | None, Flag("--search-url", value="URL"), UsedBy("search_r1")
+    ] = None
+    """Retriever, as http://HOST:8000/retrieve; ${NAME} is that environment variable. None: the embedded one."""
+    corpus: Annotated[Path | None, UsedBy("search_r1"), Conflicts("search_url")] = None
+    """Passages of the embedded retriever: JSON Lines with "contents". None: those of the invented world."""
+    topk: Annotated[Annotated[int, Field(ge=1, le=100)], UsedBy("search_r1")] = 3
+    """Passages that a search returns."""
+    search_timeout_s: Annotated[Seconds, UsedBy("search_r1")] = 60.0
+    """Seconds in which a search must succeed, retries included; then the model reads that it failed."""
+    search_concurrency: Annotated[Count, UsedBy("search_r1")] = 256
+    """Concurrent requests to the retriever; further searches wait."""
+    information_max_chars: Annotated[Count, UsedBy("search_r1")] = 4000
+    """Characters of the passages of one search that the model gets; the rest is left out."""
+    format_score: Annotated[Annotated[float, Field(ge=0, le=1)], UsedBy("search_r1")] = 0.2
+    """Part of the reward that a well-formed response gets; the rest is for the right answer. 0: the answer alone."""

@@ -1,0 +1,129 @@
+"""The command ``slime searchr1 serve``: the embedded retriever behind HTTP, for several runs or another machine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from slime_core.errors import ConfigError
+from slime_searchr1.index import CORPUS, Index, read_corpus
+
+__all__ = ["main", "serving"]
+
+LARGEST_REQUEST = 2**20
+"""Bytes."""
+
+EPILOG = """examples:
+  slime searchr1 serve                                the facts of the invented world, on port 8000 of this machine
+  slime searchr1 serve --corpus wiki.jsonl --port 0   passages of yours, on a free port
+
+A run asks it with --search-url http://127.0.0.1:8000/retrieve.
+"""
+
+
+class _Request(BaseModel):
+    """The body of ``POST /retrieve``."""
+
+    model_config = ConfigDict(strict=True)
+
+    queries: list[str] = Field(max_length=1024)
+    topk: int | None = Field(None, ge=1, le=100)
+    return_scores: bool = False
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve until Ctrl-C or SIGTERM; returns the exit code.
+
+    Raises:
+        DataError: the corpus cannot be read.
+        ConfigError: the address cannot be listened on.
+    """
+    options = _parser().parse_args(argv)
+    index = Index(read_corpus(options.corpus))
+    print(f"{len(index)} passages of {options.corpus}", flush=True)
+    try:
+        asyncio.run(_serve(index, options))
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="slime searchr1", description="Search-R1.", allow_abbrev=False)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    serve = commands.add_parser(
+        "serve",
+        help="the embedded BM25 retriever behind HTTP",
+        description="POST /retrieve, as the retriever of the paper's repository; GET /health.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    serve.add_argument(
+        "--corpus", metavar="FILE", type=Path, default=CORPUS, help='JSON Lines with "contents" [the invented world]'
+    )
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on [127.0.0.1: this machine only]")
+    serve.add_argument("--port", type=int, default=8000, help="0: a free one [8000]")
+    serve.add_argument("--topk", type=int, default=3, help="passages where a request names no number [3]")
+    return parser
+
+
+async def _serve(index: Index, options: argparse.Namespace) -> None:
+    async with serving(index, host=options.host, port=options.port, topk=options.topk) as url:
+        print(f"--search-url {url}", flush=True)
+        await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def serving(index: Index, *, host: str = "127.0.0.1", port: int = 0, topk: int = 3) -> AsyncIterator[str]:
+    """Serves ``index`` while the block runs; yields the URL of ``/retrieve``.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+    application = web.Application(client_max_size=LARGEST_REQUEST)
+    application.add_routes([web.post("/retrieve", _handler(index, topk)), web.get("/health", _health)])
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except (OSError, OverflowError) as problem:
+            raise ConfigError(f"slime searchr1 serve: {host}:{port} cannot be listened on: {problem}") from problem
+        address = runner.addresses[0]
+        yield f"http://{host}:{address[1]}/retrieve"
+    finally:
+        await runner.cleanup()
+
+
+async def _health(request: web.Request) -> web.Response:
+    del request
+    return web.json_response({"status": "ok"})
+
+
+def _handler(index: Index, topk: int) -> Any:
+    async def retrieve(request: web.Request) -> web.Response:
+        try:
+            asked = _Request.model_validate_json(await request.read())
+        except ValidationError as problem:
+            wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in problem.errors())
+            return web.json_response({"detail": wrong}, status=400)
+        found = await asyncio.to_thread(_answers, index, asked, topk)
+        return web.json_response({"result": found})
+
+    return retrieve
+
+
+def _answers(index: Index, asked: _Request, topk: int) -> list[list[dict[str, object]]]:
+    found = [index.search(query, asked.topk or topk) for query in asked.queries]
+    if not asked.return_scores:
+        return [[{"contents": one.contents} for one in own] for own in found]
+    return [[{"document": {"contents": one.contents}, "score": one.score} for one in own] for own in found]

@@ -1,0 +1,299 @@
+"""People, towns, rivers and hills that do not exist: facts about them, questions, and what the files hold.
+
+A fact is one passage, ``The river of Zorin is Malka.``, with its subject as the title. A question asks for one fact
+(``What is the river of Zorin?``) or for two that hang together (``What is the river of the home of Mirel?``), where the
+first answer is in no word of the question: it has to be searched for.
+
+Subjects of questions are split: no training question names a subject of a held-out one. The facts of all of them are in
+the corpus, so what is learned from training questions is how to search and to read, not the facts.
+
+A name is two tokens, such as ``Zo`` and ``rin``. Every token occurs in names of training questions; a held-out name is
+a new pair.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+__all__ = [
+    "CHAT_TEMPLATE",
+    "CONTEXT_LENGTH",
+    "EOS_ID",
+    "HOPS",
+    "PAD_ID",
+    "RELATIONS",
+    "VOCABULARY",
+    "Fact",
+    "Question",
+    "World",
+    "corpus_lines",
+    "data_files",
+    "invented",
+    "tokenizer_files",
+    "world",
+    "write_files",
+]
+
+SEED = 9516
+
+CONSONANTS = "BDFGKLMNPRSTVZ"
+ONSETS = tuple(consonant + vowel for consonant in CONSONANTS for vowel in "aeiou")[:60]
+ENDINGS = tuple(
+    consonant + vowel + last for consonant, last in zip("ldrnkmts", "nrslkndm", strict=True) for vowel in "aeiou"
+)
+"""Second halves of names, 40 of them; none is a part of a word that facts or questions use."""
+
+COUNTS = {"person": 160, "town": 100, "river": 60, "hill": 40}
+"""Entities of each kind."""
+
+RELATIONS = {
+    "person": {"home": "town", "teacher": "person"},
+    "town": {"river": "river", "lord": "person"},
+    "river": {"spring": "hill"},
+    "hill": {},
+}
+"""Kind -> relation -> kind of the object."""
+
+HOPS = tuple(
+    (kind, first, second) for kind, own in RELATIONS.items() for first, of in own.items() for second in RELATIONS[of]
+)
+"""What questions over two facts ask: the kind of the subject, its relation, and the relation of that one's object."""
+
+HELD_OUT_SHARE = 0.25
+"""Of the subjects of each kind."""
+
+NUM_TRAIN, NUM_HELD_OUT = 800, 200
+TWO_HOP_SHARE = 0.4
+"""Of the questions."""
+
+TAGS = ("<search>", "</search>", "<information>", "</information>", "<answer>", "</answer>")
+SPECIAL_TOKENS = ("<pad>", "<eos>", "<unk>", "<|user|>", "<|assistant|>")
+WORDS = ("What", " is", " the", " The", " of", *(f" {one}" for own in RELATIONS.values() for one in own), "?", ".")
+FORM = ("\n", "\n\n", "Doc", " 1", " 2", " 3", " 4", " 5", "(Title:", ")")
+VOCABULARY = (*SPECIAL_TOKENS, *TAGS, *FORM, *WORDS, *(f" {one}" for one in ONSETS), *ENDINGS)
+"""The tokens in the order of their ids. Words carry the space before them; a name is an onset and an ending."""
+PAD_ID = VOCABULARY.index("<pad>")
+EOS_ID = VOCABULARY.index("<eos>")
+CONTEXT_LENGTH = 256
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Fact:
+    """One fact, which is one passage.
+
+    Example: ``Fact("Zorin", "river", "Malka").text`` is ``"The river of Zorin is Malka."``.
+    """
+
+    subject: str
+    relation: str
+    object: str
+
+    @property
+    def text(self) -> str:
+        """The sentence."""
+        return f"The {self.relation} of {self.subject} is {self.object}."
+
+    @property
+    def contents(self) -> str:
+        """The passage as the paper's corpora hold it: the title in the first line, then the text."""
+        return f"{self.subject}\n{self.text}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Question:
+    """One question.
+
+    Arguments:
+        subject: the entity that it names.
+        relations: one, or two of which the last is asked of the subject: ``("river", "home")`` is the river of the
+            home of the subject.
+        answer: the name of an entity.
+    """
+
+    subject: str
+    relations: tuple[str, ...]
+    answer: str
+
+    @property
+    def prompt(self) -> str:
+        """The question as text."""
+        return f"What is the {' of the '.join(self.relations)} of {self.subject}?"
+
+    def row(self) -> dict[str, object]:
+        """The data row, in the form of the paper's repository."""
+        return {
+            "data_source": "invented_world",
+            "prompt": [{"role": "user", "content": self.prompt}],
+            "ability": "fact-reasoning",
+            "reward_model": {"style": "rule", "ground_truth": {"target": [self.answer]}},
+            "metadata": {"hops": len(self.relations), "subject": self.subject},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The facts, and the questions to train on and to evaluate with."""
+
+    facts: tuple[Fact, ...]
+    train: tuple[Question, ...]
+    held_out: tuple[Question, ...]
+
+    @property
+    def entities(self) -> frozenset[str]:
+        """Every name."""
+        return frozenset(name for fact in self.facts for name in (fact.subject, fact.object))
+
+
+def _names(count: int, rng: random.Random, *, without: Iterable[str] = ()) -> list[str]:
+    """``count`` different names, none of them in ``without``."""
+    taken, found = set(without), list[str]()
+    while len(found) < count:
+        name = rng.choice(ONSETS) + rng.choice(ENDINGS)
+        if name not in taken:
+            taken.add(name)
+            found.append(name)
+    return found
+
+
+@cache
+def world() -> World:
+    """The one world of the corpus and the questions, the same everywhere."""
+    return invented(SEED)
+
+
+def invented(seed: int, *, without: Iterable[str] = ()) -> World:
+    """A world made by the same recipe; equal seeds make equal worlds.
+
+    Arguments:
+        without: names that it does not use.
+    """
+    rng = random.Random(seed)
+    every = _names(sum(COUNTS.values()), rng, without=without)
+    kinds: dict[str, list[str]] = {}
+    for kind, count in COUNTS.items():
+        kinds[kind], every = every[:count], every[count:]
+    known: dict[tuple[str, str], str] = {}
+    for kind, own in RELATIONS.items():
+        for name in kinds[kind]:
+            for relation, of in own.items():
+                known[name, relation] = rng.choice([one for one in kinds[of] if one != name])
+    held_out = {name for own in kinds.values() for name in rng.sample(own, round(HELD_OUT_SHARE * len(own)))}
+    questions = [*_one_hop(known), *_two_hops(kinds, known)]
+    rng.shuffle(questions)
+    return World(
+        facts=tuple(Fact(name, relation, found) for (name, relation), found in known.items()),
+        train=_share([one for one in questions if one.subject not in held_out], NUM_TRAIN),
+        held_out=_share([one for one in questions if one.subject in held_out], NUM_HELD_OUT),
+    )
+
+
+def _one_hop(known: Mapping[tuple[str, str], str]) -> list[Question]:
+    return [Question(name, (relation,), found) for (name, relation), found in known.items()]
+
+
+def _two_hops(kinds: Mapping[str, list[str]], known: Mapping[tuple[str, str], str]) -> list[Question]:
+    return [
+        Question(name, (second, first), known[known[name, first], second])
+        for kind, first, second in HOPS
+        for name in kinds[kind]
+    ]
+
+
+def _share(questions: list[Question], most: int) -> tuple[Question, ...]:
+    """At most ``most`` of ``questions``, ``TWO_HOP_SHARE`` of them over two facts, in the order given."""
+    by_hops = {hops: [one for one in questions if len(one.relations) == hops] for hops in (1, 2)}
+    one = min(len(by_hops[1]), round(most * (1 - TWO_HOP_SHARE)))
+    kept = {*by_hops[1][:one], *by_hops[2][: round(one * TWO_HOP_SHARE / (1 - TWO_HOP_SHARE))]}
+    return tuple(question for question in questions if question in kept)
+
+
+def corpus_lines() -> str:
+    """The corpus: JSON lines with ``id`` and ``contents``, as the paper's retriever reads them."""
+    rows = ({"id": str(number), "contents": fact.contents} for number, fact in enumerate(world().facts))
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def data_files() -> dict[str, str]:
+    """The data files by name."""
+    found = world()
+    return {
+        "corpus.jsonl": corpus_lines(),
+        "train.jsonl": _lines(found.train),
+        "held_out.jsonl": _lines(found.held_out),
+    }
+
+
+def _lines(questions: Iterable[Question]) -> str:
+    return "".join(json.dumps(question.row()) + "\n" for question in questions)
+
+
+def tokenizer_files() -> dict[str, str]:
+    """The tokenizer's files by name, as ``transformers.AutoTokenizer`` reads them: one token a word, two a name."""
+    return {
+        "tokenizer.json": json.dumps(_tokenizer(), indent=1) + "\n",
+        "tokenizer_config.json": json.dumps(_tokenizer_config(), indent=1) + "\n",
+    }
+
+
+def _tokenizer() -> dict[str, object]:
+    longest_first = sorted(VOCABULARY[len(SPECIAL_TOKENS) :], key=len, reverse=True)
+    pattern = "|".join("".join(f"\\{char}" if char in "?.()|" else char for char in one) for one in longest_first)
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_special_token(token) for token in SPECIAL_TOKENS],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+        "post_processor": None,
+        "decoder": {"type": "Fuse"},
+        "model": {
+            "type": "WordLevel",
+            "vocab": {token: index for index, token in enumerate(VOCABULARY)},
+            "unk_token": "<unk>",
+        },
+    }
+
+
+def _special_token(content: str) -> dict[str, object]:
+    return {
+        "id": VOCABULARY.index(content),
+        "content": content,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
+
+
+def _tokenizer_config() -> dict[str, object]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": "<pad>",
+        "eos_token": "<eos>",
+        "unk_token": "<unk>",
+        "additional_special_tokens": ["<|user|>", "<|assistant|>"],
+        "model_max_length": CONTEXT_LENGTH,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+def write_files(folder: Path, *, files: Mapping[str, str]) -> None:
+    """Write each file of ``files`` into ``folder``, which is made if it is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content.encode("utf-8"))
