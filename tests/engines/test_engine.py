@@ -24,7 +24,7 @@ from slime_core.rollout.engines import server as server_module
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.rollout.engines.router import Router, RouterSettings
-from slime_core.rollout.engines.server import free_ports
+from slime_core.rollout.engines.server import free_ports, is_hung
 from slime_core.weights.checksums import SentWeights, require_agreement
 from slime_core.weights.engine_control import EngineControl
 from slime_core.weights.publisher import Publisher, PublisherSettings
@@ -116,6 +116,25 @@ def test_no_log_and_no_command_line_shows_the_key(engine: Any) -> None:
     shown = logs + "".join(line.read_text() for line in lines if line.exists())
     assert engine_access().key_text
     assert engine_access().key_text not in shown
+
+
+def test_an_engine_hangs_where_its_scheduler_stands_still_and_not_where_it_is_paused(
+    engine: Any, control: EngineControl
+) -> None:
+    (scheduler,) = children("sglang::scheduler", psutil.Process().children(recursive=True))
+    assert not is_hung(engine.server.url, limit_s=60)
+    control.pause("in_place")
+    assert not is_hung(engine.server.url, limit_s=60)
+    scheduler.suspend()
+    try:
+        assert not is_hung(engine.server.url, limit_s=1)
+        scheduler.resume()
+        control.resume()
+        scheduler.suspend()
+        assert is_hung(engine.server.url, limit_s=1)
+    finally:
+        scheduler.resume()
+    assert not is_hung(engine.server.url, limit_s=60)
 
 
 # --- Generation -------------------------------------------------------------------------------------------------------

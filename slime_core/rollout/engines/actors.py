@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -51,16 +52,25 @@ class ServerActor(Watched):
         """Return when the server was stopped, and fail when it dies; the error ends the waits of the run.
 
         Raises:
-            EngineError: it died, or a signal has stopped it for a while; the message ends with the last lines of its
-                log.
+            EngineError: it died, a signal has stopped it for a while, or it hangs; the message ends with the last
+                lines of its log.
         """
         since_s: float | None = None
+        hangs = threading.Event()
+        threading.Thread(target=self._watch_answers, args=(hangs,), name="engine answers", daemon=True).start()
         while not self._watched.wait_end(LOOK_S):
             since_s = (since_s or time.monotonic()) if self._watched.is_suspended() else None
             if since_s is not None and time.monotonic() - since_s >= SUSPENDED_LIMIT_S:
                 raise self._watched.suspension(SUSPENDED_LIMIT_S)
+            if hangs.is_set():
+                raise self._watched.hang()
         if not self._stopping:
             self._watched.check_alive()
+
+    def _watch_answers(self, hangs: threading.Event) -> None:
+        # In a thread of its own, because a request waits as long as the engine is busy.
+        if self._watched.wait_hang():
+            hangs.set()
 
     @control
     def stop(self) -> None:

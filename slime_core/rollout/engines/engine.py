@@ -9,7 +9,9 @@ GB, nearly all of it imports. The warm-up request is skipped. The key of the run
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -19,12 +21,15 @@ from slime_core.config.secrets import needed_environment
 from slime_core.config.serving import WorkerType
 from slime_core.cpu import sglang as cpu
 from slime_core.rollout.engines import keyed
-from slime_core.rollout.engines.server import Server
+from slime_core.rollout.engines.server import HANG_LIMIT_S, Server
 from slime_core.rollout.engines.supervisor import supervised
 
 __all__ = ["EngineSettings", "SGLangServer"]
 
 GPU_MODULE = "sglang.launch_server"
+
+LONGEST_WATCHDOG_S = 86_400.0
+"""A socket takes no time limit of years."""
 
 SHARED_MEMORY = "sgl*"
 """Names of the files in /dev/shm through which the processes of a server communicate."""
@@ -137,6 +142,7 @@ class SGLangServer(Server):
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self.bootstrap_port = 0
+        self.hang_limit_s = _watchdog_s(settings.extra)
         super().__init__(
             settings.name,
             host=settings.host,
@@ -151,3 +157,13 @@ class SGLangServer(Server):
         bootstrap = [f"--disaggregation-bootstrap-port={second}"] if self.bootstrap_port else []
         program = [sys.executable, keyed.__file__, self.settings.module]
         return supervised(SHARED_MEMORY, [*program, *self.settings.arguments(), f"--port={port}", *bootstrap])
+
+
+def _watchdog_s(arguments: Sequence[str]) -> float:
+    """Seconds that one forward pass may take, as the server gets them."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
+    parser.add_argument("--watchdog-timeout", type=float, default=HANG_LIMIT_S)
+    try:
+        return min(float(parser.parse_known_args(arguments)[0].watchdog_timeout), LONGEST_WATCHDOG_S)
+    except argparse.ArgumentError:  # SGLang refuses it too
+        return HANG_LIMIT_S

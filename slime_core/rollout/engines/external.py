@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from slime_core.config.model_config import described, differences
 from slime_core.config.schema import RunConfig
 from slime_core.config.serving import WorkerType
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
+from slime_core.rollout.engines.server import HANG_LIMIT_S, PROBE_INTERVAL_S, is_hung
 from slime_core.runtime.actors import Actor, Launch, Watched, control, start_actor
 from slime_core.weights.engine_control import call
 
@@ -253,13 +255,19 @@ class ExternalWatch:
         send_key_to(*urls)
         self._refused: Counter[str] = Counter()
         self._versions: dict[str, _Version] = {}
+        self._hung: list[str] = []
 
     def poll(self) -> None:
         """Return if all of them answer and hold weights of this run. A slow one is left to the limits of requests.
 
         Raises:
-            EngineError: one refused connections several times in a row, or holds older weights than before.
+            EngineError: one refused connections several times in a row, hangs, or holds older weights than before.
         """
+        for url in self._hung:
+            raise EngineError(
+                f"The engine at {url}, an external one, runs, but its scheduler has answered nothing for "
+                f"{HANG_LIMIT_S:g} s, so it hangs. Restart it, and continue from the last checkpoint with --load"
+            )
         for url in self._urls:
             try:
                 reported = call(url, "/model_info", timeout_s=POLL_LIMIT_S)
@@ -268,6 +276,12 @@ class ExternalWatch:
             else:
                 self._refused[url] = 0
                 self._compare(url, str(reported.get("weight_version", "") if isinstance(reported, dict) else ""))
+
+    def watch_answers(self, url: str, *, limit_s: float = HANG_LIMIT_S) -> None:
+        """Return when the engine at ``url`` hangs; then :meth:`poll` raises."""
+        while not is_hung(url, limit_s=limit_s):
+            time.sleep(PROBE_INTERVAL_S)
+        self._hung.append(url)
 
     def _missed(self, url: str, error: WeightSyncError) -> None:
         is_refused = isinstance(error.__cause__, ConnectionError)
@@ -296,6 +310,7 @@ class ExternalWatcher(Watched):
     """The actor that polls until one of them fails."""
 
     def __init__(self, urls: Sequence[str]) -> None:
+        self._urls = urls
         self._watch = ExternalWatch(urls)
 
     @control
@@ -305,6 +320,10 @@ class ExternalWatcher(Watched):
         Raises:
             EngineError: as :meth:`ExternalWatch.poll`.
         """
+        for url in self._urls:  # each in a thread, because a request waits as long as the engine is busy
+            threading.Thread(
+                target=self._watch.watch_answers, args=(url,), name=f"answers of {url}", daemon=True
+            ).start()
         while True:
             self._watch.poll()
             time.sleep(POLL_INTERVAL_S)

@@ -2,6 +2,7 @@
 
     ServerProcess   the child process; it dies with its parent and leaves a log
     Server          its port and its health, from start to stop
+    is_hung         whether an engine runs and does not answer
 
 A thread of its own starts the program and waits for its end. The thread must live as long as the program: Linux sends
 the parent-death signal when the *thread* that started a child ends, not its process (prctl(2), PR_SET_PDEATHSIG).
@@ -28,7 +29,7 @@ from slime_core.config.engine_key import engine_headers, send_key_to
 from slime_core.errors import EngineError
 from slime_core.rollout.engines.supervisor import die_with
 
-__all__ = ["Server", "ServerProcess", "free_ports"]
+__all__ = ["HANG_LIMIT_S", "PROBE_INTERVAL_S", "Server", "ServerProcess", "free_ports", "is_hung"]
 
 TERMINATE_GRACE_S = 3.0
 """The supervisor of an engine takes a tenth of that on an idle machine."""
@@ -99,6 +100,10 @@ class ServerProcess:
         """Ids of its processes that a signal has stopped."""
         tree = [] if self._process is None else _tree(self._process.pid)
         return [one.pid for one in tree if _status(one) == psutil.STATUS_STOPPED]
+
+    def running(self) -> list[int]:
+        """Ids of its processes that have not ended."""
+        return [] if self._process is None else [one.pid for one in _tree(self._process.pid) if _runs(one)]
 
     def death(self) -> EngineError:
         """The error to raise for a program that ended on its own."""
@@ -218,6 +223,18 @@ def _kill_group(group: int) -> None:
 LONGEST_ANSWER_S = 5.0
 """Limit of one probe, in seconds."""
 
+HANG_LIMIT_S = 300.0
+"""Seconds without an answer of the scheduler after which an engine hangs: SGLang's default of --watchdog-timeout, after
+which it ends a server by itself whose forward pass does not end (sglang 0.5.23, srt/utils/watchdog.py). It does not
+notice a hang anywhere else."""
+
+PROBE_INTERVAL_S = 15.0
+"""Seconds between two requests to the scheduler of an engine."""
+
+SCHEDULER, READY = "/server_info", "/ready"
+"""Paths of SGLang's: the first asks every scheduler, also of a paused engine, and generates nothing; the second answers
+503 while the engine is paused, without asking a scheduler."""
+
 ADDRESS_IN_USE = "address already in use"
 """The operating system's message, in lower case."""
 
@@ -240,6 +257,9 @@ class Server(ABC):
 
     probe: ClassVar[str]
     """The path that answers 200 once the server accepts requests."""
+
+    hang_limit_s: float | None = None
+    """Seconds without an answer of :func:`is_hung`'s after which it counts as hung; None: it is not asked."""
 
     def __init__(self, name: str, *, host: str, env: Mapping[str, str], log_file: Path, start_timeout_s: float) -> None:
         self.url = ""
@@ -298,6 +318,23 @@ class Server(ABC):
             f"{ids} would have let it continue. Find out what stops it, then resume the run with --load RUN_FOLDER."
         )
 
+    def wait_hang(self) -> bool:
+        """Wait until it hangs or has ended; True: it hangs. Returns False at once for a server that is not asked."""
+        if self.hang_limit_s is not None:
+            while not self._process.wait_end(PROBE_INTERVAL_S):
+                if is_hung(self.url, limit_s=self.hang_limit_s):
+                    return self._process.is_alive()
+        return False
+
+    def hang(self) -> EngineError:
+        """The error to raise for a server that hangs."""
+        ids = " ".join(map(str, self._process.running()))
+        return self._process.failure(
+            f"at {self.url} runs, but its scheduler has answered nothing for {self.hang_limit_s:g} s, so it hangs. "
+            f"`py-spy dump --pid N` shows where, for N in {ids}. Resume the run with --load RUN_FOLDER; if one forward "
+            "pass takes that long, raise --sglang-watchdog-timeout."
+        )
+
     def stop(self) -> None:
         """End it and all its processes, within 5 seconds."""
         self._process.stop()
@@ -321,7 +358,7 @@ class Server(ABC):
 
     def _answers(self) -> bool:
         # Another program may have taken the port and answer too: the engine of another run.
-        return _is_ok(self.url, self.probe) and self._process.listens(self._port)
+        return _answers_with(http.client.OK, self.url, self.probe) and self._process.listens(self._port)
 
     def _lost_its_port(self) -> bool:
         """Whether the program ended because another one had taken its port; a start on another port may then
@@ -342,13 +379,31 @@ def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
             one.close()
 
 
-def _is_ok(url: str, path: str) -> bool:
-    # http.client ignores proxy settings: a loopback address must not go through a proxy.
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=LONGEST_ANSWER_S)
+def is_hung(url: str, *, limit_s: float) -> bool:
+    """Whether the engine at ``url`` takes a request that its scheduler must answer, and answers nothing for ``limit_s``
+    seconds. A busy engine answers between two forward passes; a paused one counts as well, because the calls that pause
+    it have limits of their own, and loading weights takes as long as the disk does."""
     try:
-        connection.request("GET", path, headers=engine_headers(url))
-        return connection.getresponse().status == http.client.OK
+        _http_status(url, SCHEDULER, limit_s=limit_s)
+    except TimeoutError:
+        return not _answers_with(http.client.SERVICE_UNAVAILABLE, url, READY)
+    except (OSError, http.client.HTTPException):  # it ends, or an external one restarts
+        return False
+    return False
+
+
+def _answers_with(status: int, url: str, path: str) -> bool:
+    try:
+        return _http_status(url, path, limit_s=LONGEST_ANSWER_S) == status
     except (OSError, http.client.HTTPException):
         return False
+
+
+def _http_status(url: str, path: str, *, limit_s: float) -> int:
+    # http.client ignores proxy settings: a loopback address must not go through a proxy.
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=limit_s)
+    try:
+        connection.request("GET", path, headers=engine_headers(url))
+        return connection.getresponse().status
     finally:
         connection.close()

@@ -9,7 +9,7 @@ import pytest
 
 from slime_core.errors import EngineError
 from slime_core.harness.fake_engine import FakeEngine
-from slime_core.rollout.engines import external
+from slime_core.rollout.engines import external, server
 from slime_core.rollout.engines.external import ExternalWatch
 from slime_core.weights.engine_control import call
 
@@ -65,6 +65,16 @@ def test_an_engine_that_is_slow_is_not_gone(monkeypatch: pytest.MonkeyPatch):
     with socket.create_server(("127.0.0.1", 0)) as listening:  # takes connections and says nothing
         watch = ExternalWatch([f"http://127.0.0.1:{listening.getsockname()[1]}"])
         for _ in range(5):
+            watch.poll()
+
+
+def test_an_engine_that_hangs_ends_the_run(monkeypatch: pytest.MonkeyPatch):
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # takes connections and says nothing
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        monkeypatch.setattr(server, "LONGEST_ANSWER_S", 0.05)
+        watch = ExternalWatch([url])
+        watch.watch_answers(url, limit_s=0.05)
+        with pytest.raises(EngineError, match=rf"The engine at {url}, an external one, runs, but .* so it hangs"):
             watch.poll()
 
 

@@ -94,6 +94,57 @@ def test_a_server_that_a_signal_stops_ends_the_run_and_is_named(
         os.kill(pid, signal.SIGCONT)
 
 
+HANG = """
+import socket, sys, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+class Answer(BaseHTTPRequestHandler):
+    def do_GET(self):
+        if self.path == "/server_info":
+            time.sleep(float(sys.argv[2]))
+        self.send_response({"/server_info": 200, "/ready": int(sys.argv[3])}.get(self.path, 404))
+        self.end_headers()
+ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
+"""
+"""An engine whose scheduler answers after the second argument, in seconds; the third says whether it is paused."""
+
+
+class Engine(Toy):
+    hang_limit_s = 0.5
+
+    def __init__(self, folder: Path, *, scheduler_s: float, ready: int) -> None:
+        super().__init__(folder, HANG)
+        self._more = [str(scheduler_s), str(ready)]
+
+    probe = "/server_info"
+
+    def command(self, port: int, second: int) -> list[str]:
+        return [*super().command(port, second), *self._more]
+
+
+def test_an_engine_whose_scheduler_hangs_ends_the_run_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actors, "LOOK_S", 0.05)
+    monkeypatch.setattr(module, "PROBE_INTERVAL_S", 0.05)
+    with Engine(tmp_path, scheduler_s=60, ready=200) as server:
+        while not module._answers_with(200, server.url, "/ready"):
+            server.check_alive()
+        (pid,) = [child.pid for child in psutil.Process().children() if str(server._port) in child.cmdline()]
+        message = (
+            rf"engine 0 at {server.url} runs, but its scheduler has answered nothing for 0.5 s.*\n?.* N in {pid}\."
+        )
+        with pytest.raises(EngineError, match=message):
+            actors.ServerActor(server).watch()
+
+
+@pytest.mark.parametrize(("scheduler_s", "ready"), [(0.2, 200), (60, 503)], ids=["busy", "paused"])
+def test_an_engine_that_is_busy_or_paused_does_not_hang(tmp_path: Path, scheduler_s: float, ready: int) -> None:
+    with Engine(tmp_path, scheduler_s=scheduler_s, ready=ready) as server:
+        while not module._answers_with(ready, server.url, "/ready"):
+            server.check_alive()
+        assert not module.is_hung(server.url, limit_s=0.5)
+
+
 def test_a_server_that_dies_while_starting_is_an_error_with_its_last_lines(tmp_path: Path) -> None:
     with (
         Toy(tmp_path, "raise SystemExit('no such model')") as server,
