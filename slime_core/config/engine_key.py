@@ -3,20 +3,23 @@
     key_of_run     the driver makes the key, or takes that of the user from SLIME_ENGINE_KEY
     EngineAccess   the key and those addresses; every actor and every reward process of the run gets it when it starts
     send_key_to    requests to these addresses carry the key
+    add_key        requests to a server that is none of the run carry a key of its own
     engine_headers the headers of a request to an address: the key, where the address is one of the run
+    refused_key    what to do about an error that such a refusal raised in the code of a plugin
     key_advice     what to do about a server that refuses the key
 
 The key is a state of the process, like the environment variable that a user sets, so that no setting, no record and no
-command line holds it. A request to any other address never carries it.
+command line holds it. A request to any other address never carries it. The keys of external servers that evaluation
+sets name are kept in the same way.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
@@ -27,10 +30,13 @@ from slime_core.errors import ConfigError
 __all__ = [
     "ENGINE_KEY",
     "EngineAccess",
+    "add_key",
     "engine_access",
     "engine_headers",
+    "is_key",
     "key_advice",
     "key_of_run",
+    "refused_key",
     "send_key_to",
     "set_engine_access",
 ]
@@ -48,10 +54,12 @@ class EngineAccess:
     Arguments:
         key: what they require; None: nothing, or this process belongs to no run.
         addresses: ``host:port`` of every server that it is sent to.
+        others: ``host:port`` of a server that is none of the run -> the key of that server.
     """
 
     key: SecretStr | None = None
     addresses: frozenset[str] = frozenset()
+    others: Mapping[str, SecretStr] = field(default_factory=dict)
 
     @property
     def key_text(self) -> str:
@@ -81,7 +89,7 @@ def key_of_run() -> Iterator[None]:
         ConfigError: the variable holds no text that a header can carry.
     """
     given = os.environ.get(ENGINE_KEY)
-    if given and not (given.isascii() and given.isprintable() and " " not in given):
+    if given and not is_key(given):
         raise ConfigError(
             f"The environment variable {ENGINE_KEY} holds no text that a header can carry. Accepted is the key of the "
             "engines in one line of ASCII without spaces; leave the variable unset to get a new key for each run."
@@ -101,19 +109,62 @@ def send_key_to(*urls: str) -> None:
     set_engine_access(replace(_access, addresses=_access.addresses | addresses))
 
 
+def add_key(url: str, variable: str) -> None:
+    """Requests to ``url``, a server that is none of the run, carry the key in the environment variable ``variable``.
+
+    Raises:
+        ConfigError: the variable holds no key.
+    """
+    key = os.environ.get(variable)
+    if key is None or not is_key(key):
+        raise ConfigError(f"The environment variable {variable} holds no key for {url}. Export it before the run.")
+    set_engine_access(replace(_access, others={**_access.others, urlsplit(url).netloc: SecretStr(key)}))
+
+
+def is_key(text: str | None) -> bool:
+    """Whether a header can carry it."""
+    return bool(text) and text is not None and text.isascii() and text.isprintable() and " " not in text
+
+
 def engine_headers(url: str) -> dict[str, str]:
     """The headers that a request to ``url`` needs: ``Authorization``, if a server of the run answers there; else none.
 
     A generate function or reward that calls an engine by itself adds them to its request.
     """
-    if _access.key is None or urlsplit(url).netloc not in _access.addresses:
+    address = urlsplit(url).netloc
+    if address in _access.others:
+        return {"Authorization": f"Bearer {_access.others[address].get_secret_value()}"}
+    if _access.key is None or address not in _access.addresses:
         return {}
     return {"Authorization": f"Bearer {_access.key_text}"}
 
 
-def key_advice(status: int) -> Iterator[str]:
-    """What to do where a server answered with ``status``, if that is a refusal of the key."""
-    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+def refused_key(failure: BaseException) -> str:
+    """What to do where ``failure``, an error of any HTTP library, is the answer 401 of a server; empty: it is not."""
+    response = getattr(failure, "response", None)  # of requests and httpx
+    answers = (getattr(failure, "status", None), getattr(response, "status_code", None), getattr(failure, "code", None))
+    if HTTPStatus.UNAUTHORIZED not in answers or _access.key is None:
+        return ""
+    return (
+        "Engines and routers of the run answer 401 to a request without its key: add "
+        "slime_core.services.engine_headers(url) to the headers of the request"
+    )
+
+
+def key_advice(status: int, url: str | None = None) -> Iterator[str]:
+    """What to do where a server answered with ``status``, if that is a refusal of the key.
+
+    Arguments:
+        url: of the server; None: it is one of the run.
+    """
+    if status not in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        return
+    if url is not None and urlsplit(url).netloc not in _access.addresses:
+        yield (
+            "That server requires a key of its own: give the set of evaluation prompts whose model it is "
+            "model_key_env = 'NAME', the environment variable that holds it."
+        )
+    else:
         yield (
             f"The key of the run is not the server's. Set the environment variable {ENGINE_KEY} to the one key with "
             "which all external engines, and an external router, were started (--api-key)."

@@ -326,6 +326,8 @@ class EvalDataset(Section):
     """Minimum reward of a solved response."""
     model: Name | None = None
     """The model that answers: an auxiliary model of the run, or the address of an SGLang server."""
+    model_key_env: Name | None = None
+    """Environment variable that holds the API key of the server at that address. None: it needs no key."""
 
 
 def dataset_of(table: object) -> EvalDataset:

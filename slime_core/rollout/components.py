@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slime_core.config.choices import reward_names
+from slime_core.config.engine_key import refused_key
 from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError, RunError, SlimeError
 from slime_core.plugins.boundary import boundary
@@ -69,7 +70,7 @@ __all__ = [
 def component_boundary(plugin: PluginIdentity, action: str) -> AbstractContextManager[None]:
     """Turns exceptions of the block into a ``PluginError`` that names ``plugin``, file and line; slime's own errors
     pass."""
-    return boundary(plugin, action, locate=True, passes=(SlimeError,))
+    return boundary(plugin, action, locate=True, passes=(SlimeError,), next_step=refused_key)
 
 
 def require_samples(generator: RoutedComponent, returned: Any) -> list[Sample]:

@@ -26,7 +26,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from slime_core.checkpoint.folder import Checkpoint, RunState
-from slime_core.config.engine_key import key_of_run
+from slime_core.config.engine_key import add_key, key_of_run
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.config.settings import core_values
 from slime_core.learner.actor import (
@@ -305,6 +305,9 @@ def processes(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) -
         try:
             namespace = f"slime-{os.getpid()}-{time.time_ns()}"
             stack.enter_context(key_of_run())
+            for one in job.config.eval.eval_datasets:
+                if one.model is not None and one.model_key_env is not None:
+                    add_key(one.model, one.model_key_env)
             session = stack.enter_context(Session(cluster.ray_address, namespace=namespace))
             if not session.own:
                 inspect_nodes(job.manifest)

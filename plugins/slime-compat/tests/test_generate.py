@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+import json
+import urllib.request
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from slime_compat import GenerateState, generate_single
 from slime_compat.generate import PathGenerate
 from slime_compat.options import PathOptions
 from slime_core import RunView
+from slime_core.config.engine_key import engine_access, key_of_run, send_key_to
 from slime_core.errors import EngineError, PluginError
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.harness.fake_engine import FakeEngine
@@ -85,6 +89,76 @@ async def test_a_function_that_asks_the_router_itself(write, context, engine) ->
     assert list(first.rollout_log_probs or ()) == [-0.5] * 5 + [0.0] * 2 + [-0.5] * 5
     assert (first.response_length, first.weight_versions) == (12, ["default"])
     assert second.tokens == first.tokens
+
+
+RAW = """
+    {imports}
+
+    async def generate(args, sample, sampling_params):
+        url = f"http://{{args.sglang_router_ip}}:{{args.sglang_router_port}}/generate"
+        payload = {{"input_ids": [6, 15, 6], "sampling_params": sampling_params, "return_logprob": True}}
+        {request}
+        sample.tokens = [6, 15, 6]
+        drawn = answer["meta_info"]["output_token_logprobs"]
+        sample.append_response_tokens(args, tokens=[t[1] for t in drawn], log_probs=[t[0] for t in drawn])
+        return sample
+"""
+CLIENTS = {
+    "aiohttp": """import aiohttp
+        async with aiohttp.ClientSession() as session, session.post(url, json=payload) as response:
+            answer = await response.json()""",
+    "httpx": """import httpx
+        async with httpx.AsyncClient() as client:
+            answer = (await client.post(url, json=payload)).json()""",
+    "httpx with a key of its own": """import httpx
+        with httpx.Client(headers={"Authorization": "Bearer EMPTY"}) as client:
+            answer = client.post(url, json=payload).json()""",
+    "requests": """import requests
+        answer = requests.post(url, json=payload, timeout=60).json()""",
+    "urllib": """import json, urllib.request
+        body = json.dumps(payload).encode()
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as response:
+            answer = json.load(response)""",
+}
+
+
+@pytest.fixture
+async def keyed(encoder: PromptEncoder) -> AsyncIterator[tuple[FakeEngine, GenerateContext]]:
+    """An engine that requires the key of the run."""
+    with key_of_run(), FakeEngine(key=engine_access().key_text) as engine:
+        send_key_to(engine.url)
+        async with GenerateClient(engine.url, timeout_s=60, vocab_size=16) as client:
+            yield engine, GenerateContext(client, encoder)
+
+
+@pytest.mark.parametrize("library", CLIENTS)
+async def test_a_function_that_posts_with_any_library_needs_no_word_of_the_key(write, keyed, library: str) -> None:
+    engine, context = keyed
+    text = RAW.format(imports="", request=CLIENTS[library])
+    samples = await generate(write("custom_generate_function_path", text), context)
+    assert [sample.status for sample in samples] == [Status.COMPLETED] * 2, samples[0].error
+    with FakeEngine() as stranger:
+        assert "Authorization" not in await asyncio.to_thread(_headers_to, stranger)
+    assert len(engine.headers) == 2
+
+
+def _headers_to(stranger: FakeEngine) -> Mapping[str, str]:
+    body = json.dumps({"input_ids": [3], "sampling_params": {"max_new_tokens": 1}}).encode()
+    request = urllib.request.Request(f"{stranger.url}/generate", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60):
+        return stranger.headers[-1]
+
+
+async def test_an_error_401_says_which_header_is_missing(write, keyed) -> None:
+    raises = """
+    import urllib.error
+
+    async def generate(args, sample, sampling_params):
+        raise urllib.error.HTTPError("http://127.0.0.1:1/generate", 401, "Unauthorized", None, None)
+    """
+    samples = await generate(write("custom_generate_function_path", raises), keyed[1])
+    assert "add slime_core.services.engine_headers(url) to the headers" in (samples[0].error or "")
 
 
 async def test_evaluation_is_passed_to_a_function_that_names_it(write, context, encoder) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 
 from slime_core.config.choices import reward_terms
+from slime_core.config.engine_key import is_key
 from slime_core.config.eval_sets import eval_sets
 from slime_core.config.mistakes import nearest
 from slime_core.config.model_config import context_length, start_weights
@@ -13,6 +16,9 @@ from slime_core.config.rules import Rule
 from slime_core.config.schema import RunConfig
 
 __all__ = ["EVALUATION"]
+
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""The name of an environment variable."""
 
 
 def _sets_fit_the_model(config: RunConfig) -> Iterator[str]:
@@ -82,6 +88,26 @@ def _a_model_has_a_name_or_an_address(config: RunConfig) -> Iterator[str]:
             )
 
 
+def _keys_of_models_are_set(config: RunConfig) -> Iterator[str]:
+    for one in (each for each in config.eval.eval_datasets if each.model_key_env is not None):
+        name = str(one.model_key_env)
+        if "/" not in (one.model or ""):
+            yield (
+                f"evaluation set {one.name}: model_key_env = {name!r} has no effect without the address of a server; "
+                "give model = 'http://HOST:PORT', or leave it out. Models of the run have its key"
+            )
+        elif not VARIABLE.fullmatch(name):
+            yield (
+                f"evaluation set {one.name}: model_key_env is no name of an environment variable; accepted is the "
+                "name, such as JUDGE_KEY, and never the key itself"
+            )
+        elif not is_key(os.environ.get(name)):
+            yield (
+                f"evaluation set {one.name}: model_key_env names the environment variable {name}, which holds no key: "
+                "one line of ASCII without spaces. Export it before the run"
+            )
+
+
 def _eval_names_differ(config: RunConfig) -> Iterator[str]:
     counts = Counter(name for name, _ in config.eval.files)
     for name in (name for name, count in counts.items() if count > 1):
@@ -118,5 +144,6 @@ EVALUATION: tuple[Rule, ...] = (
     _lengths_agree,
     _choices_have_an_effect,
     _a_model_has_a_name_or_an_address,
+    _keys_of_models_are_set,
     _engines_that_evaluate_fill_their_gpus,
 )

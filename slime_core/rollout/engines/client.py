@@ -28,7 +28,7 @@ import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_core.config.engine_key import engine_headers, send_key_to
+from slime_core.config.engine_key import engine_headers, key_advice, send_key_to
 from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.generation import FinishReason, Generation, SamplingParams
 from slime_core.generation.sampling import NOTHING
@@ -237,7 +237,7 @@ class GenerateClient:
             return _read(content)
         text = content.decode(errors="replace")[:BODY_SHOWN]
         if response.status in REFUSED:
-            raise _refusal(response.status, f"{url}/generate refused the request with status {response.status}: {text}")
+            raise _refusal(response.status, url, text)
         return _Failure(f"status {response.status}: {text}", f"engine_status_{response.status}")
 
     def _open(self) -> aiohttp.ClientSession:
@@ -257,13 +257,13 @@ class _Failure:
     cause: str
 
 
-def _refusal(status: int, reported: str) -> EngineError:
+def _refusal(status: int, url: str, text: str) -> EngineError:
+    reported = f"{url}/generate refused the request with status {status}: {text}"
     if status in OVERLOADED:
         asks_less = "It is not sent again. Lower --sglang-server-concurrency."
         return RequestFailed(f"{reported}\n{asks_less}", OVERLOADED[status])
-    return RequestRefused(
-        f"{reported}\nLeave out long prompts with --rollout-max-prompt-len, or lower --rollout-max-response-len."
-    )
+    shorter = "Leave out long prompts with --rollout-max-prompt-len, or lower --rollout-max-response-len."
+    return RequestRefused(f"{reported}\n{' '.join(key_advice(status, url)) or shorter}")
 
 
 def _read(content: bytes) -> Any:

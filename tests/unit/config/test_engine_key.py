@@ -8,8 +8,10 @@ from pydantic import SecretStr
 from slime_core.config.engine_key import (
     ENGINE_KEY,
     EngineAccess,
+    add_key,
     engine_access,
     engine_headers,
+    key_advice,
     key_of_run,
     send_key_to,
     set_engine_access,
@@ -43,6 +45,28 @@ def test_only_the_servers_of_the_run_get_it() -> None:
         assert engine_headers(ENGINE + "/generate") == {"Authorization": f"Bearer {engine_access().key_text}"}
         assert engine_headers("http://127.0.0.1:4001/generate") == {}
         assert engine_headers("https://judge.example/score") == {}
+
+
+def test_a_server_of_others_gets_its_own_key_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THEIR_KEY", "of-theirs")
+    with key_of_run():
+        add_key("https://judge.example/v1", "THEIR_KEY")
+        assert engine_headers("https://judge.example/generate") == {"Authorization": "Bearer of-theirs"}
+        assert engine_headers(ENGINE) == {}
+        send_key_to(ENGINE)
+        assert engine_headers(ENGINE) == {"Authorization": f"Bearer {engine_access().key_text}"}
+        monkeypatch.delenv("THEIR_KEY")
+        with pytest.raises(ConfigError, match=r"THEIR_KEY holds no key for https://judge\.example"):
+            add_key("https://judge.example/v1", "THEIR_KEY")
+    assert engine_headers("https://judge.example/generate") == {}
+
+
+def test_the_advice_names_the_key_that_is_wrong() -> None:
+    with key_of_run():
+        send_key_to(ENGINE)
+        assert "SLIME_ENGINE_KEY" in " ".join(key_advice(401, ENGINE))
+        assert "model_key_env" in " ".join(key_advice(401, "http://127.0.0.1:4001"))
+        assert not [*key_advice(400, ENGINE)]
 
 
 def test_the_user_chooses_it_or_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:

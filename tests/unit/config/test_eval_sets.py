@@ -235,6 +235,24 @@ def test_sets_are_given_in_one_place(folder: Path) -> None:
             "policy, or the address of an SGLang server, such as http://127.0.0.1:30000",
         ),
         (
+            "name='a', path='aime.jsonl', model_key_env='KEY'",
+            "",
+            "evaluation set a: model_key_env = 'KEY' has no effect without the address of a server; give model = "
+            "'http://HOST:PORT', or leave it out. Models of the run have its key",
+        ),
+        (
+            "name='a', path='aime.jsonl', model='http://judge:1', model_key_env='sk-1234'",
+            "",
+            "evaluation set a: model_key_env is no name of an environment variable; accepted is the name, such as "
+            "JUDGE_KEY, and never the key itself",
+        ),
+        (
+            "name='a', path='aime.jsonl', model='http://judge:1', model_key_env='NOT_SET_HERE'",
+            "",
+            "evaluation set a: model_key_env names the environment variable NOT_SET_HERE, which holds no key: one line "
+            "of ASCII without spaces. Export it before the run",
+        ),
+        (
             "name='a', path='aime.jsonl', model='judge'",
             "",
             "evaluation set a: model = 'judge', and beside the policy the run serves none; name one of them, or add it "

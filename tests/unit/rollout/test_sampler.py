@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slime_core.config.engine_key import add_key, key_of_run
 from slime_core.config.sampling import EvalDataset
 from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, LearnerConfig, RolloutConfig, RunConfig
 from slime_core.errors import ConfigError, DataError, EngineError, PluginError, RequestRefused, RunError
@@ -529,7 +530,7 @@ async def test_a_row_decides_how_its_responses_are_sampled_in_training_and_evalu
         await sampler._collector.collect(sampler._components.context(0, evaluation=False), groups, SamplingParams())
 
 
-async def test_an_auxiliary_model_answers_a_set_that_names_it(build, tmp_path):
+async def test_an_auxiliary_model_answers_a_set_that_names_it(build, tmp_path, monkeypatch):
     sampler, client = build(GOOD)
     (tmp_path / "own.jsonl").write_text(json.dumps({"prompt": "1+1", "label": "2"}))
 
@@ -538,12 +539,16 @@ async def test_an_auxiliary_model_answers_a_set_that_names_it(build, tmp_path):
         measures = replace(sampler.evaluation._components, models=models)
         return Evaluation(RunConfig(eval=EvalConfig(eval_datasets=(own,))), measures)
 
-    with FakeEngine() as engine:
-        for model, models in ((engine.url, {}), ("judge", {"judge": engine.url})):
+    with FakeEngine() as engine, FakeEngine(key="of-theirs") as theirs, key_of_run():
+        monkeypatch.setenv("THEIR_KEY", "of-theirs")
+        add_key(theirs.url, "THEIR_KEY")
+        for model, models in ((engine.url, {}), ("judge", {"judge": engine.url}), (theirs.url, {})):
             made = evaluation(model, models)
             await made.run(sampler._components.context(0, evaluation=True), None)
             await made.close()
         assert engine.calls.count("/generate") == 2
+        assert theirs.calls.count("/generate") == 1
+        assert "Authorization" not in engine.headers[0]
     assert client.asked == []
     with pytest.raises(ConfigError) as caught:
         evaluation("juge", {"judge": "http://x"})

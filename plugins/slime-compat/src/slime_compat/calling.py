@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from slime_compat.check import Loaded
 from slime_core import FunctionSource, boundary
 from slime_core.errors import SlimeError
+from slime_core.services import refused_key
 
 __all__ = ["blamed", "call", "call_here"]
 
@@ -27,7 +28,7 @@ _ROOM: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKey
 def blamed(source: FunctionSource, action: str = "calling it") -> Iterator[None]:
     """What user code raises comes out as a ``PluginError`` that names the flag; slime's own errors pass."""
     own: SlimeError | None = None
-    with boundary(source, action, locate=True):
+    with boundary(source, action, locate=True, next_step=refused_key):
         try:
             yield
         except SlimeError as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_compat.imports import check_names
+from slime_compat.keyed import carry_key
 from slime_compat.names import provided
 from slime_compat.options import PathOptions
 from slime_compat.signatures import Definition, Form, choose, defined, definitions, first_fit, mistake
@@ -85,6 +86,7 @@ def load_all_checked(options: PathOptions, setting: str, forms: Mapping[str, Seq
 def _load(source: FunctionSource, forms: Sequence[Form]) -> Loaded:
     with provided(source):
         function = _chosen(source, forms) if source.attribute is None else load_function(source)
+    carry_key(_text(source))
     if not callable(function):
         raise PluginError(f"{source}: this is a {type(function).__name__}; {_accepted(forms)}.")
     with boundary(source, "reading its signature"):
