@@ -1,22 +1,29 @@
 """Model, optimizer and schedule of a learner in Megatron's torch_dist format; loads in any parallel layout.
 
 Random state is left out: training uses no random numbers (no dropout, data order comes from the seed and the cursor).
-Reading such a folder may unpickle parts of it (torch's planner does), so resume only from checkpoints that you trust.
+A folder can come from a stranger, and torch keeps parts of it as pickles. Reading takes from them numbers, texts and
+torch's own records, and runs no code.
 """
 
 from __future__ import annotations
 
+import pickle
 import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
+from io import BytesIO
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.strategies import filesystem_async
+from torch.distributed.checkpoint import filesystem, metadata, planner
 from torch.distributed.checkpoint.api import CheckpointException
 
 from slime_core.errors import CheckpointError
@@ -24,6 +31,13 @@ from slime_core.errors import CheckpointError
 SHARED = Path("/dev/shm")
 MEMORY = re.compile(r"shared memory|/dev/shm|shm_open|\bshm\b|/torch_\d")
 """What errors of torch and of Python say of a full /dev/shm."""
+
+RECORDS = tuple(f"torch.distributed.checkpoint.{name}" for name in ("metadata", "planner", "filesystem"))
+"""Modules whose records and enumerations describe a checkpoint."""
+
+ENUMS = (metadata._MEM_FORMAT_ENCODING, planner.WriteItemType)
+HARMLESS = {("torch", "Size"), ("torch.serialization", "_get_layout")}
+FOREIGN = "No code of it was run. It was not written by a run, or was changed: take another checkpoint."
 
 MB = 2**20
 SMALL_BYTES = 4 * MB
@@ -116,13 +130,57 @@ def load_weights(folder: Path, *, chunks: Sequence[Any]) -> None:
 
 def _read(wanted: dict[str, Any], folder: Path) -> Any:
     try:
-        return dist_checkpointing.load(wanted, str(folder))
+        with _without_code():
+            return dist_checkpointing.load(wanted, str(folder))
+    except pickle.UnpicklingError as problem:
+        raise CheckpointError(f"{folder} cannot be loaded: {_first_line(problem)}. {FOREIGN}") from problem
     except (dist_checkpointing.core.CheckpointingException, CheckpointException, KeyError) as problem:
         cause = _first(problem) if isinstance(problem, CheckpointException) else problem
         raise CheckpointError(f"{folder} cannot be loaded: {cause}. {_advice(str(cause), folder)}") from problem
 
 
+class _Description(pickle.Unpickler):
+    """Reads the ``.metadata`` of a checkpoint: records and enumerations of torch's, its dtypes and layouts."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in HARMLESS or (module == "torch" and isinstance(vars(torch).get(name), torch.dtype)):
+            return super().find_class(module, name)
+        if module in RECORDS and "." not in name:
+            found = super().find_class(module, name)
+            if isinstance(found, type) and found.__module__ == module and (is_dataclass(found) or found in ENUMS):
+                return found
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
+
+
+@contextmanager
+def _without_code() -> Iterator[None]:
+    """Torch reads a checkpoint without running code of it.
+
+    torch 2.13 unpickles what describes the tensors (distributed/checkpoint/filesystem.py:930), and objects other than
+    tensors (default_planner.py:387), whatever they hold. Megatron's ``common.pt`` is read with ``weights_only``.
+    """
+    reader: Any = filesystem
+    reads, load = reader.pickle, torch.load
+
+    def load_weights_only(*given: Any, **named: Any) -> Any:
+        return load(*given, **{**named, "weights_only": True})
+
+    reader.pickle = SimpleNamespace(**{**vars(pickle), "load": lambda file: _Description(file).load()})
+    torch.load = load_weights_only
+    try:
+        with torch.serialization.safe_globals([BytesIO]):  # Transformer Engine keeps its state in one
+            yield
+    finally:
+        reader.pickle, torch.load = reads, load
+
+
+def _first_line(problem: BaseException) -> str:
+    return str(problem).partition("\n")[0].rstrip(".")
+
+
 def _advice(cause: str, folder: Path) -> str:
+    if "UnpicklingError" in cause or "which no checkpoint needs" in cause or "Weights only load failed" in cause:
+        return FOREIGN
     if not cause.strip('"').startswith("optimizer."):
         return "Give a checkpoint of this very model."
     return (

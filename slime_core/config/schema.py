@@ -148,8 +148,8 @@ class ModelConfig(Section):
     ] = None
     """Run folder or checkpoint to resume from; optimizer, step and data cursor too. None: start at step 0.
 
-    Without --config, the settings are those of that run. Such a folder can hold pickled parts, which run code when they
-    are read: resume only from checkpoints of people you trust.
+    Without --config, the settings are those of that run. Code that such a folder names is run only if a run of yours
+    has used it, or if you name it again; reading a checkpoint runs none.
     """
     bf16: bool = False
     """Compute in bfloat16; the optimizer keeps float32 masters. False: float32."""

@@ -1,11 +1,17 @@
-"""Processes that others start have the import hook too, where they need it."""
+"""Processes that others start have the import hook too, where they need it; checkpoints of others run no code."""
 
 from __future__ import annotations
 
+import os
+import pickle
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from slime_core.errors import CheckpointError
 
 # Megatron warns about its own calls, and calls what torch deprecates.
 pytestmark = pytest.mark.filterwarnings(
@@ -27,6 +33,42 @@ def test_a_writer_that_megatron_spawns_saves_what_the_model_held_when_asked(mega
     calls.close()
     restored = {"weight": ShardedTensor.from_rank_offsets("weight", torch.zeros(4))}
     assert dist_checkpointing.load(restored, str(tmp_path))["weight"].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+class Runs:
+    """Makes a folder where it is unpickled."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.made),)
+
+
+@pytest.mark.parametrize("part", [".metadata", "an object", "common.pt"])
+def test_reading_a_checkpoint_runs_no_code_of_it(megatron, tmp_path, part):
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing import ShardedObject
+
+    from slime_core.checkpoint import sharded
+
+    def state(data: object = None) -> dict[str, Any]:
+        return {"extra": ShardedObject("extra", data, (1,), (0,)), "step": 2}
+
+    folder, made = tmp_path / "torch_dist", tmp_path / "made"
+    folder.mkdir()
+    dist_checkpointing.save(state(Runs(made) if part == "an object" else BytesIO(b"1")), str(folder))
+    if part == "an object":
+        made.exists() and made.rmdir()
+    else:
+        assert sharded._read(state(), folder)["extra"].getvalue() == b"1"
+    if part == ".metadata":
+        (folder / part).write_bytes(pickle.dumps(Runs(made)))
+    if part == "common.pt":
+        torch.save({"step": Runs(made)}, folder / part)
+    with pytest.raises(CheckpointError, match=r"cannot be loaded: (.|\n)*No code of it was run"):
+        sharded._read(state(), folder)
+    assert not made.exists()
 
 
 def test_a_ray_actor_installs_the_hook_for_itself(ray_session):
