@@ -6,6 +6,7 @@ A FIFO, a device or a folder is an OSError, so that nothing waits for a writer.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -14,6 +15,7 @@ import resource
 import signal
 import stat
 import threading
+import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +39,9 @@ MOST_TOML = 2**20
 
 MOST_JSON = 64 * 2**20
 """Bytes of a JSON file that describes something: a model's index has about 10 MiB at most."""
+
+LOOK_S = 0.05
+"""Seconds between two looks at the time that a thread has taken; without work, none are taken."""
 
 MOST_PARTS = 32
 """Parts of a dotted key; tomllib takes quadratic time and memory for them."""
@@ -126,23 +131,27 @@ def parse_toml(text: str) -> dict[str, Any]:
 def limited(*, seconds: float, nbytes: int) -> Iterator[None]:
     """A block of foreign code that may take ``seconds`` of CPU time and ``nbytes`` more memory.
 
-    The limits are those of the process, so only its main thread sets them; in other threads there are none.
+    Blocks of several threads run one after the other. The limit of memory is that of the process, so what other threads
+    take meanwhile counts too. A single operation that does not return to the interpreter is bounded by memory only,
+    except in the main thread.
 
     Raises:
         TimeoutError: it takes longer.
         MemoryError: it takes more.
     """
-    if threading.current_thread() is not threading.main_thread():
+    in_main = threading.current_thread() is threading.main_thread()
+    with _ONE_AT_A_TIME, _memory(nbytes), _signal_after(seconds) if in_main else _raised_after(seconds):
         yield
-        return
 
-    def end(signum: int, frame: object) -> None:
-        raise TimeoutError(f"it took more than {seconds:g} s")
 
+_ONE_AT_A_TIME = threading.RLock()
+"""Or one thread would restore the limit that another one has set."""
+
+
+@contextmanager
+def _memory(nbytes: int) -> Iterator[None]:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    handler = signal.signal(signal.SIGVTALRM, end)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     resource.setrlimit(resource.RLIMIT_AS, (min([used + nbytes, *(one for one in (soft, hard) if one >= 0)]), hard))
     try:
         yield
@@ -150,8 +159,78 @@ def limited(*, seconds: float, nbytes: int) -> Iterator[None]:
         raise MemoryError(f"it took more than {nbytes / 2**30:g} GiB") from None
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@contextmanager
+def _signal_after(seconds: float) -> Iterator[None]:
+    def end(signum: int, frame: object) -> None:
+        raise TimeoutError(f"it took more than {seconds:g} s")
+
+    handler = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, handler)
+
+
+@contextmanager
+def _raised_after(seconds: float) -> Iterator[None]:
+    """As :func:`_signal_after`, for a thread that gets no signals: another one raises the error in it."""
+    _WATCH.begin(seconds)
+    try:
+        yield
+    except TimeoutError as error:
+        raise TimeoutError(f"it took more than {seconds:g} s") from (error if error.args else None)
+    finally:
+        _WATCH.end()
+
+
+class _Watch:
+    """Looks at the CPU time of the one thread that is in such a block. Its own thread stays, because starting one takes
+    longer than most blocks, and sleeps while there is no block."""
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._begun = threading.Event()
+        self._block: tuple[int, int, float] | None = None
+        self._thread: threading.Thread | None = None
+
+    def begin(self, seconds: float) -> None:
+        """This thread may take so much time from here on."""
+        if self._thread is None or not self._thread.is_alive():  # a fork has no threads
+            self._thread = threading.Thread(target=self._look, name="limits", daemon=True)
+            self._thread.start()
+        clock = time.pthread_getcpuclockid(threading.get_ident())
+        with self._changing:
+            self._block = (threading.get_ident(), clock, time.clock_gettime(clock) + seconds)
+            self._begun.set()
+
+    def end(self) -> None:
+        """It may take any time again."""
+        with self._changing:
+            self._block = None
+            _raise_in(threading.get_ident(), None)  # where the block ended before the error was raised
+
+    def _look(self) -> None:
+        while self._begun.wait():
+            time.sleep(LOOK_S)
+            with self._changing:
+                if self._block is None:
+                    self._begun.clear()
+                elif time.clock_gettime(self._block[1]) >= self._block[2]:
+                    _raise_in(self._block[0], TimeoutError)
+                    self._block = None
+
+
+_WATCH = _Watch()
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """``error`` in ``thread`` as soon as that runs Python code; None: what waits to be raised there is forgotten."""
+    argument = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), argument)
 
 
 def _line(text: str, found: re.Match[str]) -> int:

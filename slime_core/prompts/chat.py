@@ -21,6 +21,7 @@ from slime_core.errors import DataError
 from slime_core.plugins.boundary import boundary
 from slime_core.prompts.rows import Prompt
 from slime_core.types import JsonValue
+from slime_core.untrusted import limited
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,9 @@ __all__ = ["InputProcessor", "Processed", "PromptEncoder", "has_processor"]
 
 PLACEHOLDER = "0assistant0turn0"
 """Stands for an assistant's turn while the template renders what follows it."""
+
+TEMPLATE_SECONDS, TEMPLATE_BYTES = 5.0, 2**30
+"""CPU time and memory for rendering one conversation; a template is a program that came with the checkpoint."""
 
 MOST_RENDERED = 64 * 2**20
 """Characters of one rendered conversation."""
@@ -170,7 +174,8 @@ class PromptEncoder:
         """
         with boundary(f"the chat template in {self._folder}", "rendering a conversation", error=DataError):
             given = {"tools": list(tools) if tools else None, "add_generation_prompt": asks, **self._arguments}
-            return require_short(self.tokenizer.apply_chat_template(list(messages), tokenize=False, **given))
+            with limited(seconds=TEMPLATE_SECONDS, nbytes=TEMPLATE_BYTES):
+                return require_short(self.tokenizer.apply_chat_template(list(messages), tokenize=False, **given))
 
     def spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Token ids of a rendered ``text``, and of each the characters [start, end) that it covers.

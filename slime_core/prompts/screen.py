@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from slime_core.errors import DataError
 from slime_core.plugins.boundary import boundary
-from slime_core.prompts.chat import require_short
+from slime_core.prompts.chat import TEMPLATE_BYTES, TEMPLATE_SECONDS, require_short
 from slime_core.prompts.row_checks import GENERATE_FUNCTION, SAMPLING_PARAMS, own_sampling
 from slime_core.prompts.rows import Prompt, PromptRow, Reading, numbered_prompts, size_of
 from slime_core.types import JsonValue
@@ -43,9 +43,6 @@ SMALL_VOCABULARY = 64
 
 TEMPLATE_TOKENS = 1024
 """A template is taken to add fewer to a message; such prompts are short enough without being counted."""
-
-TEMPLATE_SECONDS, TEMPLATE_BYTES = 5.0, 2**30
-"""CPU time and memory for rendering one prompt; a template is a program that came with the checkpoint."""
 
 Rows = Sequence[tuple[str, PromptRow]]
 """Where each stands, and what it holds."""

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from slime_core.errors import DataError
+from slime_core.prompts import chat as chat_module
 from slime_core.prompts.chat import PromptEncoder
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
@@ -48,6 +51,26 @@ def test_messages_without_the_template_are_refused(plain):
 def test_a_prompt_without_tokens_is_refused(plain):
     with pytest.raises(DataError, match="the prompt '' has no tokens"):
         plain.encode("")
+
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize("in_thread", [False, True], ids=["main thread", "another thread"])
+@pytest.mark.parametrize(
+    ("template", "limit"), [(ENDLESS, "TimeoutError: it took more than 0.2 s"), ("{{ 'x' * 10**10 }}", "MemoryError")]
+)
+def test_a_template_has_a_limit_of_time_and_memory_wherever_it_runs(
+    template: str, limit: str, in_thread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_module, "TEMPLATE_SECONDS", 0.2)
+    encoder = PromptEncoder(FOLDER, apply_chat_template=True)
+    encoder.tokenizer.chat_template = template
+    with ThreadPoolExecutor(1) as threads, pytest.raises(DataError, match=limit):
+        threads.submit(encoder.encode, "37+45").result() if in_thread else encoder.encode("37+45")
+    assert resource.getrlimit(resource.RLIMIT_AS) == (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    encoder.tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    assert encoder.encode("37+45") == [8, 12, 15, 9, 10]
 
 
 def test_decoding_leaves_special_tokens_out(plain):
