@@ -339,8 +339,10 @@ class Setting:
             raise self._unacceptable(json.dumps(value, ensure_ascii=False), error) from None
 
     def recorded(self, value: Any) -> Any:
-        """``value`` as the ``config.toml`` of a run holds it: files of functions by their absolute paths, so that they
-        are found again from another working directory."""
+        """``value`` as the ``config.toml`` of a run holds it: files of functions, and files that engines read, by their
+        absolute paths, so that they are found again from another working directory."""
+        if self.section in _OF_ENGINES:
+            return _existing_paths(value)
         return _code_paths(value, Path()) if self._names_code else value
 
     @property
@@ -485,6 +487,21 @@ def _code_paths(value: Any, base: Path) -> Any:
         return tuple(_code_paths(one, base) for one in value)
     file, colon, function = (value or "").partition(":")
     return f"{_absolute(Path(file), base)}{colon}{function}" if file.endswith(".py") else value
+
+
+_OF_ENGINES = ("sglang", "engine")
+"""Sections with values that engines get as they stand, such as the file of ``--sglang-chat-template``."""
+
+
+def _existing_paths(value: Any) -> Any:
+    """``value``, in which a text that names a file or folder of the working directory is its absolute path. Only a text
+    that looks like a path: SGLang has names of its own, such as ``chatml``."""
+    if isinstance(value, BaseModel):
+        return value.model_copy(update={name: _existing_paths(entry) for name, entry in value})
+    if isinstance(value, tuple):
+        return tuple(map(_existing_paths, value))
+    is_path = isinstance(value, str) and ("/" in value or "." in value) and not _impossible(Path(value))
+    return str(_absolute(Path(value), Path())) if is_path and os.path.exists(value) else value
 
 
 def _absolute(path: Path, base: Path) -> Path:

@@ -58,6 +58,21 @@ def test_the_written_file_resolves_to_the_same_settings(line: str, tmp_path: Pat
     assert repeated.plugin_options == resolved.plugin_options
 
 
+def test_files_that_engines_read_are_written_with_absolute_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chat.jinja").touch()
+    (tmp_path / "groups.toml").write_text(
+        "[[engine.engine_groups]]\nnum_gpus = 1\noverrides = { chat_template = './chat.jinja' }\n"
+    )
+    argv = "--config groups.toml --sglang-chat-template chat.jinja --sglang-served-model-name no/file.here"
+    written = to_toml(resolve(*argv.split()))
+    assert written.count(f"chat_template = '{tmp_path}/chat.jinja'") + written.count(f'"{tmp_path}/chat.jinja"') == 2
+    assert "no/file.here" in written
+    assert str(tmp_path / "no") not in written
+
+
 def test_the_written_file_repeats_what_a_preset_was_overruled_with(tmp_path: Path) -> None:
     presets = {"eps_clip_high": (0.28, "toy")}
     resolved = resolve("--eps-clip-high", "none", presets=presets)
