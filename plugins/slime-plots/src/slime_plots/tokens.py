@@ -1,0 +1,156 @@
+"""The command ``slime samples``: tokens of samples, coloured by log-probability; those that do not train are grey."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from tokenizers import Tokenizer
+
+from slime_core import boundary
+from slime_core.errors import DataError
+
+__all__ = ["Tokens", "main", "read_tokens"]
+
+EPILOG = """examples:
+  slime samples outputs/20261122-1                                     the last rollout
+  slime samples outputs/a/samples/eval-arithmetic-000010.jsonl --rows 3
+  slime samples outputs/a --table                                      one token a line, with id and log-probability
+
+--num-token-samples of the run says how many samples of a file hold tokens.
+"""
+
+SCALE = ((-0.1, "green"), (-0.7, "bright_green"), (-2.3, "yellow"), (-4.6, "dark_orange"))
+"""Log-probabilities of 0.9, 0.5, 0.1 and 0.01, and the colour of tokens above; the others are red."""
+
+LEAST, MASKED, PROMPT = "red", "grey50 on grey15", "cyan"
+LEGEND = "prompt, p > 0.9, > 0.5, > 0.1, > 0.01, below, not trained"
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """One sample.
+
+    Arguments:
+        title: group, index, reward and label.
+        prompt: token ids.
+        response: id, whether it trains, and natural log-probability of each; None: the engine gave none.
+    """
+
+    title: str
+    prompt: tuple[int, ...]
+    response: tuple[tuple[int, bool, float | None], ...]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the samples; returns the exit code.
+
+    Raises:
+        DataError: there is no such file, or none of its samples holds tokens.
+    """
+    parser = argparse.ArgumentParser(
+        prog="slime samples",
+        description="The tokens of samples with their log-probabilities.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("path", metavar="RUN|FILE", type=Path, help="folder of a run, or a file of its samples")
+    parser.add_argument("--rows", metavar="N", type=int, default=2, help="samples to print [2]")
+    parser.add_argument("--table", action="store_true", help="one token a line; always, where there are no colours")
+    parser.add_argument("--model", metavar="FOLDER", type=Path, help="of the tokenizer [the run's last checkpoint]")
+    options = parser.parse_args(argv)
+    file = _last(options.path) if options.path.is_dir() else options.path
+    tokenizer = _tokenizer(options.model, file.parent.parent)
+    console = Console(highlight=False)
+    console.print(str(file), soft_wrap=True)
+    console.print(_legend(), soft_wrap=True)
+    for one in list(read_tokens(file))[: options.rows]:
+        console.print(Text(one.title, style="bold"))
+        console.print(_table(one, tokenizer) if options.table or not console.color_system else _text(one, tokenizer))
+    return 0
+
+
+def read_tokens(file: Path) -> Iterator[Tokens]:
+    """The samples of ``file`` that hold tokens.
+
+    Raises:
+        DataError: it cannot be read, a line is no sample, or no sample holds tokens.
+    """
+    try:
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        found = [_tokens(row) for row in rows if "tokens" in row]
+    except (OSError, ValueError, LookupError, TypeError) as problem:
+        raise DataError(
+            f"{file} is no file of samples: {problem!r}. Give one of RUN/samples, or the folder of a run."
+        ) from problem
+    if not found:
+        raise DataError(f"{file}: none of its {len(rows)} samples holds tokens. Run with --num-token-samples 8.")
+    yield from found
+
+
+def _tokens(row: dict[str, Any]) -> Tokens:
+    length = row["response_length"]
+    ids, log_probs = row["tokens"], row["rollout_log_probs"] or [None] * length
+    start = len(ids) - length
+    title = " ".join(f"{name} {row[name]}" for name in ("group", "index", "reward", "label"))
+    response = zip(ids[start:], map(bool, row["loss_mask"]), log_probs, strict=True)
+    return Tokens(title, tuple(ids[:start]), tuple(response))
+
+
+def _last(run: Path) -> Path:
+    files = sorted((run / "samples").glob("train-*.jsonl")) or sorted((run / "samples").glob("eval-*.jsonl"))
+    if not files:
+        raise DataError(f"{run} has no samples/*.jsonl. Give the folder of a run, or a file of samples.")
+    return files[-1]
+
+
+def _tokenizer(model: Path | None, run: Path) -> Tokenizer | None:
+    """None: the run has no checkpoint; ids are printed then."""
+    known = [model] if model is not None else sorted(run.glob("checkpoints/step-*/hf"))
+    file = known[-1] / "tokenizer.json" if known else None
+    if file is None or (model is None and not file.is_file()):
+        return None
+    with boundary(file, "reading it", error=DataError, next_step="Give a model's folder with --model."):
+        return Tokenizer.from_file(str(file))
+
+
+def _shown(token: int, tokenizer: Tokenizer | None) -> str:
+    text = str(token) if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)
+    return text.replace("\n", "\u21b5") if tokenizer is not None else f"{text} "
+
+
+def _style(trains: bool, log_prob: float | None) -> str:
+    if not trains:
+        return MASKED
+    return next((colour for least, colour in SCALE if log_prob is None or log_prob >= least), LEAST)
+
+
+def _legend() -> Text:
+    colours = (PROMPT, *(colour for _, colour in SCALE), LEAST, MASKED)
+    parts = ((name, colour) for name, colour in zip(LEGEND.split(", "), colours, strict=True))
+    return Text("  ").join(Text(name, style=colour) for name, colour in parts)
+
+
+def _text(one: Tokens, tokenizer: Tokenizer | None) -> Text:
+    text = Text("".join(_shown(token, tokenizer) for token in one.prompt), style=PROMPT)
+    for token, trains, log_prob in one.response:
+        text.append(_shown(token, tokenizer), style=_style(trains, log_prob))
+    return text
+
+
+def _table(one: Tokens, tokenizer: Tokenizer | None) -> Table:
+    table = Table("", "id", "token", "trains", "log-prob", box=None)
+    for place, token in enumerate(one.prompt):
+        table.add_row(str(place), str(token), Text(_shown(token, tokenizer), style=PROMPT), "prompt", "")
+    for place, (token, trains, log_prob) in enumerate(one.response, start=len(one.prompt)):
+        style, shown = _style(trains, log_prob), "" if log_prob is None else f"{log_prob:.4f}"
+        table.add_row(str(place), str(token), Text(_shown(token, tokenizer), style=style), str(int(trains)), shown)
+    return table
