@@ -3,13 +3,15 @@
 Its own cluster takes seconds to start; services that a run does not use are left out (:data:`UNUSED_SERVICES`), and
 Ray's agents start in the background. So start it first and load other things meanwhile. Stopping takes 1 to 2 seconds.
 
-A client that reaches Ray's ports can run code in its processes, so a run's own cluster listens on loopback only.
+A client that reaches Ray's ports can run code in its processes, so a run's own cluster listens on loopback only and
+refuses calls without a token of its own.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import socket
 import threading
@@ -24,7 +26,11 @@ import ray
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private import ray_constants, services
 from ray._private.node import Node
-from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port  # type: ignore[attr-defined]
+from ray._raylet import (  # type: ignore[attr-defined]
+    DASHBOARD_AGENT_LISTEN_PORT_NAME,
+    AuthenticationTokenLoader,
+    persist_port,
+)
 
 from slime_core.errors import PlacementError
 from slime_core.plugins.boundary import boundary
@@ -34,6 +40,12 @@ __all__ = ["Session", "cluster_has_gpus", "head_address"]
 SMALL_MACHINE_BYTES = 64 * 2**30
 SMALL_STORE_BYTES = 256 * 2**20
 """Shards of a small run are megabytes; Ray's own default would take a third of the memory from the engines."""
+
+TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
+TOKEN_VARIABLES = (TOKEN_VARIABLE, "RAY_AUTH_TOKEN_PATH")
+"""With one of these, a user chooses the token."""
+
+TOKEN_BYTES = 32
 
 UNUSED_SERVICES = ("start_monitor", "start_api_server", "start_log_monitor")
 """Services that ray 2.60 starts on every head node (_private/node.py:1655, :1666 and :1766), without a public switch:
@@ -89,6 +101,7 @@ class Session:
         self.num_cpus = num_cpus or len(os.sched_getaffinity(0))
         self.num_gpus = num_gpus
         self._services: list[psutil.Process] = []
+        self._has_token = False
 
     @property
     def own(self) -> bool:
@@ -123,10 +136,16 @@ class Session:
             ray.shutdown()
         finally:
             _end(tree)
+            if self._has_token:
+                self._set_token(None)
 
     def _start(self) -> None:
         # Ray reads this from the environment only; a run sends no usage statistics unless the user enables them.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # ray 2.60 requires a token, by default that in ~/.ray: one for all clusters of a user, and
+        # others can read it where they can read the home folder.
+        if not any(name in os.environ for name in TOKEN_VARIABLES):
+            self._set_token(secrets.token_hex(TOKEN_BYTES))
         # Ray starts workers at niceness 15, so that any other load of the machine would starve the run.
         os.environ.setdefault("RAY_worker_niceness", "0")
         with _on_loopback(), _without_unused_services(), _in_own_process_groups(), agents_in_background():
@@ -137,6 +156,12 @@ class Session:
                 include_dashboard=False,
                 object_store_memory=SMALL_STORE_BYTES if psutil.virtual_memory().total < SMALL_MACHINE_BYTES else None,
             )
+
+    def _set_token(self, token: str | None) -> None:
+        os.environ.pop(TOKEN_VARIABLE, None)
+        os.environ.update({} if token is None else {TOKEN_VARIABLE: token})
+        self._has_token = token is not None
+        AuthenticationTokenLoader.instance().reset_cache()  # it reads the variable once
 
     def _join(self) -> None:
         try:

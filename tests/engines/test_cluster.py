@@ -342,6 +342,20 @@ def test_its_own_cluster_listens_on_loopback_only(ray_session: Session, worker: 
     assert set(addresses) == {"127.0.0.1"}
 
 
+def test_its_own_cluster_answers_nobody_without_its_token(ray_session: Session) -> None:
+    address = ray.get_runtime_context().gcs_address
+    script = f"from ray._raylet import GcsClient; GcsClient(address={address!r}).internal_kv_keys(b'', None, timeout=9)"
+    mode, token = os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"]
+    assert (mode, len(token)) == ("token", 64)
+    for given, refused in ((token, ""), ("0" * 64, "Authentication token is missing or incorrect")):
+        environment = os.environ | {"RAY_AUTH_TOKEN": given}
+        asked = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+        )
+        assert bool(asked.returncode) == bool(refused), asked.stderr
+        assert refused in asked.stderr
+
+
 def test_its_own_cluster_starts_no_service_without_clients(ray_session: Session) -> None:
     started = psutil.Process().children(recursive=True)
     assert children("raylet", started)
