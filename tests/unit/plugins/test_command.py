@@ -78,7 +78,8 @@ def test_list_marks_a_plugin_whose_bounds_leave_out_this_core(capsys, install):
 def test_list_says_what_a_plugin_brings_with_it(capsys):
     assert slime("plugins", "list") == 0
     out = capsys.readouterr().out
-    assert "slime_searchr1.plugin\n                 active with --rm-type search_r1\n" in out
+    active = "active with --generate-function search_r1, or --rm-type search_r1"
+    assert f"slime_searchr1.plugin\n                 {active}\n" in out
     assert "\n                 brings grpo with it\n" in out
 
 
