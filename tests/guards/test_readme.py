@@ -52,7 +52,8 @@ def commands() -> Iterator[tuple[str, str]]:
         yield from ((str(page.relative_to(ROOT)), command.strip()) for command in found)
 
 
-COMMANDS = sorted(set(commands()))
+COMMANDS = {command: page for page, command in sorted(commands(), reverse=True)}
+"""Each command once -> the first page that shows it."""
 
 
 def resolve(argv: list[str], *, check_rules: bool = False) -> Resolved:
@@ -66,8 +67,14 @@ def resolve(argv: list[str], *, check_rules: bool = False) -> Resolved:
     return resolved
 
 
+@pytest.fixture(scope="module")
+def recorded() -> str:
+    """The settings that a run leaves in its folder."""
+    return to_toml(resolve(["--plugin", "grpo"]))
+
+
 @pytest.fixture
-def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def reader(tmp_path: Path, recorded: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory of somebody who has followed the README: the checkout, a plugin file, runs."""
     for name in ("examples", "slime_core"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -76,7 +83,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         checkpoint = tmp_path / folder / "checkpoints" / f"step-{step:06}"
         (checkpoint / "hf").mkdir(parents=True)
         (checkpoint / "state.json").write_text(json.dumps({"step": step, "cursor": {}, "plugins": {}}))
-        (tmp_path / folder / "config.toml").write_text(to_toml(resolve(["--plugin", "grpo"])))
+        (tmp_path / folder / "config.toml").write_text(recorded)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -91,11 +98,11 @@ def test_the_readme_says_what_make_demo_runs() -> None:
 
 
 def test_the_documents_print_commands() -> None:
-    assert {"run", "check", "eval", "plugins", "config"} == {words.split()[1] for _, words in COMMANDS}
+    assert {"run", "check", "eval", "plugins", "config"} == {words.split()[1] for words in COMMANDS}
 
 
-@pytest.mark.parametrize(("page", "command"), COMMANDS)
-def test_a_printed_command_is_understood(page: str, command: str, reader: Path) -> None:
+@pytest.mark.parametrize(("command", "page"), COMMANDS.items())
+def test_a_printed_command_is_understood(command: str, page: str, reader: Path) -> None:
     _, verb, *argv = shlex.split(command)
     if verb in ("plugins", "config") or "--help" in argv:
         if argv[0] == "verify":
@@ -107,7 +114,7 @@ def test_a_printed_command_is_understood(page: str, command: str, reader: Path) 
         resolve({"eval": evaluate, "run": run, "check": activation}[verb].expand(argv))
 
 
-@pytest.mark.parametrize("command", sorted({one for _, one in COMMANDS if "--hf-checkpoint Qwen3" in one}))
+@pytest.mark.parametrize("command", sorted({one for one in COMMANDS if "--hf-checkpoint Qwen3" in one}))
 def test_a_printed_run_of_a_model_breaks_no_rule(command: str, reader: Path) -> None:
     _, verb, *argv = shlex.split(command)
     model = reader / argv[argv.index("--hf-checkpoint") + 1]
