@@ -1,6 +1,6 @@
 """Reads files and texts that others wrote: every size is bounded before anything is built from it.
 
-What is wrong comes out as an OSError or a ValueError whose message says it; whoever reads adds the name of the setting.
+What is wrong comes out as an OSError or a ValueError whose message says it; the caller adds the name of the setting.
 A FIFO, a device or a folder is an OSError, so that nothing waits for a writer.
 """
 

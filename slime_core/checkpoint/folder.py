@@ -146,7 +146,7 @@ def critic_part(checkpoint: Path) -> Path:
     if not (checkpoint / "critic").is_dir():
         raise CheckpointError(
             f"{checkpoint} holds no critic, and the advantage estimator of this run needs one: the run that wrote it "
-            "had none. Resume with its estimator, or start anew from its weights with --hf-checkpoint "
+            "had none. Resume with its estimator, or start again from its weights with --hf-checkpoint "
             f"{checkpoint / 'hf'}; a critic that is trained first (--num-critic-only-steps) then leaves them alone."
         )
     return checkpoint / "critic"

@@ -185,7 +185,7 @@ def _advice(cause: str, folder: Path) -> str:
         return "Give a checkpoint of this very model."
     return (
         "It has no optimizer state of this weight, which a run that freezes the weight does not write: resume with the "
-        "--only-train-params-name-list and --freeze-params-name-list of the run that wrote it, or start anew from its "
+        "--only-train-params-name-list and --freeze-params-name-list of the run that wrote it, or start again from its "
         f"weights with --hf-checkpoint {folder.parent / 'hf'}. If it froze nothing that trains now, it is of another "
         "model."
     )

@@ -48,13 +48,13 @@ def activate_unlocked(peek: Peek, *, admit: Admit | None = None) -> ActivePlugin
             admit=looked_at,
         )
     except UnknownPlugin as unknown:
-        if said := _of_run(unknown.name, peek):
-            raise PluginError(said) from None
+        if message := _of_run(unknown.name, peek):
+            raise PluginError(message) from None
         raise
 
 
 def _of_run(name: str, peek: Peek) -> str | None:
-    """What to say of a missing plugin that the ``config.toml`` of a run names; None: something else names it."""
+    """The message for a missing plugin that the ``config.toml`` of a run names; None: something else names it."""
     from slime_core.config.settings import core_settings
     from slime_core.config.sources import read_command_line
     from slime_core.plugins.claims import table_of

@@ -165,8 +165,8 @@ def because(one: Selected, resolved: Resolved) -> str:
     return f"by {one.by} ({source})" if source != DEFAULT else f"by default of {one.by}"
 
 
-def _calls_of(hook: str, told: str, found: Sequence[Implementation]) -> Iterator[str]:
-    yield f"  {hook:<40} {told}{'' if found else '  (nobody)'}".rstrip()
+def _calls_of(hook: str, arguments: str, found: Sequence[Implementation]) -> Iterator[str]:
+    yield f"  {hook:<40} {arguments}{'' if found else '  (no plugin)'}".rstrip()
     for number, one in enumerate(found, start=1):
         plugin = one.plugin
         yield f"    {number}. {plugin.name} ({plugin.distribution} {plugin.version})  {place_of(one.function)}"

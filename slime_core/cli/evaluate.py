@@ -53,7 +53,7 @@ def expand(argv: Sequence[str]) -> list[str]:
     """Flags for what a leading folder means: the settings of the run that it belongs to, and its weights.
 
     Raises:
-        ConfigError: the folder holds neither a checkpoint nor a model, or a checkpoint that nobody can load.
+        ConfigError: the folder holds neither a checkpoint nor a model, or a checkpoint that cannot be loaded.
     """
     argv = [word for word in argv if word != JSON_FLAG]
     if not argv or argv[0].startswith("-"):
@@ -77,7 +77,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str, as_
     """Print the scores, as a table and one a line or as JSON; returns the exit code.
 
     Raises:
-        ConfigError: the folder that samples are asked for in holds a run.
+        ConfigError: the folder for the samples holds a run.
     """
     held = _held(resolved)
     # A run of one half alone is evaluated as any other, and nothing trains that an evaluation could run during.

@@ -1,6 +1,6 @@
 """``slime``: finds the command, turns errors that slime raises on purpose into a message and an exit code.
 
-Commands are imported when they are asked for, so that ``slime --help`` needs none of what they need.
+Commands are imported when they are used, so that ``slime --help`` needs none of what they need.
 """
 
 from __future__ import annotations

@@ -100,8 +100,8 @@ class Needs:
     @property
     def processes(self) -> str:
         """How many, in words."""
-        apart = f" + {self.critic_ranks} (critic ranks)" if self.critic_ranks else ""
-        return f"{self.ranks} (learner ranks){apart} + {self.engines} (engines) = {self._started} processes"
+        critic = f" + {self.critic_ranks} (critic ranks)" if self.critic_ranks else ""
+        return f"{self.ranks} (learner ranks){critic} + {self.engines} (engines) = {self._started} processes"
 
     @property
     def start_core_seconds(self) -> float:
@@ -115,7 +115,7 @@ class Needs:
 
     @property
     def memory_sum(self) -> str:
-        """The addition behind :attr:`memory`, in GiB."""
+        """The sum that gives :attr:`memory`, in GiB."""
         parts = {
             f"learner ({self.parameters:,} parameters x {self._learner_words})": self._learner,
             f"critic ({self.critic_parameters:,} parameters x {self._critic_words})": self._critic,
@@ -156,7 +156,7 @@ class Needs:
 
     @property
     def _critic_item(self) -> int:
-        """As :attr:`_learner_item`; a critic takes turns with nobody."""
+        """As :attr:`_learner_item`; a critic has no frozen copies (roles)."""
         return self.critic_copies * (self.item + FLOAT32) + self._shared_item
 
     @property

@@ -115,7 +115,7 @@ def _seats(made: Plan, machines: Machines) -> list[Seat]:
 
 def _seat(number: int, node: int, place: int, *, machines: Machines) -> Seat:
     name = f"machine {node}" if machines.assumed else "this machine"
-    # Seats are ordered by address; these stand for addresses that nobody knows yet.
+    # Seats are ordered by address; these stand in for addresses that are not known yet.
     return Seat(number, name, f"{node}" if machines.assumed else HERE, f"{place}" if machines.gpus else None)
 
 

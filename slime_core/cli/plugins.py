@@ -1,6 +1,6 @@
 """``slime plugins list``, ``show``, ``lock`` and ``verify``: what is installed, what a plugin offers, what a run uses.
 
-``list`` reads metadata and imports no plugin, so that no plugin can break it. ``show`` imports the one it is asked for.
+``list`` reads metadata and imports no plugin, so that no plugin can break it. ``show`` imports the named one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def add_commands(
     """Add ``plugins`` with ``list`` and ``show``; the chosen one is ``arguments.handler(arguments) -> exit code``.
 
     Arguments:
-        added: commands of installed distributions, for the help page; they are run before argparse is asked.
+        added: commands of installed distributions, for the help page; they run before argparse parses.
     """
     commands = subparsers.add_parser("plugins", help="what is installed, and what a plugin offers").add_subparsers(
         dest="plugins_command", required=True

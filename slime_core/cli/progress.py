@@ -64,7 +64,7 @@ class Shown:
         done: number of steps that have ended, earlier sessions of a resumed run included.
         metrics: of the last step that ended.
         evaluations: by weight version, in the order measured.
-        idle: whether :meth:`idleness` has been said.
+        idle: whether :meth:`idleness` has been reported.
     """
 
     steps: int

@@ -1,7 +1,7 @@
 """``slime run``: makes the run folder, shows progress, and trains.
 
 A resume with other plugins than those that wrote the checkpoint is refused, unless a flag allows it
-(:func:`continued`). A run that is refused leaves nothing behind (:func:`no_trace_if_refused`).
+(:func:`continued`). A run that is refused leaves no files (:func:`no_trace_if_refused`).
 """
 
 from __future__ import annotations
@@ -356,10 +356,10 @@ def writing(folder: Path) -> Iterator[Path]:
 def no_trace_if_refused(record: RunRecord, stood: Path) -> Iterator[None]:
     """If the block finds that the run cannot be as requested, the run folder goes again, unless it holds results.
 
-    A failure that is nobody's mistake keeps its folder, for the logs.
+    A failure that is no mistake of the user keeps its folder, for the logs.
 
     Arguments:
-        stood: what :func:`standing` said before the record was made.
+        stood: the result of :func:`standing` before the record was made.
     """
     try:
         yield
@@ -379,7 +379,7 @@ def _remove(directory: Path, stood: Path) -> None:
         shutil.rmtree(directory / name, ignore_errors=True)
     for name in FILES:
         (directory / name).unlink(missing_ok=True)
-    with suppress(OSError):  # somebody put something else there
+    with suppress(OSError):  # the folder holds other files
         for folder in (directory, *directory.parents):
             if folder == stood:
                 break

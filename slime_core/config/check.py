@@ -122,12 +122,12 @@ def _counts(pair: Pair, equals: object) -> bool:
 
 
 def _exclusive(given: Pair, others: list[Pair], lifting: list[tuple[Pair, JsonValue]], condition: Conflicts) -> str:
-    outs = " or ".join(map(_flag, [given, *others])) if len(others) == 1 else f"{_flag(given)}, or the others,"
+    outs = " or ".join(map(_flag, [given, *others])) if len(others) == 1 else f"{_flag(given)}, or all of the others,"
     steps = [one.flag if value is None else f"{one.flag} {as_words(value)}" for (one, _), value in lifting]
     unless = f", or add {' or '.join(steps)}" if steps else ""
     return (
-        f"{_shown(given)} and {' and '.join(map(_shown, others))} exclude each other{_reason(condition)}. Leave {outs} "
-        f"out{unless}"
+        f"{_shown(given)} cannot be combined with {' and '.join(map(_shown, others))}{_reason(condition)}. Leave "
+        f"{outs} out{unless}"
     )
 
 
@@ -141,8 +141,8 @@ def _missing(given: Pair, others: list[Pair], condition: Needs) -> str:
         wanted, found = as_words(condition.equals), as_words(others[0][1] if first.owner != "engine" else None)
         needs, step = f"{called(first)} = {wanted} (got {found})", f"Give {first.flag} {wanted}"
     elif len(others) == 1 and first.default and not first.is_sequence and first.owner != "engine":
-        needs = f"another {called(first)} than {as_words(first.default)}"
-        step = f"Give {first.flag} {_others(first)}" if _others(first) else f"Change {first.flag}"
+        needs = f"{called(first)} other than {as_words(first.default)}"
+        step = f"Give {first.flag} {_others(first)}"
     else:
         needs = " or ".join(called(other) for other, _ in others)
         step = f"Add {' or '.join(other.flag for other, _ in others)}"
@@ -150,10 +150,10 @@ def _missing(given: Pair, others: list[Pair], condition: Needs) -> str:
 
 
 def _others(setting: Setting) -> str:
-    """The choices of a setting in addition to its default; empty: it has none to choose from."""
-    is_choice = get_origin(setting.info.annotation) is Literal
-    choices = get_args(setting.info.annotation) if is_choice else ()
-    return " or ".join(str(choice) for choice in choices if choice != setting.default)
+    """The values of a setting other than its default, in words: its choices, or what its type accepts."""
+    if get_origin(setting.info.annotation) is Literal:
+        return " or ".join(str(choice) for choice in get_args(setting.info.annotation) if choice != setting.default)
+    return f"another value ({setting.accepts})"
 
 
 def _reason(condition: Needs | Conflicts) -> str:

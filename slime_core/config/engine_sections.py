@@ -77,7 +77,12 @@ _CONDITIONS: Mapping[str, tuple[Needs | Conflicts, ...]] = {
     "recompute_num_layers": (OF_FULL,),
     "recompute_modules": (Needs("recompute_granularity", equals="selective", unless={"recompute_activations": True}),),
     "recompute_activations": (
-        Conflicts("recompute_granularity", equals="full", when=True, because="it means selective"),
+        Conflicts(
+            "recompute_granularity",
+            equals="full",
+            when=True,
+            because="recompute_activations means recompute_granularity = selective",
+        ),
     ),
     "decoupled_min_lr": (Needs("decoupled_lr"),),
 }
@@ -312,7 +317,7 @@ class MegatronConfig(EngineSection):
 
 _OWNED: Mapping[str, str] = {
     "write --hf-checkpoint": "model_path model tokenizer_path revision",
-    "write --bf16 or leave it out (learner and engines compute in one type); of a model beside the policy, write dtype "
+    "write --bf16 or leave it out (learner and engines compute in one type); for an auxiliary model, write dtype "
     "in its table [[engine.engine_models]]": "dtype",
     "write --seed": "random_seed",
     "write --device": "device",
@@ -344,7 +349,7 @@ _OWNED: Mapping[str, str] = {
     "write is_embedding in [[engine.engine_models]]": "is_embedding",
     "engines that span pipeline stages are not built yet": "pp_size pipeline_parallel_size",
     "write --prefill-num-servers, or worker_type in [[engine.engine_groups]]": "disaggregation_mode",
-    "encoders apart from their models are not built yet": "encoder_only language_only",
+    "separate encoders are not built yet": "encoder_only language_only",
     "write --use-rollout-routing-replay": "enable_return_routed_experts",
     "a help page": "help",
 }

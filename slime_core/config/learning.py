@@ -33,7 +33,8 @@ class AlgorithmConfig(Section):
     advantage_estimator: Name | None = None
     """Component that turns rewards into advantages. None: a plugin must preset it, as --plugin grpo does."""
     policy_loss: Name | None = None
-    """Component that turns log-probabilities and advantages into the loss of each token. None: the estimator's own."""
+    """Component that turns log-probabilities and advantages into the loss of each token. None: the loss that the
+    advantage estimator names."""
     eps_clip: Annotated[float, Field(ge=0, le=1)] = 0.2
     """Lower PPO clip range: the importance ratio is clipped to [1 - eps_clip, 1 + eps_clip_high]."""
     eps_clip_high: PositiveOrZero | None = None
@@ -43,12 +44,11 @@ class AlgorithmConfig(Section):
     use_kl_loss: bool = False
     """Add the KL divergence from the reference model to the loss; the reference takes the memory of a second model."""
     kl_loss_coef: Annotated[PositiveOrZero, Needs("use_kl_loss")] = 0.0
-    """Weight of that divergence. 0 with use_kl_loss: it is only measured."""
+    """Weight of the KL divergence from the reference model in the loss. 0 with use_kl_loss: the divergence is only
+    measured."""
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "low_var_kl"
-    """Estimator of the divergence. low_var_kl: k3, clamped.
-
-    k1 is for measuring: on samples of the actor itself its gradient has expectation 0.
-    """
+    """Estimator of the KL divergence in the loss. low_var_kl: k3, clamped. k1 is for measuring: on samples of the actor
+    itself its gradient has expectation 0."""
     entropy_coef: PositiveOrZero = 0.0
     """Weight of the entropy bonus. 0: entropy is only measured."""
     use_unbiased_kl: Annotated[
@@ -56,15 +56,18 @@ class AlgorithmConfig(Section):
         Needs("use_kl_loss"),
         Conflicts("kl_loss_type", equals="k2", because="the mean of k2 is not the divergence"),
     ] = False
-    """Weight the divergence in the loss by the importance ratio of the actor to the old actor, with its gradient."""
+    """Weight the KL divergence in the loss by the importance ratio of the actor to the old actor, with its gradient."""
     calculate_per_token_loss: bool = False
     """Average the loss over all tokens of a step. False: over each response, then over responses."""
     loss_token_divisor: Annotated[
-        Positive | None, Conflicts("calculate_per_token_loss", because="each divides the loss in its own way")
+        Positive | None, Conflicts("calculate_per_token_loss", because="both set the divisor of the loss")
     ] = None
     """Divide each response's loss by this many tokens, whatever its length (Dr. GRPO). None: by its own tokens."""
     count_masked_rollouts: Annotated[
-        bool, Conflicts("calculate_per_token_loss", because="tokens are averaged, and masked rollouts have none")
+        bool,
+        Conflicts(
+            "calculate_per_token_loss", because="the loss is then averaged over tokens, and masked rollouts have none"
+        ),
     ] = False
     """Divide the loss of a step by all its rollouts, as slime does. False: by those that train a token.
 
@@ -92,22 +95,22 @@ class AlgorithmConfig(Section):
         Conflicts(
             "async_buffer_size",
             "use_rollout_logprobs",
-            because="it trains on what the trained weights sampled, with a ratio of exactly 1",
+            because="this mode trains on samples of the current weights, with a ratio of exactly 1",
         ),
-        Conflicts("corrections", because="it leaves nothing to correct"),
+        Conflicts("corrections", because="in this mode learner and engine agree, so there is nothing to correct"),
         Conflicts(
             "over_sampling_batch_size",
             unless={"max_staleness": 0},
             because="finished groups that a rollout does not take are kept, and newer weights train on them",
         ),
-        Conflicts("update_weights_interval", because="weights are published after every rollout"),
-        Conflicts("parity_interval", because="learner and engine are compared at every rollout"),
+        Conflicts("update_weights_interval", because="this mode needs a publication after every rollout"),
+        Conflicts("parity_interval", because="this mode compares learner and engine at every rollout"),
         Conflicts(
             "bf16",
             because="bfloat16 has 8 bits of precision: it holds a logit between 4 and 8 in steps of 2^-5, so that "
             "rounding alone moves a log-probability by up to 2^-6 = 0.016, and the mode allows 1e-5 on average",
         ),
-        Conflicts(*NO_ENGINES, because="other weights sampled what is read"),
+        Conflicts(*NO_ENGINES, because="other weights sampled the rollouts in the file"),
     ] = False
     """Train only on samples of the current weights: one optimizer step per rollout, published after each, ratio 1.
 
@@ -119,14 +122,15 @@ class AlgorithmConfig(Section):
         Needs("opd_teacher_load"),
         Conflicts("opd_kl_coef", equals=0, because="a weight of 0 leaves the teacher without effect"),
     ] = False
-    """On-policy distillation: subtract the divergence from a teacher from each token's advantage; one more model in
-    memory."""
+    """On-policy distillation: subtract the KL divergence from a teacher model from each token's advantage. The teacher
+    takes the memory of a second model."""
     opd_kl_coef: Annotated[PositiveOrZero, Needs("use_opd")] = 1.0
-    """Weight of that divergence."""
+    """Weight of the divergence from the teacher in on-policy distillation."""
     opd_teacher_load: Annotated[Path | None, Needs("use_opd")] = None
-    """Hugging Face folder of the teacher, of the policy's architecture and vocabulary. None: there is no teacher."""
+    """Hugging Face folder of the teacher for on-policy distillation, of the policy's architecture and vocabulary. None:
+    no teacher."""
     ref_update_interval: Annotated[
-        Count | None, Needs("use_kl_loss", "kl_coef", because="only they keep a reference")
+        Count | None, Needs("use_kl_loss", "kl_coef", because="only these use a reference model")
     ] = None
     """Copy the actor into the reference every this many rollouts. None: the reference never changes."""
     keep_old_actor: Annotated[
@@ -134,16 +138,16 @@ class AlgorithmConfig(Section):
         Needs(
             "update_weights_interval", because="engines that are updated after every rollout serve the current weights"
         ),
-        Conflicts("use_rollout_logprobs", because="each says where old log-probs come from"),
+        Conflicts("use_rollout_logprobs", because="both set the source of the old log-probs"),
         Conflicts(
             "over_sampling_batch_size",
             unless={"max_staleness": 0},
-            because="it keeps one copy of the weights, and older weights sampled the groups that over-sampling keeps; "
+            because="one copy of old weights is kept, and older weights sampled the groups that over-sampling keeps; "
             "--use-rollout-logprobs has their log-probs",
         ),
         Conflicts(
             "async_buffer_size",
-            because="it keeps one copy of the weights; --use-rollout-logprobs has the log-probs of older ones",
+            because="one copy of old weights is kept; --use-rollout-logprobs has the log-probs of older ones",
         ),
         Conflicts(*NO_ENGINES, because="no engine is started"),
     ] = False
@@ -175,13 +179,13 @@ class OptimizerConfig(Section):
     ] = "exponential"
     """Shape of the final decay of WSD."""
     weight_decay: PositiveOrZero = 0.1
-    """Decoupled weight decay."""
+    """Decoupled weight decay (AdamW)."""
     adam_beta1: Fraction = 0.9
-    """Decay of the mean of gradients."""
+    """Adam: decay rate of the running mean of gradients."""
     adam_beta2: Fraction = 0.999
-    """Decay of the mean of squared gradients."""
+    """Adam: decay rate of the running mean of squared gradients."""
     adam_eps: Positive = 1e-8
-    """Added to the denominator of the Adam update."""
+    """Adam: added to the denominator of the update."""
     clip_grad: PositiveOrZero = 1.0
     """Largest global norm of the gradient; larger ones are scaled down. 0: no clipping."""
     lr_warmup_init: Annotated[PositiveOrZero, Needs("lr_warmup_iters")] = 0.0
@@ -263,7 +267,7 @@ class LearnerConfig(Section):
     saved."""
     use_routing_replay: Annotated[
         bool,
-        Conflicts("use_rollout_routing_replay", because="the engine's routes are for all passes"),
+        Conflicts("use_rollout_routing_replay", because="the engine's routes are replayed in all passes"),
         # Recomputing layers in the backward pass is a later pass, which replays the routes of the forward pass.
         Conflicts(
             "use_rollout_logprobs",
@@ -289,7 +293,7 @@ class ParallelConfig(Section):
     pipeline_model_parallel_size: Count = 1
     """Pipeline parallelism: ranks that share the stack of layers."""
     num_virtual_stages_per_pipeline_rank: Annotated[
-        Count, Needs("pipeline_model_parallel_size", because="stages of pipeline ranks are interleaved")
+        Count, Needs("pipeline_model_parallel_size", because="interleaving needs several pipeline ranks")
     ] = 1
     """Virtual pipeline stages per rank (interleaved schedule). 1: not interleaved."""
     context_parallel_size: Count = 1
@@ -329,7 +333,11 @@ class WeightsConfig(Section):
     """Bytes per bucket of weights; a larger tensor gets a bucket of its own."""
     update_weight_transport: Annotated[
         Literal["auto", "distributed", "tensor", "disk"],
-        Conflicts("actor_num_nodes", when="tensor", because="it shares the memory of one machine; disk reaches others"),
+        Conflicts(
+            "actor_num_nodes",
+            when="tensor",
+            because="tensor shares memory inside one machine; choose distributed or disk",
+        ),
     ] = "auto"
     """Transport of weights: broadcast, shared memory, or files.
 
@@ -342,12 +350,15 @@ class WeightsConfig(Section):
     )
     """After the first publication, overwrite the engines' weights, publish again, and compare."""
     parity_interval: CountOrZero = 1
-    """Compare log-probs of learner and engines every this many rollouts; end the run if they differ. 0: never."""
+    """Parity gate: compare log-probs of learner and engines every this many rollouts; end the run if they differ. 0:
+    never."""
     parity_mean_tolerance: Annotated[
         Positive | None, Conflicts("parity_interval", equals=0, because="nothing is compared")
     ] = None
-    """Maximum mean absolute difference of log-probs. None: 1e-4 in float32, 0.1 in bfloat16."""
+    """Parity gate: maximum mean absolute difference between log-probs of learner and engines. None: 1e-4 in float32,
+    0.1 in bfloat16."""
     parity_max_tolerance: Annotated[
         Positive | None, Conflicts("parity_interval", equals=0, because="nothing is compared")
     ] = None
-    """Maximum absolute difference of one token's log-probs. None: 1e-3 in float32, 2 in bfloat16."""
+    """Parity gate: maximum absolute difference between learner and engines in one token's log-prob. None: 1e-3 in
+    float32, 2 in bfloat16."""

@@ -71,7 +71,7 @@ class Provenance:
     """Where a value came from; prints as ``flag --lr``, ``file run.toml:3``, ``preset of plugin grpo``, ``default``.
 
     Arguments:
-        layer: which layer said it.
+        layer: which layer set it.
         where: the flag, the file with line, the plugin, or the entry of the model's ``config.json``; empty for the two
             kinds of default.
     """
@@ -350,7 +350,8 @@ class _Reading:
                 self.mistakes.append(Mistake(f"{message}, or take one of them away with --no-plugin NAME", key))
 
     def follow_devices(self) -> None:
-        """Engines that nothing has counted: one as large as is said, or, with ``colocate``, on every device."""
+        """Set the number of engine devices where it is not given:
+        those of one engine, or with ``colocate`` all devices."""
         key = "rollout_num_gpus"
         sizes = {name: self.values.get(name, self.settings[name].default) for name in _DEVICES}
         if key in self.values or {key, "colocate", *_DEVICES} & self.broken or any(map(self.values.get, _COUNTED)):
@@ -363,7 +364,7 @@ class _Reading:
             self.values[key], self.provenance[key] = count, self.provenance[named]
 
     def follow_model(self) -> None:
-        """Lengths that nothing has said and that the model could not read follow from what it reads."""
+        """Set lengths that are not given, and whose defaults the model cannot read, from what it can read."""
         folder = self.values.get("hf_checkpoint") or ARITHMETIC / "model"
         longest = None if "hf_checkpoint" in self.broken else context_length(Path(folder))
         if longest is None or {"rollout_max_response_len", "rollout_max_prompt_len"} & self.broken:
@@ -389,8 +390,8 @@ class _Reading:
             self.provenance["eval_prompt_data"] = Provenance("embedded default")
 
     def fill_embedded(self) -> None:
-        """Embedded defaults for what nothing has said: those of the built-in model where no other is named, and those
-        of its task where no prompts are named either."""
+        """Set the defaults of the built-in demo where nothing else is given: those of its model where no model is
+        named, those of its task where no prompts are named either."""
         named = ["prompt_data", *(key for key, setting in self.settings.items() if setting.names_prompts)]
         if self._is_named("hf_checkpoint"):
             return
@@ -398,7 +399,7 @@ class _Reading:
             self._fill_evaluation()
             self._fill(OF_THE_MODEL)
             return
-        # Where rollouts are read, no engine is there that could be evaluated.
+        # A run that reads rollouts from files starts no engine, and evaluations need one.
         reads = self.values.get("debug_train_only") or self.values.get("load_debug_rollout_data") is not None
         self._fill({key: value for key, value in EMBEDDED_DEFAULTS.items() if not (reads and key in OF_EVALUATIONS)})
 

@@ -40,6 +40,6 @@ def report(mistakes: Sequence[Mistake]) -> ConfigError:
 def nearest(name: str, known: Iterable[str]) -> str:
     """``; did you mean x?`` of the only one of ``known`` that starts with ``name``, or a close one; else nothing."""
     known = list(known)
-    begins = [one for one in known if len(name) >= LETTERS and one.startswith(name)]
-    close = begins if len(begins) == 1 else difflib.get_close_matches(name, known, n=1)
+    completions = [one for one in known if len(name) >= LETTERS and one.startswith(name)]
+    close = completions if len(completions) == 1 else difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else ""

@@ -247,7 +247,7 @@ _heads = _first("num_attention_heads")
 
 
 def _rope(described: Described) -> Mapping[str, Any] | None:
-    """Parameters of rotary positions; transformers 5 keeps them apart, 4 among the others."""
+    """Parameters of rotary positions; transformers 5 has them in a table of their own, 4 among the others."""
     held = {**described, **(described.get("rope_parameters") or {})}
     return held if "rope_theta" in held else None
 

@@ -99,7 +99,7 @@ Part = Literal["correction", "evaluation", "policy_loss", "reward_model", "rewar
     evaluation        implements ``slime_evaluate``, so that no evaluation set is needed
     policy_loss       computes the loss, so that what only the core's loss reads has no effect
     reward_model      scores every sample, also those whose row names a reward model
-    rewards           may give samples rewards before a reward model is asked
+    rewards           may give samples rewards before the reward model scores them
     rollouts          makes whole rollouts, unless recorded ones are read
     training_signal   changes what is trained on, so that equal rewards may still train something
 """

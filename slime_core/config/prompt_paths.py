@@ -4,7 +4,7 @@
     train.SUFFIX           a file of the format that is named by this suffix
     data/                  every .jsonl and .ndjson file in the folder, and every file of another format, by name
     data/                  with a file in it that marks a format: a folder of that format, read as one
-    data/*.jsonl           what the pattern matches, by name; ** reaches into folders, but for those behind links
+    data/*.jsonl           what the pattern matches, by name; ** reaches into folders, but does not follow links
     train.jsonl@[100:200]  rows 100 to 199 of any of these, counted from 0; either end may be left out
 
 A *format* is named by the suffix of its files, without the dot, or by the name of the file that marks a folder of it,
@@ -66,7 +66,7 @@ class PromptPath:
         found = re.fullmatch(r"(.+)@\[(-?\d*):(-?\d*)\]", text, re.DOTALL)
         if found is None:
             if re.fullmatch(r".+@(\[[^/\[\]]*\])?", text) and not path.exists():
-                raise DataError(f"{text}: what stands behind @ is no slice; accepted: @[a:b] with 0 <= a < b, no steps")
+                raise DataError(f"{text}: the text after @ is no slice; accepted: @[a:b] with 0 <= a < b, no steps")
             return cls(path)
         pattern, start, stop = found.groups()
         ends = int(start or 0), int(stop) if stop else None
@@ -141,7 +141,7 @@ def unreadable(path: Path) -> Iterator[str]:
 
 def _matches(pattern: Path, formats: Collection[str] | None) -> list[Path]:
     """Files, and folders of a format, that ``pattern`` matches, by name; of any format where ``formats`` is None.
-    Folders behind links are not gone into by ``**``, so that a link to a folder above ends nothing."""
+    ``**`` does not follow links, because a link to a folder above would make an endless loop."""
     parts = pattern.parts
     first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
     base, requested = (

@@ -93,24 +93,28 @@ class RolloutConfig(Section):
     rollout_stop_token_ids: tuple[CountOrZero, ...] = ()
     """Token ids that end a response, in addition to the tokenizer's end-of-sequence token."""
     rollout_source: Annotated[
-        Name | None, Conflicts("load_debug_rollout_data", part="rollouts", because="that file holds the rollouts")
+        Name | None,
+        Conflicts("load_debug_rollout_data", part="rollouts", because="the file replaces generated rollouts"),
     ] = None
     """Component (kind rollout_source) that makes whole rollouts. None: generate_function makes every group."""
     generate_function: Name = "single_turn"
     """Component (kind generate_function) that turns a prompt into a response."""
     max_turns: Annotated[int, Field(ge=1)] | None = None
-    """Turns of the model in one conversation, for generate functions that hold conversations. None: they decide."""
+    """Maximum turns of the model in one conversation, for generate functions that hold conversations. None: the
+    generate function decides."""
     rm_type: RewardSum = "exact_match"
     """Component (kind reward_model) that rewards responses, or a weighted sum: 0.7*math+0.3*f1.
 
     A file may have a table of weights: rm_type = { math = 0.7, "dapo:acc" = 0.3 }, or [rollout.rm_type].
     """
     reward_key: Name | None = None
-    """Which of a reward model's named numbers trains. None: rewards are plain numbers."""
+    """Name of the number that trains, for reward models that return several named numbers. None: the reward is one
+    number."""
     log_passrate: bool = False
-    """Also log how often one of k responses of a rollout reaches eval_pass_threshold, as rollout/pass@K."""
+    """Log pass@k of training rollouts as rollout/pass@K: the estimated probability that one of k responses to a prompt
+    reaches eval_pass_threshold."""
     rm_model: Name | None = None
-    """Auxiliary model that reward models may ask, by its name in engine_models. None: no such model."""
+    """Name of the auxiliary model (engine_models) that reward models call. None: no model."""
     sample_transforms: tuple[Name, ...] = ()
     """Components (kind sample_transform) that keep, drop, mask or reshape finished groups, in order. Empty: none.
 
@@ -141,7 +145,7 @@ class RolloutConfig(Section):
     The generate function must support it, as single_turn does; others restart unfinished responses.
     """
     mask_offpolicy_in_partial_rollout: Annotated[
-        bool, Needs("partial_rollout", because="no other response is resumed")
+        bool, Needs("partial_rollout", because="without it no response is resumed")
     ] = False
     """Train only the tokens of a resumed response that were sampled after it resumed."""
     failed_samples: Literal["drop_sample", "drop_group", "retry"] = "drop_sample"
@@ -151,26 +155,27 @@ class RolloutConfig(Section):
     the group. retry: generate the sample again, unless it was refused (4xx), then drop it.
     """
     failed_sample_retries: Annotated[Count, Needs("failed_samples", equals="retry")] = 2
-    """Number of retries, with failed_samples = retry."""
+    """Maximum number of times that a failed sample is generated again, with failed_samples = retry."""
     reward_num_workers: Count | None = None
     """Processes that score responses; each can have several waiting calls in flight.
 
     None: one per two cores of the sampler's machine, 2 to 16. As many again repeat lost calls after a process died.
     """
     reward_timeout_s: Positive = 30.0
-    """Seconds that scoring may take; then its process is killed, and only that sample fails."""
+    """Seconds that scoring one response may take. Then the scoring process is killed, and only that sample fails."""
     reward_memory_gib: Positive = 4.0
-    """Memory limit of one such process in GiB; beyond it, the same happens."""
+    """Memory limit of a process that scores responses, in GiB. Beyond it the process is killed, and only the sample at
+    fault fails."""
     async_buffer_size: Annotated[
         CountOrZero,
         Conflicts("colocate", because="engines and learner take turns on the same devices"),
-        Conflicts("rollout_source", because="it makes whole rollouts when it is called"),
+        Conflicts("rollout_source", because="a rollout source makes whole rollouts, one when it is called"),
         Conflicts(
             "partial_rollout",
             unless={"pause_generation_mode": "abort", "generate_function": None},
             because="responses in flight continue when weights are published, and none is aborted",
         ),
-        Conflicts("debug_rollout_only", because="nothing is trained meanwhile"),
+        Conflicts("debug_rollout_only", because="nothing is trained while rollouts are generated"),
         Conflicts(*NO_ENGINES, because="nothing is generated"),
     ] = 0
     """Rollouts that may be generated ahead while the learner trains. 0: synchronous.
@@ -192,7 +197,7 @@ class RolloutConfig(Section):
             "use_rollout_logprobs",
             when="correct",
             part="correction",
-            because="something has to weigh stale samples",
+            because="without a correction stale samples would bias the gradient",
         ),
     ] = "requeue"
     """Samples above max_staleness. requeue: generate the prompt again. correct: train them. evict: drop them.
@@ -239,15 +244,13 @@ class DataConfig(Section):
     rollout_max_prompt_len: Count | None = None
     """Leave out prompts longer than this many tokens, and count them. None: keep all."""
     num_data_workers: Annotated[CountOrZero, Needs("rollout_max_prompt_len")] = 0
-    """Processes that count the tokens of prompts for rollout_max_prompt_len. 0: the sampler itself does.
-
-    Where they are given and rollout_max_prompt_len is not, it is what the model reads less rollout_max_response_len.
-    """
+    """Processes that tokenize prompts to apply rollout_max_prompt_len. 0: the sampler does it. Above 0, a
+    rollout_max_prompt_len that is not given is the model's context minus rollout_max_response_len."""
     on_bad_data: Literal["fail", "skip"] = "fail"
-    """What to do with a row that cannot be read, or names what the run has not: end the run and name it, or leave it
-    out, count it and name it in logs/bad-rows.log."""
+    """Rows that cannot be read, or that name something that the run does not have. fail: end the run with file and
+    line. skip: leave the row out, count it, and list it in logs/bad-rows.log."""
     data_source: Name = "prompts"
-    """Component that hands out prompts; of kind data_source."""
+    """Component (kind data_source) that returns prompts."""
 
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -425,20 +428,20 @@ class EvalConfig(Section):
     eval_label_key: Name | None = None
     """Field of an evaluation row with the ground truth. None: label_key."""
     eval_reward_key: Name | None = None
-    """Which of a reward model's named numbers evaluations count. None: reward_key."""
+    """Name of the number that evaluations count, for reward models that return several. None: reward_key."""
     eval_pass_threshold: Finite = 1.0
     """Minimum reward of a solved response, in pass@k."""
     eval_num_gpus: Annotated[
         Count | None,
         Needs(*EVALUATION_DATA, part="evaluation"),
-        Conflicts("eval_interleaved", because="the policy's engines evaluate with it"),
-        Conflicts("colocate", because="the learner sleeps when an evaluation begins; --eval-interleaved goes with it"),
+        Conflicts("eval_interleaved", because="with it the policy's engines evaluate"),
+        Conflicts("colocate", because="the learner sleeps when an evaluation starts; --eval-interleaved works with it"),
         NO_EVALUATION,
     ] = None
     """GPUs of engines that only evaluate, concurrently with training; on a CPU, server processes. None: no such
     engines."""
     eval_num_gpus_per_engine: Annotated[Count | None, Needs("eval_num_gpus")] = None
-    """GPUs per such engine. None: rollout_num_gpus_per_engine."""
+    """GPUs per engine that only evaluates. None: rollout_num_gpus_per_engine."""
     eval_interleaved: Annotated[bool, Needs(*EVALUATION_DATA, part="evaluation"), NO_EVALUATION] = False
     """Evaluate on the policy's engines while generation and training continue; new weights wait for it.
 
@@ -454,7 +457,7 @@ class EvalConfig(Section):
         """Engines that only evaluate, as one group or none.
 
         Arguments:
-            num_gpus_per_engine: of an engine where nothing else is said.
+            num_gpus_per_engine: of an engine where eval_num_gpus_per_engine is not given.
         """
         if self.eval_num_gpus is None:
             return ()

@@ -138,12 +138,13 @@ class ModelConfig(Section):
 
     hf_checkpoint: Path | None = None
     """Hugging Face folder: start weights, config.json, tokenizer. None: the built-in arithmetic model."""
-    ref_load: Annotated[Path | None, Needs("use_kl_loss", "kl_coef", because="only they keep a reference")] = None
+    ref_load: Annotated[Path | None, Needs("use_kl_loss", "kl_coef", because="only these use a reference model")] = None
     """Hugging Face folder of the reference model that the KL term compares with. None: the start weights."""
     load: Annotated[
         Path | None,
         Conflicts(
-            "debug_rollout_only", because="no learner resumes; engines get the weights of --hf-checkpoint CHECKPOINT/hf"
+            "debug_rollout_only",
+            because="no learner resumes; give engines the weights with --hf-checkpoint CHECKPOINT/hf",
         ),
     ] = None
     """Run folder or checkpoint to resume from; optimizer, step and data cursor too. None: start at step 0.
@@ -154,14 +155,14 @@ class ModelConfig(Section):
     bf16: bool = False
     """Compute in bfloat16; the optimizer keeps float32 masters. False: float32."""
     trust_remote_code: bool = False
-    """Let transformers run Python code that the checkpoint folder carries."""
+    """Let transformers run Python code from the checkpoint folder."""
 
 
 class ClusterConfig(Section):
     """Which processes run where."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where learner and engines compute. auto: cuda if the cluster has GPUs and this torch is a CUDA build; or cpu."""
+    """Where learner and engines compute. auto: cuda if the cluster has GPUs and torch is a CUDA build, else cpu."""
     actor_num_nodes: Count = 1
     """Nodes that train."""
     actor_num_gpus_per_node: Count = 1
@@ -174,7 +175,10 @@ class ClusterConfig(Section):
     rollout_num_gpus_per_engine: Count = 1
     """GPUs per engine (its tensor parallel size); on a CPU, processes."""
     colocate: Annotated[
-        bool, Conflicts("update_weights_interval", because="engines give their weights away while the learner trains")
+        bool,
+        Conflicts(
+            "update_weights_interval", because="colocated engines release their weights while the learner trains"
+        ),
     ] = False
     """Learner and engines share devices in turns; rollout_num_gpus must not exceed the learner's."""
     ray_address: Name | None = None
@@ -194,9 +198,9 @@ class WatchConfig(Section):
     """Limits on waiting, so that nothing hangs silently."""
 
     wait_warn_s: Positive = 60.0
-    """Seconds after which a wait is reported with the processes that it waits for."""
+    """Seconds after which a wait for another process is reported, with the processes that it waits for."""
     wait_fail_s: Positive = 1800.0
-    """Seconds after which a wait ends the run."""
+    """Seconds after which a wait for another process ends the run."""
 
 
 PICKLES = (".pt", ".pth", ".pkl")
@@ -213,10 +217,10 @@ def _template(*placeholders: str, pickle: str) -> AfterValidator:
         unknown = sorted(set(re.findall(r"\{[^{}]*\}", f"{path}")) - set(placeholders))
         if unknown:
             raise rejected(
-                f"found {path}, and {' and '.join(unknown)} stands for nothing; accepted: {' and '.join(placeholders)}"
+                f"found {path}, but {' and '.join(unknown)} has no meaning here; accepted: {' and '.join(placeholders)}"
             )
         if path.suffix in PICKLES:
-            raise rejected(f"found {path}, which is named like a pickle; {pickle.format(stem=path.with_suffix(''))}")
+            raise rejected(f"found {path}, a pickle by its name; {pickle.format(stem=path.with_suffix(''))}")
         return path
 
     return AfterValidator(check)
@@ -419,8 +423,8 @@ class RunConfig(Section):
         return self.eval.groups(num_gpus_per_engine=self.cluster.rollout_num_gpus_per_engine)
 
     @property
-    def beside_groups(self) -> tuple[EngineGroup, ...]:
-        """Groups of all engines beside the policy's: those of other models, model after model; then those that only
+    def auxiliary_groups(self) -> tuple[EngineGroup, ...]:
+        """Groups of all engines but the policy's: those of auxiliary models, model after model; then those that only
         evaluate."""
         if not self.debug.generates:
             return ()

@@ -143,7 +143,7 @@ class EngineConfig(Section):
     is_embedding, dtype, overrides, engine_groups.
     """
     prefill_num_servers: Annotated[
-        Count | None, Conflicts("engine_groups", because="each says which engines compute prompts only")
+        Count | None, Conflicts("engine_groups", because="both set which engines only prefill")
     ] = None
     """Number of engines that only prefill; the others only decode. Needs GPUs. None: all do both."""
     rollout_external_engine_addrs: Annotated[
@@ -161,11 +161,11 @@ class EngineConfig(Section):
     ] = ()
     """External engines that the run neither starts nor stops, as host:port. Empty: the run starts its own."""
     sglang_router_ip: Annotated[Name | None, Needs("sglang_router_port")] = None
-    """Host of an external router. None: the run starts its own."""
+    """Host of an external router. None: the run starts its own router."""
     sglang_router_port: Annotated[int | None, Field(ge=1, le=65535), Needs("sglang_router_ip")] = None
-    """Port of that router. None: the run starts its own."""
+    """Port of the external router at sglang_router_ip. None: the run starts its own router."""
     sglang_router_policy: Annotated[
-        RouterPolicy, Conflicts("sglang_router_ip", because="that router was started with a policy")
+        RouterPolicy, Conflicts("sglang_router_ip", because="an external router has its own policy")
     ] = "cache_aware"
     """How the router chooses an engine; consistent_hashing and manual keep a sample's session_id with one engine."""
 
@@ -209,7 +209,7 @@ def model_url(models: Mapping[str, str], name: str, endpoint: str = "") -> str:
     """
     if name not in models:
         raise ConfigError(
-            f"Asked for the address of model {name!r}; the run serves {', '.join(sorted(models)) or 'none'} beside the "
-            "policy. Name it in a table [[engine.engine_models]] with its model_path."
+            f"No auxiliary model is called {name!r}; the run serves: {', '.join(sorted(models)) or 'none'}. "
+            "Add it as a table [[engine.engine_models]] with name and model_path."
         )
     return models[name].rstrip("/") + endpoint

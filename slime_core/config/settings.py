@@ -183,7 +183,7 @@ LARGEST = 2**53
 """Of a whole number: beyond it JSON's readers disagree, and there is no such count, size or seed."""
 
 MOST_OF_NAME, MOST_OF_PATH = 255, 4000
-"""Bytes of a file's name, as file systems have it, and of a path: Linux has 4096, and names of files come behind it."""
+"""Bytes of a file's name, as file systems have it, and of a path: Linux has 4096, and names of files are appended."""
 
 SHOWN = 60
 """Characters of such a value that a message shows."""
@@ -268,7 +268,7 @@ class Setting:
 
     @property
     def is_once(self) -> bool:
-        """Whether it is said for one start and not repeated by the settings that a run writes down."""
+        """Whether it applies to one start only, so that the recorded settings of the run leave it out."""
         return any(isinstance(entry, Once) for entry in self.info.metadata)
 
     @property
@@ -312,7 +312,8 @@ class Setting:
         if (self.is_pairs or self.is_tables) and list(words) == ["none"]:
             return ()
         if self.is_pairs and len(words) % 2:
-            raise Unacceptable(f"found {len(words)} values, {' '.join(words)!r}; {self._accepted()}")
+            count = f"{len(words)} value{'s' * (len(words) != 1)}"
+            raise Unacceptable(f"found {count}, {' '.join(words)!r}; {self._accepted()}")
         if self.is_switch:
             return self._switch(words)
         if "" in words and _names_paths(self.info.annotation):

@@ -112,7 +112,7 @@ def read_command_line(
             _take_config(words, line)
         elif flag == NO_EVAL_FLAG:
             if words:
-                line.blame(f"{flag}: found {' '.join(words)!r}; it takes no value")
+                line.blame(f"{flag}: found {' '.join(words)!r}; accepted: no value")
         elif flag in by_flag:
             _take(by_flag[flag], words, line)
         elif flag in switches:
@@ -168,7 +168,7 @@ def _take_once(setting: Setting, words: list[str], line: CommandLine) -> None:
 
 def _switch_off(setting: Setting, flag: str, words: Sequence[str], line: CommandLine) -> None:
     if words:
-        line.blame(f"{flag}: found {' '.join(words)!r}; it takes no value, {setting.flag} does", setting.key)
+        line.blame(f"{flag}: found {' '.join(words)!r}; accepted: no value; {setting.flag} takes one", setting.key)
     _take_once(setting, ["false"], line)
 
 

@@ -20,11 +20,11 @@ def accelerator(requested: str = "auto") -> Accelerator:
     import torch
 
     if requested not in ("auto", "cuda", "cpu"):
-        raise ConfigError(f"device {requested!r} was asked for; it can be auto, cuda or cpu")
+        raise ConfigError(f"device = {requested!r}; accepted: auto, cuda or cpu")
     if requested == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if requested == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            f"device cuda was asked for, but torch {torch.__version__} sees no GPU; check the driver, or ask for cpu"
+            f"device = cuda, but torch {torch.__version__} sees no GPU; check the driver, or give --device cpu"
         )
     return cast(Accelerator, requested)

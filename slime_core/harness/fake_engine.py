@@ -55,7 +55,7 @@ class FakeServer(ABC):
 
     Arguments:
         faulty: the path whose requests meet ``faults``.
-        key: what requests must carry as ``Authorization: Bearer``, those for /health apart; empty: nothing.
+        key: what requests must carry as ``Authorization: Bearer``, except those for /health; empty: no key.
 
     Attributes:
         url: where it listens, once it has been started.
@@ -88,7 +88,7 @@ class FakeServer(ABC):
             raise TimeoutError(f"the {type(self).__name__} did not start")
 
     def stop(self) -> None:
-        """Nobody listens any more; open requests are cut."""
+        """Stop listening, and cut open requests."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(START_LIMIT_S)
@@ -237,7 +237,7 @@ class FakeEngine(FakeServer):
     async def _generate(self, body: dict[str, Any]) -> Answer:
         self.bodies.append(body)
         if self.fail_with:
-            return self.fail_with.pop(0), {"error": {"message": "asked to fail"}}
+            return self.fail_with.pop(0), {"error": {"message": "failure set by the test"}}
         ids, sampling = body["input_ids"], body["sampling_params"]
         prompts = ids if ids and isinstance(ids[0], list) else [ids]
         if not all(prompts):
@@ -261,18 +261,18 @@ class FakeEngine(FakeServer):
         await self._running.wait()
         self._in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self._in_flight)
-        working, told = asyncio.create_task(self._work()), asyncio.create_task(self._told())
-        done, left = await asyncio.wait([working, told], return_when=asyncio.FIRST_COMPLETED)
+        working, aborted = asyncio.create_task(self._work()), asyncio.create_task(self._wait_for_abort())
+        done, left = await asyncio.wait([working, aborted], return_when=asyncio.FIRST_COMPLETED)
         for task in left:
             task.cancel()
         self._in_flight -= 1
-        return told in done or self.aborts
+        return aborted in done or self.aborts
 
     async def _work(self) -> None:
         await asyncio.sleep(self.delay_s)
         await self._running.wait()
 
-    async def _told(self) -> None:
+    async def _wait_for_abort(self) -> None:
         """Paused in place, a request is not taken out: it ends with its next token, when the engine goes on."""
         await self._aborted.wait()
         if self._keeps_running:
@@ -433,14 +433,14 @@ class FakeEngine(FakeServer):
         if self._in_flight and (self._running.is_set() or self._keeps_running):
             return _refusal("release_memory_occupation should be called only when server is idle.")
         if not tags.issubset(MEMORY) or tags & self.released:
-            return _refusal(f"asked to release {sorted(tags)}; released is {sorted(self.released)}")
+            return _refusal(f"cannot release {sorted(tags)}; released already: {sorted(self.released)}")
         self.released |= tags
         return 200, None
 
     async def _resume(self, body: dict[str, Any]) -> Answer:
         tags = set(body.get("tags") or MEMORY)
         if not tags <= self.released:
-            return _refusal(f"asked to resume {sorted(tags)}; released is {sorted(self.released)}")
+            return _refusal(f"cannot resume {sorted(tags)}; released: {sorted(self.released)}")
         self.released -= tags
         return 200, None
 

@@ -82,7 +82,7 @@ def train_step(
     Raises:
         ConfigError: a flag is unknown or out of range.
         PluginError: a plugin cannot be found or loaded.
-        RunError: a rank failed; the message ends with what it said.
+        RunError: a rank failed; the message ends with its output.
         WaitTimeout: a rank was still running after ``limit_s``.
     """
     (architecture,) = json.loads((model / "config.json").read_text(encoding="utf-8"))["architectures"][:1]
@@ -143,11 +143,11 @@ def _run(folder: Path, ranks: int, limit_s: float) -> None:
             if time.monotonic() > deadline_s:
                 running = [rank for rank, process in enumerate(processes) if process.poll() is None]
                 who = f"a training step waited {limit_s:g} s for the ranks {running}"
-                raise WaitTimeout(f"{who}; {_said(folder, running)}")
+                raise WaitTimeout(f"{who}; {_last_output(folder, running)}")
             time.sleep(0.05)
         died = [rank for rank, process in enumerate(processes) if process.poll()]
         if died:
-            raise RunError(f"learner ranks {died} failed; {_said(folder, died)}")
+            raise RunError(f"learner ranks {died} failed; {_last_output(folder, died)}")
     finally:
         for process, output in zip(processes, outputs, strict=True):
             process.kill()
@@ -155,9 +155,9 @@ def _run(folder: Path, ranks: int, limit_s: float) -> None:
             output.close()
 
 
-def _said(folder: Path, ranks: Sequence[int]) -> str:
+def _last_output(folder: Path, ranks: Sequence[int]) -> str:
     log = (folder / f"{ranks[0]}.log").read_text(encoding="utf-8", errors="replace")
-    return f"rank {ranks[0]} said last:\n{log[-TAIL:]}"
+    return f"last output of rank {ranks[0]}:\n{log[-TAIL:]}"
 
 
 def main(folder: Path, rank: int) -> None:

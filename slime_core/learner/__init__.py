@@ -1,4 +1,4 @@
-"""Trains the actor with Megatron-core. Apart from it, only modeling, weights and checkpoint import Megatron.
+"""Trains the actor with Megatron-core. Of the other rooms only modeling, weights and checkpoint import Megatron.
 
 The way of a rollout, in reading order:
 

@@ -480,9 +480,9 @@ class ParityGate:
         if stale_B.any():
             held = "nothing" if self._version is None else f"weights {self._version}"
             raise ParityError(
-                f"rollout {shard.rollout}: true_on_policy_mode trains only on what the weights drew that are trained; "
+                f"rollout {shard.rollout}: true_on_policy_mode trains only on samples of the weights that are trained; "
                 f"the learner holds what was published as {held}, and {stale_B.sum()} of {trained_B.sum()} responses "
-                "of this rank were drawn by others, by several, or by a generate function that records no "
+                "of this rank were sampled by other weights, by several, or by a generate function that records no "
                 "weight_versions. Nothing of this rollout was trained on. Let each rollout be generated after the "
                 "publication before it, or leave --true-on-policy-mode out."
             )

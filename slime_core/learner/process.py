@@ -65,7 +65,9 @@ def initialize_model_parallel(layout: ParallelLayout, *, seed: int) -> None:
     from megatron.core import parallel_state, tensor_parallel
 
     if not dist.is_initialized():
-        raise RunError("Megatron's groups were asked for before torch.distributed.init_process_group was called")
+        raise RunError(
+            "Megatron's process groups need torch.distributed; call torch.distributed.init_process_group first"
+        )
     if parallel_state.model_parallel_is_initialized():
         raise RunError(
             "Megatron's groups exist already in this process; it holds one layout, a second one needs other processes"

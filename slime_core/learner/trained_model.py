@@ -400,7 +400,7 @@ class RoutingReplay:
         """One pass of ``role`` inside replays the routes that ``micro_batches`` have and records those they lack."""
         routers = self._routers if role in (ACTOR, OLD_ACTOR) else []
         for router in routers:
-            router.choice.begin(router.layer_number, micro_batches)
+            router.choice.start_pass(router.layer_number, micro_batches)
         try:
             yield
         finally:
@@ -441,8 +441,8 @@ def _routers(chunks: Sequence[torch.nn.Module]) -> list[KeepingRouter]:
     keeping = [router for router in routers if isinstance(router, KeepingRouter)]
     if len(routers) > len(keeping):
         raise ConfigError(
-            "routing replay was asked for, but the layers of this model choose experts with a router of their own; "
-            "build them with slime_core.modeling.local_layers, or leave use_routing_replay and "
+            "routing replay records the routes of the core's own router, but the layers of this model have another "
+            "router; build them with slime_core.modeling.local_layers, or leave use_routing_replay and "
             "use_rollout_routing_replay out"
         )
     return keeping

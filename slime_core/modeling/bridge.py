@@ -63,8 +63,9 @@ def local_bridge(model_type: str) -> type[Bridge]:
 
     if model_type not in _MODEL_REGISTRY:
         raise ConfigError(
-            f"model type {model_type!r} was asked for, but mbridge maps only {', '.join(sorted(_MODEL_REGISTRY))}; "
-            "another family needs a plugin whose model spec brings its own mapping"
+            f"mbridge has no weight mapping for model type {model_type!r}, only for "
+            f"{', '.join(sorted(_MODEL_REGISTRY))}; another family needs a plugin whose model spec brings its own "
+            "mapping"
         )
     registered: Any = _MODEL_REGISTRY[model_type]
 

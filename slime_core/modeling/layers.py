@@ -15,10 +15,10 @@ token, and since nothing reads the output there, its gradient is exactly zero.
 The rotary part avoids three things in Megatron's THD path (models/common/embeddings/rope_utils.py:178), which cuts
 the table of angles once a sequence, for queries and for keys, in every layer: its time (with 256 sequences of 12
 tokens some 7 % of a small model's step), a wait for the device in every layer (``cu_seqlens.tolist()``), and its
-refusal of padding at the end of a row. The same function takes a table that already has one entry a token, told by
-its length (:211). So the layer looks the entries up by position and hands them over as one sequence, which Megatron
-itself cuts to what a context-parallel rank holds. Multi-latent attention asks for its own table and keeps Megatron's
-path.
+refusal of padding at the end of a row. The same function takes a table that already has one entry a token, which it
+recognises by the length (:211). So the layer looks the entries up by position and hands them over as one sequence,
+which Megatron itself cuts to what a context-parallel rank holds. Multi-latent attention asks for its own table and
+keeps Megatron's path.
 
 Under context parallelism a rank holds two stretches of the row (:mod:`slime_core.modeling.rows`). Most of its
 tokens belong to sequences that start there, and are computed as above. Only the sequences that enter a stretch from
@@ -78,8 +78,8 @@ class RMSNorm(torch.nn.RMSNorm):
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: object) -> None:
         if config.normalization != "RMSNorm" or config.layernorm_zero_centered_gamma:
             raise ValueError(
-                f"normalization {config.normalization!r} (zero-centred: {config.layernorm_zero_centered_gamma}) was "
-                "asked for; only a plain RMSNorm is built here; give another norm through the layer spec"
+                f"normalization {config.normalization!r} (zero-centred: {config.layernorm_zero_centered_gamma}); "
+                "accepted: a plain RMSNorm. Give another norm through the layer spec"
             )
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
@@ -121,7 +121,7 @@ class _Choice:
         self._micro_batches: Sequence[Routed] | None = None
         self._calls = [0, 0]
 
-    def begin(self, layer: int, micro_batches: Sequence[Routed]) -> None:
+    def start_pass(self, layer: int, micro_batches: Sequence[Routed]) -> None:
         self._layer = layer
         self._micro_batches = micro_batches
         self._calls = [0, 0]
@@ -346,14 +346,14 @@ def _nothing(query: torch.Tensor, value_size: int) -> torch.Tensor:
 def _refuse_unsupported(config: TransformerConfig, mask_type: AttnMaskType, attention_type: str) -> None:
     if config.context_parallel_size > 1 and config.multi_latent_attention:
         raise ConfigError(
-            f"context parallel size {config.context_parallel_size} was asked for with multi-latent attention, for "
-            "which only 1 is built; use tensor or pipeline parallelism for long sequences"
+            f"context parallel size {config.context_parallel_size} with multi-latent attention, for which only "
+            "1 is built; use tensor or pipeline parallelism for long sequences"
         )
     if config.window_size is not None:
-        raise ConfigError(f"sliding-window attention {config.window_size} was asked for; only full attention is built")
+        raise ConfigError(f"sliding-window attention {config.window_size} is not built; accepted: full attention")
     if attention_type != "self" or mask_type not in (AttnMaskType.causal, AttnMaskType.padding_causal):
         raise ConfigError(
-            f"{attention_type} attention with mask {mask_type.name} was asked for; only causal self-attention is built"
+            f"{attention_type} attention with mask {mask_type.name} is not built; accepted: causal self-attention"
         )
 
 

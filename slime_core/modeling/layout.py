@@ -55,13 +55,11 @@ class ParallelLayout:
             raise ConfigError(f"parallel sizes must be at least 1, not {wrong}")
         if self.virtual_pipeline > 1 and self.pipeline == 1:
             raise ConfigError(
-                f"virtual pipeline size {self.virtual_pipeline} was asked for with pipeline size 1; "
+                f"virtual pipeline size {self.virtual_pipeline} with pipeline size 1; "
                 "interleaving needs at least 2 pipeline ranks"
             )
         if self.sequence and self.tensor == 1:
-            raise ConfigError(
-                "sequence parallelism was asked for with tensor size 1; it needs at least 2 tensor-parallel ranks"
-            )
+            raise ConfigError("sequence parallelism with tensor size 1; it needs at least 2 tensor-parallel ranks")
 
     @property
     def model_size(self) -> int:
@@ -89,8 +87,8 @@ class ParallelLayout:
         base, more = divmod(num_layers, count)
         if num_layers < max(count - 1, 1):
             raise ConfigError(
-                f"pipeline size {self.pipeline} with {self.virtual_pipeline} chunks a rank was asked for, but the "
-                f"model has only {num_layers} layers; at most {num_layers + 1} chunks altogether are accepted"
+                f"pipeline size {self.pipeline} with {self.virtual_pipeline} chunks a rank needs more layers than "
+                f"the {num_layers} of the model; at most {num_layers + 1} chunks altogether are accepted"
             )
         chunks = [["decoder"] * (base + (number < more)) for number in range(count)]
         chunks[0].insert(0, "embedding")
@@ -126,12 +124,12 @@ class ParallelLayout:
         data, rest = divmod(world_size, self.model_size)
         if rest or data == 0:
             raise ConfigError(
-                f"tensor {self.tensor} x pipeline {self.pipeline} x context {self.context} was asked for on "
+                f"tensor {self.tensor} x pipeline {self.pipeline} x context {self.context} on "
                 f"{world_size} ranks; the number of ranks must be a multiple of {self.model_size}"
             )
         if (data * self.tensor * self.context) % (self.expert * self.tensor):
             raise ConfigError(
-                f"expert size {self.expert} was asked for with {data * self.context} data- and context-parallel ranks; "
+                f"expert size {self.expert} with {data * self.context} data- and context-parallel ranks; "
                 "the former must divide the latter"
             )
         return data

@@ -326,12 +326,16 @@ def _share(ends: torch.Tensor, chunk: int, rank: int, size: int, device: torch.d
     """``ends``: int64, where sequences start and end, each once, from 0 to the end of the row."""
     sizes, keys, lengths = [], [], []
     for start in (rank * chunk, (2 * size - 1 - rank) * chunk):
-        begins, crossing = _crossing(ends, start, chunk)
+        sequence_start, crossing = _crossing(ends, start, chunk)
         inner = ends[(ends > start + crossing) & (ends < start + chunk)]
         borders = torch.cat([torch.tensor([start + crossing]), inner, torch.tensor([start + chunk])])
         sizes += [crossing, chunk - crossing]
         lengths.append(borders.diff())
-        keys.append(_gathered(torch.arange(begins, start + crossing if crossing else begins), chunk, size).to(device))
+        keys.append(
+            _gathered(torch.arange(sequence_start, start + crossing if crossing else sequence_start), chunk, size).to(
+                device
+            )
+        )
     rest = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat(lengths).cumsum(0)]).to(device)
     exchanges = any(start not in ends for start in range(0, 2 * size * chunk, chunk))
     return Share(
@@ -345,8 +349,8 @@ def _share(ends: torch.Tensor, chunk: int, rank: int, size: int, device: torch.d
 def _crossing(ends: torch.Tensor, start: int, chunk: int) -> tuple[int, int]:
     """Where the sequence at ``start`` starts, and how many of its tokens in this chunk come after its beginning."""
     place = int(torch.searchsorted(ends, start, right=True))
-    begins, stops = int(ends[place - 1]), int(ends[place])
-    return begins, 0 if begins == start else min(stops, start + chunk) - start
+    sequence_start, sequence_end = int(ends[place - 1]), int(ends[place])
+    return sequence_start, 0 if sequence_start == start else min(sequence_end, start + chunk) - start
 
 
 def _gathered(places: torch.Tensor, chunk: int, size: int) -> torch.Tensor:

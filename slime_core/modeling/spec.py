@@ -166,7 +166,7 @@ class MBridgeSpec:
 
     def _built(self) -> Any:
         if self._bridge is None:
-            raise RunError("weights were asked for before build() was called on this model spec; call build() first")
+            raise RunError("this model spec has no weights before build() was called; call build() first")
         return self._bridge
 
 
@@ -228,8 +228,8 @@ def _refuse_router_losses(config: Any) -> None:
     balancing = config.moe_router_load_balancing_type not in (None, "none") and config.moe_aux_loss_coeff
     if config.num_moe_experts and (balancing or config.moe_z_loss_coeff):
         raise ConfigError(
-            f"a router loss was asked for (moe_aux_loss_coeff {config.moe_aux_loss_coeff}, moe_z_loss_coeff "
-            f"{config.moe_z_loss_coeff}), which would be weighted wrongly here; only models without are built: give "
+            f"the model has a router loss (moe_aux_loss_coeff {config.moe_aux_loss_coeff}, moe_z_loss_coeff "
+            f"{config.moe_z_loss_coeff}), which this learner would weight wrongly; only models without are built: give "
             'the overrides moe_router_load_balancing_type="none" and moe_z_loss_coeff=None'
         )
 
@@ -246,7 +246,9 @@ def _refuse_other_state(parallel: ParallelLayout) -> None:
         sequence=parallel.sequence,  # a property of the model, not of Megatron's groups
     )
     if held != parallel:
-        raise RunError(f"a model was asked for in {parallel}, but Megatron was initialised with {held} in this process")
+        raise RunError(
+            f"the model is to be built in {parallel}, but Megatron was initialised with {held} in this process"
+        )
 
 
 def _refuse_unknown(overrides: Mapping[str, Any], config_class: Any) -> None:
@@ -254,7 +256,7 @@ def _refuse_unknown(overrides: Mapping[str, Any], config_class: Any) -> None:
     for name in overrides.keys() - known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"{name!r} was asked for, but {config_class.__name__} has no such field{hint}")
+        raise ConfigError(f"{name!r}: {config_class.__name__} has no such field{hint}")
 
 
 def _refuse_mismatch(bridge: Any, views: Iterable[NamedForMBridge], folder: Path) -> None:

@@ -279,8 +279,8 @@ def _over_sets(
 def _refuse_second_derivative() -> None:
     if torch.is_grad_enabled():
         raise RunError(
-            "a gradient of log-probs that has a gradient itself was asked for (create_graph); they are differentiable "
-            "once. Compute them with torch.log_softmax where a loss needs the second derivative."
+            "log-probs are differentiable once only, and create_graph requests a gradient of their gradient. "
+            " Compute them with torch.log_softmax where a loss needs the second derivative."
         )
 
 

@@ -108,9 +108,7 @@ def pack(samples: Sequence[int], lengths: Sequence[int], max_tokens: int) -> lis
         ValueError: ``max_tokens`` is not positive.
     """
     if max_tokens < 1:
-        raise ValueError(
-            f"a micro-batch of {max_tokens} tokens was asked for; at least 1 is needed (--max-tokens-per-gpu)"
-        )
+        raise ValueError(f"a micro-batch of {max_tokens} tokens; accepted: at least 1 (--max-tokens-per-gpu)")
     bins: list[list[int]] = []
     room: list[int] = []
     for sample in sorted(samples, key=lambda position: (-lengths[position], position)):

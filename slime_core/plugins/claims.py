@@ -137,7 +137,7 @@ def with_required(
 def architecture_source(architecture: str, *, withheld: Withheld, declared: Declared) -> PluginSource:
     """The one installed plugin that its own distribution claims ``architecture`` for, and that is not withheld.
 
-    Only that distribution is asked: no stranger can make a run load a plugin, or stop one, by claiming for it.
+    Claims of other distributions do not count, so that none can make a run load a plugin, or stop one.
 
     Raises:
         PluginError: none does, or several do.
@@ -165,8 +165,8 @@ def _unclaimed(architecture: str, claims: Sequence[Claim], declared: Declared) -
     ours = distribution_of(ARCHITECTURE_GROUP, architecture)
     step = "Install a plugin that claims it (slime-models has the common ones)" if ours is None else f"Install {ours}"
     strangers = "".join(
-        f"{claim.distribution} {claim.version} claims it for plugin {claim.plugin!r}, which is none of its own: that "
-        f"counts for nobody. Report it to the author of {claim.distribution}.\n"
+        f"{claim.distribution} {claim.version} claims it for plugin {claim.plugin!r} of another distribution, which "
+        f"has no effect. Report it to the author of {claim.distribution}.\n"
         for claim in claims
     )
     return (
@@ -310,7 +310,7 @@ def _activating(flag: str, *, in_file: bool, declared: Declared) -> list[Claim]:
     claims = claimants(name, declared, group=FLAG_GROUP)
     if table:  # a file has the option's own name, which is not always that of its flag
         own = [claim for claim in _flag_claims(declared) if claim.plugin == table]
-        # A table that is nobody's may be the section in which an option stood before it was a plugin's.
+        # A table that no plugin has may be the core section in which an option was before it moved to a plugin.
         return (own or [claim for claim in claims if claim.activates]) if in_file else []
     is_of_core = name.replace("-", "_") in core_settings()
     return [claim for claim in claims if claim.activates or (in_file and not is_of_core)]

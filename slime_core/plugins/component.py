@@ -152,9 +152,9 @@ class GenerateTraits:
         samples_from_engine: engines sample what is trained and say how likely each token was. False: the responses are
             given, alike for every sample of a group; a run that needs the engines' log-probabilities, or groups, is
             refused.
-        rewards: it may give samples their rewards itself; the reward model is asked for the others only.
-        resumes: with ``partial_rollout``, it is handed ``ABORTED`` samples with the tokens that they have and goes on
-            from them; what is finished in its group it leaves alone. False: what was not finished is restarted.
+        rewards: it may give samples their rewards itself; the reward model scores the others only.
+        resumes: with ``partial_rollout``, it gets ``ABORTED`` samples with the tokens that they have and resumes
+            them; what is finished in its group it leaves alone. False: what was not finished is restarted.
     """
 
     scope: Literal["sample", "group"] = "sample"

@@ -290,7 +290,7 @@ def required_lines(distribution: str) -> list[str]:
 
 
 def entry_point_of(distribution: str, group: str, name: str) -> str:
-    """The module, or ``module:attribute``, behind an entry point of an installed distribution.
+    """The module, or ``module:attribute``, that an entry point of an installed distribution names.
 
     Raises:
         PluginError: the distribution is not installed, or does not declare the entry point.

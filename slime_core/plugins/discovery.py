@@ -56,7 +56,7 @@ __all__ = [
 
 
 LOCAL_MODULE = "slime_local_"
-"""How the module of a file begins; the start of the file's hash follows."""
+"""Start of the module name of a single-file plugin; the first characters of the file's hash follow."""
 
 MANY_WAYS = 4
 """Ways to activate a plugin that a message lists."""
@@ -208,7 +208,7 @@ def is_for(claim: Claim, plugin: PluginIdentity) -> bool:
 def required_by(plugin: PluginIdentity, declared: Declared | None = None) -> list[str]:
     """The names of the plugins that ``plugin`` requires, sorted.
 
-    Only its own distribution is asked: no stranger can make a run load something by declaring that another needs it.
+    Only its own distribution counts: another one cannot make a run load a plugin by declaring that this one needs it.
     """
     return [
         entry.name

@@ -297,7 +297,7 @@ def slime_log_evaluation(
 @hookspec
 async def slime_evaluate(step: int, prompts: DataSource | None, options: object) -> Mapping[str, float] | None:
     """An evaluation after ``step`` steps is due; ``async``. Metrics that are returned are its result, and the core
-    evaluates nothing and calls no ``slime_log_evaluation``; None: somebody else evaluates.
+    evaluates nothing and calls no ``slime_log_evaluation``; None: another plugin or the core evaluates.
 
     ``prompts`` is the data source of the training prompts; None where the process only evaluates.
     """
@@ -361,7 +361,7 @@ def slime_after_weight_sync(version: int, options: object) -> None:
 def slime_checkpoint_state(place: Place, options: object) -> Mapping[str, object] | None:
     """Return what :func:`slime_checkpoint_restore` needs at this place, as JSON-ready values; None: nothing.
 
-    Of the learner's ranks, rank 0 is asked, and every rank gets its answer back.
+    On the learner only rank 0 is called; :func:`slime_checkpoint_restore` gets its state on every rank.
     """
 
 

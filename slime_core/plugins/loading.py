@@ -113,8 +113,8 @@ def _step_of_file(path: str, failure: BaseException) -> str:
         known = [name for name in vars(sys.modules.get(wanted, sys)) if not name.startswith("_")]
         (name,) = re.findall(r"^cannot import name '(\w+)'", str(failure)) or [""]
         return f"Correct the import in {path}{nearest(name, known) or '.'}"
-    beside = Path(path).parent
-    if (beside / f"{package}.py").exists() or (beside / package).is_dir():
+    folder = Path(path).parent
+    if (folder / f"{package}.py").exists() or (folder / package).is_dir():
         return _NO_NEIGHBOURS.format(path=path, what=f"the code of {package}")
     return f"Install the distribution that has {package}: pip install {package}, or correct the import in {path}."
 

@@ -30,7 +30,7 @@ from slime_core.untrusted import parse_toml, read_text
 __all__ = ["LOCK_FILE", "Lock", "read_lock"]
 
 LOCK_FILE = Path("slime.lock")
-"""In the working directory, where a run is not told otherwise."""
+"""In the working directory, unless --lock-file names another."""
 
 FORMAT = 1
 HEAD = """\
@@ -99,7 +99,7 @@ class Lock:
         which = f" ({installs})" if installs else ""
         return (
             f"{table(rows, head=('plugin', self.path.name, 'here', 'differs in'))}\n"
-            f"Install what {self.path.name} says{which}, or write it anew with slime plugins lock."
+            f"Install what {self.path.name} says{which}, or rewrite it with slime plugins lock."
         )
 
     def _refuse(self, found: Sequence[Difference]) -> None:
@@ -152,7 +152,7 @@ def read_lock(path: Path) -> Lock:
     except (ValueError, KeyError, TypeError, AttributeError) as mistake:
         reason = f"no {mistake}" if isinstance(mistake, KeyError) else mistake
         raise PluginError(
-            f"{path} is no lock of plugins: {reason}.\nWrite it anew with slime plugins lock and the flags of the run."
+            f"{path} is no lock of plugins: {reason}.\nRewrite it with slime plugins lock and the flags of the run."
         ) from None
 
 

@@ -166,7 +166,7 @@ class ManifestEntry:
         needed_by: why it is here although the run does not name it, ``"searchr1 requires it"``; else empty.
         claimed: it is active for a name that it claims, so without its presets and trackers.
         files: the first characters of each file's own SHA-256, by the file's name, sorted: so that a difference can be
-            told file by file.
+            reported file by file.
     """
 
     plugin: str
@@ -215,7 +215,7 @@ class Difference:
         plugin: its name.
         wanted, found: who it is on either side, with version and the start of its digest.
         what: what differs; for content, the files.
-        install: what an installer would be told to make it the same, ``"acme-tree==2.1"``; empty: that is no help.
+        install: the requirement that makes it the same, ``"acme-tree==2.1"``; empty: that is no help.
     """
 
     plugin: str
@@ -366,7 +366,7 @@ class Manifest:
 def only_tracking(path: Path) -> tuple[str, ...]:
     """The plugins that a run's ``plugins.json`` says do nothing but track; none where it says nothing."""
     try:
-        # Whoever wrote the file, a name becomes a word of a command line, and no flag.
+        # The file may come from others: a name becomes a word of a command line and must not become a flag.
         return tuple(name for name in map(str, read_object(path)[ONLY_TRACK]) if not name.startswith("-"))
     except (OSError, ValueError, LookupError, TypeError):
         return ()

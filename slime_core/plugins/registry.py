@@ -85,7 +85,7 @@ class Registry:
         """The settings of the core that follow from the options of plugins, each with its plugin.
 
         Arguments:
-            options: plugin -> its options object; a plugin without one is not asked.
+            options: plugin -> its options object; a plugin without one is skipped.
             settings: of the core, as far as they are given.
 
         Raises:

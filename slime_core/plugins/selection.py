@@ -197,13 +197,13 @@ def _refuse_other_model(found: Selected, config: RunConfig) -> None:
     others = ", ".join(f"{one} ({_gives(model)})" for one, model in sorted(served.items())) or "none"
     if name not in served:
         raise PluginError(
-            f"{who} asks rm_model = {name}{similar(name, served)}, and beside the policy the run serves {others}. "
+            f"{who} needs the auxiliary model rm_model = {name}{similar(name, served)}, but the run serves: {others}. "
             "Name one of them with --rm-model, or serve it: a table [[engine.engine_models]] with name and model_path."
         )
     if wanted not in ("any", _gives(served[name])):
         raise PluginError(
-            f"{who} asks for {wanted}, and rm_model = {name} is served for {_gives(served[name])}; beside the policy "
-            f"the run serves {others}. Give is_embedding = {str(wanted == 'scores').lower()} in its table "
+            f"{who} needs a model that gives {wanted}, but rm_model = {name} is served for {_gives(served[name])}. "
+            f"The run serves: {others}. Give is_embedding = {str(wanted == 'scores').lower()} in its table "
             "[[engine.engine_models]], name another with --rm-model, or choose another reward model."
         )
 
@@ -371,7 +371,7 @@ def check_pairings(config: RunConfig, registry: Registry) -> None:
             _refuse_equal_rewards(config, registry)
 
 
-# --- What no engine has drawn -----------------------------------------------------------------------------------------
+# --- Samples of no engine ---------------------------------------------------------------------------------------------
 
 
 def _refuse_unknown_log_probs(config: RunConfig, registry: Registry) -> None:
@@ -382,7 +382,7 @@ def _refuse_unknown_log_probs(config: RunConfig, registry: Registry) -> None:
     if given:
         raise PluginError(
             f"generate_function = {name}: the responses of {_who(registry, Kind.GENERATE_FUNCTION, name)} are not "
-            "drawn by an engine, so no engine says how likely their tokens were, and it is read by "
+            "sampled by an engine, so that no engine gives their log-probabilities, which are read by "
             f"{', '.join(given)}. {_without(given)}, or choose another generate function."
         )
 
@@ -396,7 +396,7 @@ def _refuse_uncorrected(config: RunConfig, registry: Registry) -> None:
     if not any(_traits_of(registry, Kind.CORRECTION, name).compares_engine for name in names):
         raise PluginError(
             f"stale_samples = correct trains samples above max_staleness, and of corrections = {' '.join(names)} none "
-            "compares the learner with the engine that drew them. Name one that does, such as --corrections tis, or "
+            "compares the learner with the engine that sampled them. Name one that does, such as --corrections tis, or "
             "choose --stale-samples requeue or evict."
         )
 

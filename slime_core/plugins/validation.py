@@ -117,7 +117,7 @@ def _mistake(name: str, function: Callable[..., Any]) -> str | None:
         when = "without await" if lifecycle is not None else "once, at start"
         return f"is async; hooks are called {when}.\nWrite it with plain def; targets may be async."
     if options["wrapper"] or options["hookwrapper"]:
-        return "is a hook wrapper; a plugin speaks for itself and sees nobody else's calls.\nUse plain @hookimpl."
+        return "is a hook wrapper, which would see the calls of other plugins.\nUse plain @hookimpl."
     if getattr(function, hooks.OBSERVES, False) and not (lifecycle is not None and lifecycle.may_observe):
         allowed = ", ".join(name for name, one in hooks.LIFECYCLE_HOOKS.items() if one.may_observe)
         return f"is marked as an observer, and this hook takes part or observes anyway.\nObservers may be: {allowed}."

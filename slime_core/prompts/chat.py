@@ -67,7 +67,7 @@ class PromptEncoder:
         self._uses_template = apply_chat_template
         self._arguments = dict(template_arguments or {})
         if apply_chat_template and not self.tokenizer.chat_template:
-            raise DataError(f"--apply-chat-template was asked for, but the tokenizer in {folder} has no chat template")
+            raise DataError(f"--apply-chat-template needs a chat template, but the tokenizer in {folder} has none")
 
     @property
     def uses_template(self) -> bool:
@@ -211,7 +211,7 @@ class PromptEncoder:
 
 
 def require_short(text: str) -> str:
-    """``text``, which a chat template wrote, where it is one that somebody could want as a prompt.
+    """``text``, which a chat template wrote, if it can be a prompt.
 
     Raises:
         DataError: it is longer than :data:`MOST_RENDERED`.
@@ -305,7 +305,7 @@ def _images(inputs: Mapping[str, Any]) -> list[Any]:
     others = sorted(inputs.keys() - {"image"})
     if others:
         raise DataError(
-            f"the data holds {', '.join(others)} (--multimodal-keys); the processor of the checkpoint is asked about "
+            f"the data holds {', '.join(others)} (--multimodal-keys); the processor of the checkpoint handles "
             "images only. A generate function can fill multimodal_train_inputs of its samples itself"
         )
     found = inputs["image"]

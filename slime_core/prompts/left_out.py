@@ -10,21 +10,21 @@ from slime_core.errors import DataError
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.prompts.rows import PromptRow
 
-__all__ = ["BAD", "EMPTY", "MOST_SAID", "TOO_LONG", "BadRows", "LeftOut", "kept", "nothing_left", "tell"]
+__all__ = ["BAD", "EMPTY", "MOST_REPORTED", "TOO_LONG", "BadRows", "LeftOut", "kept", "nothing_left", "tell"]
 
 TOO_LONG, BAD, EMPTY = "too_long", "bad", "empty"
 """Why rows are left out; empty lines are not counted."""
 
 
-MOST_SAID = 3
+MOST_REPORTED = 3
 """At once, of those that were not reported yet."""
 
 MOST_WRITTEN = 1000
 MOST_LETTERS = 500
-"""Of the text of one; the beginning says where it stands."""
+"""Characters of one text; its start names file and line."""
 
 
-SAID = {
+TEXTS = {
     TOO_LONG: "prompts are longer than --rollout-max-prompt-len and are left out",
     BAD: "rows of the prompt files, or groups of --buffer-data, cannot be read and are left out (--on-bad-data skip)",
 }
@@ -51,14 +51,14 @@ class BadRows:
         """One more; ``mistake`` starts with file and line."""
         text = " ".join(mistake.split())[:MOST_LETTERS]
         self._num_new += 1
-        if len(self._new) < MOST_SAID:
+        if len(self._new) < MOST_REPORTED:
             self._new.append(text)
         if text not in self._known and len(self._known) < MOST_WRITTEN:
             self._known[text] = None
             self._write(text)
 
     def news(self) -> list[str]:
-        """The first few since this was last asked, and where the others are to be found."""
+        """The first few since the last call, and where the others are written."""
         reported, more = self._new, self._num_new - len(self._new)
         self._new, self._num_new = [], 0
         there = "" if self._path is None else f"; the first {MOST_WRITTEN:,} of all stand in {self._path}"
@@ -81,7 +81,7 @@ class LeftOut:
     def __init__(self, bad_rows: Path | None = None) -> None:
         self._bad_rows = BadRows(bad_rows)
         self._counts: Counter[str] = Counter()
-        self._told: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
 
     def count_left_out(self, reason: str, count: int) -> None:
         """So many rows more were left out."""
@@ -100,13 +100,13 @@ class LeftOut:
         return {f"data/left_out/{reason}": float(count) for reason, count in sorted(self._counts.items())}
 
     def news(self) -> list[str]:
-        """What a person should read, of reasons that have more than twice the rows that were said last."""
-        new = [reason for reason, count in sorted(self._counts.items()) if count > 2 * self._told.get(reason, 0)]
-        self._told |= {reason: self._counts[reason] for reason in new}
-        return ["\n  ".join([self._said(reason), *(self._bad_rows.news() if reason == BAD else [])]) for reason in new]
+        """A message for each reason that has more than twice the rows of its last message."""
+        new = [reason for reason, count in sorted(self._counts.items()) if count > 2 * self._reported.get(reason, 0)]
+        self._reported |= {reason: self._counts[reason] for reason in new}
+        return ["\n  ".join([self._text(reason), *(self._bad_rows.news() if reason == BAD else [])]) for reason in new]
 
-    def _said(self, reason: str) -> str:
-        return f"{self._counts[reason]} {SAID.get(reason, f'rows are left out: {reason}')}"
+    def _text(self, reason: str) -> str:
+        return f"{self._counts[reason]} {TEXTS.get(reason, f'rows are left out: {reason}')}"
 
 
 def kept(request: PromptRequest, rows: Sequence[PromptRow], places: Sequence[str]) -> Sequence[bool]:

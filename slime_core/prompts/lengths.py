@@ -116,7 +116,7 @@ class _Worker:
             answer = json.loads(tells.readline())
         except (OSError, ValueError):
             raise RunError(
-                f"a process that counts the tokens of prompts ended (exit code {self._process.wait()}); what it said "
+                f"a process that counts the tokens of prompts ended (exit code {self._process.wait()}); its output "
                 "is in this process's log. Try --num-data-workers 0"
             ) from None
         if isinstance(answer, str):
@@ -126,7 +126,7 @@ class _Worker:
     def _pipes(self) -> tuple[IO[str], IO[str]]:
         asks, tells = self._process.stdin, self._process.stdout
         if asks is None or tells is None:
-            raise AssertionError("both were asked for")
+            raise AssertionError("started without pipes")
         return asks, tells
 
     def end(self) -> None:

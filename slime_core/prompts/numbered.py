@@ -104,7 +104,7 @@ class Held:
 
 
 def requested(run: RunView) -> PromptRequest:
-    """What a data source is asked for."""
+    """The request that the data source fulfils."""
     if run.prompts is None:
         raise ValueError("a data source was made with a RunView without prompts; give it a PromptRequest")
     return run.prompts

@@ -1,4 +1,4 @@
-"""From the settings of a run to what is asked of prompt files."""
+"""Makes the requests to data sources and evaluation sets from the settings of a run."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def training_request(
     *,
     vocab_size: int | None = None,
 ) -> PromptRequest:
-    """What the run's data source is asked for, for training.
+    """The request to the run's data source, for training.
 
     Arguments:
         path: of the prompts.

@@ -45,29 +45,29 @@ __all__ = [
     "GENERATE_FUNCTION",
     "REWARD_MODEL",
     "SAMPLING_PARAMS",
-    "Drawn",
     "Offered",
     "RowChecks",
     "RowMistakes",
     "RowSampling",
-    "drawn",
+    "RunSampling",
     "mistakes_of_plugins",
     "offered_to_rows",
     "own_sampling",
     "refuse_unknown",
     "refuse_unusable",
+    "run_sampling",
 ]
 
 
 SAMPLING_PARAMS = "sampling_params"
 """Key of a row's metadata."""
 
-Drawn = Mapping[str, float]
-"""What decides how likely a token is, of a run that trains: ``temperature``, ``top_p`` and ``top_k``."""
+RunSampling = Mapping[str, float]
+"""``temperature``, ``top_p`` and ``top_k`` of a run that trains: the distribution that it samples from."""
 
 
-def drawn(config: RunConfig) -> Drawn:
-    """What the rows of a run that trains may not change."""
+def run_sampling(config: RunConfig) -> RunSampling:
+    """The sampling parameters that rows of a run that trains may not change."""
     rollout = config.rollout
     return {
         "temperature": rollout.rollout_temperature,
@@ -92,7 +92,7 @@ class RowSampling(Section):
     stop_token_ids: Annotated[tuple[CountOrZero, ...], BeforeValidator(_listed)] | None = None
     """Ids that end a response, in addition to the end of sequence."""
     ignore_eos: bool | None = None
-    """Go on after the end of sequence."""
+    """Continue after the end of sequence."""
     temperature: PositiveOrZero | None = None
     """0 takes the likeliest token."""
     top_p: Share | None = None
@@ -104,61 +104,61 @@ class RowSampling(Section):
     repetition_penalty: Positive | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    """What tokens that stood before lose."""
+    """Penalties on tokens that occurred before."""
     json_schema: Name | None = None
     regex: Name | None = None
     ebnf: Name | None = None
-    """What a response has to look like."""
+    """The form that a response must have."""
 
 
 ENDS = frozenset({"max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "ignore_eos"})
-"""What leaves the probabilities of tokens alone."""
+"""Parameters that do not change the probabilities of tokens."""
 
 
-def own_sampling(metadata: Mapping[str, JsonValue], *, drawn: Drawn | None, where: str) -> dict[str, JsonValue]:
-    """What the row wants, by the names of :class:`RowSampling`; empty: nothing.
+def own_sampling(metadata: Mapping[str, JsonValue], *, of_run: RunSampling | None, where: str) -> dict[str, JsonValue]:
+    """The sampling parameters of the row, by the names of :class:`RowSampling`; empty: none.
 
     Arguments:
-        sampled: of the run that trains on the row; None: an evaluation.
+        of_run: sampling of the run that trains on the row; None: an evaluation.
         where: the row, for the message.
 
     Raises:
-        DataError: it wants what does not exist, or what cannot be trained on.
+        DataError: a parameter does not exist, has a wrong value, or cannot be trained on.
     """
-    asked = metadata.get(SAMPLING_PARAMS)
-    if not asked:
+    requested = metadata.get(SAMPLING_PARAMS)
+    if not requested:
         return {}
-    if not isinstance(asked, dict):
-        raise _refusal(where, f"found {asked!r}; accepted: an object such as {{'max_new_tokens': 16}}")
-    unknown = [key for key in asked if key not in RowSampling.model_fields]
+    if not isinstance(requested, dict):
+        raise _refusal(where, f"found {requested!r}; accepted: an object such as {{'max_new_tokens': 16}}")
+    unknown = [key for key in requested if key not in RowSampling.model_fields]
     if unknown:
         known = ", ".join(RowSampling.model_fields)
         near = nearest(str(unknown[0]), RowSampling.model_fields)
         raise _refusal(where, f"there is no {unknown[0]!r}{near}. There are: {known}")
     try:
-        given = RowSampling.model_validate(asked).model_dump(exclude_none=True)
+        given = RowSampling.model_validate(requested).model_dump(exclude_none=True)
     except ValidationError as error:
         problem = error.errors()[0]
-        raise _refusal(where, f"{problem['loc'][0]} = {asked[problem['loc'][0]]!r}: {problem['msg']}") from None
-    if drawn is not None:
-        _refuse_another_distribution(given, drawn, where)
+        raise _refusal(where, f"{problem['loc'][0]} = {requested[problem['loc'][0]]!r}: {problem['msg']}") from None
+    if of_run is not None:
+        _refuse_another_distribution(given, of_run, where)
     return given
 
 
-def refuse_unusable(metadata: Mapping[str, JsonValue], *, drawn: Drawn | None, where: str) -> None:
-    """Returns if what the row wants can be had; raises as :func:`own_sampling`."""
-    own_sampling(metadata, drawn=drawn, where=where)
+def refuse_unusable(metadata: Mapping[str, JsonValue], *, of_run: RunSampling | None, where: str) -> None:
+    """Returns if the sampling parameters of the row can be used; raises as :func:`own_sampling`."""
+    own_sampling(metadata, of_run=of_run, where=where)
 
 
-def _refuse_another_distribution(given: Mapping[str, JsonValue], drawn: Drawn, where: str) -> None:
+def _refuse_another_distribution(given: Mapping[str, JsonValue], of_run: RunSampling, where: str) -> None:
     for key, value in given.items():
-        if key not in ENDS and value != drawn.get(key):
-            runs = f"; the run's is {drawn[key]:g}" if key in drawn else ""
+        if key not in ENDS and value != of_run.get(key):
+            runs = f", but the run samples with {of_run[key]:g}" if key in of_run else " would change the distribution"
             raise _refusal(
                 where,
-                f"{key} = {value!r} cannot be trained on{runs}. The learner reckons with one distribution a run: "
-                "another for a row would make its log-probabilities other ones than those that were drawn from. "
-                f"Accepted in training are {', '.join(sorted(ENDS))}; in evaluations everything is",
+                f"{key} = {value!r}{runs}. The learner computes log-probabilities with one distribution per run, so "
+                f"that those of this row would be wrong. Rows that are trained may set {', '.join(sorted(ENDS))}; "
+                "rows of evaluations may set everything",
             )
 
 
@@ -182,19 +182,19 @@ RowMistakes = Callable[[Mapping[str, JsonValue]], Iterator[str]]
 
 
 class RowChecks(PromptFilter):
-    """Refuses rows that ask for what the run cannot do; selects all others.
+    """Refuses rows whose metadata requests what the run cannot do; selects all others.
 
     Arguments:
         offered: what rows may name.
-        sampled: of a run that trains on them, what rows may not change; None: they are only measured.
+        of_run: sampling of a run that trains on the rows, which they may not change; None: an evaluation.
         mistakes: what else is wrong with a row; None: nothing is.
     """
 
     def __init__(
-        self, offered: Offered | None = None, drawn: Drawn | None = None, mistakes: RowMistakes | None = None
+        self, offered: Offered | None = None, of_run: RunSampling | None = None, mistakes: RowMistakes | None = None
     ) -> None:
         self._offered: Offered = offered or {}
-        self._drawn = drawn
+        self._of_run = of_run
         self._mistakes = mistakes
 
     @classmethod
@@ -208,12 +208,12 @@ class RowChecks(PromptFilter):
             options: plugin name -> its options object; of a plugin that is not there, the defaults.
         """
         offered = offered_to_rows(config, registry, options)
-        return cls(offered, drawn(config) if trains else None, mistakes_of_plugins(config, registry, options))
+        return cls(offered, run_sampling(config) if trains else None, mistakes_of_plugins(config, registry, options))
 
     def check(self, metadata: Mapping[str, JsonValue], where: str) -> None:
         """See :class:`~slime_core.PromptFilter`."""
         refuse_unknown(metadata, self._offered, where=where)
-        refuse_unusable(metadata, drawn=self._drawn, where=where)
+        refuse_unusable(metadata, of_run=self._of_run, where=where)
         if self._mistakes is not None and (found := next(self._mistakes(metadata), None)) is not None:
             raise DataError(f"{where}: {found}")
 
@@ -258,14 +258,14 @@ def refuse_unknown(metadata: Mapping[str, JsonValue], offered: Offered, *, where
 def mistakes_of_plugins(
     config: RunConfig, registry: Registry, options: Mapping[str, object] | None = None
 ) -> RowMistakes | None:
-    """What the plugins of a run say of its rows (``slime_check_row``); None: none of them says anything."""
-    asked = registry.declarations.get(hooks.CHECK_ROW, ())
-    if not asked:
+    """The checks of rows by the plugins of a run (``slime_check_row``); None: no plugin checks rows."""
+    implementations = registry.declarations.get(hooks.CHECK_ROW, ())
+    if not implementations:
         return None
     plan = run_plan(config, options)
 
     def mistakes(metadata: Mapping[str, JsonValue]) -> Iterator[str]:
-        for one in asked:
+        for one in implementations:
             given = {"metadata": metadata, "plan": plan, "options": registry.options_of(one.plugin.name, options)}
             with boundary(one.plugin, f"calling {hooks.CHECK_ROW}", locate=True):
                 found = list(one.function(**{name: given[name] for name in one.wants}) or ())

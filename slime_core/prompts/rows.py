@@ -216,7 +216,7 @@ def no_rows(path: Path, rows: Joined) -> DataError:
     """The error of ``path`` that names no row; ``rows`` are those that it names."""
     start, found = PromptPath.read(path).start, sum(table.total() for table in rows.tables)
     if start and start >= found:
-        return DataError(f"{path}: the slice begins at row {start}, and there are {found} rows, counted from 0")
+        return DataError(f"{path}: the slice starts at row {start}, counted from 0, but there are only {found} rows")
     return DataError(
         f"{path} holds no rows. Give a file that holds some, such as JSON Lines, one object a line: {EXAMPLE}"
     )

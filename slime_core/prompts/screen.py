@@ -139,7 +139,7 @@ def _by_response(rows: Rows, response: int) -> Mapping[int, Rows]:
     """Longest response -> the rows that may have one of that length; a row may name its own."""
     found: dict[int, list[tuple[str, PromptRow]]] = {}
     for place, row in rows:
-        own = cast(int, own_sampling(row.metadata, drawn=None, where=place).get("max_new_tokens", response))
+        own = cast(int, own_sampling(row.metadata, of_run=None, where=place).get("max_new_tokens", response))
         found.setdefault(own, []).append((place, row))
     return found
 
@@ -210,7 +210,7 @@ def _lengths(rows: Rows, room: Room) -> list[int]:
     if tokenizer is None:
         return []
     if room.apply_chat_template and not tokenizer.chat_template:
-        raise DataError(f"--apply-chat-template was asked for, but the tokenizer in {room.folder} has no chat template")
+        raise DataError(f"--apply-chat-template needs a chat template, but the tokenizer in {room.folder} has none")
     lengths = []
     for place, row in rows:
         with boundary(place, "turning the prompt into tokens", error=DataError):

@@ -52,7 +52,7 @@ MARK = b"slime lines 1\n"
 
 
 class LineIndex:
-    """Beginnings of lines, sorted, and how far the file is known.
+    """Offsets at which lines start, sorted, and how far the file has been read.
 
     Example: ``extend(64, 7000, is_end=False)`` says that line 64, counted from 0, starts at byte 7000.
     """
@@ -65,7 +65,7 @@ class LineIndex:
         self.is_whole = False
 
     def nearest(self, line: int) -> tuple[int, int]:
-        """The last known line that is not behind ``line``, and where it starts."""
+        """The last known line at or before ``line``, and where it starts."""
         place = bisect_right(self._lines, line) - 1
         return self._lines[place], self._offsets[place]
 
@@ -77,12 +77,12 @@ class LineIndex:
             self._offsets.append(offset)
 
     def forget_last(self) -> None:
-        """The line that was said to start last is not there: the file ends before it."""
+        """Remove the line that was added last: the file ends before it."""
         self._lines.pop()
         self._offsets.pop()
 
     def know(self, line: int, offset: int) -> None:
-        """Take over where a line starts from somebody who knew; in the order of lines."""
+        """Add a line whose offset is known from an earlier run; in the order of lines."""
         if line > self.frontier[0]:
             self.extend(line, offset, is_end=False)
 
@@ -153,8 +153,8 @@ def _made(path: Path) -> LineIndex:
         while block := stream.read(BLOCK):
             ends_N = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + offset + 1
             # The k-th end of a line, counted from 1, is where line k starts.
-            for begins in ends_N[(-lines - 1) % EVERY :: EVERY].tolist():
-                index.extend(index.frontier[0] + EVERY, begins, is_end=False)
+            for start_offset in ends_N[(-lines - 1) % EVERY :: EVERY].tolist():
+                index.extend(index.frontier[0] + EVERY, start_offset, is_end=False)
             lines += len(ends_N)
             last = int(ends_N[-1]) if len(ends_N) else last
             offset += len(block)
@@ -200,7 +200,7 @@ def _size_of(file: Path, before: int) -> int:
 
 
 AT_ONCE = 256
-"""Rows that are asked of a table at once."""
+"""Rows that are read from a table at once."""
 
 
 class JsonLines:
@@ -258,7 +258,7 @@ class LineTable:
                 return
             place = stream.tell()
             yield RawRow(self.path, number + 1, content)
-            stream.seek(place)  # whoever took the row may have read elsewhere
+            stream.seek(place)  # the consumer of the row may have moved the stream
 
     def stamp(self) -> str:
         """See :class:`~slime_core.PromptTable`."""
@@ -326,7 +326,7 @@ class Joined:
         return {"starts": list(self._starts), "places": sorted(map(list, places))}
 
     def know(self, places: Mapping[str, JsonValue]) -> None:
-        """Take over what :meth:`places` of the same files said."""
+        """Take over the result of :meth:`places` for the same files."""
         self._starts = list(cast(list[int], places["starts"]))
         for number, line, offset in cast(list[list[int]], places["places"]):
             table = self.tables[number]
@@ -357,7 +357,7 @@ def open_rows(path: Path, formats: Mapping[str, PromptFormat], *, window: int | 
 
     Arguments:
         formats: name -> how its files are read; a file of none of them is read as JSON Lines.
-        window: how far from file order rows will be asked for; see :class:`~slime_core.PromptFormat`.
+        window: how far from file order rows will be read; see :class:`~slime_core.PromptFormat`.
 
     Raises:
         DataError: there are no such files, or one cannot be read.

@@ -66,8 +66,8 @@ class ConcurrentEvaluations:
         self._under_way: _UnderWay | None = None
         self._waited_s = 0.0
 
-    def begin(self, step: int, *, served: int) -> None:
-        """An evaluation is under way when this returns; the one before has ended.
+    def start(self, step: int, *, served: int) -> None:
+        """Finish the previous evaluation, then start one.
 
         Arguments:
             step: steps done, which is also the version of the learner's weights.
@@ -160,7 +160,7 @@ class ConcurrentEvalSampler:
 
     def evaluate(self, step: int) -> None:
         """Start to measure what is served after ``step`` steps."""
-        self._evaluations.begin(step, served=self._served)
+        self._evaluations.start(step, served=self._served)
 
     def before_publish(self) -> None:
         """The policy's engines are measured no more."""

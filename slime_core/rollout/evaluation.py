@@ -191,7 +191,7 @@ class Evaluation:
         url = one.model if "://" in one.model else models.get(one.model)
         if url is None:
             raise ConfigError(
-                f"evaluation set {one.name}: model = {one.model!r}, and beside the policy the run serves "
+                f"evaluation set {one.name}: model = {one.model!r}, but the auxiliary models of the run are: "
                 f"{', '.join(sorted(models)) or 'none'}{nearest(one.model, models)}. Accepted: one of them, the "
                 "address of an SGLang server, or nothing, which is the policy."
             )

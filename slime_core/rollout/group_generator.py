@@ -94,9 +94,9 @@ def apply_row_sampling(
     Raises:
         DataError: it wants what does not exist, or what cannot be trained on.
     """
-    drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
+    of_run = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
     where = f"sample {sample.index} of group {sample.group_index}"
-    own = own_sampling(sample.metadata, drawn=None if context.evaluation else drawn, where=where)
+    own = own_sampling(sample.metadata, of_run=None if context.evaluation else of_run, where=where)
     sampling = _with(sampling, own) if own else sampling
     return replace(context, max_response_len=sampling.max_new_tokens), sampling
 

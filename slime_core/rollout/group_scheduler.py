@@ -389,7 +389,7 @@ class GroupScheduler:
 
         Groups of one version share a last rollout that may train them. Among the groups with that last rollout or an
         earlier one, ``rollout`` takes as many as the rollouts until then have no room for, and waits for them. It does
-        not wait for groups that are too old already, which over-sampling may leave behind.
+        not wait for groups that are too old already, which over-sampling may have kept.
         """
         if len(self._finished) < count:
             return None
@@ -424,7 +424,7 @@ def _cancellation_error(group: str) -> RunError:
 
 
 MAX_STALE_ROUNDS = 100
-"""Consecutive rounds that returned groups which were too old; over-sampling leaves only a few such groups behind."""
+"""Consecutive rounds that returned groups which were too old; over-sampling keeps only a few such groups."""
 
 
 class LiveRollouts:
@@ -465,7 +465,7 @@ class LiveRollouts:
     async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
         """Add groups until the batch has enough. Groups that transforms drop are replaced (dynamic sampling, DAPO
         2503.14476, section 3.2) in at most ``rollout_max_refills`` rounds. Groups that are too old, which over-sampling
-        leaves behind, are always replaced: their age is no property of the prompts.
+        has kept, are always replaced: their age is no property of the prompts.
 
         Raises:
             RunError: too few groups are kept.

@@ -92,7 +92,7 @@ def stale_weights_error(samples: Sequence[Sample], *, rollout: int) -> RunError:
     versions = ", ".join(sorted({version for sample in samples for version in sample.weight_versions}))
     return RunError(
         f"rollout {rollout}: {len(samples)} samples were older than max_staleness, and so were those in their place; "
-        f"versions {versions} of the weights drew them. Do all engines serve the version that was published last? "
+        f"versions {versions} of the weights sampled them. Do all engines serve the version that was published last? "
         "Raise --max-staleness, or see to it that publications reach every engine."
     )
 

@@ -168,7 +168,7 @@ class RewardProcess:
 
     @property
     def takes_calls(self) -> bool:
-        """Whether it runs, and no call has left a thread, a child or memory behind in it."""
+        """Whether it runs, and no call has left a thread, a child or memory in it."""
         return self._runs and not self._has_leftovers
 
     async def score(self, name: str, samples: list[Sample], *, idle: Callable[[], None] | None = None) -> Answers:
@@ -232,14 +232,14 @@ class RewardProcess:
         self._last_message_s = time.monotonic()
         if "scores_each" in message:
             self._scores_each.add(str(message["scores_each"]))
-        # A call that timed out may leave a thread or a child behind, and one out of memory its memory: both would slow
+        # A call that timed out may leave a thread or a child, and one out of memory its memory: both would slow
         # down or fail other calls.
         self._has_leftovers = self._has_leftovers or message.get("cause") in ("timeout", "memory")
-        number = next((message[key] for key in ("begun", "idle", "done", "failed") if key in message), -1)
+        number = next((message[key] for key in ("started", "idle", "done", "failed") if key in message), -1)
         call = self._calls.get(int(number))
         if call is None or call.answer.done():
             return
-        if "begun" in message:
+        if "started" in message:
             call.started_s = time.monotonic()
         elif "idle" in message:
             if call.idle is not None:
@@ -268,8 +268,8 @@ class RewardProcess:
     def _busy_since(self) -> list[float]:
         """Start times of its running calls; if none runs, since when it could have started one."""
         left = [call for call in self._calls.values() if not call.answer.done()]
-        begun = [call.started_s for call in left if call.started_s is not None]
-        return begun or [max(call.sent_s, self._last_message_s) for call in left]
+        starts = [call.started_s for call in left if call.started_s is not None]
+        return starts or [max(call.sent_s, self._last_message_s) for call in left]
 
 
 def _spawn(settings: RewardPoolSettings, theirs: socket.socket) -> subprocess.Popen[bytes]:

@@ -1,15 +1,15 @@
 """The program of a reward process: scores the samples that the sampler sends.
 
     sampler -> worker   a pickled (call, reward model, samples)
-    worker -> sampler   JSON: {"ready": true}, {"begun": call}, {"idle": call}, {"done": call, "rewards": [...]},
+    worker -> sampler   JSON: {"ready": true}, {"started": call}, {"idle": call}, {"done": call, "rewards": [...]},
                         {"failed": call, "cause": ..., "error": ...}, {"broken": why it cannot work at all}
 
 The process that the sampler starts is a supervisor. It forks the worker, adopts orphaned descendants, and ends them all
 on SIGTERM or when the sampler dies.
 
-Calls run concurrently in one event loop, so that rewards which wait for a network overlap. "begun" is sent when a call
-starts to run; its time limit counts from there. "idle" is sent when the event loop gets control back: the call waits
-for something, and another one can run.
+Calls run concurrently in one event loop, so that rewards which wait for a network overlap. "started" is sent when a
+call starts to run; its time limit counts from there. "idle" is sent when the event loop gets control back: the call
+waits for something, and another one can run.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class _Worker:
                 os._exit(0)
 
     async def _run(self, call: int, name: str, samples: list[Any]) -> None:
-        self.send(begun=call)
+        self.send(started=call)
         asyncio.get_running_loop().call_soon(lambda: self.send(idle=call))
         try:
             # An exception of the reward fails the samples of this call, with its own message.

@@ -42,7 +42,7 @@ class Recorded:
         temperature: that it was sampled at.
         trained: samples that are trained on.
         lost: samples that were aborted or failed.
-        cursor: where the data source stood behind it.
+        cursor: where the data source stood after it.
     """
 
     rollout: int
@@ -297,7 +297,7 @@ def screen_rollouts(
         found = files.read(rollout)
         if found.temperature != temperature:
             raise DataError(
-                f"{path}, line 1: drawn at temperature {found.temperature:g}, and rollout_temperature = "
+                f"{path}, line 1: sampled at temperature {found.temperature:g}, and rollout_temperature = "
                 f"{temperature:g} would divide the learner's logits by another number; add --rollout-temperature "
                 f"{found.temperature:g}"
             )

@@ -50,7 +50,7 @@ class SamplerSettings:
         samples_folder: where readable samples are written; None: nowhere.
         bad_rows: receives what is wrong with rows that are left out of the prompts; None: nothing does.
         rewards_log: receives what reward models print; None: nothing does.
-        num_engines: servers behind the router, for the number of requests in flight.
+        num_engines: servers of the router, for the number of requests in flight.
         model_urls: name -> URL of every auxiliary model.
         engine_urls: of engines that get requests directly; empty: requests go to the router.
         trains: False: the sampler only evaluates, so it needs neither prompts nor an advantage estimator.

@@ -568,9 +568,10 @@ def _sample_mask(sample: Sample, mask_T: NDArray[np.float32], cuts: bool) -> tup
     if cuts and bool((trained_T & (counts_T == 0)).any()):
         raise ValueError(
             f"sample {sample.index}: rollout_top_p and rollout_top_k leave tokens out, and place "
-            f"{int(np.flatnonzero(trained_T & (counts_T == 0))[0])} of the response does not say what it was drawn "
-            "from, so its log-probability can mean nothing. A generate function takes answers of context.client and "
-            "hands each one's kept to slime_core.generation.keep, or leave --rollout-top-p and --rollout-top-k out"
+            f"{int(np.flatnonzero(trained_T & (counts_T == 0))[0])} of the response has no list of the tokens "
+            "that it was sampled from, so its log-probability is unknown. A generate function must pass the kept of "
+            "each answer of context.client to slime_core.generation.keep; or leave --rollout-top-p and "
+            "--rollout-top-k out"
         )
     places_S = np.repeat(np.arange(len(counts_T)), counts_T)
     targets_T = np.asarray(sample.tokens, np.int64)[sample.prompt_length :]
@@ -580,8 +581,8 @@ def _sample_mask(sample: Sample, mask_T: NDArray[np.float32], cuts: bool) -> tup
         place = int(np.flatnonzero(missing_T)[0])
         raise ValueError(
             f"sample {sample.index}: token {targets_T[place]} at place {place} of the response is none of the "
-            f"{counts_T[place]} that rollout_top_p_token_ids says it was drawn from; keep the ids and what they were "
-            "drawn from as the engine sent them"
+            f"{counts_T[place]} of rollout_top_p_token_ids that it was sampled from; keep both lists of ids "
+            "as the engine sent them"
         )
     return counts_T, ids_S
 

@@ -289,8 +289,8 @@ AnyLearner = LearnerHandle | NoLearner
 
 
 STOPPING = (
-    b"slime: ending; what was started is being stopped, which takes some seconds. Asked once more, slime ends at once, "
-    b"and may leave processes and files behind.\n"
+    b"slime: stopping the processes of the run, which takes some seconds. The next interrupt ends slime at once, "
+    b"and may leave processes and files.\n"
 )
 STDERR = 2
 DELAYED_SIGNALS = 1

@@ -181,11 +181,11 @@ def require_device_support(config: RunConfig, layout: Layout) -> None:
             "update_weight_transport = distributed with colocate on GPUs: NCCL takes no two processes on one GPU, and "
             "the first learner rank shares its GPU with an engine. Choose tensor, disk or auto."
         )
-    groups = (*config.engine_groups, *config.beside_groups)
+    groups = (*config.engine_groups, *config.auxiliary_groups)
     split = any(group.worker_type != "regular" for group in groups)
     if layout.device == "cpu" and split:
         raise ConfigError(
-            "prefill and decode apart hand the cache from GPU to GPU, and this run has none: device = "
+            "separate prefill and decode engines send the KV cache from GPU to GPU, but this run has no GPU: device = "
             f"{config.cluster.device} means cpu here. Leave prefill_num_servers and worker_type out, or run on GPUs."
         )
     drafts = any(map(speculates, (config.sglang.given, *(group.overrides for group in groups))))
@@ -219,7 +219,7 @@ def requested_layout(config: RunConfig, device: Device, *, learner_ranks: int) -
         colocated=config.cluster.colocate and learner_ranks > 0 and engines > 0,
         critic_ranks=config.num_critic_ranks if learner_ranks else 0,
         groups=tuple(others),
-        auxiliary=tuple((group.num_engines, group.size) for group in config.beside_groups),
+        auxiliary=tuple((group.num_engines, group.size) for group in config.auxiliary_groups),
     )
 
 
@@ -233,14 +233,16 @@ def plan(layout: Layout, *, capacity: Capacity) -> Plan:
         PlacementError: the cluster has too few devices or cores, or no node with enough GPUs for one engine.
     """
     if layout.bundles < 1:
-        raise PlacementError(f"Asked for no process at all: {layout}. Give --actor-num-gpus-per-node at least 1.")
+        raise PlacementError(f"The layout has no process: {layout}. Give --actor-num-gpus-per-node at least 1.")
     return _gpu_plan(layout, capacity) if layout.device == "gpu" else _cpu_plan(layout, capacity)
 
 
 def _cpu_plan(layout: Layout, capacity: Capacity) -> Plan:
     share = min(1.0, _rounded_down(capacity.cpus / layout.bundles))
     if share <= 0:
-        raise PlacementError(f"Asked for {layout} processes; the cluster has {capacity.cpus:g} CPU cores. Add a node.")
+        raise PlacementError(
+            f"The run needs {layout} processes, but the cluster has {capacity.cpus:g} CPU cores. Add a node."
+        )
     return Plan(layout, count=layout.bundles, cpus=share, gpus=0)
 
 
@@ -254,19 +256,19 @@ def _gpu_plan(layout: Layout, capacity: Capacity) -> Plan:
         flags = "--actor-num-nodes, --actor-num-gpus-per-node"
         flags += ", --rollout-num-gpus or --critic-num-gpus" if layout.critic_ranks else " or --rollout-num-gpus"
         raise PlacementError(
-            f"Asked for {layout} GPUs; the cluster has {capacity.gpus:g}, {needed - capacity.gpus:g} too few. "
+            f"The run needs {layout} GPUs, but the cluster has {capacity.gpus:g}, {needed - capacity.gpus:g} too few. "
             f"Lower {flags}, or add nodes to the cluster."
         )
     largest = max([*layout.sizes, *layout.auxiliary_sizes], default=0)
     if largest > capacity.largest_node_gpus:
         raise PlacementError(
-            f"Asked for engines of {largest} GPUs; the largest node has "
+            f"An engine needs {largest} GPUs, but the largest node has "
             f"{capacity.largest_node_gpus:g}, and an engine stays on one node. Lower --rollout-num-gpus-per-engine."
         )
     if needed > capacity.cpus:
         raise PlacementError(
-            f"Asked for {needed} CPU cores, one to drive each of {layout} GPUs; the cluster has {capacity.cpus:g}. "
-            "Start Ray with --num-cpus, or lower --rollout-num-gpus."
+            f"The run needs {needed} CPU cores, one to drive each of {layout} GPUs, but the cluster has "
+            f"{capacity.cpus:g}. Start Ray with --num-cpus, or lower --rollout-num-gpus."
         )
     return Plan(layout, count=needed, cpus=1, gpus=1)
 
@@ -313,7 +315,7 @@ def _take(free: dict[str, list[Seat]], size: int, sizes: Sequence[int]) -> tuple
             return tuple(sorted(block, key=_order))
     found = ", ".join(f"{node[0].address}: {len(node)}" for node in free.values() if node)
     raise PlacementError(
-        f"Asked for {sizes.count(size)} engines of {size} GPUs, each on one node; the devices left are "
+        f"The run needs {sizes.count(size)} engines of {size} GPUs, each on one node, but the devices left are "
         f"{found or 'none'}. "
         "Choose --rollout-num-gpus-per-engine and --actor-num-gpus-per-node so that they divide a node's devices."
     )

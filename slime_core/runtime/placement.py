@@ -90,9 +90,9 @@ def capacity() -> Capacity:
 def _held_by_others(wanted: Plan, timeout_s: float) -> str:
     free = ray.available_resources()
     return (
-        f"Asked for {wanted}; the cluster is large enough but has {free.get('CPU', 0):g} CPU and "
+        f"The run needs {wanted}. The cluster is large enough, but has {free.get('CPU', 0):g} CPU and "
         f"{free.get('GPU', 0):g} GPU free, and no other job released any within {timeout_s:g} s. "
-        "`ray status` shows what holds them; wait for it, or ask for less."
+        "`ray status` shows what holds them. Wait for it, or lower --rollout-num-gpus or --actor-num-gpus-per-node."
     )
 
 

@@ -170,7 +170,7 @@ class Session:
             self._init(address=self.address)
         except (OSError, ValueError, RuntimeError) as error:
             raise PlacementError(
-                f"Asked to join the Ray cluster at {self.address!r}; none answers there ({error}). Start one with "
+                f"No Ray cluster answers at {self.address!r} ({error}). Start one with "
                 "`ray start --head`, give its host:port, or leave the address out to run on this machine alone."
             ) from error
 
@@ -185,7 +185,7 @@ def _require_short(folder: str) -> None:
     excess = len(os.fsencode(folder)) + len(SOCKET.format(pid=os.getpid())) - SOCKET_BYTES
     if excess > 0:
         raise PlacementError(
-            f"Asked for Ray's sockets below {folder}, whose path is {excess} bytes too long: the path of a socket has "
+            f"Ray's sockets cannot be below {folder}, whose path is {excess} bytes too long: the path of a socket has "
             f"{SOCKET_BYTES} bytes at most. Name a shorter folder for temporary files, such as TMPDIR=/tmp."
         )
 

@@ -288,9 +288,11 @@ class Sample:
     def _take_over(self, meta_info: Mapping[str, Any], added: int, *, is_last: bool) -> None:
         spans = meta_info.get("weight_versions") or [{"version": meta_info.get("weight_version")}]
         self.weight_versions += [one["version"] for one in spans if one["version"] not in (None, *self.weight_versions)]
-        begin = self.response_length - added
+        offset = self.response_length - added
         places = [(one["version"], one.get("start", 0), one.get("end", added)) for one in spans]
-        self.weight_spans += [(name, begin + start, begin + end) for name, start, end in places if name and end > start]
+        self.weight_spans += [
+            (name, offset + start, offset + end) for name, start, end in places if name and end > start
+        ]
         if is_last:
             ends = {"length": Status.TRUNCATED, "abort": Status.ABORTED, "stop": Status.COMPLETED}
             reason = meta_info["finish_reason"]

@@ -78,8 +78,8 @@ def require_spoiled(began: Sequence[EngineChecksums], spoiled: Sequence[EngineCh
         )
         if kept:
             raise WeightSyncError(
-                f"Asked to compare weights before and after a publication; {before.url} still holds {_listed(kept)} "
-                "after all its weights were spoiled. Leave --check-weight-update-equal out for this model."
+                f"The check of publications overwrites all weights of an engine, but {before.url} still holds "
+                f"{_listed(kept)} afterwards. Leave --check-weight-update-equal out for this model."
             )
 
 
@@ -105,7 +105,7 @@ class SentWeights:
     Keeps the bytes of a fused parameter's pieces only until the last of them is added.
 
     Arguments:
-        dtype: of the engines' weights, torch's name; the engines cast what they receive.
+        dtype: of the engines' weights, torch's name; the engines convert what they receive.
         ranks: processes of one engine (its tensor parallel size).
         kv_heads: key-value heads of the model; they, and the query heads of each, are padded to a multiple of
             ``ranks``. 0: they are one already.

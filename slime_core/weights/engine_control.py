@@ -67,7 +67,7 @@ class EngineControl:
         self, urls: Sequence[str], *, timeout_s: float = 120.0, ranks_per_engine: int | Sequence[int] = 1
     ) -> None:
         if not urls:
-            raise WeightSyncError("Asked to control engines; no engine URL was given")
+            raise WeightSyncError("No engine URL was given")
         self.urls = tuple(url.rstrip("/") for url in urls)
         send_key_to(*self.urls)
         each = [ranks_per_engine] * len(self.urls) if isinstance(ranks_per_engine, int) else ranks_per_engine

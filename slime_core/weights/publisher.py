@@ -126,7 +126,7 @@ class Publisher:
                 self._on_written(None)
             return 1.0
         self._control.pause(self._settings.pause_mode)
-        self._transport.begin(version)
+        self._transport.start(version)
         sent = self._send(weights)
         self._transport.end()
         proven = self._prove(self._control, sent, version)
@@ -195,7 +195,7 @@ def _transport(
         return TensorTransport(control, gpus=settings.engine_gpus)
     if settings.transport == "disk":
         if settings.disk_folder is None:
-            raise WeightSyncError("Asked to publish weights as files; no folder was given: --update-weight-disk-dir.")
+            raise WeightSyncError("The disk transport of weights has no folder; give --update-weight-disk-dir.")
         return DiskTransport(control, folder=settings.disk_folder, template=settings.model, on_written=on_written)
     group = join_update_group(
         control,

@@ -151,7 +151,7 @@ def require_matching_specs(
     }
     if any(mistakes.values()):
         raise WeightSyncError(
-            f"Asked to send {len(specs)} weights to engines that expect {len(expected)}; they do not fit, "
+            f"The learner exports {len(specs)} weights, the engines expect {len(expected)}; they differ, "
             "so nothing was sent. "
             + "; ".join(f"{kind}: {_listed(names)}" for kind, names in mistakes.items() if names)
             + ". The learner has to export the names and shapes of the checkpoint that the engines were started from."
@@ -181,9 +181,7 @@ def weight_files(folder: Path) -> list[Path]:
     if index.exists():
         files = [folder / name for name in sorted(set(weight_map(index).values()))]
     if not files:
-        raise WeightSyncError(
-            f"Asked for the weights of {folder}; no *.safetensors file was found there. Convert the checkpoint."
-        )
+        raise WeightSyncError(f"{folder} holds no *.safetensors file. Convert the checkpoint.")
     return files
 
 
@@ -235,8 +233,7 @@ def _read_header(file: Path) -> tuple[int, dict[str, Any]]:
                 raise ValueError(f"{name!r:.80} has no shape and no place in the file")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WeightSyncError(
-            f"Asked for the weights of {file}; its safetensors header cannot be read: {error!r}. "
-            "Download or copy it again."
+            f"{file}: its safetensors header cannot be read: {error!r}. Download or copy it again."
         ) from error
     return length, entries
 
@@ -257,7 +254,7 @@ def require_complete_files(folder: Path) -> None:
         expected, found = _described_size(file), file.stat().st_size
         if expected != found:
             raise WeightSyncError(
-                f"Asked for the weights of {file}; its header describes {expected:,} bytes, and it has {found:,}. "
+                f"{file} is incomplete: its header describes {expected:,} bytes, and the file has {found:,}. "
                 "Download or copy it again."
             )
 

@@ -67,7 +67,7 @@ TransportName = Literal["distributed", "tensor", "disk"]
 class Transport(Protocol):
     """Carries publications to all engines; used by the learner's first rank only, one publication at a time."""
 
-    def begin(self, version: str) -> None:
+    def start(self, version: str) -> None:
         """Start a publication of ``version``; the engines are paused."""
 
     def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
@@ -104,7 +104,7 @@ class DistributedTransport:
         self._group = group
         self._version = ""
 
-    def begin(self, version: str) -> None:
+    def start(self, version: str) -> None:
         """See the protocol."""
         self._version = version
         self._control.begin_update()
@@ -155,7 +155,7 @@ class TensorTransport:
         self._gpus = gpus or [[""] * ranks for ranks in control.ranks]
         self._version = ""
 
-    def begin(self, version: str) -> None:
+    def start(self, version: str) -> None:
         """See the protocol."""
         self._version = version
         self._control.begin_update()
@@ -178,8 +178,8 @@ def _require_local(urls: Sequence[str]) -> None:
     remote = [url for url in urls if not _is_here(urlsplit(url).hostname or "")]
     if remote:
         raise WeightSyncError(
-            f"Asked to publish weights through shared memory (--update-weight-transport tensor) to {remote[0]}; it is "
-            "not on the learner's machine. Choose distributed, or disk with a shared folder."
+            f"The transport tensor shares memory, but engine {remote[0]} is "
+            "not on the learner's machine. Choose --update-weight-transport distributed, or disk with a shared folder."
         )
 
 
@@ -220,8 +220,8 @@ def _named(flat: torch.Tensor) -> Iterator[None]:
     free = shutil.disk_usage(SHARED).free
     if flat.nbytes > free:  # writing to a full /dev/shm is no error but a SIGBUS
         raise WeightSyncError(
-            f"Asked to share {flat.nbytes / MB:.1f} MB of weights; {SHARED} has {free / MB:.1f} MB free. Give it more "
-            "(docker run --shm-size), or lower --update-weight-buffer-size."
+            f"{flat.nbytes / MB:.1f} MB of weights are to be shared, but {SHARED} has {free / MB:.1f} MB free. Give "
+            "it more (docker run --shm-size), or lower --update-weight-buffer-size."
         )
     storage = flat.untyped_storage()
     _, handle, _ = storage._share_filename_cpu_()  # what torch.multiprocessing's file_system strategy does
@@ -316,7 +316,7 @@ class DiskTransport:
         self._version = ""
         self._held: Path | None = None
 
-    def begin(self, version: str) -> None:
+    def start(self, version: str) -> None:
         """See the protocol."""
         self._version = version
         with self._writing():
@@ -358,7 +358,7 @@ class DiskTransport:
             self._control.update_from_disk(folder, version=self._version)
         except WeightSyncError as error:
             raise WeightSyncError(
-                f"Asked the engines to load version {self._version} from {folder}; {error} If they run on another "
+                f"The engines could not load version {self._version} from {folder}: {error} If they run on another "
                 "machine or in another container, they must see this folder under the same path: set "
                 "--update-weight-disk-dir to a shared one, or choose --update-weight-transport distributed."
             ) from error
@@ -377,7 +377,7 @@ class DiskTransport:
         except (OSError, SafetensorError) as error:
             self.close()
             raise WeightSyncError(
-                f"Asked to write version {self._version} of the weights to {self._folder}; {error}. Free there: "
+                f"Version {self._version} of the weights cannot be written to {self._folder}: {error}. Free there: "
                 f"{_free_mb(self._folder)} MB. Make room for two versions, or set --update-weight-disk-dir to a folder "
                 "that learner and engines see and that the learner may write."
             ) from error

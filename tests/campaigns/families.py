@@ -289,7 +289,7 @@ def main() -> None:
         sys.exit(not live(options.engines, options.only))
     prepare()
     found = []
-    print("| family and layout | ranks | log-probs apart, mean | largest | gradient | weights that differ |")
+    print("| family and layout | ranks | log-prob difference, mean | largest | gradient | weights that differ |")
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as root:
         for row in measure([case for case in CASES if not options.only or case.name in options.only], Path(root)):

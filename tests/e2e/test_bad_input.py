@@ -180,7 +180,7 @@ ROWS = {
     ),
     "a port that another program uses": Row(
         f"{RUN} --ray-address 127.0.0.1:{{port}}",
-        ("Asked to join the Ray cluster at '127.0.0.1:", "ray start --head"),
+        ("No Ray cluster answers at '127.0.0.1:", "ray start --head"),
         code=1,
         starts="ray",
     ),

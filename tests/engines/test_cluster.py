@@ -378,7 +378,7 @@ def test_a_cluster_that_does_not_answer_is_named() -> None:
             print(error)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=200)
-    assert done.stdout.startswith("Asked to join the Ray cluster at '127.0.0.1:1'; none answers there")
+    assert done.stdout.startswith("No Ray cluster answers at '127.0.0.1:1' (")
 
 
 OWN_CLUSTER = """

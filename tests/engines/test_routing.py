@@ -172,5 +172,5 @@ def test_a_model_with_a_router_of_its_own_is_refused(megatron, folder):
 
     _, (chunk,) = build(FAMILY, folder, megatron)
     chunk.decoder.layers[1].mlp.router.__class__ = TopKRouter
-    with pytest.raises(ConfigError, match="the layers of this model choose experts with a router of their own; build"):
+    with pytest.raises(ConfigError, match="but the layers of this model have another router; build"):
         RoutingReplay([chunk], REPLAY)

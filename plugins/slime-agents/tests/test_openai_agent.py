@@ -395,7 +395,7 @@ async def test_an_engine_that_is_gone_is_the_runs_affair_and_not_the_agents(cont
     async def agent(task, **access: str) -> None:
         await ask(access, [user("q")])
 
-    with pytest.raises(EngineError, match="asked to fail"):
+    with pytest.raises(EngineError, match="failure set by the test"):
         await run(context, agent)
 
 

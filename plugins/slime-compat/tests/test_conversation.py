@@ -161,15 +161,17 @@ async def test_a_conversation_of_which_a_turn_was_ended_is_not_finished_whatever
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"temperature": 0.5}, "temperature = 0.5 cannot be trained on; the run's is 1"),
-        ({"top_p": 0.9}, "top_p = 0.9 cannot be trained on; the run's is 1"),
-        ({"min_p": 0.1}, "min_p = 0.1 cannot be trained on; the run's is 0"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty = 1.1 cannot be trained on; the run's is 1"),
+        ({"temperature": 0.5}, "temperature = 0.5 but the run samples with 1"),
+        ({"top_p": 0.9}, "top_p = 0.9 but the run samples with 1"),
+        ({"min_p": 0.1}, "min_p = 0.1 but the run samples with 0"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty = 1.1 but the run samples with 1"),
     ],
 )
 async def test_a_turn_sampled_from_another_distribution_is_refused_in_training(encoder, given, told) -> None:
     client = Client()
-    with pytest.raises(PluginError, match=f"generate_single: {told}. The learner reckons with one distribution a run"):
+    with pytest.raises(
+        PluginError, match=f"generate_single: {told}. The learner computes log-probabilities with one distribution"
+    ):
         await call(client, encoder).answer(FIRST, given)
     assert client.asked == []
     nothing: Any = client

@@ -251,7 +251,9 @@ def test_a_class_that_hands_out_other_groups_when_resumed_is_refused(write, requ
     source.put_back(source.next_groups(2)[1:])
     state = source.state()
     options.arguments.first = 20
-    with pytest.raises(PluginError, match=r"asked once more, it did not hand out group 11, .* state\(\) and restore"):
+    with pytest.raises(
+        PluginError, match=r"called again with the same sizes, it did not return group 11, .* state\(\) and restore"
+    ):
         PathSource(options, RunView(prompts=request_of)).restore(state)
 
 

@@ -42,7 +42,7 @@ def test_groups_and_models_stand_in_for_the_file(tmp_path):
     assert dict(config.engine_groups[0].overrides) == {"chunked_prefill_size": 512}
     (judge,) = config.engine.engine_models
     assert (judge.name, judge.model_path) == ("judge", tmp_path / "judge")
-    assert [(group.num_engines, group.size) for group in config.beside_groups] == [(2, 1)]
+    assert [(group.num_engines, group.size) for group in config.auxiliary_groups] == [(2, 1)]
     assert config.cluster.rollout_num_gpus == 5
     assert str(found.provenance["engine_groups"]) == "flag --sglang-config"
 
@@ -68,11 +68,10 @@ WRONG = {
         "sglang[0] (a), group 0: num_gpus = 0: Input should be greater than or equal to 1"
     ),
     "sglang: [{name: a, server_groups: [{num_gpus: 8, worker_type: placeholder}]}]": (
-        "sglang[0] (a), group 0: worker_type = placeholder: GPUs that nobody uses need not be reserved; leave the "
-        "group out"
+        "sglang[0] (a), group 0: worker_type = placeholder: unused GPUs need not be reserved; leave the group out"
     ),
     "sglang: [{name: a, server_groups: [{num_gpus: 8, worker_type: encoder}]}]": (
-        "sglang[0] (a), group 0: worker_type = encoder: encoders apart from their models are not built yet"
+        "sglang[0] (a), group 0: worker_type = encoder: separate encoders are not built yet"
     ),
     "sglang: [{name: a, update_weights: false, server_groups: [{num_gpus: 8}]}]": (
         "the weights of one model are updated, the policy's; found none. Say update_weights: true for that one and "

@@ -82,7 +82,8 @@ def test_what_comes_near_is_named(flag, verdict, instead):
 def test_a_key_of_a_file_is_told_the_decision_too(tmp_path):
     (tmp_path / "run.toml").write_text("[rollout]\nrollout_seed = 1\n")
     with pytest.raises(
-        ConfigError, match=r"run.toml:2 .rollout. rollout_seed: no such setting\n +--rollout-seed is called here --seed"
+        ConfigError,
+        match=r"run.toml:2 .rollout. rollout_seed: no such setting\n +--rollout-seed has another name here: --seed",
     ):
         load(["--config", str(tmp_path / "run.toml")], check_rules=False)
 

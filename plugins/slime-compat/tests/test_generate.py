@@ -219,7 +219,7 @@ async def test_the_published_example_runs_without_an_import_and_its_loss_mask_is
 
 
 @pytest.mark.parametrize(
-    ("mask", "message"), [("[1, 0]", "has 2 entries; its conversation has 5 response tokens, 5 of them drawn")]
+    ("mask", "message"), [("[1, 0]", "has 2 entries; its conversation has 5 response tokens, 5 of them sampled")]
 )
 async def test_a_loss_mask_that_does_not_fit_is_refused(write, context, mask: str, message: str) -> None:
     text = f"""
@@ -347,7 +347,7 @@ async def test_siblings_of_a_fan_out_share_a_rollout(write, context) -> None:
         ),
         (
             "from slime_compat import generate_single as g; await g('1+1'); await g('2+2'); return sample",
-            "sample 6 came back without tokens, and which of 2 conversations of generate_single it is cannot be told",
+            "sample 6 came back without tokens, and it could be any of 2 conversations of generate_single",
         ),
     ],
 )

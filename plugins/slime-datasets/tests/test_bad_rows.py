@@ -70,7 +70,10 @@ def mistakes(metadata):
 NAMING = [
     ({"rm_type": "maths"}, "metadata rm_type = 'maths' names no reward model of the run's plugins"),
     ({"level": "hard"}, "metadata level = 'hard' is too hard"),
-    ({"sampling_params": {"temperature": 2}}, "metadata sampling_params: temperature = 2.0 cannot be trained on"),
+    (
+        {"sampling_params": {"temperature": 2}},
+        "metadata sampling_params: temperature = 2.0, but the run samples with 1",
+    ),
 ]
 
 

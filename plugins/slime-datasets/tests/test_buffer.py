@@ -178,11 +178,11 @@ def test_the_state_of_another_data_source_is_refused(make):
         ),
         (
             {"weight_spans": [["7", 0, 3]]},
-            "weight_spans end beyond the 2 response tokens, or where they begin; accepted",
+            "weight_spans are empty, or end beyond the 2 response tokens; accepted",
         ),
         (
             {"weight_spans": [["7", 1, 1]]},
-            "weight_spans end beyond the 2 response tokens, or where they begin; accepted",
+            "weight_spans are empty, or end beyond the 2 response tokens; accepted",
         ),
         (
             {"spec_info": {"spec_verify_ct": "a"}},

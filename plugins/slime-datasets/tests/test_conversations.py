@@ -76,7 +76,7 @@ async def test_an_evaluation_asks_for_the_last_turn():
             "the prompt is text; accepted: chat messages with the assistant's turns.\nName their field with --inp",
         ),
         (TURNS, {"template": False}, "only a chat template turns messages into tokens; add --apply-chat-template"),
-        (TURNS[:1], {}, "the conversation has no message of the assistant to learn from; accepted: one that answers"),
+        (TURNS[:1], {}, "the conversation has no message of the assistant; accepted: a user message"),
     ],
 )
 async def test_what_is_no_conversation_is_refused(prompt, given, found):

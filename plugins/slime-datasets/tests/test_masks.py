@@ -139,7 +139,7 @@ def test_further_arguments_of_the_template_change_what_is_rendered(made):
 
 def test_letters_that_the_tokenizer_joins_over_the_border_of_a_turn_are_refused(made):
     with pytest.raises(
-        DataError, match=r"the tokens of a turn of the assistant decode to .* Take spaces and line ends off"
+        DataError, match=r"the tokens of a turn of the assistant decode to .* Remove spaces and line ends"
     ):
         trained(made(CHATML), said("hi", "\n\nthe answer"))
 
@@ -147,12 +147,14 @@ def test_letters_that_the_tokenizer_joins_over_the_border_of_a_turn_are_refused(
 @pytest.mark.parametrize(
     ("messages", "found"),
     [
-        ([{"role": "user", "content": "hi"}], "has no message of the assistant to learn from"),
-        ([{"role": "assistant", "content": "hi"}], "begins with a message of the assistant"),
+        ([{"role": "user", "content": "hi"}], "has no message of the assistant"),
+        ([{"role": "assistant", "content": "hi"}], "starts with a message of the assistant"),
     ],
 )
 def test_a_conversation_without_an_answer_is_refused(made, messages, found):
-    with pytest.raises(DataError, match=f"^the conversation {found}; accepted: one that answers somebody$"):
+    with pytest.raises(
+        DataError, match=f"^the conversation {found}; accepted: a user message, then at least one of the assistant$"
+    ):
         trained(made(CHATML), messages)
 
 

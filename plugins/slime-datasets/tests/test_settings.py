@@ -52,7 +52,7 @@ def test_options_that_are_read_are_accepted(line: str) -> None:
     [
         (
             f"--prompt-data {HERE} --prompt-mix {HERE} 1",
-            f"prompt_mix = {HERE} 1 and prompt_data = {HERE} exclude each other. Leave --prompt-mix or --prompt-data "
+            f"prompt_mix = {HERE} 1 cannot be combined with prompt_data = {HERE}. Leave --prompt-mix or --prompt-data "
             "out",
         ),
         (
@@ -71,7 +71,7 @@ def test_options_that_are_read_are_accepted(line: str) -> None:
         ),
         (
             "--shuffle-window 8 --streaming-data --no-rollout-shuffle",
-            "shuffle_window = 8 and rollout_shuffle = false exclude each other. Leave --shuffle-window or "
+            "shuffle_window = 8 cannot be combined with rollout_shuffle = false. Leave --shuffle-window or "
             "--no-rollout-shuffle out",
         ),
         (

@@ -24,7 +24,7 @@ def test_use_tis_comes_before_corrections_that_are_named():
 
 
 def test_both_names_of_the_bound_are_refused():
-    with pytest.raises(ConfigError, match="both are the largest ratio that counts"):
+    with pytest.raises(ConfigError, match="both are the upper bound of the ratio"):
         _resolve(["--plugin", "grpo", "--use-tis", "--tis-threshold", "0.9", "--tis-clip", "3"])
 
 

@@ -362,11 +362,11 @@ async def test_a_question_that_does_not_fit_the_model_costs_its_sample_and_says_
 
 @pytest.mark.parametrize("kind", [ServedReward, JudgeReward])
 def test_a_model_that_the_run_does_not_serve_is_refused(kind):
-    with pytest.raises(ConfigError, match=r"^Asked for the address of model 'helper'; the run serves other beside the"):
+    with pytest.raises(ConfigError, match=r"^No auxiliary model is called 'helper'; the run serves: other"):
         kind(RewardsOptions(), seen({"other": "http://x"}, rm_model="helper"))
     with pytest.raises(ConfigError) as failure:
         kind(RewardsOptions(), RunView())
     assert str(failure.value) == (
-        "rm_type asks a model for rewards, and rm_model is not set; add --rm-model NAME. The run serves no model "
-        "beside the policy"
+        "rm_type needs an auxiliary model, but rm_model is not set; add --rm-model NAME. Auxiliary models of the run "
+        "(--engine-models): none"
     )

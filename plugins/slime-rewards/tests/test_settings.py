@@ -72,7 +72,7 @@ def test_what_cannot_be_asked_is_refused(settings, message):
 CONTEXT = (
     "rm_model = helper reads at most 128 tokens, question and answer together; a response may have "
     "rollout_max_response_len = {}, which leaves no room for the question. Lower {}, or name a model that reads more; "
-    "with overrides = {{ allow_auto_truncate = true }} in its table [[engine.engine_models]] it is asked less"
+    "with overrides = {{ allow_auto_truncate = true }} in its table [[engine.engine_models]] questions are truncated"
 )
 
 

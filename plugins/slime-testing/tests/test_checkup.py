@@ -247,7 +247,7 @@ def test_a_plugin_that_does_not_import_has_no_other_rows(acme: Place) -> None:
 )
 def test_a_plugin_that_ends_the_interpreter_is_reported_by_its_exit_code(acme: Place, source: str, end: str) -> None:
     acme({"acme/plugin.py": source})
-    assert inside() == {"import": ("FAILED", f"{end}; it said last: bye")}
+    assert inside() == {"import": ("FAILED", f"{end}; its last line of output: bye")}
 
 
 def test_a_plugin_that_hangs_is_ended_with_what_it_started(acme: Place, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ SINGLES = {
         "sample.response_length = len(ids)",
         "sample.response_length = len(sample.tokens)",
         "every_sample_is_finished",
-        "tokens are the prompt's ids and the response's behind",
+        "tokens are the prompt's ids and the response's after them",
     ),
     "the label is lost": (
         TOKENS,
@@ -104,17 +104,17 @@ SINGLES = {
 RESUMED = "await context.client.generate(list(sample.tokens), sampling=rest"
 ADDED = "    add(sample, answer, context.encoder, masks=context.masks_resumed)"
 RESUMES = {
-    "drawn anew from the prompt": (
+    "sampled again from the prompt": (
         RESUMED,
         RESUMED.replace("list(sample.tokens)", "list(sample.tokens)[: sample.prompt_length]"),
-        "which was ended with 2 tokens, was drawn anew: the engine is to be sent all of its tokens",
+        "which was aborted with 2 tokens, was restarted: send the engine all of its tokens",
     ),
-    "begun anew": (
+    "restarted": (
         UNFINISHED,
         f"for one in samples: one.response_length *= one.status is not Status.ABORTED\n        {UNFINISHED}",
-        "was drawn anew",
+        "was restarted",
     ),
-    "left as it was": ("for sample in ended]", "for sample in ended if False]", "was not gone on with"),
+    "left as it was": ("for sample in ended]", "for sample in ended if False]", "was not resumed"),
     "its tokens are lost": (
         ADDED,
         f"{ADDED}\n    sample.tokens = TokenIds(sample.tokens[:2] + sample.tokens[4:])",
@@ -133,17 +133,17 @@ RESUMES = {
     "only the new weights": (
         ADDED,
         f"{ADDED}\n    sample.weight_versions = list(answer.weight_versions)",
-        "was drawn from weights of the versions ['7', '8'] and says ['8']",
+        "was sampled from weights of the versions ['7', '8'], but its weight_versions are ['8']",
     ),
     "finished ones go on too": (
         UNFINISHED,
         f"for one in samples: one.status = Status.PENDING\n        {UNFINISHED}",
-        "was finished, and came back changed or not at all beside one that was ended",
+        "was finished, and came back changed or not at all, with an aborted one in its group",
     ),
     "finished ones are dropped": (
         "        return samples\n",
         "        return [one for one in samples if one.response_length and one in [*fresh, *ended]]\n",
-        "was finished, and came back changed or not at all beside one that was ended",
+        "was finished, and came back changed or not at all, with an aborted one in its group",
     ),
 }
 
@@ -182,15 +182,15 @@ SEVERAL = {
         "[0] * len(found)",
         "[1] * len(found)",
         "token_ids_are_those_that_the_engine_sampled",
-        "Mask what the engine did not draw",
+        "Mask what the engine did not sample",
     ),
     "history encoded again": (
         "generate([*prompt_ids, *ids]",
         "generate([*prompt_ids, *context.encoder.encode(context.encoder.decode(ids))] if ids else prompt_ids",
         "token_ids_are_those_that_the_engine_sampled",
-        "which the engine did not draw behind those before them",
+        "which the engine did not sample after those before them",
     ),
-    "a mask of the drawn tokens only": (
+    "a mask of the sampled tokens only": (
         "[*mask, *[0] * len(found)]",
         "mask",
         "the_loss_mask_has_one_entry_a_response_token",
@@ -244,17 +244,17 @@ def test_a_broken_conversation_is_caught_by_the_property_that_names_it(name, bro
     [
         (
             "token_ids_are_those_that_the_engine_sampled",
-            "the traits say samples_from_engine=False, and the engine was asked",
+            "the traits say samples_from_engine=False, and the engine got a request",
         ),
-        ("weight_versions_are_recorded", "was drawn from weights of the versions []"),
+        ("weight_versions_are_recorded", "was sampled from weights of the versions []"),
     ],
 )
 def test_a_function_that_samples_and_declares_that_it_does_not_is_caught(prop, words, first_party, broken, violation):
     source = first_party("plugins/slime-testing/tests/by_hand.py", SINGLE)
-    undrawn = broken(
+    unsampled = broken(
         source, 'GenerateTraits(scope="group")', 'GenerateTraits(scope="group", samples_from_engine=False)'
     )
-    assert words in violation(GenerateFunctionSuite, undrawn, prop)
+    assert words in violation(GenerateFunctionSuite, unsampled, prop)
 
 
 @pytest.mark.parametrize("name", properties(GenerateFunctionSuite))

@@ -70,8 +70,9 @@ REWARDS = {
         SCORE,
         "return [1.0 for sample in samples]",
         "the_examples_get_different_rewards",
-        "not tested: all 10 examples get the same reward, [1.0], so neither their order nor what stands beside them "
-        "can show. Set label (it is '42') and responses of the suite so that some are right and some are wrong.",
+        "not tested: all 10 examples get the same reward, [1.0], so neither their order nor what else is "
+        "scored with them can show. Set label (it is '42') and responses of the suite so that some are right and "
+        "some are wrong.",
     ),
     "holds the event loop": (
         SCORE,

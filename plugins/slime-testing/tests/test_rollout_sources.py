@@ -87,7 +87,7 @@ def test_a_broken_source_is_caught_by_the_property_that_names_it(name, broken, v
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("sample.tokens = [*list(sample.tokens)[:-1], 9]", "which the engine did not draw behind those before them"),
+        ("sample.tokens = [*list(sample.tokens)[:-1], 9]", "which the engine did not sample after those before them"),
         ("sample.rollout_log_probs = [-0.1] * sample.response_length", "the engine gave each -0.5"),
         ("sample.weight_versions = []", "no sample has weight_versions"),
     ],

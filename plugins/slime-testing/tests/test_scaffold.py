@@ -136,7 +136,7 @@ def test_a_kind_may_be_written_with_underscores_and_the_folder_elsewhere(tmp_pat
     ("kind", "name", "message"),
     [
         ("advantage-estimater", "x", r"no such kind \(did you mean 'advantage-estimator'\?\)\. Kinds are: "),
-        ("tracker", "My_Algo", r"cannot be called 'My_Algo'; a name begins with a letter and has a to z"),
+        ("tracker", "My_Algo", r"cannot be called 'My_Algo'; a name starts with a letter and has a to z"),
         ("tracker", "3d", r"cannot be called '3d'"),
         ("tracker", "a--b", r"cannot be called 'a--b'"),
         ("tracker", "", r"cannot be called ''"),
@@ -146,7 +146,7 @@ def test_a_kind_may_be_written_with_underscores_and_the_folder_elsewhere(tmp_pat
         ("tracker", "grpo", r"the name 'grpo' is taken by plugin 'grpo' \(slime-grpo 0\.1\.0"),
         ("tracker", "rl", r"the name 'rl' is taken by plugin 'core' \(slime-rl"),
         ("policy-loss", "clipped", r"the name 'clipped' is taken by a component of plugin 'core' \("),
-        ("reward-model", "rloo", r"the name 'rloo' is taken by a component of plugin 'grpo' .* which runs beside"),
+        ("reward-model", "rloo", r"the name 'rloo' is taken by a component of plugin 'grpo' .* which the same run"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_and_nothing_is_written(kind, name, message, tmp_path):

@@ -38,7 +38,7 @@ SOURCES = {
         "it_resumes_the_same_stream",
         "goes on with other prompts or numbers",
     ),
-    "resumes one behind": (
+    "resumes one group too early": (
         RESTORED,
         RESTORED.replace('cast(int, state["next"])', 'cast(int, state["next"]) + 1'),
         "it_resumes_the_same_stream",
@@ -67,7 +67,7 @@ SOURCES = {
         "for i in range(size)",
         "for i in range(1)",
         "groups_have_the_requested_size",
-        "samples were asked for",
+        "samples were requested",
     ),
     "too few groups": (
         "return [self._group(number) for number in [*again, *fresh]]",

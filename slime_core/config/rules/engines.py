@@ -56,12 +56,14 @@ def _models_are_there(config: RunConfig) -> Iterator[str]:
 def _models_have_names_of_their_own(config: RunConfig) -> Iterator[str]:
     counts = Counter(model.name for model in config.engine.engine_models)
     for name in (name for name, count in counts.items() if count > 1):
-        yield f"engine_models: {counts[name]} models are named {name!r}; functions ask by the name, each needs its own"
+        yield (
+            f"engine_models: {counts[name]} models are named {name!r}; requests name the model, so each needs its "
+            "own name"
+        )
 
 
 def _models_share_their_heads_evenly(config: RunConfig) -> Iterator[str]:
-    """The auxiliary models; where SGLang cuts attention otherwise than over all processes, that is its own to
-    say."""
+    """Of auxiliary models. Engines that divide attention in another way are left to SGLang's own check."""
     for model in config.engine.engine_models:
         heads = whole_number(model.model_path, "num_attention_heads") or 0
         for size in sorted({one.size for one in model.groups if not _cuts_otherwise(config, one)}):
@@ -102,7 +104,7 @@ def _halves(groups: Sequence[EngineGroup], where: str) -> Iterator[str]:
     if kinds and kinds != {"regular"} and kinds != {"prefill", "decode"}:
         yield (
             f"{where}: worker_type is {' and '.join(sorted(kinds))}; accepted: regular throughout, or both prefill and "
-            "decode and nothing else, because each does half of a request"
+            "decode and nothing else, because each computes half of a request"
         )
 
 
@@ -114,7 +116,7 @@ def _prefill_leaves_some_to_decode(config: RunConfig) -> Iterator[str]:
     if not config.engine.engine_groups and prefill >= engines:
         yield (
             f"prefill_num_servers = {prefill} of rollout_num_gpus / rollout_num_gpus_per_engine = {engines} engines "
-            "leaves none to decode; give at most all but one"
+            f"leaves none to decode; give at most {engines - 1}"
         )
 
 
@@ -124,8 +126,8 @@ def _halves_have_gpus(config: RunConfig) -> Iterator[str]:
         split.insert(0, "prefill_num_servers")
     if split and config.cluster.device == "cpu":
         yield (
-            f"{split[0]}: prefill and decode apart hand the cache from GPU to GPU, and device = cpu; leave it out, or "
-            "run on GPUs"
+            f"{split[0]}: separate prefill and decode engines send the KV cache from GPU to GPU, but device = cpu; "
+            "leave it out, or run on GPUs"
         )
 
 
@@ -134,16 +136,16 @@ def _drafts_have_gpus(config: RunConfig) -> Iterator[str]:
     where = next((where for where, flags in given if speculates(flags)), None)
     if where is not None and config.cluster.device == "cpu":
         yield (
-            f"{where}: speculative_algorithm needs compiled kernels that SGLang has for GPUs only (its CPU server ends "
-            "in copy_all_layer_kv_cache_cpu), and device = cpu; leave it out, or run on GPUs"
+            f"{where}: speculative_algorithm needs compiled kernels that SGLang has for GPUs only (its CPU server "
+            "fails in copy_all_layer_kv_cache_cpu), but device = cpu; leave it out, or run on GPUs"
         )
 
 
 def _others_engines_hold_others_weights(config: RunConfig) -> Iterator[str]:
     if config.engine.rollout_external_engine_addrs:
         yield (
-            "rollout_external_engine_addrs: an evaluation publishes no weights, and what others' engines hold is not "
-            "known; leave it out, so that engines are started with the weights in question"
+            "rollout_external_engine_addrs: an evaluation publishes no weights, and the weights of external engines "
+            "are unknown; leave it out, so that the evaluation starts engines with its weights"
         )
 
 
@@ -152,7 +154,7 @@ def _external_engines_have_flags_of_their_own(config: RunConfig) -> Iterator[str
         for name, _ in config.sglang.given:
             yield (
                 f"sglang.{name} has no effect with rollout_external_engine_addrs, because the run does not start those "
-                "engines; start them with what you need, and leave it out"
+                "engines; start the engines with this flag, and leave it out here"
             )
 
 
@@ -162,8 +164,9 @@ def _others_routers_choose_themselves(config: RunConfig) -> Iterator[str]:
         return
     if config.splits_prefill:
         yield (
-            "sglang_router_ip with prefill and decode apart: which engine does which is said when a router starts; "
-            "leave one out"
+            "sglang_router_ip with separate prefill and decode engines: a router learns the role of each engine when "
+            "it starts, and an external router has started already. Leave --sglang-router-ip out, or "
+            "--prefill-num-servers and worker_type"
         )
 
 
@@ -206,7 +209,7 @@ def _flags(given: Mapping[str, Value], verdict: str) -> Iterator[tuple[MegatronF
 def _other_than_fixed(given: Mapping[str, Value]) -> Iterator[str]:
     for flag, value in _flags(given, "fixed"):
         if value != flag.value:
-            always = f"here it is always {value_text(flag.value)}: {flag.text}"
+            always = f"slime always uses {value_text(flag.value)}: {flag.text}"
             yield f"megatron.{flag.name} = {value_text(value)}, but {always}; leave it out"
 
 
@@ -217,7 +220,7 @@ def _other_than_the_model(given: Mapping[str, Value], config: RunConfig) -> Iter
             return
         expected_value = expected(flag.name, value, model)
         if expected_value != value:
-            says = "tells nothing of it" if expected_value is None else f"says {value_text(expected_value)}"
+            says = "does not set it" if expected_value is None else f"says {value_text(expected_value)}"
             yield (
                 f"megatron.{flag.name} = {value_text(value)}, but {folder / 'config.json'} {says}; the checkpoint "
                 "decides, so leave it out"

@@ -22,7 +22,7 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def _sets_fit_the_model(config: RunConfig) -> Iterator[str]:
-    """Only what a set says itself; the run's own lengths have rules of their own."""
+    """Checks the lengths that a set itself gives; the lengths of the run are checked in ``rules/lengths.py``."""
     own = {one.name: one for one in config.eval.eval_datasets}
     # An auxiliary model may read further.
     for one in (each for each in eval_sets(config) if each.model is None):
@@ -32,13 +32,13 @@ def _sets_fit_the_model(config: RunConfig) -> Iterator[str]:
             return
         if given is not None and (given.max_response_len or 0) >= context:
             yield (
-                f"evaluation set {one.name}: max_response_len = {one.max_response_len}, and the model reads at most "
+                f"evaluation set {one.name}: max_response_len = {one.max_response_len}, but the model reads at most "
                 f"{context} tokens, prompt and response together; give less than {context}"
             )
         if (one.max_context_len or 0) > context:
             yield (
                 f"evaluation set {one.name}: prompt and response may have {one.max_context_len} tokens "
-                f"(max_context_len), and the model reads at most {context}; give at most {context}, or leave it out"
+                f"(max_context_len), but the model reads at most {context}; give at most {context}, or leave it out"
             )
 
 
@@ -46,15 +46,15 @@ def _lengths_agree(config: RunConfig) -> Iterator[str]:
     for one in eval_sets(config):
         if one.min_new_tokens > one.max_response_len:
             yield (
-                f"evaluation set {one.name}: no response may end before {one.min_new_tokens} tokens (min_new_tokens), "
-                f"and the longest has {one.max_response_len}; give at most {one.max_response_len}"
+                f"evaluation set {one.name}: min_new_tokens = {one.min_new_tokens} is above the longest response, "
+                f"max_response_len = {one.max_response_len}; give at most {one.max_response_len}"
             )
         if one.max_context_len is not None and one.max_context_len < 2:
             yield f"evaluation set {one.name}: max_context_len = 1 has no room for a prompt and a token; give 2 or more"
 
 
 def _choices_have_an_effect(config: RunConfig) -> Iterator[str]:
-    """At temperature 0 the likeliest token is taken, whatever else is said."""
+    """At temperature 0 the likeliest token is taken, whatever top_p and top_k are."""
     greedy = {one.name for one in eval_sets(config) if one.temperature == 0}
     for one in config.eval.eval_datasets:
         for key, value in (("top_p", one.top_p), ("top_k", one.top_k)):
@@ -67,7 +67,7 @@ def _choices_have_an_effect(config: RunConfig) -> Iterator[str]:
         for key, value in (("eval_top_p", config.eval.eval_top_p), ("eval_top_k", config.eval.eval_top_k)):
             if value is not None:
                 yield (
-                    f"{key} = {value} has no effect: every evaluation set is drawn at temperature 0, which always "
+                    f"{key} = {value} has no effect: every evaluation set is sampled at temperature 0, which always "
                     "takes the likeliest token; add --eval-temperature, or leave it out"
                 )
 
@@ -77,12 +77,12 @@ def _a_model_has_a_name_or_an_address(config: RunConfig) -> Iterator[str]:
     for one in config.eval.eval_datasets:
         if one.model is not None and "/" in one.model and not one.model.startswith(("http://", "https://")):
             yield (
-                f"evaluation set {one.name}: model = {one.model!r}; accepted: the name of a model that the run serves "
-                "beside the policy, or the address of an SGLang server, such as http://127.0.0.1:30000"
+                f"evaluation set {one.name}: model = {one.model!r}; accepted: the name of an auxiliary model of the "
+                "run, or the address of an SGLang server, such as http://127.0.0.1:30000"
             )
         elif one.model is not None and "/" not in one.model and one.model not in served:
             yield (
-                f"evaluation set {one.name}: model = {one.model!r}, and beside the policy the run serves "
+                f"evaluation set {one.name}: model = {one.model!r}, but the auxiliary models of the run are: "
                 f"{', '.join(served) or 'none'}{nearest(one.model, served)}; name one of them, or add it as a table "
                 "[[engine.engine_models]]"
             )
@@ -111,7 +111,10 @@ def _keys_of_models_are_set(config: RunConfig) -> Iterator[str]:
 def _eval_names_differ(config: RunConfig) -> Iterator[str]:
     counts = Counter(name for name, _ in config.eval.files)
     for name in (name for name, count in counts.items() if count > 1):
-        yield f"eval_prompt_data: {counts[name]} files are named {name!r}; metrics carry the name, each needs its own"
+        yield (
+            f"eval_prompt_data: {counts[name]} files are named {name!r}; their metrics would have the same names; "
+            "give each its own"
+        )
 
 
 def _engines_that_evaluate_fill_their_gpus(config: RunConfig) -> Iterator[str]:
@@ -122,8 +125,8 @@ def _engines_that_evaluate_fill_their_gpus(config: RunConfig) -> Iterator[str]:
     if gpus % each:
         name = "rollout_num_gpus_per_engine" if size is None else "eval_num_gpus_per_engine"
         yield (
-            f"eval_num_gpus = {gpus} is no multiple of {name} = {each}; change one, or say how large engines that only "
-            "evaluate are with --eval-num-gpus-per-engine"
+            f"eval_num_gpus = {gpus} is no multiple of {name} = {each}. Change --eval-num-gpus to a multiple, or "
+            "give --eval-num-gpus-per-engine, the devices of one evaluation engine"
         )
 
 

@@ -102,8 +102,9 @@ def _every_rollout_has_a_file(config: RunConfig) -> Iterator[str]:
         if path is not None and total > 1 and "{rollout_id}" not in f"{path}":
             one = " or give --num-rollout 1" if name == "load_debug_rollout_data" else ""
             yield (
-                f"{name} = {path} is one file, and num_rollout = {total} rollouts have one each; put {{rollout_id}} "
-                f"into the path, as in {_numbered(path, '{rollout_id}')},{one or ' which stands for each'}"
+                f"{name} = {path} names one file, but each of the num_rollout = {total} rollouts needs its own; put "
+                f"{{rollout_id}} into the path, as in "
+                f"{_numbered(path, '{rollout_id}')},{one or ' which stands for the number of the rollout'}"
             )
 
 
@@ -117,8 +118,8 @@ def _every_rank_has_a_file(config: RunConfig) -> Iterator[str]:
     if path is not None and ranks > 1 and "{rank}" not in f"{path}":
         nodes, each = config.cluster.actor_num_nodes, config.cluster.actor_num_gpus_per_node
         yield (
-            f"save_debug_train_data = {path} has no {{rank}}, and actor_num_nodes x actor_num_gpus_per_node = "
-            f"{nodes} x {each} = {ranks} learner ranks write one file each; put it into the path, as in "
+            f"save_debug_train_data = {path} has no {{rank}}, but actor_num_nodes x actor_num_gpus_per_node = "
+            f"{nodes} x {each} = {ranks} learner ranks write one file each; put {{rank}} into the path, as in "
             f"{_numbered(path, '{rank}')}"
         )
 

@@ -1,7 +1,8 @@
-"""The rules of layouts: whether ranks, devices and model can be cut as asked. Arithmetic on settings and config.json.
+"""The rules of layouts: whether the model and the devices can be divided as requested. Arithmetic on settings and
+config.json.
 
-What divides what is Megatron-core 0.16's (``TransformerConfig.__post_init__``, ``initialize_model_parallel``) and, for
-an engine, SGLang 0.5's; both would say so only after they have started.
+The conditions are those of Megatron-core 0.16 (``TransformerConfig.__post_init__``, ``initialize_model_parallel``) and,
+for engines, of SGLang 0.5; both report them only after they have started.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _copies_fill_the_ranks(config: RunConfig) -> Iterator[str]:
             f"{sizes.tensor_model_parallel_size} x {sizes.pipeline_model_parallel_size} x "
             f"{sizes.context_parallel_size} = {sizes.model_size} ranks hold one copy of the model, but "
             f"actor_num_nodes x actor_num_gpus_per_node = {nodes} x {each} = {ranks} is no multiple of "
-            f"{sizes.model_size}; give {sizes.model_size} ranks or a multiple, or smaller sizes"
+            f"{sizes.model_size}; give {sizes.model_size} ranks or a multiple, or lower a parallel size"
         )
 
 
@@ -43,8 +44,8 @@ def _heads_and_vocabulary_divide(config: RunConfig) -> Iterator[str]:
 
 
 def _processes_can_be_counted(config: RunConfig) -> Iterator[str]:
-    """Before a list is made that has an entry for each."""
-    groups = (*config.engine_groups, *config.beside_groups)
+    """Checked first, because later rules make lists with an entry for each process."""
+    groups = (*config.engine_groups, *config.auxiliary_groups)
     total = config.num_started_ranks + config.num_critic_ranks + sum(group.num_gpus for group in groups)
     if total > MOST_PROCESSES:
         yield (
@@ -55,11 +56,11 @@ def _processes_can_be_counted(config: RunConfig) -> Iterator[str]:
 
 
 def _engine_heads_divide(config: RunConfig) -> Iterator[str]:
-    asked = config.cluster.rollout_num_gpus_per_engine
+    size_of_engines = config.cluster.rollout_num_gpus_per_engine
     if config.engine.engine_groups:
-        asked = 1  # each group says its own
-    yield from _uneven(config, "rollout_num_gpus_per_engine", asked, "num_attention_heads")
-    for size in sorted({group.num_gpus_per_engine or asked for group in config.engine.engine_groups}):
+        size_of_engines = 1  # each group has its own
+    yield from _uneven(config, "rollout_num_gpus_per_engine", size_of_engines, "num_attention_heads")
+    for size in sorted({group.num_gpus_per_engine or size_of_engines for group in config.engine.engine_groups}):
         yield from _uneven(config, "engine_groups: num_gpus_per_engine", size, "num_attention_heads")
     if (size_of_own := config.eval.eval_num_gpus_per_engine) is not None:
         yield from _uneven(config, "eval_num_gpus_per_engine", size_of_own, "num_attention_heads")
@@ -69,7 +70,7 @@ def _every_chunk_has_a_layer(config: RunConfig) -> Iterator[str]:
     stages, chunks = config.parallel.pipeline_model_parallel_size, config.parallel.num_virtual_stages_per_pipeline_rank
     folder = start_weights(config)
     layers = whole_number(folder, "num_hidden_layers")
-    # The last chunk may do without: it has the logits to compute.
+    # The last chunk needs no layer, because it computes the logits.
     if layers is None or stages * chunks <= layers + 1:
         return
     product = "pipeline_model_parallel_size"
@@ -78,8 +79,8 @@ def _every_chunk_has_a_layer(config: RunConfig) -> Iterator[str]:
         product += " x num_virtual_stages_per_pipeline_rank"
         numbers += f" x {chunks} = {stages * chunks}"
     yield (
-        f"{product} = {numbers} chunks of a model with num_hidden_layers = {layers} in {folder / 'config.json'}; "
-        f"accepted: at most {layers + 1}, so that every chunk but the last has a layer"
+        f"{product} = {numbers} divides the num_hidden_layers = {layers} of {folder / 'config.json'} into too many "
+        f"chunks; accepted: at most {layers + 1}, so that every chunk but the last has a layer"
     )
 
 
@@ -124,8 +125,9 @@ def _every_copy_has_samples(config: RunConfig) -> Iterator[str]:
     if config.samples_per_step < copies:
         ranks, size = config.num_learner_ranks, config.parallel.model_size
         yield (
-            f"{config.samples_per_step} samples an optimizer step, for {ranks} learner ranks / {size} a copy of the "
-            f"model = {copies} data-parallel ranks; each needs at least one, so raise global_batch_size"
+            f"an optimizer step has global_batch_size = {config.samples_per_step} sample(s), but the {ranks} learner "
+            f"ranks / {size} per copy of the model = {copies} data-parallel ranks need at least one each. Raise "
+            f"--global-batch-size to at least {copies}, or use fewer ranks"
         )
 
 
@@ -135,12 +137,12 @@ def _colocated_engines_have_devices(config: RunConfig) -> Iterator[str]:
         nodes, each = config.cluster.actor_num_nodes, config.cluster.actor_num_gpus_per_node
         yield (
             f"colocate: rollout_num_gpus = {engines} is more than the learner's devices, actor_num_nodes x "
-            f"actor_num_gpus_per_node = {nodes} x {each} = {ranks}, and engines sit on those; give at most {ranks}"
+            f"actor_num_gpus_per_node = {nodes} x {each} = {ranks}, which engines share; give at most {ranks}"
         )
 
 
 def _uneven(config: RunConfig, setting: str, size: int, *even: str) -> Iterator[str]:
-    """What of the model ``size`` tensor-parallel processes cannot share evenly."""
+    """A message if ``size`` tensor-parallel processes cannot share heads, vocabulary or widths of the model evenly."""
     folder = start_weights(config)
     counts = {name: whole_number(folder, name) for name in (*even, KEY_VALUE_HEADS, *_widths(folder))}
     known = {name: count for name, count in counts.items() if count is not None}

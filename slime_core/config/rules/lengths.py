@@ -17,7 +17,7 @@ def _responses_fit_the_context(config: RunConfig) -> Iterator[str]:
     if context is not None and longest >= context:
         yield (
             f"sglang_context_length = {context} has no room for a prompt and a response of {longest} tokens; "
-            "raise it, or lower the longest response"
+            "raise --sglang-context-length, or lower --rollout-max-response-len or --eval-max-response-len"
         )
 
 
@@ -57,30 +57,30 @@ def _hard_budget_holds_the_longest(config: RunConfig) -> Iterator[str]:
     longest, sum_ = _longest(config)
     if longest is None:
         yield (
-            "hard_token_budget = true, but nothing says how long a prompt may be; add --rollout-max-prompt-len, or "
-            "leave the hard budget out"
+            "hard_token_budget = true, but the length of prompts has no limit; add --rollout-max-prompt-len, or "
+            "leave out --hard-token-budget"
         )
         return
     count = settings.micro_batch_size or 1
     needed, budget = count * longest, settings.max_tokens_per_gpu * context
     if needed > budget:
-        times = f"micro_batch_size = {count} x {sum_} = {needed}" if count > 1 else sum_
+        times = f"micro_batch_size = {count} samples of {sum_} tokens = {needed}" if count > 1 else sum_
         yield (
             f"hard_token_budget: {times} tokens do not fit max_tokens_per_gpu x {name} = "
-            f"{settings.max_tokens_per_gpu} x {context} = {budget}; give max_tokens_per_gpu at least "
-            f"{-(-needed // context)}, or shorten prompts or responses"
+            f"{settings.max_tokens_per_gpu} x {context} = {budget}; raise --max-tokens-per-gpu to at "
+            f"least {-(-needed // context)}, or shorten prompts or responses"
         )
 
 
 def _smallest_context(config: RunConfig) -> tuple[int, str]:
-    """Ranks that share a row, of the actor or of a critic apart, whichever has fewer; and the setting that says so."""
+    """The smaller context-parallel size of the actor and a separate critic, and the name of its setting."""
     actor, name = config.parallel.context_parallel_size, "context_parallel_size"
     critic = config.critic_parallel.context_parallel_size
     return (critic, f"critic_{name}") if config.num_critic_ranks and critic < actor else (actor, name)
 
 
 def _longest(config: RunConfig) -> tuple[int | None, str]:
-    """Tokens of the longest sequence, and how that comes about: prompt and response, or what is read at most."""
+    """Tokens of the longest sequence, and the sum or setting that gives it."""
     prompt, response = config.data.rollout_max_prompt_len, config.rollout.rollout_max_response_len
     found = {}
     if prompt is not None:

@@ -29,13 +29,15 @@ def _has_reference(config: RunConfig) -> bool:
 
 
 def _other_model(config: RunConfig, setting: str, role: str) -> Iterator[str]:
-    """What keeps the weights of ``setting`` from being loaded into the actor's model, as far as config.json says."""
+    """Why the weights of ``setting`` cannot be loaded into the actor's model, as far as config.json shows."""
     folder = config.model.ref_load if setting == "ref_load" else config.algorithm.opd_teacher_load
-    yield from other_model(config, setting, folder, why=f"the {role} takes turns with the actor in one model")
+    yield from other_model(
+        config, setting, folder, why=f"the {role} and the actor are computed with the same model object"
+    )
 
 
 def other_model(config: RunConfig, setting: str, folder: Path | None, *, why: str) -> Iterator[str]:
-    """That ``folder`` of ``setting`` describes another model than the actor's, as far as both config.json say.
+    """A message if ``folder`` of ``setting`` has another model than the actor's, as far as config.json shows.
 
     Arguments:
         why: they have to be the same, in words.
@@ -46,7 +48,7 @@ def other_model(config: RunConfig, setting: str, folder: Path | None, *, why: st
     found = differences(theirs, ours)
     if found:
         yield (
-            f"{setting} = {folder}: {why}, and its config.json describes another one than that of "
+            f"{setting} = {folder}: {why}, but its config.json differs from that of "
             f"{start_weights(config)}: {'; '.join(found)}; give a model of the same architecture, sizes and vocabulary"
         )
 
@@ -57,8 +59,8 @@ _ROLES: tuple[Rule, ...] = (
 )
 
 
-def _critic_apart_fits_its_devices(config: RunConfig) -> Iterator[str]:
-    """The rules of the learner's layout, for the critic's and in its words."""
+def _separate_critic_fits_its_devices(config: RunConfig) -> Iterator[str]:
+    """Apply the rules of the learner's layout to the critic's, with its names in the messages."""
     ranks = config.num_critic_ranks
     if not ranks:
         return
@@ -73,7 +75,7 @@ def _critic_apart_fits_its_devices(config: RunConfig) -> Iterator[str]:
 
 
 def _critic_is_the_same_model(config: RunConfig) -> Iterator[str]:
-    why = "the critic is built as the actor is, its head aside"
+    why = "the critic has the architecture of the actor, except for its head"
     yield from other_model(config, "critic_load", config.critic.critic_load, why=why)
 
 
@@ -93,7 +95,7 @@ _OWN_LAYOUT = (
 )
 
 _CRITIC: tuple[Rule, ...] = (
-    _critic_apart_fits_its_devices,
+    _separate_critic_fits_its_devices,
     _critic_is_the_same_model,
 )
 
@@ -115,9 +117,9 @@ def _a_mixture_is_there(config: RunConfig) -> Iterator[str]:
 def _routes_come_from_whole_engines(config: RunConfig) -> Iterator[str]:
     if config.learner.use_rollout_routing_replay and config.splits_prefill:
         yield (
-            "use_rollout_routing_replay asks engines directly, because sglang-router does not pass on "
-            "return_routed_experts, and prefill and decode apart can be asked through the router only; leave one of "
-            "the two out"
+            "use_rollout_routing_replay sends requests to engines directly, because sglang-router does not pass on "
+            "return_routed_experts, but separate prefill and decode engines answer through the router only; leave "
+            "one of the two out"
         )
 
 

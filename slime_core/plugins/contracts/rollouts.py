@@ -108,7 +108,7 @@ class PromptFormat(Protocol):
         """The rows of a file, or of a folder; reads as little as it can.
 
         Arguments:
-            window: how far from file order rows will be asked for. 0: in file order; N: in any order among N
+            window: how far from file order rows will be read. 0: in file order; N: in any order among N
                 neighbours, then among the next N; None: in any order among all.
 
         Raises:
@@ -193,7 +193,7 @@ class PromptFilter:
 
 @dataclass(frozen=True, slots=True)
 class PromptRequest:
-    """What a data source is asked for.
+    """The request to a data source.
 
     Arguments:
         path: the prompts; a file, a folder, a pattern or a slice of one, as :mod:`slime_core.config.prompt_paths` says.
@@ -225,7 +225,7 @@ class PromptRequest:
 class DataSource(Protocol):
     """Hands out prompt groups, and can be put back to where it was.
 
-    Its target finds what it is asked for in ``run.prompts``, a :class:`PromptRequest`. It never runs out: prompts come
+    Its target finds its request in ``run.prompts``, a :class:`PromptRequest`. It never runs out: prompts come
     again in a new epoch, or it makes new ones without end.
     """
 
@@ -258,7 +258,7 @@ class PromptScreen(Protocol):
             share: of the bytes that are looked at otherwise.
 
         Raises:
-            DataError: a row cannot be read or asks for what the run cannot do, or a prompt is too long.
+            DataError: a row cannot be read or requests what the run cannot do, or a prompt is too long.
         """
         ...
 
@@ -318,7 +318,7 @@ class RolloutBatch(Protocol):
             await slime_core.generation.generate_group(context, group, sampling)
 
         Raises:
-            DataError: the row asks for sampling that does not exist or cannot be trained on.
+            DataError: the row has sampling parameters that do not exist or cannot be trained on.
         """
         ...
 
@@ -364,7 +364,7 @@ class TrainSamples:
     Arguments:
         samples: with tokens, log-probabilities, masks and rewards; one for each optimizer step and learner rank, or
             more.
-        rewards_are_advantages: an advantage estimator of scope ``sample`` is not asked: rewards are advantages.
+        rewards_are_advantages: an advantage estimator of scope ``sample`` is not called: rewards are advantages.
     """
 
     samples: list[Sample]

@@ -142,7 +142,7 @@ class RunView(RunPlan):
         resumed_step: training steps done when this start of the run began; 0: it does not resume.
         models: name -> URL of every auxiliary model; empty until their servers answer.
         model_folder: Hugging Face folder with the start weights and the tokenizer; None: as with ``folder``.
-        prompts: what a data source is asked for; None for every other kind. It stays in its process.
+        prompts: the request to a data source; None for every other kind. It stays in its process.
     """
 
     folder: Path | None = None
@@ -160,13 +160,15 @@ class RunView(RunPlan):
             object.__setattr__(self, name, None if path is None else Path(path))
 
     def tokenizer(self) -> Tokenizer:
-        """The checkpoint's tokenizer, loaded when first asked and once a process; takes a second or two.
+        """The checkpoint's tokenizer, loaded at the first call, once a process; takes a second or two.
 
         Raises:
             ConfigError: the run has no ``model_folder``.
         """
         if self.model_folder is None:
-            raise ConfigError("a tokenizer was asked for, and there is no checkpoint. Make RunView with model_folder.")
+            raise ConfigError(
+                "the tokenizer needs a checkpoint, and this run has none. Make RunView with model_folder."
+            )
         return _tokenizer(self.model_folder, self.settings.get("trust_remote_code") is True)
 
 

@@ -181,7 +181,9 @@ class GenerateClient:
             return [[NOTHING] * n for _ in prompts]
         rows = answer if isinstance(answer, list) else [answer]
         if len(rows) != n * len(prompts):
-            raise EngineError(f"Asked for {n} responses to each of {len(prompts)} prompts; {self.url} sent {len(rows)}")
+            raise EngineError(
+                f"{self.url} sent {len(rows)} responses; {n} for each of {len(prompts)} prompts were requested"
+            )
         routes = self._routes if extra.get(ROUTES) else None
         generations = [read_generation(row, routes, cut) for row in rows]
         return [generations[start : start + n] for start in range(0, len(rows), n)]
@@ -189,11 +191,11 @@ class GenerateClient:
     def _check_ids(self, prompts: Sequence[Sequence[int]]) -> None:
         for ids in prompts:
             if not ids:
-                raise RequestRefused("Asked to continue a prompt of no tokens; a prompt needs at least one")
+                raise RequestRefused("A prompt has no tokens; it needs at least one")
             if self._vocab_size is not None and not 0 <= min(ids) <= max(ids) < self._vocab_size:
                 wrong = [one for one in ids if not 0 <= one < self._vocab_size][:5]
                 raise RequestRefused(
-                    f"Asked to continue a prompt with the ids {wrong}; the model knows 0 to {self._vocab_size - 1}. "
+                    f"A prompt has the ids {wrong}; the model knows 0 to {self._vocab_size - 1}. "
                     "Encode prompts with the tokenizer of the model's folder."
                 )
 
@@ -383,7 +385,7 @@ class RequestAborter:
             await asyncio.sleep(ABORT_INTERVAL_S)
 
     async def engines(self) -> list[str]:
-        """URLs of the engines behind the router; an engine itself has no such list."""
+        """URLs of the engines of the router; an engine itself has no such list."""
         match await self._call("GET", f"{self._url}/workers"):
             case {"workers": [*entries]}:
                 return [entry["url"] for entry in entries if isinstance(entry, dict) and "url" in entry]
@@ -453,7 +455,7 @@ def _routed_experts(meta: Mapping[str, Any], layers: int, experts: int) -> NDArr
     sent = meta.get("routed_experts")
     if sent is None:
         raise EngineError(
-            "The request asked for the routed experts of a mixture and the engine sent none; it must run with "
+            "The engine sent no routed experts, which the request needs; it must run with "
             "--enable-return-routed-experts, as the engines of a run with --use-rollout-routing-replay do"
         )
     flat = np.frombuffer(base64.b64decode(sent), np.int32)

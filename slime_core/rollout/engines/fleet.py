@@ -1,6 +1,6 @@
 """Every inference server of a run: the engines of each model, and the router in front of them.
 
-    policy       engines of one or several groups, or external ones, always behind a router
+    policy       engines of one or several groups, or external ones, always with a router
     models       auxiliary models (reward models, judges), each with its own engines, and a router where it has several
     evaluating   engines that only evaluate the policy; the policy's router does not know them
 
@@ -305,7 +305,7 @@ class ModelServers:
         return self._url
 
     def ready_url(self) -> str:
-        """Where requests go; waits until the engines behind it answer them."""
+        """Where requests go; waits until its engines answer."""
         self.register()
         return self.url()
 

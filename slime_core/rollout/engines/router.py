@@ -6,7 +6,7 @@ through it, 0.39 s directly), so engines are not addressed directly.
 
 Health checks request ``/model_info``, not ``/health``: while an engine is paused for new weights, ``/health`` hangs for
 20 s and returns 503, and the router would drop the engine. ``/model_info`` is answered by the server's HTTP process,
-which ends when the scheduler behind it dies, so the router still notices a dead engine. It does not notice a scheduler
+which ends when its scheduler dies, so the router still notices a dead engine. It does not notice a scheduler
 that hangs; the timeouts of requests and waits do.
 """
 
@@ -180,7 +180,7 @@ class Router(Server):
         """
         known = {entry["url"]: entry["id"] for entry in self._entries()}
         if worker not in known:
-            raise EngineError(f"Asked the router to remove {worker}; it knows {sorted(known)}")
+            raise EngineError(f"The router does not know {worker}, which was to be removed; it knows {sorted(known)}")
         self._call("DELETE", f"/workers/{known[worker]}")
         self._workers.remove(worker)
 

@@ -3,7 +3,7 @@
     python -I -S supervisor.py PATTERN COMMAND ...
 
 runs COMMAND with its own folder for temporary files. At the end it removes that folder, and the files in /dev/shm whose
-name matches PATTERN and that a process of the command has mapped: SGLang leaves both behind, 16 KB an engine, and 25 MB
+name matches PATTERN and that a process of the command has mapped: SGLang removes neither, 16 KB an engine, and 25 MB
 where an engine has several processes. When the command ends, the supervisor passes on its exit code or signal. On
 SIGTERM, which the kernel also sends when the actor dies, it kills the command and all its descendants at once. (SGLang
 takes 4.5 s to end by itself, with or without work, and has nothing to save.)

@@ -11,8 +11,8 @@ new tokens forbids has probability 0 there and never stays. Then, with ``S`` wha
 
     log q(t) = log p(t) - log sum_{v in S} p(v)
 
-The engine compares float32 numbers that it has not sent, and breaks ties in an order of its own. A token that was drawn
-is therefore always counted among those that stayed, if it stands at the border; elsewhere it is an error.
+The engine compares float32 numbers that it has not sent, and breaks ties in an order of its own. A token that was
+sampled is therefore always counted among those that stayed, if it stands at the border; elsewhere it is an error.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Truncation:
         if most is not None and min_p > 0 and (top_p < 1 or top_k != -1):
             raise RequestRefused(
                 f"min_p {min_p:g} with top_p {top_p:g} and top_k {top_k}: with min_p, an engine cuts by its sampling "
-                "backend's rule (pytorch takes top_p of the whole mass, flashinfer of what top_k left), so what a "
-                "token was drawn from cannot be told. Train with min_p alone, or with top_p and top_k"
+                "backend's rule (pytorch takes top_p of the whole mass, flashinfer of what top_k left), so the "
+                "set that a token was sampled from is unknown. Train with min_p alone, or with top_p and top_k"
             )
         is_cut = top_k != -1 or top_p < 1 or min_p > 0 or any(fields.get(name) for name in FORBID)
         if most is None or fields.get("temperature") == 0 or not is_cut:
@@ -104,16 +104,16 @@ def truncate(
     if not token_ids:
         return Kept(array("i"), array("i", [0])), array("f")
     ids_TK, logs_TK = _table(token_ids, top, cut)
-    drawn_T, logs_T = np.asarray(token_ids, np.int64), np.asarray(log_probs, np.float64)
+    sampled_T, logs_T = np.asarray(token_ids, np.int64), np.asarray(log_probs, np.float64)
     probs_TK = np.exp(logs_TK)
     stays_TK = cut.stays(probs_TK)
-    drawn_TK = ids_TK == drawn_T[:, None]
-    outside_T = ~(stays_TK & drawn_TK).any(axis=1)
+    sampled_TK = ids_TK == sampled_T[:, None]
+    outside_T = ~(stays_TK & sampled_TK).any(axis=1)
     if outside_T.any():
-        _require_border(drawn_T, logs_T, probs_TK, stays_TK, drawn_TK, outside_T, cut)
+        _require_border(sampled_T, logs_T, probs_TK, stays_TK, sampled_TK, outside_T, cut)
     # Tokens at the border are appended, whether they are among the K or not.
     mass_T = (probs_TK * stays_TK).sum(axis=1) + np.where(outside_T, np.exp(logs_T), 0.0)
-    ids_TJ = np.concatenate([ids_TK, drawn_T[:, None]], axis=1)
+    ids_TJ = np.concatenate([ids_TK, sampled_T[:, None]], axis=1)
     stays_TJ = np.concatenate([stays_TK, outside_T[:, None]], axis=1)
     offsets = np.concatenate([[0], stays_TJ.sum(axis=1).cumsum()])
     kept = Kept(_array("i", ids_TJ[stays_TJ], np.int32), _array("i", offsets, np.int32))
@@ -131,8 +131,8 @@ def _table(
     counts = {len(row) for row in top}
     if len(top) != len(token_ids) or min(counts) < cut.top_k or len(counts) > 1:
         raise EngineError(
-            f"The engine was asked for the {cut.top_k} likeliest tokens at each of {len(token_ids)} places and sent "
-            f"{sorted(counts)} at {len(top)}; without them nobody knows what top_p and top_k left to draw from"
+            f"The engine sent {sorted(counts)} likeliest tokens at {len(top)} places; {cut.top_k} at each of "
+            f"{len(token_ids)} were requested, to compute which tokens top_p and top_k kept"
         )
     shape = (len(top), counts.pop())
     ids = np.fromiter((entry[1] for entry in chain.from_iterable(top)), np.int64, shape[0] * shape[1])
@@ -142,22 +142,22 @@ def _table(
 
 
 def _require_border(
-    drawn_T: NDArray[np.int64],
+    sampled_T: NDArray[np.int64],
     logs_T: NDArray[np.float64],
     probs_TK: NDArray[np.float64],
     stays_TK: NDArray[np.bool_],
-    drawn_TK: NDArray[np.bool_],
+    sampled_TK: NDArray[np.bool_],
     outside_T: NDArray[np.bool_],
     cut: Truncation,
 ) -> None:
     least_T = np.where(stays_TK, probs_TK, np.inf).min(axis=1)
     ties_T = np.exp(logs_T) >= least_T * (1 - BORDER)
-    near_T = (cut.stays(probs_TK, slack=BORDER) & drawn_TK).any(axis=1)
+    near_T = (cut.stays(probs_TK, slack=BORDER) & sampled_TK).any(axis=1)
     wrong = np.flatnonzero(outside_T & ~ties_T & ~near_T)
     if len(wrong):
         raise EngineError(
-            f"The engine drew token {drawn_T[wrong[0]]} of probability {np.exp(logs_T[wrong[0]]):.3g} at place "
+            f"The engine sampled token {sampled_T[wrong[0]]} of probability {np.exp(logs_T[wrong[0]]):.3g} at place "
             f"{wrong[0]} of a response, which top_p {cut.top_p:g}, top_k {cut.top_k} and min_p {cut.min_p:g} leave "
-            "out. It draws by another rule than sglang 0.5.23 does, or what lies between changed the request; leave "
+            "out. Its sampling rule differs from that of sglang 0.5.23, or a proxy changed the request; leave "
             "--rollout-top-p and --rollout-top-k out"
         )

@@ -24,9 +24,9 @@ FOLDER = Path("c/step-000001/torch_dist")
         (
             "optimizer.state.exp_avg.decoder.b",
             "It has no optimizer state of this weight, which a run that freezes the weight does not write: resume with "
-            "the --only-train-params-name-list and --freeze-params-name-list of the run that wrote it, or start anew "
-            "from its weights with --hf-checkpoint c/step-000001/hf. If it froze nothing that trains now, it is of "
-            "another model.",
+            "the --only-train-params-name-list and --freeze-params-name-list of the run that wrote it, or start "
+            "again from its weights with --hf-checkpoint c/step-000001/hf. If it froze nothing that trains now, it "
+            "is of another model.",
         ),
         ("decoder.b", "Give a checkpoint of this very model."),
     ],

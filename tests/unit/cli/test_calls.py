@@ -42,8 +42,8 @@ def test_hooks_are_traced_in_the_order_in_which_the_run_calls_them(traced: list[
 
 
 def test_a_hook_without_implementations_says_so(traced: list[str]) -> None:
-    assert "  slime_after_train_step                   on every rank; observer  (nobody)" in traced
-    assert "  slime_register_trackers                    (nobody)" in traced
+    assert "  slime_after_train_step                   on every rank; observer  (no plugin)" in traced
+    assert "  slime_register_trackers                    (no plugin)" in traced
 
 
 def test_declarations_are_traced_with_version_file_and_line(traced: list[str]) -> None:

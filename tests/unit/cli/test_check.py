@@ -205,7 +205,7 @@ def test_a_layout_that_no_machine_holds_is_a_user_s_mistake(
     monkeypatch.setattr("slime_core.cli.check.free_resources", lambda: GPUS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert main(["check", "--plugin", "grpo"]) == 2
-    assert "Asked for 1 (learner ranks) + 1 x 1 (engines x devices) = 2 GPUs; the cluster has 1" in (
+    assert "The run needs 1 (learner ranks) + 1 x 1 (engines x devices) = 2 GPUs, but the cluster has 1" in (
         capsys.readouterr().err
     )
 

@@ -150,7 +150,7 @@ def test_without_training_an_evaluation_cannot_be_concurrent(
     assert main(["eval", *words]) == 0
     ((job, _),) = evaluated
     assert not job.config.eval.is_beside_training
-    assert job.config.beside_groups == ()
+    assert job.config.auxiliary_groups == ()
 
 
 def test_the_samples_of_a_run_are_not_replaced(

@@ -116,7 +116,7 @@ def test_a_critic_is_not_continued_from_a_checkpoint_without_one(run: Path, caps
     checkpoint = run / "checkpoints" / "step-000004"
     assert (
         f"{checkpoint.relative_to(Path.cwd())} holds no critic, and the advantage estimator of this run needs one: the "
-        "run that wrote it had none. Resume with its estimator, or start anew from its weights with --hf-checkpoint "
+        "run that wrote it had none. Resume with its estimator, or start again from its weights with --hf-checkpoint "
     ) in capsys.readouterr().err
     (checkpoint / "critic").mkdir()
     assert main(["run", "--plugin", "ppo", "--load", "run", "--num-rollout", "5"]) != 0

@@ -53,7 +53,9 @@ def test_two_evaluation_files_of_one_name_are_a_mistake(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.touch()
     (message,) = broken_rules(f"--eval-prompt-data a {file} a {file}")
-    assert message == "eval_prompt_data: 2 files are named 'a'; metrics carry the name, each needs its own"
+    assert (
+        message == "eval_prompt_data: 2 files are named 'a'; their metrics would have the same names; give each its own"
+    )
 
 
 def test_a_run_without_an_estimator_is_refused_with_the_plugin_that_has_one() -> None:

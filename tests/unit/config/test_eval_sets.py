@@ -196,13 +196,13 @@ def test_sets_are_given_in_one_place(folder: Path) -> None:
         (
             "name='a', path='aime.jsonl', max_response_len=128",
             "",
-            "evaluation set a: max_response_len = 128, and the model reads at most 128 tokens, prompt and response "
+            "evaluation set a: max_response_len = 128, but the model reads at most 128 tokens, prompt and response "
             "together; give less than 128",
         ),
         (
             "name='a', path='aime.jsonl', max_context_len=129",
             "",
-            "evaluation set a: prompt and response may have 129 tokens (max_context_len), and the model reads at most "
+            "evaluation set a: prompt and response may have 129 tokens (max_context_len), but the model reads at most "
             "128; give at most 128, or leave it out",
         ),
         (
@@ -213,8 +213,7 @@ def test_sets_are_given_in_one_place(folder: Path) -> None:
         (
             "name='a', path='aime.jsonl', max_response_len=4",
             "--eval-min-new-tokens 5",
-            "evaluation set a: no response may end before 5 tokens (min_new_tokens), and the longest has 4; give at "
-            "most 4",
+            "evaluation set a: min_new_tokens = 5 is above the longest response, max_response_len = 4; give at most 4",
         ),
         (
             "name='a', path='aime.jsonl', top_p=0.9",
@@ -225,14 +224,14 @@ def test_sets_are_given_in_one_place(folder: Path) -> None:
         (
             "name='a', path='aime.jsonl'",
             "--eval-top-k 5",
-            "eval_top_k = 5 has no effect: every evaluation set is drawn at temperature 0, which always takes the "
+            "eval_top_k = 5 has no effect: every evaluation set is sampled at temperature 0, which always takes the "
             "likeliest token; add --eval-temperature, or leave it out",
         ),
         (
             "name='a', path='aime.jsonl', model='models/judge'",
             "",
-            "evaluation set a: model = 'models/judge'; accepted: the name of a model that the run serves beside the "
-            "policy, or the address of an SGLang server, such as http://127.0.0.1:30000",
+            "evaluation set a: model = 'models/judge'; accepted: the name of an auxiliary model of the run, or the "
+            "address of an SGLang server, such as http://127.0.0.1:30000",
         ),
         (
             "name='a', path='aime.jsonl', model_key_env='KEY'",
@@ -255,8 +254,8 @@ def test_sets_are_given_in_one_place(folder: Path) -> None:
         (
             "name='a', path='aime.jsonl', model='judge'",
             "",
-            "evaluation set a: model = 'judge', and beside the policy the run serves none; name one of them, or add it "
-            "as a table [[engine.engine_models]]",
+            "evaluation set a: model = 'judge', but the auxiliary models of the run are: none; name one of them, or "
+            "add it as a table [[engine.engine_models]]",
         ),
         ("name='a', path='missing.jsonl'", "", "eval_prompt_data a: "),
     ],
@@ -269,7 +268,10 @@ def test_sets_that_cannot_be_measured_are_refused(table: str, line: str, told: s
 def test_names_differ_over_both_kinds_of_sets(folder: Path) -> None:
     argv = ["--eval-prompt-data", "a", "aime.jsonl", "--eval-datasets", "name='a', path='gpqa.jsonl'"]
     (one,) = mistakes(load(argv, check_rules=False).config, purpose="eval")
-    assert one.message == "eval_prompt_data: 2 files are named 'a'; metrics carry the name, each needs its own"
+    assert (
+        one.message
+        == "eval_prompt_data: 2 files are named 'a'; their metrics would have the same names; give each its own"
+    )
 
 
 def test_sets_with_settings_are_something_to_evaluate_on(folder: Path) -> None:

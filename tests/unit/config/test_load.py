@@ -88,7 +88,7 @@ def test_a_run_without_evaluations_has_a_flag_of_its_own(tmp_path: Path) -> None
         assert (config.evaluates, config.eval.eval_interval, config.eval.skip_eval_before_train) == (False, None, True)
     with pytest.raises(ConfigError, match="--no-eval: nothing is evaluated with it, and --eval-interval asks for eval"):
         resolve("--no-eval --eval-interval 3")
-    with pytest.raises(ConfigError, match="--no-eval: found 'false'; it takes no value"):
+    with pytest.raises(ConfigError, match="--no-eval: found 'false'; accepted: no value"):
         resolve("--no-eval false")
 
 

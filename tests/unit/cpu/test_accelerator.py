@@ -27,5 +27,5 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
 
 
 def test_another_device_is_refused_with_the_accepted_ones():
-    with pytest.raises(ConfigError, match="'tpu' was asked for; it can be auto, cuda or cpu"):
+    with pytest.raises(ConfigError, match="device = 'tpu'; accepted: auto, cuda or cpu"):
         accelerator("tpu")

@@ -21,7 +21,7 @@ def test_the_settings_of_a_run_become_a_layout():
 
 
 def test_sequence_parallelism_needs_tensor_parallel_ranks():
-    with pytest.raises(ConfigError, match="sequence parallelism was asked for with tensor size 1"):
+    with pytest.raises(ConfigError, match="sequence parallelism with tensor size 1"):
         ParallelLayout(sequence=True)
 
 
@@ -61,7 +61,7 @@ def test_the_last_chunk_may_hold_the_logits_only():
 
 
 def test_more_chunks_than_layers_are_refused():
-    with pytest.raises(ConfigError, match="has only 2 layers; at most 3 chunks"):
+    with pytest.raises(ConfigError, match="needs more layers than the 2 of the model; at most 3 chunks"):
         ParallelLayout(pipeline=4).stages(2)
 
 

@@ -106,7 +106,7 @@ def test_show_lists_presets_and_options_with_type_default_and_help(capsys):
     out = capsys.readouterr().out
     assert "  presets\n    --advantage-estimator grpo\n" in out
     assert "  options\n    --grpo.std-normalization (true or false; default true)\n" in out
-    assert "Divide grpo's advantages" in out
+    assert "Divide the advantages of grpo" in out
 
 
 def test_show_lists_hooks_of_a_run_s_life_with_place_policy_and_line(capsys, tmp_path):

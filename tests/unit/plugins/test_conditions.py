@@ -146,11 +146,12 @@ def test_what_takes_effect_is_accepted(argv: Sequence[str]) -> None:
         ),
         (
             ("--sample-transforms", "a", "--mine.floor", "2"),
-            "mine.floor = 2 needs another length_limit than 5. Change --length-limit, or leave --mine.floor out",
+            "mine.floor = 2 needs length_limit other than 5. Give --length-limit another value (a whole number "
+            "greater than 0), or leave --mine.floor out",
         ),
         (
             ("--sample-transforms", "a", "--mine.words", "/w", "--reward-key", "score"),
-            "mine.words = /w and reward_key = score exclude each other. Leave --mine.words or --reward-key out",
+            "mine.words = /w cannot be combined with reward_key = score. Leave --mine.words or --reward-key out",
         ),
         (
             ("--mine.plain",),

@@ -137,5 +137,5 @@ def test_the_tokenizer_is_the_checkpoints() -> None:
 
 
 def test_without_a_checkpoint_there_is_no_tokenizer() -> None:
-    with pytest.raises(ConfigError, match="a tokenizer was asked for, and there is no checkpoint"):
+    with pytest.raises(ConfigError, match="the tokenizer needs a checkpoint, and this run has none"):
         RunView().tokenizer()

@@ -21,7 +21,7 @@ def slime_register_reward_models():
     yield Component("length", target="acme.code:Length")
 """
 HOOK = "from slime_core import hookimpl\n@hookimpl\ndef slime_run_start(): ...\n"
-REMEDY = "or write it anew with slime plugins lock."
+REMEDY = "or rewrite it with slime plugins lock."
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_a_file_that_is_no_lock_is_refused_with_what_is_wrong(folder, text, mist
     with pytest.raises(PluginError) as failure:
         read_lock(Path("slime.lock"))
     assert str(failure.value).startswith(f"slime.lock is no lock of plugins: {mistake}")
-    assert str(failure.value).endswith(".\nWrite it anew with slime plugins lock and the flags of the run.")
+    assert str(failure.value).endswith(".\nRewrite it with slime plugins lock and the flags of the run.")
 
 
 # --- Commands ---------------------------------------------------------------------------------------------------------

@@ -30,8 +30,8 @@ def refused(line: str) -> str:
 # --- What no engine has drawn -----------------------------------------------------------------------------------------
 
 UNKNOWN = (
-    f"generate_function = from_label: the responses of 'from_label' of {CORE} are not drawn by an engine, so no engine "
-    "says how likely their tokens were, and it is read by "
+    f"generate_function = from_label: the responses of 'from_label' of {CORE} are not sampled by an engine, so that "
+    "no engine gives their log-probabilities, which are read by "
 )
 
 
@@ -87,7 +87,7 @@ def test_stale_samples_are_corrected_by_a_correction_that_compares_engines():
     line = "--advantage-estimator grpo --max-staleness 1 --stale-samples correct"
     assert refused(f"{line} --corrections opsm") == (
         "stale_samples = correct trains samples above max_staleness, and of corrections = opsm none compares the "
-        "learner with the engine that drew them. Name one that does, such as --corrections tis, or choose "
+        "learner with the engine that sampled them. Name one that does, such as --corrections tis, or choose "
         "--stale-samples requeue or evict."
     )
     check(f"{line} --corrections opsm tis")

@@ -152,7 +152,7 @@ def test_a_claim_for_another_s_plugin_imports_nothing_and_blames_who_made_it(ins
     assert said.startswith("no active plugin has a model spec for architecture AcmeLM, and no installed one claims it.")
     assert "AcmeLM" not in said.partition("Claimed are: ")[2].splitlines()[0]
     assert said.splitlines()[1] == (
-        "acme 1 claims it for plugin 'grpo', which is none of its own: that counts for nobody. Report it to the author "
+        "acme 1 claims it for plugin 'grpo' of another distribution, which has no effect. Report it to the author "
         "of acme."
     )
     assert "slime-grpo" not in said

@@ -174,7 +174,7 @@ def test_a_wrapper_around_other_plugins_hooks_is_refused():
         return (yield)
 
     assert message(module(slime_register_trackers=impl)) == (
-        WHO + "slime_register_trackers is a hook wrapper; a plugin speaks for itself and sees nobody else's calls.\n"
+        WHO + "slime_register_trackers is a hook wrapper, which would see the calls of other plugins.\n"
         "Use plain @hookimpl."
     )
 

@@ -95,7 +95,7 @@ def test_a_tokenizer_without_a_template_is_refused_at_once(tmp_path):
     settings = json.loads((FOLDER / "tokenizer_config.json").read_text())
     del settings["chat_template"]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(DataError, match="has no chat template"):
+    with pytest.raises(DataError, match="needs a chat template"):
         PromptEncoder(tmp_path, apply_chat_template=True)
 
 

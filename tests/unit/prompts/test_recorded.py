@@ -218,7 +218,7 @@ def test_missing_files_are_counted_before_anything_is_read(file: Path) -> None:
 
 
 def test_another_temperature_is_refused(file: Path) -> None:
-    with pytest.raises(DataError, match=r"drawn at temperature 0.7, and rollout_temperature = 1 .*add --rollout-tem"):
+    with pytest.raises(DataError, match=r"sampled at temperature 0.7, and rollout_temperature = 1 .*add --rollout-tem"):
         screen(file.parent, temperature=1.0)
 
 

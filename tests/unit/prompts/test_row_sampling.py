@@ -1,4 +1,4 @@
-"""What rows may say about how their responses are drawn."""
+"""What rows may say about how their responses are sampled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slime_core.errors import DataError
 from slime_core.prompts.row_checks import RowChecks, own_sampling
 from slime_core.prompts.screen import Reading, screen
 
-DRAWN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
+OF_RUN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 NEXT = ".\nCorrect the row, or leave sampling_params out."
 KNOWN = (
     "max_new_tokens, min_new_tokens, stop, stop_token_ids, ignore_eos, temperature, top_p, top_k, min_p, "
@@ -21,8 +21,8 @@ KNOWN = (
 )
 
 
-def own(asked: Any, *, drawn: dict[str, float] | None = None) -> dict[str, Any]:
-    return own_sampling({"sampling_params": asked}, drawn=drawn, where="x.jsonl, line 3")
+def own(requested: Any, *, of_run: dict[str, float] | None = None) -> dict[str, Any]:
+    return own_sampling({"sampling_params": requested}, of_run=of_run, where="x.jsonl, line 3")
 
 
 def test_a_row_says_what_it_wants_and_one_without_says_nothing() -> None:
@@ -32,37 +32,36 @@ def test_a_row_says_what_it_wants_and_one_without_says_nothing() -> None:
         "stop_token_ids": (7,),
     }
     assert own({"temperature": 0, "json_schema": "{}"}) == {"temperature": 0.0, "json_schema": "{}"}
-    assert own_sampling({"carries": 1}, drawn=DRAWN, where="") == own(None, drawn=DRAWN) == {}
+    assert own_sampling({"carries": 1}, of_run=OF_RUN, where="") == own(None, of_run=OF_RUN) == {}
 
 
 def test_in_training_a_row_says_where_a_response_ends_and_repeats_the_distribution() -> None:
-    asked = {"max_new_tokens": 4, "stop": ["X"], "temperature": 1.0, "top_k": -1}
-    assert own(asked, drawn=DRAWN) == {**asked, "stop": ("X",)}
+    requested = {"max_new_tokens": 4, "stop": ["X"], "temperature": 1.0, "top_k": -1}
+    assert own(requested, of_run=OF_RUN) == {**requested, "stop": ("X",)}
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("requested", "message_start"),
     [
-        ({"temperature": 0.7}, "temperature = 0.7 cannot be trained on; the run's is 1. The learner reckons with one "),
-        ({"top_p": 0.9}, "top_p = 0.9 cannot be trained on; the run's is 1. "),
-        ({"repetition_penalty": 1.0}, "repetition_penalty = 1.0 cannot be trained on. The learner reckons with one "),
+        ({"temperature": 0.7}, "temperature = 0.7, but the run samples with 1. The learner computes"),
+        ({"top_p": 0.9}, "top_p = 0.9, but the run samples with 1. "),
+        ({"repetition_penalty": 1.0}, "repetition_penalty = 1.0 would change the distribution. The learner computes"),
     ],
 )
-def test_another_distribution_is_refused_in_training_with_the_reason(asked: Any, told: str) -> None:
-    assert own(asked) != {}
+def test_another_distribution_is_refused_in_training_with_the_reason(requested: Any, message_start: str) -> None:
+    assert own(requested) != {}
     with pytest.raises(DataError) as caught:
-        own(asked, drawn=DRAWN)
+        own(requested, of_run=OF_RUN)
     message = str(caught.value)
-    assert message.startswith(f"x.jsonl, line 3: metadata sampling_params: {told}")
+    assert message.startswith(f"x.jsonl, line 3: metadata sampling_params: {message_start}")
     assert message.endswith(
-        "another for a row would make its log-probabilities other ones than those that were drawn from. Accepted in "
-        "training are ignore_eos, max_new_tokens, min_new_tokens, stop, stop_token_ids; in evaluations everything is"
-        + NEXT
+        "so that those of this row would be wrong. Rows that are trained may set ignore_eos, max_new_tokens, "
+        "min_new_tokens, stop, stop_token_ids; rows of evaluations may set everything" + NEXT
     )
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("requested", "message_start"),
     [
         ("greedy", "found 'greedy'; accepted: an object such as {'max_new_tokens': 16}"),
         ({"max_tokens": 4}, f"there is no 'max_tokens'; did you mean max_new_tokens?. There are: {KNOWN}"),
@@ -70,10 +69,10 @@ def test_another_distribution_is_refused_in_training_with_the_reason(asked: Any,
         ({"stop": [""]}, "stop = ['']: String should have at least 1 character"),
     ],
 )
-def test_what_does_not_exist_is_refused(asked: Any, told: str) -> None:
+def test_what_does_not_exist_is_refused(requested: Any, message_start: str) -> None:
     with pytest.raises(DataError) as caught:
-        own(asked)
-    assert str(caught.value) == f"x.jsonl, line 3: metadata sampling_params: {told}{NEXT}"
+        own(requested)
+    assert str(caught.value) == f"x.jsonl, line 3: metadata sampling_params: {message_start}{NEXT}"
 
 
 def test_prompt_files_are_looked_through_before_anything_starts(tmp_path: Path) -> None:
@@ -81,5 +80,5 @@ def test_prompt_files_are_looked_through_before_anything_starts(tmp_path: Path) 
     rows = [{"prompt": "1"}, {"prompt": "2", "metadata": {"sampling_params": {"temperature": 0.5}}}]
     path.write_text("\n".join(map(json.dumps, rows)))
     screen(path, replace(reading, filter=RowChecks()), room=None, setting="eval_prompt_data x")
-    with pytest.raises(DataError, match=r"x\.jsonl, line 2: metadata sampling_params: temperature = 0\.5 cannot be"):
-        screen(path, replace(reading, filter=RowChecks(drawn=DRAWN)), room=None, setting="prompt_data")
+    with pytest.raises(DataError, match=r"x\.jsonl, line 2: metadata sampling_params: temperature = 0\.5, but"):
+        screen(path, replace(reading, filter=RowChecks(of_run=OF_RUN)), room=None, setting="prompt_data")

@@ -232,12 +232,14 @@ def test_a_parquet_file_without_the_plugin_that_reads_it_says_which_that_is(tmp_
 
 def test_a_slice_behind_the_last_row_says_how_many_there_are(tmp_path):
     path = write(tmp_path, '{"prompt": "q", "label": "x"}')
-    with pytest.raises(DataError, match=r"@\[7:9\]: the slice begins at row 7, and there are 1 rows, counted from 0"):
+    with pytest.raises(
+        DataError, match=r"@\[7:9\]: the slice starts at row 7, counted from 0, but there are only 1 rows"
+    ):
         prompts(Path(f"{path}@[7:9]"))
 
 
 @pytest.mark.parametrize("slice_", ["[0:9:2]", "[5]", "[a:b]", "[]", ""])
 def test_what_is_no_slice_behind_a_path_is_named(tmp_path, slice_):
     path = write(tmp_path, '{"prompt": "q", "label": "x"}')
-    with pytest.raises(DataError, match=r"what stands behind @ is no slice; accepted: @\[a:b\] with 0 <= a < b"):
+    with pytest.raises(DataError, match=r"the text after @ is no slice; accepted: @\[a:b\] with 0 <= a < b"):
         prompts(Path(f"{path}@{slice_}"))

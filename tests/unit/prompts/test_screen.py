@@ -196,7 +196,7 @@ def test_a_template_that_refuses_a_prompt_is_reported_with_the_line(tmp_path: Pa
 
 def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
     shutil.copy(MODEL / "tokenizer.json", tmp_path)
-    with pytest.raises(DataError, match="has no chat template"):
+    with pytest.raises(DataError, match="needs a chat template"):
         look(tmp_path, "1", folder=tmp_path, apply_chat_template=True)
 
 

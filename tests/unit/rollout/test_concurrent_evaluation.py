@@ -244,7 +244,7 @@ def test_without_a_learner_own_engines_measure_the_start_weights(tmp_path: Path)
         monitors=play.monitors,
     )
     play.served = 0
-    evaluations.begin(2, served=0)
+    evaluations.start(2, served=0)
     evaluations.finish()
     evaluations.finish()
     assert play.calls == ["evaluate 2", "ended 2", "2 0.0"]

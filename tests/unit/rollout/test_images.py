@@ -172,7 +172,7 @@ async def test_images_in_base_64_are_the_same_images(processor, path):
         ),
         (
             {"video": ["cat.mp4"]},
-            "the data holds video (--multimodal-keys); the processor of the checkpoint is asked about images only. A "
+            "the data holds video (--multimodal-keys); the processor of the checkpoint handles images only. A "
             "generate function can fill multimodal_train_inputs of its samples itself",
         ),
         (

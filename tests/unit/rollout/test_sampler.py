@@ -553,7 +553,7 @@ async def test_an_auxiliary_model_answers_a_set_that_names_it(build, tmp_path, m
     with pytest.raises(ConfigError) as caught:
         evaluation("juge", {"judge": "http://x"})
     assert str(caught.value) == (
-        "evaluation set own: model = 'juge', and beside the policy the run serves judge; did you mean judge?. "
+        "evaluation set own: model = 'juge', but the auxiliary models of the run are: judge; did you mean judge?. "
         "Accepted: one of them, the address of an SGLang server, or nothing, which is the policy."
     )
 

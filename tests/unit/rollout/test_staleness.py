@@ -262,8 +262,8 @@ async def test_groups_that_are_always_too_old_end_the_run_and_are_named(
     sampler, _ = build({f"1+{n}": by("1") for n in range(1, 7)}, max_staleness=1, rollout_max_refills=0)
     wanted = (
         "rollout 5: 12 samples were older than max_staleness, and so were those in their place; versions 1 of the "
-        "weights drew them. Do all engines serve the version that was published last? Raise --max-staleness, or see to "
-        "it that publications reach every engine."
+        "weights sampled them. Do all engines serve the version that was published last? Raise --max-staleness, or "
+        "see to it that publications reach every engine."
     )
     with pytest.raises(RunError, match=f"^{re.escape(wanted)}$"):
         await sampler.sample(5)

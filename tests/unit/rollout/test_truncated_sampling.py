@@ -71,9 +71,9 @@ def test_a_token_that_was_left_out_and_sampled_is_an_error() -> None:
     with pytest.raises(EngineError) as caught:
         found(Truncation(3, top_p=0.4), drawn=9, log_prob=EIGHTH)
     assert str(caught.value) == (
-        "The engine drew token 9 of probability 0.125 at place 0 of a response, which top_p 0.4, top_k 3 and min_p 0 "
-        "leave out. It draws by another rule than sglang 0.5.23 does, or what lies between changed the request; leave "
-        "--rollout-top-p and --rollout-top-k out"
+        "The engine sampled token 9 of probability 0.125 at place 0 of a response, which top_p 0.4, top_k 3 and "
+        "min_p 0 leave out. Its sampling rule differs from that of sglang 0.5.23, or a proxy changed the request; "
+        "leave --rollout-top-p and --rollout-top-k out"
     )
 
 
@@ -81,8 +81,8 @@ def test_an_engine_that_sends_too_few_is_an_error() -> None:
     with pytest.raises(EngineError) as caught:
         truncate([7], [HALF], [TOP[:1]], Truncation(2))
     assert str(caught.value) == (
-        "The engine was asked for the 2 likeliest tokens at each of 1 places and sent [1] at 1; without them nobody "
-        "knows what top_p and top_k left to draw from"
+        "The engine sent [1] likeliest tokens at 1 places; 2 at each of 1 were requested, to compute which tokens "
+        "top_p and top_k kept"
     )
     with pytest.raises(EngineError, match="and sent \\[\\] at 0"):
         truncate([7], [HALF], [], Truncation(2))
@@ -230,9 +230,9 @@ def test_a_token_that_does_not_train_may_come_from_anywhere() -> None:
 
 
 NOBODY_SAYS = (
-    "sample 4: rollout_top_p and rollout_top_k leave tokens out, and place {} of the response does not say what it was "
-    "drawn from, so its log-probability can mean nothing. A generate function takes answers of context.client and "
-    "hands each one's kept to slime_core.generation.keep, or leave --rollout-top-p and --rollout-top-k out"
+    "sample 4: rollout_top_p and rollout_top_k leave tokens out, and place {} of the response has no list of the "
+    "tokens that it was sampled from, so its log-probability is unknown. A generate function must pass the kept of "
+    "each answer of context.client to slime_core.generation.keep; or leave --rollout-top-p and --rollout-top-k out"
 )
 
 
@@ -243,8 +243,8 @@ NOBODY_SAYS = (
         (sample(4, sets=[[7], []]), NOBODY_SAYS.format(1)),
         (
             sample(4, sets=[[7], [2, 3, 4]]),
-            "sample 4: token 7 at place 1 of the response is none of the 3 that rollout_top_p_token_ids says it was "
-            "drawn from; keep the ids and what they were drawn from as the engine sent them",
+            "sample 4: token 7 at place 1 of the response is none of the 3 of rollout_top_p_token_ids that it was "
+            "sampled from; keep both lists of ids as the engine sent them",
         ),
         (
             sample(4, sets=[[7], [7]], rollout_top_p_token_offsets=[0, 2]),

@@ -38,19 +38,27 @@ def test_a_layout_becomes_equal_bundles(
 @pytest.mark.parametrize(
     ("layout", "capacity", "message"),
     [
-        (Layout(8, 4, 4, "gpu"), GPUS_16, r"8 \(learner ranks\) \+ 4 x 4 .* = 24 GPUs; the cluster has 16, 8 too few"),
+        (
+            Layout(8, 4, 4, "gpu"),
+            GPUS_16,
+            r"8 \(learner ranks\) \+ 4 x 4 .* = 24 GPUs, but the cluster has 16, 8 too few",
+        ),
         (
             Layout(8, 4, 2, "gpu", critic_ranks=4),
             GPUS_16,
-            r"\+ 4 \(critic ranks\) = 20 GPUs; the cluster has 16, 4 too few. Lower --actor-num-nodes, "
+            r"\+ 4 \(critic ranks\) = 20 GPUs, but the cluster has 16, 4 too few. Lower --actor-num-nodes, "
             "--actor-num-gpus-per-node, --rollout-num-gpus or --critic-num-gpus, or add nodes",
         ),
         (Layout(9, 8, 1, "gpu"), GPUS_16, "Lower --actor-num-nodes, --actor-num-gpus-per-node or --rollout-num-gpus, "),
-        (Layout(1, 1, 8, "gpu"), Capacity(64, 16, 4), r"engines of 8 GPUs; the largest node has 4.*gpus-per-engine"),
+        (
+            Layout(1, 1, 8, "gpu"),
+            Capacity(64, 16, 4),
+            r"An engine needs 8 GPUs, but the largest node has 4.*gpus-per-engine",
+        ),
         (Layout(8, 8, 1, "gpu"), Capacity(8, 16, 8), r"16 CPU cores.*the cluster has 8"),
         (Layout(8, 2, 8, "gpu", colocated=True), GPUS_8, r"the larger of 8 \(learner ranks\) and 2 x 8 .* = 16 GPUs"),
-        (Layout(1, 1), Capacity(0), r"= 2 processes; the cluster has 0 CPU cores"),
-        (Layout(0, 0), Capacity(2), "no process at all"),
+        (Layout(1, 1), Capacity(0), r"= 2 processes, but the cluster has 0 CPU cores"),
+        (Layout(0, 0), Capacity(2), "The layout has no process"),
     ],
 )
 def test_what_the_cluster_cannot_hold_is_refused_with_the_arithmetic(

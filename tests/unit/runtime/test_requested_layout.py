@@ -85,15 +85,15 @@ def test_colocated_only_the_policy_shares():
 
 
 def test_the_largest_engine_has_to_fit_a_node():
-    with pytest.raises(PlacementError, match="Asked for engines of 8 GPUs; the largest node has 4"):
+    with pytest.raises(PlacementError, match="An engine needs 8 GPUs, but the largest node has 4"):
         plan(Layout(1, 1, 1, "gpu", auxiliary=((1, 8),)), capacity=Capacity(64, 16, 4))
 
 
 def test_separate_prefill_and_decode_engines_are_refused_without_gpus():
     split = EngineGroup(num_gpus=1, worker_type="prefill"), EngineGroup(num_gpus=1, worker_type="decode")
     message = (
-        r"prefill and decode apart hand the cache from GPU to GPU, and this run has none: device = auto means cpu "
-        r"here\. Leave prefill_num_servers and worker_type out, or run on GPUs\."
+        r"separate prefill and decode engines send the KV cache from GPU to GPU, but this run has no GPU: device = "
+        r"auto means cpu here\. Leave prefill_num_servers and worker_type out, or run on GPUs\."
     )
     asked = config(engine_groups=split)
     with pytest.raises(ConfigError, match=message):

@@ -175,6 +175,6 @@ def test_a_folder_whose_sockets_would_have_too_long_a_path_is_refused(monkeypatc
     with pytest.raises(PlacementError) as failure:
         Session("local", namespace="test").__enter__()
     assert str(failure.value) == (
-        f"Asked for Ray's sockets below {folder}/ray, whose path is 2 bytes too long: the path of a socket has "
+        f"Ray's sockets cannot be below {folder}/ray, whose path is 2 bytes too long: the path of a socket has "
         "107 bytes at most. Name a shorter folder for temporary files, such as TMPDIR=/tmp."
     )

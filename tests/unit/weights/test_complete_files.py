@@ -27,7 +27,9 @@ def test_a_whole_file_passes(folder: Path) -> None:
 def test_a_file_of_another_length_than_its_header_says_is_refused(folder: Path, difference: int) -> None:
     size = (folder / NAME).stat().st_size
     os.truncate(folder / NAME, size + difference)
-    with pytest.raises(WeightSyncError, match=f"describes {size:,} bytes, and it has {size + difference:,}. Download"):
+    with pytest.raises(
+        WeightSyncError, match=f"describes {size:,} bytes, and the file has {size + difference:,}. Download"
+    ):
         require_complete_files(folder)
 
 

@@ -31,7 +31,7 @@ def control() -> Iterator[EngineControl]:
 
 
 def send(transport: DiskTransport, version: str, value: float) -> None:
-    transport.begin(version)
+    transport.start(version)
     for number, bucket in enumerate(BUCKETS):
         transport.send(bucket, [torch.full((4096,), value + number)], last=bucket is BUCKETS[-1])
     transport.end()
@@ -76,7 +76,7 @@ def test_two_runs_may_share_a_folder(control, tmp_path):
 
 def test_what_a_publication_that_failed_left_is_overwritten(control, tmp_path):
     transport = DiskTransport(control, folder=tmp_path, template=TEMPLATE)
-    transport.begin("1")
+    transport.start("1")
     transport.send(BUCKETS[0], [torch.zeros(4096)], last=False)
     send(transport, "2", 0.0)
     assert [folder.name for folder in tmp_path.glob("*/*")] == ["version-2"]
@@ -107,7 +107,7 @@ def test_a_folder_that_cannot_be_made_is_one_error(control, tmp_path):
     (tmp_path / "file").touch()
     transport = DiskTransport(control, folder=tmp_path / "file" / "weights", template=TEMPLATE)
     with pytest.raises(WeightSyncError, match=r"write version 1 of the weights to .*Not a directory.*Make room"):
-        transport.begin("1")
+        transport.start("1")
 
 
 def test_engines_that_do_not_see_the_folder_say_where_it_should_be(control, tmp_path, monkeypatch):

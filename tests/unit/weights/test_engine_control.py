@@ -131,15 +131,15 @@ def test_memory_is_released_and_resumed_by_tags_or_all_at_once(
 @pytest.mark.parametrize("released", [["weights"], ["kv_cache", "weights"]])
 def test_memory_is_neither_released_twice_nor_resumed_unasked(control: EngineControl, released: list[str]) -> None:
     control.release_memory(*released)
-    with pytest.raises(WeightSyncError, match=r"asked to release \['weights'\]; released is"):
+    with pytest.raises(WeightSyncError, match=r"cannot release \['weights'\]; released already:"):
         control.release_memory("weights")
     control.resume_memory(*released)
-    with pytest.raises(WeightSyncError, match=r"asked to resume \['weights'\]; released is \[\]"):
+    with pytest.raises(WeightSyncError, match=r"cannot resume \['weights'\]; released: \[\]"):
         control.resume_memory("weights")
 
 
 def test_unknown_memory_is_refused(control: EngineControl) -> None:
-    with pytest.raises(WeightSyncError, match=r"asked to release \['cache'\]"):
+    with pytest.raises(WeightSyncError, match=r"cannot release \['cache'\]"):
         control.release_memory("cache")
 
 

@@ -171,7 +171,7 @@ def test_a_rank_that_does_not_send_only_takes_part_in_the_comparison(engines, we
 
 
 def test_files_need_a_folder(engines, weights):
-    with pytest.raises(WeightSyncError, match="no folder was given: --update-weight-disk-dir"):
+    with pytest.raises(WeightSyncError, match="has no folder; give --update-weight-disk-dir"):
         publisher(weights, transport="disk")
 
 

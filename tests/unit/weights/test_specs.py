@@ -28,7 +28,7 @@ def test_expected_weights_are_read_off_the_headers_of_a_sharded_checkpoint(tmp_p
 
 
 def test_a_folder_without_weights_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(WeightSyncError, match=r"no \*\.safetensors file was found"):
+    with pytest.raises(WeightSyncError, match=r"holds no \*\.safetensors file"):
         expected_specs(tmp_path)
 
 

@@ -64,7 +64,7 @@ def engine() -> Iterator[FakeEngine]:
 def test_every_process_of_an_engine_reads_all_weights_from_one_block_that_is_gone_afterwards(engine):
     control = Recorder([engine.url], ranks_per_engine=2)
     transport = TensorTransport(control)
-    transport.begin("7")
+    transport.start("7")
     transport.send(BUCKET, TENSORS, last=False)
     assert control.read == "norm [0.0, 1.0, 2.0, 3.0]\ngate [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]\n" * 2
     assert (len(control.payloads[0]), len(control.names), shared_names()) == (2, 1, [])
@@ -75,7 +75,7 @@ def test_every_process_of_an_engine_reads_all_weights_from_one_block_that_is_gon
 def test_the_last_bucket_brings_the_version(engine):
     control = EngineControl([engine.url])
     transport = TensorTransport(control)
-    transport.begin("7")
+    transport.start("7")
     transport.send(BUCKET, TENSORS, last=False)
     assert control.version() == "default"
     transport.send(BUCKET, TENSORS, last=True)
@@ -97,7 +97,7 @@ def test_the_learners_own_weights_are_not_shared(engine):
     control = EngineControl([engine.url])
     transport = TensorTransport(control)
     source = [torch.zeros(4), torch.zeros(2, 3)]
-    transport.begin("7")
+    transport.start("7")
     transport.send(BUCKET, source, last=True)
     assert not any(tensor.is_shared() for tensor in source)
     control.close()
@@ -115,6 +115,6 @@ def test_a_full_shared_memory_is_an_error_and_no_signal(engine, monkeypatch):
 @pytest.mark.parametrize("host", ["192.0.2.7", "no-such-host.invalid"])
 def test_an_engine_on_another_machine_is_refused(host):
     control = EngineControl(["http://127.0.0.1:1", f"http://{host}:80"])
-    with pytest.raises(WeightSyncError, match=rf"to http://{host}:80; it is not on the learner's machine. Choose"):
+    with pytest.raises(WeightSyncError, match=rf"engine http://{host}:80 is not on the learner's machine. Choose"):
         TensorTransport(control)
     control.close()

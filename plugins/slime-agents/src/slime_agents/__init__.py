@@ -3,7 +3,7 @@
 plugin         declares them and their options
 tools          functions that the model may call: descriptions, arguments, limits
 tool_agent     the conversation of a model with tools
-conversations  what an agent outside has said and was answered, as branches of recorded ids
+conversations  the messages between an external agent and the model, as branches of recorded ids
 endpoint       OpenAI's chat completions over HTTP, in front of the engines
 openai_agent   runs an agent against the endpoint, one key for each rollout
 """

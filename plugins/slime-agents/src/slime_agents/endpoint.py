@@ -64,7 +64,7 @@ class ChatRequest(BaseModel):
     functions: None = None
 
     def to_request(self) -> Request:
-        """What the conversations are asked."""
+        """The request that the conversations answer."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or ()
         return Request(
             tuple(self.messages),
@@ -80,7 +80,7 @@ class Session:
     """One rollout, as requests see it.
 
     Arguments:
-        rollout: what is said and answered.
+        rollout: its conversations.
         context: the engines and the tokenizer.
 
     Attributes:
@@ -173,13 +173,13 @@ class Endpoint:
         if session is None:
             return _unknown_key()
         try:
-            asked = ChatRequest.model_validate_json(await request.read())
+            chat_request = ChatRequest.model_validate_json(await request.read())
         except ValidationError as problem:
             return _error(400, _mistakes(problem), "invalid_request_error")
         if session.failure is not None:
             return _over()
         try:
-            replies = await session.rollout.answer(asked.to_request(), self._reader(session, asked))
+            replies = await session.rollout.answer(chat_request.to_request(), self._reader(session, chat_request))
         except TooLongError:
             session.is_full = True
             return _error(400, "the conversation fills the model's context", "context_length_exceeded")
@@ -192,16 +192,16 @@ class Endpoint:
             session.fail(failure)
             return _over()
         body = _completion(replies)
-        return await _stream(request, body) if asked.stream else _json(body)
+        return await _stream(request, body) if chat_request.stream else _json(body)
 
-    def _reader(self, session: Session, asked: ChatRequest) -> Any:
-        tools = asked.to_request().tools
+    def _reader(self, session: Session, chat_request: ChatRequest) -> Any:
+        tools = chat_request.to_request().tools
 
         async def read(turn: Turn) -> Message:
             text = turn_text(turn.token_ids, session.context.encoder)
             parsed = await self._parser.parse(session.context.client, text, tools)
             text = parsed.text if parsed.calls else turn.text
-            stops = asked.to_request().stop
+            stops = chat_request.to_request().stop
             message: dict[str, JsonValue] = {"role": "assistant", "content": _without_stop(text, stops) or None}
             if parsed.calls:
                 message["tool_calls"] = [

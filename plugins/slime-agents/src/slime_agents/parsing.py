@@ -19,7 +19,7 @@ IN_FLIGHT = 256
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A turn, taken apart.
+    """A turn, parsed.
 
     Arguments:
         text: what is not a call.
@@ -42,7 +42,7 @@ class CallParser:
         self._services: dict[str, Service] = {}
 
     async def parse(self, client: Client, text: str, tools: Sequence[JsonValue]) -> Parsed:
-        """``text`` taken apart.
+        """Parse ``text``.
 
         Arguments:
             tools: descriptions of functions; without any, ``text`` holds no call.

@@ -2,7 +2,7 @@
 
 Tool      one function: its description for the chat template, its arguments checked, its answer as text
 Toolbox   the tools of a run, by name
-ToolCall  what the model asked for
+ToolCall  a call that the model wrote
 """
 
 from __future__ import annotations
@@ -131,10 +131,10 @@ class Toolbox:
         return [tool.description for tool in self._tools.values()]
 
     async def call(self, call: ToolCall) -> str:
-        """The answer to one call; what is wrong with the call itself is told to the model as ``error: ...``.
+        """The answer to one call; a mistake in the call itself is the answer to the model, as ``error: ...``.
 
         Raises:
-            Exception: whatever the tool raises, apart from :class:`ToolError`.
+            Exception: whatever the tool raises, except :class:`ToolError`.
         """
         try:
             answer = await self._of(call)(_object(call))

@@ -22,11 +22,11 @@ MARK = "\u2063slime-answer\u2063"
 """Stands where the last answer was while a chat template renders what follows it; no prompt holds it."""
 
 
-CUTS_NOTHING = {"min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
-"""What SGLang takes where a request does not say it."""
+SGLANG_DEFAULTS = {"min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+"""Values that SGLang uses where a request does not give them."""
 
-DISTRIBUTION = ("temperature", "top_p", "top_k", *CUTS_NOTHING)
-"""What decides how likely a token is."""
+DISTRIBUTION = ("temperature", "top_p", "top_k", *SGLANG_DEFAULTS)
+"""Sampling parameters that change the probabilities of tokens."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Trajectory:
         answers: in order.
         kept: what each part of the response was sampled from, with its number of ids.
         spans: which weights sampled which ids of the response, as :attr:`Sample.weight_spans`.
-        added: ids that came after the last answer, while the next turn is sampled; None: nobody draws one.
+        added: ids that came after the last answer, while the next turn is sampled; None: no turn is in flight.
         session: what keeps its turns with one engine, where the router's policy does that.
     """
 
@@ -57,14 +57,14 @@ class Trajectory:
 
     @property
     def seen(self) -> list[int]:
-        """What the next turn answers to."""
+        """The ids that the next turn continues."""
         return [*self.prompt_ids, *self.ids, *(self.added or ())]
 
     def take(self, answer: Answer) -> None:
         """One more turn of the model, after what was added before it."""
         added = self.added or []
-        begin = len(self.ids) + len(added)
-        self.spans += [(name, begin + start, begin + end) for name, start, end in answer.weight_spans if end > start]
+        offset = len(self.ids) + len(added)
+        self.spans += [(name, offset + start, offset + end) for name, start, end in answer.weight_spans if end > start]
         self.ids += [*added, *answer.token_ids]
         self.log_probs += [*([0.0] * len(added)), *answer.log_probs]
         self.mask += [*([0] * len(added)), *([1] * len(answer.token_ids))]
@@ -90,11 +90,11 @@ class Trajectory:
         given = list(map(int, sample.loss_mask))
         trains = [place for place, (one, own) in enumerate(zip(given, self.mask, strict=False)) if one and not own]
         if len(given) != len(self.mask) or trains:
-            wrong = f"trains token {trains[0]}, which no engine drew" if trains else f"has {len(given)} entries"
+            wrong = f"trains token {trains[0]}, which no engine sampled" if trains else f"has {len(given)} entries"
             raise PluginError(
                 f"sample {sample.index}: the loss_mask that the function set {wrong}; its conversation has "
-                f"{len(self.mask)} response tokens, {sum(self.mask)} of them drawn. Accepted: one entry a token, 1 "
-                "only where an engine drew it; or leave loss_mask unset."
+                f"{len(self.mask)} response tokens, {sum(self.mask)} of them sampled by an engine. Accepted: one "
+                "entry per token, 1 only where an engine sampled it; or leave loss_mask unset."
             )
         return Mask(given)
 
@@ -113,8 +113,8 @@ class Trajectory:
         sample.rollout_routed_experts = self.answers[-1].routed_experts
         sample.spec_info = reduce(added, (answer.spec_info for answer in self.answers), None) or SpecInfo()
         keep(sample, joined(self.kept))
-        was_ended = any(answer.finish_reason == "abort" for answer in self.answers)
-        sample.status = Status.ABORTED if was_ended else FINISHED[self.answers[-1].finish_reason]
+        was_aborted = any(answer.finish_reason == "abort" for answer in self.answers)
+        sample.status = Status.ABORTED if was_aborted else FINISHED[self.answers[-1].finish_reason]
 
 
 class Call:
@@ -140,19 +140,19 @@ class Call:
 
     @property
     def sampling_params(self) -> dict[str, Any]:
-        """A new dict of how the run draws tokens."""
+        """The run's sampling parameters, as a new dict."""
         return sampling_fields(self._sampling)
 
     async def answer(self, conversation: Conversation, sampling_params: Mapping[str, Any]) -> Answer:
-        """The next turn; the budget of response tokens holds for all turns together.
+        """The next turn; all turns share the budget of response tokens.
 
         Two turns of one conversation at once: the second starts a trajectory of its own. A turn that failed leaves the
         conversation as it was.
         """
         messages = conversation if isinstance(conversation, str) else [dict(one) for one in conversation]
-        trajectory = self._continued(messages) or self._begun(messages)
+        trajectory = self._continued(messages) or self._new_trajectory(messages)
         try:
-            answer = await self._drawn(trajectory, sampling_params)
+            answer = await self._sample_turn(trajectory, sampling_params)
             trajectory.take(answer)
         finally:
             trajectory.added = None
@@ -163,13 +163,15 @@ class Call:
         return answer
 
     async def respond(self, sample: Sample, sampling_params: Mapping[str, Any]) -> Sample:
-        """``sample`` with one turn of the model as its response; one that has a response goes on from its ids."""
-        trajectory = self._begun(cast("str | list[dict[str, Any]]", sample.prompt))
-        asked = int(sampling_params.get("max_new_tokens", self._sampling.max_new_tokens)) - sample.response_length
+        """``sample`` with one turn of the model as its response; a sample with a response resumes from its ids."""
+        trajectory = self._new_trajectory(cast("str | list[dict[str, Any]]", sample.prompt))
+        max_new_tokens = (
+            int(sampling_params.get("max_new_tokens", self._sampling.max_new_tokens)) - sample.response_length
+        )
         if sample.response_length:
             trajectory.prompt_ids = list(sample.tokens)
         try:
-            answer = await self._drawn(trajectory, {**sampling_params, "max_new_tokens": asked})
+            answer = await self._sample_turn(trajectory, {**sampling_params, "max_new_tokens": max_new_tokens})
         finally:
             self.trajectories = [one for one in self.trajectories if one is not trajectory]
         trajectory.take(answer)
@@ -181,25 +183,27 @@ class Call:
         sample.append_response_tokens(tokens=answer.token_ids, log_probs=answer.log_probs, text=answer, meta_info=meta)
         return sample
 
-    async def _drawn(self, trajectory: Trajectory, sampling_params: Mapping[str, Any]) -> Answer:
+    async def _sample_turn(self, trajectory: Trajectory, sampling_params: Mapping[str, Any]) -> Answer:
         if not self._context.evaluation:
             _refuse_another_distribution(sampling_params, self._sampling)
-        asked = sampling_params.get("max_new_tokens", self._sampling.max_new_tokens)
-        room = min(asked, self._sampling.max_new_tokens - len(trajectory.seen) + len(trajectory.prompt_ids))
+        limit = sampling_params.get("max_new_tokens", self._sampling.max_new_tokens)
+        room = min(limit, self._sampling.max_new_tokens - len(trajectory.seen) + len(trajectory.prompt_ids))
         if room < 1:
             return _answer("", Generation(TokenIds(), LogProbs(), "length"))
         extra = {name: value for name, value in sampling_params.items() if name not in ("n", "max_new_tokens")}
         sampling = replace(self._sampling, max_new_tokens=room, extra={**self._sampling.extra, **extra})
-        (drawn,) = await self._context.client.generate(trajectory.seen, sampling=sampling, session=trajectory.session)
-        return _answer(self._context.encoder.decode(list(drawn.token_ids)), drawn)
+        (generation,) = await self._context.client.generate(
+            trajectory.seen, sampling=sampling, session=trajectory.session
+        )
+        return _answer(self._context.encoder.decode(list(generation.token_ids)), generation)
 
-    def _begun(self, messages: str | list[dict[str, Any]]) -> Trajectory:
+    def _new_trajectory(self, messages: str | list[dict[str, Any]]) -> Trajectory:
         trajectory = Trajectory(self._context.encoder.encode(messages, tools=self._tools), messages, added=[])
         self.trajectories.append(trajectory)
         return trajectory
 
     def _continued(self, messages: str | list[dict[str, Any]]) -> Trajectory | None:
-        """The conversation that ``messages`` goes on with, which nobody goes on with yet."""
+        """The conversation that ``messages`` continues and that no other call continues at this moment."""
         for trajectory in reversed(self.trajectories):
             added = self._added(trajectory, messages)
             if added is not None:
@@ -209,7 +213,7 @@ class Call:
 
     def _added(self, trajectory: Trajectory, messages: str | list[dict[str, Any]]) -> str | None:
         before = trajectory.messages
-        if trajectory.added is not None or not trajectory.answers or not _begins_with(messages, before):
+        if trajectory.added is not None or not trajectory.answers or not _starts_with(messages, before):
             return None
         if isinstance(messages, str):
             return messages[len(before) :]
@@ -224,17 +228,17 @@ class Call:
 
 
 def _refuse_another_distribution(given: Mapping[str, Any], sampling: SamplingParams) -> None:
-    drawn = {**CUTS_NOTHING, **sampling.fields(n=1)}
-    for name in (name for name in given if name in DISTRIBUTION and given[name] != drawn[name]):
+    of_run = {**SGLANG_DEFAULTS, **sampling.fields(n=1)}
+    for name in (name for name in given if name in DISTRIBUTION and given[name] != of_run[name]):
         raise PluginError(
-            f"generate_single: {name} = {given[name]!r} cannot be trained on; the run's is {drawn[name]:g}. The "
-            "learner reckons with one distribution a run: another for a turn would make its log-probabilities other "
-            "ones than those that were drawn from. Leave it out, or set it for the run (--rollout-temperature, "
-            "--rollout-top-p, --rollout-top-k); in evaluations everything is accepted."
+            f"generate_single: {name} = {given[name]!r}, but the run samples with {of_run[name]:g}. The learner "
+            "computes log-probabilities with one distribution per run, so that those of this turn would be wrong. "
+            f"Leave {name} out, or set it for the run (--rollout-temperature, "
+            "--rollout-top-p, --rollout-top-k); evaluations accept any value."
         )
 
 
-def _begins_with(messages: str | list[dict[str, Any]], before: str | list[dict[str, Any]]) -> bool:
+def _starts_with(messages: str | list[dict[str, Any]], before: str | list[dict[str, Any]]) -> bool:
     """Messages may differ in white space at their ends: the ids that were sampled count, and functions strip."""
     if isinstance(messages, str) or isinstance(before, str):
         return isinstance(messages, str) and isinstance(before, str) and messages.startswith(before)
@@ -250,10 +254,10 @@ def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
     return {name: value for name, value in sampling.fields(n=1).items() if name != "n"}
 
 
-def _answer(text: str, drawn: Generation) -> Answer:
+def _answer(text: str, generation: Generation) -> Answer:
     answer = Answer(text)
-    answer.token_ids, answer.log_probs = list(drawn.token_ids), list(drawn.log_probs)
-    answer.finish_reason, answer.weight_versions = drawn.finish_reason, drawn.weight_versions
-    answer.routed_experts, answer.spec_info = drawn.routed_experts, drawn.spec_info
-    answer.kept, answer.weight_spans = drawn.kept, drawn.weight_spans
+    answer.token_ids, answer.log_probs = list(generation.token_ids), list(generation.log_probs)
+    answer.finish_reason, answer.weight_versions = generation.finish_reason, generation.weight_versions
+    answer.routed_experts, answer.spec_info = generation.routed_experts, generation.spec_info
+    answer.kept, answer.weight_spans = generation.kept, generation.weight_spans
     return answer

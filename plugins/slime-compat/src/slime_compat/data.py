@@ -35,7 +35,7 @@ __all__ = [
 
 
 class PromptSamples(list[Sample]):
-    """The prompts as one sample each, in file order: a list that also draws."""
+    """The prompts as one sample each, in file order, with a method that samples from them."""
 
     def __init__(self, samples: Sequence[Sample], *, seed: int) -> None:
         super().__init__(samples)
@@ -183,10 +183,10 @@ class PathSource:
         known = {"args": self._args, **({"dataset": self._dataset()} if "dataset" in passed else {})}
         with blamed(self._loaded.source, "making the class"):
             self._made = self._loaded.function(*(known[name] for name in passed))
-        self._begin()
+        self._start()
 
-    def _begin(self) -> None:
-        self._asked: list[list[int]] = []
+    def _start(self) -> None:
+        self._requested: list[list[int]] = []
         self._returned: list[list[Any]] = []
         self._handed_out: set[int] = set()
         self._groups = 0
@@ -208,22 +208,22 @@ class PathSource:
     def put_back(self, groups: Sequence[PromptGroup]) -> None:
         """Hand groups back."""
         if self._replays and groups:
-            self._returned.append([_times(self._asked), [self._name(group) for group in groups]])
+            self._returned.append([_times(self._requested), [self._name(group) for group in groups]])
         self._call("add_samples", list(groups))
 
     def _name(self, group: PromptGroup) -> int | list[dict[str, Any]]:
-        """The number of a group that was handed out, which can be asked for again; else the group itself."""
+        """The number of a group that was handed out, with which the group can be made again; else the group itself."""
         number = group[0].group_index
         return number if number in self._handed_out else [sample.to_dict() for sample in group]
 
     def state(self) -> dict[str, Any]:
-        """What the class says of its state; else how often it was asked, and what was handed back after which call."""
-        state: dict[str, Any] = {"asked": self._asked, "returned": self._returned, "groups": self._groups}
+        """The state that the class returns; else the calls so far, and which groups were put back after which call."""
+        state: dict[str, Any] = {"asked": self._requested, "returned": self._returned, "groups": self._groups}
         state = copy.deepcopy(state)
         if self._has("state", "restore"):
             return {**state, "state": self._call("state")}
-        if self._saves and self._asked:
-            self._call("save", _times(self._asked) - 1)
+        if self._saves and self._requested:
+            self._call("save", _times(self._requested) - 1)
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -234,13 +234,13 @@ class PathSource:
             self._call("restore", state["state"])
         elif state["asked"]:
             self._call("load", _times(state["asked"]) - 1)
-        self._asked, self._groups = [list(pair) for pair in state["asked"]], state["groups"]
+        self._requested, self._groups = [list(pair) for pair in state["asked"]], state["groups"]
 
-    def _replay(self, asked: Sequence[Sequence[int]], returned: Sequence[Sequence[Any]]) -> None:
-        self._begin()
+    def _replay(self, requested: Sequence[Sequence[int]], returned: Sequence[Sequence[Any]]) -> None:
+        self._start()
         wanted = {name for _, names in returned for name in names if isinstance(name, int)}
         groups: dict[int | None, PromptGroup] = {}
-        sizes = [n for n, times in asked for _ in range(times)]
+        sizes = [n for n, times in requested for _ in range(times)]
         for call, size in enumerate([*sizes, 0]):
             for names in (names for after, names in returned if after == call):
                 self.put_back([self._again(name, groups) for name in names])
@@ -252,8 +252,8 @@ class PathSource:
             return [Sample.from_dict(sample) for sample in name]
         if name not in groups:
             raise PluginError(
-                f"{self._loaded.source}: asked once more, it did not hand out group {name}, which was handed back; "
-                "accepted: the same groups in the same order. Give the class state() and restore(state)."
+                f"{self._loaded.source}: called again with the same sizes, it did not return group {name}, which had "
+                "been put back; accepted: the same groups in the same order. Give the class state() and restore(state)."
             )
         return groups[name]
 
@@ -277,10 +277,10 @@ class PathSource:
 
     def _note(self, n: int) -> None:
         """One more time that ``n`` groups were requested; pairs of a number and how often in a row."""
-        if self._asked and self._asked[-1][0] == n:
-            self._asked[-1][1] += 1
+        if self._requested and self._requested[-1][0] == n:
+            self._requested[-1][1] += 1
         else:
-            self._asked.append([n, 1])
+            self._requested.append([n, 1])
 
     def _dataset(self) -> PromptSamples:
         request = replace(self._request, n_samples_per_prompt=1, shuffle=False)
@@ -332,8 +332,8 @@ def _arguments(options: PathOptions, request: PromptRequest) -> Any:
     return options.arguments
 
 
-def _times(asked: Sequence[Sequence[int]]) -> int:
-    return sum(times for _, times in asked)
+def _times(requested: Sequence[Sequence[int]]) -> int:
+    return sum(times for _, times in requested)
 
 
 def _is_group(found: Any) -> bool:

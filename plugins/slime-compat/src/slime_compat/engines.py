@@ -31,8 +31,8 @@ __all__ = ["SlimeEngines", "derived_engines", "read_slime_engines"]
 GROUPS = ("server_groups", "engine_groups")
 SAY_THE_SAME = ("engine_groups", "engine_models", "prefill_num_servers", "rollout_external_engine_addrs")
 NOT_BUILT = {
-    "placeholder": "GPUs that nobody uses need not be reserved; leave the group out",
-    "encoder": "encoders apart from their models are not built yet",
+    "placeholder": "unused GPUs need not be reserved; leave the group out",
+    "encoder": "separate encoders are not built yet",
 }
 
 
@@ -158,8 +158,8 @@ class _Model:
         stated = entry.get("model_path")
         self._path = policy if stated is None else base / Path(str(stated)).expanduser()
         same = stated is None or (policy is not None and base / Path(str(stated)).expanduser() == policy)
-        asked = entry.get("update_weights")
-        self.is_updated = same if asked is None else bool(asked)
+        updates = entry.get("update_weights")
+        self.is_updated = same if updates is None else bool(updates)
         if self.is_updated and not same:
             raise ConfigError(
                 f"{where} ({self.name}): update_weights with model_path = {stated}, and the weights that the run "

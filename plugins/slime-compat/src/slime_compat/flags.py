@@ -43,14 +43,14 @@ class SlimeFlag:
 
     @property
     def message(self) -> str:
-        """What somebody is told who writes it; nothing where the flag is kept."""
-        said = {
+        """The error message for the flag; empty where the flag is kept."""
+        texts = {
             "kept": "",
-            "renamed": f"{self.flag} is called here {self.text}",
+            "renamed": f"{self.flag} has another name here: {self.text}",
             "refused": f"{self.flag}: there is no such setting: {self.text}",
             "later": f"{self.flag}: not built yet: {self.text}",
         }
-        return said[self.verdict]
+        return texts[self.verdict]
 
 
 @cache
@@ -68,7 +68,7 @@ def slime_flags() -> Mapping[str, SlimeFlag]:
 
 
 def advice() -> Mapping[str, str]:
-    """What somebody is told who writes a flag of slime that is no setting here, by flag."""
+    """The error message for each flag of slime that is no setting here, by flag."""
     return {row.flag: row.message for row in slime_flags().values() if row.verdict != "kept"}
 
 
@@ -98,7 +98,7 @@ def metrics() -> tuple[tuple[str, str, str], ...]:
 _HEAD = """\
 # slime's flags, one by one
 
-What somebody who knows slime's command line finds here. {total} flags: {counts}.
+Every flag of slime's command line, and what it is here. {total} flags: {counts}.
 
 - *kept*: the same name.
 - *renamed*: the name here.
@@ -106,16 +106,16 @@ What somebody who knows slime's command line finds here. {total} flags: {counts}
 - *later*: the feature is not built yet.
 
 With `slime-compat` installed, the error message of a flag that is not kept says the same. The table is
-`plugins/slime-compat/src/slime_compat/flags.txt`, in the distribution `slime-compat`; its tests walk it, and
-`python -m slime_compat.flags docs/flags.md` makes this page of it.
+`plugins/slime-compat/src/slime_compat/flags.txt`, in the distribution `slime-compat`; the tests check each row, and
+`python -m slime_compat.flags docs/flags.md` writes this page from it.
 
 Megatron's own flags keep Megatron's names: `slime run --help megatron` lists those that a run may set. SGLang's are its
 own with `--sglang-` before them: `slime run --help sglang`.
 
 ## Moving a command
 
-- `train.py` is `slime run --plugin grpo`: the plugin brings the estimator. `slime check` in its place says at once all
-  that is wrong, and starts nothing.
+- `train.py` is `slime run --plugin grpo`: the plugin brings the estimator. `slime check` with the same flags reports
+  all mistakes at once and starts nothing.
 - `train_async.py` is the same with `--async-buffer-size 1`.
 - Nothing is converted to torch_dist: `--hf-checkpoint`, `--ref-load` and the others name Hugging Face folders, and
   every checkpoint holds one (`hf/`).
@@ -127,7 +127,7 @@ own with `--sglang-` before them: `slime run --help sglang`.
 
 
 _METRICS_HEAD = """\
-What slime's users plot, and where it stands in `metrics.jsonl` and TensorBoard; [metrics](metrics.md) explains each.
+Metrics that slime logs, and their names in `metrics.jsonl` and TensorBoard here; [metrics](metrics.md) explains each.
 """
 
 

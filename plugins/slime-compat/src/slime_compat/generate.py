@@ -27,7 +27,7 @@ from slime_core.types import PromptGroup, Sample, Status
 __all__ = ["PathGenerate"]
 
 UNREACHED = (aiohttp.ClientError, ConnectionError, TimeoutError, socket.gaierror, socket.herror)
-"""What a function raises where a server it asked did not answer: the sample's misfortune, not a mistake of the code."""
+"""Errors that a function raises where a server did not answer: the sample fails, and the run continues."""
 
 UNREACHED_NAMES = frozenset(
     {
@@ -155,9 +155,10 @@ class PathGenerate:
             fitting = [one for one in left if not sample.response or one.is_in(sample.response)]
             if not fitting or (len(samples) == 1 and len(left) > 1):
                 raise PluginError(
-                    f"{self._loaded.source}: sample {sample.index} came back without tokens, and which of "
-                    f"{len(left)} conversations of generate_single it is cannot be told; begin one for each sample "
-                    "and go on with what it returned, or set tokens, response_length and rollout_log_probs."
+                    f"{self._loaded.source}: sample {sample.index} came back without tokens, and it could be any of "
+                    f"{len(left)} conversations of generate_single; start one conversation for each sample and "
+                    "continue it with what generate_single returned, or set tokens, response_length and "
+                    "rollout_log_probs."
                 )
             fitting[0].fill(sample, inside.tokenizer)
             left.remove(fitting[0])

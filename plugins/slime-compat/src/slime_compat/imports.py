@@ -1,4 +1,5 @@
-"""What a file named by path imports and names is there: asked of its text, on the driver, before anything starts."""
+"""Checks on the driver, from the text of a file named by path, that its imports and names exist, before anything
+starts."""
 
 from __future__ import annotations
 

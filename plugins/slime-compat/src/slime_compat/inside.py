@@ -39,7 +39,7 @@ class Answer(str):
         finish_reason: ``stop``, ``length`` or ``abort``.
         weight_versions: of the weights that sampled it.
         weight_spans: which of them sampled which ids, ``(version, start, end)`` with ``end`` excluded.
-        routed_experts: which experts every token so far took; None: not asked for.
+        routed_experts: which experts every token so far took; None: not requested.
         spec_info: counters of speculative decoding; None: the engine does none.
         kept: what each id was sampled from; None: from all.
     """
@@ -69,7 +69,7 @@ class InsideCall(Protocol):
 
     @property
     def sampling_params(self) -> dict[str, Any]:
-        """A new dict of how the run draws tokens, by SGLang's names."""
+        """The run's sampling parameters, by SGLang's names, as a new dict."""
         ...
 
     async def answer(self, conversation: Conversation, sampling_params: Mapping[str, Any]) -> Answer:
@@ -131,7 +131,7 @@ class GenerateState:
     Attributes:
         args: as handed in.
         tokenizer: of the model's folder.
-        sampling_params: how the run draws tokens, by SGLang's names; a new dict.
+        sampling_params: the run's sampling parameters, by SGLang's names; a new dict.
     """
 
     def __init__(self, args: Any) -> None:
@@ -145,7 +145,8 @@ async def post(url: str, payload: Any, headers: Mapping[str, str] | None = None)
     """The JSON that ``url`` answers to ``payload``, sent as JSON.
 
     Raises:
-        aiohttp.ClientError: nobody answered, or with an error status; left alone, the sample fails and the run goes on.
+        aiohttp.ClientError: no answer, or one with an error status; if the function lets it pass, the sample fails and
+        the run continues.
     """
     import aiohttp
 

@@ -76,7 +76,7 @@ def _not_shipped(path: str) -> str:
 
 def _two_words(words: tuple[str, ...]) -> tuple[str, ...]:
     if len(words) not in (0, 2):
-        raise ValueError(f"found {' '.join(words)}; accepted are a module and a function, --spec MODULE FUNCTION")
+        raise ValueError(f"found {' '.join(words)!r}; accepted: a module and a function, --spec MODULE FUNCTION")
     return words
 
 
@@ -94,14 +94,15 @@ class CompatOptions(PluginOptions):
     """Functions by path, with slime's signatures; a path is code that the run executes."""
 
     custom_config_path: Annotated[Path | None, Flag("--custom-config-path", section=SECTION)] = None
-    """YAML file whose entries the functions below find on their first argument, args. None: none."""
+    """YAML file whose entries become attributes of args, the argument of functions named by path. None: no file."""
     sglang_config: Annotated[Path | None, Flag("--sglang-config", section="engine"), Once()] = None
     """YAML file with groups and models in slime's form; they are recorded as engine_groups and engine_models.
 
     None: there is none.
     """
     sglang_tp_size: Annotated[Annotated[int, Field(ge=1)] | None, Flag("--sglang-tp-size")] = None
-    """Another name of rollout_num_gpus_per_engine: the tensor parallel size of an engine. None: that setting."""
+    """Tensor parallel size of an engine: another name of rollout_num_gpus_per_engine. None:
+    rollout_num_gpus_per_engine."""
     rollout_function_path: Annotated[
         FunctionPath | None, Flag("--rollout-function-path", section=SECTION), NamesCode(), Provides("rollouts")
     ] = None
@@ -113,7 +114,8 @@ class CompatOptions(PluginOptions):
         Provides("evaluation"),
         Conflicts("debug_train_only", "load_debug_rollout_data", because="evaluations need engines"),
     ] = None
-    """The same for evaluations. None: the core evaluates."""
+    """fn(args, rollout_id, data_source, evaluation=True): makes the samples of an evaluation. None: the core
+    evaluates."""
     custom_generate_function_path: Annotated[
         FunctionPath | None, Flag("--custom-generate-function-path", section=SECTION), NamesCode()
     ] = None
@@ -147,7 +149,7 @@ class CompatOptions(PluginOptions):
     ] = None
     """async fn(args, sample) -> reward, or a class with compute_reward. None: the component rm_type."""
     group_rm: Annotated[bool, Flag("--group-rm", section=SECTION), Needs("custom_rm_path")] = False
-    """Call custom_rm_path with all samples of a group at once: async fn(args, samples) -> rewards."""
+    """Call custom_rm_path with all samples of a prompt group at once: async fn(args, samples) -> rewards."""
     rm_model_path: Annotated[Path | None, Flag("--rm-model-path", section=SECTION), Needs("custom_rm_path")] = None
     """Folder of the model that a reward class is built with. None: it needs none."""
     custom_reward_post_process_path: Annotated[
@@ -156,7 +158,7 @@ class CompatOptions(PluginOptions):
         NamesCode(),
         Provides("training_signal"),
     ] = None
-    """fn(args, samples) -> (raw rewards, rewards): what trains instead of the plain rewards. None: those."""
+    """fn(args, samples) -> (raw rewards, rewards): computes the rewards that are trained. None: the plain rewards."""
     disable_rewards_normalization: Annotated[
         bool,
         Flag("--disable-rewards-normalization"),
@@ -170,15 +172,16 @@ class CompatOptions(PluginOptions):
         NamesCode(),
         Provides("training_signal"),
     ] = None
-    """fn(args, samples) -> columns: what is trained instead of the samples' own. None: those."""
+    """fn(args, samples) -> columns: what is trained in place of the samples' own columns. None: the samples' own
+    columns."""
     custom_rollout_log_function_path: Annotated[
         FunctionPath | None, Flag("--custom-rollout-log-function-path", section=SECTION), NamesCode()
     ] = None
-    """fn(rollout_id, args, samples, metrics, rollout_time) -> bool: True replaces the core's. None: nobody is asked."""
+    """fn(rollout_id, args, samples, metrics, rollout_time) -> bool: True replaces the core's. None: no function."""
     custom_eval_rollout_log_function_path: Annotated[
         FunctionPath | None, Flag("--custom-eval-rollout-log-function-path", section=SECTION), NamesCode()
     ] = None
-    """fn(rollout_id, args, data, metrics) -> bool: True replaces the core's. None: nobody is asked."""
+    """fn(rollout_id, args, data, metrics) -> bool: True replaces the core's. None: no function."""
     log_multi_turn: Annotated[bool, Flag("--log-multi-turn")] = False
     """Log lengths with and without what tools wrote, and turns, as multi_turn/... metrics."""
     log_reward_category: Annotated[str | None, Flag("--log-reward-category")] = None
@@ -194,7 +197,7 @@ class CompatOptions(PluginOptions):
         NamesCode(),
         Provides("training_signal"),
         Conflicts("context_parallel_size", because=WHOLE),
-        Conflicts("critic_num_gpus", because="ranks of their own would not see the change"),
+        Conflicts("critic_num_gpus", because="the ranks of a separate critic would not see the change"),
     ] = None
     """fn(args, rollout_id, rollout_data): changes the columns of a rank's shard before it is trained. None: none."""
     custom_advantage_function_path: Annotated[
@@ -221,9 +224,11 @@ class CompatOptions(PluginOptions):
         Flag("--custom-tis-function-path", section=SECTION),
         NamesCode(),
         Provides("correction"),
-        Conflicts("custom_loss_function_path", because="that replaces the policy loss"),
-        Conflicts("use_rollout_logprobs", because="the ratio of the policy loss then compares with the engine already"),
-        Conflicts("true_on_policy_mode", because="nothing is left to correct"),
+        Conflicts("custom_loss_function_path", because="the custom loss replaces the policy loss"),
+        Conflicts("use_rollout_logprobs", because="the policy loss then uses the engine's log-probs itself"),
+        Conflicts(
+            "true_on_policy_mode", because="in that mode learner and engine agree, so there is nothing to correct"
+        ),
         Conflicts("context_parallel_size", because=WHOLE),
     ] = None
     """fn(args=, pg_loss=, train_log_probs=, rollout_log_probs=, ...): corrects the policy loss. None: none."""
@@ -231,7 +236,7 @@ class CompatOptions(PluginOptions):
         FunctionPath | None,
         Flag("--custom-pg-loss-reducer-function-path", section=SECTION),
         NamesCode(),
-        Conflicts("custom_loss_function_path", because="that replaces the policy loss"),
+        Conflicts("custom_loss_function_path", because="the custom loss replaces the policy loss"),
         Conflicts("loss_token_divisor", because=AVERAGES),
         Conflicts("context_parallel_size", because=WHOLE),
     ] = None
@@ -244,7 +249,7 @@ class CompatOptions(PluginOptions):
         Annotated[tuple[FunctionPath, ...], AfterValidator(_two_words)],
         Flag("--spec", section=SECTION),
         NamesCode(joined=True),
-        Conflicts("custom_model_provider_path", because="that builds its own layers"),
+        Conflicts("custom_model_provider_path", because="the model provider builds its own layers"),
     ] = ()
     """MODULE FUNCTION: fn(args, config, vp_stage) -> Megatron layer spec. Empty: the model spec's own."""
     custom_megatron_init_path: Annotated[

@@ -26,7 +26,7 @@ class PathReward:
 
     ``(args, sample)``: once a sample, all at once, and a failure is its own sample's; with ``group_rm``, once with the
     list. ``(args, samples)``: once
-    with the list of all that are scored together: a whole group. A class is made once and asked for
+    with the list of all that are scored together: a whole group. A class is made once and called for
     ``compute_reward(prompts, responses)``, one call at a time.
 
     Attributes:

@@ -78,7 +78,7 @@ class PathRollouts:
 
 
 class PathFunctions:
-    """The functions behind the hooks of a sampler; one that the run does not name leaves things as they are.
+    """The functions that the sampler hooks call; a hook whose function the run does not name changes nothing.
 
     Raises:
         PluginError: a function cannot be imported or called.

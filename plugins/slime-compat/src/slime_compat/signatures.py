@@ -1,6 +1,6 @@
 """Whether a function that a path names takes what it will be passed.
 
-Asked twice: of the text, on the driver, before anything starts and without running it; and of the imported function,
+Checked twice: in the text, on the driver, before anything starts and without running it; and on the imported function,
 where it runs. What the text does not show (a decorated or imported function) is left to the second time.
 """
 

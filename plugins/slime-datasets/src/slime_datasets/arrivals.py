@@ -1,4 +1,4 @@
-"""Trajectories that somebody else wrote, to be trained: JSON Lines of samples, looked at and never unpickled.
+"""Reads trajectories that another program wrote, to train on them: JSON Lines of samples, checked, never unpickled.
 
     {"group_index": 3, "prompt": "2+2=", "tokens": [7, 15, 7, 4, 9, 1], "response_length": 2, "response": "4",
      "reward": 1.0, "status": "completed", "rollout_log_probs": [-0.1, -0.02]}

@@ -27,8 +27,8 @@ BATCH = 256
 """Rows of a Parquet file that are decoded at once."""
 
 BUFFER = 2**20
-"""Bytes of a column that are read at once. Nothing of a Parquet file is mapped into memory, since the process would end
-without a word where somebody cuts the file."""
+"""Bytes of a column that are read at once. Nothing of a Parquet file is mapped into memory, since a file that is
+truncated while it is mapped ends the process with SIGBUS and no message."""
 
 
 _BROKEN = (OSError, ValueError, OverflowError, MemoryError, StopIteration)
@@ -77,7 +77,7 @@ class ParquetTable(_Counted):
     """The rows of a Parquet file; those that come one after the other are decoded once.
 
     Arguments:
-        window: rows that will be asked for in any order, before others; so many are held.
+        window: rows that will be read in any order, before others; so many are held.
 
     Raises:
         DataError: the file cannot be read.
@@ -178,7 +178,7 @@ class ArrowTable(_Counted):
             raise DataError(f"{folder / 'state.json'} does not list the files of a saved data set: {problem}") from None
         if state.get("_indices_files") or state.get("_indices_data_files"):
             raise DataError(
-                f"{folder}: rows were chosen or reordered and the files were not written anew; save it again after "
+                f"{folder}: rows were chosen or reordered and the files were not rewritten; save it again after "
                 "flatten_indices()"
             )
         return cls(folder, files)

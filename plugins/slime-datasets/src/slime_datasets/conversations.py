@@ -20,7 +20,7 @@ class FromMessages:
     """Every sample of a group is its prompt, a conversation, of which the assistant's turns are trained.
 
     The response starts with the first of these tokens and reaches to the end; what others say in between has mask 0.
-    No engine is asked, so log-probabilities are 0. An evaluation asks the engines for the last turn, as
+    No engine samples, so log-probabilities are 0. In an evaluation the engines sample the last turn, as
     ``single_turn`` does.
     """
 
@@ -32,16 +32,18 @@ class FromMessages:
         """The same samples, finished; responses longer than ``sampling`` allows are cut and count as truncated.
 
         Raises:
-            DataError: a prompt is no conversation, or its turns cannot be determined apart.
+            DataError: a prompt is no conversation, or the borders of its turns cannot be determined.
         """
         if context.evaluation:
-            return await self._asked(context, samples, sampling)
+            return await self._sampled_turn(context, samples, sampling)
         found = _conversation(context, samples[0], self._family)
         for sample in samples:
             _fill(sample, found, context, sampling.max_new_tokens)
         return samples
 
-    async def _asked(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
+    async def _sampled_turn(
+        self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams
+    ) -> list[Sample]:
         whole = samples[0].prompt
         if isinstance(whole, list) and len(whole) > 1 and whole[-1]["role"] == ASSISTANT:
             samples[0].prompt = whole[:-1]

@@ -12,7 +12,7 @@ __all__ = ["Parquet", "SavedDataset", "SavedSplits"]
 
 
 class Parquet:
-    """Parquet files. To read one row, the batch around it is decoded; rows that are asked for from everywhere are
+    """Parquet files. To read one row, the batch around it is decoded; rows that are read in random order are
     read from a copy of the file in Arrow's format, which is made in the cache folder once."""
 
     def __init__(self, options: object, run: RunView) -> None:

@@ -1,15 +1,14 @@
-"""Which tokens of a conversation the assistant said: what it wrote, and the token that ends its turn.
+"""Finds the tokens of a conversation that the assistant wrote, and the token that ends each of its turns.
 
-The conversation is rendered once, whole, and turned into tokens once; these are the tokens that train. Where a turn
-starts and ends is found by rendering the messages before it, and the messages with it, again: both have to be the
-beginning of the whole. A template for which they are not is refused, but for the families that are known:
+The conversation is rendered once and tokenized once; these are the tokens that are trained. Where a turn
+starts and ends is found by rendering the messages before it, and the messages with it, again: both have to be a
+prefix of the whole. A template for which they are not is refused, but for the families that are known:
 
-    prefix        every beginning of a conversation is rendered as it is in the whole
+    prefix        every prefix of a conversation is rendered as it is in the whole
     qwen3         thoughts are left out of all but the last turns, so a turn ends where its end token is
-    distill_qwen  thoughts are left out of all turns, and what asks for an answer may hold the beginning of one
+    distill_qwen  thoughts are left out of all turns, and the generation prompt may hold the start of an answer
 
-That the tokens cover the turns is looked at each time: what the trained tokens decode to is, letter by letter, the text
-of the turns.
+Every conversation is checked: the trained tokens must decode to exactly the text of the turns.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ class Conversation:
 
     Arguments:
         token_ids: of the whole, as the template renders it.
-        mask: 1 where the assistant speaks.
-        turns: the text of each of its turns, with the end of the turn.
+        mask: 1 for tokens of the assistant.
+        turns: the text of each turn of the assistant, with its end token.
     """
 
     token_ids: list[int]
@@ -56,7 +55,7 @@ class Conversation:
 def conversation(
     encoder: PromptEncoder, messages: Messages, *, family: Family, tools: Sequence[Any] | None = None
 ) -> Conversation:
-    """The tokens of ``messages`` and which of them the assistant said.
+    """The tokens of ``messages`` and which of them the assistant wrote.
 
     Raises:
         DataError: there is no turn of the assistant, the template does not fit the family, or a token lies partly
@@ -65,8 +64,8 @@ def conversation(
     whole = encoder.render(messages, tools=tools, asks=False)
     turns = [place for place, message in enumerate(messages) if message["role"] == ASSISTANT]
     if not turns or turns[0] == 0:
-        found = "begins with a message of the assistant" if turns else "has no message of the assistant to learn from"
-        raise DataError(f"the conversation {found}; accepted: one that answers somebody")
+        found = "starts with a message of the assistant" if turns else "has no message of the assistant"
+        raise DataError(f"the conversation {found}; accepted: a user message, then at least one of the assistant")
     spans = [_span(encoder, messages, place, whole, family=family, tools=tools) for place in turns]
     _refuse_overlaps(spans)
     ids, covered = encoder.spans(whole)
@@ -81,34 +80,34 @@ def conversation(
 def _span(
     encoder: PromptEncoder, messages: Messages, place: int, whole: str, *, family: Family, tools: Sequence[Any] | None
 ) -> tuple[int, int]:
-    """The characters of turn ``place``: from where it is asked for to behind its end token."""
-    asked = encoder.render(messages[:place], tools=tools, asks=True)
-    start = len(asked)
+    """Start and end of turn ``place`` in the text: after the generation prompt, and after its end token."""
+    before = encoder.render(messages[:place], tools=tools, asks=True)
+    start = len(before)
     if family == "distill_qwen":
-        start = _behind_special(encoder, _common_beginning(asked, whole))
-    elif not whole.startswith(asked):
+        start = _after_special(encoder, _common_prefix(before, whole))
+    elif not whole.startswith(before):
         raise _unstable(place, "the messages before it", family)
     if family != "prefix":
-        return start, _behind_end(encoder, whole, start, place)
+        return start, _after_end(encoder, whole, start, place)
     with_it = encoder.render(messages[: place + 1], tools=tools, asks=False)
     if not whole.startswith(with_it) or len(with_it) < start:
         raise _unstable(place, "the messages up to it", family)
-    return start, _behind_special(encoder, with_it, start) or len(with_it)
+    return start, _after_special(encoder, with_it, start) or len(with_it)
 
 
-def _common_beginning(one: str, other: str) -> str:
-    apart = (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    return one[: next(apart, min(len(one), len(other)))]
+def _common_prefix(one: str, other: str) -> str:
+    different = (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return one[: next(different, min(len(one), len(other)))]
 
 
-def _behind_special(encoder: PromptEncoder, text: str, start: int = 0) -> int:
+def _after_special(encoder: PromptEncoder, text: str, start: int = 0) -> int:
     """Where the last special token of ``text`` from ``start`` on ends; 0: there is none."""
     ids, covered = encoder.spans(text)
     ends = [last for one, (first, last) in zip(ids, covered, strict=True) if first >= start and encoder.is_special(one)]
     return max(ends, default=0)
 
 
-def _behind_end(encoder: PromptEncoder, whole: str, start: int, place: int) -> int:
+def _after_end(encoder: PromptEncoder, whole: str, start: int, place: int) -> int:
     """Where the first token that ends a response, from ``start`` on, ends."""
     ids, covered = encoder.spans(whole)
     for one, (first, last) in zip(ids, covered, strict=True):
@@ -121,8 +120,8 @@ def _behind_end(encoder: PromptEncoder, whole: str, start: int, place: int) -> i
 
 def _unstable(place: int, which: str, family: str) -> DataError:
     return DataError(
-        f"message {place}: the chat template renders {which} otherwise than at the beginning of the whole, so that "
-        f" --loss-mask-type {family} cannot tell where the message stands. Templates that leave thoughts out of "
+        f"message {place}: the chat template renders {which} differently alone than inside the whole conversation, so "
+        f"--loss-mask-type {family} cannot find the message. Templates that leave thoughts out of "
         "earlier turns need --loss-mask-type qwen3 or distill_qwen; or end the conversation with this message"
     )
 
@@ -147,7 +146,7 @@ def _refuse_other_tokens(
         found, wanted = encoder.decode_all(inside), whole[start:stop]
         if found != wanted:
             raise DataError(
-                f"the tokens of a turn of the assistant decode to {found[:60]!r}, and the turn is {wanted[:60]!r}: the "
-                "tokenizer joins letters of the turn with letters outside. Take spaces and line ends off the beginning "
+                f"the tokens of a turn of the assistant decode to {found[:60]!r}, but the turn is {wanted[:60]!r}: the "
+                "tokenizer joins letters of the turn with letters outside. Remove spaces and line ends from the start "
                 "of the message"
             )

@@ -20,7 +20,7 @@ Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class DatasetsOptions(PluginOptions):
-    """Where prompts come from, besides one file that is held in memory, and what of a conversation is trained."""
+    """Prompt sources other than one file in memory, and which tokens of a conversation are trained."""
 
     prompt_mix: Annotated[
         tuple[tuple[Path, Weight], ...],
@@ -29,7 +29,7 @@ class DatasetsOptions(PluginOptions):
         UsedBy("streams", "buffered"),
         Conflicts("prompt_data"),
     ] = ()
-    """Several of what prompt_data takes, each with its weight: a.jsonl 0.7 b.parquet 0.3. Empty: prompt_data alone."""
+    """A weighted mix of prompt files in place of prompt_data: a.jsonl 0.7 b.parquet 0.3. Empty: prompt_data alone."""
     streaming_data: Annotated[bool, Flag("--streaming-data", section=SECTION), UsedBy("streams", "buffered")] = False
     """Read prompts as they are needed: large files start at once and take no memory. False: hold them in memory."""
     shuffle_window: Annotated[
@@ -38,23 +38,26 @@ class DatasetsOptions(PluginOptions):
         Needs("streaming_data"),
         Conflicts("rollout_shuffle"),
     ] = None
-    """With streaming_data, shuffle only among so many rows that stand together. None: among all, by an index of the
-    files that is made once and kept."""
+    """With streaming_data, shuffle only within blocks of this many rows. None: shuffle all rows, with an index of the
+    files that is built once and cached."""
     loss_mask_type: Annotated[
         Literal["prefix", "qwen3", "distill_qwen"],
         Flag("--loss-mask-type", section=SECTION),
         UsedBy("from_messages"),
     ] = "prefix"
-    """How from_messages finds the assistant's turns: templates whose beginnings stay as they are, as slime's qwen;
-    templates that leave thoughts out of earlier turns, also slime's qwen3_5; that leave them out of all turns."""
+    """Family of the chat template, by which from_messages finds the assistant's turns. prefix: a longer conversation
+    starts with the text of a shorter one (slime's qwen). qwen3: thoughts are left out of earlier turns (also slime's
+    qwen3_5).
+    distill_qwen: thoughts are left out of all turns."""
     buffer_filter: Annotated[
         Literal["oldest", "newest", "prioritised", "stratified"],
         Flag("--buffer-filter", section=SECTION),
         UsedBy("buffered"),
     ] = "oldest"
-    """Which groups of the buffer come next; prioritised: those with the highest mean reward; stratified: one of each
-    value of buffer_key in turn."""
+    """Which groups the data source buffered hands out next. prioritised: those with the highest mean reward.
+    stratified: one of each value of buffer_key in turn."""
     buffer_key: Annotated[Name | None, Flag("--buffer-key", section=SECTION), UsedBy("buffered")] = None
-    """Field of the metadata that buffer_filter = stratified tells groups apart by. None: it is not stratified."""
+    """Metadata field by whose values buffer_filter = stratified chooses. None: not stratified."""
     buffer_data: Annotated[Path | None, Flag("--buffer-data", section=SECTION), UsedBy("buffered")] = None
-    """JSON Lines file of trajectories, or a folder in which such files appear, for the buffer. None: none are read."""
+    """JSON Lines file of trajectories for the data source buffered, or a folder in which such files appear. None:
+    no file."""

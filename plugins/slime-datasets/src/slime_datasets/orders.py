@@ -62,7 +62,7 @@ class Windows:
         self._last: tuple[int, int, Feistel] | None = None
 
     def window(self, place: int) -> tuple[int, int]:
-        """The first row of the window in which ``place`` lies, and the row behind its last."""
+        """The first row of the window in which ``place`` lies, and the row after its last."""
         first = place - place % self._width
         return first, first + self._width
 

@@ -132,7 +132,7 @@ class Streamed:
         return nothing_left(self._request, size - first[EMPTY], bad=first[BAD])
 
     def _is_first(self, place: int) -> bool:
-        """Whether the place is of the first epoch; what is left out later was told then."""
+        """Whether the place is of the first epoch; rows left out in later epochs were reported in the first."""
         return self._size is None or place < self._size
 
     def _has_nothing_since(self, start: int) -> bool:
@@ -159,7 +159,7 @@ class Streamed:
         return divmod(place, self._size) if self._size is not None else (0, place)
 
     def _first_row(self, place: int) -> int:
-        """A row near which, and not behind which, the rows at ``place`` and after it stand in the file."""
+        """A row at or before those that ``place`` and the places after it read from the file."""
         _, inner = self._epoch(place)
         width = self._window if self._request.shuffle else None
         return inner - inner % width if width else inner

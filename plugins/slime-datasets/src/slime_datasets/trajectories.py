@@ -1,4 +1,4 @@
-"""A group of trajectories that somebody else wrote: every field of every line holds what it may, or the line is named.
+"""Checks trajectories that another program wrote: every field of every line is valid, or the error names the line.
 
 KINDS      what each field may hold, whatever stands in the others
 _mistakes  what fields that go together say of one another
@@ -82,9 +82,9 @@ def _sample(raw: RawRow, fit: Fit) -> Sample:
         raise DataError(f"{raw.place}: not a sample: {problem}") from None
     for wrong in _mistakes(sample, fit):
         raise DataError(f"{raw.place}: {wrong}")
-    # How it was made is over; who rewards it is asked where it has no reward.
+    # The response exists, so its generate function no longer matters; the reward model does where it has no reward.
     metadata = {key: value for key, value in sample.metadata.items() if key != GENERATE_FUNCTION}
-    # The response is there already, so it no longer matters how its row asked for it.
+    # The response is there already, so the sampling parameters of its row no longer matter.
     fit.filter.check({key: value for key, value in metadata.items() if key != SAMPLING_PARAMS}, raw.place)
     given = {**(sample.train_metadata or {}), GIVEN: [sample.status.value, sample.reward]}
     return replace(
@@ -243,28 +243,28 @@ def _nearest(name: str) -> str:
 
 def _mistakes(sample: Sample, fit: Fit) -> Iterator[str]:
     yield from _of_the_response(sample)
-    yield from _of_what_drew_it(sample)
+    yield from _of_the_engine(sample)
     yield from _of_the_run(sample, fit)
 
 
 def _of_the_response(sample: Sample) -> Iterator[str]:
-    length, count, drawn = sample.response_length, len(sample.tokens), sample.rollout_log_probs or ()
+    length, count, log_probs = sample.response_length, len(sample.tokens), sample.rollout_log_probs or ()
     if sample.status not in FINISHED:
         yield f"status is {sample.status}; accepted: completed or truncated"
     if not 0 < length < count:
         yield f"response_length is {length} of {count} tokens; accepted: at least 1, with a prompt before it"
-    if len(drawn) != length:
-        yield f"rollout_log_probs are {len(drawn)} numbers; accepted: {length}, one a response token"
-    if max(drawn, default=0) > MOST_LOG_PROB:
-        yield f"rollout_log_probs hold {max(drawn)}; accepted: natural logarithms of probabilities, at most 0"
+    if len(log_probs) != length:
+        yield f"rollout_log_probs are {len(log_probs)} numbers; accepted: {length}, one a response token"
+    if max(log_probs, default=0) > MOST_LOG_PROB:
+        yield f"rollout_log_probs hold {max(log_probs)}; accepted: natural logarithms of probabilities, at most 0"
     if sample.loss_mask is not None and len(sample.loss_mask) != length:
         yield f"loss_mask has {len(sample.loss_mask)} entries; accepted: {length}, one a response token"
 
 
-def _of_what_drew_it(sample: Sample) -> Iterator[str]:
+def _of_the_engine(sample: Sample) -> Iterator[str]:
     length, routes = sample.response_length, sample.rollout_routed_experts
     if not all(start < end <= length for _, start, end in sample.weight_spans):
-        yield f"weight_spans end beyond the {length} response tokens, or where they begin; accepted: parts of them"
+        yield f"weight_spans are empty, or end beyond the {length} response tokens; accepted: ranges inside them"
     if not _is_rising(sample):
         yield (
             f"rollout_top_p_token_offsets do not fit; accepted: {length + 1} for {length} response tokens, rising from "

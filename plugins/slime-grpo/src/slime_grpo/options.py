@@ -20,19 +20,14 @@ class GrpoOptions(PluginOptions):
     """What only the group-relative estimators and DAPO's transforms know."""
 
     std_normalization: bool = True
-    """Divide grpo's advantages by the standard deviation of their group's rewards.
-
-    Off: hard and easy prompts weigh by how much their rewards differ. Read by grpo, gspo and cispo; dr_grpo and rloo
-    never divide.
-    """
+    """Divide the advantages of grpo, gspo and cispo by the standard deviation of their group's rewards. False: prompts
+    whose rewards differ more weigh more. dr_grpo and rloo never divide."""
     overlong_buffer_len: Annotated[
         Count | None, Flag("--overlong-buffer-len", section=SECTION), UsedBy("punish_overlong")
     ] = None
-    """Tokens at the end of rollout_max_response_len in which transform punish_overlong takes ever more off the reward.
-
-    None: a fifth of it.
-    """
+    """Sample transform punish_overlong: number of tokens before rollout_max_response_len over which the penalty grows
+    to its maximum. None: a fifth of rollout_max_response_len."""
     overlong_penalty_factor: Annotated[
         Positive, Flag("--overlong-penalty-factor", section=SECTION), UsedBy("punish_overlong")
     ] = 1.0
-    """What punish_overlong takes off the reward of a response of the full length."""
+    """Sample transform punish_overlong: penalty on the reward of a response of rollout_max_response_len tokens."""

@@ -20,39 +20,42 @@ class OffPolicyOptions(PluginOptions):
     """The bounds of the corrections."""
 
     tis_clip: Annotated[Positive, Flag("--tis-clip", section=SECTION), UsedBy("tis", "icepop")] = 2.0
-    """Largest importance ratio of learner to engine that correction tis or icepop lets count."""
+    """Corrections tis and icepop: upper bound of the importance ratio of learner to engine."""
     tis_clip_low: Annotated[PositiveOrZero, Flag("--tis-clip-low", section=SECTION), UsedBy("tis", "icepop")] = 0.0
-    """Smallest importance ratio of learner to engine that correction tis or icepop lets count."""
+    """Corrections tis and icepop: lower bound of the importance ratio of learner to engine."""
     use_tis: Annotated[bool, Flag("--use-tis")] = False
     """The same as --corrections tis: truncated importance sampling between engine and learner."""
     tis_threshold: Annotated[
         Positive | None,
         Flag("--tis-threshold"),
         UsedBy("tis", "icepop"),
-        Conflicts("tis_clip", because="both are the largest ratio that counts"),
+        Conflicts("tis_clip", because="both are the upper bound of the ratio"),
     ] = None
-    """Another name of tis_clip. None: tis_clip says it."""
+    """Another name of tis_clip, the upper bound of the ratio in corrections tis and icepop. None: tis_clip."""
     mis_level: Annotated[
         Literal["token", "sequence", "geometric"], Flag("--mis-level", section=SECTION), UsedBy("mis")
     ] = "token"
-    """What correction mis takes the ratio over: a token, the product of a response, or its geometric mean."""
+    """Correction mis: whose importance ratio weighs a token. token: its own. sequence: the product over its response.
+    geometric: the geometric mean over its response."""
     mis_mode: Annotated[Literal["truncate", "clip", "mask"], Flag("--mis-mode", section=SECTION), UsedBy("mis")] = (
         "truncate"
     )
-    """What mis does with ratios out of bounds: hold the high ones, hold both, or count those tokens 0."""
+    """Correction mis: what happens to ratios out of bounds. truncate: high ones become mis_clip. clip: low ones become
+    mis_clip_low, too. mask: such tokens weigh 0 in the policy loss."""
     mis_clip: Annotated[Positive, Flag("--mis-clip", section=SECTION), UsedBy("mis")] = 2.0
-    """Largest ratio that mis lets count."""
+    """Correction mis: upper bound of the importance ratio."""
     mis_clip_low: Annotated[
         PositiveOrZero,
         Flag("--mis-clip-low", section=SECTION),
         UsedBy("mis"),
-        Needs("mis_mode", because="truncate bounds high ratios only"),
+        Needs("mis_mode", because="mode truncate has no lower bound"),
     ] = 0.5
-    """Smallest ratio that mis lets count; not used by mode truncate."""
+    """Correction mis: lower bound of the importance ratio; not used by mis_mode = truncate."""
     veto_threshold: Annotated[Positive, Flag("--veto-threshold", section=SECTION), UsedBy("veto")] = 1e-4
-    """Correction veto leaves out a response with a token whose ratio of learner to engine is below this."""
+    """Correction veto: drop a response if one of its tokens has an importance ratio of learner to engine below this."""
     opsm_delta: Annotated[PositiveOrZero, Flag("--opsm-delta", section=SECTION), UsedBy("opsm")] = 1e-4
-    """Correction opsm counts tokens of negative advantage 0 where their response was left by more nats a token."""
+    """Correction opsm: leave tokens with negative advantage out of the policy loss where the mean log-ratio of old to
+    current policy over their response exceeds this, in nats."""
 
     @property
     def largest_ratio(self) -> float:

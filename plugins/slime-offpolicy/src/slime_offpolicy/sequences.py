@@ -55,7 +55,7 @@ class MaskedImportanceSampling:
         """One weight a token, float32 [T]; the mask as it came.
 
         Raises:
-            ValueError: the columns differ in length, or responses are asked for without ``segments``.
+            ValueError: the columns differ in length, or a per-response result is requested without ``segments``.
         """
         ratio_T = _at_level(terms, self._level).clamp(max=LARGEST_LOG_RATIO).exp().float()
         weights_T = self._bounded(ratio_T)

@@ -1,8 +1,8 @@
 """The off-policy corrections that judge each token by itself: ``tis`` and ``icepop``.
 
 Engine and trainer compute the probability of one token with other kernels, and often in other precision or with other
-weights, so that what is trained was drawn from another policy than the trainer's. Those that judge a whole response are
-in :mod:`slime_offpolicy.sequences`.
+weights, so that the trained tokens were sampled from another policy than the trainer's. Those that judge a whole
+response are in :mod:`slime_offpolicy.sequences`.
 """
 
 from __future__ import annotations

@@ -44,14 +44,14 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--out", metavar="FILE", type=Path, help="also write a picture: .svg, .png or .pdf")
     options = parser.parse_args(argv)
-    drawn = charts(_runs(options.runs), options.metric)
-    if not drawn:
+    figures = charts(_runs(options.runs), options.metric)
+    if not figures:
         raise DataError("The runs have no reward and no evaluation yet. Select other metrics: --metric NAME ...")
     from slime_plots.draw import as_text, save  # matplotlib takes a second to import
 
     if options.out is not None:
-        save(drawn, options.out)
-    print(as_text(drawn, width=shutil.get_terminal_size().columns, colour=sys.stdout.isatty()))
+        save(figures, options.out)
+    print(as_text(figures, width=shutil.get_terminal_size().columns, colour=sys.stdout.isatty()))
     return 0
 
 

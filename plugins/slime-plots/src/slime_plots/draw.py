@@ -69,8 +69,8 @@ def _text(chart: Chart, width: int, colour: bool) -> str:
     figure.legend(
         x=max(x for x, _ in everything), y=min(y for _, y in everything), ha="right", va="bottom", relative=True
     )
-    drawn: str = figure.build().string(colorless=not colour)
-    return "\n".join(line.rstrip() for line in drawn.splitlines())
+    text: str = figure.build().string(colorless=not colour)
+    return "\n".join(line.rstrip() for line in text.splitlines())
 
 
 def _figure(charts: Sequence[Chart]) -> Figure:

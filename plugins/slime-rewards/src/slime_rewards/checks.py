@@ -15,9 +15,9 @@ from slime_rewards.options import RewardsOptions
 __all__ = ["RM_URL", "mistakes", "not_allowed", "row_mistakes"]
 
 RM_URL = "rm_url"
-"""Key of a row's metadata: which of the services that the settings allow is asked."""
+"""Key of a row's metadata: which of the services that the settings allow scores the row."""
 
-CUTS = "allow_auto_truncate"
+TRUNCATES = "allow_auto_truncate"
 """SGLang's flag with which an engine cuts what does not fit rather than refuse it."""
 
 
@@ -81,7 +81,7 @@ def _too_long_to_judge(plan: RunPlan, options: RewardsOptions) -> Iterator[str]:
     models = [one for one in served if isinstance(one, dict)] if isinstance(served, list) else []
     for model in (one for one in models if one.get("name") == name):
         reads = _context_length(Path(str(model.get("model_path"))))
-        if reads is None or _cuts(model):
+        if reads is None or _truncates(model):
             continue
         is_embedding = model.get("is_embedding") is True
         writes = 0 if is_embedding else options.rm_judge_max_tokens
@@ -91,17 +91,18 @@ def _too_long_to_judge(plan: RunPlan, options: RewardsOptions) -> Iterator[str]:
                 f"rm_model = {name} reads at most {reads} tokens, question and answer together; a response may "
                 f"have rollout_max_response_len = {plan.max_response_len}{answer}, which leaves no room for "
                 f"the question. Lower {'it' if is_embedding else 'one of the two'}, or name a model that reads "
-                f"more; with overrides = {{ {CUTS} = true }} in its table [[engine.engine_models]] it is asked less"
+                f"more; with overrides = {{ {TRUNCATES} = true }} in its table [[engine.engine_models]] questions "
+                "are truncated"
             )
 
 
-def _cuts(model: Mapping[str, JsonValue]) -> bool:
-    """Whether engines of the model cut what does not fit."""
+def _truncates(model: Mapping[str, JsonValue]) -> bool:
+    """Whether engines of the model truncate a question that does not fit."""
     groups = model.get("engine_groups")
     tables = [model, *(groups if isinstance(groups, list) else ())]
     given = [table.get("overrides") for table in tables if isinstance(table, dict)]
     pairs = [pair for found in given if isinstance(found, list) for pair in found]
-    return any(isinstance(pair, list) and pair[:1] == [CUTS] for pair in pairs)
+    return any(isinstance(pair, list) and pair[:1] == [TRUNCATES] for pair in pairs)
 
 
 def _context_length(folder: Path) -> int | None:

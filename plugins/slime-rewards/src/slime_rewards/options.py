@@ -19,12 +19,13 @@ SECTION = "rollout"
 
 
 class RewardsOptions(PluginOptions):
-    """What is asked for rewards, and how."""
+    """Services and models that score responses, and how they are called."""
 
     rm_url: Annotated[
         Name | None, Flag("--rm-url", section=SECTION, value="URL"), UsedBy("remote_rm", required=True)
     ] = None
-    """Where reward model remote_rm sends samples; ${NAME} in it is that environment variable. None: nowhere."""
+    """URL to which reward model remote_rm sends samples; ${NAME} stands for that environment variable. None:
+    no service."""
     rm_token_env: Annotated[
         Name | None, Flag("--rm-token-env", section=SECTION, value="VARIABLE"), UsedBy("remote_rm")
     ] = None
@@ -32,7 +33,7 @@ class RewardsOptions(PluginOptions):
     rm_row_urls: Annotated[
         tuple[Name, ...], Flag("--rm-row-urls", section=SECTION, value="URL ..."), UsedBy("remote_rm"), Needs("rm_url")
     ] = ()
-    """Other services that rows may name as rm_url in their metadata, each in full. Empty: none but the run's rm_url."""
+    """Further URLs that a row may name as rm_url in its metadata, to be scored there. Empty: only the run's rm_url."""
     rm_retry_statuses: Annotated[
         tuple[Refusal, ...], Flag("--rm-retry-statuses", section=SECTION), UsedBy("remote_rm"), Needs("rm_url")
     ] = ()
@@ -41,21 +42,23 @@ class RewardsOptions(PluginOptions):
     Empty: none. reward_timeout_s is the limit all the same.
     """
     rm_batch_size: Annotated[Count, Flag("--rm-batch-size", section=SECTION), UsedBy("remote_rm")] = 1
-    """Samples of a group that remote_rm sends in one question, as a list. 1: each by itself, not as a list."""
+    """Samples of a group that remote_rm sends in one request, as a list. 1: one sample per request, not as a list."""
     rm_concurrency: Annotated[
         Count, Flag("--rm-concurrency", section=SECTION), UsedBy("remote_rm", "served_rm", "judge")
     ] = 64
-    """Questions that reward models which ask a service or a model have under way at once; the rest wait."""
+    """Requests of remote_rm, served_rm or judge in flight at once; the rest wait."""
     rm_tokenizer: Annotated[Path | None, Flag("--rm-tokenizer", section=SECTION), UsedBy("served_rm")] = None
-    """Folder of a tokenizer whose chat template makes one text of prompt and response for served_rm.
+    """Folder of the tokenizer whose chat template joins prompt and response for served_rm.
 
     None: the response follows the prompt as it is.
     """
     rm_judge_prompt: Annotated[Path | None, Flag("--rm-judge-prompt", section=SECTION), UsedBy("judge")] = None
-    """Text file that judge sends, with {prompt}, {response} and {label} in it. None: a question for 0 to 10."""
+    """Text file with the question that reward model judge sends, with {prompt}, {response} and {label}. None:
+    a built-in question for a score of 0 to 10."""
     rm_judge_pattern: Annotated[
         Name | None, Flag("--rm-judge-pattern", section=SECTION, value="REGEX"), UsedBy("judge")
     ] = None
-    """Regular expression whose last group, where it matches last, is the judge's number. None: after "Score:"."""
+    """Regular expression that finds the score in the judge's answer: the last group of its last match. None: the number
+    after "Score:"."""
     rm_judge_max_tokens: Annotated[Count, Flag("--rm-judge-max-tokens", section=SECTION), UsedBy("judge")] = 512
-    """Longest answer of a judge in tokens, thoughts included; it and the question have to fit the judge's context."""
+    """Maximum tokens of a judge's answer, thoughts included; with the question it must fit the judge's context."""

@@ -42,7 +42,7 @@ RULES = (
 NUMBERS = {"dapo": {"score", "acc"}, "instructions": {"strict", "loose", "strict_share", "loose_share"}}
 """Of these, the numbers of those that give a response several."""
 
-ASKED = (
+SERVICES = (
     (
         "remote_rm",
         "RemoteReward",
@@ -53,16 +53,16 @@ ASKED = (
         "served_rm",
         "ServedReward",
         RewardTraits(isolated=False, auxiliary_model="scores"),
-        "The output of a neural reward model that the run serves beside the policy (--rm-model)",
+        "The output of a neural reward model that the run serves as an auxiliary model (--rm-model)",
     ),
     (
         "judge",
         "JudgeReward",
         RewardTraits(isolated=False, auxiliary_model="texts"),
-        "The number that a language model beside the policy writes about a response (--rm-model)",
+        "The score that a language model, served as an auxiliary model, writes about a response (--rm-model)",
     ),
 )
-"""Reward models that ask somebody else: name, target, traits, summary. They wait in the sampler, with a time limit."""
+"""Reward models that call a service or a model: name, target, traits, summary. They run in the sampler."""
 
 
 @hookimpl
@@ -70,7 +70,7 @@ def slime_register_reward_models() -> Iterator[Component]:
     for name, target, summary in RULES:
         traits = RewardTraits(numbers=NUMBERS.get(name, frozenset()))
         yield Component(name, target=f"slime_rewards.{target}", traits=traits, summary=summary)
-    for name, target, traits, summary in ASKED:
+    for name, target, traits, summary in SERVICES:
         yield Component(name, target=f"slime_rewards.services:{target}", traits=traits, summary=summary)
 
 

@@ -1,4 +1,4 @@
-"""Reward models that ask somebody else: a service behind a URL, a neural reward model, a judge.
+"""Reward models that send requests: to a service at a URL, a neural reward model, or a judge.
 
     RemoteReward   ``--rm-url``: gets prompt, response and label, answers with the reward
     ServedReward   a model with one output, which the run serves in addition to the policy (``--rm-model``)
@@ -43,10 +43,10 @@ How good is the answer, from 0 (wrong or useless) to 10 (right and complete)? En
 """
 
 SCORE = r"(?i:score)\W*(-?\d+(?:\.\d+)?)"
-"""Where a judge's number stands unless told otherwise; the last one counts."""
+"""Finds a judge's score unless ``rm_judge_pattern`` is set; the last match counts."""
 
 PATTERN_LIMIT_S = 1.0
-"""Seconds of this process in which the number of an answer is found; a pattern that tries all ways takes centuries."""
+"""Seconds that the pattern may search an answer; one with nested repetitions can backtrack without end."""
 
 TOO_LONG = "context length"
 """Stands in what an engine says of a question that does not fit (sglang 0.5.23, srt/managers/tokenizer_manager.py,
@@ -64,15 +64,15 @@ Answers = list[Reward | RewardFailure]
 
 
 class RemoteReward:
-    """Asks the service at ``rm_url``, or that of ``rm_row_urls`` which a row names as ``rm_url`` in its metadata: up to
-    ``rm_batch_size`` samples of a group in one question.
+    """Sends samples to the service at ``rm_url``, or to that of ``rm_row_urls`` which a row names as ``rm_url`` in its
+    metadata: up to ``rm_batch_size`` samples of a group in one request.
 
     One sample is ``{"prompt": ..., "response": ..., "label": ...}``, and its answer a number or a table of numbers;
     several are a list of such, and so is their answer.
 
     Arguments:
-        options: ``rm_url`` and how it is asked.
-        run: its setting ``reward_timeout_s`` is the time limit of a question.
+        options: ``rm_url`` and the settings of its requests.
+        run: its setting ``reward_timeout_s`` is the time limit of a request.
 
     Raises:
         ConfigError: there is no ``rm_url``, or it names an environment variable that is not set.
@@ -80,10 +80,10 @@ class RemoteReward:
 
     def __init__(self, options: RewardsOptions, run: RunView) -> None:
         if options.rm_url is None:
-            raise ConfigError("rm_type asks a service for rewards, and rm_url is not set; add --rm-url URL")
+            raise ConfigError("rm_type needs a service, but rm_url is not set; add --rm-url URL")
         self._batch = options.rm_batch_size
         self._url = options.rm_url
-        # All that may be asked: a row chooses among them, and what else it says is no address.
+        # A row may choose among these URLs only: data must not make the run send requests anywhere else.
         own: dict[str, Any] = {"token_env": options.rm_token_env, "retry_statuses": options.rm_retry_statuses}
         self._services = {url: _service(url, options, run, **own) for url in (options.rm_url, *options.rm_row_urls)}
 
@@ -115,14 +115,14 @@ class RemoteReward:
             return [_failure(error, _retry_hint(error))] * len(samples)
         found = answer if self._batch > 1 else [answer]
         if not isinstance(found, list) or len(found) != len(samples):
-            said = f"{service.quote(answer)}; accepted is a list of {len(samples)} rewards"
-            return [RewardFailure("invalid", said)] * len(samples)
+            mistake = f"{service.quote(answer)}; accepted is a list of {len(samples)} rewards"
+            return [RewardFailure("invalid", mistake)] * len(samples)
         return [self._reward(service, one) for one in found]
 
     def _reward(self, service: Service, found: Any) -> Reward | RewardFailure:
         if _is_number(found):
             return float(found)
-        # Beside its numbers a table may say things for people, as slime's services do.
+        # A table may also have texts for people, as those of slime's services do.
         entries = found.items() if isinstance(found, dict) else ()
         named = {name: one for name, one in entries if isinstance(one, int | float)}
         if named and all(_is_number(one) for one in named.values()):
@@ -158,8 +158,8 @@ class ServedReward:
         try:
             text = self._text(sample)
         except Exception as error:  # a chat template is a program of the model's author
-            said = f"making one text of prompt and response failed with {type(error).__name__}: {error}"
-            return RewardFailure("invalid", f"the chat template of {self._folder}: {said}")
+            problem = f"making one text of prompt and response failed with {type(error).__name__}: {error}"
+            return RewardFailure("invalid", f"the chat template of {self._folder}: {problem}")
         try:
             answer = await self._service.ask({"model": self._name, "input": text})
         except ServiceError as error:
@@ -173,9 +173,9 @@ class ServedReward:
         if self._folder is None:
             return _text_of(sample.prompt) + sample.response
         prompt = sample.prompt
-        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        said = [*asked, {"role": "assistant", "content": sample.response}]
-        return str(self._tokenizer.apply_chat_template(said, tokenize=False))
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        messages.append({"role": "assistant", "content": sample.response})
+        return str(self._tokenizer.apply_chat_template(messages, tokenize=False))
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -188,8 +188,8 @@ class JudgeReward:
     """The number that a language model writes about a response, sampled greedily.
 
     Arguments:
-        options: ``rm_judge_prompt`` is the file of what the judge is asked, ``rm_judge_pattern`` where its number
-            stands.
+        options: ``rm_judge_prompt`` is the file with the question, ``rm_judge_pattern`` finds the score in the
+            answer.
         run: its ``models``, and its settings ``rm_model`` and ``reward_timeout_s``.
 
     Raises:
@@ -198,7 +198,7 @@ class JudgeReward:
 
     def __init__(self, options: RewardsOptions, run: RunView) -> None:
         self._name, url = _model(run, "/v1/chat/completions")
-        self._asked = JUDGE if options.rm_judge_prompt is None else _read(options.rm_judge_prompt)
+        self._question = JUDGE if options.rm_judge_prompt is None else _read(options.rm_judge_prompt)
         self._pattern = regex.compile(options.rm_judge_pattern or SCORE)
         self._max_tokens = options.rm_judge_max_tokens
         self._service = _service(url, options, run)
@@ -208,7 +208,7 @@ class JudgeReward:
         return list(await asyncio.gather(*map(self._one, samples)))
 
     async def _one(self, sample: Sample) -> Reward | RewardFailure:
-        messages = [{"role": "user", "content": filled(self._asked, sample)}]
+        messages = [{"role": "user", "content": filled(self._question, sample)}]
         try:
             answer = await self._service.ask(
                 {"model": self._name, "messages": messages, "temperature": 0.0, "max_tokens": self._max_tokens}
@@ -221,18 +221,21 @@ class JudgeReward:
         return RewardFailure("invalid", f"judge {self._name!r} answered {answer!r:.200}; accepted is a chat completion")
 
     async def _number(self, text: str) -> Reward | RewardFailure:
-        said = f"judge {self._name!r} wrote {text[-200:]!r}"
+        answered = f"judge {self._name!r} wrote {text[-200:]!r}"
         try:
             number = await asyncio.to_thread(self._last_number, text)
         except TimeoutError:
             slow = f"rm_judge_pattern = {self._pattern.pattern!r} took more than {PATTERN_LIMIT_S:g} s to look through"
-            return RewardFailure("timeout", f"{said}, which {slow}; give one with fewer repetitions inside each other")
+            return RewardFailure(
+                "timeout", f"{answered}, which {slow}; give one with fewer repetitions inside each other"
+            )
         if math.isfinite(number):
             return number
-        return RewardFailure("invalid", f"{said}; accepted is a number where {self._pattern.pattern!r} finds it")
+        return RewardFailure("invalid", f"{answered}; accepted is a number where {self._pattern.pattern!r} finds it")
 
     def _last_number(self, text: str) -> float:
-        """NaN: there is none. In a thread, and without the interpreter's lock, so that others go on meanwhile."""
+        """NaN: there is none. In a thread, and without the interpreter's lock, so that other answers are
+        processed meanwhile."""
         found = list(self._pattern.finditer(text, timeout=PATTERN_LIMIT_S, concurrent=True))
         try:
             return float(found[-1][found[-1].lastindex or 0])
@@ -250,8 +253,8 @@ def _model(run: RunView, endpoint: str) -> tuple[str, str]:
     name = run.settings.get("rm_model")
     if not isinstance(name, str):
         raise ConfigError(
-            f"rm_type asks a model for rewards, and rm_model is not set; add --rm-model NAME. The run serves "
-            f"{', '.join(sorted(run.models)) or 'no model'} beside the policy"
+            f"rm_type needs an auxiliary model, but rm_model is not set; add --rm-model NAME. Auxiliary models of the "
+            f"run (--engine-models): {', '.join(sorted(run.models)) or 'none'}"
         )
     return name, model_url(run.models, name, endpoint)
 

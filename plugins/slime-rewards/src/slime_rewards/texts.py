@@ -23,7 +23,7 @@ _SETTLED = re.compile(rf"\W*(?:([A-HJ]){_ENDS}.*|(?<=\()(I)\).*|([a-jI])\W*)", r
 """A capital letter and what ends it, or a letter on its own. ``A``, ``a`` and ``I`` are also words."""
 
 _LETTER = rf"[B-HJ](?![A-Za-z])|A(?:{_ENDS}|(?=\s+(?:because|since|as)\b))|I(?=\)|[*.]*\s*$)|[a-j](?=[)*.,;]|\s*$)"
-_SAID = re.compile(rf"(?i:answer|choice|option)(?i:\s+is)?[\s:]*\**\(?({_LETTER})")
+_STATED = re.compile(rf"(?i:answer|choice|option)(?i:\s+is)?[\s:]*\**\(?({_LETTER})")
 _ALONE = re.compile(r"(?<![A-Za-z])\(?([A-J])\)?(?![A-Za-z])")
 
 
@@ -40,7 +40,7 @@ def word_f1(answer: str, label: str) -> float:
 
 
 def choice(text: str) -> str | None:
-    """The letter that the text settles on: boxed, on its ``Answer:`` line, said to be the answer, or the last alone.
+    """The letter that the text settles on: boxed, on its ``Answer:`` line, after "the answer is", or the last alone.
 
     None: no letter from A to J stands for a choice.
     """
@@ -49,9 +49,9 @@ def choice(text: str) -> str | None:
         settled = _SETTLED.fullmatch(part or "")
         if settled:
             return settled[settled.lastindex or 0].upper()
-    said = _SAID.findall(text)
-    if said:
-        return str(said[-1]).upper()
+    stated = _STATED.findall(text)
+    if stated:
+        return str(stated[-1]).upper()
     alone = [letter for letter in _ALONE.findall(text) if letter != "I"]
     return str(alone[-1]) if alone else None
 

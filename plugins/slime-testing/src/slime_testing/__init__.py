@@ -10,10 +10,11 @@ all suites; ``estimators``, ``token_estimators``, ``losses``, ``corrections``, `
 ``generation``, ``sources``, ``rollout_sources``, ``formats``, ``models``, ``trackers`` and ``lifecycle`` hold one suite
 each; ``conformance`` runs them without pytest; ``pytest_plugin`` has the fixtures.
 
-Behind the suites: ``resumed`` (responses that go on), ``rank_hooks`` and ``ranks`` (hooks in real processes),
+Used by the suites: ``resumed`` (aborted responses that resume), ``rank_hooks`` and ``ranks`` (hooks in real processes),
 ``model_process`` (a model spec against Hugging Face's model), ``packed`` (examples of tokens), ``waiting`` (time
-limits), ``recorder`` (a plugin that notes its calls). For tests of slime itself: ``nursery``
-(processes forked from one that has the engines imported) and ``pairs`` (a tokenizer for which text says less than ids).
+limits), ``recorder`` (a plugin that notes its calls). For tests of slime itself: ``fork_server``
+(a server that forks processes with the engines imported) and ``pairs`` (a tokenizer whose text does not determine the
+ids).
 
 Commands: ``scaffold`` writes a package from ``templates`` (``slime plugins new``); ``checkup`` looks at each plugin in
 a process of its own, ``examine``, and at its metadata and files, ``wheels``; ``verdicts`` are the lines of what was

@@ -1,6 +1,6 @@
 """``slime plugins check``: whether installed plugins are sound, each looked at in a process of its own.
 
-A plugin that hangs or ends the interpreter costs its own rows, and nobody else's.
+A plugin that hangs or ends the interpreter loses its own rows only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.harness import PluginIdentity, PluginSource, Source, find_plugin, installed
-from slime_testing.examine import BEGIN, pack
+from slime_testing.examine import STARTED, pack
 from slime_testing.verdicts import Verdict, fails
 from slime_testing.wheels import look_at_distribution
 
@@ -70,8 +70,8 @@ def main(argv: Sequence[str]) -> int:
         help=f"limit for one check of a plugin [{TIMEOUT_S:g}]",
     )
     check.add_argument("--json", action="store_true", help="print a JSON list")
-    asked = check.parse_args(argv)
-    return check_plugins(asked.names, timeout_s=asked.timeout_s, as_json=asked.json)
+    options = check.parse_args(argv)
+    return check_plugins(options.names, timeout_s=options.timeout_s, as_json=options.json)
 
 
 def check_plugins(names: Sequence[str], *, timeout_s: float = TIMEOUT_S, as_json: bool = False) -> int:
@@ -118,10 +118,10 @@ def examined(source: PluginSource, *, timeout_s: float) -> list[Verdict]:
         end = _run(source, Path(folder), timeout_s)
         results = Path(folder, RESULTS)
         rows = [json.loads(line) for line in results.read_text("utf-8").splitlines()] if results.exists() else []
-        said = Path(folder, LOG).read_text("utf-8", errors="replace").strip().splitlines()
-    verdicts = [Verdict(**row) for row in rows if BEGIN not in row]
+        log_lines = Path(folder, LOG).read_text("utf-8", errors="replace").strip().splitlines()
+    verdicts = [Verdict(**row) for row in rows if STARTED not in row]
     if end:
-        verdicts.append(_cut_short(rows, end, said))
+        verdicts.append(_cut_short(rows, end, log_lines))
     return verdicts
 
 
@@ -139,11 +139,11 @@ def _run(source: PluginSource, folder: Path, timeout_s: float) -> str:
     words = [sys.executable, "-P", "-m", "slime_testing.examine", str(results)]
     (folder / "plugin").write_text(pack(source), encoding="utf-8")
     (folder / WORK).mkdir()
-    with (folder / "plugin").open("rb") as told, (folder / LOG).open("wb") as output:
+    with (folder / "plugin").open("rb") as source_file, (folder / LOG).open("wb") as output:
         process = subprocess.Popen(
             words,
             cwd=folder / WORK,  # what the plugin writes, its hooks included, is not for the user's folder
-            stdin=told,
+            stdin=source_file,
             stdout=output,
             stderr=output,
             env=_environment(folder),
@@ -177,14 +177,14 @@ def _wait(process: subprocess.Popen[bytes], results: Path, timeout_s: float) -> 
 def _death(code: int, results: Path) -> str:
     if code < 0:
         return f"ended the interpreter with signal {signal.Signals(-code).name}"
-    done = results.exists() and BEGIN not in json.loads(results.read_text("utf-8").splitlines()[-1])
+    done = results.exists() and STARTED not in json.loads(results.read_text("utf-8").splitlines()[-1])
     return "" if code == 0 and done else f"ended the interpreter with exit code {code}"
 
 
-def _cut_short(rows: Sequence[Mapping[str, str]], end: str, said: Sequence[str]) -> Verdict:
-    """The verdict on the check that was going on."""
-    check = rows[-1].get(BEGIN, "after the last check") if rows else "start"
-    last = f"; it said last: {said[-1]}" if said else ""
+def _cut_short(rows: Sequence[Mapping[str, str]], end: str, log_lines: Sequence[str]) -> Verdict:
+    """The verdict on the check that was running."""
+    check = rows[-1].get(STARTED, "after the last check") if rows else "start"
+    last = f"; its last line of output: {log_lines[-1]}" if log_lines else ""
     return fails(check, f"{end}{last}")
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 
 from slime_core import CorrectionOutput, CorrectionTerms, Kind
-from slime_testing.packed import EMPTY, Packing, beside, require_column, require_equal, require_unchanged, rows
+from slime_testing.packed import EMPTY, Packing, concatenated, require_column, require_equal, require_unchanged, rows
 from slime_testing.suite import ComponentSuite, given, require
 
 __all__ = ["CorrectionSuite"]
@@ -32,9 +32,9 @@ class CorrectionSuite(ComponentSuite):
     kind: ClassVar[Kind] = Kind.CORRECTION
     cuts_what_rose: ClassVar[bool] = False
 
-    @given(packing=rows(), apart=st.sampled_from([0.01, 0.5, 5.0]))
-    def test_weights_are_finite_and_not_negative(self, packing: Packing, apart: float) -> None:
-        output = self._corrected(_terms(packing, apart))
+    @given(packing=rows(), spread=st.sampled_from([0.01, 0.5, 5.0]))
+    def test_weights_are_finite_and_not_negative(self, packing: Packing, spread: float) -> None:
+        output = self._corrected(_terms(packing, spread))
         require_column("weights_T", output.weights_T, packing.mask_T)
         weights_T = output.weights_T[(packing.mask_T * output.mask_T) != 0]
         require(
@@ -42,9 +42,9 @@ class CorrectionSuite(ComponentSuite):
             f"a weight of a trained token is negative, NaN or infinite: {weights_T.tolist()}",
         )
 
-    @given(packing=rows(some_masked=True), apart=st.sampled_from([0.01, 0.5, 5.0]))
-    def test_the_mask_is_never_widened(self, packing: Packing, apart: float) -> None:
-        mask_T = self._corrected(_terms(packing, apart)).mask_T
+    @given(packing=rows(some_masked=True), spread=st.sampled_from([0.01, 0.5, 5.0]))
+    def test_the_mask_is_never_widened(self, packing: Packing, spread: float) -> None:
+        mask_T = self._corrected(_terms(packing, spread)).mask_T
         require_column("mask_T", mask_T, packing.mask_T)
         require(bool(((mask_T == 0) | (mask_T == 1)).all()), f"the mask holds {mask_T.tolist()}; 0 and 1 are wanted")
         require(
@@ -137,23 +137,23 @@ class CorrectionSuite(ComponentSuite):
         return output
 
 
-def _terms(packing: Packing, apart: float) -> CorrectionTerms:
-    """Log-probabilities of engine and trainer, and of the trainer before and now, that differ by at most ``apart``."""
+def _terms(packing: Packing, spread: float) -> CorrectionTerms:
+    """Log-probabilities of engine and trainer, and of the trainer before and now, that differ by at most ``spread``."""
     rollout_T = packing.uniform(0, low=-8.0, high=-5.5)
-    log_probs_T = rollout_T + packing.uniform(1, low=-apart, high=apart)
+    log_probs_T = rollout_T + packing.uniform(1, low=-spread, high=spread)
     return CorrectionTerms(
         log_probs_T=log_probs_T,
         rollout_log_probs_T=rollout_T,
         mask_T=packing.mask_T,
         segments=packing.segments,
-        current_log_probs_T=log_probs_T + packing.uniform(2, low=-apart, high=apart),
+        current_log_probs_T=log_probs_T + packing.uniform(2, low=-spread, high=spread),
         advantages_T=packing.uniform(3, low=-1.0, high=1.0),
     )
 
 
 def _joined(packing: Packing, rest: Packing) -> CorrectionTerms:
     """The sequences of ``packing``, and after them others."""
-    other, segments = beside(packing, rest)
+    other, segments = concatenated(packing, rest)
     first, second = _terms(packing, 0.5), _terms(other, 0.5)
     columns: dict[str, Any] = {name: torch.cat([getattr(first, name), getattr(second, name)]) for name in _COLUMNS}
     return CorrectionTerms(**columns, segments=segments)

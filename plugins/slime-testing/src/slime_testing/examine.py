@@ -1,7 +1,7 @@
 """Looks at one plugin from inside, in a process of its own: importing it may hang, crash or exit.
 
 Run as ``python -m slime_testing.examine RESULTS``, with the plugin on stdin as JSON. Each check writes a line before
-it starts and one when it is done, so that whoever waits knows what was going on when this process died.
+it starts and one when it is done, so that the waiting process knows which check was running when this one died.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from slime_testing import conformance
 from slime_testing.conformance import Finding
 from slime_testing.verdicts import Verdict, fails, ok, skipped, warns
 
-__all__ = ["BEGIN", "pack", "unpack"]
+__all__ = ["STARTED", "pack", "unpack"]
 
-BEGIN = "begin"
-"""Key of a line that says which check starts."""
+STARTED = "started"
+"""Key of a line that names the check that starts."""
 
 COMPAT = "compat"
 """Plugin of slime-compat, whose components do what the functions do that a run names by path."""
@@ -78,14 +78,14 @@ def main(results: Path, source: PluginSource) -> None:
 
 
 def _examine(source: PluginSource, write: Write) -> None:
-    write({BEGIN: "import"})
+    write({STARTED: "import"})
     holder = _import(source, write)
     if holder is None:
         return
-    write({BEGIN: "hooks"})
+    write({STARTED: "hooks"})
     if not _attempt("hooks", lambda: check_hooks(source.plugin, holder), write):
         return
-    write({BEGIN: "registration"})
+    write({STARTED: "registration"})
     active = _attempt("registration", lambda: activate(source), write)
     if isinstance(active, ActivePlugin):
         _declared(active, write)
@@ -95,20 +95,20 @@ def _declared(active: ActivePlugin, write: Write) -> None:
     """Everything that the plugin declares, each held to what its kind promises."""
     source = active.source
     if source.source is Source.INSTALLED and source.plugin.distribution != CORE.distribution:
-        write({BEGIN: "claims"})
+        write({STARTED: "claims"})
         write(_claims(active).as_row())
     why_not = _no_properties(source)
     for kind, name in active.offers:
         check = f"{kind.words} {name}"
-        write({BEGIN: check})
+        write({STARTED: check})
         if _attempt(check, partial(active.load, kind, name), write) and why_not is None:
-            write({BEGIN: f"{check}, properties"})
+            write({STARTED: f"{check}, properties"})
             held = partial(conformance.check_component, name, kind=kind, plugin=_as_named(source))
             _hold(f"{check}, properties", source, held, write)
     if why_not is not None:
         write(skipped("properties", why_not).as_row())
     elif active.lifecycle:
-        write({BEGIN: LIFE})
+        write({STARTED: LIFE})
         _hold(LIFE, source, partial(conformance.check_lifecycle, _as_named(source)), write)
 
 

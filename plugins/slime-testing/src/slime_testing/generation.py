@@ -19,12 +19,12 @@ from slime_core.harness.engines import connect
 from slime_core.harness.fake_engine import LOG_PROB, FakeEngine
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.types import PromptGroup, Sample, Status
-from slime_testing.pairs import DRAWN, END, begin_id, letters, pairing_encoder
+from slime_testing.pairs import END, NUM_SAMPLED_IDS, letters, pairing_encoder, start_id
 from slime_testing.resumed import ended, require_left_alone, require_resumed
 from slime_testing.suite import ComponentSuite, require
 from slime_testing.waiting import require_cancellable, run
 
-__all__ = ["SAMPLING", "GenerateFunctionSuite", "make_context", "make_engine", "require_drawn", "require_log_probs"]
+__all__ = ["SAMPLING", "GenerateFunctionSuite", "make_context", "make_engine", "require_log_probs", "require_sampled"]
 
 PROMPTS = ("6 * 7 = ", "What is the capital of France?", "once upon a time", "Say 1234.")
 VERSION, LATER = "7", "8"
@@ -41,7 +41,7 @@ class _Played:
 
     parents: PromptGroup
     calls: list[list[Sample]]
-    drawn: list[tuple[list[int], list[int]]]
+    sampled: list[tuple[list[int], list[int]]]
 
     @property
     def samples(self) -> list[Sample]:
@@ -75,20 +75,22 @@ class GenerateFunctionSuite(ComponentSuite):
                 require(sample.status is not Status.PENDING, f"{_who(sample)} is still pending; set its status")
                 lengths = f"{sample.response_length} response tokens of {len(sample.tokens)}"
                 whole = 0 < sample.response_length < len(sample.tokens)
-                require(whole, f"{_who(sample)} has {lengths}; tokens are the prompt's ids and the response's behind")
+                require(
+                    whole, f"{_who(sample)} has {lengths}; tokens are the prompt's ids and the response's after them"
+                )
 
     def test_token_ids_are_those_that_the_engine_sampled(self) -> None:
         for played in self._play():
             if not self.traits().samples_from_engine:
-                require(not played.drawn, "the traits say samples_from_engine=False, and the engine was asked")
+                require(not played.sampled, "the traits say samples_from_engine=False, and the engine got a request")
                 continue
             for sample in played.samples:
-                require_drawn(sample, played.drawn)
+                require_sampled(sample, played.sampled)
 
     def test_log_probs_are_those_of_the_engine(self) -> None:
         for played in self._play():
             for sample in played.samples:
-                require_log_probs(sample, drawn=self.traits().samples_from_engine)
+                require_log_probs(sample, sampled=self.traits().samples_from_engine)
 
     def test_the_loss_mask_has_one_entry_a_response_token(self) -> None:
         for played in self._play():
@@ -105,13 +107,14 @@ class GenerateFunctionSuite(ComponentSuite):
             for sample in played.samples:
                 start = len(sample.tokens) - sample.response_length
                 pairs = enumerate(zip(list(sample.tokens)[start:], _mask(sample), strict=False))
-                begun = [at for at, (token, trained) in pairs if token == begin_id() and not trained]
+                restarts = [at for at, (token, trained) in pairs if token == start_id() and not trained]
                 require(
-                    not begun,
-                    f"{_who(sample)} begins a new conversation at the positions {begun} of its response: a tool's text "
-                    "went through the chat template as if it were a prompt (context.encoder.encode, or the tokenizer's "
-                    "apply_chat_template). Add it as it stands with trajectory.append_text or encoder.encode_text, or "
-                    "as a message that continues the conversation with trajectory.append_message",
+                    not restarts,
+                    f"{_who(sample)} starts a new conversation at the positions {restarts} of its response: a tool's "
+                    "text went through the chat template as if it were a prompt (context.encoder.encode, or the "
+                    "tokenizer's apply_chat_template). Add it as it stands with trajectory.append_text or "
+                    "encoder.encode_text, or as a message that continues the conversation with "
+                    "trajectory.append_message",
                 )
 
     def test_weight_versions_are_recorded(self) -> None:
@@ -121,8 +124,8 @@ class GenerateFunctionSuite(ComponentSuite):
                 found = list(sample.weight_versions)
                 require(
                     found == wanted,
-                    f"{_who(sample)} was drawn from weights of the versions {wanted} and says {found}: copy them from "
-                    "the engine's answers, oldest first, each once",
+                    f"{_who(sample)} was sampled from weights of the versions {wanted}, but its weight_versions are "
+                    f"{found}: copy them from the engine's answers, oldest first, each once",
                 )
 
     def test_siblings_share_a_rollout_id(self) -> None:
@@ -131,10 +134,10 @@ class GenerateFunctionSuite(ComponentSuite):
             for call in played.calls:
                 generations = len(played.parents) if self._takes_groups() else 1
                 ids = {sample.rollout_id for sample in call if sample.rollout_id is not None}
-                apart = len(ids) + sum(sample.rollout_id is None for sample in call)
+                distinct = len(ids) + sum(sample.rollout_id is None for sample in call)
                 found = [sample.rollout_id for sample in call]
                 require(
-                    apart <= generations,
+                    distinct <= generations,
                     f"{generations} generation(s) made {len(call)} samples with the rollout ids {found}: siblings of "
                     "one generation share one rollout_id, or each would weigh as much as a whole rollout",
                 )
@@ -199,10 +202,10 @@ class GenerateFunctionSuite(ComponentSuite):
         with make_engine(version=LATER) as engine:
             engine.answers = [letters(text) for text in self.answers]
             (calls,) = run(self._generated(engine, [copy.deepcopy([before, *finished])], encoder))
-            drawn = list(engine.sampled)
+            sampled = list(engine.sampled)
         made = [sample for call in calls for sample in call]
         most = SAMPLING.max_new_tokens if self.traits().sends_prompts_whole else None
-        require_resumed(before, made, drawn, versions=(VERSION, LATER), most=most)
+        require_resumed(before, made, sampled, versions=(VERSION, LATER), most=most)
         require_left_alone(finished, made)
 
     def test_it_can_be_cancelled(self) -> None:
@@ -288,7 +291,7 @@ class GenerateFunctionSuite(ComponentSuite):
 
 def make_engine(*, version: str = VERSION) -> FakeEngine:
     """The engine of a suite: it samples lower-case letters."""
-    return FakeEngine(vocab_size=DRAWN, context_length=CONTEXT_LENGTH, version=version)
+    return FakeEngine(vocab_size=NUM_SAMPLED_IDS, context_length=CONTEXT_LENGTH, version=version)
 
 
 def make_context(
@@ -300,10 +303,10 @@ def make_context(
     )
 
 
-def require_drawn(sample: Sample, drawn: list[tuple[list[int], list[int]]]) -> None:
-    """Every trained id stands where the engine sampled it, behind the ids that it sampled it from."""
+def require_sampled(sample: Sample, sampled: list[tuple[list[int], list[int]]]) -> None:
+    """Every trained id stands where the engine sampled it, after the ids that it was sampled from."""
     tokens, covered = list(sample.tokens), set[int]()
-    for prompt, response in drawn:
+    for prompt, response in sampled:
         together = [*prompt, *response]
         same = next((at for at, pair in enumerate(zip(tokens, together, strict=False)) if pair[0] != pair[1]), None)
         covered.update(range(len(prompt), min(len(tokens), len(together)) if same is None else same))
@@ -312,12 +315,12 @@ def require_drawn(sample: Sample, drawn: list[tuple[list[int], list[int]]]) -> N
     require(
         not wrong,
         f"{_who(sample)} trains the ids {[tokens[at] for at in wrong[:8]]} at the positions {wrong[:8]} of its tokens, "
-        "which the engine did not draw behind those before them. Keep prompt and response ids as they were sent and "
-        "returned; text that is encoded again gives other ids. Mask what the engine did not draw.",
+        "which the engine did not sample after those before them. Keep prompt and response ids as they were sent and "
+        "returned; text that is encoded again gives other ids. Mask what the engine did not sample.",
     )
 
 
-def require_log_probs(sample: Sample, *, drawn: bool) -> None:
+def require_log_probs(sample: Sample, *, sampled: bool) -> None:
     """Every trained token has the log-probability that the engine gave it."""
     found = sample.rollout_log_probs
     count = "none" if found is None else str(len(found))
@@ -328,7 +331,7 @@ def require_log_probs(sample: Sample, *, drawn: bool) -> None:
     )
     trained = [one for one, mask in zip(found or (), _mask(sample), strict=False) if mask]
     require(
-        not drawn or all(math.isclose(one, LOG_PROB, abs_tol=1e-6) for one in trained),
+        not sampled or all(math.isclose(one, LOG_PROB, abs_tol=1e-6) for one in trained),
         f"{_who(sample)} has the log-probabilities {trained[:8]} for trained tokens; the engine gave each {LOG_PROB}",
     )
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 
 from slime_core import Kind, LossOutput, LossSettings, LossTerms
-from slime_testing.packed import EMPTY, Packing, beside, require_column, require_equal, require_unchanged, rows
+from slime_testing.packed import EMPTY, Packing, concatenated, require_column, require_equal, require_unchanged, rows
 from slime_testing.suite import ComponentSuite, given, require
 
 __all__ = ["PolicyLossSuite"]
@@ -142,7 +142,7 @@ def _with_holes(terms: LossTerms, hole: float) -> LossTerms:
 
 def _joined(packing: Packing, rest: Packing, settings: LossSettings) -> LossTerms:
     """The sequences of ``packing``, and after them others."""
-    other, segments = beside(packing, rest)
+    other, segments = concatenated(packing, rest)
     first, second = (_columns(_terms(one, settings)) for one in (packing, other))
     columns: dict[str, Any] = {
         name: torch.cat([column.detach(), second[name].detach()]) for name, column in first.items()

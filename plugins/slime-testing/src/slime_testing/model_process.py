@@ -93,7 +93,7 @@ def _tested(
         except PluginError as failure:
             return {"built": str(failure)}
         case = _Case(spec, chunks, reference, folder, refuses)
-        return {name: message for name, holds in PROPERTIES.items() if (message := _said(name, holds, case))}
+        return {name: message for name, holds in PROPERTIES.items() if (message := _message(name, holds, case))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,16 +187,20 @@ def _weights_come_back(case: _Case) -> str | None:
 
 def _logits_agree(case: _Case) -> str | None:
     for row in case.rows():
-        apart = _apart(case.logits([row]), case.wanted([row]))
-        if apart is not None:
-            return f"the logits of a row of {len(row)} tokens differ from Hugging Face's by {apart:.3g}"
+        difference = _difference(case.logits([row]), case.wanted([row]))
+        if difference is not None:
+            return f"the logits of a row of {len(row)} tokens differ from Hugging Face's by {difference:.3g}"
     return None
 
 
-def _rows_stay_apart(case: _Case) -> str | None:
+def _rows_are_separate(case: _Case) -> str | None:
     rows = case.rows()
-    apart = _apart(case.logits(rows), torch.cat([case.logits([row]) for row in rows]))
-    return None if apart is None else f"packed into one row, sequences see each other: logits differ by {apart:.3g}"
+    difference = _difference(case.logits(rows), torch.cat([case.logits([row]) for row in rows]))
+    return (
+        None
+        if difference is None
+        else f"packed into one row, sequences see each other: logits differ by {difference:.3g}"
+    )
 
 
 def _every_tensor_acts(case: _Case) -> str | None:
@@ -208,12 +212,12 @@ def _every_tensor_acts(case: _Case) -> str | None:
     for number, (name, members) in enumerate(together):
         generator = torch.Generator().manual_seed(number)
         moved = {one: weights[one] + torch.randn(weights[one].shape, generator=generator) for one in members}
-        apart = _apart(*_both(case, weights | moved, rows))
-        if apart is not None:
-            wrong[name] = apart
+        difference = _difference(*_both(case, weights | moved, rows))
+        if difference is not None:
+            wrong[name] = difference
     if not wrong:
         return None
-    shown = ", ".join(f"{name} (logits differ by {apart:.3g})" for name, apart in list(wrong.items())[:5])
+    shown = ", ".join(f"{name} (logits differ by {difference:.3g})" for name, difference in list(wrong.items())[:5])
     return f"these tensors of the checkpoint act otherwise than in Hugging Face's model once they are moved: {shown}"
 
 
@@ -242,13 +246,13 @@ PROPERTIES: Mapping[str, Callable[[_Case], str | None]] = {
     "refused": _is_not_refused,
     "exported": _weights_come_back,
     "logits": _logits_agree,
-    "packed": _rows_stay_apart,
+    "packed": _rows_are_separate,
     "tensors": _every_tensor_acts,
 }
 """What is tested, in order; the last one moves the weights."""
 
 
-def _said(name: str, holds: Callable[[_Case], str | None], case: _Case) -> str | None:
+def _message(name: str, holds: Callable[[_Case], str | None], case: _Case) -> str | None:
     try:
         with boundary(case.spec, f"testing {name}"):
             return holds(case)
@@ -256,12 +260,12 @@ def _said(name: str, holds: Callable[[_Case], str | None], case: _Case) -> str |
         return str(failure)
 
 
-def _apart(found: torch.Tensor, wanted: torch.Tensor) -> float | None:
+def _difference(found: torch.Tensor, wanted: torch.Tensor) -> float | None:
     """The largest difference, None where it is negligible; a NaN is infinitely far."""
     if found.shape != wanted.shape or not found.isfinite().all():
         return float("inf")
-    apart = float((found - wanted).abs().max())
-    return apart if apart > TOLERANCE * max(1.0, float(wanted.abs().max())) else None
+    difference = float((found - wanted).abs().max())
+    return difference if difference > TOLERANCE * max(1.0, float(wanted.abs().max())) else None
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from slime_core import Kind
-from slime_testing.nursery import Nursery
+from slime_testing.fork_server import ForkServer
 from slime_testing.subject import default_run
 from slime_testing.suite import ComponentSuite, require
 
@@ -111,8 +111,8 @@ def _failure(task: Path, report: Path, limit_s: float) -> str | None:
 
 
 def _process(task: Path, report: Path, limit_s: float) -> subprocess.CompletedProcess[str]:
-    return _NURSERY.run(str(task), str(report), limit_s=limit_s)
+    return _SERVER.run(str(task), str(report), limit_s=limit_s)
 
 
-_NURSERY = Nursery({"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"})
+_SERVER = ForkServer({"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"})
 """On the CPU: what is tested is the map, and a map is the same everywhere. Messages quote stderr: no progress bars."""

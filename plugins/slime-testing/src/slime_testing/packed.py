@@ -11,12 +11,21 @@ from hypothesis import strategies as st
 
 from slime_testing.suite import require
 
-__all__ = ["EMPTY", "Packing", "SequenceSums", "beside", "require_column", "require_equal", "require_unchanged", "rows"]
+__all__ = [
+    "EMPTY",
+    "Packing",
+    "SequenceSums",
+    "concatenated",
+    "require_column",
+    "require_equal",
+    "require_unchanged",
+    "rows",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Sequences of ``lengths`` tokens and which of their tokens are trained; ``seed`` draws what the tokens hold.
+    """Sequences of ``lengths`` tokens and which of their tokens are trained; ``seed`` gives the values of the columns.
 
     Example: ``Packing((2, 3), (1, 0, 1, 1, 1), 7)``: two sequences, the second token of the first one is masked.
     """
@@ -64,7 +73,8 @@ class SequenceSums:
 
 @st.composite
 def rows(draw: Any, *, some_masked: bool = False) -> Packing:
-    """One to four sequences of one to six tokens; at least one token is trained, and if asked at least one masked."""
+    """One to four sequences of one to six tokens;
+    at least one token is trained, and with ``some_masked`` at least one masked."""
     lengths = draw(st.lists(st.integers(1, 6), min_size=2 if some_masked else 1, max_size=4))
     tokens = sum(lengths)
     mask = draw(st.lists(st.sampled_from([1, 1, 0]), min_size=tokens, max_size=tokens))
@@ -74,8 +84,8 @@ def rows(draw: Any, *, some_masked: bool = False) -> Packing:
     return Packing(tuple(lengths), tuple(mask), draw(st.integers(0, 999)))
 
 
-def beside(packing: Packing, rest: Packing) -> tuple[Packing, SequenceSums]:
-    """``rest`` with tokens that hold something else, and the sums over the sequences of both, one after the other."""
+def concatenated(packing: Packing, rest: Packing) -> tuple[Packing, SequenceSums]:
+    """``rest`` with other values, and the sums over the sequences of ``packing`` followed by those of ``rest``."""
     other = replace(rest, seed=packing.seed + 1000)
     return other, SequenceSums(packing.lengths + other.lengths)
 

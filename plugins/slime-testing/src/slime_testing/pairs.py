@@ -1,4 +1,5 @@
-"""A real tokenizer for which text says less than ids: what an engine drew by the letter is encoded again in pairs."""
+"""A real tokenizer whose text does not determine the ids:
+letters that an engine sampled one by one are encoded again as pairs."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from slime_core.prompts.chat import PromptEncoder
 
-__all__ = ["DRAWN", "END", "begin_id", "letters", "pairing_encoder"]
+__all__ = ["END", "NUM_SAMPLED_IDS", "letters", "pairing_encoder", "start_id"]
 
 END = 1
 """Id of the token that ends a response, as the fake engine has it."""
@@ -19,14 +20,14 @@ END = 1
 SPECIAL = ("<pad>", "<end>", "<unk>", "<|user|>", "<|assistant|>")
 PAIRED = (string.ascii_lowercase, string.digits)
 LETTERS = (*PAIRED[0], *sorted({"\n", *map(chr, range(32, 127))} - set(PAIRED[0])))
-DRAWN = len(SPECIAL) + len(PAIRED[0])
-"""An engine that draws ids below this one draws lower-case letters, which are written in pairs when encoded again."""
+NUM_SAMPLED_IDS = len(SPECIAL) + len(PAIRED[0])
+"""An engine that samples ids below this one samples lower-case letters, which re-encoding turns into pairs."""
 
-BEGIN = "<|begin|>"
+START = "<|start|>"
 """What the chat template writes before the first message, and nowhere else."""
 
 TEMPLATE = (
-    f"{{{{ '{BEGIN}' }}}}"
+    f"{{{{ '{START}' }}}}"
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
@@ -51,12 +52,12 @@ def letters(text: str) -> list[int]:
 @functools.cache
 def _vocabulary() -> dict[str, int]:
     pairs = ("".join(pair) for pair in _pairs())
-    return {token: number for number, token in enumerate([*SPECIAL, *LETTERS, *pairs, BEGIN])}
+    return {token: number for number, token in enumerate([*SPECIAL, *LETTERS, *pairs, START])}
 
 
-def begin_id() -> int:
-    """The id of :data:`BEGIN`, which no engine of a suite samples."""
-    return _vocabulary()[BEGIN]
+def start_id() -> int:
+    """The id of :data:`START`, which no engine of a suite samples."""
+    return _vocabulary()[START]
 
 
 def _pairs() -> list[tuple[str, str]]:
@@ -67,7 +68,7 @@ def _write(folder: Path) -> None:
     """The tokenizer and a config as a checkpoint has them."""
     model = {"type": "BPE", "vocab": _vocabulary(), "merges": _pairs(), "unk_token": SPECIAL[2]}
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    added = [{"id": _vocabulary()[token], "content": token, **special} for token in (*SPECIAL, BEGIN)]
+    added = [{"id": _vocabulary()[token], "content": token, **special} for token in (*SPECIAL, START)]
     files = {
         "tokenizer.json": {"version": "1.0", "added_tokens": added, "model": model, "decoder": {"type": "Fuse"}},
         "tokenizer_config.json": {

@@ -118,7 +118,7 @@ class Rank:
     def _take_states_back(self) -> None:
         states = json.loads(self._store.get("states"))
         self._hooks.restore(states)
-        if self._rank == 0 and states:  # as in a run, only rank 0 is asked for its state
+        if self._rank == 0 and states:  # as in a run, only the state of rank 0 is saved
             again = self._hooks.states()
             if again != states:
                 say(lost=not_back(Place.RANK, states, again))

@@ -26,13 +26,13 @@ START_LIMIT_S = 300.0
 """Seconds outside of hooks: importing torch and the plugin, leaving the group."""
 
 STACKS_S = 0.5
-"""Seconds without a further word after which a stuck process has written its stacks."""
+"""Seconds without further output after which a stuck process has written its stacks."""
 
 STACKS_LIMIT_S = 30.0
 """Seconds that it gets to write them."""
 
 Words = dict[int, list[dict[str, str]]]
-"""What each rank has said."""
+"""The JSON lines that each rank has written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def not_back(place: Place, states: PlaceStates, again: PlaceStates) -> str:
 
 @contextmanager
 def _processes(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Both ranks, with an output file each; none is left behind."""
+    """Both ranks, with an output file each; all are stopped at the end."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     with contextlib.ExitStack() as opened:
         processes = []
@@ -97,29 +97,29 @@ def _watched(folder: Path, processes: Sequence[subprocess.Popen[bytes]], limit_s
     last: Words = {}
     moved_s = time.monotonic()
     while any(process.poll() is None for process in processes):
-        said = {rank: _said(folder, rank) for rank in RANKS}
-        if said != last:
-            last, moved_s = said, time.monotonic()
+        lines = {rank: _lines(folder, rank) for rank in RANKS}
+        if lines != last:
+            last, moved_s = lines, time.monotonic()
         if any(process.poll() for process in processes):  # a rank that died leaves the other one waiting
             break
-        # In no hook: one still imports, and the other waits for it; or both end. By the same words as the time: a hook
-        # that was entered after them has only started.
-        inside = _inside(said)
+        # In no hook: one still imports, and the other waits for it; or both end. Computed from the lines that set the
+        # time, because a hook that was entered after them has only started.
+        inside = _inside(lines)
         if time.monotonic() - moved_s > (limit_s if inside else START_LIMIT_S):
-            return RankReport(_stuck(folder, processes, inside, limit_s), _said_as("failed", folder))
+            return RankReport(_stuck(folder, processes, inside, limit_s), _values("failed", folder))
         time.sleep(0.05)
     died = [_death(folder, rank) for rank, process in zip(RANKS, processes, strict=True) if process.poll()]
-    return RankReport(None, (*_said_as("failed", folder), *died), _said_as("lost", folder))
+    return RankReport(None, (*_values("failed", folder), *died), _values("lost", folder))
 
 
 def _stuck(
     folder: Path, processes: Sequence[subprocess.Popen[bytes]], inside: Mapping[int, str], limit_s: float
 ) -> str:
     if not inside:
-        said = "\n".join(f"rank {rank}:\n{_read(folder, f'err{rank}')[-2000:]}" for rank in RANKS)
+        errors = "\n".join(f"rank {rank}:\n{_read(folder, f'err{rank}')[-2000:]}" for rank in RANKS)
         return (
             f"two learner ranks got nowhere for {START_LIMIT_S:g} s, in no hook. Does importing the plugin wait for "
-            f"something?\n{said}"
+            f"something?\n{errors}"
         )
     _dump(folder, {rank: processes[rank] for rank in inside})
     where = " and ".join(f"rank {rank} is in {hook}" for rank, hook in inside.items())
@@ -134,33 +134,33 @@ def _stuck(
 def _dump(folder: Path, processes: Mapping[int, subprocess.Popen[bytes]]) -> None:
     """Their stacks are in their files of errors."""
     deadline_s = time.monotonic() + STACKS_LIMIT_S
-    before = said = {rank: len(_read(folder, f"err{rank}")) for rank in processes}
+    before = size = {rank: len(_read(folder, f"err{rank}")) for rank in processes}
     for process in processes.values():
         process.send_signal(signal.SIGUSR1)
     while time.monotonic() < deadline_s:
         time.sleep(STACKS_S)
-        last, said = said, {rank: len(_read(folder, f"err{rank}")) for rank in processes}
-        if said == last and all(said[rank] > before[rank] for rank in processes):
+        last, size = size, {rank: len(_read(folder, f"err{rank}")) for rank in processes}
+        if size == last and all(size[rank] > before[rank] for rank in processes):
             return
 
 
-def _inside(said: Words) -> dict[int, str]:
+def _inside(written: Words) -> dict[int, str]:
     """Rank -> the hook that it has entered and not left."""
-    last = {rank: [line for line in lines if "failed" not in line][-1:] for rank, lines in said.items()}
+    last = {rank: [line for line in lines if "failed" not in line][-1:] for rank, lines in written.items()}
     return {rank: line["enter"] for rank, lines in last.items() for line in lines if "enter" in line}
 
 
-def _said_as(key: str, folder: Path) -> tuple[str, ...]:
-    return tuple(line[key] for rank in RANKS for line in _said(folder, rank) if key in line)
+def _values(key: str, folder: Path) -> tuple[str, ...]:
+    return tuple(line[key] for rank in RANKS for line in _lines(folder, rank) if key in line)
 
 
 def _death(folder: Path, rank: int) -> str:
-    hook = _inside({rank: _said(folder, rank)}).get(rank)
+    hook = _inside({rank: _lines(folder, rank)}).get(rank)
     return f"rank {rank} died{f' in {hook}' if hook else ''}:\n{_read(folder, f'err{rank}')[-2000:]}"
 
 
-def _said(folder: Path, rank: int) -> list[dict[str, str]]:
-    """What the rank has said so far; other lines are the plugin's own output."""
+def _lines(folder: Path, rank: int) -> list[dict[str, str]]:
+    """The JSON lines that the rank has written so far; other lines are the plugin's own output."""
     lines = _read(folder, f"out{rank}").splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.startswith('{"') and line.endswith("\n")]
 

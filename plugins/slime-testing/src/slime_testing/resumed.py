@@ -1,4 +1,4 @@
-"""What a generate function must hold to that says it goes on with ended responses (trait ``resumes``)."""
+"""What a generate function that resumes aborted responses (trait ``resumes``) must do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slime_testing.suite import require
 
 __all__ = ["ended", "require_left_alone", "require_resumed"]
 
-Drawn = Sequence[tuple[list[int], list[int]]]
+SampledPairs = Sequence[tuple[list[int], list[int]]]
 
 
 def ended(sample: Sample, *, text: str) -> Sample:
@@ -27,32 +27,34 @@ def ended(sample: Sample, *, text: str) -> Sample:
 
 
 def require_resumed(
-    before: Sample, made: Sequence[Sample], drawn: Drawn, *, versions: Sequence[str], most: int | None
+    before: Sample, made: Sequence[Sample], sampled: SampledPairs, *, versions: Sequence[str], most: int | None
 ) -> None:
-    """``made`` holds ``before`` gone on, by what the engine sampled behind its tokens.
+    """``made`` holds ``before`` resumed: continued by what the engine sampled after its tokens.
 
     Arguments:
         sampled: prompt and response of what was sampled meanwhile.
         versions: of the weights that sampled it, oldest first.
-        most: tokens that its response may have; None: that is the function's to say.
+        most: tokens that its response may have; None: the function decides.
     """
-    who = f"sample {before.index} of group {before.group_index}, which was ended with {before.response_length} tokens,"
+    who = (
+        f"sample {before.index} of group {before.group_index}, which was aborted with {before.response_length} tokens,"
+    )
     after = next((one for one in made if one.index == before.index), None)
     require(after is not None, f"{who} was not returned")
     assert after is not None
     have = list(before.tokens)
-    others = [prompt for prompt, _ in drawn if prompt[: len(have)] != have]
+    others = [prompt for prompt, _ in sampled if prompt[: len(have)] != have]
     require(
-        bool(drawn) and not others,
-        f"{who} was {'drawn anew' if drawn else 'not gone on with'}: the engine is to be sent all of its tokens, and "
-        "draws what follows. A function that cannot says resumes=False",
+        bool(sampled) and not others,
+        f"{who} was {'restarted' if sampled else 'not resumed'}: send the engine all of its tokens, so that it "
+        "samples what follows. A function that cannot do so declares resumes=False",
     )
     _require_kept(who, before, after)
     require(after.status in (Status.COMPLETED, Status.TRUNCATED), f"{who} is {after.status} now; finish it")
     require(
         list(after.weight_versions) == list(versions),
-        f"{who} was drawn from weights of the versions {list(versions)} and says {list(after.weight_versions)}: add "
-        "those of what was added to those that it has",
+        f"{who} was sampled from weights of the versions {list(versions)}, but its weight_versions are "
+        f"{list(after.weight_versions)}: append the versions of the new tokens",
     )
     require(
         most is None or after.response_length <= most,
@@ -80,6 +82,6 @@ def require_left_alone(before: Sequence[Sample], made: Sequence[Sample]) -> None
         same = [list(after.tokens) == list(one.tokens) and after.status is one.status for after in made]
         require(
             any(same),
-            f"sample {one.index} of group {one.group_index} was finished, and came back changed or not at all beside "
-            "one that was ended; return it as it is",
+            f"sample {one.index} of group {one.group_index} was finished, and came back changed or not at all, with "
+            "an aborted one in its group; return it as it is",
         )

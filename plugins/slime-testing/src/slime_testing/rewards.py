@@ -69,8 +69,8 @@ class RewardModelSuite(ComponentSuite):
         if all(reward == rewards[0] for reward in rewards):
             raise NotTested(
                 f"not tested: all {len(rewards)} examples get the same reward, {rewards[:1]}, so neither their order "
-                f"nor what stands beside them can show. Set label (it is {self.label!r}) and responses of the suite so "
-                "that some are right and some are wrong."
+                f"nor what else is scored with them can show. Set label (it is {self.label!r}) and responses of the "
+                "suite so that some are right and some are wrong."
             )
 
     @given(max_examples=15, order=st.permutations(range(LONGEST)))

@@ -19,7 +19,7 @@ from slime_core.harness import boundary
 from slime_core.harness.engines import connect
 from slime_core.harness.fake_engine import FakeEngine
 from slime_core.types import PromptGroup, Sample, Status
-from slime_testing.generation import SAMPLING, make_context, make_engine, require_drawn, require_log_probs
+from slime_testing.generation import SAMPLING, make_context, make_engine, require_log_probs, require_sampled
 from slime_testing.pairs import pairing_encoder
 from slime_testing.suite import ComponentSuite, PropertyViolation, require
 
@@ -29,7 +29,7 @@ WANTED = 3
 
 
 class RolloutSourceSuite(ComponentSuite):
-    """For rollout sources; each is asked for two rollouts of three groups.
+    """For rollout sources; each makes two rollouts of three groups.
 
     Attributes:
         samples_per_prompt: of each group of prompts that the source may take.
@@ -55,8 +55,8 @@ class RolloutSourceSuite(ComponentSuite):
                 "weight_versions; copy them from the engine's answers, as Trajectory.finish does",
             )
             for sample in generated:
-                require_drawn(sample, batch.sampled)
-                require_log_probs(sample, drawn=True)
+                require_sampled(sample, batch.sampled)
+                require_log_probs(sample, sampled=True)
 
     def test_a_prompt_that_was_taken_is_added_or_put_back(self) -> None:
         prompts = _Prompts(self.samples_per_prompt)
@@ -163,7 +163,7 @@ class _Batch:
         self._context: GenerateContext | None = None
 
     async def filled_by(self, source: Any) -> Any:
-        """What ``source.fill`` returns, while the engine can be asked."""
+        """What ``source.fill`` returns, while the engine answers requests."""
         encoder = pairing_encoder(apply_chat_template=False)
         async with connect(self._engine.url, vocab_size=encoder.vocab_size) as client:
             self._context = make_context(client, encoder, rollout=self.rollout)

@@ -31,7 +31,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 SUFFIX = ".tmpl"
 COMMON = "common"
 KINDS: tuple[str, ...] = tuple(sorted(path.parent.name for path in TEMPLATES.glob("*/recipe.toml")))
-"""What can be asked for: the kinds of components, the estimator per token, and ``lifecycle`` for hooks alone."""
+"""What the command can write: the kinds of components, the estimator per token, and ``lifecycle`` for hooks alone."""
 
 LONGEST_NAME = 30
 """Characters; the lines of the generated files stay within 120."""
@@ -121,8 +121,8 @@ def main(argv: Sequence[str]) -> int:
     new.add_argument("kind", metavar="KIND", help=", ".join(KINDS))
     new.add_argument("name", metavar="NAME", help="of the plugin: a-z, 0-9 and single dashes")
     new.add_argument("--dir", type=Path, default=Path(), help="where the folder is made (default: here)")
-    asked = new.parse_args(argv)
-    return new_plugin(asked.kind, asked.name, where=asked.dir)
+    arguments = new.parse_args(argv)
+    return new_plugin(arguments.kind, arguments.name, where=arguments.dir)
 
 
 def new_plugin(kind: str, name: str, *, where: Path) -> int:
@@ -140,22 +140,22 @@ def new_plugin(kind: str, name: str, *, where: Path) -> int:
     return 0
 
 
-# --- What can be asked for -------------------------------------------------------------------------------------------
+# --- What the command accepts ---------------------------------------------------------------------------------------
 
 
-def _kind(asked: str) -> str:
-    kind = asked.replace("_", "-")
+def _kind(given: str) -> str:
+    kind = given.replace("_", "-")
     if kind not in KINDS:
         close = difflib.get_close_matches(kind, KINDS, n=1)
         meant = f" (did you mean {close[0]!r}?)" if close else ""
-        raise PluginError(f"slime plugins new {asked}: no such kind{meant}. Kinds are: {', '.join(KINDS)}.")
+        raise PluginError(f"slime plugins new {given}: no such kind{meant}. Kinds are: {', '.join(KINDS)}.")
     return kind
 
 
 def _name(name: str) -> str:
     if not _NAME.fullmatch(name) or len(name) > LONGEST_NAME:
         raise PluginError(
-            f"a plugin cannot be called {name!r}; a name begins with a letter and has a to z, 0 to 9 and single "
+            f"a plugin cannot be called {name!r}; a name starts with a letter and has a to z, 0 to 9 and single "
             f"dashes, at most {LONGEST_NAME} characters. Choose another, such as my-algo."
         )
     if name.startswith("slime-"):
@@ -176,14 +176,14 @@ def _refuse_taken(scaffold: Scaffold) -> None:
     owner = _component_owner(scaffold)
     if owner:
         raise PluginError(
-            f"the name {name!r} is taken by a component of {owner}, which runs beside it. Choose another."
+            f"the name {name!r} is taken by a component of {owner}, which the same run uses. Choose another."
         )
 
 
 def _component_owner(scaffold: Scaffold) -> object | None:
     """Which of the plugins that the generated run names offers a component of this name."""
-    beside = {CORE.name, *scaffold.partners}
-    for plugin in (plugin for plugin in installed() if plugin.name in beside):
+    active = {CORE.name, *scaffold.partners}
+    for plugin in (plugin for plugin in installed() if plugin.name in active):
         with suppress(PluginError):  # a broken neighbour is for slime plugins check to report
             if any(name == scaffold.name for _, name in activate(PluginSource(plugin)).offers):
                 return plugin
@@ -201,8 +201,8 @@ def _write(folder: Path, files: Mapping[Path, str]) -> None:
         )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".slime-new-") as beside:
-            unfinished = Path(beside) / folder.name
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".slime-new-") as parent:
+            unfinished = Path(parent) / folder.name
             for place, text in files.items():
                 (unfinished / place).parent.mkdir(parents=True, exist_ok=True)
                 (unfinished / place).write_text(text, encoding="utf-8")

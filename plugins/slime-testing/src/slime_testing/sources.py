@@ -24,7 +24,7 @@ __all__ = ["DataSourceSuite"]
 ROWS = tuple({"prompt": f"{number} + 1 =", "label": str(number + 1), "metadata": {"n": number}} for number in range(7))
 """The rows of the examples' file: few, so that every stream reaches its second pass."""
 
-draws = st.lists(st.integers(1, 5), min_size=1, max_size=5)
+sizes_lists = st.lists(st.integers(1, 5), min_size=1, max_size=5)
 
 
 class DataSourceSuite(ComponentSuite):
@@ -37,22 +37,24 @@ class DataSourceSuite(ComponentSuite):
     kind: ClassVar[Kind] = Kind.DATA_SOURCE
     rows: ClassVar[Sequence[dict[str, Any]]] = ROWS
 
-    @given(max_examples=15, sizes=draws, of_a_prompt=st.integers(1, 3))
+    @given(max_examples=15, sizes=sizes_lists, of_a_prompt=st.integers(1, 3))
     def test_groups_have_the_requested_size(self, sizes: list[int], of_a_prompt: int) -> None:
         with self._source(of_a_prompt) as source:
             for n in sizes:
                 groups = source.next_groups(n)
                 require(len(groups) == n, f"next_groups({n}) returned {len(groups)} groups")
                 found = [len(group) for group in groups]
-                require(set(found) == {of_a_prompt}, f"groups of {of_a_prompt} samples were asked for, found {found}")
+                require(set(found) == {of_a_prompt}, f"groups of {of_a_prompt} samples were requested, found {found}")
 
-    @given(max_examples=15, sizes=draws)
+    @given(max_examples=15, sizes=sizes_lists)
     def test_samples_are_pending_and_distinguished_by_their_numbers(self, sizes: list[int]) -> None:
         with self._source() as source:
             groups = [group for n in sizes for group in source.next_groups(n)]
         samples = [sample for group in groups for sample in group]
-        begun = [sample.status for sample in samples if sample.status is not Status.PENDING or sample.response_length]
-        require(not begun, f"samples are handed out as {begun[:3]}; only pending ones without a response are wanted")
+        started = [sample.status for sample in samples if sample.status is not Status.PENDING or sample.response_length]
+        require(
+            not started, f"samples are handed out as {started[:3]}; only pending ones without a response are wanted"
+        )
         numbers = [[sample.group_index for sample in group] for group in groups]
         alike = all(len(set(group)) == 1 and None not in group for group in numbers)
         require(alike, f"samples of one group must share one group_index; found {numbers[:3]}")
@@ -60,7 +62,7 @@ class DataSourceSuite(ComponentSuite):
         indices = [sample.index for sample in samples]
         require(len(set(indices)) == len(indices), f"two samples share an index: {indices}")
 
-    @given(max_examples=15, before=draws, after=draws)
+    @given(max_examples=15, before=sizes_lists, after=sizes_lists)
     def test_it_resumes_the_same_stream(self, before: list[int], after: list[int]) -> None:
         with self._source() as source, self._source() as resumed:
             _drain(source, before)
@@ -68,7 +70,7 @@ class DataSourceSuite(ComponentSuite):
             wanted, found = _drain(source, after), _drain(resumed, after)
         _require_same(found, wanted, "restored from state(), another source goes on with other prompts or numbers.")
 
-    @given(max_examples=15, before=draws, number=st.integers(1, 4))
+    @given(max_examples=15, before=sizes_lists, number=st.integers(1, 4))
     def test_what_was_put_back_comes_first(self, before: list[int], number: int) -> None:
         with self._source() as source:
             _drain(source, before)
@@ -81,7 +83,7 @@ class DataSourceSuite(ComponentSuite):
             f"{wanted} was put back, and {found} came next: groups that were put back are lost or come late.",
         )
 
-    @given(max_examples=15, before=draws, number=st.integers(1, 4))
+    @given(max_examples=15, before=sizes_lists, number=st.integers(1, 4))
     def test_what_was_put_back_survives_a_restart(self, before: list[int], number: int) -> None:
         with self._source() as source, self._source() as resumed:
             _drain(source, before)
@@ -90,7 +92,7 @@ class DataSourceSuite(ComponentSuite):
             wanted, found = _drain(source, [number, 3]), _drain(resumed, [number, 3])
         _require_same(found, wanted, "groups that were put back are lost when the source is restored.")
 
-    @given(max_examples=15, before=draws, after=draws)
+    @given(max_examples=15, before=sizes_lists, after=sizes_lists)
     def test_a_state_stays_what_it_was(self, before: list[int], after: list[int]) -> None:
         with self._source() as source:
             _drain(source, before)
@@ -104,15 +106,15 @@ class DataSourceSuite(ComponentSuite):
                 "the state that state() returned changed while the source went on; return a copy.",
             )
 
-    @given(max_examples=15, sizes=draws)
-    def test_asking_for_the_state_changes_nothing(self, sizes: list[int]) -> None:
-        with self._source() as source, self._source() as asked:
+    @given(max_examples=15, sizes=sizes_lists)
+    def test_reading_the_state_changes_nothing(self, sizes: list[int]) -> None:
+        with self._source() as source, self._source() as inspected:
             wanted = _drain(source, sizes)
             found = []
             for n in sizes:
-                asked.state()
-                found += _drain(asked, [n])
-        _require_same(found, wanted, "two sources of one request differ, or asking for the state moves the stream.")
+                inspected.state()
+                found += _drain(inspected, [n])
+        _require_same(found, wanted, "two sources of one request differ, or reading the state moves the stream.")
 
     def test_screening_reports_every_row_that_the_run_will_leave_out(self) -> None:
         if (screen := self._screen()) is None:
@@ -126,19 +128,19 @@ class DataSourceSuite(ComponentSuite):
 
         with self._run() as run:
             found = screen(run, one_bad_row)
-        said = list(found) if isinstance(found, list | tuple) else [None]
-        require(all(isinstance(one, str) for one in said), f"screen() returned {found!r:.100}; messages are wanted")
-        lost = [mistake for mistake in seen if said.count(mistake) != seen.count(mistake)]
-        require(not lost, f"prompts() found {lost[:1]}, and screen() returned {said[:3]}: users would not see it.")
+        messages = list(found) if isinstance(found, list | tuple) else [None]
+        require(all(isinstance(one, str) for one in messages), f"screen() returned {found!r:.100}; messages are wanted")
+        lost = [mistake for mistake in seen if messages.count(mistake) != seen.count(mistake)]
+        require(not lost, f"prompts() found {lost[:1]}, and screen() returned {messages[:3]}: users would not see it.")
 
     def test_screening_passes_on_what_ends_the_run(self) -> None:
         if (screen := self._screen()) is None:
             return
-        asked: list[str] = []
+        screened: list[str] = []
 
         def refuses(path: Path, *, setting: str, share: float = 1.0) -> list[str]:
             del share
-            asked.append(setting)
+            screened.append(setting)
             raise DataError(f"{path}, line 1: a prompt that is too long")
 
         with self._run() as run:
@@ -146,7 +148,7 @@ class DataSourceSuite(ComponentSuite):
                 found: object = screen(run, refuses)
             except DataError as error:
                 found = error
-        passed = isinstance(found, DataError) or not asked
+        passed = isinstance(found, DataError) or not screened
         require(passed, f"prompts() raised a DataError, and screen() returned {found!r:.100}; let it pass.")
 
     def test_screening_leaves_the_stream_as_it_is(self) -> None:
@@ -188,10 +190,11 @@ def _named(group: PromptGroup) -> list[tuple[Any, ...]]:
 
 
 def _require_same(found: list[Any], wanted: list[Any], otherwise: str) -> None:
-    apart = next((pair for pair in zip(found, wanted, strict=False) if pair[0] != pair[1]), None)
+    different = next((pair for pair in zip(found, wanted, strict=False) if pair[0] != pair[1]), None)
     require(
-        apart is None and len(found) == len(wanted),
-        f"{otherwise}\nFound {apart and apart[0]}, wanted {apart and apart[1]} (group_index, index, prompt, label).",
+        different is None and len(found) == len(wanted),
+        f"{otherwise}\nFound {different and different[0]}, wanted {different and different[1]} (group_index, index, "
+        "prompt, label).",
     )
 
 

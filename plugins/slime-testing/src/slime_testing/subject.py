@@ -86,8 +86,8 @@ def plugin_source(plugin: str, *, near: Path) -> PluginSource:
     Raises:
         PluginError: no such plugin or file.
     """
-    beside = near.parent / plugin
-    return find_plugin(str(beside) if plugin.endswith(".py") and beside.is_file() else plugin)
+    neighbour = near.parent / plugin
+    return find_plugin(str(neighbour) if plugin.endswith(".py") and neighbour.is_file() else plugin)
 
 
 def own_plugin(near: Path) -> PluginSource:

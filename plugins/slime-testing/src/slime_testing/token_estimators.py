@@ -159,7 +159,7 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
         if "kl" not in traits.reads:  # a run refuses the coefficient
             settings = replace(settings, kl_coef=0.0)
         lengths_B = torch.tensor(packing.lengths)
-        drawn = {
+        values = {
             name: packing.uniform(number, low=-2.0, high=-0.1)
             for number, name in enumerate(TOKEN_COLUMNS)
             if name.removesuffix("_U") in reads
@@ -170,7 +170,7 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
             mask_U=packing.mask_T,
             rewards_B=torch.tensor([float(1 + (packing.seed * 7 + i * 5) % 4) / 2 for i in range(len(lengths_B))]),
             settings=settings,
-            **drawn,
+            **values,
             **(_texts(packing) if "tokens" in reads else {}),
         )
 
@@ -238,7 +238,7 @@ class _OneRank:
         return values.detach().clone()
 
 
-class _Meeting:
+class _Rendezvous:
     """Where the ranks of one call meet, one reduction after the other.
 
     A rank lays its summand down and waits for the others; one that has left lays down nothing more.
@@ -273,21 +273,21 @@ class _Meeting:
 class _Rank:
     """The reductions of one of several ranks."""
 
-    def __init__(self, meeting: _Meeting, rank: int) -> None:
-        self._meeting = meeting
+    def __init__(self, rendezvous: _Rendezvous, rank: int) -> None:
+        self._rendezvous = rendezvous
         self._rank = rank
         self._number = -1
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         self._number += 1
-        return self._meeting.sum_of(self._rank, self._number, values)
+        return self._rendezvous.sum_of(self._rank, self._number, values)
 
 
 def _on_ranks(make: Callable[[], Any], shards: Sequence[ResponseTokens]) -> list[TokenAdvantages]:
     """What every rank makes of its shard, all of them at once."""
-    meeting = _Meeting(len(shards))
+    rendezvous = _Rendezvous(len(shards))
     with ThreadPoolExecutor(len(shards)) as ranks:
-        futures = [ranks.submit(_estimate_on, make, shard, meeting, rank) for rank, shard in enumerate(shards)]
+        futures = [ranks.submit(_estimate_on, make, shard, rendezvous, rank) for rank, shard in enumerate(shards)]
     failures = [failure for future in futures if (failure := future.exception()) is not None]
     # A rank that fails leaves the others waiting: its own failure says more than theirs.
     for failure in sorted(failures, key=lambda one: isinstance(one, PropertyViolation)):
@@ -295,9 +295,9 @@ def _on_ranks(make: Callable[[], Any], shards: Sequence[ResponseTokens]) -> list
     return [future.result() for future in futures]
 
 
-def _estimate_on(make: Callable[[], Any], shard: ResponseTokens, meeting: _Meeting, rank: int) -> TokenAdvantages:
+def _estimate_on(make: Callable[[], Any], shard: ResponseTokens, rendezvous: _Rendezvous, rank: int) -> TokenAdvantages:
     try:
-        output: TokenAdvantages = make().estimate(shard, _Rank(meeting, rank))
+        output: TokenAdvantages = make().estimate(shard, _Rank(rendezvous, rank))
         return output
     finally:
-        meeting.leave(rank)
+        rendezvous.leave(rank)

@@ -79,7 +79,7 @@ class TrackerSuite(ComponentSuite):
 
     @contextmanager
     def _tracker(self, error: BaseException | None = None) -> Iterator[_Tried]:
-        """A tracker that is closed behind the block, whatever happens in it."""
+        """A tracker that is closed after the block, also when the block raises."""
         before = os.getcwd()
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)

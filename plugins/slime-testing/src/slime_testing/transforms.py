@@ -16,7 +16,7 @@ from slime_testing.suite import ComponentSuite, given, require
 __all__ = ["SampleTransformSuite"]
 
 KEPT = ("tokens", "response_length", "rollout_log_probs", "weight_versions", "group_index", "index")
-"""What a transform has no say in: it was sampled by the engine, or tells samples apart."""
+"""What a transform must not change: what the engine sampled, and the numbers of samples."""
 
 
 @st.composite

@@ -51,6 +51,6 @@ def test_a_model_without_numbers_is_not_balanced_by_its_work(tmp_path):
 def test_a_hard_budget_needs_a_longest_prompt(tmp_path):
     found = broken_rules(f"--hf-checkpoint {model(tmp_path)} --hard-token-budget")
     assert found == [
-        "hard_token_budget = true, but nothing says how long a prompt may be; add --rollout-max-prompt-len, or leave "
-        "the hard budget out"
+        "hard_token_budget = true, but the length of prompts has no limit; add --rollout-max-prompt-len, or leave "
+        "out --hard-token-budget"
     ]

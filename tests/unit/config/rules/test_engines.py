@@ -59,7 +59,7 @@ def test_groups_and_models_say_how_many_engines_there_are(tmp_path):
     config = settings(tmp_path, GROUPS)
     assert [(group.num_engines, group.size) for group in config.engine_groups] == [(1, 1), (2, 2)]
     assert (config.num_engines, config.num_rollout_gpus) == (3, 5)
-    assert [(group.num_engines, group.size) for group in config.beside_groups] == [(2, 1), (1, 1), (1, 2)]
+    assert [(group.num_engines, group.size) for group in config.auxiliary_groups] == [(2, 1), (1, 1), (1, 2)]
     judge, score = config.engine.engine_models
     assert (judge.model_path, score.is_embedding) == (tmp_path / "models" / "judge", True)
     assert dict(judge.groups[0].overrides) == {"chunked_prefill_size": 64}
@@ -68,12 +68,12 @@ def test_groups_and_models_say_how_many_engines_there_are(tmp_path):
 def test_without_groups_all_engines_are_alike():
     config = load([*TOY, "--rollout-num-gpus", "4", "--rollout-num-gpus-per-engine", "2"], check_rules=False).config
     assert config.engine_groups == (EngineGroup(num_gpus=4, num_gpus_per_engine=2),)
-    assert config.beside_groups == ()
+    assert config.auxiliary_groups == ()
 
 
 def test_a_run_that_reads_its_rollouts_has_no_engines(tmp_path):
     config = load([*TOY, "--debug-train-only", "--config", str(write(tmp_path))], check_rules=False).config
-    assert (config.num_engines, config.engine_groups, config.beside_groups) == (0, (), ())
+    assert (config.num_engines, config.engine_groups, config.auxiliary_groups) == (0, (), ())
 
 
 def write(folder: Path) -> Path:
@@ -146,10 +146,12 @@ WRONG = {
     ),
     '[[engine.engine_groups]]\nnum_gpus = 1\nworker_type = "prefill"': (
         "engine_groups: worker_type is prefill; accepted: regular throughout, or both prefill and decode and nothing "
-        "else, because each does half of a request"
+        "else, because each computes half of a request"
     ),
     f'[[engine.engine_models]]\nname = "a"\nmodel_path = "{MODEL}"\n[[engine.engine_models]]\nname = "a"\n'
-    f'model_path = "{MODEL}"': ("engine_models: 2 models are named 'a'; functions ask by the name, each needs its own"),
+    f'model_path = "{MODEL}"': (
+        "engine_models: 2 models are named 'a'; requests name the model, so each needs its own name"
+    ),
     f'[[engine.engine_models]]\nname = "a"\nmodel_path = "{MODEL}"\nnum_gpus = 3\n'
     "engine_groups = [{ num_gpus = 1 }]": (
         "engine_models a: its engine_groups have 1 GPUs, but num_gpus = 3; leave one out"
@@ -167,8 +169,8 @@ def test_what_does_not_add_up_is_named(tmp_path, text, message):
 
 
 DRAFTS = (
-    "speculative_algorithm needs compiled kernels that SGLang has for GPUs only (its CPU server ends in "
-    "copy_all_layer_kv_cache_cpu), and device = cpu; leave it out, or run on GPUs"
+    "speculative_algorithm needs compiled kernels that SGLang has for GPUs only (its CPU server fails in "
+    "copy_all_layer_kv_cache_cpu), but device = cpu; leave it out, or run on GPUs"
 )
 EXTERNAL = "--rollout-external-engine-addrs 127.0.0.1:30000"
 
@@ -181,8 +183,8 @@ def test_others_engines_fill_no_gpus_of_the_run():
 
 def test_an_evaluation_takes_no_engines_of_unknown_weights():
     assert broken_flags(EXTERNAL, purpose="eval") == [
-        "rollout_external_engine_addrs: an evaluation publishes no weights, and what others' engines hold is not "
-        "known; leave it out, so that engines are started with the weights in question"
+        "rollout_external_engine_addrs: an evaluation publishes no weights, and the weights of external engines are "
+        "unknown; leave it out, so that the evaluation starts engines with its weights"
     ]
 
 

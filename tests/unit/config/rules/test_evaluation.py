@@ -35,6 +35,6 @@ def test_what_is_right_is_silent(line):
 def test_engines_that_only_evaluate_are_a_group_of_their_own():
     config = load([*TOY, "--eval-num-gpus", "4", "--rollout-num-gpus-per-engine", "2"], check_rules=False).config
     assert config.eval_groups == (EngineGroup(num_gpus=4, num_gpus_per_engine=2),)
-    assert (config.beside_groups, config.num_engines) == (config.eval_groups, 1)
+    assert (config.auxiliary_groups, config.num_engines) == (config.eval_groups, 1)
     assert load([*TOY, "--debug-train-only", "--eval-num-gpus", "1"], check_rules=False).config.eval_groups == ()
     assert load(TOY, check_rules=False).config.eval_groups == ()

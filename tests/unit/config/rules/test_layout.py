@@ -66,8 +66,8 @@ def test_layers_need_not_divide_but_every_chunk_has_one(tmp_path: Path) -> None:
     assert broken_rules(f"{line} {pipeline} 3") == []
     (message,) = broken_rules(f"{line} {pipeline} 4")
     assert message.startswith(
-        "pipeline_model_parallel_size x num_virtual_stages_per_pipeline_rank = 2 x 4 = 8 chunks of a model with "
-        "num_hidden_layers = 5 in "
+        "pipeline_model_parallel_size x num_virtual_stages_per_pipeline_rank = 2 x 4 = 8 divides the "
+        "num_hidden_layers = 5 of "
     )
 
 

@@ -50,20 +50,20 @@ ADVICE = "is_embedding = {} in its table [[engine.engine_models]], name another 
         (
             "judge",
             "helpr",
-            "asks rm_model = helpr (did you mean 'helper'?), and beside the policy the run serves helper (texts), "
+            "needs the auxiliary model rm_model = helpr (did you mean 'helper'?), but the run serves: helper (texts), "
             "scorer (scores). Name one of them with --rm-model, or serve it: a table [[engine.engine_models]] with "
             "name and model_path.",
         ),
         (
             "judge",
             "scorer",
-            "asks for texts, and rm_model = scorer is served for scores; beside the policy the run serves helper "
+            "needs a model that gives texts, but rm_model = scorer is served for scores. The run serves: helper "
             f"(texts), scorer (scores). Give {ADVICE.format('false')} reward model.",
         ),
         (
             "served_rm",
             "helper",
-            "asks for scores, and rm_model = helper is served for texts; beside the policy the run serves helper "
+            "needs a model that gives scores, but rm_model = helper is served for texts. The run serves: helper "
             f"(texts), scorer (scores). Give {ADVICE.format('true')} reward model.",
         ),
     ],

@@ -49,8 +49,14 @@ def test_what_fits_together_is_accepted(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "start"),
     [
-        ("--use-opd --opd-teacher-load", "opd_teacher_load = {}: the teacher takes turns with the actor in one model,"),
-        ("--use-kl-loss --ref-load", "ref_load = {}: the reference takes turns with the actor in one model, and its"),
+        (
+            "--use-opd --opd-teacher-load",
+            "opd_teacher_load = {}: the teacher and the actor are computed with the same model object,",
+        ),
+        (
+            "--use-kl-loss --ref-load",
+            "ref_load = {}: the reference and the actor are computed with the same model object, but its",
+        ),
     ],
 )
 def test_a_model_of_another_size_cannot_take_turns_with_the_actor(other: Path, line: str, start: str) -> None:

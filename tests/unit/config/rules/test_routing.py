@@ -20,8 +20,9 @@ def broken_rules(line: str) -> list[str]:
 
 
 HALVES = (
-    "use_rollout_routing_replay asks engines directly, because sglang-router does not pass on return_routed_experts, "
-    "and prefill and decode apart can be asked through the router only; leave one of the two out"
+    "use_rollout_routing_replay sends requests to engines directly, because sglang-router does not pass on "
+    "return_routed_experts, but separate prefill and decode engines answer through the router only; leave one of the "
+    "two out"
 )
 
 
@@ -48,7 +49,7 @@ def test_routes_that_no_pass_records_before_training_cannot_be_replayed(tmp_path
     (tmp_path / "config.json").write_text(json.dumps(config))
     line = f"--hf-checkpoint {tmp_path} --rollout-max-response-len 8 --use-routing-replay --use-rollout-logprobs"
     assert broken_rules(line) == [
-        "use_routing_replay = true and use_rollout_logprobs = true exclude each other, because the engine's log-probs "
+        "use_routing_replay = true cannot be combined with use_rollout_logprobs = true, because the engine's log-probs "
         "replace the pass whose routes would be replayed. Leave --use-routing-replay or --use-rollout-logprobs out"
     ]
     # The backward pass is a later one where it runs layers again.

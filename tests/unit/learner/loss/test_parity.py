@@ -269,10 +269,10 @@ def test_the_strict_gate_takes_tokens_of_the_published_weights():
         (
             (3, 2, -1),
             False,
-            "was published as weights 3, and 2 of 3 responses of this rank were drawn by others, by sev",
+            "was published as weights 3, and 2 of 3 responses of this rank were sampled by other weights, by sev",
         ),
-        (None, False, "was published as weights 3, and 3 of 3 responses of this rank were drawn by others"),
-        ((3, 3, 3), True, "was published as nothing, and 3 of 3 responses of this rank were drawn by others"),
+        (None, False, "was published as weights 3, and 3 of 3 responses of this rank were sampled by other weights"),
+        ((3, 3, 3), True, "was published as nothing, and 3 of 3 responses of this rank were sampled by other weights"),
     ],
 )
 def test_the_strict_gate_refuses_tokens_of_other_weights(versions, moved, message):
@@ -281,7 +281,7 @@ def test_the_strict_gate_refuses_tokens_of_other_weights(versions, moved, messag
         found.weights_changed()
     with pytest.raises(ParityError) as caught:
         marked(found, shard(rollout=7, versions=versions))
-    assert str(caught.value).startswith("rollout 7: true_on_policy_mode trains only on what the weights drew that are")
+    assert str(caught.value).startswith("rollout 7: true_on_policy_mode trains only on samples of the weights that are")
     assert message in str(caught.value)
 
 

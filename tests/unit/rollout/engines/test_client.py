@@ -76,7 +76,8 @@ async def test_an_overloaded_engine_costs_the_request_and_is_not_asked_again(
     assert engine.calls.count("/generate") == 1
     assert failed.value.cause == f"engine_status_{status}"
     assert str(failed.value) == (
-        f'{engine.url}/generate refused the request with status {status}: {{"error": {{"message": "asked to fail"}}}}\n'
+        f"{engine.url}/generate refused the request with status {status}: "
+        '{"error": {"message": "failure set by the test"}}\n'
         "It is not sent again. Lower --sglang-server-concurrency."
     )
 

@@ -101,7 +101,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Stand]:
 
 def servers(config: RunConfig, tmp_path: Path, *, on_gpus: bool = False) -> EngineFleet:
     policy = sum(group.num_engines for group in config.engine_groups)
-    beside = sum(group.num_engines for group in config.beside_groups)
+    beside = sum(group.num_engines for group in config.auxiliary_groups)
     slots: Any = [None] * policy, [None] * beside
     site = Site(MODEL, tmp_path, on_gpus=on_gpus, reachable=False, slots=slots[0], auxiliary_slots=slots[1])
     found = EngineFleet(config, site, wait=lambda calls, **_: list(calls), monitors=[])

@@ -28,8 +28,8 @@ def test_a_function_of_slimes_users_finds_it_in_args():
 @pytest.mark.parametrize(("models", "served"), [({}, "none"), (URLS, "judge, teacher")])
 def test_a_model_that_the_run_does_not_serve_is_named(models, served):
     message = (
-        rf"Asked for the address of model 'jugde'; the run serves {served} beside the policy\. Name it in a table "
-        r"\[\[engine\.engine_models\]\] with its model_path\."
+        rf"No auxiliary model is called 'jugde'; the run serves: {served}\. Add it as a table "
+        r"\[\[engine\.engine_models\]\] with name and model_path\."
     )
     with pytest.raises(ConfigError, match=message):
         GenerateContext(None, None, models=models).model_url("jugde")  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ def test_routes_that_were_not_requested_are_dropped():
 def test_an_engine_that_sends_no_routes_is_an_error():
     with pytest.raises(
         EngineError,
-        match="asked for the routed experts of a mixture and the engine sent none; it must run with --enable-",
+        match="The engine sent no routed experts, which the request needs; it must run with --enable-",
     ):
         read_generation(answer(None), (3, 2))
 

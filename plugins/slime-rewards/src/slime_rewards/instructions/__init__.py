@@ -1,10 +1,11 @@
-"""Whether a response does what its prompt asked, for what a program can see: words, lengths, form, language.
+"""Checks whether a response follows the instructions of its prompt that a program can verify: words, lengths, form,
+language.
 
     texts.py       sentences, words and paragraphs of a response; which language it is in
     ifeval.py      the 25 kinds of IFEval (Zhou et al. 2023, 2311.07911)
     counting.py    kinds of IFBench (Pyatkin et al. 2025, 2507.02833): words and sentences
     forming.py     kinds of IFBench: form, and what one prompt alone asks for
-    following.py   one instruction looked up, its arguments checked, and asked of a response
+    following.py   one instruction looked up, its arguments checked, and applied to a response
     rewards.py     the reward models ``ifeval``, ``ifbench`` and ``instructions``
 
 The rule between them: a check is a function of a response and the arguments of its row, by name; it returns a bool.

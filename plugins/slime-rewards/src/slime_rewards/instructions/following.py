@@ -1,4 +1,4 @@
-"""One instruction of a row, looked up, its arguments checked, and asked of a response."""
+"""One instruction of a row, looked up, its arguments checked, and applied to a response."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IDS, ARGUMENTS = "instruction_id_list", "kwargs"
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One thing that a prompt asked for.
+    """One instruction of a prompt.
 
     Example: ``Instruction("length_constraints:number_words", {"num_words": 100, "relation": "less than"})``.
 
@@ -47,7 +47,7 @@ class Instruction:
 
 
 def instructions_of(sample: Sample) -> list[Instruction]:
-    """What the sample's row asked for, in order.
+    """The instructions of the sample's row, in order.
 
     Raises:
         DataError: the row has no instructions, names one that is not known, or its arguments do not fit.

@@ -125,9 +125,11 @@ def goes_over_to_bullets(response: str) -> bool:
     """At least two sentences with a full stop, then at least two bullets ``*`` and nothing else."""
     lines = [line.strip() for line in response.split("\n") if line.strip()]
     first = next((place for place, line in enumerate(lines) if line.startswith("*")), len(lines))
-    said, listed = sentences("\n".join(lines[:first])), lines[first:]
+    sentences_before, listed = sentences("\n".join(lines[:first])), lines[first:]
     return (
-        sum(one.endswith(".") for one in said) >= 2 and len(listed) >= 2 and all(one.startswith("*") for one in listed)
+        sum(one.endswith(".") for one in sentences_before) >= 2
+        and len(listed) >= 2
+        and all(one.startswith("*") for one in listed)
     )
 
 
@@ -138,7 +140,7 @@ def is_in_title_case(response: str) -> bool:
 
 
 def fills_template(response: str) -> bool:
-    """The three headings occur in their order, each with text behind it."""
+    """The three headings occur in their order, each with text after it."""
     return re.search(r"My Answer:\s*\S.*My Conclusion:\s*\S.*Future Outlook:\s*\S", response, re.DOTALL) is not None
 
 

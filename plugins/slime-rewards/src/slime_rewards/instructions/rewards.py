@@ -1,4 +1,4 @@
-"""The reward models of instructions: what a row's metadata asked for, asked of the response.
+"""The reward models for instructions: whether the response follows those in its row's metadata.
 
 ``{"prompt": "Say hello without commas.", "metadata": {"instruction_id_list": ["punctuation:no_comma"], "kwargs":
 [{}]}}``
@@ -27,9 +27,11 @@ def measured(sample: Sample) -> dict[str, float]:
     Raises:
         DataError: see :func:`~slime_rewards.instructions.following.instructions_of`.
     """
-    asked, texts = instructions_of(sample), variants(sample.response)
-    strict = [one.holds(texts[0]) for one in asked]
-    loose = [is_held or any(one.holds(text) for text in texts[1:]) for one, is_held in zip(asked, strict, strict=True)]
+    instructions, texts = instructions_of(sample), variants(sample.response)
+    strict = [one.holds(texts[0]) for one in instructions]
+    loose = [
+        is_held or any(one.holds(text) for text in texts[1:]) for one, is_held in zip(instructions, strict, strict=True)
+    ]
     return {
         "strict": float(all(strict)),
         "loose": float(all(loose)),
@@ -50,7 +52,7 @@ class Instructions:
 
 
 class IfEval:
-    """1.0 where the response does everything that was asked, as it stands, else 0.0."""
+    """1.0 where the response follows every instruction as written, else 0.0."""
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
@@ -61,7 +63,7 @@ class IfEval:
 
 
 class IfBench:
-    """1.0 where the response does everything that was asked, asterisks and outer lines aside, else 0.0."""
+    """1.0 where the response follows every instruction, asterisks and outer lines ignored, else 0.0."""
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run

@@ -1,10 +1,10 @@
-"""Processes that are forked from one which has imported the engines: each is there in a moment, not in ten seconds.
+"""Forks processes from one that has imported Megatron and transformers, because the imports take ten seconds.
 
-    Nursery   in the process of the tests; starts the other one at its first use
-    main      that one: a line of JSON comes in, a process is forked, its number and its exit status go out
+    ForkServer   in the process of the tests; starts the server at its first use
+    main         the server: reads a line of JSON, forks a process, writes its process id and later its exit status
 
-A forked process has what it would have had of its own: the words, the environment and the path it was given, an error
-file, and none of what its siblings did.
+A forked process gets its own command-line words, environment, import path and error file; processes do not affect each
+other.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Nursery", "main"]
+__all__ = ["ForkServer", "main"]
 
 START_LIMIT_S = 300.0
 """Seconds until the engines are imported."""
 
 
-class Nursery:
-    """Runs :mod:`slime_testing.model_process` as often as it is asked to.
+class ForkServer:
+    """Runs :mod:`slime_testing.model_process` in a forked process a call.
 
     Arguments:
         environment: of the processes, over this one's.
@@ -41,7 +41,7 @@ class Nursery:
         self._root: _Root | None = None
 
     def run(self, *words: str, limit_s: float) -> subprocess.CompletedProcess[str]:
-        """One process to its end; ``words`` as on its command line.
+        """Run one process to its end; ``words`` are its command line.
 
         Raises:
             subprocess.TimeoutExpired: it did not end within ``limit_s`` seconds and was killed.
@@ -50,12 +50,12 @@ class Nursery:
         if self._root is None:
             self._root = _Root(environment)
         with tempfile.NamedTemporaryFile("r+", encoding="utf-8", errors="replace") as errors:
-            self._root.ask({"words": words, "errors": errors.name, "path": sys.path, "environment": environment})
+            self._root.send({"words": words, "errors": errors.name, "path": sys.path, "environment": environment})
             forked = self._root.answer(START_LIMIT_S)
             if forked is None:
-                status, said = self._root.end()
+                status, output = self._root.end()
                 self._root = None
-                return subprocess.CompletedProcess(words, status or 1, "", said)
+                return subprocess.CompletedProcess(words, status or 1, "", output)
             ended = self._root.answer(limit_s)
             if ended is None:
                 os.kill(forked, signal.SIGKILL)
@@ -65,7 +65,7 @@ class Nursery:
 
 
 class _Root:
-    """The process that the others are forked from; it ends with this one."""
+    """The process that forks the others; it ends with this one."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
@@ -78,15 +78,15 @@ class _Root:
         )
         atexit.register(self.end)
 
-    def ask(self, asked: dict[str, Any]) -> None:
-        """Hand over what to run."""
+    def send(self, request: dict[str, Any]) -> None:
+        """Send what to run."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it is gone, which its silence says as well
-            self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+        with suppress(BrokenPipeError):  # it has ended; answer() returns None then
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
 
     def answer(self, limit_s: float) -> int | None:
-        """Its next number; None: it has ended, or says none within ``limit_s`` seconds."""
+        """The next number that it writes; None: it has ended, or wrote none within ``limit_s`` seconds."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], limit_s)[0]:
             return None
@@ -96,7 +96,7 @@ class _Root:
         return int(line) if line else None
 
     def end(self) -> tuple[int, str]:
-        """Its exit status, and what it has said of itself."""
+        """End the server; returns its exit status and its standard error."""
         atexit.unregister(self.end)
         self._process.communicate()
         with self._errors:
@@ -107,13 +107,13 @@ class _Root:
 def main() -> None:
     """Answer every line of standard input with a process number and, when that process has ended, its exit status."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what is printed is no answer
+    os.dup2(2, 1)  # prints of imported code must not mix with the answers
     _import()
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
             answers.close()
-            os._exit(_carried_out(json.loads(line)))
+            os._exit(_execute(json.loads(line)))
         answers.write(f"{child}\n")
         answers.flush()
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -122,7 +122,7 @@ def main() -> None:
 
 
 def _import() -> None:
-    """All that is the same for every model."""
+    """Import what every model needs."""
     from slime_core.harness.megatron import prepare_megatron
 
     prepare_megatron()
@@ -131,18 +131,18 @@ def _import() -> None:
     import slime_testing.model_process  # noqa: F401
 
 
-def _carried_out(asked: dict[str, Any]) -> int:
+def _execute(request: dict[str, Any]) -> int:
     """In the forked process; returns its exit status."""
     from slime_testing import model_process
 
-    errors = os.open(asked["errors"], os.O_WRONLY)
+    errors = os.open(request["errors"], os.O_WRONLY)
     os.dup2(errors, 1)
     os.dup2(errors, 2)
     os.environ.clear()
-    os.environ.update(asked["environment"])
-    sys.path[:] = asked["path"]
+    os.environ.update(request["environment"])
+    sys.path[:] = request["path"]
     try:
-        model_process.main(*map(Path, asked["words"]))
+        model_process.main(*map(Path, request["words"]))
     except BaseException:
         traceback.print_exc()
         return 1
