@@ -72,7 +72,8 @@ def main(folder: Path, names: list[str]) -> int:
     """Run what is missing and print the table; the number of runs that failed."""
     deepen(ARITHMETIC / "model", folder / "model")
     print(
-        "| layout | learner ranks | engine processes | reward, first and last step | log-prob difference, mean | largest |"
+        "| layout | learner ranks | engine processes | reward, first and last step | log-prob difference, mean | "
+        "largest |"
     )
     print("|---|---|---|---|---|---|")
     return sum(not row(name, LAYOUTS[name], folder) for name in names or LAYOUTS)
