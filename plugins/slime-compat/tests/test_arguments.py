@@ -247,7 +247,7 @@ def test_what_a_function_takes_the_place_of_excludes_it(flags: tuple[str, ...], 
         "def m(pre_process, post_process): ...\n"
     )
     (found,) = said(*flags)
-    assert f" and {excludes}" in found
+    assert f" with {excludes}" in found
     assert "cannot be combined" in found
 
 

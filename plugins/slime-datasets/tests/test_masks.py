@@ -115,7 +115,7 @@ def test_thoughts_that_the_template_leaves_out_of_earlier_turns_are_not_trained(
     wanted = ["one<|im_end|>", THOUGHT + "two<|im_end|>"]
     assert trained(encoder, turns, family="qwen3") == wanted
     with pytest.raises(
-        DataError, match=r"^message 1: the chat template renders the messages up to it otherwise .* need "
+        DataError, match=r"^message 1: the chat template renders the messages up to it differently .* need "
     ):
         trained(encoder, turns)
 
@@ -124,7 +124,7 @@ def test_thoughts_that_the_template_leaves_out_of_all_turns_are_not_trained(made
     turns = said("hi", THOUGHT + "one", "more", THOUGHT + "two")
     encoder = made(DISTILLED)
     assert trained(encoder, turns, family="distill_qwen") == ["one<|im_end|>", "two<|im_end|>"]
-    with pytest.raises(DataError, match=r"^message 1: the chat template renders the messages before it otherwise"):
+    with pytest.raises(DataError, match=r"^message 1: the chat template renders the messages before it differently"):
         trained(encoder, turns, family="qwen3")
 
 

@@ -47,7 +47,7 @@ SOURCES = {
     "a seed of its own": (
         "Held(request)",
         "Held(replace(request, seed=next(SEEDS)))",
-        "asking_for_the_state_changes_nothing",
+        "reading_the_state_changes_nothing",
         "two sources of one request differ",
     ),
     "loses what was put back": (PUT_BACK, "pass", "what_was_put_back_comes_first", "are lost or come late"),

@@ -84,7 +84,7 @@ def test_an_engine_that_sends_too_few_is_an_error() -> None:
         "The engine sent [1] likeliest tokens at 1 places; 2 at each of 1 were requested, to compute which tokens "
         "top_p and top_k kept"
     )
-    with pytest.raises(EngineError, match="and sent \\[\\] at 0"):
+    with pytest.raises(EngineError, match="sent \\[\\] likeliest tokens at 0"):
         truncate([7], [HALF], [], Truncation(2))
 
 

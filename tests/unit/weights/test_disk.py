@@ -96,7 +96,10 @@ def test_a_disk_that_takes_no_more_is_one_error_and_nothing_is_left_or_loaded(co
     transport = DiskTransport(control, folder=tmp_path, template=TEMPLATE)
     with (
         files_of_at_most(10_000),
-        pytest.raises(WeightSyncError, match=r"(?s)write version 1 of .*File too large.*Free there: \d+ MB. Make room"),
+        pytest.raises(
+            WeightSyncError,
+            match=r"(?s)Version 1 of the weights cannot be written .*File too large.*Free there: \d+ MB. Make room",
+        ),
     ):
         send(transport, "1", 0.0)
     assert list(tmp_path.iterdir()) == []
@@ -106,7 +109,9 @@ def test_a_disk_that_takes_no_more_is_one_error_and_nothing_is_left_or_loaded(co
 def test_a_folder_that_cannot_be_made_is_one_error(control, tmp_path):
     (tmp_path / "file").touch()
     transport = DiskTransport(control, folder=tmp_path / "file" / "weights", template=TEMPLATE)
-    with pytest.raises(WeightSyncError, match=r"write version 1 of the weights to .*Not a directory.*Make room"):
+    with pytest.raises(
+        WeightSyncError, match=r"Version 1 of the weights cannot be written to .*Not a directory.*Make room"
+    ):
         transport.start("1")
 
 

@@ -106,7 +106,7 @@ def test_engines_of_different_sizes_get_as_many_ranks_as_they_have(engines: tupl
 
 
 def test_no_engines_is_an_error() -> None:
-    with pytest.raises(WeightSyncError, match="no engine URL"):
+    with pytest.raises(WeightSyncError, match="No engine URL"):
         EngineControl([])
 
 
