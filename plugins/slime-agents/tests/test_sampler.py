@@ -20,7 +20,8 @@ from slime_core.harness.fake_engine import FakeEngine
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_components import SamplerSettings
 
-MODEL = next(Path(__file__).parents[3].glob("slime_core/**/model/model.safetensors")).parent
+REPO = Path(__file__).parents[3]
+MODEL = next(REPO.glob("slime_core/**/model/model.safetensors")).parent
 END, USER, TOOL, ASSISTANT = 1, 3, 2, 4
 
 CODE = """
@@ -252,3 +253,17 @@ async def test_a_reward_of_each_answer_becomes_its_advantage(sampler, engine) ->
     # Each token is trained once, and a rollout counts once: its weight is shared by its two trained answers.
     weights_B = shard.loss_weights_B.tolist()
     assert weights_B == pytest.approx([1 / 2 / (4 + 2)] * 4)
+
+
+@pytest.mark.parametrize(
+    ("example", "rewards"),
+    [("python_tool", [0.0, 1.0]), ("solve_and_select", [0.0] * 5)],
+)
+async def test_the_agents_of_the_examples_run(sampler, tmp_path, example, rewards) -> None:
+    """The engine's first answers are no numbers; its second one in a conversation is right."""
+    config = REPO / "examples" / example / "run.toml"
+    async with sampler(f"--config {config} --rollout-batch-size 1") as one:
+        await one.sample(0)
+    rows = list(map(json.loads, (tmp_path / "samples" / "train-000000.jsonl").read_text().splitlines()))
+    assert [row["error"] for row in rows if row["status"] == "failed"] == []
+    assert sorted(row["reward"] for row in rows) == sorted(rewards * 2)

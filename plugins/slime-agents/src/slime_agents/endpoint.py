@@ -46,13 +46,40 @@ TCP's retransmission, seconds."""
 Stops = tuple[str, ...]
 
 
-class ChatRequest(BaseModel):
-    """The fields of a request that mean something here; ``model`` and those of sampling may hold anything."""
+class _Fields(BaseModel):
+    """What is read of an object; further fields stay as they are."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    tools: list[dict[str, Any]] | None = None
+
+class _CalledFunction(_Fields):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Call(_Fields):
+    function: _CalledFunction
+
+
+class _Message(_Fields):
+    role: Annotated[str, Field(min_length=1)]
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Function(_Fields):
+    name: str
+
+
+class _Tool(_Fields):
+    function: _Function
+
+
+class ChatRequest(_Fields):
+    """The fields of a request that mean something here; ``model`` and those of sampling may hold anything."""
+
+    messages: Annotated[list[_Message], Field(min_length=1)]
+    tools: list[_Tool] | None = None
     tool_choice: Literal["auto", "none"] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -67,8 +94,8 @@ class ChatRequest(BaseModel):
         """The request that the conversations answer."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or ()
         return Request(
-            tuple(self.messages),
-            tuple(self.tools or ()) if self.tool_choice != "none" else (),
+            tuple(one.model_dump(exclude_unset=True) for one in self.messages),
+            tuple(one.model_dump(exclude_unset=True) for one in self.tools or () if self.tool_choice != "none"),
             max_tokens=self.max_completion_tokens or self.max_tokens,
             stop=tuple(stop),
             n=self.n or 1,
