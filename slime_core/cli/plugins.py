@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.cli.commands import Command
 from slime_core.errors import PluginError, UserError
-from slime_core.plugins.bounds import check_bounds
 from slime_core.plugins.declared import ARCHITECTURE_GROUP, Declared, scan
 from slime_core.plugins.discovery import (
     CORE,
     PluginIdentity,
     PluginSource,
     activated_by,
+    check_bounds,
     claims_for,
     few_ways,
     installed,

@@ -7,10 +7,10 @@ What there is:
     sampling, serving, learning    the sections of a subject
     engine_sections    the flags of Megatron and SGLang, under their own names
     schema      all sections as one ``RunConfig``, and what follows from several of them; the built-in demo's defaults
-    prompt_paths, secrets    what is written in the place of a prompt file, of a secret
-    eval_sets   every evaluation set with all that decides it
+    prompt_paths, secrets    what is written in the place of a prompt file, of a secret; the key that engines and
+                routers of a run require
+    eval_sets   every evaluation set with all that decides it; the rules of evaluations
     choices     the components and prompt formats that settings name; sums of rewards
-    engine_key  the key that engines and routers of a run require
 
 How it is read:
 

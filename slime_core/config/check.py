@@ -14,16 +14,14 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from pydantic import ValidationError
 
 from slime_core.config.engine_flags import ENGINES, engine_settings
+from slime_core.config.eval_sets import EVALUATION
 from slime_core.config.mistakes import Mistake
 from slime_core.config.options import Conflicts, Needs, Provides
 from slime_core.config.rules import Rule
 from slime_core.config.rules.engines import SERVING, SERVING_OF_EVAL, SERVING_OF_RUN
-from slime_core.config.rules.evaluation import EVALUATION
 from slime_core.config.rules.files import FILES, FILES_OF_RUN
-from slime_core.config.rules.layout import ENGINE_LAYOUT, RUN_LAYOUT
-from slime_core.config.rules.lengths import LENGTHS, LENGTHS_OF_EVAL, LENGTHS_OF_RUN
-from slime_core.config.rules.models import MODELS
-from slime_core.config.rules.steps import STEPS, waits_warn_first
+from slime_core.config.rules.models import ENGINE_LAYOUT, MODELS, RUN_LAYOUT
+from slime_core.config.rules.sizes import LENGTHS, LENGTHS_OF_EVAL, LENGTHS_OF_RUN, STEPS, waits_warn_first
 from slime_core.config.schema import DebugConfig, RunConfig
 from slime_core.config.section import EngineSection
 from slime_core.config.settings import Setting, as_words, core_settings, core_values

@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from slime_core.cpu import sglang as cpu
+from slime_core.cpu import serve as cpu
 from slime_core.errors import ConfigError
 
 __all__ = ["Row", "installed_rows", "megatron_rows", "sglang_rows"]

@@ -4,8 +4,7 @@
     cuda.py          what ``torch.cuda`` means to them
     megatron.py      ``install()``: an import hook for Megatron-core and mbridge, in the process that trains;
                      collectives over parts of unequal size
-    sglang.py        environment and arguments of an inference server that runs on a CPU
-    serve.py         such a server, started by hand for runs to find
+    serve.py         environment and arguments of an inference server that runs on a CPU; such a server, started by hand
     stand_ins/       packages that only such a server sees, through its PYTHONPATH
 
 Nothing here acts when it is imported. The rule between the parts: ``megatron.py`` never touches torch or any third

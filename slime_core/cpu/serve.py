@@ -1,7 +1,8 @@
-"""An SGLang server on a CPU, for runs to find: ``python -m slime_core.cpu.serve --model-path FOLDER --port 30000``.
+"""What an SGLang server needs to run on a machine without a GPU: environment and arguments.
 
-The arguments are those of ``sglang.launch_server``; what a CPU needs is put before them, so they win. The process
-becomes the server.
+``python -m slime_core.cpu.serve --model-path FOLDER --port 30000`` starts such a server, for runs to find. The
+arguments are those of ``sglang.launch_server``; what a CPU needs is put before them, so they win. The process becomes
+the server. No process but the server's is touched.
 """
 
 from __future__ import annotations
@@ -10,10 +11,64 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from slime_core.cpu.sglang import MODULE, RUNNING_REQUESTS, TOTAL_TOKENS, server_arguments, server_environment
+__all__ = ["MODULE", "RUNNING_REQUESTS", "TOTAL_TOKENS", "command", "server_arguments", "server_environment"]
 
-__all__ = ["command"]
+
+STAND_INS = Path(__file__).parent / "stand_ins"
+
+MODULE = "_slime_server"
+"""What ``python -m`` starts in that environment: SGLang's own server, whose processes fork."""
+
+TOTAL_TOKENS = 32_768
+"""Default KV cache of a CPU server: SGLang's own default would take most of the machine's memory."""
+
+RUNNING_REQUESTS = 256
+"""Default number of sequences that a CPU server decodes together: one rollout of 32 x 8."""
+
+
+def server_environment(*, threads: int = 1, processes: int = 1) -> dict[str, str]:
+    """Environment variables to set for ``python -m sglang.launch_server`` on a CPU; its children inherit them.
+
+    PYTHONPATH is put before what this process has, so that the server still finds what this process finds.
+
+    Arguments:
+        threads: of one process of the server.
+        processes: of the server; several (tensor parallel) need their cores assigned.
+    """
+    inherited = os.environ.get("PYTHONPATH")
+    return _cores_of(processes) | {
+        "SGLANG_USE_CPU_ENGINE": "1",  # sglang 0.5.23, srt/platforms/__init__.py:50
+        "PYTHONPATH": os.pathsep.join([str(STAND_INS), *([inherited] if inherited else [])]),
+        "CUDA_VISIBLE_DEVICES": "",  # a CPU run on a machine with GPUs must not see them
+        "OMP_NUM_THREADS": str(threads),
+        "TORCHDYNAMO_DISABLE": "1",  # nothing to compile for: inductor wants a C++ toolchain and minutes
+    }
+
+
+def _cores_of(processes: int) -> dict[str, str]:
+    # "0,1|2,3": srt/utils/numa_utils.py:454, which wants it where processes outnumber NUMA nodes.
+    if processes == 1:
+        return {}
+    cores = sorted(os.sched_getaffinity(0))
+    shares = [cores[number::processes] or [cores[number % len(cores)]] for number in range(processes)]
+    return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, share)) for share in shares)}
+
+
+def server_arguments() -> list[str]:
+    """Arguments to add to ``python -m sglang.launch_server`` on a CPU.
+
+    The backends are the ones written in torch. Without ``--sleep-on-idle`` an idle scheduler spins on most of a core.
+    """
+    return [
+        "--device=cpu",
+        "--attention-backend=torch_native",
+        "--sampling-backend=pytorch",
+        "--cuda-graph-backend-decode=disabled",
+        "--cuda-graph-backend-prefill=disabled",
+        "--sleep-on-idle",
+    ]
 
 
 def command(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -28,8 +28,16 @@ from slime_core.harness.plugins import (
     run_info,
 )
 from slime_core.plugins.boundary import boundary
-from slime_core.plugins.bounds import bound_mistakes, check_bounds
-from slime_core.plugins.discovery import CORE, PLUGIN_GROUP, PluginIdentity, PluginSource, Source, installed
+from slime_core.plugins.discovery import (
+    CORE,
+    PLUGIN_GROUP,
+    PluginIdentity,
+    PluginSource,
+    Source,
+    bound_mistakes,
+    check_bounds,
+    installed,
+)
 from slime_core.plugins.discovery import resolve as find_plugin
 from slime_core.plugins.hooks import LIFECYCLE_HOOKS, RESTORE, STATE
 from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates

@@ -22,8 +22,7 @@ Around it:
     optimizer         Megatron's DDP, optimizer and learning-rate schedule
     freezing          which parameters train
     checks            errors that end a run before a spoilt step is published; whether models fit
-    offload           moves a rank's device memory to the host and back
-    settings, process    settings of a rank, joining the process group
+    settings, process    settings of a rank; joining the process group, moving device memory to the host and back
 
 The rules between them: files see model chunks and packed micro-batches, never the name of a model family. What imports
 Megatron is imported inside functions, after ``slime_core.cpu.megatron.install()``: what is imported before cannot be

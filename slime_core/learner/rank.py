@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from safetensors.numpy import save
 
-from slime_core.config.engine_key import engine_access
+from slime_core.config.secrets import engine_access
 from slime_core.config.settings import core_values
 from slime_core.learner.checks import (
     can_share_prompts,
@@ -42,8 +42,7 @@ from slime_core.learner.freezing import freeze
 from slime_core.learner.frozen_models import FrozenModels, RequiredColumns
 from slime_core.learner.metric_sums import average_metrics
 from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
-from slime_core.learner.offload import Offloader
-from slime_core.learner.process import prepare_process
+from slime_core.learner.process import Offloader, prepare_process
 from slime_core.learner.settings import LearnerSettings
 from slime_core.learner.trained_model import ACTOR, RoutingReplay, TrainedModel, add_idle_micro_batches, build_chunks
 from slime_core.plugins.activation import Registry

@@ -1,9 +1,9 @@
 """PUBLIC. What model specs are written with: a Megatron model from a Hugging Face config, and its weights both ways.
 
-    spec         MBridgeSpec, the base class of families that mbridge maps; local_layers, its layers
+    spec         MBridgeSpec, the base class of families that mbridge maps; local_layers, its layers; what mbridge is
+                 shown of a config, of weights and of layers
     unsupported  what of a config.json they do not build, found without torch
     layout       ParallelLayout: how a model is cut over ranks
-    bridge       what mbridge is shown of a config, of weights and of layers
     layers       the norm; routers that record the experts they chose, or take those of the engine; core attention and
                  rotary positions over a packed row, without a loop over sequences
     rows         the sequences of a row as padded batches, for attention; the tokens of each context-parallel rank

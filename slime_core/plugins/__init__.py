@@ -8,7 +8,7 @@ What a plugin declares and implements:
 
 From metadata to a registry:
 
-    declared, discovery, bounds    installed metadata, read without importing a plugin
+    declared, discovery    installed metadata, read without importing a plugin; versions that it accepts
     claims      the plugins that a run needs without naming them; which plugin has what a run names
     activation  which plugins a run needs, loaded together
     boundary    turns a plugin's failure into our error, with the plugin's name in it

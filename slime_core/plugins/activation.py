@@ -11,7 +11,6 @@ from pydantic import BaseModel
 from slime_core.config.choices import Choice, NamedCode
 from slime_core.config.load import Derive
 from slime_core.errors import PluginError
-from slime_core.plugins.bounds import check_bounds
 from slime_core.plugins.claims import (
     Need,
     Withheld,
@@ -23,7 +22,7 @@ from slime_core.plugins.claims import (
 )
 from slime_core.plugins.component import Kind
 from slime_core.plugins.declared import scan
-from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source, resolve
+from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source, check_bounds, resolve
 from slime_core.plugins.loading import FunctionSource, find_function
 from slime_core.plugins.manifest import Manifest, record
 from slime_core.plugins.registry import Registry, register

@@ -2,7 +2,7 @@
 
 In the order in which a prompt group passes through them:
 
-    actor.py                  the sampler as a Ray actor, and the driver's handle
+    actor.py                  the sampler as a Ray actor, and the driver's handle; evaluations while the learner trains
     sampler.py                collects one rollout, estimates advantages, packs shards; evaluates
     sampler_components.py     settings of a sampler; tokenizer, client and components that are made from them
     components.py             makes components by name, chooses them by row, attributes their errors
@@ -15,7 +15,6 @@ In the order in which a prompt group passes through them:
     rollout_batch.py          the groups of one rollout: kept, dropped, stale, aborted or lost
     shards.py                 divides samples into optimizer steps and micro-batches; one shard a data-parallel rank
     evaluation.py             held-out prompts, and their scores
-    concurrent_evaluation.py  evaluations that run while the learner trains
     engines/                  inference servers: start, find, supervise, call
     reward_scoring.py         the reward of each sample: from the process pool, or from the sampler if the traits say so
     reward_pool.py            reward processes that can be killed, as the sampler sees them

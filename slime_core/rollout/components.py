@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slime_core.config.choices import reward_names
-from slime_core.config.engine_key import refused_key
 from slime_core.config.schema import RunConfig
+from slime_core.config.secrets import refused_key
 from slime_core.errors import PluginError, RunError, SlimeError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind

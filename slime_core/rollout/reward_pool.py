@@ -35,8 +35,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from slime_core.config.engine_key import engine_access
-from slime_core.config.secrets import PASS_ENV, PROXIES, named_variables, needed_environment
+from slime_core.config.secrets import PASS_ENV, PROXIES, engine_access, named_variables, needed_environment
 from slime_core.errors import PluginError, RunError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.contracts import RunView

@@ -28,8 +28,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import psutil  # type: ignore[import-untyped]
 
-from slime_core.config.engine_key import set_engine_access
-from slime_core.config.secrets import without_queries
+from slime_core.config.secrets import set_engine_access, without_queries
 from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind

@@ -50,7 +50,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, LocalRayletDiedError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slime_core import errors
-from slime_core.config.engine_key import EngineAccess, engine_access, set_engine_access
+from slime_core.config.secrets import EngineAccess, engine_access, set_engine_access
 from slime_core.errors import RemoteError, SlimeError
 from slime_core.runtime.placement import Slot
 

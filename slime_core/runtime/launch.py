@@ -26,8 +26,8 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from slime_core.checkpoint.folder import Checkpoint, RunState
-from slime_core.config.engine_key import add_key, key_of_run
 from slime_core.config.schema import ARITHMETIC, RunConfig
+from slime_core.config.secrets import add_key, key_of_run
 from slime_core.config.settings import core_values
 from slime_core.learner.actor import (
     CriticActor,
@@ -46,8 +46,13 @@ from slime_core.plugins.contracts import Place, RunInfo
 from slime_core.plugins.lifecycle import Failures, LifecycleHooks, lifetime, unclaimed_states
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.selection import policy_loss
-from slime_core.rollout.actor import SamplerActor, SamplerHandle
-from slime_core.rollout.concurrent_evaluation import ConcurrentEvalSampler, ConcurrentEvaluations, eval_sampler_settings
+from slime_core.rollout.actor import (
+    ConcurrentEvalSampler,
+    ConcurrentEvaluations,
+    SamplerActor,
+    SamplerHandle,
+    eval_sampler_settings,
+)
 from slime_core.rollout.engines.actors import EngineActor
 from slime_core.rollout.engines.fleet import EngineFleet, ModelServers, Site
 from slime_core.rollout.sampler_components import SamplerSettings

@@ -2,8 +2,8 @@
 
     sample   Sample, Status, SpecInfo, PromptGroup: what user code sees and what is generated; TokenIds, LogProbs, Mask:
              flat arrays that behave like lists; SampleRecord: one row of a run's files of samples; JsonValue
-    batch    TrainBatch, StepPlan: what is trained
-    reward   Reward, RewardFailure: what a reward model returns for one sample; GroupedRewards: those of a rollout
+    rollout  Reward, RewardFailure: what a reward model returns for one sample; GroupedRewards: those of a rollout;
+             TrainBatch, StepPlan: what is trained
 
 Shapes are read off names: P prompts, G samples of one prompt, B samples, T tokens (ragged or packed), U response
 tokens, V vocabulary entries, R data-parallel ranks. ``rewards_B`` is one number a sample, ``log_probs_T`` one a packed
@@ -13,8 +13,7 @@ A *prompt group* is the list of samples that answer one prompt. A *rollout* is o
 A *shard* (:class:`TrainBatch`) is what one data-parallel rank trains of one rollout.
 """
 
-from slime_core.types.batch import StepPlan, TrainBatch
-from slime_core.types.reward import GroupedRewards, Reward, RewardFailure
+from slime_core.types.rollout import GroupedRewards, Reward, RewardFailure, StepPlan, TrainBatch
 from slime_core.types.sample import (
     REWARD_KEY,
     JsonValue,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Union
 
 from slime_core.errors import DataError
 from slime_core.opaque import json_of, read_json
-from slime_core.types.reward import Reward
+from slime_core.types.rollout import Reward
 
 if TYPE_CHECKING:
     import numpy as np

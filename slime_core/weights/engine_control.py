@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
-from slime_core.config.engine_key import engine_headers, key_advice, send_key_to
+from slime_core.config.secrets import engine_headers, key_advice, send_key_to
 from slime_core.errors import WeightSyncError
 from slime_core.weights.specs import Bucket
 

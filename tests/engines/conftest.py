@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 import slime_core
-from slime_core.config.engine_key import EngineAccess, set_engine_access
+from slime_core.config.secrets import EngineAccess, set_engine_access
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.rollout.engines.router import Router, RouterSettings

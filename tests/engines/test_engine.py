@@ -17,7 +17,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from slime_core.config.engine_key import engine_access
+from slime_core.config.secrets import engine_access
 from slime_core.errors import EngineError, NonFiniteError, WeightSyncError
 from slime_core.generation import Generation, SamplingParams
 from slime_core.rollout.engines import server as server_module
@@ -25,9 +25,8 @@ from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.rollout.engines.router import Router, RouterSettings
 from slime_core.rollout.engines.server import free_ports, is_hung
-from slime_core.weights.checksums import SentWeights, require_agreement
 from slime_core.weights.engine_control import EngineControl
-from slime_core.weights.publisher import Publisher, PublisherSettings
+from slime_core.weights.publisher import Publisher, PublisherSettings, SentWeights, require_agreement
 from slime_core.weights.specs import Bucket
 from tests.processes import children
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import ray
 
-from slime_core.config.engine_key import send_key_to
+from slime_core.config.secrets import send_key_to
 from slime_core.errors import EngineError
 from slime_core.rollout.engines.actors import EngineActor, RouterActor, start_engine, start_router
 from slime_core.rollout.engines.engine import EngineSettings

@@ -16,8 +16,8 @@ import torch
 from pydantic import SecretStr
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassification
 
-from slime_core.config.engine_key import EngineAccess, engine_access, engine_headers, set_engine_access
 from slime_core.config.schema import ARITHMETIC, LearnerConfig, RolloutConfig, RunConfig
+from slime_core.config.secrets import EngineAccess, engine_access, engine_headers, set_engine_access
 from slime_core.errors import ConfigError, RequestFailed
 from slime_core.generation import Generation, SamplingParams
 from slime_core.harness.fake_engine import FakeEngine

@@ -37,7 +37,7 @@ ROOMS = (
         "slime_core.errors",
         "slime_core.generation",
         "slime_core.harness",
-        "slime_core.services.http",
+        "slime_core.services",
         "slime_core.types",
     ),
     *(f"slime_core.prompts.{name}" for name in PROMPTS),

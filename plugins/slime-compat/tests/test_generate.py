@@ -14,7 +14,7 @@ from slime_compat import GenerateState, generate_single
 from slime_compat.generate import PathGenerate
 from slime_compat.options import PathOptions
 from slime_core import RunView
-from slime_core.config.engine_key import engine_access, key_of_run, send_key_to
+from slime_core.config.secrets import engine_access, key_of_run, send_key_to
 from slime_core.errors import EngineError, PluginError
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.harness.fake_engine import FakeEngine

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from slime_core import RunView
+from slime_core import RunView, services
 from slime_core.config.secrets import shown
 from slime_core.errors import ConfigError
-from slime_core.services import http, with_secrets
+from slime_core.services import with_secrets
 from slime_core.types import JsonValue, RewardFailure, Sample
-from slime_rewards import services
+from slime_rewards import services as reward_services
 from slime_rewards.options import RewardsOptions
 from slime_rewards.services import JudgeReward, RemoteReward, ServedReward
 from tests.http_service import HttpService, chat, embedding
@@ -142,7 +142,7 @@ async def test_a_refusal_is_final_and_costs_its_sample_alone(status):
 
 @pytest.mark.parametrize("waits", [None, "7", "Thu, 01 Jan 1970 00:00:09 GMT", "soon"])
 async def test_a_refusal_that_the_run_names_is_asked_again_no_earlier_than_the_service_says(monkeypatch, waits):
-    now = only_pauses_take_time(monkeypatch, http)
+    now = only_pauses_take_time(monkeypatch, services)
     with HttpService(lambda body: 1.0) as service:
         service.fail_with, service.retry_after = [429, 429], waits
         assert await remote(service, rm_retry_statuses=(429,)).score(samples("a")) == [1.0]
@@ -177,15 +177,15 @@ async def test_a_model_that_the_run_serves_is_not_asked_again_after_a_refusal():
     [("", 0), ("7", 7), ("-7", 0), ("Thu, 01 Jan 1970 00:00:09 -0000", 0), ("9" * 5000, math.inf)],
 )
 def test_what_a_service_asks_to_wait(header, seconds):
-    assert http._wait_s(header) == seconds
+    assert services._wait_s(header) == seconds
 
 
 def test_a_service_may_name_the_time_at_which_it_is_asked_again():
-    assert 10**9 < http._wait_s("Fri, 31 Dec 9999 23:59:59 GMT") < math.inf
+    assert 10**9 < services._wait_s("Fri, 31 Dec 9999 23:59:59 GMT") < math.inf
 
 
 async def test_a_service_that_stays_away_costs_the_sample_within_the_time_limit(monkeypatch):
-    only_pauses_take_time(monkeypatch, http)
+    only_pauses_take_time(monkeypatch, services)
     with HttpService(lambda body: 1.0) as service:
         service.fail_with = [503] * 1000
         (found,) = await remote(service, reward_timeout_s=60).score(samples("a"))
@@ -198,7 +198,7 @@ async def test_a_service_that_stays_away_costs_the_sample_within_the_time_limit(
 
 
 async def test_a_service_that_does_not_run_is_called_unreachable(monkeypatch):
-    only_pauses_take_time(monkeypatch, http)
+    only_pauses_take_time(monkeypatch, services)
     with HttpService(lambda body: 1.0) as service:
         pass
     (found,) = await remote(service, "?key=hidden", reward_timeout_s=60).score(samples("a"))
@@ -314,7 +314,7 @@ async def test_a_judge_that_gives_no_number_costs_the_sample(text):
 
 
 async def test_a_pattern_that_never_ends_costs_its_sample(monkeypatch):
-    monkeypatch.setattr(services, "PATTERN_LIMIT_S", 0.05)
+    monkeypatch.setattr(reward_services, "PATTERN_LIMIT_S", 0.05)
     text = "1" * 60 + "!"
     with HttpService(lambda body: chat(text)) as service:
         found = await served(JudgeReward, service, rm_judge_pattern=r"(?:1|11)+$").score(samples("x"))

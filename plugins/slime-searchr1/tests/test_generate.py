@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from slime_core import services
 from slime_core.generation import SamplingParams
 from slime_core.harness import default_run_view
 from slime_core.harness.fake_engine import FakeEngine
-from slime_core.services import http
 from slime_core.types import Sample, Status
 from slime_searchr1.generate import SearchAndAnswer
 from slime_searchr1.options import SearchOptions
@@ -152,7 +152,7 @@ NONSENSE = [
     {"result": [[{"document": {"title": "x"}}]]},
     {"result": [[{"document": {"contents": 7}}]]},
     [],
-    b"x" * (http.LARGEST_ANSWER + 1),
+    b"x" * (services.LARGEST_ANSWER + 1),
 ]
 
 

@@ -1,12 +1,12 @@
 """Rules that settings cannot declare as conditions: arithmetic on several values, and looks at files.
 
-    steps       batches, optimizer steps, learning-rate schedules, staleness
-    lengths     prompts, responses and the context of the model
-    layout      ranks, devices, heads, layers and experts divide
-    engines     groups of engines, auxiliary models, flags of the engines
-    evaluation  evaluation sets
-    models      one ``config.json`` against another, or against what a setting needs of the model
-    files       files and folders that a run reads and writes
+    sizes    batches, optimizer steps, learning-rate schedules, staleness; prompts, responses, context of the model
+    models   ranks, devices, heads, layers and experts divide; one ``config.json`` against another, or against what a
+             setting needs of the model
+    engines  groups of engines, auxiliary models, flags of the engines
+    files    files and folders that a run reads and writes
+
+Those of evaluations are in :mod:`slime_core.config.eval_sets`.
 
 A rule yields a message for each mistake: what was given, what is wrong, what is accepted, the next step. Rules import
 nothing heavy, because they run before anything starts.

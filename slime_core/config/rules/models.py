@@ -1,4 +1,9 @@
-"""The rules of models in addition to the actor, and of routing replay: critic, reference, teacher."""
+"""Rules of models: they divide over ranks and devices, and those in addition to the actor fit it.
+
+What divides what is Megatron-core 0.16's (``TransformerConfig.__post_init__``, ``initialize_model_parallel``) and, for
+an engine, SGLang 0.5's; both would say so only after they have started. Critic, reference, teacher and routing replay
+are compared by ``config.json``.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,197 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from slime_core.config.model_config import described, differences, forward_flops, routes_shape, start_weights
+from slime_core.config.model_config import (
+    EXPERTS,
+    described,
+    differences,
+    forward_flops,
+    routes_shape,
+    start_weights,
+    whole_number,
+)
 from slime_core.config.rules import Rule
-from slime_core.config.rules.layout import LEARNER_LAYOUT
 from slime_core.config.schema import RunConfig
 
-__all__ = ["MODELS", "other_model", "recomputes"]
+__all__ = ["ENGINE_LAYOUT", "LEARNER_LAYOUT", "MODELS", "RUN_LAYOUT", "other_model", "recomputes"]
+
+
+KEY_VALUE_HEADS = "num_key_value_heads"
+
+MOST_PROCESSES = 65_536
+"""Of a run; more than any cluster has."""
+
+SOME_ARE_DENSE = ("mlp_only_layers", "first_k_dense_replace")
+"""With these, layers of a mixture have no experts; so they have with a ``decoder_sparse_step`` above 1."""
+
+
+def _copies_fill_the_ranks(config: RunConfig) -> Iterator[str]:
+    sizes, ranks = config.parallel, config.num_learner_ranks
+    if ranks % sizes.model_size:
+        nodes, each = config.cluster.actor_num_nodes, config.cluster.actor_num_gpus_per_node
+        yield (
+            "tensor_model_parallel_size x pipeline_model_parallel_size x context_parallel_size = "
+            f"{sizes.tensor_model_parallel_size} x {sizes.pipeline_model_parallel_size} x "
+            f"{sizes.context_parallel_size} = {sizes.model_size} ranks hold one copy of the model, but "
+            f"actor_num_nodes x actor_num_gpus_per_node = {nodes} x {each} = {ranks} is no multiple of "
+            f"{sizes.model_size}; give {sizes.model_size} ranks or a multiple, or lower a parallel size"
+        )
+
+
+def _heads_and_vocabulary_divide(config: RunConfig) -> Iterator[str]:
+    size = config.parallel.tensor_model_parallel_size
+    yield from _uneven(config, "tensor_model_parallel_size", size, "num_attention_heads", "vocab_size")
+
+
+def _processes_can_be_counted(config: RunConfig) -> Iterator[str]:
+    """Checked first, because later rules make lists with an entry for each process."""
+    groups = (*config.engine_groups, *config.auxiliary_groups)
+    total = config.num_started_ranks + config.num_critic_ranks + sum(group.num_gpus for group in groups)
+    if total > MOST_PROCESSES:
+        yield (
+            f"{total:,} processes or devices, of learner, critic and engines together; accepted: at most "
+            f"{MOST_PROCESSES:,}. Lower actor_num_nodes, actor_num_gpus_per_node, critic_num_gpus, rollout_num_gpus, "
+            "eval_num_gpus or num_gpus of an engine group or model"
+        )
+
+
+def _engine_heads_divide(config: RunConfig) -> Iterator[str]:
+    size_of_engines = config.cluster.rollout_num_gpus_per_engine
+    if config.engine.engine_groups:
+        size_of_engines = 1  # each group has its own
+    yield from _uneven(config, "rollout_num_gpus_per_engine", size_of_engines, "num_attention_heads")
+    for size in sorted({group.num_gpus_per_engine or size_of_engines for group in config.engine.engine_groups}):
+        yield from _uneven(config, "engine_groups: num_gpus_per_engine", size, "num_attention_heads")
+    if (size_of_own := config.eval.eval_num_gpus_per_engine) is not None:
+        yield from _uneven(config, "eval_num_gpus_per_engine", size_of_own, "num_attention_heads")
+
+
+def _every_chunk_has_a_layer(config: RunConfig) -> Iterator[str]:
+    stages, chunks = config.parallel.pipeline_model_parallel_size, config.parallel.num_virtual_stages_per_pipeline_rank
+    folder = start_weights(config)
+    layers = whole_number(folder, "num_hidden_layers")
+    # The last chunk needs no layer, because it computes the logits.
+    if layers is None or stages * chunks <= layers + 1:
+        return
+    product = "pipeline_model_parallel_size"
+    numbers = f"{stages}"
+    if chunks > 1:
+        product += " x num_virtual_stages_per_pipeline_rank"
+        numbers += f" x {chunks} = {stages * chunks}"
+    yield (
+        f"{product} = {numbers} divides the num_hidden_layers = {layers} of {folder / 'config.json'} into too many "
+        f"chunks; accepted: at most {layers + 1}, so that every chunk but the last has a layer"
+    )
+
+
+def _experts_divide(config: RunConfig) -> Iterator[str]:
+    size, folder = config.parallel.expert_model_parallel_size, start_weights(config)
+    if size == 1 or described(folder) is None:
+        return
+    experts = whole_number(folder, *EXPERTS)
+    name = f"expert_model_parallel_size = {size}"
+    if experts is None:
+        yield f"{name}, but {folder / 'config.json'} describes a model without experts; leave it out"
+    elif experts % size:
+        yield f"{name} does not divide its {experts} experts; accepted: {_listed(_divisors(experts))}"
+
+
+def _experts_have_whole_sequences(config: RunConfig) -> Iterator[str]:
+    sizes, folder = config.parallel, start_weights(config)
+    experts = whole_number(folder, *EXPERTS)
+    if experts is not None and sizes.tensor_model_parallel_size > 1 and not sizes.sequence_parallel:
+        yield (
+            f"tensor_model_parallel_size = {sizes.tensor_model_parallel_size} with sequence_parallel = false: "
+            f"{folder / 'config.json'} describes a mixture of {experts} experts, and Megatron trains one over "
+            "tensor-parallel ranks only where they share sequences too; give sequence_parallel = true, or "
+            "tensor_model_parallel_size = 1"
+        )
+
+
+def _experts_lie_in_the_replicas(config: RunConfig) -> Iterator[str]:
+    size, context = config.parallel.expert_model_parallel_size, config.parallel.context_parallel_size
+    whole = config.num_learner_ranks % config.parallel.model_size == 0
+    replicas = config.num_data_ranks * context
+    if whole and replicas % size:
+        yield (
+            f"expert_model_parallel_size = {size} does not divide the {config.num_data_ranks} x {context} = {replicas} "
+            "data- and context-parallel ranks that experts are shared over; accepted: "
+            f"{_listed(_divisors(replicas))}, or more learner ranks"
+        )
+
+
+def _every_copy_has_samples(config: RunConfig) -> Iterator[str]:
+    copies = config.num_data_ranks
+    if config.samples_per_step < copies:
+        ranks, size = config.num_learner_ranks, config.parallel.model_size
+        yield (
+            f"an optimizer step has global_batch_size = {config.samples_per_step} sample(s), but the {ranks} learner "
+            f"ranks / {size} per copy of the model = {copies} data-parallel ranks need at least one each. Raise "
+            f"--global-batch-size to at least {copies}, or use fewer ranks"
+        )
+
+
+def _colocated_engines_have_devices(config: RunConfig) -> Iterator[str]:
+    engines, ranks = config.cluster.rollout_num_gpus, config.num_learner_ranks
+    if config.cluster.colocate and engines > ranks:
+        nodes, each = config.cluster.actor_num_nodes, config.cluster.actor_num_gpus_per_node
+        yield (
+            f"colocate: rollout_num_gpus = {engines} is more than the learner's devices, actor_num_nodes x "
+            f"actor_num_gpus_per_node = {nodes} x {each} = {ranks}, which engines share; give at most {ranks}"
+        )
+
+
+def _uneven(config: RunConfig, setting: str, size: int, *even: str) -> Iterator[str]:
+    """A message if ``size`` tensor-parallel processes cannot share heads, vocabulary or widths of the model evenly."""
+    folder = start_weights(config)
+    counts = {name: whole_number(folder, name) for name in (*even, KEY_VALUE_HEADS, *_widths(folder))}
+    known = {name: count for name, count in counts.items() if count is not None}
+    bad = [f"{name} = {count}" for name, count in known.items() if not _fits(size, name, count)]
+    if bad:
+        largest = min((count for name, count in known.items() if name != KEY_VALUE_HEADS), default=size)
+        good = [one for one in range(1, largest + 1) if all(_fits(one, *pair) for pair in known.items())]
+        yield (
+            f"{setting} = {size} does not divide {', '.join(bad)} of {folder / 'config.json'}; "
+            f"accepted: {_listed(good)}"
+        )
+
+
+def _widths(folder: Path) -> Iterator[str]:
+    """What ``config.json`` calls the inner width of feed-forward layers: of experts, and of dense layers."""
+    found = described(folder) or {}
+    mixture = whole_number(folder, *EXPERTS) is not None and "moe_intermediate_size" in found
+    if mixture:
+        yield "moe_intermediate_size"
+    if not mixture or any(found.get(name) for name in SOME_ARE_DENSE) or found.get("decoder_sparse_step", 1) != 1:
+        yield "intermediate_size"
+
+
+def _fits(size: int, name: str, count: int) -> bool:
+    # Fewer key-value heads than ranks are repeated, as long as every rank gets one.
+    return count % size == 0 or (name == KEY_VALUE_HEADS and size % count == 0)
+
+
+def _divisors(number: int) -> list[int]:
+    return [one for one in range(1, number + 1) if number % one == 0]
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+LEARNER_LAYOUT: tuple[Rule, ...] = (
+    _copies_fill_the_ranks,
+    _every_copy_has_samples,
+    _heads_and_vocabulary_divide,
+    _every_chunk_has_a_layer,
+    _experts_divide,
+    _experts_have_whole_sequences,
+    _experts_lie_in_the_replicas,
+)
+
+ENGINE_LAYOUT: tuple[Rule, ...] = (_processes_can_be_counted, _engine_heads_divide)
+
+RUN_LAYOUT: tuple[Rule, ...] = (*LEARNER_LAYOUT, _colocated_engines_have_devices)
 
 
 def _reference_is_the_same_model(config: RunConfig) -> Iterator[str]:

@@ -28,7 +28,7 @@ import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_core.config.engine_key import engine_headers, key_advice, send_key_to
+from slime_core.config.secrets import engine_headers, key_advice, send_key_to
 from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.generation import FinishReason, Generation, SamplingParams
 from slime_core.generation.sampling import NOTHING

@@ -1,7 +1,7 @@
 """One SGLang server as a child process. The only file that starts SGLang.
 
 The server is the unmodified ``sglang.launch_server``, never imported. What it needs on a CPU is passed through its
-environment (:mod:`slime_core.cpu.sglang`). There a launcher lets its processes fork
+environment (:mod:`slime_core.cpu.serve`). There a launcher lets its processes fork
 (``_slime_server`` among the stand-ins): it starts in 6 s with 0.7 GB on two idle cores instead of about 20 s with 1.8
 GB, nearly all of it imports. The warm-up request is skipped. The key of the run comes through the environment too
 (:mod:`.keyed`).
@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from slime_core.config.engine_key import ENGINE_KEY, engine_access
-from slime_core.config.secrets import needed_environment
+from slime_core.config.secrets import ENGINE_KEY, engine_access, needed_environment
 from slime_core.config.serving import WorkerType
-from slime_core.cpu import sglang as cpu
+from slime_core.cpu import serve as cpu
 from slime_core.rollout.engines import keyed
 from slime_core.rollout.engines.server import HANG_LIMIT_S, Server
 from slime_core.rollout.engines.supervisor import supervised

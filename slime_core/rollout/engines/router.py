@@ -22,8 +22,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from slime_core.config.engine_key import ENGINE_KEY, engine_access, engine_headers, key_advice, send_key_to
-from slime_core.config.secrets import needed_environment
+from slime_core.config.secrets import (
+    ENGINE_KEY,
+    engine_access,
+    engine_headers,
+    key_advice,
+    needed_environment,
+    send_key_to,
+)
 from slime_core.config.serving import RouterPolicy, WorkerType
 from slime_core.errors import EngineError
 from slime_core.rollout.engines.server import Server

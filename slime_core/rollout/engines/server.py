@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 import psutil  # type: ignore[import-untyped]
 
-from slime_core.config.engine_key import engine_headers, send_key_to
+from slime_core.config.secrets import engine_headers, send_key_to
 from slime_core.errors import EngineError
 from slime_core.rollout.engines.supervisor import die_with
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import SecretStr
 
-from slime_core.config.engine_key import (
+from slime_core.config.secrets import (
     ENGINE_KEY,
     EngineAccess,
     add_key,

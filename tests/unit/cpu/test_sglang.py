@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from slime_core.cpu.serve import command
-from slime_core.cpu.sglang import STAND_INS, server_arguments, server_environment
+from slime_core.cpu.serve import STAND_INS, command, server_arguments, server_environment
 
 
 def run(source: str) -> str:

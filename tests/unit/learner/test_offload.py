@@ -19,7 +19,7 @@ class WithoutModel:
 
 
 def test_a_rank_that_sleeps_lets_go_of_the_returns_of_the_last_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slime_core.learner.offload._drop_caches", lambda: None)  # Megatron's own, of a model
+    monkeypatch.setattr("slime_core.learner.process._drop_caches", lambda: None)  # Megatron's own, of a model
     learner: Any = object.__new__(Learner)
     learner.actor, learner.critic, learner._offloader = WithoutModel(), None, None
     learner.returns_U = torch.ones(3)

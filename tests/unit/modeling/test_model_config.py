@@ -9,7 +9,7 @@ import pytest
 
 from slime_core import RunView
 from slime_core.errors import ConfigError
-from slime_core.modeling.bridge import transformers_config
+from slime_core.modeling.spec import transformers_config
 from slime_core.types import JsonValue
 
 OWN: dict[str, JsonValue] = {

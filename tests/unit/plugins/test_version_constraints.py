@@ -6,8 +6,7 @@ import pytest
 
 from slime_core.errors import PluginError
 from slime_core.plugins.activation import activate
-from slime_core.plugins.bounds import bound_mistakes, check_bounds
-from slime_core.plugins.discovery import CORE, PluginIdentity, installed
+from slime_core.plugins.discovery import CORE, PluginIdentity, bound_mistakes, check_bounds, installed
 
 ADVICE = "Its author should require 'slime-rl>=0.1,<0.2'."
 UNSAID = f"acme-tree 2.1 does not say which versions of slime-rl it works with.\n{ADVICE}"

@@ -25,9 +25,14 @@ from slime_core.loop import train
 from slime_core.plugins.activation import activate
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import LifecycleHooks
-from slime_core.rollout import concurrent_evaluation
-from slime_core.rollout.actor import SampledShards, SamplerActor
-from slime_core.rollout.concurrent_evaluation import ConcurrentEvalSampler, ConcurrentEvaluations, eval_sampler_settings
+from slime_core.rollout import actor
+from slime_core.rollout.actor import (
+    ConcurrentEvalSampler,
+    ConcurrentEvaluations,
+    SampledShards,
+    SamplerActor,
+    eval_sampler_settings,
+)
 from slime_core.rollout.sampler import SamplerState
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.device_pool import DevicePool
@@ -131,7 +136,7 @@ class Play:
 
 @pytest.fixture(autouse=True)
 def calls_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(concurrent_evaluation, "has_ended", lambda call: call.ended)
+    monkeypatch.setattr(actor, "has_ended", lambda call: call.ended)
 
 
 def config(*, own: bool = True, steps: int = 3, interval: int = 1, save: int | None = None, **more: Any) -> RunConfig:

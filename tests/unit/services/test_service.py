@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
+from slime_core import services
 from slime_core.errors import ConfigError, ServiceError
-from slime_core.services import Service, http, model_url
+from slime_core.services import Service, model_url
 from tests.http_service import HttpService
 from tests.simulated_clock import only_pauses_take_time
 
@@ -40,7 +41,7 @@ async def test_only_a_named_refusal_is_repeated():
 
 
 async def test_retries_end_at_the_time_limit(monkeypatch):
-    now = only_pauses_take_time(monkeypatch, http)
+    now = only_pauses_take_time(monkeypatch, services)
     with HttpService(lambda body: 1) as answering:
         answering.fail_with = [503] * 100
         with pytest.raises(ServiceError) as failure:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from slime_core.errors import WeightSyncError
-from slime_core.weights.checksums import SentWeights, require_agreement, require_restored, require_spoiled
 from slime_core.weights.engine_control import EngineChecksums
+from slime_core.weights.publisher import SentWeights, require_agreement, require_restored, require_spoiled
 
 
 def digest(*tensors: torch.Tensor) -> str:

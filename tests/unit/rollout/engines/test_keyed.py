@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from slime_core.config.engine_key import ENGINE_KEY, EngineAccess, engine_access, send_key_to, set_engine_access
+from slime_core.config.secrets import ENGINE_KEY, EngineAccess, engine_access, send_key_to, set_engine_access
 from slime_core.errors import ConfigError, RequestRefused, WeightSyncError
 from slime_core.generation import SamplingParams
 from slime_core.harness.fake_engine import FakeEngine

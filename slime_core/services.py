@@ -1,8 +1,15 @@
-"""Requests to an HTTP service that can neither hang nor end a run.
+"""PUBLIC. HTTP services for rewards and tools, and the auxiliary models that a run serves.
 
-Every request has one time limit over all its attempts. No connection and 5xx are retried with growing pauses. A refusal
-(4xx) and a redirection are final, except the statuses in ``retry_statuses``. A retry waits at least as long as the
-service says in Retry-After. Messages show addresses without user, password and query, which may be secrets.
+:class:`Service` sends JSON and receives JSON; it can neither hang nor end a run. Every request has one time limit over
+all its attempts. No connection and 5xx are retried with growing pauses. A refusal (4xx) and a redirection are final,
+except the statuses in ``retry_statuses``. A retry waits at least as long as the service says in Retry-After. Messages
+show addresses without user, password and query, which may be secrets.
+
+``model_url`` gives the address of an auxiliary model (``--rm-model``, ``[[engine.engine_models]]``), ``with_secrets``
+fills in the environment variables that a URL names. Engines and routers of the run require its key:
+``Service`` sends it, and a request made otherwise adds ``engine_headers(url)``; where it does not, ``refused_key``
+recognises the refusal. Before a run, ``url_mistakes`` and ``missing_secrets`` judge a URL that a setting gives, and
+``shown`` is what messages show of it. A request without an answer raises :class:`~slime_core.errors.ServiceError`.
 """
 
 from __future__ import annotations
@@ -21,12 +28,22 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from slime_core.config.engine_key import engine_headers
-from slime_core.config.secrets import SECRET, secret_names, shown, unset, written_out
+from slime_core.config.secrets import SECRET, engine_headers, refused_key, secret_names, shown, unset, written_out
+from slime_core.config.serving import model_url
 from slime_core.errors import ConfigError, ServiceError
 from slime_core.types import JsonValue
 
-__all__ = ["Service", "missing_secrets", "url_mistakes", "with_secrets"]
+__all__ = [
+    "Service",
+    "engine_headers",
+    "missing_secrets",
+    "model_url",
+    "refused_key",
+    "shown",
+    "url_mistakes",
+    "with_secrets",
+]
+
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
