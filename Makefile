@@ -136,7 +136,7 @@ agents: setup ## openai-agents and mini-swe-agent, as they come from PyPI, again
 
 .PHONY: warm-up
 warm-up: setup ## make the built-in model's checkpoint again, into outputs/warm-up
-	$(BIN)/python examples/arithmetic/warm_up.py outputs/warm-up
+	$(BIN)/python -m examples.arithmetic.warm_up outputs/warm-up
 
 .PHONY: search
 search: setup ## warm up a tiny model on the form of Search-R1, train it, and two controls: examples/search_r1

@@ -1,8 +1,8 @@
 """Makes the embedded checkpoint again: the supervised warm-up, run through slime's own learner on one process.
 
-    python examples/arithmetic/warm_up.py OUTPUT_FOLDER
+    python -m examples.arithmetic.warm_up OUTPUT_FOLDER
 
-What it teaches, and why, stands in ``slime_core/builtin/arithmetic/recipe.py``. About four minutes on two cores; writes
+What it teaches, and why, stands in ``recipe``. About four minutes on two cores; writes
 a Hugging Face folder and prints the greedy accuracy on the held-out problems, by carries.
 """
 
@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from slime_core.builtin.arithmetic.recipe import WarmUp, model_files, warm_up_batches
-from slime_core.builtin.arithmetic.task import tokenizer_files, write_files
+from examples.arithmetic.recipe import WarmUp, model_files, warm_up_batches
+from examples.arithmetic.task import tokenizer_files, write_files
 from slime_core.config.schema import ARITHMETIC, OptimizerConfig, RunConfig
 from slime_core.learner.rank import Learner, LearnerSettings
 from slime_core.plugins.activation import activate

@@ -5,7 +5,7 @@
     prompts     the data source of prompt files
     responses   generate functions: one response, and the label as the response
     rewards     equal to the label, a coin, nothing
-    arithmetic  the embedded model, its task and its prompts
+    arithmetic  the built-in model and its prompts, made by ``examples/arithmetic``
 
 The rule: what stands here uses nothing that a plugin could not use.
 """

@@ -7,11 +7,14 @@ One secret the run makes itself: the key without which its engines and routers a
     key_of_run     the driver makes the key, or takes that of the user from SLIME_ENGINE_KEY
     EngineAccess   the key and those addresses; every actor and every reward process of the run gets it when it starts
     send_key_to    requests to these addresses carry the key
+    add_key        requests to a server that is none of the run carry a key of its own
     engine_headers the headers of a request to an address: the key, where the address is one of the run
+    refused_key    what to do about an error that such a refusal raised in the code of a plugin
     key_advice     what to do about a server that refuses the key
 
 The key is a state of the process, like the environment variable that a user sets, so that no setting, no record and no
-command line holds it. A request to any other address never carries it.
+command line holds it. A request to any other address never carries it. The keys of external servers that evaluation
+sets name are kept in the same way.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from slime_core.cpu.accelerator import accelerator
+from slime_core.cpu import accelerator
 from slime_core.errors import RunError
 from slime_core.learner.settings import LearnerSettings
 from slime_core.learner.trained_model import TrainedModel

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from slime_core.cpu.accelerator import accelerator
+from slime_core.cpu import accelerator
 from slime_core.errors import CheckpointError, ConfigError, RunError
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.modeling.unsupported import unsupported

@@ -28,7 +28,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from slime_core.builtin.arithmetic.task import data_files
+from examples.arithmetic.task import data_files
 
 SLIME = [sys.executable, "-m", "slime_core"]
 FLAGS = (

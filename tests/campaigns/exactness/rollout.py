@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from slime_core.builtin.arithmetic.task import EOS_ID, VOCABULARY
+from examples.arithmetic.task import EOS_ID, VOCABULARY
 from slime_core.types import Sample, Status
 from tests.campaigns.exactness.models import ARITHMETIC, ROUTER_GAP, router_gap
 

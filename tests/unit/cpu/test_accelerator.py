@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slime_core.cpu.accelerator import accelerator
+from slime_core.cpu import accelerator
 from slime_core.errors import ConfigError
 
 

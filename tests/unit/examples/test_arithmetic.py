@@ -7,16 +7,16 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
-from slime_core.builtin.arithmetic import recipe, task
-from slime_core.builtin.arithmetic.recipe import WarmUp, warm_up_batches
-from slime_core.builtin.arithmetic.task import Problem
+from examples.arithmetic import recipe, task
+from examples.arithmetic.recipe import WarmUp, warm_up_batches
+from examples.arithmetic.task import Problem
+from slime_core.config.schema import ARITHMETIC
 
-ROOM = Path(str(files("slime_core.builtin.arithmetic")))
+ROOM = ARITHMETIC
 USER, ASSISTANT = 3, 4
 
 
@@ -194,7 +194,7 @@ def test_the_learning_rate_rises_for_fifty_steps_and_falls_to_zero() -> None:
 
 def test_task_and_recipe_import_nothing_heavy() -> None:
     code = (
-        "import sys, slime_core.builtin.arithmetic.recipe;"
+        "import sys, examples.arithmetic.recipe;"
         "print(sorted({'torch', 'numpy', 'transformers', 'tokenizers'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

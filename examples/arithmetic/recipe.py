@@ -21,7 +21,7 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from slime_core.builtin.arithmetic.task import EOS_ID, PAD_ID, VOCABULARY, Problem, split
+from examples.arithmetic.task import EOS_ID, PAD_ID, VOCABULARY, Problem, split
 
 __all__ = ["WarmUp", "model_files", "warm_up_batches"]
 
