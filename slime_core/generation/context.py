@@ -3,23 +3,26 @@
 GenerateContext   holds them; starts trajectories
 Client, Encoder, InputProcessor   its Protocols, which rollout and prompts implement
 Parents           maps the samples that a generate function returns to those that it was given
+generate_group    one response to each sample of a group; fresh samples share one request
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Coroutine, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from slime_core.config.serving import model_url
-from slime_core.generation.sampling import Generation, SamplingParams
+from slime_core.errors import EngineError, RequestRefused, RunError
+from slime_core.generation.sampling import Generation, SamplingParams, engine_inputs, fail, is_finished
 from slime_core.generation.trajectory import Trajectory
-from slime_core.types import JsonValue, PromptGroup, Sample
+from slime_core.types import JsonValue, PromptGroup, Sample, Status
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Client", "Encoder", "GenerateContext", "InputProcessor", "Parents", "ProcessedPrompt"]
+__all__ = ["Client", "Encoder", "GenerateContext", "InputProcessor", "Parents", "ProcessedPrompt", "generate_group"]
 
 
 class Client(Protocol):
@@ -261,3 +264,75 @@ def _generations(made: Sequence[Sample]) -> list[PromptGroup]:
         key = ("alone", place) if sample.rollout_id is None else ("rollout", sample.rollout_id)
         found.setdefault(key, []).append(sample)
     return list(found.values())
+
+
+async def generate_group(context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
+    """One turn for every sample of a prompt group that is not finished: fresh samples share one request, an aborted one
+    continues with a request of its own.
+
+    An engine that fails costs the samples of its request: they are ``FAILED``.
+
+    Returns:
+        ``samples``, finished or ``ABORTED`` or ``FAILED``.
+
+    Raises:
+        RequestRefused: an engine will never take such a request.
+        DataError: the encoder refuses the prompt, or its images cannot be read.
+    """
+    unfinished = [sample for sample in samples if not is_finished(sample)]
+    fresh = [sample for sample in unfinished if not sample.response_length]
+    requests = [_begin(context, fresh, sampling)] if fresh else []
+    requests += [_resume(context, sample, sampling) for sample in unfinished if sample.response_length]
+    await _all(requests)
+    return samples
+
+
+async def _begin(context: GenerateContext, samples: Sequence[Sample], sampling: SamplingParams) -> None:
+    # The samples of a group have one prompt: it is encoded once, and its images are read once.
+    first = context.start(samples[0])
+    others = [context.start(sample, prompt_ids=first._sent_prompt) for sample in samples[1:]]
+    trajectories = [first, *others]
+    try:
+        await first.read_inputs()
+        answers = await context.client.generate(
+            first._sent(), sampling=sampling, n=len(samples), **engine_inputs(samples[0])
+        )
+        if len(answers) != len(samples):
+            raise RunError(f"{len(samples)} responses were requested, the engine returned {len(answers)}")
+        for trajectory, answer in zip(trajectories, answers, strict=True):
+            trajectory._use(first._processed)
+            trajectory._take(answer, sampling)
+            trajectory.finish()
+    except EngineError as failure:
+        _fail(samples, failure)
+
+
+async def _resume(context: GenerateContext, sample: Sample, sampling: SamplingParams) -> None:
+    trajectory = context.start(sample)
+    limited = trajectory._limited(sampling)
+    if limited is None:
+        sample.status = Status.TRUNCATED
+        return
+    try:
+        (answer,) = await context.client.generate(trajectory._sent(), sampling=limited, **engine_inputs(sample))
+        trajectory._take(answer, sampling)
+        trajectory.finish()
+    except EngineError as failure:
+        _fail([sample], failure)
+
+
+def _fail(samples: Sequence[Sample], failure: EngineError) -> None:
+    if isinstance(failure, RequestRefused):
+        raise failure
+    for sample in samples:
+        fail(sample, failure)
+
+
+async def _all(requests: Sequence[Coroutine[None, None, None]]) -> None:
+    """Wait for all; where one raises, the others are cancelled and its error is raised at once."""
+    tasks = [asyncio.ensure_future(request) for request in requests]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()  # without effect on a task that is done

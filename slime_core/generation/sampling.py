@@ -1,9 +1,11 @@
-"""One request to an engine, and its answer.
+"""One request to an engine, its answer, and what a sample records of it.
 
 SamplingParams   how the tokens of a response are sampled
 Generation       one response, exactly as the engine sampled it
 Kept             which tokens top-p and top-k left to sample from at each position (truncated-sampling mask)
 until_stop       cuts a response at a stop condition that the engine does not report
+engine_inputs    what a sample adds to a request
+fail, keep       record in a sample that no engine answered; what its tokens were sampled from
 
 An engine (sglang 0.5.23, srt/managers/schedule_batch.py) does not see every end of a response that was interrupted. It
 looks only at the tokens of one request, so it misses a stop text (or a match of ``stop_regex``) that starts in the
@@ -20,9 +22,10 @@ import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
 
-from slime_core.types import JsonValue, SpecInfo
+from slime_core.errors import EngineError, RequestFailed
+from slime_core.types import JsonValue, Sample, SpecInfo, Status, TokenIds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,14 +34,24 @@ if TYPE_CHECKING:
     from slime_core.generation.context import Encoder
 
 __all__ = [
+    "FINISHED",
     "MAX_KEPT",
     "NOTHING",
+    "UNANSWERED",
     "FinishReason",
     "Generation",
     "Kept",
     "SamplingParams",
     "added",
+    "engine_inputs",
+    "fail",
+    "is_finished",
     "joined",
+    "joined_routes",
+    "keep",
+    "kept_of",
+    "padded_routes",
+    "routes_of",
     "until_stop",
 ]
 
@@ -253,3 +266,77 @@ def _listed(given: JsonValue) -> list[str]:
 
 def _whole(given: JsonValue) -> list[int]:
     return [one for one in given if isinstance(one, int)] if isinstance(given, Sequence) else []
+
+
+FINISHED = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
+"""Finish reason of the engine -> status of the sample."""
+
+UNANSWERED = "engine"
+"""Cause of a failure: no engine has answered."""
+
+
+def is_finished(sample: Sample) -> bool:
+    """Whether its response is whole."""
+    return sample.status in (Status.COMPLETED, Status.TRUNCATED)
+
+
+def fail(sample: Sample, failure: EngineError) -> None:
+    """``sample`` has no response, because of ``failure``; it is not trained on."""
+    sample.status, sample.error = Status.FAILED, str(failure)
+    sample.failure_cause = failure.cause if isinstance(failure, RequestFailed) else UNANSWERED
+
+
+def keep(sample: Sample, kept: Kept | None) -> None:
+    """Record in ``sample`` what its response was sampled from; None: from all tokens."""
+    sample.rollout_top_p_token_ids = None if kept is None else TokenIds(kept.token_ids)
+    sample.rollout_top_p_token_offsets = None if kept is None else TokenIds(kept.offsets)
+
+
+def kept_of(sample: Sample) -> Kept | None:
+    """What the response of ``sample`` was sampled from, as :func:`keep` recorded it; None: from all tokens."""
+    ids, offsets = sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets
+    return None if ids is None or offsets is None else Kept(array("i", ids), array("i", offsets))
+
+
+class EngineInputs(TypedDict, total=False):
+    """Arguments of :meth:`Client.generate` that a sample adds."""
+
+    extra: Mapping[str, JsonValue]
+
+
+def engine_inputs(sample: Sample) -> EngineInputs:
+    """Arguments of a request that carry the sample's inputs other than text, as its file holds them; empty: none.
+
+    Example: of ``multimodal_inputs = {"image": ["cat.png"]}``, ``{"extra": {"image_data": ["cat.png"]}}``, as SGLang
+    names it.
+    """
+    inputs = sample.multimodal_inputs
+    if not isinstance(inputs, dict) or not inputs:
+        return {}
+    return {"extra": {f"{kind}_data": value for kind, value in inputs.items()}}
+
+
+def routes_of(sample: Sample) -> NDArray[np.int16] | None:
+    """The experts that the sample's tokens took; a file gives them as lists."""
+    import numpy as np  # here: the edges of the core load no numpy
+
+    routes = sample.rollout_routed_experts
+    return np.asarray(routes, np.int16) if isinstance(routes, list) else routes
+
+
+def joined_routes(before: NDArray[np.int16] | None, routes: NDArray[np.int16] | None) -> NDArray[np.int16] | None:
+    """Tokens so far keep the experts that they took then; what was added since comes from the newest answer."""
+    if before is None or routes is None:
+        return routes if before is None else before
+    import numpy as np
+
+    return np.concatenate([before, routes[len(before) :]])
+
+
+def padded_routes(routes: NDArray[np.int16] | None, count: int) -> NDArray[np.int16] | None:
+    """``routes`` with -1 for tokens that were added after the last turn, which no engine read."""
+    if routes is None or len(routes) >= count:
+        return routes
+    import numpy as np
+
+    return np.pad(routes, ((0, count - len(routes)), (0, 0), (0, 0)), constant_values=-1)

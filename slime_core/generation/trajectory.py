@@ -1,10 +1,9 @@
-"""One response, generated turn by turn; and one turn for every sample of a prompt group.
+"""One response, generated turn by turn.
 
     Trajectory      prompt ids, then turns of the model and text that others add, in one list of ids
     BranchError     a request whose prompt does not continue the recorded ids
     Turn            what ``Trajectory.generate`` returns
     Interrupted     ends a generate function whose turn was aborted
-    generate_group  one response to each sample of a group; fresh samples share one request
 
 A position is trained (mask 1) with the engine's log-probability, or it is not (mask 0) and has log-probability 0.0. The
 one exception: tokens of an aborted response that a run does not train after a resume (``masks_resumed``) keep theirs.
@@ -15,38 +14,42 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from array import array
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from slime_core.errors import DataError, EngineError, RequestFailed, RequestRefused, RunError
-from slime_core.generation.sampling import FinishReason, Generation, Kept, SamplingParams, added, joined, until_stop
+from slime_core.errors import DataError, RunError
+from slime_core.generation.sampling import (
+    FINISHED,
+    FinishReason,
+    Generation,
+    Kept,
+    SamplingParams,
+    added,
+    engine_inputs,
+    joined,
+    joined_routes,
+    keep,
+    kept_of,
+    padded_routes,
+    routes_of,
+    until_stop,
+)
 from slime_core.prompts.rows import tools_of
-from slime_core.types import JsonValue, LogProbs, Mask, PromptGroup, Sample, SpecInfo, Status, TokenIds
+from slime_core.types import JsonValue, LogProbs, Mask, Sample, SpecInfo, Status, TokenIds
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from slime_core.generation.context import GenerateContext, ProcessedPrompt
 
 __all__ = [
-    "FINISHED",
-    "UNANSWERED",
     "BranchError",
     "Interrupted",
     "Trajectory",
     "Turn",
-    "engine_inputs",
-    "fail",
-    "generate_group",
-    "is_finished",
-    "keep",
 ]
 
 NO_ROOM = "too_long"
@@ -142,7 +145,7 @@ class Trajectory:
         self._kept: list[tuple[Kept | None, int]] = [(kept_of(sample), have)] if have else []
         self._versions = list(sample.weight_versions) if have else []
         self._spans = list(sample.weight_spans) if have else []
-        self._routes = _routes_of(sample) if have else None
+        self._routes = routes_of(sample) if have else None
         self._spec_info = sample.spec_info if have else None
         self._turn_start, self._num_turns = self._restored_turns()
         self._ending: FinishReason | None = None
@@ -421,7 +424,7 @@ class Trajectory:
             self._spans += [(name, have + start, have + end) for name, start, end in answer.weight_spans]
         self._extend(more, list(answer.log_probs), [1] * len(more))
         self._kept.append((answer.kept, len(more)))
-        self._routes = _joined_routes(self._routes, answer.routed_experts)
+        self._routes = joined_routes(self._routes, answer.routed_experts)
         self._spec_info = added(self._spec_info, answer.spec_info)
         self._ending = answer.finish_reason
         return answer.finish_reason
@@ -469,83 +472,11 @@ class Trajectory:
         if self._mask is not None:
             sample.loss_mask = Mask(self._mask)
         sample.weight_versions, sample.weight_spans = list(self._versions), list(self._spans)
-        sample.rollout_routed_experts = _padded_routes(self._routes, len(sample.tokens) - 1)
+        sample.rollout_routed_experts = padded_routes(self._routes, len(sample.tokens) - 1)
         sample.spec_info = self._spec_info or SpecInfo()
         keep(sample, joined(self._kept))
         if self._processed is not None:
             sample.multimodal_train_inputs = dict(self._processed.inputs)
-
-
-async def generate_group(context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
-    """One turn for every sample of a prompt group that is not finished: fresh samples share one request, an aborted one
-    continues with a request of its own.
-
-    An engine that fails costs the samples of its request: they are ``FAILED``.
-
-    Returns:
-        ``samples``, finished or ``ABORTED`` or ``FAILED``.
-
-    Raises:
-        RequestRefused: an engine will never take such a request.
-        DataError: the encoder refuses the prompt, or its images cannot be read.
-    """
-    unfinished = [sample for sample in samples if not is_finished(sample)]
-    fresh = [sample for sample in unfinished if not sample.response_length]
-    requests = [_begin(context, fresh, sampling)] if fresh else []
-    requests += [_resume(context, sample, sampling) for sample in unfinished if sample.response_length]
-    await _all(requests)
-    return samples
-
-
-async def _begin(context: GenerateContext, samples: Sequence[Sample], sampling: SamplingParams) -> None:
-    # The samples of a group have one prompt: it is encoded once, and its images are read once.
-    first = context.start(samples[0])
-    others = [context.start(sample, prompt_ids=first._sent_prompt) for sample in samples[1:]]
-    trajectories = [first, *others]
-    try:
-        await first.read_inputs()
-        answers = await context.client.generate(
-            first._sent(), sampling=sampling, n=len(samples), **engine_inputs(samples[0])
-        )
-        if len(answers) != len(samples):
-            raise RunError(f"{len(samples)} responses were requested, the engine returned {len(answers)}")
-        for trajectory, answer in zip(trajectories, answers, strict=True):
-            trajectory._use(first._processed)
-            trajectory._take(answer, sampling)
-            trajectory.finish()
-    except EngineError as failure:
-        _fail(samples, failure)
-
-
-async def _resume(context: GenerateContext, sample: Sample, sampling: SamplingParams) -> None:
-    trajectory = context.start(sample)
-    limited = trajectory._limited(sampling)
-    if limited is None:
-        sample.status = Status.TRUNCATED
-        return
-    try:
-        (answer,) = await context.client.generate(trajectory._sent(), sampling=limited, **engine_inputs(sample))
-        trajectory._take(answer, sampling)
-        trajectory.finish()
-    except EngineError as failure:
-        _fail([sample], failure)
-
-
-def _fail(samples: Sequence[Sample], failure: EngineError) -> None:
-    if isinstance(failure, RequestRefused):
-        raise failure
-    for sample in samples:
-        fail(sample, failure)
-
-
-async def _all(requests: Sequence[Coroutine[None, None, None]]) -> None:
-    """Wait for all; where one raises, the others are cancelled and its error is raised at once."""
-    tasks = [asyncio.ensure_future(request) for request in requests]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()  # without effect on a task that is done
 
 
 async def _processed(context: GenerateContext, sample: Sample) -> ProcessedPrompt | None:
@@ -559,24 +490,6 @@ async def _processed(context: GenerateContext, sample: Sample) -> ProcessedPromp
         raise DataError(f"{_who(sample)}: {problem}") from problem
 
 
-class EngineInputs(TypedDict, total=False):
-    """Arguments of :meth:`Client.generate` that a sample adds."""
-
-    extra: Mapping[str, JsonValue]
-
-
-def engine_inputs(sample: Sample) -> EngineInputs:
-    """Arguments of a request that carry the sample's inputs other than text, as its file holds them; empty: none.
-
-    Example: of ``multimodal_inputs = {"image": ["cat.png"]}``, ``{"extra": {"image_data": ["cat.png"]}}``, as SGLang
-    names it.
-    """
-    inputs = sample.multimodal_inputs
-    if not isinstance(inputs, dict) or not inputs:
-        return {}
-    return {"extra": {f"{kind}_data": value for kind, value in inputs.items()}}
-
-
 def _refuse_another_prompt(sample: Sample, answer: Generation, prompt_length: int) -> None:
     found = answer.prompt_tokens
     if found is not None and found != prompt_length:
@@ -587,61 +500,5 @@ def _refuse_another_prompt(sample: Sample, answer: Generation, prompt_length: in
         )
 
 
-def _routes_of(sample: Sample) -> NDArray[np.int16] | None:
-    """The experts that the sample's tokens took; a file gives them as lists."""
-    import numpy as np
-
-    routes = sample.rollout_routed_experts
-    return np.asarray(routes, np.int16) if isinstance(routes, list) else routes
-
-
-def _joined_routes(before: NDArray[np.int16] | None, routes: NDArray[np.int16] | None) -> NDArray[np.int16] | None:
-    """Tokens so far keep the experts that they took then; what was added since comes from the newest answer."""
-    if before is None or routes is None:
-        return routes if before is None else before
-    import numpy as np
-
-    return np.concatenate([before, routes[len(before) :]])
-
-
-def _padded_routes(routes: NDArray[np.int16] | None, count: int) -> NDArray[np.int16] | None:
-    """``routes`` with -1 for tokens that were added after the last turn, which no engine read."""
-    if routes is None or len(routes) >= count:
-        return routes
-    import numpy as np
-
-    return np.pad(routes, ((0, count - len(routes)), (0, 0), (0, 0)), constant_values=-1)
-
-
 def _who(sample: Sample) -> str:
     return f"sample {sample.index} of group {sample.group_index}"
-
-
-FINISHED = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
-"""Finish reason of the engine -> status of the sample."""
-
-UNANSWERED = "engine"
-"""Cause of a failure: no engine has answered."""
-
-
-def is_finished(sample: Sample) -> bool:
-    """Whether its response is whole."""
-    return sample.status in (Status.COMPLETED, Status.TRUNCATED)
-
-
-def fail(sample: Sample, failure: EngineError) -> None:
-    """``sample`` has no response, because of ``failure``; it is not trained on."""
-    sample.status, sample.error = Status.FAILED, str(failure)
-    sample.failure_cause = failure.cause if isinstance(failure, RequestFailed) else UNANSWERED
-
-
-def keep(sample: Sample, kept: Kept | None) -> None:
-    """Record in ``sample`` what its response was sampled from; None: from all tokens."""
-    sample.rollout_top_p_token_ids = None if kept is None else TokenIds(kept.token_ids)
-    sample.rollout_top_p_token_offsets = None if kept is None else TokenIds(kept.offsets)
-
-
-def kept_of(sample: Sample) -> Kept | None:
-    """What the response of ``sample`` was sampled from, as :func:`keep` recorded it; None: from all tokens."""
-    ids, offsets = sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets
-    return None if ids is None or offsets is None else Kept(array("i", ids), array("i", offsets))

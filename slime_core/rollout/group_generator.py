@@ -26,7 +26,7 @@ from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.errors import EngineError, RequestRefused
 from slime_core.generation import GenerateContext, Interrupted, SamplingParams
 from slime_core.generation.context import Parents
-from slime_core.generation.trajectory import UNANSWERED, fail, is_finished
+from slime_core.generation.sampling import UNANSWERED, fail, is_finished
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.prompts.row_checks import own_sampling
 from slime_core.rollout.components import ComponentRouter, RoutedComponent, component_boundary, require_samples, run_all

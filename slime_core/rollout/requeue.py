@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from slime_core.config.schema import RunConfig
 from slime_core.errors import RunError
-from slime_core.generation.trajectory import is_finished
+from slime_core.generation.sampling import is_finished
 from slime_core.plugins.contracts import DataSource
 from slime_core.rollout.components import RoutedComponent
 from slime_core.track.ledger import Journal

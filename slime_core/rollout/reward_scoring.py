@@ -22,7 +22,7 @@ from typing import Any, Protocol, cast
 from slime_core.config.choices import RewardTerm, reward_terms
 from slime_core.config.schema import RolloutConfig
 from slime_core.errors import RunError, SlimeError
-from slime_core.generation.trajectory import UNANSWERED, is_finished
+from slime_core.generation.sampling import UNANSWERED, is_finished
 from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.registry import Registry

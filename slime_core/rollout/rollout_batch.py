@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slime_core.generation import GenerateContext, SamplingParams
-from slime_core.generation.trajectory import is_finished
+from slime_core.generation.sampling import is_finished
 from slime_core.plugins.contracts import DataSource, Transformed
 from slime_core.rollout.components import REASON, Transforms
 from slime_core.rollout.group_generator import GroupGenerator

@@ -11,7 +11,7 @@ from slime_core import RunView
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError, RequestRefused
 from slime_core.generation import GenerateContext, Generation, SamplingParams
-from slime_core.generation.trajectory import engine_inputs
+from slime_core.generation.sampling import engine_inputs
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.types import LogProbs, Sample, Status, TokenIds
 from slime_datasets.conversations import FromMessages

@@ -11,8 +11,7 @@ from uuid import uuid4
 from slime_compat.inside import Answer, Conversation
 from slime_core.errors import PluginError
 from slime_core.generation import GenerateContext, Generation, Kept, SamplingParams, joined, keep
-from slime_core.generation.sampling import added
-from slime_core.generation.trajectory import FINISHED
+from slime_core.generation.sampling import FINISHED, added
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.types import LogProbs, Mask, Sample, SpecInfo, Status, TokenIds
 
