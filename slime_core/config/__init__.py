@@ -24,7 +24,7 @@ How it is read:
 
 What it is compared with:
 
-    tables      the names that the installed Megatron and SGLang know
+    tables, readers    the names that the installed Megatron and SGLang know
     engine_flags    what a name means that is no setting of the core
     model_config    what a model's ``config.json`` says
 

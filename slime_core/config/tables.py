@@ -4,27 +4,22 @@ The tables of the pinned versions lie in ``data/``, so that checking a flag load
 version the engine's names are read in a child process (seconds) and kept in the user's cache folder. What they mean
 here, and which of them a run may set, is decided in ``engine_sections``.
 
-``python -m slime_core.config.tables ENGINE`` is that child process; without ENGINE it writes the files of ``data/`` for
-the installed versions.
+``python -m slime_core.config.tables`` writes the files of ``data/`` for the installed versions.
 """
 
 from __future__ import annotations
 
-import argparse
-import enum
 import json
 import os
 import subprocess
 import sys
-import types
-import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args
 
 from slime_core.cpu import serve as cpu
 from slime_core.errors import ConfigError
@@ -33,9 +28,11 @@ __all__ = ["Row", "installed_rows", "megatron_rows", "sglang_rows"]
 
 Engine = Literal["megatron-core", "sglang"]
 
-_DATA = Path(__file__).resolve().parent / "data"
+_HERE = Path(__file__).resolve().parent
+_DATA = _HERE / "data"
+_READER = _HERE / "readers" / "engine_tables.py"
 _FORMAT = 1
-"""Part of the cache file's name: raise it when what the child process prints changes."""
+"""Part of the cache file's name: raise it when what the reader prints changes."""
 _READ_LIMIT_S = 300
 
 
@@ -66,7 +63,7 @@ class Row:
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> Row:
-        """The row that the child process printed."""
+        """The row that the reader printed."""
         values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in described.items()}
         return cls(**values)
 
@@ -97,7 +94,7 @@ def installed_rows(engine: Engine) -> dict[str, Any]:
     Raises:
         ConfigError: the child failed; with its last line.
     """
-    command = [sys.executable, "-P", "-W", "ignore", "-m", "slime_core.config.tables", engine]
+    command = [sys.executable, "-W", "ignore", str(_READER), engine]
     ours = cpu.server_environment() if engine == "sglang" else {}
     try:
         done = subprocess.run(
@@ -167,89 +164,6 @@ def _text(table: Mapping[str, Any]) -> str:
     return f'{{"version": {json.dumps(table["version"])}, "rows": [\n{rows}\n]}}\n'
 
 
-_NAMED = {bool: "bool", int: "int", float: "float", str: "str"}
-_PARSED = {"human_readable_int": "size", "loads": "json", "json_list_type": "json"}
-"""Functions of SGLang that parse a value, and what they accept."""
-
-
-def _megatron_fields() -> Iterator[dict[str, Any]]:
-    """One row for each field of the configs; type ``object`` means that no text on a command line can say its value."""
-    from slime_core.cpu import megatron
-
-    megatron.install()
-    from megatron.core.distributed import DistributedDataParallelConfig
-    from megatron.core.optimizer import OptimizerConfig
-    from megatron.core.transformer import MLATransformerConfig
-
-    homes = {"transformer": MLATransformerConfig, "optimizer": OptimizerConfig, "ddp": DistributedDataParallelConfig}
-    for home, kind in homes.items():
-        annotations = typing.get_type_hints(kind)
-        yield from (_of_field(field, annotations[field.name], home) for field in fields(kind))
-
-
-def _of_field(field: Field[Any], annotation: Any, home: str) -> dict[str, Any]:
-    kind, choices = _kind(annotation)
-    default = field.default
-    shown = "" if default is MISSING or default is None or kind == "object" else str(_plain(default))
-    return {"name": field.name, "home": home, "type": kind, "choices": choices, "default": shown}
-
-
-def _plain(value: Any) -> Any:
-    return value.name if isinstance(value, enum.Enum) else value
-
-
-def _kind(annotation: Any) -> tuple[str, list[str]]:
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
-        found = [_kind(argument) for argument in arguments if argument is not types.NoneType]
-        return found[0] if len(found) == 1 else ("object", [])
-    if origin is Literal:
-        return "str", [str(argument) for argument in arguments]
-    if origin is list and arguments[0] in _NAMED:
-        return _NAMED[arguments[0]] + "*", []
-    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        return "str", [member.name for member in annotation]
-    return _NAMED.get(annotation, "object"), []
-
-
-def _sglang_flags() -> Iterator[dict[str, Any]]:
-    """One row for each flag of the parser; the first spelling names it."""
-    from sglang.srt.server_args import ServerArgs
-
-    parser = argparse.ArgumentParser(add_help=False)
-    ServerArgs.add_cli_args(parser)
-    yield from map(_of_action, parser._actions)
-
-
-def _of_action(action: argparse.Action) -> dict[str, Any]:
-    plain = [flag.removeprefix("--") for flag in action.option_strings if not flag.startswith("--no-")]
-    return {
-        "name": plain[0].replace("-", "_"),
-        "type": _type(action),
-        "choices": sorted(str(choice) for choice in action.choices or ()),  # some are sets
-        "default": "" if action.default in (None, "", [], ()) else str(action.default),
-        "also": [other.replace("-", "_") for other in plain[1:]],
-        "negatable": isinstance(action, argparse.BooleanOptionalAction),
-    }
-
-
-def _type(action: argparse.Action) -> str:
-    if action.nargs == 0:
-        return "bool"
-    name = getattr(action.type, "__name__", "str")
-    one = name if name in ("int", "float") else _PARSED.get(name, "str")
-    return one + ("*" if action.nargs in ("+", "*") else "")
-
-
-def _described(engine: Engine) -> dict[str, Any]:
-    found = _megatron_fields() if engine == "megatron-core" else _sglang_flags()
-    rows = [{key: value for key, value in row.items() if value} for row in found]
-    return {"version": metadata.version(engine), "rows": rows}
-
-
 if __name__ == "__main__":
     for name in get_args(Engine):
-        if sys.argv[1:] == [name]:
-            print(json.dumps(_described(name)))
-        elif not sys.argv[1:]:
-            (_DATA / f"{name}.json").write_text(_text(installed_rows(name)), encoding="utf-8")
+        (_DATA / f"{name}.json").write_text(_text(installed_rows(name)), encoding="utf-8")

@@ -59,7 +59,7 @@ def test_a_cache_folder_that_cannot_be_written_is_no_obstacle(
 
 
 def test_an_engine_that_does_not_answer_is_an_error_with_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tables._READERS, "sglang", "no_such_reader.py")  # type: ignore[index]
+    monkeypatch.setattr(tables, "_READER", "no_such_reader.py")
     with pytest.raises(ConfigError, match=r"flags of sglang 0.5.23 cannot be read: .*No such file"):
         tables.installed_rows("sglang")
 
