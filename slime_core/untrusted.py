@@ -178,7 +178,7 @@ def _signal_after(seconds: float) -> Iterator[None]:
 @contextmanager
 def _raised_after(seconds: float) -> Iterator[None]:
     """As :func:`_signal_after`, for a thread that gets no signals: another one raises the error in it."""
-    _WATCH.begin(seconds)
+    _WATCH.start(seconds)
     try:
         yield
     except TimeoutError as error:
@@ -197,7 +197,7 @@ class _Watch:
         self._block: tuple[int, int, float] | None = None
         self._thread: threading.Thread | None = None
 
-    def begin(self, seconds: float) -> None:
+    def start(self, seconds: float) -> None:
         """This thread may take so much time from here on."""
         if self._thread is None or not self._thread.is_alive():  # a fork has no threads
             self._thread = threading.Thread(target=self._look, name="limits", daemon=True)

@@ -9,7 +9,7 @@ interpreter; then, or over the memory limit, the sampler kills the process. The 
 processes load exactly the driver's plugins.
 
 The pool has two kinds of slots, with one process each. A shared slot gets a call only while its event loop is idle: no
-call queues behind one that computes or hangs, and calls that wait for a network overlap. Isolated slots, as many again,
+call waits for one that computes or hangs, and calls that wait for a network overlap. Isolated slots, as many again,
 start once a process has died: each repeats one lost sample at a time, so that only the sample at fault fails. N samples
 that hang therefore take about N / workers time limits.
 """

@@ -259,7 +259,7 @@ class Server(ABC):
     """The path that answers 200 once the server accepts requests."""
 
     hang_limit_s: float | None = None
-    """Seconds without an answer of :func:`is_hung`'s after which it counts as hung; None: it is not asked."""
+    """Seconds without an answer of :func:`is_hung`'s after which it counts as hung; None: it is not checked."""
 
     def __init__(self, name: str, *, host: str, env: Mapping[str, str], log_file: Path, start_timeout_s: float) -> None:
         self.url = ""
@@ -319,7 +319,7 @@ class Server(ABC):
         )
 
     def wait_hang(self) -> bool:
-        """Wait until it hangs or has ended; True: it hangs. Returns False at once for a server that is not asked."""
+        """Wait until it hangs or has ended; True: it hangs. Returns False at once for a server that is not checked."""
         if self.hang_limit_s is not None:
             while not self._process.wait_end(PROBE_INTERVAL_S):
                 if is_hung(self.url, limit_s=self.hang_limit_s):

@@ -121,7 +121,7 @@ class Rollout:
 
     Attributes:
         sample: as it was given; it stays as it is.
-        num_turns: answers that were asked for.
+        num_turns: requests for an answer.
         breaks: why histories started a branch although the agent went on with a conversation -> how often.
     """
 
@@ -169,7 +169,7 @@ class Rollout:
         """A sample for each answer, with its reward.
 
         Arguments:
-            rewards: one for each answer, in the order in which they were asked for.
+            rewards: one for each answer, in the order of the requests.
         """
         found = []
         for branch in (one for one in self._branches if one.turns):

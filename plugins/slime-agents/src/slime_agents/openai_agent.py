@@ -48,7 +48,7 @@ class OpenAIAgent:
 
     The agent is called as ``fn(task, base_url=..., api_key=..., model=...)``, awaited or in a thread. Each conversation
     that it has held becomes a sample; all of them count as one. A number that it returns is the reward of each; a list
-    of numbers holds one for each answer that it has asked for (``--agents.turn-rewards``); else the reward model scores
+    of numbers holds one for each answer that it has requested (``--agents.turn-rewards``); else the reward model scores
     the samples. An agent that raises or takes too long fails its sample, unless a request of it was
     refused because the rollout is full: then its turns are trained.
     """

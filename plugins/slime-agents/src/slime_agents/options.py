@@ -35,7 +35,7 @@ class AgentsOptions(PluginOptions):
     ] = None
     """fn(task, base_url, api_key, model): solves a task by OpenAI's API. A number that it returns is the reward."""
     turn_rewards: Annotated[Literal["last", "own", "following"], UsedBy("openai_agent")] = "last"
-    """What an answer is trained on where an agent returns a list of rewards, one for each answer that it has asked for.
+    """What an answer is trained on where an agent returns a list of rewards, one for each answer that it has requested.
 
     last: the last reward, for all answers. own: its own reward. following: the sum of its own and all later ones.
     """

@@ -38,8 +38,8 @@ class Counts:
 class SearchAndAnswer:
     """A response of turns; what the retriever returns has mask 0.
 
-    It ends with an answer, after ``--max-turns`` turns, or when it is full. A search that fails is told to the model,
-    which may go on; so is a turn without an action.
+    It ends with an answer, after ``--max-turns`` turns, or when it is full. A search that fails is reported to the
+    model, which may go on; so is a turn without an action.
     """
 
     def __init__(self, options: SearchOptions, run: RunView) -> None:

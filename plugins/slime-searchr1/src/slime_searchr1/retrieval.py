@@ -1,4 +1,4 @@
-"""Where passages come from: a retriever behind HTTP, or the embedded one.
+"""Where passages come from: a retriever at a URL, or the embedded one.
 
 Over HTTP it is the interface of the paper's repository, so its dense retriever works as it is: ``POST /retrieve`` with
 ``{"queries": [...], "topk": 3, "return_scores": true}`` is answered with
@@ -45,7 +45,7 @@ class EmbeddedRetriever:
 
 
 class RemoteRetriever:
-    """A retriever behind HTTP; requests that fail are retried as :class:`~slime_core.services.Service` does."""
+    """A retriever at a URL; requests that fail are retried as :class:`~slime_core.services.Service` does."""
 
     def __init__(self, service: Service, *, topk: int) -> None:
         self._service = service

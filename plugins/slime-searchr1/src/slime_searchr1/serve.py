@@ -1,4 +1,4 @@
-"""The command ``slime searchr1 serve``: the embedded retriever behind HTTP, for several runs or another machine."""
+"""The command ``slime searchr1 serve``: the embedded retriever over HTTP, for several runs or another machine."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     serve = commands.add_parser(
         "serve",
-        help="the embedded BM25 retriever behind HTTP",
+        help="the embedded BM25 retriever over HTTP",
         description="POST /retrieve, as the retriever of the paper's repository; GET /health.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -112,18 +112,18 @@ async def _health(request: web.Request) -> web.Response:
 def _handler(index: Index, topk: int) -> Any:
     async def retrieve(request: web.Request) -> web.Response:
         try:
-            asked = _Request.model_validate_json(await request.read())
+            query_request = _Request.model_validate_json(await request.read())
         except ValidationError as problem:
             wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in problem.errors())
             return web.json_response({"detail": wrong}, status=400)
-        found = await asyncio.to_thread(_answers, index, asked, topk)
+        found = await asyncio.to_thread(_answers, index, query_request, topk)
         return web.json_response({"result": found})
 
     return retrieve
 
 
-def _answers(index: Index, asked: _Request, topk: int) -> list[list[dict[str, object]]]:
-    found = [index.search(query, asked.topk or topk) for query in asked.queries]
-    if not asked.return_scores:
+def _answers(index: Index, query_request: _Request, topk: int) -> list[list[dict[str, object]]]:
+    found = [index.search(query, query_request.topk or topk) for query in query_request.queries]
+    if not query_request.return_scores:
         return [[{"contents": one.contents} for one in own] for own in found]
     return [[{"document": {"contents": one.contents}, "score": one.score} for one in own] for own in found]

@@ -117,7 +117,7 @@ class Question:
 
     Arguments:
         subject: the entity that it names.
-        relations: one, or two of which the last is asked of the subject: ``("river", "home")`` is the river of the
+        relations: one, or two of which the last is that of the subject: ``("river", "home")`` is the river of the
             home of the subject.
         answer: the name of an entity.
     """
