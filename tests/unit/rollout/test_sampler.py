@@ -526,7 +526,7 @@ async def test_a_row_decides_how_its_responses_are_sampled_in_training_and_evalu
     assert (own.max_new_tokens, own.stop_token_ids) == (2, (9, END))
     assert (usual.max_new_tokens, usual.stop_token_ids) == (1024, (END,))
     groups[1][0].metadata["sampling_params"] = {"temperature": 0.5}
-    with pytest.raises(DataError, match=r"sample 2 of group 1: metadata sampling_params: temperature = 0\.5 cannot"):
+    with pytest.raises(DataError, match=r"sample 2 of group 1: metadata sampling_params: temperature = 0\.5, but"):
         await sampler._collector.collect(sampler._components.context(0, evaluation=False), groups, SamplingParams())
 
 

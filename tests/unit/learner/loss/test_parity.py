@@ -235,7 +235,7 @@ def test_the_settings_say_the_bounds_that_apply():
         str(WeightsConfig.model_fields[name].description) for name in ("parity_mean_tolerance", "parity_max_tolerance")
     ]
     stated = [
-        [float(number) for number in re.findall(r"None: (\S+) in float32, (\S+) in bfloat16", text)[0]]
+        [float(number) for number in re.findall(r"None:\s+(\S+) in\s+float32,\s+(\S+) in bfloat16", text)[0]]
         for text in descriptions
     ]
     assert stated == [[FLOAT32.mean, BFLOAT16.mean], [FLOAT32.largest, BFLOAT16.largest]]
