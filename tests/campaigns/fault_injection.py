@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +19,7 @@ from tests.campaigns.leak_check import Witness, said, writes_into
 
 STAGE_LIMIT_S = 300.0
 LOOK_S = 0.02
+PTRACE_SEIZE, PTRACE_INTERRUPT, WALL = 0x4206, 0x4207, 0x40000000
 AGAIN_S = 0.5
 """Between two times Ctrl-C."""
 
@@ -170,6 +173,34 @@ def kill_in_update(run: Live) -> None:
     scheduler.suspend()
     time.sleep(AGAIN_S)
     scheduler.kill()
+
+
+def suspend_engine(run: Live) -> None:
+    """SIGSTOP to the engine's scheduler."""
+    (scheduler,) = run.one("sglang::scheduler", "engine-0.log")
+    scheduler.suspend()
+
+
+def freeze_engine(run: Live) -> None:
+    """The main thread of the engine's scheduler stands still, as in a deadlock: by ptrace(2), so no signal stops the
+    process."""
+    (scheduler,) = run.one("sglang::scheduler", "engine-0.log")
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long] * 4
+    for request in (PTRACE_SEIZE, PTRACE_INTERRUPT):
+        assert libc.ptrace(request, scheduler.pid, 0, 0) == 0, os.strerror(ctypes.get_errno())
+    # A killed process stays a zombie until its tracer has waited for it.
+    threading.Thread(target=_reap, args=(scheduler.pid,), daemon=True).start()
+
+
+def _reap(pid: int) -> None:
+    with suppress(ChildProcessError):
+        while not (os.WIFEXITED(status := os.waitpid(pid, WALL)[1]) or os.WIFSIGNALED(status)):
+            continue
+
+
+def wait_for_end(run: Live) -> None:
+    """Nothing: the run ends by itself."""
 
 
 def kill_rewards(run: Live) -> None:

@@ -38,6 +38,7 @@ from tests.campaigns.fault_injection import (
     ctrl_c,
     ctrl_c_twice,
     ending,
+    freeze_engine,
     held,
     kill_driver,
     kill_in_update,
@@ -48,8 +49,10 @@ from tests.campaigns.fault_injection import (
     publishing_by_disk,
     saving,
     starting_ray,
+    suspend_engine,
     terminate,
     terminate_all,
+    wait_for_end,
     wait_until,
 )
 from tests.campaigns.leak_check import Left, Witness
@@ -82,7 +85,8 @@ MANY_BUCKETS = ("--update-weight-buffer-size", "20000")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One end: when, what happens, with which further flags, and what the run has to say then, by which code."""
+    """One end: when, what happens, with which further flags, and what the run has to say then, by which code; ``full``
+    is a folder and the size of the file system that the run has there, or ``{run}`` for its own folder."""
 
     stage: str
     event: str
@@ -91,6 +95,7 @@ class Row:
     flags: tuple[str, ...] = NO_EVAL
     code: int = 130
     says: str = "slime: interrupted"
+    full: str = ""
 
     @property
     def name(self) -> str:
@@ -116,6 +121,12 @@ STAGES = (
 )
 DIED = r"ended (by signal 9|with exit code 1)"
 """A server whose scheduler was killed is killed by it, or, while it loads, ends by itself."""
+FULL = (
+    ("disk of the run", "{run} 1200k", r"its disk is full|cannot be written"),
+    ("/dev/shm", "/dev/shm 300k", r"/dev/shm, through which processes hand over data, has 0 MB free"),
+)
+"""What is full, its mount and size, and what the run says. The file system is the run's own (unshare(1))."""
+
 UPDATES = (
     ("tensor", publishing, MANY_BUCKETS),
     ("distributed", publishing, MANY_BUCKETS),
@@ -146,6 +157,13 @@ def matrix(folder: Path) -> Iterator[Row]:
     yield Row("generating", "rollout actor dies", held("generating"), SAMPLER, code=1, says="sampler: sample.. died")
     yield Row("training", "learner rank dies", held("training"), RANK, code=1, says="learner rank 0: train.. died")
     yield Row("publishing", "learner rank dies", publishing, RANK, (*NO_EVAL, *MANY_BUCKETS), 1, "learner rank 0")
+    stopped = r"engine 0 at \S+ was stopped by a signal \(SIGSTOP\)"
+    yield Row("generating", "engine is suspended", held("generating"), suspend_engine, code=1, says=stopped)
+    hung = r"engine 0 at \S+ runs, but its scheduler has answered nothing for 20 s, so it hangs"
+    impatient = (*NO_EVAL, "--sglang-watchdog-timeout", "20")
+    yield Row("generating", "engine hangs", held("generating"), freeze_engine, impatient, 1, hung)
+    for stage, full, says in FULL:
+        yield Row(stage, "it is full", starting_ray, wait_for_end, (*NO_EVAL, "--save-interval", "1"), 1, says, full)
     for stage, there, flags in STAGES[1:7]:
         yield Row(stage, "driver is killed", there, kill_driver, flags, code=-9, says="")
 
@@ -210,6 +228,10 @@ def started(row: Row, folder: Path, witness: Witness) -> Iterator[Live]:
     """The run on a terminal of its own; all of it is killed in the end."""
     ours, theirs = os.openpty()
     words = [*SLIME, "run", *row.words(), "--output-dir", str(folder / "run")]
+    if row.full:
+        where, size = row.full.format(run=folder / "run").split()
+        mount = f'mkdir -p {where} && mount -t tmpfs -o size={size} tmpfs {where} && exec "$@"'
+        words = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh", *words]
     with (folder / "errors.log").open("wb") as errors:
         driver = subprocess.Popen(
             words, env=witness.environment, stdout=theirs, stderr=errors, stdin=subprocess.DEVNULL,
