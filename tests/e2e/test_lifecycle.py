@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,13 @@ class Watched:
         return [{name: value for name, value in line.items() if name not in ("hook", "pid")} for line in named]
 
 
+NAMED = ("--plugin", "grpo", "--plugin", PLUGIN)
+
+
 def live(run: Path, notes: Path, *words: str | Path) -> Watched:
     """A run of folder ``run`` with the plugin, which writes into the new folder ``notes``."""
     notes.mkdir()
-    named = ("--plugin", "grpo", "--plugin", PLUGIN, "--watcher.folder", notes)
-    ended = slime(run, "run", *named, *SMALL, *words)
+    ended = slime(run, "run", "--watcher.folder", notes, *SMALL, *words)
     assert (notes / "seen.jsonl").exists(), ended.errors + ended.output
     lines = (notes / "seen.jsonl").read_text().splitlines()
     return Watched(ended, [json.loads(line) for line in lines])
@@ -48,15 +51,17 @@ def live(run: Path, notes: Path, *words: str | Path) -> Watched:
 def first(tmp_path_factory: pytest.TempPathFactory) -> Watched:
     """Two rollouts of two optimizer steps, and a checkpoint; an observer on rank 0 fails each time."""
     folder = tmp_path_factory.mktemp("lifecycle")
-    watched = live(folder / "run", folder / "first", "--num-rollout", "2", "--output-dir", folder / "run")
+    watched = live(folder / "run", folder / "first", *NAMED, "--num-rollout", "2", "--output-dir", folder / "run")
     assert watched.run.code == 0, watched.run.errors + watched.run.output
     return watched
 
 
 @pytest.fixture(scope="module")
 def resumed(first: Watched) -> Watched:
-    """The same run, resumed for a third rollout, which a participant on rank 1 ends."""
-    run = first.run.folder
+    """A copy of the same run, whose plugin no word names again, resumed for a third rollout, which a participant on
+    rank 1 ends."""
+    run = first.run.folder.with_name("copied")
+    shutil.copytree(first.run.folder, run)
     return live(run, run.parent / "resumed", "--num-rollout", "3", "--load", run, "--watcher.breaks", "true")
 
 
@@ -141,6 +146,22 @@ def test_a_resume_restores_the_state_of_each_place_on_every_rank(resumed: Watche
     (sampler,) = [calls for place, calls in held if place == "sampler"]
     assert sampler >= 5
     assert resumed.saw("run_start") == [{"step": 2, "total": 3, "lr": 0.0003}]
+
+
+def test_a_resume_by_another_user_imports_nothing_and_says_what_to_name(
+    first: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = tmp_path / "theirs"
+    shutil.copytree(first.run.folder, run)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    ended = slime(run, "run", "--load", run, "--num-rollout", "3", "--watcher.folder", tmp_path)
+    assert ended.code == 2
+    assert "lies in a run folder and names code that no run of yours has used:" in ended.errors
+    assert (
+        f"Nothing of it was imported. Read it, and if it may run, name it again: --plugin grpo --plugin {PLUGIN}"
+        in (ended.errors)
+    )
+    assert not (tmp_path / "seen.jsonl").exists()
 
 
 def test_a_participant_that_fails_on_one_rank_ends_the_run_and_says_who_and_where(resumed: Watched):
