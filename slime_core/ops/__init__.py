@@ -2,6 +2,7 @@
 
     log_probs   log-probabilities and entropies, from logits that may be split over ranks; truncated-sampling masks
     losses      the clipped surrogate, KL estimators, the loss of a critic: token by token
+    loss_weights    one weight a sample that holds every divisor of the loss
     groups      statistics of rewards over prompt groups
     returns     discounted returns, advantages over values, whitening
     packing     which rank trains which sample, in which row; samples that share a prompt

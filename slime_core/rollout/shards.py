@@ -2,7 +2,7 @@
 
 BatchPlan      how samples are divided into optimizer steps, shards and micro-batches
 batch_metrics  how even that division is
-loss_masks, loss_weights, loss_factor   every divisor of the loss, computed here (docs/architecture.md)
+loss_masks     which tokens train; rollout_numbers: which samples share a mean
 grouped_rewards   rewards as an advantage estimator receives them
 make_shards    builds the shards
 TrainInputs    columns of inputs other than text, such as pixels
@@ -24,6 +24,7 @@ from slime_core.config.model_config import ForwardFlops, described, forward_flop
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, RunError
 from slime_core.opaque import Array, Opaque, array_of, column
+from slime_core.ops.loss_weights import loss_divisor, loss_factor, loss_weights
 from slime_core.ops.packing import (
     LEAST_SAVED,
     Prompts,
@@ -43,10 +44,9 @@ __all__ = [
     "TrainInputs",
     "batch_metrics",
     "grouped_rewards",
-    "loss_factor",
     "loss_masks",
-    "loss_weights",
     "make_shards",
+    "rollout_numbers",
 ]
 
 
@@ -67,8 +67,7 @@ class BatchPlan:
         hard: a sample that does not fit ends the run.
         flops: shards get equal work of this kind; None: equally many tokens.
         share_prompts: samples of a micro-batch with equal prompts share them, if that saves enough tokens.
-        per_token, token_divisor, counts_masked: see :func:`slime_core.rollout.shards.loss_weights` and
-            :func:`~slime_core.rollout.shards.loss_factor`.
+        per_token, token_divisor, counts_masked: see :mod:`slime_core.ops.loss_weights`.
     """
 
     num_ranks: int
@@ -229,54 +228,7 @@ def _mask(sample: Sample) -> NDArray[np.float32]:
     return mask_T
 
 
-def loss_weights(samples: Sequence[Sample], mask_sums_B: NDArray[np.int64], *, per_token: bool) -> NDArray[np.float32]:
-    """The weight of each sample's masked loss sum, so that the weighted sum over all samples is the average of the run.
-
-    Per response (default): each rollout's mean over its trained tokens, then the mean over rollouts; siblings that
-    share a ``rollout_id`` share one mean. Per token: the mean over all trained tokens (DAPO, 2503.14476, eq. 8).
-    Rollouts without a trained token count in neither divisor; their own weights are finite, and meet only masks of 0.
-
-    Returns:
-        float32 [B], with ``sum(weights * mask_sums) == 1`` unless nothing is trained.
-    """
-    divisor = loss_divisor(samples, mask_sums_B, per_token=per_token)
-    if per_token:
-        return np.full(len(samples), 1.0 / divisor, np.float32)
-    rollout_B = _rollouts(samples)
-    tokens = np.bincount(rollout_B, weights=mask_sums_B)
-    return np.asarray(1.0 / (divisor * np.maximum(tokens[rollout_B], 1)), np.float32)
-
-
-def loss_divisor(samples: Sequence[Sample], mask_sums_B: NDArray[np.int64], *, per_token: bool) -> int:
-    """What :func:`loss_weights` divides by last: rollouts with a trained token, or trained tokens; at least 1."""
-    if per_token:
-        return max(int(mask_sums_B.sum()), 1)
-    return max(int((np.bincount(_rollouts(samples), weights=mask_sums_B) > 0).sum()), 1)
-
-
-def loss_factor(
-    samples: Sequence[Sample],
-    mask_sums_B: NDArray[np.int64],
-    *,
-    token_divisor: float | None,
-    counts_masked: bool = False,
-) -> float:
-    """What the loss, and no metric, is multiplied by after it was averaged with :func:`loss_weights`.
-
-    Arguments:
-        token_divisor: turns the mean over all trained tokens into a mean over rollouts of their summed losses, each
-            divided by this constant instead of its own trained tokens (Dr. GRPO, 2503.20783, section 3.2). Siblings
-            that share a ``rollout_id`` share one sum. None: the mean of :func:`loss_weights` stays.
-        counts_masked: means over rollouts divide by all of them. False: by those with a trained token.
-    """
-    trained = loss_divisor(samples, mask_sums_B, per_token=False)
-    rollouts = max(len(set(_rollouts(samples).tolist())), 1) if counts_masked else trained
-    if token_divisor is None:
-        return trained / rollouts
-    return loss_divisor(samples, mask_sums_B, per_token=True) / (token_divisor * rollouts)
-
-
-def _rollouts(samples: Sequence[Sample]) -> NDArray[np.int64]:
+def rollout_numbers(samples: Sequence[Sample]) -> NDArray[np.int64]:
     """The number of each sample's rollout, from 0 in the order of first occurrence; siblings share one.
 
     A ``rollout_id`` is a number within a prompt group: one number in two groups stands for two rollouts.
@@ -298,7 +250,7 @@ def grouped_rewards(
         groups_B=np.array([sample.group_index for sample in samples], np.int64),
         lengths_B=np.array([sample.response_length for sample in samples], np.int64),
         mask_sums_B=np.array([mask.sum() for mask in masks], np.int64),
-        rollouts_B=_rollouts(samples),
+        rollouts_B=rollout_numbers(samples),
     )
 
 
@@ -403,21 +355,21 @@ def _planned(
     # A constant divisor weighs all tokens alike; by how much is the factor's.
     per_token = plan.per_token or plan.token_divisor is not None
     ranks: list[list[StepPlan]] = [[] for _ in range(plan.num_ranks)]
-    for step in _steps(samples, plan):
-        of_step = [samples[i] for i in step]
-        weights_B[step] = loss_weights(of_step, sums_B[step], per_token=per_token)
-        divisor = loss_divisor(of_step, sums_B[step], per_token=per_token)
-        factor = loss_factor(of_step, sums_B[step], token_divisor=plan.token_divisor, counts_masked=plan.counts_masked)
+    rollouts_B = rollout_numbers(samples)
+    for step in _steps(rollouts_B, plan):
+        of_step = rollouts_B[step], sums_B[step]
+        weights_B[step] = loss_weights(*of_step, per_token=per_token)
+        divisor = loss_divisor(*of_step, per_token=per_token)
+        factor = loss_factor(*of_step, token_divisor=plan.token_divisor, counts_masked=plan.counts_masked)
         for steps, micro_batches in zip(ranks, _cut(step, lengths, shared, plan), strict=True):
             steps.append(StepPlan(tuple(map(tuple, micro_batches)), divisor, factor))
     return weights_B, ranks
 
 
-def _steps(samples: Sequence[Sample], plan: BatchPlan) -> list[list[int]]:
+def _steps(rollouts_B: NDArray[np.int64], plan: BatchPlan) -> list[list[int]]:
     """The positions of each optimizer step's samples; siblings share a step, or their rollout would count in two."""
-    rollout_B = _rollouts(samples)
-    parts = split_steps(range(int(rollout_B.max(initial=-1)) + 1), plan.num_steps)
-    steps = [np.flatnonzero(np.isin(rollout_B, part)).tolist() for part in parts]
+    parts = split_steps(range(int(rollouts_B.max(initial=-1)) + 1), plan.num_steps)
+    steps = [np.flatnonzero(np.isin(rollouts_B, part)).tolist() for part in parts]
     for step, part in zip(steps, parts, strict=True):
         if len(step) < plan.num_ranks:
             raise ValueError(

@@ -102,10 +102,11 @@ def _tied_not_summed() -> None:
 
 def _wrong_divisor() -> None:
     """One response more than there is."""
-    from slime_core.rollout import shards
+    from slime_core.ops import loss_weights
 
-    divisor = shards.loss_divisor
-    shards.loss_divisor = lambda *arguments, **options: divisor(*arguments, **options) + 1
+    divisor = loss_weights.loss_divisor
+    for module in (loss_weights, import_module("slime_core.rollout.shards")):
+        setattr(module, "loss_divisor", lambda *arguments, **options: divisor(*arguments, **options) + 1)  # noqa: B010
 
 
 def _change_micro_batches(change: Callable[[Any], Any]) -> None:
@@ -135,7 +136,7 @@ def _doubled_siblings() -> None:
 
     from slime_core.rollout import shards
 
-    shards._rollouts = lambda samples: np.arange(len(samples))
+    shards.rollout_numbers = lambda samples: np.arange(len(samples))
 
 
 def _forgotten_temperature() -> None:

@@ -8,7 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from slime_core.config.model_config import ForwardFlops
-from slime_core.rollout.shards import BatchPlan, grouped_rewards, loss_factor, loss_masks, loss_weights, make_shards
+from slime_core.ops.loss_weights import loss_factor, loss_weights
+from slime_core.rollout.shards import BatchPlan, grouped_rewards, loss_masks, make_shards, rollout_numbers
 from slime_core.types import LogProbs, Mask, Sample, Status, TokenIds
 
 
@@ -28,7 +29,7 @@ def sample(index: int, *, prompt: int, response: int, group: int | None = None, 
 
 def weights(samples: list[Sample], *, per_token: bool = False) -> list[float]:
     sums_B = np.array([mask.sum() for mask in loss_masks(samples)], np.int64)
-    return loss_weights(samples, sums_B, per_token=per_token).tolist()
+    return loss_weights(rollout_numbers(samples), sums_B, per_token=per_token).tolist()
 
 
 def shards(samples: list[Sample], *, num_ranks=1, max_tokens=64, **plan):
@@ -138,12 +139,13 @@ def test_masked_rollouts_count_in_the_divisor_where_that_is_wanted() -> None:
     # slime: the sum of 4 rollouts' means over 4, masked ones included; ours by default: over the 3 that train.
     samples = [Sample(tokens=[1] * 4, response_length=3) for _ in range(4)]
     sums_B = np.array([3, 0, 1, 2])
-    assert loss_factor(samples, sums_B, token_divisor=None) == 1.0
-    assert loss_factor(samples, sums_B, token_divisor=None, counts_masked=True) == 3 / 4
-    weights_B = loss_weights(samples, sums_B, per_token=False) * (3 / 4)
+    assert loss_factor(rollout_numbers(samples), sums_B, token_divisor=None) == 1.0
+    assert loss_factor(rollout_numbers(samples), sums_B, token_divisor=None, counts_masked=True) == 3 / 4
+    weights_B = loss_weights(rollout_numbers(samples), sums_B, per_token=False) * (3 / 4)
     assert (weights_B * np.maximum(sums_B, 1)).tolist() == pytest.approx([1 / 4] * 4)
     # Dr. GRPO's constant: 6 tokens over 10 each and 4 rollouts.
-    assert loss_factor(samples, sums_B, token_divisor=10.0, counts_masked=True) == pytest.approx(6 / (10 * 4))
+    factor = loss_factor(rollout_numbers(samples), sums_B, token_divisor=10.0, counts_masked=True)
+    assert factor == pytest.approx(6 / (10 * 4))
 
 
 @pytest.mark.parametrize(("counts_masked", "expected"), [(False, 1.0), (True, 0.5)])
@@ -157,7 +159,7 @@ def test_a_plan_counts_masked_rollouts_in_each_step(counts_masked: bool, expecte
 
 def factor(samples: list[Sample], token_divisor: float | None) -> float:
     sums_B = np.array([mask.sum() for mask in loss_masks(samples)], np.int64)
-    return loss_factor(samples, sums_B, token_divisor=token_divisor)
+    return loss_factor(rollout_numbers(samples), sums_B, token_divisor=token_divisor)
 
 
 def test_a_constant_divisor_by_hand():
