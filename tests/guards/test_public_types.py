@@ -27,7 +27,7 @@ PROMPTS = (
 )
 """Modules of the prompts room."""
 
-OPS = ("groups", "log_probs", "losses", "packing", "returns")
+OPS = ("groups", "log_probs", "loss_weights", "losses", "packing", "returns")
 MODELING = ("layers", "layout", "rows", "spec", "unsupported")
 HARNESS = ("engines", "fake_engine", "learner", "megatron", "plugins")
 
