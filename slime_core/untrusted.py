@@ -179,12 +179,14 @@ def _signal_after(seconds: float) -> Iterator[None]:
 def _raised_after(seconds: float) -> Iterator[None]:
     """As :func:`_signal_after`, for a thread that gets no signals: another one raises the error in it."""
     _WATCH.start(seconds)
+    is_raised = False
     try:
         yield
     except TimeoutError as error:
+        is_raised = not error.args
         raise TimeoutError(f"it took more than {seconds:g} s") from (error if error.args else None)
     finally:
-        _WATCH.end()
+        _WATCH.end(is_raised=is_raised)
 
 
 class _Watch:
@@ -207,11 +209,17 @@ class _Watch:
             self._block = (threading.get_ident(), clock, time.clock_gettime(clock) + seconds)
             self._begun.set()
 
-    def end(self) -> None:
-        """It may take any time again."""
+    def end(self, *, is_raised: bool) -> None:
+        """It may take any time again.
+
+        Arguments:
+            is_raised: the error has been raised in the block.
+        """
         with self._changing:
+            if self._block is None and not is_raised:  # the block ended first
+                # Only then: from here on CPython 3.11 looks for errors at every call, and a profiled thread for ever.
+                _raise_in(threading.get_ident(), None)
             self._block = None
-            _raise_in(threading.get_ident(), None)  # where the block ended before the error was raised
 
     def _look(self) -> None:
         while self._begun.wait():

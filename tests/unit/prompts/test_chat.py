@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import resource
 import shutil
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -71,6 +73,21 @@ def test_a_template_has_a_limit_of_time_and_memory_wherever_it_runs(
     assert resource.getrlimit(resource.RLIMIT_AS) == (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     encoder.tokenizer.chat_template = "{{ messages[0]['content'] }}"
     assert encoder.encode("37+45") == [8, 12, 15, 9, 10]
+
+
+def test_a_thread_that_is_profiled_goes_on_after_a_template() -> None:
+    encoder = PromptEncoder(FOLDER, apply_chat_template=True)
+    encoder.tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    made: list[list[int]] = []
+
+    def profiled() -> None:
+        sys.setprofile(lambda *_: None)
+        made.append(encoder.encode("37+45"))
+
+    thread = threading.Thread(target=profiled, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert made == [[8, 12, 15, 9, 10]]
 
 
 def test_decoding_leaves_special_tokens_out(plain):
