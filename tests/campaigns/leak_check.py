@@ -18,6 +18,8 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
+from slime_core.config.secrets import PASS_ENV
+
 MARK = "ENDS_FOLDER"
 SHARED = "/dev/shm/"
 LOOK_S = 0.3
@@ -66,7 +68,8 @@ class Witness:
     @property
     def environment(self) -> dict[str, str]:
         """Of the driver."""
-        return {**os.environ, MARK: str(self.folder), "TMPDIR": str(self.temporary)}
+        # Engines, routers and reward processes get only what they need, and this.
+        return {**os.environ, MARK: str(self.folder), PASS_ENV: MARK, "TMPDIR": str(self.temporary)}
 
     def __enter__(self) -> Witness:
         self._thread.start()

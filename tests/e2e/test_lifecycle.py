@@ -62,7 +62,8 @@ def resumed(first: Watched) -> Watched:
     rank 1 ends."""
     run = first.run.folder.with_name("copied")
     shutil.copytree(first.run.folder, run)
-    return live(run, run.parent / "resumed", "--num-rollout", "3", "--load", run, "--watcher.breaks", "true")
+    words = ("--load", run, "--output-dir", run, "--num-rollout", "3", "--watcher.breaks", "true")
+    return live(run, run.parent / "resumed", *words)
 
 
 def test_the_driver_calls_start_syncs_state_and_end(first: Watched):
