@@ -33,6 +33,8 @@ CORE_COMMANDS: Mapping[str, tuple[str, ...]] = {
 
 OURS: Mapping[str, tuple[str, str]] = {
     "plot": ("slime-plots", "charts of runs: in the terminal, and as SVG, PNG or PDF"),
+    "samples": ("slime-plots", "samples of a run in the terminal, with a colour for each token"),
+    "searchr1": ("slime-searchr1", "the retriever of passages over HTTP: slime searchr1 serve"),
     "plugins.new": ("slime-testing", "write a package with a plugin of one's own"),
     "plugins.check": ("slime-testing", "whether a plugin is sound: imports, hooks, contracts, metadata, files"),
 }

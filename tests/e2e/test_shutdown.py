@@ -67,12 +67,24 @@ def test_a_run_that_is_interrupted_ends_and_leaves_nothing(tmp_path: Path, momen
     assert left_of(*started) == []
 
 
+def server_of(process: subprocess.Popen[str], name: str) -> tuple[psutil.Process, list[psutil.Process]]:
+    """The server of a run that is called so, and all its processes."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        started = family(process)
+        for one in children(name, of=started):
+            if not "".join(words(one)).startswith("ray::"):
+                return one, started
+        assert time.monotonic() < deadline, [words(one) for one in started]
+        time.sleep(0.1)
+
+
 @pytest.mark.parametrize(("victim", "name"), [("sglang::scheduler", "engine 0"), ("router", "router")])
 def test_a_server_that_dies_ends_the_run_with_its_last_lines(tmp_path: Path, victim: str, name: str):
     with running(tmp_path / "run") as process:
         wait_for(tmp_path / "run" / "metrics.jsonl", process)
-        started = family(process)
-        next(one for one in children(victim, of=started) if not words(one)[0].startswith("ray::")).kill()
+        server, started = server_of(process, victim)
+        server.kill()
         _, errors = process.communicate(timeout=END_LIMIT_S)
     assert process.returncode == 1
     assert f"{name} ended" in errors

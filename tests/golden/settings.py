@@ -49,7 +49,9 @@ def resolve_all() -> dict[str, Any]:
                 argv = shlex.split(line.format(repo=REPO, model=model))
                 cases[f"{group}.{name}"] = _case(argv, places, defaults)
         every = [word for name in sorted(_plugins() - set(CORE_PLUGINS)) for word in ("--plugin", name)]
-        _case([*every, "--advantage-estimator", "grpo"], places, defaults)
+        # The presets of searchr1 are for models that search, which the built-in one does not.
+        instead = ("--generate-function", "single_turn", "--reward-key", "score", "--eval-reward-key", "exact_match")
+        _case([*every, "--advantage-estimator", "grpo", *instead], places, defaults)
         # Where a model is named, what follows from the built-in one is not set.
         _case(["--hf-checkpoint", str(model), "--advantage-estimator", "grpo"], places, defaults)
     return {"defaults": dict(sorted(defaults.items())), "cases": cases}

@@ -24,7 +24,7 @@ class Noting:
         self.seen: list[Any] = []
         self.choice = self
 
-    def begin(self, layer: int, micro_batches: list[Any]) -> None:
+    def start_pass(self, layer: int, micro_batches: list[Any]) -> None:
         self.seen.append((layer, micro_batches))
 
     def end(self) -> None:

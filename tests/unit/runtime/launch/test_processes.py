@@ -30,7 +30,7 @@ def test_nodes_report_their_plugins_where_a_cluster_is_joined(
     monkeypatch.setattr(module, "Session", lambda *_, **__: nullcontext(SimpleNamespace(own=own)))
     monkeypatch.setattr(module, "inspect_nodes", found.append)
     monkeypatch.setattr(module, "device_of", _enough)
-    config = SimpleNamespace(cluster=SimpleNamespace(ray_address=None))
+    config = SimpleNamespace(cluster=SimpleNamespace(ray_address=None), eval=SimpleNamespace(eval_datasets=()))
     job = cast(Any, SimpleNamespace(config=config, manifest="the manifest"))
     with pytest.raises(_Enough), module.processes(job, learner_ranks=1, warn=print, failures=Failures()):
         pass
