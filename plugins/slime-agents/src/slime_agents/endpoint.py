@@ -297,7 +297,7 @@ def _json(body: Mapping[str, Any], *, status: int = 200) -> web.Response:
 
     The clients of all agents may share one pool of connections. The pool of ``httpx`` looks at every idle connection
     for each request, and hands one idle connection to all that wait: 512 requests of 256 agents cost 3.7 s of CPU with
-    connections that stay, 2.0 s with new ones, and on a busy machine some ran into the client's connect limit of 5 s.
+    connections that stay, 2.0 s with new ones.
     """
     response = web.json_response(body, status=status)
     response.force_close()
