@@ -55,15 +55,14 @@ def activate_unlocked(peek: Peek, *, admit: Admit | None = None) -> ActivePlugin
 
 def _of_run(name: str, peek: Peek) -> str | None:
     """The message for a missing plugin that the ``config.toml`` of a run names; None: something else names it."""
-    from slime_core.config.settings import core_settings
-    from slime_core.config.sources import read_command_line
     from slime_core.plugins.claims import table_of
     from slime_core.plugins.discovery import Source
     from slime_core.plugins.manifest import Manifest
 
-    line = read_command_line(peek.argv, core_settings())
-    run = Path(*line.config).parent
-    if "plugins" in line.words or not line.config or not (run / "plugins.json").is_file():
+    if peek.config is None or peek.flags.get("plugin") == "--plugin":
+        return None
+    run = peek.config.parent
+    if not (run / "plugins.json").is_file():
         return None
     plugin = table_of(name)
     entries = Manifest.from_json((run / "plugins.json").read_text(encoding="utf-8")).entries

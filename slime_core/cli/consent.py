@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from slime_core.config.choices import NamedCode
-from slime_core.config.settings import core_settings
-from slime_core.config.sources import read_command_line
 from slime_core.errors import PluginError
 from slime_core.plugins.discovery import Source
 from slime_core.plugins.manifest import SHOWN, Manifest, ManifestEntry
@@ -90,12 +88,12 @@ class Consent:
     @property
     def _of_run_folder(self) -> Path | None:
         """The file with the settings, where it lies in a run folder."""
-        found = read_command_line(self.peek.argv, core_settings()).config
-        if not found:
+        config = self.peek.config
+        if config is None:
             return None
-        folder = Path(found[0]).parent
+        folder = config.parent
         is_run = (folder / "plugins.json").exists() or any((folder / "checkpoints").glob("*/state.json"))
-        return Path(found[0]) if is_run else None
+        return config if is_run else None
 
     def _is_given(self, flag: str) -> bool:
         """Whether the command line says it, and not the file."""

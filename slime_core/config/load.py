@@ -136,6 +136,7 @@ class Peek:
         flags: without dashes, every flag that the command line gives, and of the file every key spelt as a flag, in a
             table that is no section of the core's with the table's name (``offpolicy.tis-clip``) -> where it stands.
         argv: the command line itself.
+        config: the file that ``--config`` names, as it stands there; None: none.
     """
 
     plugins: tuple[str, ...] = ()
@@ -146,6 +147,7 @@ class Peek:
     debug_rollout_only: bool = False
     flags: Mapping[str, str] = field(default_factory=dict)
     argv: tuple[str, ...] = ()
+    config: Path | None = None
 
     def choices(self, offered: Offered) -> list[Choice]:
         """The components and prompt formats that flags, file, evaluation sets and presets name; where several layers
@@ -184,6 +186,7 @@ def peek(argv: Sequence[str]) -> Peek:
     return Peek(
         flags=_flags(line, document),
         argv=tuple(argv),
+        config=Path(line.config[0]) if line.config else None,
         **{key: values[key] for key in _PEEKED if key in values},
     )
 

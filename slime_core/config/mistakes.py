@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from slime_core.errors import ConfigError
@@ -23,15 +23,21 @@ class Mistake:
     Arguments:
         message: where it stands, what was found, what would be accepted.
         key: the setting that has no usable value because of it, so that rules which read it stay silent; empty: none.
+        ending: the end of the message, where finding it takes long. A command reads its line several times, each time
+            with the settings of more plugins, and reports the mistakes of the last time only.
     """
 
     message: str
     key: str = ""
+    ending: Callable[[], str] | None = None
+
+    def __str__(self) -> str:
+        return self.message if self.ending is None else self.message + self.ending()
 
 
 def report(mistakes: Sequence[Mistake]) -> ConfigError:
     """One error that lists all of them, each once, and says where to read more."""
-    messages = list(dict.fromkeys(mistake.message for mistake in mistakes))
+    messages = list(dict.fromkeys(map(str, mistakes)))
     count = "1 mistake" if len(messages) == 1 else f"{len(messages)} mistakes"
     listed = "\n".join(f"  - {message}".replace("\n", "\n    ") for message in messages)
     return ConfigError(f"{count} in the settings:\n{listed}\n{_NEXT_STEP}")

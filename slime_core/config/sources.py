@@ -188,15 +188,19 @@ def _take_foreign(flag: str, words: list[str], line: CommandLine, by_flag: Mappi
             line.engine[setting.key] = setting
             (_switch_off(setting, flag, words, line) if off else _take(setting, words, line))
         case _:
-            line.blame(_unknown(flag, by_flag))
+            line.mistakes.append(_unknown(flag, by_flag))
 
 
-def _unknown(flag: str, by_flag: Mapping[str, Setting]) -> str:
+def _unknown(flag: str, by_flag: Mapping[str, Setting]) -> Mistake:
     plugin, dot, _ = flag.removeprefix("--").partition(".")
     if dot and not any(setting.of_plugin and setting.section == plugin for setting in by_flag.values()):
-        return f"{flag}: the run names no plugin {plugin!r} that has options; add --plugin {plugin}"
-    # One's own first: where both are as near, that is what was meant.
-    return f"{flag}: no such setting{nearest(flag, dict.fromkeys([*by_flag, CONFIG_FLAG, *known_flags()]))}"
+        return Mistake(f"{flag}: the run names no plugin {plugin!r} that has options; add --plugin {plugin}")
+
+    def similar() -> str:
+        # Settings of slime and its plugins come first: where an engine's flag is as near, one of them was meant.
+        return nearest(flag, dict.fromkeys([*by_flag, CONFIG_FLAG, *known_flags()]))
+
+    return Mistake(f"{flag}: no such setting", ending=similar)
 
 
 Places = Mapping[tuple[str, str], Setting]
