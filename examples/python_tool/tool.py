@@ -26,6 +26,9 @@ SECONDS = 5.0
 MEMORY_MIB = 512
 OUTPUT_CHARS = 10_000
 
+ROOM = asyncio.Semaphore(2 * (os.cpu_count() or 1))
+"""Programs at once: the seconds of a program count from its start."""
+
 # Runs in the new process, which gets namespaces of its own for users, network and processes. Its child has the limits
 # and is the first process of its namespace, so that everything it starts ends with it.
 PROGRAM = f"""
@@ -47,28 +50,33 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 127)
 
 async def run_python(code: str) -> str:
     """Run a Python program and return what it prints, errors included. It has 5 seconds and no network."""
-    with tempfile.TemporaryDirectory() as folder:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-c", PROGRAM, code),
-            cwd=folder,
-            env={"PATH": os.defpath},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            async with asyncio.timeout(SECONDS):
-                output = await _read(process)
-        except TimeoutError:
-            raise ToolError(f"the program took more than {SECONDS:g} s") from None
-        finally:  # also where the sample is cancelled
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+    async with ROOM:
+        with tempfile.TemporaryDirectory() as folder:
+            output = await _run(code, folder)
     if output.startswith("NO NAMESPACES"):
         raise RuntimeError(f"this machine gives a process no network of its own: {output}")
     return output
+
+
+async def _run(code: str, folder: str) -> str:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-c", PROGRAM, code),
+        cwd=folder,
+        env={"PATH": os.defpath},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(SECONDS):
+            return await _read(process)
+    except TimeoutError:
+        raise ToolError(f"the program took more than {SECONDS:g} s") from None
+    finally:  # also where the sample is cancelled
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
 
 
 async def _read(process: asyncio.subprocess.Process) -> str:
