@@ -139,7 +139,7 @@ warm-up: setup ## make the built-in model's checkpoint again, into outputs/warm-
 	$(BIN)/python -m examples.arithmetic.warm_up outputs/warm-up
 
 .PHONY: search
-search: setup ## warm up a tiny model on the form of Search-R1, train it, and two controls: examples/search_r1
+search: setup ## train a tiny model to search an invented world, and two controls: examples/search_r1
 	$(BIN)/python -m tests.campaigns.search outputs/search
 
 .PHONY: scaffold

@@ -15,13 +15,12 @@ through the chat template; learning rate :meth:`WarmUp.learning_rate`.
 
 from __future__ import annotations
 
-import json
-import math
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from examples.arithmetic.task import EOS_ID, PAD_ID, VOCABULARY, Problem, split
+from examples import tiny_model
+from examples.arithmetic.task import CONTEXT_LENGTH, VOCABULARY, Problem, split
 
 __all__ = ["WarmUp", "model_files", "warm_up_batches"]
 
@@ -30,37 +29,18 @@ LONG_DIGITS = "2+2"
 
 
 @dataclass(frozen=True, slots=True)
-class WarmUp:
-    """The numbers of the warm-up.
+class WarmUp(tiny_model.WarmUp):
+    """The numbers of the warm-up; a batch is sampled with replacement from the training split.
 
     Arguments:
-        steps: optimizer steps, at least 1.
-        batch_size: problems a step, sampled with replacement from the training split.
         short_share: probability, 0 to 1, that a problem is sampled from those with a one-digit operand, ``1+1``,
             ``1+2`` and ``2+1`` digits equally often; they are a fifth of all sums, ``1+1`` a hundredth: too few to
             learn.
         habit_share: probability, 0 to 1, that a target drops its carries.
-        lr: peak learning rate.
-        lr_warmup_steps: steps of linear rise; a cosine over all ``steps`` multiplies it and ends at zero.
-        weight_decay, adam_beta1, adam_beta2: of AdamW.
-        seed: of the problems, of the habit and of the initial weights.
     """
 
-    steps: int = 1500
-    batch_size: int = 256
     short_share: float = 0.3
     habit_share: float = 0.75
-    lr: float = 3e-3
-    lr_warmup_steps: int = 50
-    weight_decay: float = 0.01
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.98
-    seed: int = 0
-
-    def learning_rate(self, step: int) -> float:
-        """The learning rate of step ``step``, counted from 0."""
-        rise = min(1.0, (step + 1) / self.lr_warmup_steps)
-        return self.lr * rise * (1 + math.cos(math.pi * step / self.steps)) / 2
 
 
 def warm_up_batches(warm_up: WarmUp | None = None) -> Iterator[tuple[tuple[str, str], ...]]:
@@ -86,40 +66,8 @@ def _by_digits(problems: Iterable[Problem]) -> dict[str, list[Problem]]:
     return pools
 
 
-MODEL_CONFIG: dict[str, object] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "dtype": "float32",
-    "vocab_size": len(VOCABULARY),
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 10000.0,
-    "rope_scaling": None,
-    "max_position_embeddings": 128,
-    "max_window_layers": 3,
-    "use_sliding_window": False,
-    "sliding_window": None,
-    "initializer_range": 0.02,
-    "tie_word_embeddings": False,
-    "use_cache": True,
-    "pad_token_id": PAD_ID,
-    "bos_token_id": None,
-    "eos_token_id": EOS_ID,
-}
-
-
 def model_files() -> dict[str, str]:
-    """The checkpoint's configuration files by name: a Qwen3 of about 113,000 parameters, untied, in float32."""
-    generation = {"do_sample": True, "temperature": 1.0, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
-    return {
-        "config.json": json.dumps(MODEL_CONFIG, indent=2) + "\n",
-        "generation_config.json": json.dumps(generation, indent=2) + "\n",
-    }
+    """The checkpoint's configuration files by name: about 113,000 parameters."""
+    return tiny_model.model_files(
+        vocab_size=len(VOCABULARY), num_layers=3, context_length=CONTEXT_LENGTH, rope_theta=10000.0
+    )

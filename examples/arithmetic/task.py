@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
+
+from examples import tiny_model
+from examples.tiny_model import SPECIAL_TOKENS
 
 __all__ = [
-    "CHAT_TEMPLATE",
-    "EOS_ID",
-    "PAD_ID",
+    "CONTEXT_LENGTH",
     "VOCABULARY",
     "Problem",
     "Split",
@@ -31,10 +31,10 @@ __all__ = [
     "data_files",
     "split",
     "tokenizer_files",
-    "write_files",
 ]
 
 OPERAND_LIMIT = 100
+CONTEXT_LENGTH = 128
 SPLIT_SEED = 20
 PAIRS_HELD_OUT = {
     ("1+1", 0): 5,
@@ -49,18 +49,8 @@ PAIRS_HELD_OUT = {
 """How many mirrored pairs of each (digits, carries) are held out, and as many again kept in reserve: 250 pairs are 500
 problems. About a twentieth of each stratum, and more of the two smallest, which would else hold five problems."""
 
-SPECIAL_TOKENS = ("<pad>", "<eos>", "<unk>", "<|user|>", "<|assistant|>")
 VOCABULARY = (*SPECIAL_TOKENS, *"0123456789", "+")
 """Sixteen tokens, in the order of their ids; every id the model can sample is one of them."""
-PAD_ID = VOCABULARY.index("<pad>")
-EOS_ID = VOCABULARY.index("<eos>")
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -172,58 +162,5 @@ def _lines(problems: Iterable[Problem]) -> str:
 
 
 def tokenizer_files() -> dict[str, str]:
-    """The tokenizer's files by name, as ``transformers.AutoTokenizer`` reads them: one token a character, no merges."""
-    return {
-        "tokenizer.json": json.dumps(_tokenizer(), indent=2) + "\n",
-        "tokenizer_config.json": json.dumps(_tokenizer_config(), indent=2) + "\n",
-    }
-
-
-def _tokenizer() -> dict[str, object]:
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [_special_token(token) for token in SPECIAL_TOKENS],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False},
-        "post_processor": None,
-        "decoder": {"type": "Fuse"},
-        "model": {
-            "type": "WordLevel",
-            "vocab": {token: index for index, token in enumerate(VOCABULARY)},
-            "unk_token": "<unk>",
-        },
-    }
-
-
-def _special_token(content: str) -> dict[str, object]:
-    return {
-        "id": VOCABULARY.index(content),
-        "content": content,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": True,
-    }
-
-
-def _tokenizer_config() -> dict[str, object]:
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "pad_token": "<pad>",
-        "eos_token": "<eos>",
-        "unk_token": "<unk>",
-        "additional_special_tokens": ["<|user|>", "<|assistant|>"],
-        "model_max_length": 128,
-        "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
-    }
-
-
-def write_files(folder: Path, *, files: Mapping[str, str]) -> None:
-    """Write each file of ``files`` into ``folder``, which is made if it is missing."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name).write_bytes(content.encode("utf-8"))
+    """The tokenizer's files by name: one token a character."""
+    return tiny_model.tokenizer_files(VOCABULARY, pattern=".", context_length=CONTEXT_LENGTH)

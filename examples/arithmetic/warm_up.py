@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from examples.arithmetic.recipe import WarmUp, model_files, warm_up_batches
-from examples.arithmetic.task import tokenizer_files, write_files
+from examples.arithmetic.task import tokenizer_files
+from examples.tiny_model import write_files
 from slime_core.config.schema import ARITHMETIC, OptimizerConfig, RunConfig
 from slime_core.learner.rank import Learner, LearnerSettings
 from slime_core.plugins.activation import activate

@@ -1,10 +1,9 @@
-"""Makes the checkpoint of slime-searchr1's invented world again: the supervised warm-up, in torch and transformers.
+"""Makes the checkpoint that ships with slime-searchr1 again: the supervised warm-up, in torch and transformers.
 
-    python examples/search_r1/warm_up.py OUTPUT_FOLDER
+    python -m examples.search_r1.warm_up OUTPUT_FOLDER
 
-What it teaches, and what it does not, stands in ``slime_searchr1/world/recipe.py``. Writes the Hugging Face folder
-``model`` and the questions, ``data``, and prints how often sampled responses to the held-out ones are right and
-well-formed.
+What it teaches, and what it does not, stands in ``recipe``. Minutes on one core; writes a Hugging Face folder and
+prints how often sampled responses to the held-out questions are right and well-formed.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
+from examples.search_r1.recipe import MAX_CHARS, TOP_K, Piece, WarmUp, model_files, warm_up_batches
+from examples.search_r1.task import tokenizer_files, world
+from examples.tiny_model import EOS_ID, PAD_ID, write_files
 from slime_searchr1.index import CORPUS, Index, read_corpus
 from slime_searchr1.protocol import information, is_well_formed, read_turn
 from slime_searchr1.reward import final_answer
-from slime_searchr1.world.recipe import MAX_CHARS, TOP_K, Piece, WarmUp, model_files, warm_up_batches
-from slime_searchr1.world.task import EOS_ID, PAD_ID, data_files, tokenizer_files, world, write_files
 
-NOT_TRAINED = -100
-"""Target of a position that has no part in the loss."""
+GIVEN, TURN, PASSAGE = range(3)
+"""What a token belongs to: the prompt or padding, a turn of the model, what a search returned."""
 
 
-def main(folder: Path, numbers: WarmUp) -> None:
-    """Warm up a new model and write it and the questions to ``folder``."""
-    begun_s, output = time.monotonic(), folder / "model"
-    write_files(folder / "data", files=data_files())
+def main(output: Path, numbers: WarmUp) -> None:
+    """Warm up a new model and write it to ``output``."""
+    begun_s = time.monotonic()
     write_files(output, files={**model_files(), **tokenizer_files()})
     tokenizer = AutoTokenizer.from_pretrained(output)
     torch.manual_seed(numbers.seed)
@@ -45,7 +44,7 @@ def main(folder: Path, numbers: WarmUp) -> None:
     for step, batch in enumerate(warm_up_batches(numbers)):
         for group in optimizer.param_groups:
             group["lr"] = numbers.learning_rate(step)
-        loss = loss_of(model, tokenizer, batch)
+        loss = loss_of(model, tokenizer, batch, passages_weight=numbers.passages_weight)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -57,27 +56,33 @@ def main(folder: Path, numbers: WarmUp) -> None:
 
 
 def loss_of(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, batch: Sequence[tuple[str, Sequence[Piece]]]
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    batch: Sequence[tuple[str, Sequence[Piece]]],
+    *,
+    passages_weight: float,
 ) -> torch.Tensor:
-    """The mean cross-entropy over the tokens of the model's turns."""
+    """The mean cross-entropy over the tokens of the model's turns, plus the weighted one over the passages."""
     rows = [_encoded(tokenizer, question, pieces) for question, pieces in batch]
     width = max(len(ids) for ids, _ in rows)
     ids_BT = torch.tensor([ids + [PAD_ID] * (width - len(ids)) for ids, _ in rows])
-    mask_BT = torch.tensor([mask + [0] * (width - len(mask)) for _, mask in rows])
-    targets_BT = torch.where(mask_BT == 1, ids_BT, NOT_TRAINED)[:, 1:]
+    kinds_BT = torch.tensor([kinds + [GIVEN] * (width - len(kinds)) for _, kinds in rows])[:, 1:]
     hidden_BTH = model.model(input_ids=ids_BT[:, :-1], use_cache=False).last_hidden_state
-    is_target = targets_BT != NOT_TRAINED
-    return cross_entropy(model.lm_head(hidden_BTH[is_target]), targets_BT[is_target])
+    of_turns, of_passages = (
+        cross_entropy(model.lm_head(hidden_BTH[kinds_BT == kind]), ids_BT[:, 1:][kinds_BT == kind])
+        for kind in (TURN, PASSAGE)
+    )
+    return of_turns + passages_weight * of_passages
 
 
 def _encoded(tokenizer: PreTrainedTokenizerFast, question: str, pieces: Sequence[Piece]) -> tuple[list[int], list[int]]:
     ids = _prompt_ids(tokenizer, question)
-    mask = [0] * len(ids)
+    kinds = [GIVEN] * len(ids)
     for piece in pieces:
         added = tokenizer(piece.text, add_special_tokens=False)["input_ids"]
         ids += added
-        mask += [int(piece.is_trained)] * len(added)
-    return ids, mask
+        kinds += [TURN if piece.is_turn else PASSAGE] * len(added)
+    return ids, kinds
 
 
 def _prompt_ids(tokenizer: PreTrainedTokenizerFast, question: str) -> list[int]:
@@ -128,5 +133,5 @@ def report(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, turns: in
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # sums of several threads are not the same every time
     main(Path(sys.argv[1]), WarmUp())

@@ -313,28 +313,31 @@ class _Reading:
             return
         for plugin, one in derived:
             option = self.settings.get(f"{plugin}.{one.option}")
-            if one.name not in core or option is None:
-                wrong = f"no option {one.option}" if option is None else f"no setting {one.name} of the core"
-                message = f"plugin {plugin} derives {one.name} from {one.option}, and there is {wrong}"
+            missing = f"no option {one.option}" if one.option is not None and option is None else ""
+            if one.name not in core or missing:
+                wrong = missing or f"no setting {one.name} of the core"
+                message = f"plugin {plugin} derives {one.name} from {one.option or 'settings'}, and there is {wrong}"
                 self.mistakes.append(Mistake(f"{message}; report it to the plugin's author"))
             else:
-                self._derive(core[one.name], one, option)
+                self._derive(core[one.name], one, option, plugin)
 
-    def _derive(self, setting: Setting, one: DerivedSetting, option: Setting) -> None:
+    def _derive(self, setting: Setting, one: DerivedSetting, option: Setting | None, plugin: str) -> None:
+        by = f"plugin {plugin}" if option is None else option.flag
         known, origin = self.values.get(setting.key), self.provenance.get(setting.key, DEFAULT)
         try:
             value = setting.read_python(one.value)
         except Unacceptable as error:
-            self.mistakes.append(Mistake(f"{setting.key}, which follows from {option.flag}: {error}", setting.key))
+            self.mistakes.append(Mistake(f"{setting.key}, which follows from {by}: {error}", setting.key))
             return
         if one.given == "keep" and known is not None and known != setting.default:
             return
         if one.given == "refuse" and origin.layer in ("file", "flag") and known not in (None, (), value):
-            message = f"{option.flag} stands in for {setting.key}, and {origin} says {known}; accepted: one of the two"
+            message = f"{by} stands in for {setting.key}, and {origin} says {known}; accepted: one of the two"
             self.mistakes.append(Mistake(message, setting.key))
             return
         self.values[setting.key] = value
-        self.provenance[setting.key] = self.provenance.get(option.key, DEFAULT)
+        by_plugin = Provenance("preset", plugin)
+        self.provenance[setting.key] = by_plugin if option is None else self.provenance.get(option.key, DEFAULT)
 
     def code(self) -> Iterator[NamedCode]:
         """The functions that options name by path."""

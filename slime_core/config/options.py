@@ -80,16 +80,19 @@ class UsedBy:
     Arguments:
         required: they cannot do without it; a run that uses one of them and leaves the setting at its default is
             refused.
+        kind: of the components, as ``generate_function``, where components of several kinds share a name; None: any.
     """
 
     components: tuple[str, ...]
     required: bool
+    kind: str | None
 
-    def __init__(self, *components: str, required: bool = False) -> None:
+    def __init__(self, *components: str, required: bool = False, kind: str | None = None) -> None:
         if not components:
             raise ValueError("UsedBy() names no component; leave it out, or name those that read the setting")
         object.__setattr__(self, "components", components)
         object.__setattr__(self, "required", required)
+        object.__setattr__(self, "kind", kind)
 
 
 Part = Literal["correction", "evaluation", "policy_loss", "reward_model", "rewards", "rollouts", "training_signal"]
@@ -223,14 +226,15 @@ class DerivedSetting:
     Arguments:
         name: of the setting of the core.
         value: read like one of a preset.
-        option: of the plugin, from which it follows; messages and records name it.
+        option: of the plugin, from which it follows; messages and records name it. None: it follows from other settings
+            of the core, as :func:`slime_settings` is given them, and counts as a preset of the plugin.
         given: where the run has another value. ``refuse``: one of a flag or a file is an error, one of a preset is
             replaced. ``keep``: one that is not the default stays. ``replace``: this one takes its place.
     """
 
     name: str
     value: JsonValue
-    option: str
+    option: str | None = None
     given: Literal["refuse", "keep", "replace"] = "refuse"
 
     def __post_init__(self) -> None:

@@ -83,9 +83,10 @@ class _Settings:
                 )
 
     def _unused(self, setting: Setting, value: Any, condition: UsedBy) -> Iterator[str]:
-        kinds = [kind for kind in Kind if set(condition.components) & set(self.registry.names(kind))]
+        possible = list(Kind) if condition.kind is None else [kind for kind in Kind if kind == condition.kind]
+        kinds = [kind for kind in possible if set(condition.components) & set(self.registry.names(kind))]
         if not kinds:
-            names = ", ".join(condition.components)
+            names = f"{condition.kind or ''} {', '.join(condition.components)}".strip()
             raise PluginError(f"setting {setting.key}: UsedBy names {names}, which no active plugin offers.")
         if any((kind, name) in self.used for kind in kinds for name in condition.components):
             return

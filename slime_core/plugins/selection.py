@@ -164,7 +164,8 @@ def missing_setting(
     declared = {plugin: registry.options[plugin]} if plugin in registry.options else {}
     given: Any = registry.options_of(plugin, options)
     for setting in plugin_settings(declared).values():
-        conditions = [one for one in setting.info.metadata if isinstance(one, UsedBy) and one.required]
+        required = [one for one in setting.info.metadata if isinstance(one, UsedBy) and one.required]
+        conditions = [one for one in required if one.kind in (None, kind)]
         if any(name in one.components for one in conditions) and dict(given)[setting.name] == setting.default:
             return setting.flag.removeprefix("--").replace("-", "_")
     return None

@@ -75,7 +75,8 @@ CASES = (
     Case(("slime-plots",), f"{PLAIN} --plugin plots {GENERATE}"),
     Case(("slime-ppo",), f"--advantage-estimator ppo {GENERATE}"),
     Case(("slime-rewards",), f"{PLAIN} --rm-type math {GENERATE}"),
-    Case(("slime-searchr1",), f"--advantage-estimator grpo --rm-type search_r1 {GENERATE}"),
+    Case(("slime-searchr1",), f"--plugin searchr1 --no-eval {GENERATE}"),
+    Case(("slime-searchr1", "slime-models"), "--plugin searchr1 --no-eval --num-rollout 1", trains=1),
     Case(("slime-testing",), None, more=("plugins new reward-model mine", "plugins check ./exact.py")),
 )
 FILES = {

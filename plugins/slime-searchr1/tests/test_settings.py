@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import slime_searchr1
 from slime_core import RunPlan
 from slime_core.cli.main import _resolve
 from slime_core.config.load import Resolved
@@ -15,8 +14,9 @@ from slime_core.errors import ConfigError
 from slime_searchr1 import plugin
 from slime_searchr1.options import SearchOptions
 
-MODEL = ("--hf-checkpoint", str(Path(slime_searchr1.__file__).parent / "world" / "model"))
-"""The configuration alone is read."""
+WORLD = plugin.WORLD
+MODEL = ("--hf-checkpoint", str(WORLD / "model"))
+EXAMPLE = Path(__file__).parents[3] / "examples" / "search_r1" / "run.toml"
 
 
 def resolved(line: str, *more: str) -> Resolved:
@@ -106,6 +106,38 @@ def test_a_flag_of_the_plugin_alone_is_refused_with_what_activates_it() -> None:
         resolved("--plugin grpo --search-url http://host/retrieve")
 
 
-def test_the_built_in_model_is_refused() -> None:
-    with pytest.raises(ConfigError, match="knows digits alone and cannot search; name a model with --hf-checkpoint"):
-        resolved("--plugin searchr1")
+def test_prompts_without_a_model_are_refused(paper: Path) -> None:
+    with pytest.raises(ConfigError, match="--prompt-data needs the model that reads the prompts: --hf-checkpoint FOLD"):
+        resolved("--plugin searchr1 --prompt-data", str(paper))
+
+
+def test_the_name_of_the_plugin_alone_is_the_example() -> None:
+    alone = resolved("--plugin searchr1")
+    assert alone.config.model.hf_checkpoint == WORLD / "model"
+    assert alone.config.data.prompt_data == WORLD / "data" / "train.jsonl"
+    assert [one.path for one in alone.config.eval.eval_datasets] == [WORLD / "data" / "held_out.jsonl"]
+    assert str(alone.provenance["hf_checkpoint"]) == "preset of plugin searchr1"
+    example = resolved("--config", str(EXAMPLE))
+    assert (example.config, example.plugin_options) == (alone.config, alone.plugin_options)
+
+
+def test_what_the_world_sets_may_be_set_otherwise() -> None:
+    config = resolved("--plugin searchr1 --lr 1e-6 --num-rollout 3 --no-eval").config
+    assert (config.optimizer.lr, config.rollout.num_rollout, config.eval.files) == (1e-6, 3, ())
+    config = resolved(
+        "--plugin searchr1 --eval-interval 7 --eval-prompt-data own", str(WORLD / "data" / "train.jsonl")
+    ).config
+    assert (config.eval.eval_interval, [name for name, _ in config.eval.files]) == (7, ["own"])
+
+
+def test_another_model_has_none_of_the_worlds_settings(paper: Path) -> None:
+    config = resolved("--plugin searchr1", *MODEL, "--prompt-data", str(paper)).config
+    plain = resolved("--plugin grpo", *MODEL, "--prompt-data", str(paper)).config
+    assert (config.optimizer, config.eval.files) == (plain.optimizer, ())
+    assert config.rollout.num_rollout == plain.rollout.num_rollout
+
+
+def test_a_retriever_that_nothing_searches_is_refused() -> None:
+    for flag in ("--search-url http://127.0.0.1:1/retrieve", "--searchr1.topk 5"):
+        with pytest.raises(ConfigError, match="has no effect: none of generate_function = single_turn reads it"):
+            resolved(f"--plugin searchr1 --generate-function single_turn {flag}", *MODEL)

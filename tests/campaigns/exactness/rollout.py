@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from examples.arithmetic.task import EOS_ID, VOCABULARY
+from examples.arithmetic.task import VOCABULARY
+from examples.tiny_model import EOS_ID
 from slime_core.types import Sample, Status
 from tests.campaigns.exactness.models import ARITHMETIC, ROUTER_GAP, router_gap
 

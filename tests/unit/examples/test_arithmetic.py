@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from examples import tiny_model
 from examples.arithmetic import recipe, task
 from examples.arithmetic.recipe import WarmUp, warm_up_batches
 from examples.arithmetic.task import Problem
+from examples.tiny_model import EOS_ID, PAD_ID
 from slime_core.config.schema import ARITHMETIC
 
 ROOM = ARITHMETIC
@@ -116,7 +118,7 @@ def test_the_data_stays_under_a_megabyte_and_the_checkpoint_under_four() -> None
 
 
 def test_written_files_are_exactly_the_given_ones(tmp_path: Path) -> None:
-    task.write_files(tmp_path / "new", files={"a.txt": "one\n", "b.txt": "two\n"})
+    tiny_model.write_files(tmp_path / "new", files={"a.txt": "one\n", "b.txt": "two\n"})
     assert {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()} == {
         "a.txt": b"one\n",
         "b.txt": b"two\n",
@@ -128,7 +130,7 @@ def test_the_tokenizer_gives_one_id_a_character_and_reads_them_back() -> None:
 
     tokenizer = Tokenizer.from_file(str(ROOM / "model" / "tokenizer.json"))
     encoded = tokenizer.encode("<|user|>37+45<|assistant|>82<eos>")
-    assert encoded.ids == [USER, 8, 12, 15, 9, 10, ASSISTANT, 13, 7, task.EOS_ID]
+    assert encoded.ids == [USER, 8, 12, 15, 9, 10, ASSISTANT, 13, 7, EOS_ID]
     assert tokenizer.decode(encoded.ids, skip_special_tokens=True) == "37+4582"
     assert [tokenizer.id_to_token(index) for index in range(16)] == list(task.VOCABULARY)
     assert tokenizer.encode("3x").ids == [8, task.VOCABULARY.index("<unk>")]
@@ -142,8 +144,8 @@ def test_the_chat_template_wraps_the_prompt_and_ends_the_answer() -> None:
     prompt = tokenizer.apply_chat_template([user], add_generation_prompt=True, return_dict=False)
     assert prompt == [USER, 8, 12, 15, 9, 10, ASSISTANT]
     whole = tokenizer.apply_chat_template([user, {"role": "assistant", "content": "82"}], return_dict=False)
-    assert whole == [*prompt, 13, 7, task.EOS_ID]
-    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (task.EOS_ID, task.PAD_ID)
+    assert whole == [*prompt, 13, 7, EOS_ID]
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (EOS_ID, PAD_ID)
 
 
 def test_every_prompt_has_its_own_ids_and_decodes_to_itself() -> None:

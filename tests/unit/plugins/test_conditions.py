@@ -33,6 +33,7 @@ class Options(PluginOptions):
     floor: Annotated[float, Field(description="Low."), Needs("limit")] = 0.0
     words: Annotated[Path | None, Field(description="File."), Conflicts("reward_key")] = None
     plain: Annotated[bool, Field(description="Any.")] = False
+    weight: Annotated[float, Field(description="Of b."), UsedBy("b", kind="generate_function")] = 1.0
 
 
 @hookimpl
@@ -44,6 +45,11 @@ def slime_options():
 def slime_register_sample_transforms():
     for name in ("a", "b", "c"):
         yield Component(name, target="nowhere:Nothing")
+
+
+@hookimpl
+def slime_register_generate_functions():
+    yield Component("b", target="nowhere:Nothing")
 
 
 @hookimpl
@@ -78,7 +84,15 @@ def mistake(*argv: str) -> str:
 
 def test_a_flag_of_its_own_sets_the_setting_and_the_plugins_name_another() -> None:
     found = resolved("--length-limit", "7", "--mine.mode", "soft").plugin_options["mine"]
-    assert dict(found) == {"limit": 7, "mode": "soft", "slope": 1.0, "floor": 0.0, "words": None, "plain": False}
+    assert dict(found) == {
+        "limit": 7,
+        "mode": "soft",
+        "slope": 1.0,
+        "floor": 0.0,
+        "words": None,
+        "plain": False,
+        "weight": 1.0,
+    }
 
 
 @pytest.mark.parametrize("section", ["mine", "rollout"])
@@ -152,6 +166,11 @@ def test_what_takes_effect_is_accepted(argv: Sequence[str]) -> None:
         (
             ("--sample-transforms", "a", "--mine.words", "/w", "--reward-key", "score"),
             "mine.words = /w cannot be combined with reward_key = score. Leave --mine.words or --reward-key out",
+        ),
+        (
+            ("--sample-transforms", "b", "--mine.weight", "2"),
+            "mine.weight = 2 has no effect: none of generate_function = single_turn reads it. Leave --mine.weight out, "
+            "or name a generate function that reads it: b",
         ),
         (
             ("--mine.plain",),

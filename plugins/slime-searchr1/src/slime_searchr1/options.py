@@ -13,24 +13,24 @@ __all__ = ["SearchOptions"]
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
+OfTurns = UsedBy("search_r1", kind="generate_function")
+OfRewards = UsedBy("search_r1", kind="reward_model")
 
 
 class SearchOptions(PluginOptions):
     """The retriever, its limits and the reward."""
 
-    search_url: Annotated[
-        Annotated[str, Field(min_length=1)] | None, Flag("--search-url", value="URL"), UsedBy("search_r1")
-    ] = None
+    search_url: Annotated[Annotated[str, Field(min_length=1)] | None, Flag("--search-url", value="URL"), OfTurns] = None
     """Retriever, as http://HOST:8000/retrieve; ${NAME} is that environment variable. None: the embedded one."""
-    corpus: Annotated[Path | None, UsedBy("search_r1"), Conflicts("search_url")] = None
+    corpus: Annotated[Path | None, OfTurns, Conflicts("search_url")] = None
     """Passages of the embedded retriever: JSON Lines with "contents". None: those of the invented world."""
-    topk: Annotated[Annotated[int, Field(ge=1, le=100)], UsedBy("search_r1")] = 3
+    topk: Annotated[Annotated[int, Field(ge=1, le=100)], OfTurns] = 3
     """Passages that a search returns."""
-    search_timeout_s: Annotated[Seconds, UsedBy("search_r1")] = 60.0
+    search_timeout_s: Annotated[Seconds, OfTurns] = 60.0
     """Seconds in which a search must succeed, retries included; then the model reads that it failed."""
-    search_concurrency: Annotated[Count, UsedBy("search_r1")] = 256
+    search_concurrency: Annotated[Count, OfTurns] = 256
     """Concurrent requests to the retriever; further searches wait."""
-    information_max_chars: Annotated[Count, UsedBy("search_r1")] = 4000
+    information_max_chars: Annotated[Count, OfTurns] = 4000
     """Characters of the passages of one search that the model gets; the rest is left out."""
-    format_score: Annotated[Annotated[float, Field(ge=0, le=1)], UsedBy("search_r1")] = 0.2
+    format_score: Annotated[Annotated[float, Field(ge=0, le=1)], OfRewards] = 0.2
     """Part of the reward that a well-formed response gets; the rest is for the right answer. 0: the answer alone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 
 from slime_core import Component, DerivedSetting, EvalSamples, GenerateTraits, RewardTraits, RunPlan, hookimpl
@@ -10,6 +11,36 @@ from slime_core.types import JsonValue, Sample
 from slime_searchr1.options import SearchOptions
 
 __all__: list[str] = []
+
+WORLD = Path(__file__).parent / "world"
+"""The invented world: model, questions and passages; made by ``examples/search_r1``."""
+
+TASK: Mapping[str, JsonValue] = {
+    "hf_checkpoint": str(WORLD / "model"),
+    "prompt_data": str(WORLD / "data" / "train.jsonl"),
+    "num_rollout": 40,
+    "rollout_max_response_len": 192,
+    "max_turns": 3,
+    "lr": 1e-3,
+    "lr_decay_style": "linear",
+    "lr_warmup_iters": 5,
+    "weight_decay": 0.0,
+    "adam_beta2": 0.95,
+}
+"""Settings of a run of the world; the unit of each is that of its field."""
+
+EVALUATION: Mapping[str, JsonValue] = {
+    "eval_interval": 10,
+    "eval_datasets": [
+        {
+            "name": "held_out",
+            "path": str(WORLD / "data" / "held_out.jsonl"),
+            "rm_type": "search_r1",  # also where the run trains with other rewards
+            "reward_key": "exact_match",
+        }
+    ],
+}
+"""Those of its evaluations."""
 
 
 @hookimpl
@@ -49,11 +80,17 @@ def slime_options() -> type[SearchOptions]:
 
 @hookimpl
 def slime_settings(options: SearchOptions, settings: Mapping[str, JsonValue]) -> Iterator[DerivedSetting]:
-    """Which number of the reward counts, in training and in evaluations."""
+    """Which number of the reward counts, in training and in evaluations; without a model and prompts, those of the
+    invented world."""
     if _is_ours(settings.get("rm_type")):
         for key, number in (("reward_key", "score"), ("eval_reward_key", "exact_match")):
             if settings.get(key) is None:
-                yield DerivedSetting(key, number, option="format_score")
+                yield DerivedSetting(key, number)
+    if _is_ours(settings.get("generate_function")) and not any(map(settings.get, ("hf_checkpoint", "prompt_data"))):
+        reads = settings.get("debug_train_only") or settings.get("load_debug_rollout_data")  # starts no engine
+        evaluates = not reads and not any(map(settings.get, ("eval_prompt_data", "eval_config")))
+        task = {**TASK, **(EVALUATION if evaluates else {})}
+        yield from (DerivedSetting(key, value) for key, value in task.items() if key not in settings)
 
 
 def _is_ours(component: JsonValue) -> bool:
@@ -76,8 +113,8 @@ def slime_check(plan: RunPlan, options: SearchOptions) -> Iterator[str]:
             yield "--max-turns 1 leaves no turn after a search; give 2 or more"
         if plan.settings.get("hf_checkpoint") is None:
             yield (
-                "the built-in model knows digits alone and cannot search; name a model with --hf-checkpoint and its "
-                "questions with --prompt-data"
+                "--prompt-data needs the model that reads the prompts: --hf-checkpoint FOLDER. Leave --prompt-data out "
+                "for the questions and the model of the invented world"
             )
 
 

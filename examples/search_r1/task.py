@@ -18,14 +18,13 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+
+from examples import tiny_model
+from examples.tiny_model import SPECIAL_TOKENS
 
 __all__ = [
-    "CHAT_TEMPLATE",
     "CONTEXT_LENGTH",
-    "EOS_ID",
     "HOPS",
-    "PAD_ID",
     "RELATIONS",
     "VOCABULARY",
     "Fact",
@@ -36,7 +35,6 @@ __all__ = [
     "invented",
     "tokenizer_files",
     "world",
-    "write_files",
 ]
 
 SEED = 9516
@@ -72,21 +70,11 @@ TWO_HOP_SHARE = 0.4
 """Of the questions."""
 
 TAGS = ("<search>", "</search>", "<information>", "</information>", "<answer>", "</answer>")
-SPECIAL_TOKENS = ("<pad>", "<eos>", "<unk>", "<|user|>", "<|assistant|>")
 WORDS = ("What", " is", " the", " The", " of", *(f" {one}" for own in RELATIONS.values() for one in own), "?", ".")
 FORM = ("\n", "\n\n", "Doc", " 1", " 2", " 3", " 4", " 5", "(Title:", ")")
 VOCABULARY = (*SPECIAL_TOKENS, *TAGS, *FORM, *WORDS, *(f" {one}" for one in ONSETS), *ENDINGS)
 """The tokens in the order of their ids. Words carry the space before them; a name is an onset and an ending."""
-PAD_ID = VOCABULARY.index("<pad>")
-EOS_ID = VOCABULARY.index("<eos>")
 CONTEXT_LENGTH = 256
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -240,60 +228,7 @@ def _lines(questions: Iterable[Question]) -> str:
 
 
 def tokenizer_files() -> dict[str, str]:
-    """The tokenizer's files by name, as ``transformers.AutoTokenizer`` reads them: one token a word, two a name."""
-    return {
-        "tokenizer.json": json.dumps(_tokenizer(), indent=1) + "\n",
-        "tokenizer_config.json": json.dumps(_tokenizer_config(), indent=1) + "\n",
-    }
-
-
-def _tokenizer() -> dict[str, object]:
+    """The tokenizer's files by name: one token a word, two a name."""
     longest_first = sorted(VOCABULARY[len(SPECIAL_TOKENS) :], key=len, reverse=True)
     pattern = "|".join("".join(f"\\{char}" if char in "?.()|" else char for char in one) for one in longest_first)
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [_special_token(token) for token in SPECIAL_TOKENS],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
-        "post_processor": None,
-        "decoder": {"type": "Fuse"},
-        "model": {
-            "type": "WordLevel",
-            "vocab": {token: index for index, token in enumerate(VOCABULARY)},
-            "unk_token": "<unk>",
-        },
-    }
-
-
-def _special_token(content: str) -> dict[str, object]:
-    return {
-        "id": VOCABULARY.index(content),
-        "content": content,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": True,
-    }
-
-
-def _tokenizer_config() -> dict[str, object]:
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "pad_token": "<pad>",
-        "eos_token": "<eos>",
-        "unk_token": "<unk>",
-        "additional_special_tokens": ["<|user|>", "<|assistant|>"],
-        "model_max_length": CONTEXT_LENGTH,
-        "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
-    }
-
-
-def write_files(folder: Path, *, files: Mapping[str, str]) -> None:
-    """Write each file of ``files`` into ``folder``, which is made if it is missing."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name).write_bytes(content.encode("utf-8"))
+    return tiny_model.tokenizer_files(VOCABULARY, pattern=pattern, context_length=CONTEXT_LENGTH)

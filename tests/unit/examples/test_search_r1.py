@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
+import pytest
 from tokenizers import Tokenizer
 
-import slime_searchr1.world
+from examples.search_r1 import recipe, task
+from examples.search_r1.recipe import Piece, WarmUp, warm_up_batches
+from examples.search_r1.task import Fact, Question, world
 from slime_searchr1.index import CORPUS, Index, read_corpus
 from slime_searchr1.protocol import information, is_well_formed
-from slime_searchr1.world import recipe, task
-from slime_searchr1.world.recipe import WarmUp, warm_up_batches
-from slime_searchr1.world.task import Fact, Question, world
 
-FOLDER = Path(slime_searchr1.world.__file__).parent
+FOLDER = CORPUS.parents[1]
 KNOWN = {(fact.subject, fact.relation): fact.object for fact in world().facts}
 
 
@@ -90,7 +89,7 @@ def test_the_warm_up_shows_the_form_and_no_name_of_the_world() -> None:
             response = "".join(piece.text for piece in pieces)
             assert is_well_formed(response)
             assert not [name for name in taken if name in question + response]
-            assert [piece.is_trained for piece in pieces] == [True, False] * (len(pieces) // 2) + [True]
+            assert [piece.is_turn for piece in pieces] == [True, False] * (len(pieces) // 2) + [True]
 
 
 def test_the_warm_up_is_the_same_every_time() -> None:
@@ -99,19 +98,39 @@ def test_the_warm_up_is_the_same_every_time() -> None:
     assert list(warm_up_batches(replace(numbers, seed=1))) != list(warm_up_batches(numbers))
 
 
+def questions_over(hops: int) -> list[tuple[list[str], list[Piece]]]:
+    """What questions of the warm-up mention, the subject last, and the responses."""
+    batches = islice(warm_up_batches(WarmUp(worlds=4, batch_size=512)), 2)
+    rows = [(prompt, pieces) for batch in batches for prompt, pieces in batch]
+    found = [(prompt.removeprefix("What is the ").removesuffix("?").split(" of "), pieces) for prompt, pieces in rows]
+    return [([one.removeprefix("the ") for one in said], pieces) for said, pieces in found if len(said) == hops + 1]
+
+
+def test_a_response_of_the_warm_up_has_a_search_for_each_relation_of_the_question() -> None:
+    for hops in (1, 2):
+        assert {len(pieces) for _, pieces in questions_over(hops)} == {2 * hops + 1}
+
+
 def test_answers_of_the_warm_up_do_not_depend_on_the_question() -> None:
     """An answer is one of about five names; an informed one would be right wherever the passages allow it."""
-    batches = islice(warm_up_batches(WarmUp(worlds=4, batch_size=512, again_share=0.0)), 2)
-    right = total = 0
-    for question, pieces in (row for batch in batches for row in batch):
-        if question.count(" of ") == 1:
-            _, _, name = question.removesuffix("?").partition(" of ")
-            relation = question.partition("What is the ")[2].partition(" of ")[0]
-            said = pieces[-1].text.removeprefix("<answer> ").removesuffix("</answer>")
-            right += f"The {relation} of {name} is {said}." in pieces[1].text
-            total += 1
-    assert total > 400
-    assert right / total < 0.3
+    rows = questions_over(1)
+    right = 0
+    for (relation, subject), (_, passages, answer) in rows:
+        said = answer.text.removeprefix("<answer> ").removesuffix("</answer>")
+        right += f"The {relation} of {subject} is {said}." in passages.text
+    assert len(rows) > 400
+    assert right / len(rows) < 0.3
+
+
+def test_queries_of_the_warm_up_do_not_depend_on_the_order_of_the_relations() -> None:
+    queries = [
+        (outer, inner, pieces[at].text.split()[1])
+        for (outer, inner, _), pieces in questions_over(2)
+        for at in (0, 2)
+        if outer != inner
+    ]
+    assert {said in (outer, inner) for outer, inner, said in queries} == {True}
+    assert sum(said == inner for _, inner, said in queries) / len(queries) == pytest.approx(0.5, abs=0.06)
 
 
 def test_rows_have_the_form_of_the_papers_repository() -> None:
