@@ -75,12 +75,17 @@ source "$here/torch-source.sh" "$tag"
 
 # Byte code, whatever PYTHONDONTWRITEBYTECODE says: without it an SGLang server takes twice as long to start. A step of its own,
 # because an installer that finds everything in place compiles nothing. What the built-in demo does not import is left out
-# where it is large: tests, and packages that trainer and engines do not use. Templates that are no Python fail to compile: no matter.
+# where it is large: tests, packages that trainer and engines do not use, and Megatron, which is compiled below as its
+# processes on a CPU compile it. Templates that are no Python fail to compile: no matter.
 unused='/tests?/|/(pip|anthropic|networkx|numba|Cryptodome|mypy|mypyc|pygments/lexers|pandas|fontTools|datasets|hypothesis|jedi'
 unused+='|latex2sympy2_extended|google|openai/resources|sglang/(multimodal_gen|srt/models|kernels/ops)|transformers/models'
 unused+='|torch/(testing|_inductor|_vendor)|torchgen|ray/(rllib|data|serve|tune|train|llm|dashboard|autoscaler)'
-unused+='|sympy/(physics|combinatorics|parsing)|scipy/(stats|signal|integrate|interpolate))/'
-"$venv/bin/python" -m compileall -qq -j 0 -x "$unused" "$venv/lib" || true
+unused+='|sympy/(physics|combinatorics|parsing)|scipy/(stats|signal|integrate|interpolate)|megatron|mbridge|numpy/distutils'
+unused+='|prompt_toolkit|parso|pexpect|pyasn1|pyasn1_modules|werkzeug|virtualenv|typer|lark|antlr4|tomlkit|smg_grpc_\w+|blobfile'
+unused+='|cffi|pycparser|llvmlite|multiprocess|smart_open|outlines|markdown_it|distlib|huggingface_hub/(cli|inference)'
+unused+='|fsspec/implementations|opentelemetry/semconv|sympy/(stats|polys/benchmarks|vector|categories|testing|diffgeom))/'
+"$venv/bin/python" -m compileall -qq -j 0 -x "$unused" "$venv/lib" &
+compiling=$! # at the same time as the steps below
 
 # Editable, with the build backend that cpu.txt has just installed.
 editable=()
@@ -96,3 +101,4 @@ from slime_core.cpu.megatron import install
 install()
 import mbridge, megatron.core.dist_checkpointing, megatron.core.distributed, megatron.core.optimizer, megatron.core.pipeline_parallel
 ' 2>/dev/null || true
+wait "$compiling" || true
