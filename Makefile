@@ -20,7 +20,7 @@ KEY = $(CURDIR) $(shell cat $(INPUTS) | cksum)
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: ## make .venv: the pinned CPU environment and the packages, editable
@@ -133,6 +133,10 @@ agents: setup ## openai-agents and mini-swe-agent, as they come from PyPI, again
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python outputs/agents
 	@$(BIN)/uv pip install --quiet --python outputs/agents/bin/python -r plugins/slime-agents/tests/frameworks/requirements.txt
 	@SLIME_AGENTS_PYTHON=$(CURDIR)/outputs/agents/bin/python $(BIN)/python -m pytest plugins/slime-agents/tests/frameworks/check.py
+
+.PHONY: worked-examples
+worked-examples: setup ## two steps of every example that `make test` leaves out, on real engines; three minutes
+	$(BIN)/python -m pytest tests/e2e/worked_examples.py
 
 .PHONY: warm-up
 warm-up: setup ## make the built-in model's checkpoint again, into outputs/warm-up

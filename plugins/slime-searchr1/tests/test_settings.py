@@ -128,6 +128,8 @@ def test_what_the_world_sets_may_be_set_otherwise() -> None:
         "--plugin searchr1 --eval-interval 7 --eval-prompt-data own", str(WORLD / "data" / "train.jsonl")
     ).config
     assert (config.eval.eval_interval, [name for name, _ in config.eval.files]) == (7, ["own"])
+    config = resolved("--plugin searchr1 --eval-prompt-data none --eval-interval none").config
+    assert (config.eval.eval_interval, config.eval.files, config.eval.eval_datasets) == (None, (), ())
 
 
 def test_another_model_has_none_of_the_worlds_settings(paper: Path) -> None:
