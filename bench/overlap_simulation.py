@@ -23,7 +23,7 @@ from typing import Any
 import slime_core
 from slime_core.checkpoint.folder import RunState
 from slime_core.config.schema import AlgorithmConfig, RolloutConfig, RunConfig
-from slime_core.harness.fake_engine import FakeEngine
+from slime_core.harness.engines import FakeEngine
 from slime_core.loop import train
 from slime_core.plugins.activation import activate
 from slime_core.plugins.contracts import Place

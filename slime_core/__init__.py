@@ -16,7 +16,6 @@ from slime_core.config.options import (
     Provides,
     UsedBy,
 )
-from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import (
     AdvantageTraits,
     Component,
@@ -87,7 +86,7 @@ from slime_core.plugins.contracts import (
 )
 from slime_core.plugins.discovery import CORE as _CORE
 from slime_core.plugins.hooks import hookimpl, observer
-from slime_core.plugins.loading import FunctionSource, load_function, own_definitions
+from slime_core.plugins.loading import FunctionSource, boundary, load_function, own_definitions
 from slime_core.types import PromptGroup, Sample, SampleRecord, SpecInfo, Status
 
 if _typing.TYPE_CHECKING:

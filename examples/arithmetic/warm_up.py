@@ -21,7 +21,8 @@ from examples.arithmetic.recipe import WarmUp, model_files, warm_up_batches
 from examples.arithmetic.task import tokenizer_files
 from examples.tiny_model import write_files
 from slime_core.config.schema import ARITHMETIC, OptimizerConfig, RunConfig
-from slime_core.learner.rank import Learner, LearnerSettings
+from slime_core.learner import LearnerSettings
+from slime_core.learner.rank import Learner
 from slime_core.plugins.activation import activate
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.shards import BatchPlan, make_shards

@@ -2,12 +2,12 @@
 
     main        finds the command; errors that slime raises on purpose become a message and an exit code
     commands    what installed distributions add: the entry points slime.commands
-    run, evaluate, check, ledger    a command each: ``slime run``, ``eval``, ``check`` and ``ledger``
+    run, evaluate, check, ledger    a command each: ``slime run``, ``eval``, ``check`` (also which process would sit
+                where) and ``ledger``
     progress    what a person sees of a run
     activation  what a command line means before its settings are read: its file and its plugins
     consent     code that a run folder names: imported only if this user has run it before, or names it again
     preflight, needs    what can be found wrong before the first process starts: prompts, weights, the machine
-    plan        which process would sit where, in words
 
     plugins, describe    ``slime plugins list``, ``lock`` and ``verify``; ``show`` and ``trace``
 

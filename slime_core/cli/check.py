@@ -2,29 +2,39 @@
 
 Nothing is started and no file is written. What is wrong is an error with exit code 2; the plan is printed before the
 verdict on this machine, so that a run that is meant for another one can be looked at here.
+
+The plan says which process would sit where, computed without a cluster. For this machine it is what a run would do.
+Where other machines are meant, it says what it assumes of them; which machine is which, and which bundle lands where,
+is Ray's to decide when the run starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime_core.cli.describe import because
-from slime_core.cli.needs import Needs
-from slime_core.cli.plan import placement_plan
-from slime_core.cli.preflight import check_files, check_machine, print_warning
-from slime_core.cli.run import continued, options_of, resumed, written
+from slime_core.cli.needs import GIB, Needs
+from slime_core.cli.preflight import check_files, check_machine, joins_a_cluster, print_warning
+from slime_core.cli.run import continued, half_of, options_of, resumed, written
+from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, PlacementError
+from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins.manifest import listed
 from slime_core.plugins.selection import check_targets, has_critic, selected
 from slime_core.prompts.left_out import BadRows
-from slime_core.runtime.machine import free_resources
+from slime_core.runtime.layout import Assignment, Capacity, Device, Layout, Plan, Seat, assign, plan, requested_layout
+from slime_core.runtime.machine import Machine, free_resources
 
 if TYPE_CHECKING:
     from slime_core.config.load import Resolved
     from slime_core.plugins.activation import ActivePlugins
 
-__all__ = ["USAGE", "execute"]
+__all__ = ["USAGE", "Machines", "execute", "expected_machines", "layout_of", "placement_plan"]
+
 
 USAGE = """\
 slime check CONFIG.toml [flags of slime run]
@@ -88,3 +98,154 @@ def _plan(resolved: Resolved, needs: Needs) -> list[str]:
 def _components(resolved: Resolved, active: ActivePlugins, architecture: str) -> Iterator[str]:
     for one in selected(resolved.config, active.registry, trains=True, architecture=architecture):
         yield f"{one.kind.words} {one.component.name} of {one.plugin.name}, {because(one, resolved)}"
+
+
+HERE = "127.0.0.1"
+COMMON_GPUS = 8
+"""Of a machine: what a run on a single one is taken to fit into."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """The machines that a plan is made for.
+
+    Arguments:
+        count: how many.
+        cpus, gpus: of each.
+        assumed: why these, in words; empty: it is this machine, and it was looked at.
+    """
+
+    count: int
+    cpus: int
+    gpus: int
+    assumed: str = ""
+
+    @property
+    def capacity(self) -> Capacity:
+        """Of all of them together."""
+        return Capacity(cpus=self.count * self.cpus, gpus=self.count * self.gpus, largest_node_gpus=self.gpus)
+
+    def __str__(self) -> str:
+        each = f"{self.cpus} cores" + (f" and {self.gpus} GPUs" if self.gpus else "")
+        if not self.assumed:
+            return f"this machine: {each}"
+        return f"assumed: {self.count} machine{'s' * (self.count > 1)} of {each} each, {self.assumed}"
+
+
+def layout_of(config: RunConfig, machine: Machine) -> Layout:
+    """What the run asks for; ``device = auto`` is decided by this machine, and for another cluster taken as GPUs."""
+    cluster = config.cluster
+    auto: Device = "gpu" if joins_a_cluster(config) or machine.can_use_gpus else "cpu"
+    device: Device = {"auto": auto, "cuda": "gpu", "cpu": "cpu"}[cluster.device]
+    return requested_layout(config, device, learner_ranks=config.num_started_ranks)
+
+
+def expected_machines(config: RunConfig, layout: Layout, machine: Machine) -> Machines:
+    """The machines that the run would find: this one, or what has to be assumed of others."""
+    here = not joins_a_cluster(config)
+    if layout.device == "cpu":
+        nodes = 1 if here else config.cluster.actor_num_nodes
+        return Machines(nodes, machine.cores, 0, "" if here else "actor_num_nodes of them, each with this one's cores")
+    if here and machine.can_use_gpus and (gpus := _gpus_here()):
+        return Machines(1, machine.cores, gpus)
+    requested = config.cluster
+    if requested.actor_num_nodes == 1 and layout.bundles <= COMMON_GPUS:
+        return Machines(1, layout.bundles, layout.bundles, "as many GPUs as the run asks for")
+    each = max(requested.actor_num_gpus_per_node, requested.rollout_num_gpus_per_engine)
+    why = "as many GPUs as the larger of actor_num_gpus_per_node and rollout_num_gpus_per_engine, a core for each"
+    return Machines(-(-layout.bundles // each), each, each, why)
+
+
+def placement_plan(config: RunConfig, needs: Needs, machine: Machine) -> Iterator[str]:
+    """The plan, line by line.
+
+    Raises:
+        PlacementError: the machines cannot hold what is requested; with the arithmetic.
+    """
+    layout = layout_of(config, machine)
+    machines = expected_machines(config, layout, machine)
+    made = plan(layout, capacity=machines.capacity)
+    seats = assign(layout, seats=_seats(made, machines))
+    yield f"{made}"
+    yield f"on {machines}" if not machines.assumed else f"{machines}"
+    yield from _rows(config, layout, seats)
+    if config.debug.generates:
+        yield "sampler, router: one process each, which ask for no share of their own"
+    else:
+        yield "sampler: one process, which asks for no share of its own"
+    yield from _memory(needs, layout)
+    yield half_of(config) or f"weights travel to the engines by: {config.transport}"
+
+
+def _seats(made: Plan, machines: Machines) -> list[Seat]:
+    """As Ray packs bundles: one machine after the other."""
+    each = machines.gpus or -(-made.count // machines.count)
+    return [_seat(number, *divmod(number, each), machines=machines) for number in range(made.count)]
+
+
+def _seat(number: int, node: int, place: int, *, machines: Machines) -> Seat:
+    name = f"machine {node}" if machines.assumed else "this machine"
+    # Seats are ordered by address; these stand in for addresses that are not known yet.
+    return Seat(number, name, f"{node}" if machines.assumed else HERE, f"{place}" if machines.gpus else None)
+
+
+def _rows(config: RunConfig, layout: Layout, seats: Assignment) -> Iterator[str]:
+    yield from _ranks("learner rank", ParallelLayout.of(config.parallel), seats.learner)
+    if seats.critic:
+        yield from _ranks("critic rank", ParallelLayout.of(config.critic_parallel), seats.critic)
+    for number, block in enumerate(seats.engines):
+        shares = f", shares with learner rank{_shared(seats, block)}" if layout.colocated else ""
+        size = f"tensor parallel over {len(block)}" if len(block) > 1 else "whole"
+        yield f"  {f'engine {number}':<16} {_place(*block):<28} {size}{shares}"
+    if config.engine.rollout_external_engine_addrs:
+        yield f"  engines of others: {', '.join(config.engine.rollout_external_engine_addrs)}"
+    models = config.engine.engine_models
+    names = [
+        (model.name, "its own weights") for model in models for one in model.groups for _ in range(one.num_engines)
+    ]
+    evaluating = sum(group.num_engines for group in config.eval_groups)
+    names += [(f"eval engine {number}", "evaluations alone") for number in range(evaluating)]
+    for (name, purpose), block in zip(names, seats.auxiliary, strict=True):
+        size = f"tensor parallel over {len(block)}" if len(block) > 1 else "whole"
+        yield f"  {name:<16} {_place(*block):<28} {size}, {purpose}"
+
+
+def _ranks(name: str, cut: ParallelLayout, seats: Sequence[Seat]) -> Iterator[str]:
+    for rank, seat in enumerate(seats):
+        at = cut.coordinates(rank, world_size=len(seats))
+        where = ", ".join(f"{axis} {place}" for axis, place in at.items())
+        yield f"  {f'{name} {rank}':<16} {_place(seat):<28} {where}"
+
+
+def _shared(seats: Assignment, block: tuple[Seat, ...]) -> str:
+    ranks = [str(rank) for rank, seat in enumerate(seats.learner) if seat in block]
+    return f"{'s' * (len(ranks) != 1)} {', '.join(ranks) or 'none'}"
+
+
+def _place(*block: Seat) -> str:
+    devices = [seat.device for seat in block if seat.device is not None]
+    if devices:
+        return f"{block[0].node}, GPU {', '.join(devices)}"
+    return f"{block[0].node}, bundle {', '.join(str(seat.bundle) for seat in block)}"
+
+
+def _memory(needs: Needs, layout: Layout) -> Iterator[str]:
+    if layout.device == "cpu":
+        yield f"memory, at least, in GiB: {needs.memory_sum}; activations and the KV cache come on top"
+        return
+    engine, critic = needs.of_engine / min(layout.sizes, default=1), ""
+    if layout.critic_ranks:
+        critic = f"{needs.of_critic_rank / GIB:.1f} GiB on that of a critic rank, "
+    yield (
+        f"memory, at least: {needs.of_rank / GIB:.1f} GiB on the GPU of a learner rank (weights, gradients, "
+        f"optimizer), {critic}{engine / GIB:.1f} GiB of weights on each GPU of an engine; activations and the KV cache "
+        "come on top"
+    )
+
+
+def _gpus_here() -> int:
+    """NVIDIA's GPUs that this process may use; 0: there are none, or they cannot be counted."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip()])
+    return sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))

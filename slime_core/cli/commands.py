@@ -15,9 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from slime_core.errors import PluginError
-from slime_core.plugins.boundary import boundary, place_of
 from slime_core.plugins.declared import COMMAND_GROUP, Declared, scan
-from slime_core.plugins.loading import load_attribute
+from slime_core.plugins.loading import boundary, load_attribute, place_of
 
 __all__ = ["CORE_COMMANDS", "Command", "added", "find", "is_core", "listing"]
 

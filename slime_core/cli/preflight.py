@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from slime_core.cli.activation import architecture_of
 from slime_core.cli.needs import GIB, KIB, MIB, Needs
 from slime_core.config.eval_sets import EvalSet, eval_sets
-from slime_core.config.mistakes import Mistake, report
 from slime_core.config.model_config import context_length, described, start_weights, whole_number
 from slime_core.config.schema import ARITHMETIC, RunConfig
+from slime_core.errors import Mistake, config_error
 from slime_core.plugins.component import DataTraits, GenerateTraits, Kind
 from slime_core.plugins.construction import PromptFormats, refusals, run_view, screened
 from slime_core.plugins.selection import has_critic
@@ -104,7 +104,7 @@ def _check_model(config: RunConfig, registry: Registry) -> None:
     folder, architecture = start_weights(config), architecture_of(config.model.hf_checkpoint)
     found = refusals(registry, architecture or "", described(folder) or {})
     if found:
-        raise report(
+        raise config_error(
             [
                 Mistake(
                     f"hf_checkpoint: {folder / 'config.json'} {text}; take a checkpoint that does without, or name a "
@@ -114,7 +114,7 @@ def _check_model(config: RunConfig, registry: Registry) -> None:
             ]
         )
     if unseen := list(_unseen_images(config, registry, architecture)):
-        raise report([Mistake(text) for text in unseen])
+        raise config_error([Mistake(text) for text in unseen])
 
 
 def _unseen_images(config: RunConfig, registry: Registry, architecture: str | None) -> Iterator[str]:
@@ -146,7 +146,7 @@ def check_machine(config: RunConfig, needs: Needs) -> None:
     # What other machines have is Ray's to say, and the placement's.
     found = [] if joins_a_cluster(config) else list(machine_mistakes(config, needs, free_resources()))
     if found:
-        raise report([Mistake(message) for message in found])
+        raise config_error([Mistake(message) for message in found])
 
 
 def joins_a_cluster(config: RunConfig) -> bool:

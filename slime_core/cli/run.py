@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from slime_core.checkpoint.folder import Checkpoint, critic_part, find, set_aside
 from slime_core.cli.consent import remember
-from slime_core.cli.plan import half_of
 from slime_core.cli.preflight import preflight, print_warning
 from slime_core.cli.progress import LiveProgress, PlainProgress, Progress, SilentProgress, summary
 from slime_core.config.explain import to_toml
@@ -384,3 +383,13 @@ def _remove(directory: Path, stood: Path) -> None:
             if folder == stood:
                 break
             folder.rmdir()
+
+
+def half_of(config: RunConfig) -> str | None:
+    """Which half of the loop runs alone, in words; None: both run."""
+    if not config.debug.trains:
+        return "debug_rollout_only: no learner is started; engines serve the start weights throughout"
+    if not config.debug.generates:
+        path = config.debug.load_debug_rollout_data
+        return f"debug_train_only: no engine and no router is started; rollouts are read from {path}"
+    return None

@@ -19,7 +19,6 @@ How it is read:
     load        lays them over each other
     check       what settings need and exclude, from their annotations; calls the rules
     rules       arithmetic on several settings, and whether files are there
-    mistakes    every mistake is collected; all are reported at once
     explain     settings for people: as a file, as help
 
 What it is compared with:

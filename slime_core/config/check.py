@@ -15,7 +15,6 @@ from pydantic import ValidationError
 
 from slime_core.config.engine_flags import ENGINES, engine_settings
 from slime_core.config.eval_sets import EVALUATION
-from slime_core.config.mistakes import Mistake
 from slime_core.config.options import Conflicts, Needs, Provides
 from slime_core.config.rules import Rule
 from slime_core.config.rules.engines import SERVING, SERVING_OF_EVAL, SERVING_OF_RUN
@@ -25,7 +24,7 @@ from slime_core.config.rules.sizes import LENGTHS, LENGTHS_OF_EVAL, LENGTHS_OF_R
 from slime_core.config.schema import DebugConfig, RunConfig
 from slime_core.config.section import EngineSection
 from slime_core.config.settings import Setting, as_words, core_settings, core_values
-from slime_core.errors import PluginError
+from slime_core.errors import Mistake, PluginError
 from slime_core.types import JsonValue
 
 __all__ = ["called", "mistakes", "stated", "unmet"]

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from slime_core.config.choices import reward_terms
-from slime_core.config.mistakes import nearest
 from slime_core.config.model_config import context_length, start_weights
 from slime_core.config.rules import Rule
 from slime_core.config.sampling import EvalDataset
 from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import is_key
+from slime_core.errors import nearest
 
 __all__ = ["EVALUATION", "EvalSet", "eval_sets"]
 

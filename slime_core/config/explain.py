@@ -19,11 +19,10 @@ from slime_core.config.engine_flags import (
 )
 from slime_core.config.engine_sections import megatron_flags
 from slime_core.config.load import DEFAULT, Resolved
-from slime_core.config.mistakes import nearest
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import Setting, as_toml, as_words, core_settings, plugin_settings
 from slime_core.config.sources import CONFIG_FLAG, NO_EVAL, NO_EVAL_FLAG, of_inactive
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, nearest
 
 __all__ = ["explain", "help_page", "help_topic", "settings_tables", "to_toml"]
 

@@ -17,7 +17,6 @@ from pydantic import BaseModel, ValidationError
 from slime_core.config import check
 from slime_core.config.choices import Choice, NamedCode, choices
 from slime_core.config.engine_flags import ENGINES, engine_settings
-from slime_core.config.mistakes import Mistake, nearest, report
 from slime_core.config.model_config import context_length
 from slime_core.config.options import DerivedSetting, NamesCode, Part, PluginSettings, Provides
 from slime_core.config.schema import ARITHMETIC, EMBEDDED_DEFAULTS, OF_EVALUATIONS, OF_THE_MODEL, RunConfig
@@ -25,7 +24,7 @@ from slime_core.config.secrets import without_secrets
 from slime_core.config.section import EngineSection, Value
 from slime_core.config.settings import Contested, Setting, Unacceptable, anchored, core_settings, plugin_settings
 from slime_core.config.sources import CommandLine, Document, read_command_line, read_document, read_eval_config
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, Mistake, config_error, nearest
 from slime_core.types import JsonValue
 
 __all__ = ["Derive", "Offered", "Peek", "Provenance", "Resolved", "load", "named_plugins", "peek"]
@@ -230,7 +229,7 @@ def load(
         of_plugins = {key: pair for key, pair in Resolved(config, plugins).values().items() if pair[0].of_plugin}
         reading.mistakes += check.mistakes(config, purpose=purpose, broken=reading.broken, of_plugins=of_plugins)
     if reading.mistakes:
-        raise report(reading.mistakes)
+        raise config_error(reading.mistakes)
     return Resolved(config, plugins, {key: reading.provenance.get(key, DEFAULT) for key in reading.settings})
 
 

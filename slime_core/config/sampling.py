@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PlainValidator, ValidationError
 
 from slime_core.config.choices import RewardSum
-from slime_core.config.mistakes import nearest
 from slime_core.config.options import NO_ENGINES, ONE_HALF, Conflicts, Needs, Once
 from slime_core.config.section import All, Count, CountOrZero, Name, Positive, PositiveOrZero, Section, Share, rejected
 from slime_core.config.serving import EngineGroup
+from slime_core.errors import nearest
 from slime_core.untrusted import parse_toml
 
 __all__ = ["DataConfig", "EvalConfig", "EvalDataset", "RolloutConfig", "dataset_of"]

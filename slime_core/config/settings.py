@@ -21,12 +21,12 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from slime_core.config.mistakes import nearest
 from slime_core.config.options import Flag, NamesCode, NamesPrompts, Once
 from slime_core.config.sampling import EvalDataset
 from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import without_secret
 from slime_core.config.section import REJECTED, EngineSection
+from slime_core.errors import nearest
 
 __all__ = [
     "Contested",

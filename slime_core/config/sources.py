@@ -35,10 +35,9 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 from slime_core.config.engine_flags import ENGINES, Refusal, engine_settings, find_flag, find_key, known_flags
-from slime_core.config.mistakes import Mistake, nearest
 from slime_core.config.sampling import EvalDataset, dataset_of
 from slime_core.config.settings import Setting, Unacceptable
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, Mistake, nearest
 from slime_core.untrusted import MOST_TOML, parse_toml, read_text
 
 __all__ = [

@@ -1,8 +1,7 @@
 """What lets Megatron-core and SGLang run on a machine without a GPU.
 
-    cuda.py          what ``torch.cuda`` means to them
-    megatron.py      ``install()``: an import hook for Megatron-core and mbridge, in the process that trains;
-                     collectives over parts of unequal size
+    megatron.py      ``install()``: an import hook for Megatron-core and mbridge, in the process that trains; what
+                     ``torch.cuda`` means to them; collectives over parts of unequal size
     serve.py         environment and arguments of an inference server that runs on a CPU; such a server, started by hand
     stand_ins/       packages that only such a server sees, through its PYTHONPATH
 

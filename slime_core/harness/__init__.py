@@ -1,14 +1,13 @@
 """PUBLIC. What test kits stand on: slime-testing, and anybody's own tests.
 
     plugins        activate a plugin as a run does: its components, options and hooks; again in another process
-    fake_engine    an inference server without a model, with the endpoints, refusals and pauses of SGLang, and faults on
-                   demand; FakeServer, the HTTP server below it
-    engines        a real SGLang server, and the client by which a run asks engines, fake or real
+    engines        a real SGLang server, and the client by which a run asks engines; a fake one without a model, with
+                   the endpoints, refusals and pauses of SGLang, and faults on demand; FakeServer, its HTTP server
     megatron       Megatron in the process of a test; a small shard and its micro-batches, as hooks on ranks get them
     learner        one optimizer step on given samples, on real learner ranks
 
-The names below are imported from here; ``engines``, ``fake_engine``, ``megatron`` and ``learner`` by
-their modules, because they load aiohttp, numpy or torch. Tests hold the fake engine to the real one.
+The names below are imported from here; ``engines``, ``megatron`` and ``learner`` by their modules, because
+they load aiohttp, numpy or torch. Tests hold the fake engine to the real one.
 
 Also of the core: ``installed`` and ``find_plugin`` (installed plugins, and what ``--plugin NAME`` means),
 ``check_bounds`` and ``bound_mistakes`` (versions that a plugin accepts), ``editable_source``, ``boundary`` (a plugin's
@@ -27,7 +26,6 @@ from slime_core.harness.plugins import (
     only_core_installed,
     run_info,
 )
-from slime_core.plugins.boundary import boundary
 from slime_core.plugins.discovery import (
     CORE,
     PLUGIN_GROUP,
@@ -41,6 +39,7 @@ from slime_core.plugins.discovery import (
 from slime_core.plugins.discovery import resolve as find_plugin
 from slime_core.plugins.hooks import LIFECYCLE_HOOKS, RESTORE, STATE
 from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
+from slime_core.plugins.loading import boundary
 from slime_core.plugins.manifest import editable_source
 
 __all__ = [

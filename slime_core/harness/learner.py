@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from slime_core.config.load import load, peek
 from slime_core.errors import RunError, WaitTimeout
-from slime_core.learner.settings import LearnerSettings
+from slime_core.learner import LearnerSettings
 from slime_core.plugins.activation import activate
 from slime_core.plugins.construction import prepare_options
 from slime_core.plugins.manifest import Manifest, attach
@@ -102,7 +102,7 @@ def train_step(
         model.resolve(),
         architecture,
         policy_loss(resolved.config, active.registry),
-        prepare_options(resolved.config, active.registry, resolved.plugin_options, active.functions),
+        options=prepare_options(resolved.config, active.registry, resolved.plugin_options, active.functions),
         num_steps=1,
         world_size=ranks,
         num_threads=1,

@@ -19,12 +19,45 @@ Around it:
     critic            the critic's model: one number a token in place of its output layer; value loss and optimizer
     critic_rank       one process of a separate critic, on ranks of its own
     critic_reshard    shards of the actor's ranks divided for the critic's; per-token numbers on their way back
-    optimizer         Megatron's DDP, optimizer and learning-rate schedule
-    freezing          which parameters train
+    optimizer         which parameters train; Megatron's DDP, optimizer and learning-rate schedule
     checks            errors that end a run before a spoilt step is published; whether models fit
-    settings, process    settings of a rank; joining the process group, moving device memory to the host and back
+    process           joining the process group, moving device memory to the host and back
+
+:class:`LearnerSettings` are the settings of a rank. The driver writes them, so nothing heavy is imported here.
 
 The rules between them: files see model chunks and packed micro-batches, never the name of a model family. What imports
 Megatron is imported inside functions, after ``slime_core.cpu.megatron.install()``: what is imported before cannot be
 patched any more.
 """
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from slime_core.modeling.layout import ParallelLayout
+from slime_core.plugins.construction import ProcessSettings
+
+__all__ = ["LearnerSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSettings(ProcessSettings):
+    """The settings of one rank of the learner or of a separate critic.
+
+    Arguments:
+        architecture: the checkpoint's architecture string; a plugin's model spec fits it.
+        policy_loss: name of the policy loss component.
+        num_steps: optimizer steps of the whole run, for the schedule.
+        rank, world_size: of the process among the learner's.
+        address: ``host:port`` where rank 0 listens for the others.
+        num_threads: threads of one operation on a CPU; 0: torch decides.
+    """
+
+    architecture: str
+    policy_loss: str
+    num_steps: int
+    rank: int = 0
+    world_size: int = 1
+    address: str = "127.0.0.1:29500"
+    num_threads: int = 0
+    layout: ParallelLayout = field(default_factory=ParallelLayout)

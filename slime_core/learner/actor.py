@@ -18,8 +18,8 @@ import numpy as np
 import ray
 
 from slime_core.checkpoint.folder import Checkpoint, RunState, drafted, write_state
+from slime_core.learner import LearnerSettings
 from slime_core.learner.critic_reshard import TokenValues, values_of_shard
-from slime_core.learner.settings import LearnerSettings
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach

@@ -45,7 +45,6 @@ from slime_core.learner.micro_batches import MicroBatch
 from slime_core.learner.objective import LARGEST, SUM, TOKENS, Objective
 from slime_core.learner.trained_model import REFERENCE, TEACHER, RoutingReplay, compute_log_probs
 from slime_core.ops.returns import whitened
-from slime_core.plugins.boundary import boundary
 from slime_core.plugins.contracts import (
     AdvantageSettings,
     LearnerInfo,
@@ -55,6 +54,7 @@ from slime_core.plugins.contracts import (
     TokenAdvantages,
 )
 from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.plugins.loading import boundary
 from slime_core.types import TrainBatch
 
 __all__ = [

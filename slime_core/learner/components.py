@@ -8,9 +8,9 @@ from typing import Any
 
 from slime_core.config.schema import AlgorithmConfig
 from slime_core.errors import PluginError, RunError
+from slime_core.learner import LearnerSettings
 from slime_core.learner.columns import DataParallelSums, TokenEstimation
 from slime_core.learner.objective import Corrections, NamedCorrection, Objective
-from slime_core.learner.settings import LearnerSettings
 from slime_core.plugins.activation import Registry
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import construct

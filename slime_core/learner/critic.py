@@ -15,6 +15,7 @@ import torch
 from slime_core.checkpoint.folder import critic_part
 from slime_core.config.schema import OptimizerConfig, RunConfig
 from slime_core.errors import ConfigError
+from slime_core.learner import LearnerSettings
 from slime_core.learner.checks import (
     require_finite_metrics,
     require_finite_weights,
@@ -23,7 +24,6 @@ from slime_core.learner.checks import (
 )
 from slime_core.learner.metric_sums import MetricSums
 from slime_core.learner.micro_batches import MicroBatch
-from slime_core.learner.settings import LearnerSettings
 from slime_core.learner.trained_model import TrainedModel, build_chunks, forward_backward, forward_only
 from slime_core.ops.losses import clipped_value_loss
 

@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 
 from slime_core.config.model_config import described, forward_flops
+from slime_core.learner import LearnerSettings
 from slime_core.learner.columns import response_tokens
 from slime_core.learner.critic import Critic
 from slime_core.learner.critic_reshard import SampleIndex, TokenValues, gather_tokens, reshard
 from slime_core.learner.metric_sums import average_metrics
 from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
 from slime_core.learner.process import prepare_process
-from slime_core.learner.settings import LearnerSettings
 from slime_core.learner.trained_model import add_idle_micro_batches
 from slime_core.ops.packing import row_budget
 from slime_core.plugins import contracts

@@ -29,7 +29,6 @@ from slime_core.learner.checks import require_per_token, require_type
 from slime_core.learner.metric_sums import MetricSums
 from slime_core.learner.micro_batches import MicroBatch
 from slime_core.ops.losses import LARGEST_LOG_RATIO, approximate_kl
-from slime_core.plugins.boundary import boundary
 from slime_core.plugins.contracts import (
     Correction,
     CorrectionOutput,
@@ -43,6 +42,7 @@ from slime_core.plugins.contracts import (
     PolicyLoss,
     Segments,
 )
+from slime_core.plugins.loading import boundary
 
 __all__ = [
     "LARGEST",

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from slime_core.cpu import accelerator
 from slime_core.errors import RunError
-from slime_core.learner.settings import LearnerSettings
+from slime_core.learner import LearnerSettings
 from slime_core.learner.trained_model import TrainedModel
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.weights.update_group import serve_store

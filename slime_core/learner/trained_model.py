@@ -24,14 +24,14 @@ import torch.distributed as dist
 from slime_core.config.model_config import described
 from slime_core.config.schema import LearnerConfig, OptimizerConfig
 from slime_core.errors import ConfigError, RunError, SlimeError
+from slime_core.learner import LearnerSettings
 from slime_core.learner.checks import require_gradient
 from slime_core.learner.metric_sums import MetricSums, reduce_metrics
 from slime_core.learner.micro_batches import MicroBatch, RowInputs, idle_micro_batch
 from slime_core.learner.objective import Objective
-from slime_core.learner.settings import LearnerSettings
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.ops.log_probs import log_probs_and_entropy
-from slime_core.plugins.boundary import boundary
+from slime_core.plugins.loading import boundary
 from slime_core.types import TrainBatch
 
 if TYPE_CHECKING:

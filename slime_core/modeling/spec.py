@@ -30,8 +30,8 @@ import torch
 
 from slime_core.cpu import accelerator
 from slime_core.errors import CheckpointError, ConfigError, RunError
+from slime_core.modeling import unsupported
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.modeling.unsupported import unsupported
 from slime_core.plugins.contracts import RunView
 from slime_core.types import JsonValue
 

@@ -12,15 +12,14 @@ from typing import Any
 
 from slime_core.config.check import called
 from slime_core.config.load import Resolved
-from slime_core.config.mistakes import Mistake, report
 from slime_core.config.options import UsedBy
 from slime_core.config.settings import Setting, as_words
-from slime_core.errors import PluginError, SlimeError
+from slime_core.errors import Mistake, PluginError, SlimeError, config_error
 from slime_core.plugins import hooks
-from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import Code, run_plan
 from slime_core.plugins.discovery import CORE
+from slime_core.plugins.loading import boundary
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.selection import SELECTED_BY, selected
 
@@ -41,7 +40,7 @@ def check_settings(resolved: Resolved, registry: Registry, *, code: Code | None 
     unused = _Settings.of(resolved, registry).mistakes() if trains else ()
     found = [*unused, *_said_by_plugins(resolved, registry, code or {}, trains=trains)]
     if found:
-        raise report([Mistake(message) for message in found])
+        raise config_error([Mistake(message) for message in found])
 
 
 @dataclass(frozen=True, slots=True)

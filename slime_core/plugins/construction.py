@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ from slime_core.config.secrets import without_secrets
 from slime_core.config.settings import core_values
 from slime_core.errors import SlimeError
 from slime_core.plugins import hooks
-from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import PromptFormat, PromptRequest, PromptScreen, RunPlan, RunView
-from slime_core.plugins.loading import FunctionSource, load_attribute
+from slime_core.plugins.loading import FunctionSource, boundary, load_attribute
 from slime_core.plugins.registry import Registry
 
 __all__ = [
+    "ProcessSettings",
     "PromptFormats",
     "construct",
     "prepare_options",
@@ -119,6 +120,39 @@ def run_view(
         models=models or {},
         prompts=prompts,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSettings:
+    """What a process with components of the run is started with: a learner rank, a sampler.
+
+    Arguments:
+        config: the run's settings.
+        folder: Hugging Face folder with the start weights, tokenizer and chat template.
+        options: plugin name -> its options object.
+        model_urls: name -> URL of every auxiliary model.
+        run_folder: of the run; None: there is none.
+        resumed_step: training steps done when this start of the run began.
+    """
+
+    config: RunConfig
+    folder: Path
+    options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    model_urls: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    run_folder: Path | None = field(default=None, kw_only=True)
+    resumed_step: int = field(default=0, kw_only=True)
+
+    @property
+    def run(self) -> RunView:
+        """The view of the run that the process's components get."""
+        return run_view(
+            self.config,
+            self.options,
+            model_folder=self.folder,
+            folder=self.run_folder,
+            resumed_step=self.resumed_step,
+            models=self.model_urls,
+        )
 
 
 def _planned(config: RunConfig, options: Mapping[str, Any]) -> dict[str, Any]:

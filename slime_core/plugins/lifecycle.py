@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import PluginError, SlimeError
-from slime_core.plugins.boundary import boundary
 from slime_core.plugins.contracts import Place, RunInfo
 from slime_core.plugins.discovery import PluginIdentity
 from slime_core.plugins.hooks import LIFECYCLE_HOOKS, RESTORE, STATE
+from slime_core.plugins.loading import boundary
 from slime_core.plugins.registry import Implementation, Registry
 from slime_core.track.track import MAX_FAILURES
 from slime_core.types import JsonValue, Sample

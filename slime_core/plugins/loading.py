@@ -1,7 +1,11 @@
 """Imports the code of a plugin, the target of a component, and a function that an option names by path.
 
-Forms of such a path: ``package.module.function`` and ``package.module:function``; ``file.py:function``; and ``file.py``
-or ``package.module:`` for a module in which only one thing fits. A file travels as bytes, like a single-file plugin.
+:func:`boundary` is the one place that catches everything: a plugin's failure leaves it as our error, with the plugin's
+name on it.
+
+Forms of a path of a function: ``package.module.function`` and ``package.module:function``; ``file.py:function``; and
+``file.py`` or ``package.module:`` for a module in which only one thing fits. A file travels as bytes, like a
+single-file plugin.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
 from importlib.abc import InspectLoader
@@ -19,27 +25,82 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from slime_core.errors import PluginError
-from slime_core.plugins.boundary import boundary, place_of
+from slime_core.errors import PluginError, SlimeError, nearest
 from slime_core.plugins.component import Component
-from slime_core.plugins.discovery import (
-    LOCAL_MODULE,
-    PluginIdentity,
-    PluginSource,
-    Source,
-    local_file,
-    read_code,
-)
+from slime_core.plugins.discovery import LOCAL_MODULE, PluginIdentity, PluginSource, Source, local_file, read_code
 
 __all__ = [
     "FunctionSource",
+    "boundary",
     "find_function",
     "load_attribute",
     "load_function",
     "load_plugin",
     "load_target",
     "own_definitions",
+    "place_of",
 ]
+
+
+@contextmanager
+def boundary(
+    who: object,
+    action: str,
+    *,
+    error: type[SlimeError] = PluginError,
+    next_step: str | Callable[[BaseException], str] = "",
+    locate: bool = False,
+    passes: tuple[type[SlimeError], ...] = (),
+) -> Iterator[None]:
+    """Whatever the block raises comes out as ``error``, saying who failed at what; cancellation passes through.
+
+    Arguments:
+        who: printed first; a ``PluginIdentity`` prints as name, distribution, version and entry point.
+        action: what was going on, such as ``"importing it"``.
+        error: what is raised, chained to the plugin's own exception.
+        next_step: what the reader should do; a function of the exception where that depends on it.
+        locate: also say in which file and line it was raised; not of an error of ours, which says what is wrong itself.
+        passes: what the block may raise as it is, such as ``(SlimeError,)`` where the core's own code runs in it.
+    """
+    try:
+        yield
+    except passes:
+        raise
+    # SystemExit: a plugin that leaves while it is imported would end the run as if it had succeeded.
+    except BaseException as failure:
+        if _is_cancellation(failure):
+            raise
+        from slime_core.config.secrets import without_queries  # loads pydantic, which listing plugins does without
+
+        text = f"{who}: {action} failed with {type(failure).__name__}: {without_queries(str(failure))}"
+        if locate and not isinstance(failure, SlimeError):
+            text = " ".join(filter(None, (text, place_of(failure))))
+        step = next_step if isinstance(next_step, str) else next_step(failure)
+        raise error(f"{text}\n{step}".rstrip()) from failure
+
+
+def _is_cancellation(failure: BaseException) -> bool:
+    from asyncio import CancelledError  # here: it takes longer to import than the rest of this room
+
+    return isinstance(failure, KeyboardInterrupt | CancelledError | GeneratorExit)
+
+
+def place_of(failure: BaseException) -> str:
+    """``(FILE:LINE)`` where it was raised; empty: the import itself failed, or the error names its place.
+
+    Example: ``(./mine.py:3)``, of the line ``import numpyy``.
+    """
+    if isinstance(failure, SyntaxError):
+        return ""
+    frames = traceback.extract_tb(failure.__traceback__)
+    first = max((number for number, one in enumerate(frames, 1) if one.filename == _LOADING), default=0)
+    own = [one for one in frames[first:] if not one.filename.startswith(_IMPORTS)]
+    return f"({own[-1].filename}:{own[-1].lineno})" if own else ""
+
+
+_IMPORTS = ("<frozen importlib", importlib.__file__)
+_LOADING = str(Path(__file__))
+"""What calls the imports of plugins; the frames after it are those of the plugin."""
 
 
 def load_plugin(source: PluginSource) -> Any:
@@ -108,8 +169,6 @@ def _step_of_file(path: str, failure: BaseException) -> str:
         return f"Correct {path}."
     package = wanted.partition(".")[0]
     if not isinstance(failure, ModuleNotFoundError):
-        from slime_core.config.mistakes import nearest  # with pydantic, for which listing plugins need not wait
-
         known = [name for name in vars(sys.modules.get(wanted, sys)) if not name.startswith("_")]
         (name,) = re.findall(r"^cannot import name '(\w+)'", str(failure)) or [""]
         return f"Correct the import in {path}{nearest(name, known) or '.'}"

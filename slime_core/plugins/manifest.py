@@ -25,9 +25,9 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from slime_core.errors import ManifestMismatch, PluginError
-from slime_core.plugins.boundary import boundary
 from slime_core.plugins.declared import canonical
 from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source, local_file
+from slime_core.plugins.loading import boundary
 from slime_core.plugins.registry import Registry, register
 from slime_core.untrusted import read_object
 

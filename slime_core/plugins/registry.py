@@ -16,11 +16,10 @@ from slime_core.config.settings import Contested, core_settings, plugin_settings
 from slime_core.config.sources import CONFIG_FLAG
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins import hooks
-from slime_core.plugins.boundary import boundary
 from slime_core.plugins.claims import claimed_names, how_to_get
 from slime_core.plugins.component import Component, Kind, ModelSpecTraits
 from slime_core.plugins.discovery import PluginIdentity, PluginSource, Source, installed, similar
-from slime_core.plugins.loading import load_plugin, load_target
+from slime_core.plugins.loading import boundary, load_plugin, load_target
 from slime_core.plugins.validation import check_fit, check_hooks, checked_components, checked_options, checked_presets
 from slime_core.types import JsonValue
 

@@ -30,9 +30,9 @@ from pydantic.fields import FieldInfo
 from slime_core.config.settings import Setting, Unacceptable
 from slime_core.errors import PluginError
 from slime_core.plugins import contracts, hooks
-from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import AdvantageTraits, Component, GenerateTraits, Kind, TransformTraits
 from slime_core.plugins.discovery import PluginIdentity, similar
+from slime_core.plugins.loading import boundary
 
 __all__ = [
     "check_fit",

@@ -8,13 +8,12 @@ From rows to prompts:
 
     rows        a prompt of a row; every mistake names file and line
     row_checks  what a row may request: reward model, generate function, sampling; refused where it is read
-    lengths     which prompts are short enough
     left_out    rows that are left out: which, why, how many
 
 From prompts to groups:
 
     numbered    prompts by their number in the run, groups of them, and a cursor: what data sources have in common
-    requests    what the settings ask of prompt files (PromptRequest, PromptFilter)
+    requests    what the settings ask of prompt files (PromptRequest, PromptFilter); which prompts are short enough
 
     screen      what can be found wrong with files before anything expensive starts
     chat        from a prompt, and from its images, to token ids

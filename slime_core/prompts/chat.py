@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import DataError
-from slime_core.plugins.boundary import boundary
+from slime_core.plugins.loading import boundary
 from slime_core.prompts.rows import Prompt
 from slime_core.types import JsonValue
 from slime_core.untrusted import limited

@@ -26,18 +26,17 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, ValidationError
 
 from slime_core.config.choices import reward_names
-from slime_core.config.mistakes import nearest
 from slime_core.config.schema import RunConfig
 from slime_core.config.section import All, Count, CountOrZero, Name, Positive, PositiveOrZero, Section, Share
-from slime_core.errors import DataError
+from slime_core.errors import DataError, nearest
 from slime_core.plugins import hooks
 from slime_core.plugins.activation import Registry
-from slime_core.plugins.boundary import boundary
 from slime_core.plugins.claims import how_to_get
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import run_plan
 from slime_core.plugins.contracts import PromptFilter
 from slime_core.plugins.discovery import similar
+from slime_core.plugins.loading import boundary
 from slime_core.plugins.selection import missing_setting
 from slime_core.types import REWARD_KEY, JsonValue
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from slime_core.errors import DataError
-from slime_core.plugins.boundary import boundary
+from slime_core.plugins.loading import boundary
 from slime_core.prompts.chat import TEMPLATE_BYTES, TEMPLATE_SECONDS, require_short
 from slime_core.prompts.row_checks import GENERATE_FUNCTION, SAMPLING_PARAMS, own_sampling
 from slime_core.prompts.rows import Prompt, PromptRow, Reading, numbered_prompts, size_of

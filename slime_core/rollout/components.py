@@ -32,11 +32,11 @@ from slime_core.config.choices import reward_names
 from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import refused_key
 from slime_core.errors import PluginError, RunError, SlimeError
-from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import PromptFormats, construct
 from slime_core.plugins.contracts import DataSource, GroupedRewards, RolloutSource, RunView, Transformed
 from slime_core.plugins.discovery import CORE, PluginIdentity
+from slime_core.plugins.loading import boundary
 from slime_core.plugins.registry import Registry
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.left_out import LeftOut
@@ -381,7 +381,7 @@ class ComponentFactory:
         self,
         config: RunConfig,
         registry: Registry,
-        options: dict[str, Any],
+        options: Mapping[str, Any],
         run: RunView,
         *,
         bad_rows: Path | None = None,

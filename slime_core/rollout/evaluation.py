@@ -17,17 +17,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from slime_core.config.eval_sets import EvalSet, eval_sets
-from slime_core.config.mistakes import nearest
 from slime_core.config.schema import RunConfig
-from slime_core.errors import ConfigError, PluginError, RunError
+from slime_core.errors import ConfigError, PluginError, RunError, nearest
 from slime_core.generation import GenerateContext
 from slime_core.plugins.contracts import DataSource, EvalSamples, PromptFormat, PromptRequest
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.left_out import TOO_LONG, LeftOut
-from slime_core.prompts.lengths import ShortEnough
 from slime_core.prompts.numbered import Held, NumberedPrompts
-from slime_core.prompts.requests import RunFilter
+from slime_core.prompts.requests import RunFilter, ShortEnough
 from slime_core.prompts.row_checks import RowChecks
 from slime_core.prompts.rows import tools_of
 from slime_core.rollout.components import run_all
@@ -35,7 +33,7 @@ from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.group_generator import GroupGenerator, eval_sampling
 from slime_core.rollout.reward_scoring import part_metrics
 from slime_core.rollout.rollout_batch import describe_failures, solved_generations
-from slime_core.track.samples import SampleWriter
+from slime_core.track.record import SampleWriter
 from slime_core.types import PromptGroup, Sample, Status
 
 __all__ = ["EvalComponents", "EvalScores", "Evaluation", "pass_at", "pass_rates", "score"]

@@ -23,8 +23,8 @@ from slime_core.config.choices import RewardTerm, reward_terms
 from slime_core.config.schema import RolloutConfig
 from slime_core.errors import RunError, SlimeError
 from slime_core.generation.sampling import UNANSWERED, is_finished
-from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
+from slime_core.plugins.loading import boundary
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.components import RoutedComponent, run_all
 from slime_core.rollout.reward_pool import RewardPool

@@ -30,10 +30,10 @@ import psutil  # type: ignore[import-untyped]
 
 from slime_core.config.secrets import set_engine_access, without_queries
 from slime_core.errors import PluginError, SlimeError
-from slime_core.plugins.boundary import boundary
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import construct
 from slime_core.plugins.contracts import RunView
+from slime_core.plugins.loading import boundary
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.engines.supervisor import HANDLED, LIBC, die_with, fork_behind_proxy

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 from slime_core.config.eval_sets import EvalSet
 from slime_core.config.model_config import context_length, routes_shape
-from slime_core.config.schema import RolloutConfig, RunConfig
+from slime_core.config.schema import RolloutConfig
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.plugins.activation import Registry
 from slime_core.plugins.component import Kind
-from slime_core.plugins.construction import run_view
-from slime_core.plugins.contracts import RunView
+from slime_core.plugins.construction import ProcessSettings
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.manifest import Manifest
 from slime_core.prompts.chat import InputProcessor, PromptEncoder, has_processor
@@ -26,7 +24,7 @@ from slime_core.rollout.evaluation import EvalComponents, Evaluation
 from slime_core.rollout.group_generator import GroupGenerator, apply_row_sampling, train_sampling
 from slime_core.rollout.reward_pool import RewardPool, RewardPoolSettings
 from slime_core.rollout.reward_scoring import RewardScorers
-from slime_core.track.samples import SampleWriter
+from slime_core.track.record import SampleWriter
 from slime_core.types import Sample
 
 __all__ = ["SamplerComponents", "SamplerSettings"]
@@ -37,54 +35,30 @@ FEWEST_WORKERS, MOST_WORKERS = 2, 16
 
 
 @dataclass(frozen=True, slots=True)
-class SamplerSettings:
+class SamplerSettings(ProcessSettings):
     """The settings of a sampler.
 
     Arguments:
-        config: the run's settings.
-        folder: Hugging Face folder with tokenizer and chat template.
         prompt_data: the training prompts.
         router_url: where generation requests go.
         num_ranks: data-parallel ranks of the learner.
-        options: plugin name -> its options object.
         samples_folder: where readable samples are written; None: nowhere.
         bad_rows: receives what is wrong with rows that are left out of the prompts; None: nothing does.
         rewards_log: receives what reward models print; None: nothing does.
         num_engines: servers of the router, for the number of requests in flight.
-        model_urls: name -> URL of every auxiliary model.
         engine_urls: of engines that get requests directly; empty: requests go to the router.
         trains: False: the sampler only evaluates, so it needs neither prompts nor an advantage estimator.
-        run_folder: of the run; None: there is none.
-        resumed_step: training steps done when this start of the run began.
     """
 
-    config: RunConfig
-    folder: Path
     prompt_data: Path
     router_url: str
     num_ranks: int = 1
-    options: dict[str, Any] = field(default_factory=dict)
     samples_folder: Path | None = None
     rewards_log: Path | None = None
     bad_rows: Path | None = None
     num_engines: int = 1
     trains: bool = True
-    model_urls: dict[str, str] = field(default_factory=dict)
     engine_urls: tuple[str, ...] = ()
-    run_folder: Path | None = None
-    resumed_step: int = 0
-
-    @property
-    def run(self) -> RunView:
-        """The view of the run that the sampler's components get."""
-        return run_view(
-            self.config,
-            self.options,
-            model_folder=self.folder,
-            folder=self.run_folder,
-            resumed_step=self.resumed_step,
-            models=self.model_urls,
-        )
 
 
 class SamplerComponents:

@@ -29,6 +29,7 @@ from slime_core.checkpoint.folder import Checkpoint, RunState
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.config.secrets import add_key, key_of_run
 from slime_core.config.settings import core_values
+from slime_core.learner import LearnerSettings
 from slime_core.learner.actor import (
     CriticActor,
     CriticGroup,
@@ -38,7 +39,6 @@ from slime_core.learner.actor import (
     SaveSettings,
     manifest_record,
 )
-from slime_core.learner.settings import LearnerSettings
 from slime_core.loop import is_due, train
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins.activation import Registry
@@ -135,7 +135,7 @@ def learner_settings(job: Job, device: Device) -> LearnerSettings:
         folder=job.model,
         architecture=job.architecture,
         policy_loss=policy_loss(job.config, job.registry),
-        options=dict(job.options),
+        options=job.options,
         num_steps=job.config.rollout.num_rollout * job.config.steps_per_rollout,
         layout=ParallelLayout.of(job.config.parallel),
         num_threads=cpu_threads() if device == "cpu" else 0,
@@ -152,7 +152,7 @@ def sampler_settings(job: Job, servers: EngineFleet, device: Device, *, trains: 
         prompt_data=job.prompts,
         router_url=servers.policy.url(),
         num_ranks=job.config.num_data_ranks,
-        options=dict(job.options),
+        options=job.options,
         samples_folder=job.samples,
         rewards_log=job.logs / "rewards.log",
         bad_rows=job.logs / "bad-rows.log",

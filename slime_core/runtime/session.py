@@ -33,7 +33,7 @@ from ray._raylet import (  # type: ignore[attr-defined]
 )
 
 from slime_core.errors import PlacementError
-from slime_core.plugins.boundary import boundary
+from slime_core.plugins.loading import boundary
 
 __all__ = ["Session", "cluster_has_gpus", "head_address"]
 

@@ -1,9 +1,9 @@
 """The run folder, metrics, readable samples, and the accounting of prompts.
 
-    track        rows, timers, trackers and listeners, as the loop uses them; the metrics of one step; events
-    record       the run folder: config, metrics.jsonl (a row is on disk when its step ends), samples, logs, checkpoints
-    samples      one file of readable samples a rollout or evaluation set
-    tensorboard  the same metrics as TensorBoard events, without torch
+    track        rows, timers, trackers and listeners, as the loop uses them; the metrics of one step; events;
+                 TensorBoard
+    record       the run folder: config, metrics.jsonl (a row is on disk when its step ends), logs, checkpoints; one
+                 file of readable samples a rollout or evaluation set
     ledger       prompt accounting: where every prompt group ended, from the files of the run folder
 
 The rule: **row k of every tracker describes the weights of version k**, the weights after k training steps. So

@@ -26,11 +26,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
+from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from slime_core.errors import NonFiniteError
-from slime_core.track.record import JsonLines, RunRecord
-from slime_core.track.samples import read_samples
+from slime_core.track.record import JsonLines, RunRecord, read_samples
 from slime_core.types import SampleRecord
 
 __all__ = [
@@ -232,7 +232,9 @@ class Track:
         self._started_s = time.monotonic()
         self._rows = JsonLines(record.metrics)
         self._listeners = [(listener, self._observer(f"Listener {listener!r}")) for listener in listeners]
-        sinks = {**({"tensorboard": _tensorboard(record)} if tensorboard else {}), **(trackers or {})}
+        sinks = dict(trackers or {})
+        if tensorboard:
+            sinks = {"tensorboard": TensorBoard(record.tensorboard, resumed_step=record.resumed_step), **sinks}
         self._sinks = [(sink, self._observer(f"Tracker {name!r}")) for name, sink in sinks.items()]
         self._step: int | None = None
         self._metrics = Metrics()
@@ -345,7 +347,35 @@ class Track:
         return Observer(name, on_give_up=self.warn)
 
 
-def _tensorboard(record: RunRecord) -> Sink:
-    from slime_core.track.tensorboard import TensorBoard  # takes 0.2 s to import
+class TensorBoard:
+    """Writes every metric as a scalar under its own name into a new event file of ``directory``, with TensorBoard's own
+    classes and without torch.
 
-    return TensorBoard(record.tensorboard, resumed_step=record.resumed_step)
+    Arguments:
+        resumed_step: hides the events of earlier files in the directory from this step on; None: a new run.
+    """
+
+    def __init__(self, directory: Path, *, resumed_step: int | None = None) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2  # here: takes 0.2 s to import
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._events, self._summaries = event_pb2, summary_pb2
+        self._writer = EventFileWriter(str(directory))
+        if resumed_step is not None:
+            started = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=resumed_step, session_log=started))
+
+    def start(self) -> None:
+        """The constructor has opened the event file."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one event and flush it: a step takes long enough for its row to be worth seeing."""
+        summary = self._summaries.Summary
+        values = [summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._writer.add_event(self._events.Event(wall_time=time.time(), step=step, summary=summary(value=values)))
+        self._writer.flush()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Close the file; no event may follow."""
+        del error
+        self._writer.close()

@@ -68,7 +68,8 @@ def learner_of(
     Arguments:
         options: plugin -> its options object; of a plugin that is not there, the defaults.
     """
-    from slime_core.learner.rank import Learner, LearnerSettings
+    from slime_core.learner import LearnerSettings
+    from slime_core.learner.rank import Learner
     from slime_core.plugins.activation import activate
 
     settings = LearnerSettings(
@@ -76,7 +77,7 @@ def learner_of(
         folder,
         architecture,
         policy_loss,
-        dict(options or {}),
+        options=options or {},
         num_steps=100,
         rank=rank,
         world_size=ranks,

@@ -12,8 +12,7 @@ from pydantic import SecretStr
 import slime_core
 from slime_core.config.secrets import EngineAccess, set_engine_access
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
-from slime_core.rollout.engines.router import Router, RouterSettings
+from slime_core.rollout.engines.engine import EngineSettings, Router, RouterSettings, SGLangServer
 from slime_core.runtime.session import Session
 
 MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"

@@ -22,8 +22,7 @@ from slime_core.errors import EngineError, NonFiniteError, WeightSyncError
 from slime_core.generation import Generation, SamplingParams
 from slime_core.rollout.engines import server as server_module
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
-from slime_core.rollout.engines.router import Router, RouterSettings
+from slime_core.rollout.engines.engine import EngineSettings, Router, RouterSettings, SGLangServer
 from slime_core.rollout.engines.server import free_ports, is_hung
 from slime_core.weights.engine_control import EngineControl
 from slime_core.weights.publisher import Publisher, PublisherSettings, SentWeights, require_agreement

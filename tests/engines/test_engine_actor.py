@@ -12,8 +12,7 @@ import ray
 from slime_core.config.secrets import send_key_to
 from slime_core.errors import EngineError
 from slime_core.rollout.engines.actors import EngineActor, RouterActor, start_engine, start_router
-from slime_core.rollout.engines.engine import EngineSettings
-from slime_core.rollout.engines.router import RouterSettings, Worker
+from slime_core.rollout.engines.engine import EngineSettings, RouterSettings, Worker
 from slime_core.runtime.waiting import wait
 from slime_core.weights.engine_control import EngineControl, call
 from tests.processes import left_of, runs

@@ -94,7 +94,8 @@ class Outcome:
 def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
     """Runs in a child."""
     from slime_compat.options import PathOptions
-    from slime_core.learner.rank import Learner, LearnerSettings
+    from slime_core.learner import LearnerSettings
+    from slime_core.learner.rank import Learner
     from slime_core.modeling.layout import ParallelLayout
     from slime_core.plugins.activation import activate
     from slime_core.plugins.construction import run_plan
@@ -109,8 +110,8 @@ def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
         job.folder,
         job.architecture,
         "clipped",
-        options,
         job.num_steps,
+        options=options,
         rank=rank,
         world_size=world_size,
         address=address,

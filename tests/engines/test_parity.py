@@ -63,7 +63,8 @@ def carry_out(
     folder: Path, rollouts: Sequence[Rollout], lr: float, layout: dict[str, int], rank: int, ranks: int, address: str
 ) -> Outcome:
     """Runs in a child."""
-    from slime_core.learner.rank import Learner, LearnerSettings
+    from slime_core.learner import LearnerSettings
+    from slime_core.learner.rank import Learner
     from slime_core.modeling.layout import ParallelLayout
     from slime_core.plugins.activation import activate
 
@@ -77,7 +78,7 @@ def carry_out(
         "layout": ParallelLayout(**layout),
     }
     learner = Learner(
-        LearnerSettings(config, folder, name, "clipped", {}, 100, **place), activate([], architecture=name).registry
+        LearnerSettings(config, folder, name, "clipped", 100, **place), activate([], architecture=name).registry
     )
     metrics: list[dict[str, float]] = []
     try:

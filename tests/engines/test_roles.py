@@ -56,7 +56,8 @@ class Maker:
     def __call__(
         self, *, folder: Path | None = None, model: Any = None, optimizer: Any = None, **algorithm: Any
     ) -> Any:
-        from slime_core.learner.rank import Learner, LearnerSettings
+        from slime_core.learner import LearnerSettings
+        from slime_core.learner.rank import Learner
         from slime_core.modeling.layout import ParallelLayout
         from slime_core.plugins.activation import activate
 
@@ -72,7 +73,6 @@ class Maker:
             folder or self._folder,
             "Qwen3ForCausalLM",
             "clipped",
-            {},
             100,
             rank=self._rank,
             world_size=self.world_size,

@@ -20,14 +20,13 @@ from slime_core.config.schema import ARITHMETIC, LearnerConfig, RolloutConfig, R
 from slime_core.config.secrets import EngineAccess, engine_access, engine_headers, set_engine_access
 from slime_core.errors import ConfigError, RequestFailed
 from slime_core.generation import Generation, SamplingParams
-from slime_core.harness.fake_engine import FakeEngine
+from slime_core.harness.engines import FakeEngine
 from slime_core.learner.micro_batches import make_micro_batches
 from slime_core.plugins.construction import run_view
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
+from slime_core.rollout.engines.engine import EngineSettings, Router, RouterSettings, SGLangServer, Worker
 from slime_core.rollout.engines.external import External, Needs, discover
 from slime_core.rollout.engines.fleet import with_head_bias
-from slime_core.rollout.engines.router import Router, RouterSettings, Worker
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import RewardFailure, Sample
 from slime_rewards.options import RewardsOptions

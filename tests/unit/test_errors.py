@@ -9,7 +9,7 @@ import pytest
 from slime_core import errors
 from slime_core.errors import RunError, SlimeError, UserError
 
-CLASSES = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind)}
+CLASSES = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, SlimeError)}
 LINE = re.compile(r"^    (?P<indent>[│├└─ ]*)(?P<name>[A-Z]\w+) ")
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from slime_core.cli.main import _resolve
 from slime_core.cli.run import options_of
-from slime_core.harness.fake_engine import FakeEngine
+from slime_core.harness.engines import FakeEngine
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_components import SamplerSettings
 

@@ -12,7 +12,7 @@ import pytest
 
 from slime_core.cli.run import options_of
 from slime_core.errors import PluginError, RunError
-from slime_core.harness.fake_engine import FakeEngine
+from slime_core.harness.engines import FakeEngine
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_components import SamplerSettings
 from tests.function_paths import resolve

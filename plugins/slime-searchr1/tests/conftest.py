@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from slime_core.generation import GenerateContext
-from slime_core.harness.engines import connect
-from slime_core.harness.fake_engine import FakeEngine
+from slime_core.harness.engines import FakeEngine, connect
 
 
 class Letters:

@@ -14,7 +14,7 @@ import pytest
 from slime_core import services
 from slime_core.generation import SamplingParams
 from slime_core.harness import default_run_view
-from slime_core.harness.fake_engine import FakeEngine
+from slime_core.harness.engines import FakeEngine
 from slime_core.types import Sample, Status
 from slime_searchr1.generate import SearchAndAnswer
 from slime_searchr1.options import SearchOptions

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from slime_core.config.engine_flags import Refusal, find_key, value_text
 from slime_core.config.engine_sections import MegatronFlag, megatron_flags, rows_by_name, speculates
-from slime_core.config.mistakes import nearest
 from slime_core.config.model_config import described, expected, start_weights, whole_number
 from slime_core.config.rules import Rule
 from slime_core.config.schema import RunConfig
 from slime_core.config.section import Value
 from slime_core.config.serving import EngineGroup
+from slime_core.errors import nearest
 
 __all__ = ["SERVING", "SERVING_OF_EVAL", "SERVING_OF_RUN"]
 

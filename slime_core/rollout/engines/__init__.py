@@ -3,8 +3,7 @@
     supervisor.py     the program between an actor and its server; it cleans up after the server
     keyed.py          runs a server with the key of the run, which no command line and no log shows
     server.py         a program that listens on a port, as a child process: its log, its health, its end
-    engine.py         one SGLang server; the only file that starts SGLang
-    router.py         sglang-router: started here, or an external one
+    engine.py         one SGLang server, and the router: the only file that starts SGLang; an external router
     actors.py         Ray actors that start and watch a server
     external.py       engines that the user started: checked before the run, watched during it
     fleet.py          the engines and routers of all models: the policy, auxiliary models, engines that only evaluate;

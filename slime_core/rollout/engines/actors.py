@@ -11,8 +11,7 @@ from dataclasses import replace
 
 import ray
 
-from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
-from slime_core.rollout.engines.router import Router, RouterSettings, Worker
+from slime_core.rollout.engines.engine import EngineSettings, Router, RouterSettings, SGLangServer, Worker
 from slime_core.rollout.engines.server import Server
 from slime_core.runtime.actors import Actor, Launch, Watched, control, start_actor
 from slime_core.runtime.placement import Slot
@@ -126,7 +125,7 @@ class EngineActor(ServerActor):
 
 
 class RouterActor(ServerActor):
-    """Runs one :class:`~slime_core.rollout.engines.router.Router`; :meth:`add` registers engines."""
+    """Runs one :class:`~slime_core.rollout.engines.engine.Router`; :meth:`add` registers engines."""
 
     def __init__(self, settings: RouterSettings, *, reachable: bool = False) -> None:
         self._router = Router(replace(settings, host=_host(settings.host, reachable)))

@@ -4,7 +4,7 @@
     models       auxiliary models (reward models, judges), each with its own engines, and a router where it has several
     evaluating   engines that only evaluate the policy; the policy's router does not know them
 
-Engines are started by the run or external (:mod:`.external`); so is a router (:class:`~.router.RemoteRouter`). A model
+Engines are started by the run or external (:mod:`.external`); so is a router (:class:`~.engine.RemoteRouter`). A model
 without a router has one engine, which gets the requests. All servers start in parallel; an engine is registered with
 its router once it answers.
 
@@ -32,7 +32,7 @@ from slime_core.config.schema import RunConfig
 from slime_core.config.serving import EngineGroup, EngineModel
 from slime_core.errors import EngineError, RemoteError, WaitTimeout
 from slime_core.rollout.engines.actors import EngineActor, RouterActor, ServerActor, start_engine, start_router
-from slime_core.rollout.engines.engine import EngineSettings
+from slime_core.rollout.engines.engine import EngineSettings, RemoteRouter, RouterSettings, Worker
 from slime_core.rollout.engines.external import (
     External,
     ExternalWatcher,
@@ -41,7 +41,6 @@ from slime_core.rollout.engines.external import (
     require_reachable,
     start_watch,
 )
-from slime_core.rollout.engines.router import RemoteRouter, RouterSettings, Worker
 from slime_core.runtime.actors import Actor, ActorGroup, Call
 from slime_core.runtime.machine import cpu_threads
 from slime_core.runtime.placement import Slot

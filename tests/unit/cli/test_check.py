@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from slime_core.cli.activation import expand
+from slime_core.cli.check import expected_machines, layout_of, placement_plan
 from slime_core.cli.main import main
 from slime_core.cli.needs import GIB, Needs
-from slime_core.cli.plan import expected_machines, layout_of, placement_plan
 from slime_core.config.load import load
 from slime_core.errors import PlacementError
 from slime_core.runtime.machine import Machine

@@ -10,7 +10,7 @@ import pytest
 
 from slime_core.cli.main import main
 from slime_core.track.ledger import Journal
-from slime_core.track.samples import SampleWriter
+from slime_core.track.record import SampleWriter
 from slime_core.types import Sample, Status
 
 

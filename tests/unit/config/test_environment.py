@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.config.secrets import ENGINE_KEY, PASS_ENV, named_variables, needed_environment, without_queries
-from slime_core.rollout.engines.engine import EngineSettings
-from slime_core.rollout.engines.router import Router, RouterSettings
+from slime_core.rollout.engines.engine import EngineSettings, Router, RouterSettings
 
 
 @pytest.fixture(autouse=True)

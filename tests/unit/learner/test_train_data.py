@@ -12,9 +12,9 @@ import torch
 from safetensors import safe_open
 
 from slime_core.config.schema import RunConfig
+from slime_core.learner import LearnerSettings
 from slime_core.learner.micro_batches import idle_micro_batch, make_micro_batches
 from slime_core.learner.rank import save_train_data, trained_columns
-from slime_core.learner.settings import LearnerSettings
 from slime_core.opaque import Opaque
 from slime_core.types import StepPlan, TrainBatch
 
@@ -38,7 +38,7 @@ def shard() -> TrainBatch:
 
 
 def settings(**more: int) -> LearnerSettings:
-    return LearnerSettings(RunConfig(), Path("model"), "Toy", "clipped", {}, 1, **more)  # type: ignore[arg-type]
+    return LearnerSettings(RunConfig(), Path("model"), "Toy", "clipped", 1, **more)  # type: ignore[arg-type]
 
 
 def test_columns_stand_in_the_order_of_the_shard_whatever_the_plan() -> None:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from slime_core.errors import PluginError, RunError
-from slime_core.plugins.boundary import boundary
+from slime_core.plugins.loading import boundary
 
 
 def test_a_failure_leaves_with_owner_action_cause_and_next_step():

@@ -28,6 +28,7 @@ def test_every_hook_declares_components_or_has_a_place_in_the_lifecycle():
 def test_only_boundary_catches_everything():
     catching = re.compile(r"except\s*(Exception|BaseException|\(Exception)|except\s*:")
     files = Path(slime_core.plugins.__file__).parent.glob("*.py")
-    # lifecycle.py tells slime_run_end of it and raises again; loading.py takes a half-made module out of sys.modules.
-    found = sorted(path.name for path in files if catching.search(path.read_text()))
-    assert found == ["boundary.py", "lifecycle.py", "loading.py"]
+    # loading.py holds the boundary, and takes a half-made module out of sys.modules; lifecycle.py tells
+    # slime_run_end of a failure and raises again.
+    found = {path.name: len(catching.findall(path.read_text())) for path in files}
+    assert {name: count for name, count in found.items() if count} == {"lifecycle.py": 1, "loading.py": 2}

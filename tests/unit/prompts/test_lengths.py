@@ -13,7 +13,7 @@ import pytest
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError, RunError
 from slime_core.prompts.left_out import LeftOut
-from slime_core.prompts.lengths import CHUNK, Counting, PromptLengths, ShortEnough
+from slime_core.prompts.requests import CHUNK, Counting, PromptLengths, ShortEnough
 
 COUNTING = Counting(folder=str(ARITHMETIC / "model"), apply_chat_template=False)
 
@@ -51,7 +51,7 @@ def test_a_process_that_died_is_an_error_with_a_way_out():
 
 
 def test_a_process_ends_with_its_input():
-    command = [sys.executable, "-m", "slime_core.prompts.lengths", json.dumps(asdict(COUNTING))]
+    command = [sys.executable, "-m", "slime_core.prompts.requests", json.dumps(asdict(COUNTING))]
     done = subprocess.run(command, input='[["1+1", null], ["22", null]]\n', capture_output=True, text=True, check=True)
     assert done.stdout == "[3, 2]\n"
 

@@ -10,7 +10,7 @@ from slime_core.rollout.components import Transforms
 from slime_core.rollout.evaluation import pass_rates, score
 from slime_core.rollout.rollout_batch import CollectedGroups
 from slime_core.track.ledger import Journal, Recount
-from slime_core.track.samples import SampleWriter
+from slime_core.track.record import SampleWriter
 from slime_core.types import PromptGroup, Sample, Status
 
 

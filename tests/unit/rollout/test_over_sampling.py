@@ -17,7 +17,7 @@ from slime_core.rollout import group_scheduler as module
 from slime_core.rollout.group_scheduler import AsyncPolicy, GroupScheduler
 from slime_core.rollout.requeue import RequeueBuffer
 from slime_core.track.ledger import PendingGroups, PromptLedger
-from slime_core.track.samples import SampleWriter
+from slime_core.track.record import SampleWriter
 from slime_core.types import LogProbs, PromptGroup, Status, TokenIds
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from slime_core.config.schema import AlgorithmConfig, DataConfig, RolloutConfig, RunConfig
 from slime_core.errors import PluginError
-from slime_core.harness.fake_engine import FakeEngine
+from slime_core.harness.engines import FakeEngine
 from slime_core.plugins.activation import activate
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import sampler_components

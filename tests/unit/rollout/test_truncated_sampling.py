@@ -19,7 +19,7 @@ from transformers import (
 
 from slime_core.errors import EngineError, RequestRefused
 from slime_core.generation import SamplingParams, joined, keep
-from slime_core.harness.fake_engine import FakeEngine
+from slime_core.harness.engines import FakeEngine
 from slime_core.learner.micro_batches import make_micro_batches as cut_batch
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.rollout.engines.client import GenerateClient

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.track.samples import SampleWriter
+from slime_core.track.record import SampleWriter
 from slime_core.types import Sample, Status
 
 

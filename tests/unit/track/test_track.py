@@ -12,8 +12,7 @@ from typing import Literal
 import pytest
 
 from slime_core.errors import NonFiniteError
-from slime_core.track.record import RunRecord
-from slime_core.track.samples import SampleWriter, read_samples
+from slime_core.track.record import RunRecord, SampleWriter, read_samples
 from slime_core.track.track import EvalFinished, Event, PhaseStarted, RunFinished, StepFinished, Track, Warned
 from slime_core.types import Sample, SampleRecord, Status
 

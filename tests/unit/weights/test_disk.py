@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from slime_core.errors import WeightSyncError
-from slime_core.harness.fake_engine import FakeEngine
+from slime_core.harness.engines import FakeEngine
 from slime_core.weights.engine_control import EngineControl
 from slime_core.weights.specs import Bucket, WeightSpec
 from slime_core.weights.transports import DiskTransport

@@ -11,7 +11,7 @@ import pytest
 
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.generation import SamplingParams
-from slime_core.harness.fake_engine import FakeEngine
+from slime_core.harness.engines import FakeEngine
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.weights.engine_control import EngineControl, PauseMode, call
 from slime_core.weights.specs import Bucket, WeightSpec

@@ -12,7 +12,7 @@ import torch
 from torch.multiprocessing import get_sharing_strategy
 
 from slime_core.errors import WeightSyncError
-from slime_core.harness.fake_engine import FakeEngine
+from slime_core.harness.engines import FakeEngine
 from slime_core.weights import transports as module
 from slime_core.weights.engine_control import EngineControl
 from slime_core.weights.specs import Bucket, WeightSpec

@@ -11,9 +11,9 @@ import slime_core
 from slime_core.config.model_config import described, forward_flops
 from slime_core.config.schema import ClusterConfig, LearnerConfig, RunConfig
 from slime_core.errors import RunError
+from slime_core.learner import LearnerSettings
 from slime_core.learner.critic_rank import reshard_for_critic
 from slime_core.learner.critic_reshard import TokenValues, gather_tokens, reshard, values_of_shard
-from slime_core.learner.settings import LearnerSettings
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.opaque import part
 from slime_core.rollout.shards import BatchPlan, make_shards
@@ -112,7 +112,7 @@ def cut_for(before: list[TrainBatch], *, ranks: int = 1, layout: ParallelLayout 
     config = RunConfig(cluster=ClusterConfig(device="cpu"), learner=LearnerConfig(**learner))
     layout = layout or ParallelLayout()
     settings = LearnerSettings(
-        config, MODEL, "Qwen3ForCausalLM", "clipped", {}, 1, 0, ranks, "nowhere", num_threads=1, layout=layout
+        config, MODEL, "Qwen3ForCausalLM", "clipped", 1, 0, ranks, "nowhere", num_threads=1, layout=layout
     )
     return [
         [[batch.lengths_B[list(micro)].tolist() for micro in step.micro_batches] for step in batch.steps]

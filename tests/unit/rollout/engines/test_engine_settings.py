@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.cpu import serve as cpu
-from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
-from slime_core.rollout.engines.router import RouterSettings
+from slime_core.rollout.engines.engine import EngineSettings, RouterSettings, SGLangServer
 
 FOLDER = Path("model")
 LOG = Path("engine.log")

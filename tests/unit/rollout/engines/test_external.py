@@ -12,7 +12,7 @@ import pytest
 from slime_core.config.load import load
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import ConfigError
-from slime_core.harness.fake_engine import FakeEngine
+from slime_core.harness.engines import FakeEngine
 from slime_core.rollout.engines.external import External, Needs, discover, require_reachable
 
 MODEL = ARITHMETIC / "model"

@@ -9,7 +9,7 @@ import pytest
 
 from slime_core.errors import EngineError
 from slime_core.generation import SamplingParams
-from slime_core.harness.fake_engine import FakeEngine
+from slime_core.harness.engines import FakeEngine
 from slime_core.rollout.engines.client import GenerateClient, Targets
 
 URLS = ["http://a", "http://b", "http://c"]
