@@ -23,7 +23,6 @@ from typing import Any
 import slime_core
 from slime_core.checkpoint.folder import RunState
 from slime_core.config.schema import AlgorithmConfig, RolloutConfig, RunConfig
-from slime_core.harness.engines import FakeEngine
 from slime_core.loop import train
 from slime_core.plugins.activation import activate
 from slime_core.plugins.contracts import Place
@@ -34,6 +33,7 @@ from slime_core.runtime.device_pool import DevicePool
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track
 from slime_core.weights.engine_control import EngineControl
+from slime_testing.fake_engine import FakeEngine
 
 ARITHMETIC = Path(slime_core.__file__).parent / "builtin" / "arithmetic"
 GROUPS, AT_ONCE, STEPS = 16, 4, 10

@@ -73,7 +73,7 @@ def hooks_page() -> str:
         "## Contracts",
         "Every target is called once, as `Target(options, run)`: with the options object of its plugin (None without "
         "one) and a `RunView`.",
-        *(block for name in contracts.__all__ for block in _described(name, vars(contracts)[name])),
+        *(block for name in sorted(contracts.__all__) for block in _described(name, vars(contracts)[name])),
     ]
     return "\n\n".join(block.strip() for block in blocks if block) + "\n"
 

@@ -1,16 +1,16 @@
 """PUBLIC. What test kits stand on: slime-testing, and anybody's own tests.
 
     plugins        activate a plugin as a run does: its components, options and hooks; again in another process
-    engines        a real SGLang server, and the client by which a run asks engines; a fake one without a model, with
-                   the endpoints, refusals and pauses of SGLang, and faults on demand; FakeServer, its HTTP server
+    engines        a real SGLang server, and the client by which a run asks engines, real or fake
+                   (``slime_testing.fake_engine``)
     megatron       Megatron in the process of a test; a small shard and its micro-batches, as hooks on ranks get them
     learner        one optimizer step on given samples, on real learner ranks
 
-The names below are imported from here; ``engines``, ``megatron`` and ``learner`` by their modules, because
-they load aiohttp, numpy or torch. Tests hold the fake engine to the real one.
+The names below are imported from here; ``engines``, ``megatron`` and ``learner`` by their modules, because they load
+aiohttp, numpy or torch.
 
 Also of the core: ``installed`` and ``find_plugin`` (installed plugins, and what ``--plugin NAME`` means),
-``check_bounds`` and ``bound_mistakes`` (versions that a plugin accepts), ``editable_source``, ``boundary`` (a plugin's
+``check_bounds`` (versions that a plugin accepts), ``editable_source``, ``boundary`` (a plugin's
 failure as a PluginError that names it), ``LIFECYCLE_HOOKS`` with ``STATE`` and ``RESTORE``, ``LifecycleHooks``.
 """
 
@@ -32,7 +32,6 @@ from slime_core.plugins.discovery import (
     PluginIdentity,
     PluginSource,
     Source,
-    bound_mistakes,
     check_bounds,
     installed,
 )
@@ -55,7 +54,6 @@ __all__ = [
     "PluginSource",
     "Source",
     "activate",
-    "bound_mistakes",
     "boundary",
     "check_bounds",
     "check_hooks",

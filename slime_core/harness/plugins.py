@@ -26,7 +26,6 @@ from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.config.settings import core_values
 from slime_core.errors import PluginError
 from slime_core.plugins import discovery, hooks
-from slime_core.plugins.claims import broken_claims, unclaimed
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.construction import construct, refusals, run_view
 from slime_core.plugins.contracts import LearnerInfo, Optimizer, Place, RunInfo, RunView
@@ -115,16 +114,6 @@ class ActivePlugin:
         """Kind and name of each of its components, by kind, then name; without those of ``core``."""
         named = ((kind, name) for kind in Kind for name in self._registry.names(kind))
         return tuple((kind, name) for kind, name in named if self._registry.owner(kind, name) == self.identity)
-
-    @property
-    def broken_claims(self) -> list[str]:
-        """What its distribution claims for it in metadata and it does not declare; one text each."""
-        return broken_claims(self.identity, self._registry)
-
-    @property
-    def unclaimed(self) -> list[str]:
-        """What it declares and its distribution does not claim, so that naming it activates nothing; one text each."""
-        return unclaimed(self.identity, self._registry)
 
     @property
     def lifecycle(self) -> tuple[str, ...]:

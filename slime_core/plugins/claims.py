@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from slime_core.config.choices import PROMPT_FORMAT, Choice
-from slime_core.config.settings import core_settings, plugin_settings
+from slime_core.config.settings import core_settings
 from slime_core.errors import PluginError
-from slime_core.plugins.component import ModelSpecTraits
 from slime_core.plugins.declared import (
     ARCHITECTURE_GROUP,
     FLAG_GROUP,
@@ -44,21 +42,16 @@ from slime_core.plugins.discovery import (
     similar,
 )
 
-if TYPE_CHECKING:
-    from slime_core.plugins.registry import Registry
-
 __all__ = [
     "Need",
     "Withheld",
     "architecture_source",
-    "broken_claims",
     "claimed_by",
     "claimed_names",
     "flag_needs",
     "how_to_get",
     "inactive_flags",
     "table_of",
-    "unclaimed",
     "with_required",
 ]
 
@@ -376,40 +369,6 @@ def claimed_names(kind: str) -> list[str]:
     return sorted(
         name for name in names if list(_own_plugins(claimants(name, declared, group=_group_of(kind)), declared))
     )
-
-
-def broken_claims(plugin: PluginIdentity, registry: Registry) -> list[str]:
-    """What the distribution of ``plugin`` claims for it, and the plugin does not declare; one text each."""
-    claims, found = claims_for(plugin, scan()), []
-    for group, has in _declared_names(plugin, registry).items():
-        found += [
-            f'[project.entry-points."{group}"] claims {claim.name}, which the plugin does not declare'
-            for claim in claims.get(group, ())
-            if claim.name not in has
-        ]
-    return found
-
-
-def unclaimed(plugin: PluginIdentity, registry: Registry) -> list[str]:
-    """What ``plugin`` declares, and its distribution does not claim, so that naming it does not activate the plugin."""
-    claims, found = claims_for(plugin, scan()), []
-    for group, has in _declared_names(plugin, registry).items():
-        names = sorted(has - {claim.name for claim in claims.get(group, ())})
-        found += [f'{name} is not claimed: [project.entry-points."{group}"] {name} = "{plugin.name}"' for name in names]
-    return found
-
-
-def _declared_names(plugin: PluginIdentity, registry: Registry) -> dict[str, set[str]]:
-    """Group of claims -> what of it the plugin declares; prompt formats are for who reads them to declare."""
-    found: dict[str, set[str]] = {group: set() for group in (*KIND_GROUPS.values(), ARCHITECTURE_GROUP)}
-    for kind, component in registry.components(plugin):
-        if kind.value in KIND_GROUPS:
-            found[KIND_GROUPS[kind.value]].add(component.name)
-        elif isinstance(component.traits, ModelSpecTraits):
-            found[ARCHITECTURE_GROUP] |= component.traits.architectures
-    options = plugin_settings({name: kind for name, kind in registry.options.items() if name == plugin.name})
-    flags = {setting.flag.removeprefix("--") for setting in options.values()}
-    return found | {FLAG_GROUP: {flag for flag in flags if not flag.startswith(f"{plugin.name}.")}}
 
 
 def _how_to_activate(plugin: PluginIdentity, claims: Mapping[str, Sequence[Claim]]) -> str:

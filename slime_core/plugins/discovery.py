@@ -52,7 +52,6 @@ __all__ = [
     "Source",
     "UnknownPlugin",
     "activated_by",
-    "bound_mistakes",
     "check_bounds",
     "claimants",
     "claims_for",
@@ -334,9 +333,6 @@ def similar(name: str, names: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-_UPPER = frozenset({"<", "<=", "==", "===", "~="})
-
-
 def check_bounds(plugin: PluginIdentity, versions: Mapping[str, str]) -> None:
     """Returns if the bounds of the plugin's distribution hold; one without bounds accepts everything.
 
@@ -352,26 +348,6 @@ def check_bounds(plugin: PluginIdentity, versions: Mapping[str, str]) -> None:
         name, version = found.get(canonical(_head(line)), ("", ""))
         if name and not _accepts(plugin, line, version):
             raise PluginError(_outside(plugin, line, name, version))
-
-
-def bound_mistakes(plugin: PluginIdentity) -> list[str]:
-    """What ``slime plugins check`` says about the bounds of an installed plugin on ``slime-rl``; empty: all is well.
-
-    A run accepts a distribution without a bound, or without an upper one, and finds out later that it does not fit.
-    """
-    lines = [line for line in _required(plugin) if canonical(_head(line)) == CORE.distribution]
-    try:
-        check_bounds(plugin, {CORE.distribution: CORE.version})
-        applying = [wanted for wanted in map(Requirement, lines) if _applies(wanted)]
-    except PluginError as mistake:
-        return [str(mistake)]
-    who = f"{plugin.distribution} {plugin.version}"
-    advice = f"Its author should require {_advised()}."
-    if not applying:
-        return [f"{who} does not say which versions of {CORE.distribution} it works with.\n{advice}"]
-    if not any(one.operator in _UPPER for wanted in applying for one in wanted.specifier):
-        return [f"{who} requires {lines[0]}, which has no upper bound.\n{advice}"]
-    return []
 
 
 def _required(plugin: PluginIdentity) -> list[str]:
@@ -407,8 +383,3 @@ def _outside(plugin: PluginIdentity, line: str, name: str, version: str) -> str:
         f"Install a version of {plugin.distribution} that was made for {name} {version}, or a {name} within the bound: "
         f"pip install '{Requirement(line).name}{Requirement(line).specifier}'"
     )
-
-
-def _advised() -> str:
-    major, minor, *_ = CORE.version.split(".")
-    return f"'{CORE.distribution}>={major}.{minor},<{major}.{int(minor) + 1}'"

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.config.schema import ARITHMETIC, AlgorithmConfig, RolloutConfig, RunConfig
-from slime_core.harness.engines import FakeEngine
 from slime_core.plugins.activation import activate
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_components import SamplerSettings
+from slime_testing.fake_engine import FakeEngine
 from tests.campaigns.misbehaving_reward import CAUSES, WAYS
 
 PLUGIN = Path(__file__).parent / "misbehaving_reward.py"

@@ -15,11 +15,11 @@ import slime_core
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.generation import Generation, SamplingParams
 from slime_core.generation.sampling import until_stop
-from slime_core.harness.engines import FakeEngine
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.weights.engine_control import EngineControl, call
 from slime_core.weights.specs import Bucket, WeightSpec
+from slime_testing.fake_engine import FakeEngine
 
 MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
 BUCKET = Bucket((WeightSpec("model.norm.weight", "float32", (64,)),))

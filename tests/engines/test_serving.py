@@ -20,7 +20,6 @@ from slime_core.config.schema import ARITHMETIC, LearnerConfig, RolloutConfig, R
 from slime_core.config.secrets import EngineAccess, engine_access, engine_headers, set_engine_access
 from slime_core.errors import ConfigError, RequestFailed
 from slime_core.generation import Generation, SamplingParams
-from slime_core.harness.engines import FakeEngine
 from slime_core.learner.micro_batches import make_micro_batches
 from slime_core.plugins.construction import run_view
 from slime_core.rollout.engines.client import GenerateClient
@@ -31,6 +30,7 @@ from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import RewardFailure, Sample
 from slime_rewards.options import RewardsOptions
 from slime_rewards.services import ServedReward
+from slime_testing.fake_engine import FakeEngine
 from tests.engines.families import build, write
 
 # Megatron warns about its own calls between its own modules.

@@ -148,7 +148,7 @@ def test_a_name_is_claimed_for_a_plugin_of_the_same_distribution(name):
 def test_the_core_s_table_of_our_distributions_is_what_they_declare():
     groups = {PLUGIN_GROUP, *CLAIMS}
     declared = {
-        name: {group: tuple(sorted(names)) for group, names in project(name)["entry-points"].items() if group in groups}
+        name: {group: sorted(names) for group, names in project(name)["entry-points"].items() if group in groups}
         for name in PLUGINS
     }
     assert {name: found for name, found in declared.items() if found} == OUR_DISTRIBUTIONS

@@ -29,7 +29,7 @@ PROMPTS = (
 
 OPS = ("groups", "log_probs", "loss_weights", "losses", "packing", "returns")
 MODELING = ("layers", "layout", "rows", "spec", "unsupported")
-HARNESS = ("engines", "fake_engine", "learner", "megatron", "plugins")
+HARNESS = ("engines", "learner", "megatron", "plugins")
 
 ROOMS = (
     *("slime_core", "slime_core.plugins.contracts", "slime_core.plugins.hooks"),
@@ -116,4 +116,4 @@ def test_every_module_of_a_public_room_is_looked_at(room: str) -> None:
 def test_fields_methods_and_hooks_are_looked_at() -> None:
     found = {where for room in ROOMS for where, _ in hints(room)}
     assert {"Sample.metadata", "GenerateContext.start(return)", "slime_run_start(run)"} <= found
-    assert {"Handler()", "LifecycleHooks.answers(return)", "RMSNorm.__init__(config)"} <= found
+    assert {"PlaceStates()", "LifecycleHooks.answers(return)", "RMSNorm.__init__(config)"} <= found

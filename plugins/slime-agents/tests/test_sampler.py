@@ -16,9 +16,9 @@ import pytest
 
 from slime_core.cli.main import _resolve
 from slime_core.cli.run import options_of
-from slime_core.harness.engines import FakeEngine
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_components import SamplerSettings
+from slime_testing.fake_engine import FakeEngine
 
 REPO = Path(__file__).parents[3]
 MODEL = next(REPO.glob("slime_core/**/model/model.safetensors")).parent

@@ -13,8 +13,8 @@ from slime_core import FunctionSource
 from slime_core.errors import PluginError
 from slime_core.generation import SamplingParams
 from slime_core.harness import default_run_view
-from slime_core.harness.engines import FakeEngine
 from slime_core.types import Sample, Status
+from slime_testing.fake_engine import FakeEngine
 
 TOOLS = """
 import asyncio

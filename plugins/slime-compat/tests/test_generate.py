@@ -17,10 +17,10 @@ from slime_core import RunView
 from slime_core.config.secrets import engine_access, key_of_run, send_key_to
 from slime_core.errors import EngineError, PluginError
 from slime_core.generation import GenerateContext, SamplingParams
-from slime_core.harness.engines import FakeEngine
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.types import Sample, Status
+from slime_testing.fake_engine import FakeEngine
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
 SAMPLING = SamplingParams(max_new_tokens=40)

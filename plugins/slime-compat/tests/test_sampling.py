@@ -12,9 +12,9 @@ import pytest
 
 from slime_core.cli.run import options_of
 from slime_core.errors import PluginError, RunError
-from slime_core.harness.engines import FakeEngine
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_components import SamplerSettings
+from slime_testing.fake_engine import FakeEngine
 from tests.function_paths import resolve
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"

@@ -14,11 +14,11 @@ import pytest
 from slime_core import services
 from slime_core.generation import SamplingParams
 from slime_core.harness import default_run_view
-from slime_core.harness.engines import FakeEngine
 from slime_core.types import Sample, Status
 from slime_searchr1.generate import SearchAndAnswer
 from slime_searchr1.options import SearchOptions
 from slime_searchr1.protocol import NO_ACTION, is_well_formed
+from slime_testing.fake_engine import FakeEngine
 from tests.http_service import HttpService
 
 SAMPLING = SamplingParams(max_new_tokens=1000)

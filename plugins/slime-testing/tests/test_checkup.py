@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from slime_core.cli.main import main
+from slime_core.harness import activate
 from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source, installed, local_file, resolve
 from slime_testing.checkup import _environment, check_plugins, examined, sources_of
+from slime_testing.claims import broken_claims, unclaimed
 from slime_testing.examine import pack, unpack
 from slime_testing.verdicts import Verdict
 from slime_testing.wheels import look_at_distribution
@@ -169,6 +171,17 @@ def test_a_missing_bound_on_the_core_is_a_warning(acme: Place) -> None:
     )
 
 
+@pytest.mark.parametrize("more", ["Requires-Dist: numpy>=1\n", "Requires-Dist: slime-rl>=9; extra == 'next'\n"])
+def test_a_bound_that_is_not_there_is_a_warning(acme: Place, more: str) -> None:
+    acme(more=more)
+    assert metadata_of()["bounds"] == Verdict(
+        "bounds",
+        "warning",
+        "acme-tree 2.1 does not say which versions of slime-rl it works with.\n"
+        "Its author should require 'slime-rl>=0.1,<0.2'.",
+    )
+
+
 def test_a_core_outside_the_bounds_is_refused(acme: Place) -> None:
     acme(more="Requires-Dist: slime-rl<0.1\n")
     found = metadata_of()["bounds"]
@@ -220,6 +233,22 @@ def test_a_claim_that_the_plugin_does_not_keep_is_found(acme: Place) -> None:
         "FAILED",
         '[project.entry-points."slime.reward_models"] claims width, which the plugin does not declare',
     )
+
+
+def test_a_flag_that_the_plugin_does_not_have_is_found(acme: Place) -> None:
+    acme(claims="length = acme\n[slime.flags]\nfade-strength = acme\n")
+    assert inside()["claims"] == (
+        "FAILED",
+        '[project.entry-points."slime.flags"] claims fade-strength, which the plugin does not declare',
+    )
+
+
+@pytest.mark.parametrize("name", ["grpo", "models", "offpolicy", "ppo", "rewards", "searchr1"])
+def test_our_own_plugins_claim_what_they_declare_and_have_bounds(name: str) -> None:
+    active = activate(name)
+    assert broken_claims(active) == []
+    assert unclaimed(active) == []
+    assert metadata_of(active.identity)["bounds"] == Verdict("bounds")
 
 
 def test_a_component_that_naming_would_not_activate_is_found(acme: Place) -> None:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "Device",
     "EvalSamples",
     "LearnerInfo",
     "Optimizer",

@@ -20,9 +20,9 @@ from slime_core.generation import (
     Kept,
     SamplingParams,
 )
-from slime_core.harness.engines import LOG_PROB, FakeEngine
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.types import LogProbs, Sample, SpecInfo, Status
+from slime_testing.fake_engine import LOG_PROB, FakeEngine
 
 
 class Letters:

@@ -25,8 +25,9 @@ from slime_core.harness import (
     only_core_installed,
     run_info,
 )
-from slime_core.harness.engines import FakeEngine, connect, real_engine
+from slime_core.harness.engines import connect, real_engine
 from slime_core.harness.learner import train_step
+from slime_testing.fake_engine import FakeEngine
 
 SOURCE = """
 from pydantic import BaseModel, ConfigDict, Field

@@ -13,7 +13,7 @@ from slime_core.config.choices import Choice
 from slime_core.config.load import load, peek
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.activation import ActivePlugins, activate
-from slime_core.plugins.claims import broken_claims, how_to_get, inactive_flags, unclaimed
+from slime_core.plugins.claims import how_to_get, inactive_flags
 from slime_core.plugins.component import Kind
 from slime_core.plugins.declared import Declared, scan
 from slime_core.plugins.manifest import Manifest, attach
@@ -317,28 +317,6 @@ def test_a_setting_that_by_itself_means_the_plugin_activates_it(install, tmp_pat
     active = activated("--config", str(tmp_path / "run.toml"))
     assert "run.toml:2 [data] fade_file is one of its settings" in str(active.by_need[0])
     assert active.registry.names(Kind.TRACKER) == ()
-
-
-def test_claims_and_declarations_are_compared_both_ways(install):
-    groups = {"slime.corrections": {"fade": "acme", "gone": "acme"}, "slime.flags": {"fade-strength": "acme"}}
-    add(install, groups=groups)
-    active = activated("--plugin", "acme")
-    acme = next(plugin for plugin in active.registry.plugins if plugin.name == "acme")
-    assert broken_claims(acme, active.registry) == [
-        '[project.entry-points."slime.corrections"] claims gone, which the plugin does not declare',
-        '[project.entry-points."slime.flags"] claims fade-strength, which the plugin does not declare',
-    ]
-    assert unclaimed(acme, active.registry) == [
-        'length is not claimed: [project.entry-points."slime.reward_models"] length = "acme"'
-    ]
-
-
-@pytest.mark.parametrize("name", ["grpo", "models", "ppo", "rewards", "searchr1"])
-def test_our_own_plugins_claim_what_they_declare(name):
-    registry = activate([name]).registry
-    plugin = next(plugin for plugin in registry.plugins if plugin.name == name)
-    assert broken_claims(plugin, registry) == []
-    assert unclaimed(plugin, registry) == []
 
 
 def test_an_estimator_alone_activates_its_plugin():

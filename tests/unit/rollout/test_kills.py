@@ -19,7 +19,6 @@ from slime_core import RunView
 from slime_core.builtin.prompts import PromptFiles
 from slime_core.builtin.responses import SingleTurn
 from slime_core.generation import GenerateContext, SamplingParams
-from slime_core.harness.engines import FakeEngine
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.group_scheduler import AsyncPolicy, GroupScheduler
@@ -27,6 +26,7 @@ from slime_core.rollout.requeue import RequeueBuffer, reset_sample
 from slime_core.track.ledger import PendingGroups, PromptLedger, Recount
 from slime_core.track.record import SampleWriter
 from slime_core.types import PromptGroup, Status
+from slime_testing.fake_engine import FakeEngine
 
 ROLLOUTS, BATCH = 6, 3
 

@@ -16,9 +16,9 @@ from slime_core import RunView
 from slime_core.builtin.responses import SingleTurn
 from slime_core.generation import GenerateContext, Generation, Kept, SamplingParams
 from slime_core.generation.sampling import until_stop
-from slime_core.harness.engines import FakeEngine
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.types import Sample, Status
+from slime_testing.fake_engine import FakeEngine
 
 
 class Bytes:

@@ -12,12 +12,12 @@ import pytest
 
 from slime_core.config.schema import AlgorithmConfig, DataConfig, RolloutConfig, RunConfig
 from slime_core.errors import PluginError
-from slime_core.harness.engines import FakeEngine
 from slime_core.plugins.activation import activate
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import sampler_components
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_components import SamplerSettings
+from slime_testing.fake_engine import FakeEngine
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
 SOURCE = """

@@ -17,7 +17,6 @@ from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, Le
 from slime_core.config.secrets import add_key, key_of_run
 from slime_core.errors import ConfigError, DataError, EngineError, PluginError, RequestRefused, RunError
 from slime_core.generation import GenerateContext, Generation, Kept, SamplingParams
-from slime_core.harness.engines import FakeEngine
 from slime_core.plugins.activation import Registry, activate
 from slime_core.plugins.component import Kind
 from slime_core.prompts.chat import PromptEncoder
@@ -30,6 +29,7 @@ from slime_core.rollout.reward_scoring import InProcessScorer
 from slime_core.rollout.sampler import EvalSampler, Sampler
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.types import Sample, Status
+from slime_testing.fake_engine import FakeEngine
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
 END = 1

@@ -19,13 +19,13 @@ from transformers import (
 
 from slime_core.errors import EngineError, RequestRefused
 from slime_core.generation import SamplingParams, joined, keep
-from slime_core.harness.engines import FakeEngine
 from slime_core.learner.micro_batches import make_micro_batches as cut_batch
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.truncated_sampling import Truncation, truncate
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, TrainBatch
+from slime_testing.fake_engine import FakeEngine
 
 HALF, QUARTER, EIGHTH = math.log(0.5), math.log(0.25), math.log(0.125)
 TOP = [[HALF, 7, None], [QUARTER, 2, None], [EIGHTH, 9, None]]

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from slime_core.errors import WeightSyncError
-from slime_core.harness.engines import FakeEngine
 from slime_core.runtime.device_pool import CACHE, WEIGHTS, ColocatedDevices, DevicePool, Phase
 from slime_core.weights.engine_control import EngineControl, call
 from slime_core.weights.specs import Bucket, WeightSpec
+from slime_testing.fake_engine import FakeEngine
 
 
 class Sleepy:

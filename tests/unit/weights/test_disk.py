@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from slime_core.errors import WeightSyncError
-from slime_core.harness.engines import FakeEngine
 from slime_core.weights.engine_control import EngineControl
 from slime_core.weights.specs import Bucket, WeightSpec
 from slime_core.weights.transports import DiskTransport
+from slime_testing.fake_engine import FakeEngine
 
 TEMPLATE = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
 BUCKETS = [Bucket((WeightSpec(name, "float32", (4096,)),)) for name in ("norm", "gate")]

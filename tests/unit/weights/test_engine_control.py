@@ -11,10 +11,10 @@ import pytest
 
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.generation import SamplingParams
-from slime_core.harness.engines import FakeEngine
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.weights.engine_control import EngineControl, PauseMode, call
 from slime_core.weights.specs import Bucket, WeightSpec
+from slime_testing.fake_engine import FakeEngine
 from tests.http_service import HttpService
 
 BUCKET = Bucket((WeightSpec("norm", "float32", (4,)),))

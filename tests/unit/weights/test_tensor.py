@@ -12,11 +12,11 @@ import torch
 from torch.multiprocessing import get_sharing_strategy
 
 from slime_core.errors import WeightSyncError
-from slime_core.harness.engines import FakeEngine
 from slime_core.weights import transports as module
 from slime_core.weights.engine_control import EngineControl
 from slime_core.weights.specs import Bucket, WeightSpec
 from slime_core.weights.transports import TensorTransport
+from slime_testing.fake_engine import FakeEngine
 
 BUCKET = Bucket((WeightSpec("norm", "float32", (4,)), WeightSpec("gate", "float32", (2, 3))))
 TENSORS = [torch.arange(4.0), torch.arange(6.0).reshape(2, 3)]

@@ -19,8 +19,9 @@ from slime_agents.openai_agent import AgentTask, OpenAIAgent
 from slime_agents.options import AgentsOptions
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.harness import default_run_view
-from slime_core.harness.engines import FakeEngine, connect
+from slime_core.harness.engines import connect
 from slime_core.types import Sample, Status
+from slime_testing.fake_engine import FakeEngine
 
 PYTHON = os.environ["SLIME_AGENTS_PYTHON"]
 LIMIT_S = 120

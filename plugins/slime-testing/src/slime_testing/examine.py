@@ -28,6 +28,7 @@ from slime_core.harness import (
     import_plugin,
 )
 from slime_testing import conformance
+from slime_testing.claims import broken_claims, unclaimed
 from slime_testing.conformance import Finding
 from slime_testing.verdicts import Verdict, fails, ok, skipped, warns
 
@@ -114,9 +115,10 @@ def _declared(active: ActivePlugin, write: Write) -> None:
 
 def _claims(active: ActivePlugin) -> Verdict:
     """Whether what activates the plugin and what it declares are the same."""
-    if active.broken_claims:
-        return fails("claims", "\n".join(active.broken_claims))
-    return warns("claims", "\n".join(active.unclaimed)) if active.unclaimed else ok("claims")
+    if broken := broken_claims(active):
+        return fails("claims", "\n".join(broken))
+    missing = unclaimed(active)
+    return warns("claims", "\n".join(missing)) if missing else ok("claims")
 
 
 def _no_properties(source: PluginSource) -> str | None:

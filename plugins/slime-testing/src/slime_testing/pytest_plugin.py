@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from slime_core.harness.engines import FakeEngine
+    from slime_testing.fake_engine import FakeEngine
     from slime_testing.recorder import HookRecorder
 
 __all__ = ["slime_discovery_off", "slime_fake_engine", "slime_hook_recorder", "slime_local_plugin"]
@@ -23,8 +23,8 @@ __all__ = ["slime_discovery_off", "slime_fake_engine", "slime_hook_recorder", "s
 
 @pytest.fixture
 def slime_fake_engine() -> Iterator[FakeEngine]:
-    """A started :class:`~slime_core.harness.engines.FakeEngine`; its ``url`` is what a client is given."""
-    from slime_core.harness.engines import FakeEngine
+    """A started :class:`~slime_testing.fake_engine.FakeEngine`; its ``url`` is what a client is given."""
+    from slime_testing.fake_engine import FakeEngine
 
     with FakeEngine() as engine:
         yield engine

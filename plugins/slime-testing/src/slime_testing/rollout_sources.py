@@ -16,8 +16,9 @@ from slime_core import DataSource, Kind
 from slime_core.errors import PluginError
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.harness import boundary
-from slime_core.harness.engines import FakeEngine, connect
+from slime_core.harness.engines import connect
 from slime_core.types import PromptGroup, Sample, Status
+from slime_testing.fake_engine import FakeEngine
 from slime_testing.generation import SAMPLING, make_context, make_engine, require_log_probs, require_sampled
 from slime_testing.pairs import pairing_encoder
 from slime_testing.suite import ComponentSuite, PropertyViolation, require

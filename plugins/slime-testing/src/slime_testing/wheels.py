@@ -5,18 +5,26 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
 from slime_core.errors import PluginError
-from slime_core.harness import CORE, PluginIdentity, bound_mistakes, check_bounds, editable_source
+from slime_core.harness import CORE, PluginIdentity, check_bounds, editable_source
 from slime_testing.verdicts import Verdict, fails, ok, skipped, warns
 
 __all__ = ["look_at_distribution"]
+
+UPPER = frozenset({"<", "<=", "==", "===", "~="})
+"""Operators of a bound that leaves out later versions."""
+
+CORE_NAMED = re.compile(r"\s*slime[-_.]+rl(?![-\w.])", re.IGNORECASE)
+"""The start of a requirement of the core."""
 
 LISTED = 5
 """Files that a message names; it counts the others."""
@@ -44,17 +52,30 @@ def look_at_distribution(plugin: PluginIdentity, installed: Sequence[PluginIdent
         return
     yield _metadata(found)
     if plugin.distribution != CORE.distribution:
-        yield _bounds(plugin)
+        yield _bounds(plugin, found)
     yield _files(found)
 
 
-def _bounds(plugin: PluginIdentity) -> Verdict:
+def _bounds(plugin: PluginIdentity, found: metadata.Distribution) -> Verdict:
     try:
         check_bounds(plugin, {CORE.distribution: CORE.version})
     except PluginError as mistake:
         return fails("bounds", str(mistake))
-    loose = bound_mistakes(plugin)
-    return warns("bounds", "\n".join(loose)) if loose else ok("bounds")
+    loose = _loose_bound(plugin, [Requirement(line) for line in found.requires or () if CORE_NAMED.match(line)])
+    return ok("bounds") if loose is None else warns("bounds", loose)
+
+
+def _loose_bound(plugin: PluginIdentity, wanted: Sequence[Requirement]) -> str | None:
+    """A run accepts a plugin without a bound, or without an upper one, and finds out later that it does not fit."""
+    who = f"{plugin.distribution} {plugin.version}"
+    major, minor, *_ = CORE.version.split(".")
+    advice = f"Its author should require '{CORE.distribution}>={major}.{minor},<{major}.{int(minor) + 1}'."
+    applying = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+    if not applying:
+        return f"{who} does not say which versions of {CORE.distribution} it works with.\n{advice}"
+    if not any(one.operator in UPPER for each in applying for one in each.specifier):
+        return f"{who} requires {wanted[0]}, which has no upper bound.\n{advice}"
+    return None
 
 
 def _name(plugin: PluginIdentity, installed: Sequence[PluginIdentity]) -> Verdict:

@@ -14,9 +14,9 @@ import pytest
 
 from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.generation import Generation, SamplingParams
-from slime_core.harness.engines import FakeEngine
 from slime_core.rollout.engines import client as module
 from slime_core.rollout.engines.client import GenerateClient
+from slime_testing.fake_engine import FakeEngine
 from tests.simulated_clock import only_pauses_take_time
 
 SHORT = SamplingParams(max_new_tokens=8)

@@ -12,8 +12,8 @@ import pytest
 from slime_core.config.load import load
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import ConfigError
-from slime_core.harness.engines import FakeEngine
 from slime_core.rollout.engines.external import External, Needs, discover, require_reachable
+from slime_testing.fake_engine import FakeEngine
 
 MODEL = ARITHMETIC / "model"
 NEEDS = Needs(MODEL, "float32", 1)

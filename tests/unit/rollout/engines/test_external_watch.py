@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from slime_core.errors import EngineError
-from slime_core.harness.engines import FakeEngine
 from slime_core.rollout.engines import external, server
 from slime_core.rollout.engines.external import ExternalWatch
 from slime_core.weights.engine_control import call
+from slime_testing.fake_engine import FakeEngine
 
 
 @pytest.fixture

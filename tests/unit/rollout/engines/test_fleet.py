@@ -14,10 +14,10 @@ import pytest
 from slime_core.config.load import load
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.errors import ConfigError, EngineError, RemoteError
-from slime_core.harness.engines import FakeEngine
 from slime_core.rollout.engines import fleet
 from slime_core.rollout.engines.engine import EngineSettings, RouterSettings, SGLangServer, Worker
 from slime_core.rollout.engines.fleet import EngineFleet, Site
+from slime_testing.fake_engine import FakeEngine
 
 MODEL = ARITHMETIC / "model"
 

@@ -15,13 +15,13 @@ from pydantic import SecretStr
 from slime_core.config.secrets import ENGINE_KEY, EngineAccess, engine_access, send_key_to, set_engine_access
 from slime_core.errors import ConfigError, RequestRefused, WeightSyncError
 from slime_core.generation import SamplingParams
-from slime_core.harness.engines import FakeEngine
 from slime_core.rollout.engines import keyed
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, Router, RouterSettings, SGLangServer, Worker
 from slime_core.rollout.engines.external import Needs, discover
 from slime_core.services import Service
 from slime_core.weights.engine_control import EngineControl, call
+from slime_testing.fake_engine import FakeEngine
 
 KEY = "K-1234567890"
 

@@ -9,10 +9,10 @@ from slime_core.builtin.responses import SingleTurn
 from slime_core.config.schema import ARITHMETIC
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.generation.sampling import added
-from slime_core.harness.engines import FakeEngine
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.client import GenerateClient, spec_metrics
 from slime_core.types import Sample, SpecInfo
+from slime_testing.fake_engine import FakeEngine
 
 SENT = {
     **{"completion_tokens": 12, "spec_verify_ct": 5, "spec_num_correct_drafts": 7, "spec_num_proposed_drafts": 15},

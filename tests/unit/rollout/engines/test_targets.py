@@ -9,8 +9,8 @@ import pytest
 
 from slime_core.errors import EngineError
 from slime_core.generation import SamplingParams
-from slime_core.harness.engines import FakeEngine
 from slime_core.rollout.engines.client import GenerateClient, Targets
+from slime_testing.fake_engine import FakeEngine
 
 URLS = ["http://a", "http://b", "http://c"]
 SHORT = SamplingParams(max_new_tokens=2)

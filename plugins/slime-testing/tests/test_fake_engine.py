@@ -8,7 +8,7 @@ import socket
 import threading
 import warnings
 
-from slime_core.harness.engines import FakeEngine
+from slime_testing.fake_engine import FakeEngine
 
 
 def test_a_connection_made_while_it_stops_is_closed() -> None:
