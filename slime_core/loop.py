@@ -19,8 +19,6 @@ from slime_core.runtime.device_pool import DevicePool
 from slime_core.track.track import Track
 from slime_core.types import TrainBatch
 
-__all__ = ["Learner", "Rollout", "Sampler", "SamplerState", "train"]
-
 
 class Rollout(Protocol):
     """One sampled rollout, as the driver sees it."""

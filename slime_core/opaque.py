@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["ARRAY", "Array", "Opaque", "array_of", "as_json", "column", "from_json", "json_of", "part", "read_json"]
 
 ARRAY = "__array__"
 """Key of an object that stands for an array: its dtype; ``shape`` and the bytes in base 64 are further keys."""

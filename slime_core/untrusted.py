@@ -22,18 +22,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = [
-    "MOST_JSON",
-    "MOST_TOML",
-    "as_object",
-    "limited",
-    "open_regular",
-    "parse_json",
-    "parse_toml",
-    "read_object",
-    "read_text",
-]
-
 MOST_TOML = 2**20
 """Bytes of a file of settings; tomllib reads 1 MiB in about a second."""
 

@@ -27,8 +27,6 @@ from slime_core.errors import CheckpointError, ConfigError
 from slime_core.track.record import numbered, write_atomically
 from slime_core.untrusted import read_object
 
-__all__ = ["Checkpoint", "RunState", "critic_part", "drafted", "find", "newest", "set_aside", "write_state"]
-
 MOST_STATE = 2**30
 """Bytes of ``state.json``; it can hold groups that wait, with their tokens."""
 

@@ -42,8 +42,6 @@ FOREIGN = "No code of it was run. It was not written by a run, or was changed: t
 MB = 2**20
 SMALL_BYTES = 4 * MB
 
-__all__ = ["load", "load_weights", "save", "save_weights"]
-
 
 def save(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) -> None:
     """Write the learner's state into ``folder``, which exists and is empty. Collective over all ranks.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from slime_core.plugins.activation import ActivePlugins, Admit
     from slime_core.plugins.manifest import Manifest
 
-__all__ = ["activate_unlocked", "architecture_of", "expand"]
-
 
 def activate_unlocked(peek: Peek, *, admit: Admit | None = None) -> ActivePlugins:
     """The plugins that the command line names, those that they require, and those that claim what else it names.

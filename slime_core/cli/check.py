@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from slime_core.config.load import Resolved
     from slime_core.plugins.activation import ActivePlugins
 
-__all__ = ["USAGE", "Machines", "execute", "expected_machines", "layout_of", "placement_plan"]
-
 
 USAGE = """\
 slime check CONFIG.toml [flags of slime run]

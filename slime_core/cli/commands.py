@@ -18,8 +18,6 @@ from slime_core.errors import PluginError
 from slime_core.plugins.declared import COMMAND_GROUP, Declared, scan
 from slime_core.plugins.loading import boundary, load_attribute, place_of
 
-__all__ = ["CORE_COMMANDS", "Command", "added", "find", "is_core", "listing"]
-
 CORE_COMMANDS: Mapping[str, tuple[str, ...]] = {
     "run": (),
     "check": (),

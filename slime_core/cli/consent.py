@@ -28,7 +28,6 @@ from slime_core.plugins.manifest import SHOWN, Manifest, ManifestEntry
 if TYPE_CHECKING:
     from slime_core.config.load import Offered, Peek, Resolved
 
-__all__ = ["Consent", "remember"]
 
 ENGINE_CODE = ("custom_weight_loader", "forward_hooks")
 """SGLang's flags that name functions which an engine imports."""

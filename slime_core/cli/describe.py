@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from slime_core.plugins.activation import ActivePlugins
     from slime_core.plugins.loading import FunctionSource
 
-__all__ = ["USAGE", "because", "declared", "page", "place_of", "trace", "where_called"]
-
 
 def declared(plugin: PluginIdentity, registry: Registry) -> dict[str, Any]:
     """What the plugin declares, as JSON-ready values.

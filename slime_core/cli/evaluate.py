@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from slime_core.config.load import Resolved
     from slime_core.plugins.activation import ActivePlugins
 
-__all__ = ["JSON_FLAG", "execute", "expand", "table"]
 
 JSON_FLAG = "--json"
 """Asks for JSON instead of a table; the only flag of ``slime eval`` that is no setting."""

@@ -12,8 +12,6 @@ from slime_core.errors import CheckpointError, ConfigError
 from slime_core.track.ledger import ENDS, JOURNAL, Recount
 from slime_core.untrusted import as_object
 
-__all__ = ["USAGE", "execute"]
-
 USAGE = """\
 slime ledger RUN     where every prompt group of a run folder ended; exit code 1 if one is lost or ended twice
 

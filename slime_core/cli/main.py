@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from slime_core.config.load import Peek, Resolved
     from slime_core.plugins.activation import ActivePlugins
 
-__all__ = ["activate_named", "main"]
 
 INTERRUPTED = 130
 """What shells return for a program that Ctrl-C ended."""
@@ -167,7 +166,7 @@ def _config(argv: list[str]) -> int:
     match argv:
         case ["explain", name, *flags] if not _asks_help([name]):
             resolved, active = _resolve_unchecked(flags)
-            print(explain(name, resolved, inactive_flags(active.registry.plugins, is_given=False)))
+            print(explain(name, resolved, inactive_flags(active.registry.plugins, active.declared, is_given=False)))
         case ["show", *flags] if not _asks_help(flags):
             print(to_toml(_resolve(flags)[0]), end="")
         case _:

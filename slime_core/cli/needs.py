@@ -15,8 +15,6 @@ from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, WeightSyncError
 from slime_core.weights.specs import expected_specs, require_complete_files
 
-__all__ = ["GIB", "KIB", "MIB", "Needs"]
-
 GIB = 2**30
 MIB = 2**20
 KIB = 2**10

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from slime_core.plugins.lock import Lock
     from slime_core.plugins.manifest import Manifest, ManifestEntry
 
-__all__ = ["add_commands", "add_lock", "add_verify", "list_plugins", "lock_of", "show_plugin", "verify", "write_lock"]
-
 
 def add_commands(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser], *, added: Sequence[Command] = ()

@@ -30,9 +30,8 @@ from slime_core.rollout.rollout_files import RolloutFiles, screen_rollouts
 from slime_core.runtime.machine import Machine, free_resources
 
 if TYPE_CHECKING:
-    from slime_core.plugins.activation import Registry
+    from slime_core.plugins.registry import Registry
 
-__all__ = ["check_files", "check_machine", "joins_a_cluster", "machine_mistakes", "preflight", "print_warning"]
 
 Warn = Callable[[str], None]
 

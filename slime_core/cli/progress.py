@@ -21,7 +21,6 @@ from slime_core.track.track import EvalFinished, Event, PhaseStarted, StepFinish
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["LiveProgress", "PlainProgress", "Progress", "Shown", "SilentProgress", "summary"]
 
 PER_STEP = (
     ("rollout/raw_reward", "reward {:.3f}"),

@@ -39,22 +39,9 @@ from slime_core.types import SampleRecord
 
 if TYPE_CHECKING:
     from slime_core.config.load import Resolved
-    from slime_core.plugins.activation import ActivePlugins, Registry
+    from slime_core.plugins.activation import ActivePlugins
+    from slime_core.plugins.registry import Registry
     from slime_core.runtime.launch import Job
-
-__all__ = [
-    "continued",
-    "execute",
-    "expand",
-    "no_trace_if_refused",
-    "open_record",
-    "options_of",
-    "paths",
-    "resumed",
-    "standing",
-    "writing",
-    "written",
-]
 
 
 OUTPUTS = Path("outputs")

@@ -27,9 +27,6 @@ from slime_core.config.settings import Setting, as_words, core_settings, core_va
 from slime_core.errors import Mistake, PluginError
 from slime_core.types import JsonValue
 
-__all__ = ["called", "mistakes", "stated", "unmet"]
-
-
 Pair = tuple[Setting, Any]
 
 

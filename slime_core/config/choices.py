@@ -25,20 +25,6 @@ from slime_core.config.prompt_paths import PromptPath
 from slime_core.config.section import Name, rejected
 from slime_core.errors import DataError
 
-__all__ = [
-    "KIND_NAMED_BY",
-    "PROMPT_FORMAT",
-    "Choice",
-    "NamedCode",
-    "RewardSum",
-    "RewardTerm",
-    "choices",
-    "prompt_formats",
-    "reward_names",
-    "reward_terms",
-]
-
-
 _TERM = re.compile(r"([+-]?)\s*(\d+(?:\.\d*)?|\.\d+)\s*\*\s*([A-Za-z0-9][A-Za-z0-9._+-]*?)(?::([^\s:*]+?))?\s*")
 _BETWEEN = re.compile(r"(?<=[^\s+-])\s*(?=[+-]\s*[\d.]+\s*\*)")
 

@@ -23,18 +23,6 @@ from slime_core.config.engine_sections import MegatronFlag, megatron_flags, owne
 from slime_core.config.settings import InWords, Setting, core_settings
 from slime_core.errors import ConfigError
 
-__all__ = [
-    "ADVICE_GROUP",
-    "ENGINES",
-    "Refusal",
-    "engine_settings",
-    "find_flag",
-    "find_key",
-    "flag_advice",
-    "known_flags",
-    "value_text",
-]
-
 ENGINES: Mapping[str, str] = {"megatron": "Megatron", "sglang": "SGLang"}
 """Section -> whose names it holds."""
 

@@ -28,18 +28,6 @@ from slime_core.config.options import Conflicts, Needs
 from slime_core.config.section import EngineSection, Value
 from slime_core.config.tables import Row, megatron_rows, sglang_rows
 
-__all__ = [
-    "MegatronConfig",
-    "MegatronFlag",
-    "SGLangConfig",
-    "megatron_flags",
-    "owned",
-    "rows_by_name",
-    "server_arguments",
-    "speculates",
-]
-
-
 _DATA = Path(__file__).resolve().parent / "data"
 
 

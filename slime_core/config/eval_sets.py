@@ -20,9 +20,6 @@ from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import is_key
 from slime_core.errors import nearest
 
-__all__ = ["EVALUATION", "EvalSet", "eval_sets"]
-
-
 T = TypeVar("T")
 
 

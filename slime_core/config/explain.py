@@ -24,8 +24,6 @@ from slime_core.config.settings import Setting, as_toml, as_words, core_settings
 from slime_core.config.sources import CONFIG_FLAG, NO_EVAL, NO_EVAL_FLAG, of_inactive
 from slime_core.errors import ConfigError, nearest
 
-__all__ = ["explain", "help_page", "help_topic", "settings_tables", "to_toml"]
-
 WIDTH: Final = 100
 """Columns of help."""
 

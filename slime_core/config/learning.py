@@ -11,18 +11,6 @@ from pydantic import Field
 from slime_core.config.options import NO_ENGINES, ONE_HALF, Conflicts, Needs
 from slime_core.config.section import Count, CountOrZero, Distinct, Fraction, Name, Positive, PositiveOrZero, Section
 
-__all__ = [
-    "PARITY_BOUNDS",
-    "STRICT_PARITY_BOUNDS",
-    "AlgorithmConfig",
-    "CriticConfig",
-    "LearnerConfig",
-    "OptimizerConfig",
-    "ParallelConfig",
-    "WeightsConfig",
-]
-
-
 SHARED_ACTIVATIONS = "tensor-parallel ranks share the activations"
 OF_SEPARATE_CRITIC = Needs("critic_num_gpus", because="otherwise the critic shares the actor's ranks")
 

@@ -27,8 +27,6 @@ from slime_core.config.sources import CommandLine, Document, read_command_line, 
 from slime_core.errors import ConfigError, Mistake, config_error, nearest
 from slime_core.types import JsonValue
 
-__all__ = ["Derive", "Offered", "Peek", "Provenance", "Resolved", "load", "named_plugins", "peek"]
-
 Presets = Mapping[str, tuple[object, str]]
 Options = Mapping[str, type[BaseModel]]
 Purpose = Literal["run", "eval"]
@@ -188,11 +186,6 @@ def peek(argv: Sequence[str]) -> Peek:
         config=Path(line.config[0]) if line.config else None,
         **{key: values[key] for key in _PEEKED if key in values},
     )
-
-
-def named_plugins(argv: Sequence[str]) -> tuple[str, ...]:
-    """The plugins that flags or file name; mistakes are left for :func:`load` to report."""
-    return peek(argv).plugins
 
 
 def load(

@@ -19,20 +19,6 @@ from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.config.section import Value
 from slime_core.untrusted import read_object
 
-__all__ = [
-    "EXPERTS",
-    "ForwardFlops",
-    "context_length",
-    "described",
-    "differences",
-    "expected",
-    "forward_flops",
-    "routes_shape",
-    "start_weights",
-    "whole_number",
-]
-
-
 NOT_THE_MODEL = frozenset(
     [
         *("_name_or_path", "auto_map", "transformers_version", "torch_dtype", "dtype", "use_cache"),

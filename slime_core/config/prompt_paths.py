@@ -28,8 +28,6 @@ from pathlib import Path
 
 from slime_core.errors import DataError
 
-__all__ = ["JSON_LINES", "PromptPath", "format_of", "unreadable"]
-
 JSON_LINES = ("jsonl", "ndjson")
 """Formats that are always there."""
 

@@ -16,9 +16,6 @@ from slime_core.config.serving import EngineGroup
 from slime_core.errors import nearest
 from slime_core.untrusted import parse_toml
 
-__all__ = ["DataConfig", "EvalConfig", "EvalDataset", "RolloutConfig", "dataset_of"]
-
-
 TwoOrMore = Annotated[int, Field(ge=2)]
 """Tokens to choose from: of a single one the probability is 1, so nothing is learnt from it."""
 

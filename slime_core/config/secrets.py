@@ -36,33 +36,6 @@ from pydantic import BaseModel, SecretStr
 from slime_core.errors import ConfigError
 from slime_core.types import JsonValue
 
-__all__ = [
-    "ENGINE_KEY",
-    "PASS_ENV",
-    "PROXIES",
-    "SECRET",
-    "EngineAccess",
-    "add_key",
-    "engine_access",
-    "engine_headers",
-    "is_key",
-    "key_advice",
-    "key_of_run",
-    "named_variables",
-    "needed_environment",
-    "refused_key",
-    "secret_names",
-    "send_key_to",
-    "set_engine_access",
-    "shown",
-    "unset",
-    "without_queries",
-    "without_secret",
-    "without_secrets",
-    "written_out",
-]
-
-
 SECRET = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 """Where a text names the environment variable that stands there."""
 

@@ -14,9 +14,6 @@ from slime_core.config.options import Conflicts, Needs
 from slime_core.config.section import Count, Distinct, Name, Positive, Section, Value, rejected
 from slime_core.errors import ConfigError
 
-__all__ = ["EngineConfig", "EngineGroup", "EngineModel", "RouterPolicy", "WorkerType", "model_url"]
-
-
 WorkerType = Literal["regular", "prefill", "decode"]
 """The part of a request that an engine computes."""
 

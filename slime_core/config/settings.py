@@ -28,23 +28,6 @@ from slime_core.config.secrets import without_secret
 from slime_core.config.section import REJECTED, EngineSection
 from slime_core.errors import nearest
 
-__all__ = [
-    "Contested",
-    "InWords",
-    "Setting",
-    "Unacceptable",
-    "accepted_words",
-    "anchored",
-    "as_toml",
-    "as_words",
-    "core_settings",
-    "core_values",
-    "is_table",
-    "placeholder_of",
-    "plugin_settings",
-]
-
-
 _WORDS = {
     bool: "true or false",
     int: "a whole number",

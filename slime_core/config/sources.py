@@ -40,19 +40,6 @@ from slime_core.config.settings import Setting, Unacceptable
 from slime_core.errors import ConfigError, Mistake, nearest
 from slime_core.untrusted import MOST_TOML, parse_toml, read_text
 
-__all__ = [
-    "CONFIG_FLAG",
-    "NO_EVAL",
-    "NO_EVAL_FLAG",
-    "CommandLine",
-    "Document",
-    "of_inactive",
-    "read_command_line",
-    "read_document",
-    "read_eval_config",
-]
-
-
 CONFIG_FLAG = "--config"
 """Names the TOML file; no setting."""
 

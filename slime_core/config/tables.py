@@ -24,8 +24,6 @@ from typing import Any, Literal, get_args
 from slime_core.cpu import serve as cpu
 from slime_core.errors import ConfigError
 
-__all__ = ["Row", "installed_rows", "megatron_rows", "sglang_rows"]
-
 Engine = Literal["megatron-core", "sglang"]
 
 _HERE = Path(__file__).resolve().parent

@@ -15,8 +15,6 @@ from typing import Literal, cast
 
 from slime_core.errors import ConfigError
 
-__all__ = ["Accelerator", "accelerator"]
-
 Accelerator = Literal["cuda", "cpu"]
 
 

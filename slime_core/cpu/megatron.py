@@ -39,8 +39,6 @@ import torch.distributed as dist
 
 from slime_core.errors import RunError
 
-__all__ = ["CUDA", "all_gather_parts", "install", "reduce_scatter_parts"]
-
 
 def all_gather_parts(
     part: torch.Tensor, sizes: Sequence[int], *, group: dist.ProcessGroup | None = None

@@ -13,9 +13,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["MODULE", "RUNNING_REQUESTS", "TOTAL_TOKENS", "command", "server_arguments", "server_environment"]
-
-
 STAND_INS = Path(__file__).parent / "stand_ins"
 
 MODULE = "_slime_server"

@@ -37,8 +37,6 @@ from dataclasses import dataclass, field
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins.construction import ProcessSettings
 
-__all__ = ["LearnerSettings"]
-
 
 @dataclass(frozen=True, slots=True)
 class LearnerSettings(ProcessSettings):

@@ -34,19 +34,6 @@ if TYPE_CHECKING:
     from slime_core.learner.critic_reshard import TokenValues
     from slime_core.learner.rank import Learner
 
-__all__ = [
-    "CriticActor",
-    "CriticGroup",
-    "LearnerActor",
-    "LearnerHandle",
-    "NoLearner",
-    "RankResult",
-    "Rendezvous",
-    "SaveSettings",
-    "parity_unchecked_warning",
-    "settings_of_ranks",
-]
-
 
 class Rendezvous(Watched):
     """Base of the actors that form a process group; any of them can offer the address."""

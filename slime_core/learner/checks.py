@@ -18,17 +18,6 @@ import torch.distributed as dist
 from slime_core.config.model_config import differences
 from slime_core.errors import ConfigError, NonFiniteError, RunError
 
-__all__ = [
-    "can_share_prompts",
-    "require_finite_metrics",
-    "require_finite_weights",
-    "require_gradient",
-    "require_loss_weight",
-    "require_per_token",
-    "require_same_model",
-    "require_type",
-]
-
 REPORT = "Report this to the plugin's author."
 
 

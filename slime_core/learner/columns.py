@@ -57,20 +57,6 @@ from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.loading import boundary
 from slime_core.types import TrainBatch
 
-__all__ = [
-    "BFLOAT16",
-    "FLOAT32",
-    "STRICT",
-    "Bounds",
-    "DataParallelSums",
-    "LogProbPass",
-    "ParityGate",
-    "TokenEstimation",
-    "fill_advantages",
-    "response_tokens",
-    "whiten_advantages",
-]
-
 
 class LogProbPass:
     """The forward passes before the optimizer steps of a rollout. Collective over all ranks.

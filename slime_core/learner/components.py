@@ -11,22 +11,11 @@ from slime_core.errors import PluginError, RunError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.columns import DataParallelSums, TokenEstimation
 from slime_core.learner.objective import Corrections, NamedCorrection, Objective
-from slime_core.plugins.activation import Registry
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import construct
 from slime_core.plugins.contracts import AdvantageSettings, LearnerInfo, LossParts, RunView
 from slime_core.plugins.lifecycle import LifecycleHooks
-
-__all__ = [
-    "AcceptedInputs",
-    "accepted_inputs",
-    "build_estimation",
-    "build_learning",
-    "build_model_spec",
-    "build_objective",
-    "loss_parts",
-    "model_spec_label",
-]
+from slime_core.plugins.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)

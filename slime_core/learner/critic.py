@@ -27,8 +27,6 @@ from slime_core.learner.micro_batches import MicroBatch
 from slime_core.learner.trained_model import TrainedModel, build_chunks, forward_backward, forward_only
 from slime_core.ops.losses import clipped_value_loss
 
-__all__ = ["Critic", "ValueHead", "critic_optimizer", "replace_output_layer"]
-
 EXPLAINED = ("returns", "returns^2", "errors", "errors^2")
 """Means that are summed over ranks and then replaced by ``explained_variance``."""
 

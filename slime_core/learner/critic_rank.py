@@ -20,11 +20,9 @@ from slime_core.learner.process import prepare_process
 from slime_core.learner.trained_model import add_idle_micro_batches
 from slime_core.ops.packing import row_budget
 from slime_core.plugins import contracts
-from slime_core.plugins.activation import Registry
 from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.plugins.registry import Registry
 from slime_core.types import TrainBatch
-
-__all__ = ["CriticRank", "reports_shard", "reshard_for_critic"]
 
 
 def reports_shard() -> bool:

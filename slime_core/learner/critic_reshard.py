@@ -16,8 +16,6 @@ from slime_core.opaque import Opaque, column, part
 from slime_core.ops.packing import balance, pack, pack_by_count
 from slime_core.types import TrainBatch
 
-__all__ = ["SampleIndex", "TokenValues", "gather_tokens", "reshard", "values_of_shard"]
-
 SampleIndex = tuple[int, int]
 """Number of a shard, and of a sample in it."""
 

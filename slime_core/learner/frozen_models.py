@@ -29,8 +29,6 @@ from slime_core.config.schema import RunConfig
 from slime_core.learner.checks import require_same_model
 from slime_core.learner.trained_model import ACTOR, OLD_ACTOR, REFERENCE, TEACHER, TrainedModel
 
-__all__ = ["FrozenModels", "RequiredColumns", "WeightSnapshots"]
-
 Weights = dict[str, torch.Tensor]
 
 

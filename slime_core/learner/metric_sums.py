@@ -9,8 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["MetricSums", "average_metrics", "reduce_metrics"]
-
 
 @dataclass(slots=True)
 class MetricSums:

@@ -33,8 +33,6 @@ from slime_core.ops.log_probs import KeptTokens
 from slime_core.ops.packing import pack, row_budget, same_prompts
 from slime_core.types import StepPlan, TrainBatch
 
-__all__ = ["MicroBatch", "RowInputs", "SharedPrompts", "idle_micro_batch", "make_micro_batches"]
-
 ALONE = ParallelLayout()
 """One rank holds the whole row."""
 

@@ -44,18 +44,6 @@ from slime_core.plugins.contracts import (
 )
 from slime_core.plugins.loading import boundary
 
-__all__ = [
-    "LARGEST",
-    "SUM",
-    "TOKENS",
-    "Corrected",
-    "Corrections",
-    "NamedCorrection",
-    "Objective",
-    "add_metrics",
-    "compare",
-]
-
 FAULTS = "faults/"
 """Prefix of a metric that counts the faulty tokens of a correction and is removed before metrics are reported."""
 

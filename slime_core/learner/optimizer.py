@@ -25,16 +25,6 @@ from megatron.core.transformer.module import Float16Module
 from slime_core.config.schema import OptimizerConfig as OptimizerSettings
 from slime_core.errors import ConfigError
 
-__all__ = [
-    "build_optimizer",
-    "build_schedule",
-    "freeze",
-    "reset_optimizer_states",
-    "sum_gradients",
-    "unsharded_names",
-    "wrap",
-]
-
 
 def freeze(chunks: Sequence[torch.nn.Module], *, only: Sequence[str] = (), frozen: Sequence[str] = ()) -> None:
     """Switch off the gradient of parameters that do not train. Collective; before DDP wraps the chunks.

@@ -26,9 +26,6 @@ from slime_core.learner.trained_model import TrainedModel
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.weights.update_group import serve_store
 
-__all__ = ["Offloader", "initialize_model_parallel", "prepare_process"]
-
-
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """Limit of one collective operation; torch's own default for gloo is half an hour."""
 

@@ -45,14 +45,12 @@ from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
 from slime_core.learner.optimizer import freeze
 from slime_core.learner.process import Offloader, prepare_process
 from slime_core.learner.trained_model import ACTOR, RoutingReplay, TrainedModel, add_idle_micro_batches, build_chunks
-from slime_core.plugins.activation import Registry
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import LearnerInfo, Place, TrainStep
 from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.plugins.registry import Registry
 from slime_core.track.record import write_atomically
 from slime_core.types import TrainBatch
-
-__all__ = ["Learner", "LearnerSettings", "save_train_data", "trained_columns"]
 
 
 class Learner:

@@ -37,22 +37,6 @@ from slime_core.types import TrainBatch
 if TYPE_CHECKING:
     from slime_core.modeling.layers import KeepingRouter
 
-__all__ = [
-    "ACTOR",
-    "OLD_ACTOR",
-    "REFERENCE",
-    "TEACHER",
-    "RoutingReplay",
-    "TrainedModel",
-    "add_idle_micro_batches",
-    "build_chunks",
-    "compute_log_probs",
-    "forward_backward",
-    "forward_backward_policy",
-    "forward_only",
-    "model_inputs",
-    "response_log_probs",
-]
 
 Chunks = list[torch.nn.Module]
 

@@ -21,21 +21,11 @@ from slime_core.plugins.claims import (
     with_required,
 )
 from slime_core.plugins.component import Kind
-from slime_core.plugins.declared import scan
+from slime_core.plugins.declared import Declared, scan
 from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source, check_bounds, resolve
 from slime_core.plugins.loading import FunctionSource, find_function
 from slime_core.plugins.manifest import Manifest, record
 from slime_core.plugins.registry import Registry, register
-
-__all__ = [
-    "ActivePlugins",
-    "Admit",
-    "Choices",
-    "Need",
-    "Registry",
-    "activate",
-]
-
 
 Admit = Callable[[Manifest], None]
 """Looks at what is about to be imported, and raises where that may not be."""
@@ -67,6 +57,7 @@ class ActivePlugins:
         by_need: the plugins that the run does not name, and why each is active; print them at start.
         functions: plugin -> option -> the functions that it names by path.
         withheld: what ``--no-plugin`` takes away.
+        declared: the installed metadata, as the activation found it.
     """
 
     registry: Registry
@@ -74,6 +65,7 @@ class ActivePlugins:
     by_need: tuple[Need, ...] = ()
     functions: Mapping[str, Mapping[str, tuple[FunctionSource, ...]]] = field(default_factory=dict)
     withheld: Withheld = field(default_factory=Withheld)
+    declared: Declared = field(default_factory=Declared)
 
     @property
     def presets(self) -> Mapping[str, tuple[object, str]]:
@@ -98,7 +90,7 @@ class ActivePlugins:
     @property
     def inactive(self) -> Mapping[str, str]:
         """What to say of the settings of plugins that are not active; see :func:`~.claims.inactive_flags`."""
-        return inactive_flags(self.registry.plugins, withheld=self.withheld)
+        return inactive_flags(self.registry.plugins, self.declared, withheld=self.withheld)
 
 
 def activate(
@@ -151,7 +143,9 @@ def activate(
         manifest = start.record([one.code for own in functions.values() for found in own.values() for one in found])
         if admit is not None:
             admit(manifest)
-    return ActivePlugins(registry, manifest, by_need=tuple(start.needs), functions=functions, withheld=start.withheld)
+    return ActivePlugins(
+        registry, manifest, tuple(start.needs), functions, withheld=start.withheld, declared=start.declared
+    )
 
 
 def _chosen(choices: Choices | None, registry: Registry) -> Iterator[Choice]:

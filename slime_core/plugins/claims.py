@@ -42,19 +42,6 @@ from slime_core.plugins.discovery import (
     similar,
 )
 
-__all__ = [
-    "Need",
-    "Withheld",
-    "architecture_source",
-    "claimed_by",
-    "claimed_names",
-    "flag_needs",
-    "how_to_get",
-    "inactive_flags",
-    "table_of",
-    "with_required",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Need:

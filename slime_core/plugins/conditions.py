@@ -23,8 +23,6 @@ from slime_core.plugins.loading import boundary
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.selection import SELECTED_BY, selected
 
-__all__ = ["check_settings"]
-
 
 def check_settings(resolved: Resolved, registry: Registry, *, code: Code | None = None, trains: bool = True) -> None:
     """Returns if every setting that a training run gives takes effect, and no plugin finds fault with them.

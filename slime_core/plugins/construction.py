@@ -19,17 +19,6 @@ from slime_core.plugins.contracts import PromptFormat, PromptRequest, PromptScre
 from slime_core.plugins.loading import FunctionSource, boundary, load_attribute
 from slime_core.plugins.registry import Registry
 
-__all__ = [
-    "ProcessSettings",
-    "PromptFormats",
-    "construct",
-    "prepare_options",
-    "refusals",
-    "run_plan",
-    "run_view",
-]
-
-
 Code = Mapping[str, Mapping[str, Sequence[FunctionSource]]]
 """Plugin -> option -> the functions that it names by path."""
 

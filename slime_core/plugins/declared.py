@@ -29,25 +29,6 @@ from importlib_metadata import EntryPoint
 
 from slime_core.errors import PluginError
 
-__all__ = [
-    "ARCHITECTURE_GROUP",
-    "COMMAND_GROUP",
-    "FLAG_GROUP",
-    "FORMAT_GROUP",
-    "KIND_GROUPS",
-    "OUR_DISTRIBUTIONS",
-    "PLUGIN_GROUP",
-    "REQUIRES_GROUP",
-    "Declaration",
-    "Declared",
-    "canonical",
-    "distribution_of",
-    "entry_point_of",
-    "required_lines",
-    "scan",
-]
-
-
 OUR_DISTRIBUTIONS: Mapping[str, Mapping[str, Sequence[str]]] = json.loads(
     Path(__file__).with_name("our_distributions.json").read_text(encoding="utf-8")
 )

@@ -41,31 +41,6 @@ from slime_core.plugins.declared import (
     scan,
 )
 
-__all__ = [
-    "ARCHITECTURE_GROUP",
-    "CORE",
-    "LOCAL_MODULE",
-    "PLUGIN_GROUP",
-    "Claim",
-    "PluginIdentity",
-    "PluginSource",
-    "Source",
-    "UnknownPlugin",
-    "activated_by",
-    "check_bounds",
-    "claimants",
-    "claims_for",
-    "few_ways",
-    "installed",
-    "is_for",
-    "local_file",
-    "read_code",
-    "required_by",
-    "resolve",
-    "similar",
-]
-
-
 LOCAL_MODULE = "slime_local_"
 """Start of the module name of a single-file plugin; the first characters of the file's hash follow."""
 

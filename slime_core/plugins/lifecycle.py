@@ -29,7 +29,6 @@ from slime_core.types import JsonValue, Sample
 if TYPE_CHECKING:
     from slime_core.generation import GenerateContext
 
-__all__ = ["Failures", "LifecycleHooks", "PlaceStates", "lifetime", "unclaimed_states"]
 
 GENERATED = "slime_after_generate"
 

@@ -29,18 +29,6 @@ from slime_core.errors import PluginError, SlimeError, nearest
 from slime_core.plugins.component import Component
 from slime_core.plugins.discovery import LOCAL_MODULE, PluginIdentity, PluginSource, Source, local_file, read_code
 
-__all__ = [
-    "FunctionSource",
-    "boundary",
-    "find_function",
-    "load_attribute",
-    "load_function",
-    "load_plugin",
-    "load_target",
-    "own_definitions",
-    "place_of",
-]
-
 
 @contextmanager
 def boundary(

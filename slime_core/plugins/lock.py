@@ -27,8 +27,6 @@ from slime_core.plugins.manifest import (
 )
 from slime_core.untrusted import parse_toml, read_text
 
-__all__ = ["LOCK_FILE", "Lock", "read_lock"]
-
 LOCK_FILE = Path("slime.lock")
 """In the working directory, unless --lock-file names another."""
 

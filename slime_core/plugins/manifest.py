@@ -31,30 +31,6 @@ from slime_core.plugins.loading import boundary
 from slime_core.plugins.registry import Registry, register
 from slime_core.untrusted import read_object
 
-__all__ = [
-    "ABSENT",
-    "NO_FILES",
-    "Difference",
-    "Manifest",
-    "ManifestEntry",
-    "PluginChange",
-    "attach",
-    "compare",
-    "difference_text",
-    "differences",
-    "digest",
-    "editable_source",
-    "entry_here",
-    "entry_of",
-    "file_digests",
-    "listed",
-    "mismatches",
-    "record",
-    "source_of",
-    "table",
-]
-
-
 NO_FILES = "(no files)"
 """Stands for the digest of a distribution whose metadata is there and whose package is not."""
 

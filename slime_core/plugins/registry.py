@@ -23,13 +23,6 @@ from slime_core.plugins.loading import boundary, load_plugin, load_target
 from slime_core.plugins.validation import check_fit, check_hooks, checked_components, checked_options, checked_presets
 from slime_core.types import JsonValue
 
-__all__ = [
-    "Implementation",
-    "Registry",
-    "register",
-]
-
-
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 

@@ -18,20 +18,6 @@ from slime_core.plugins.component import SETTINGS_READ, AdvantageTraits, Compone
 from slime_core.plugins.discovery import CORE, PluginIdentity, similar
 from slime_core.plugins.registry import Registry
 
-__all__ = [
-    "SELECTED_BY",
-    "Selected",
-    "check_numbers",
-    "check_pairings",
-    "check_selection",
-    "check_targets",
-    "has_critic",
-    "missing_setting",
-    "policy_loss",
-    "selected",
-]
-
-
 FILLED = {
     "sample": frozenset({"rewards", "groups", "lengths", "mask_sums", "rollouts"}),
     "token": frozenset(

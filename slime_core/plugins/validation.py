@@ -34,18 +34,6 @@ from slime_core.plugins.component import AdvantageTraits, Component, GenerateTra
 from slime_core.plugins.discovery import PluginIdentity, similar
 from slime_core.plugins.loading import boundary
 
-__all__ = [
-    "check_fit",
-    "check_hooks",
-    "checked_components",
-    "checked_options",
-    "checked_presets",
-    "contract_of",
-    "methods_of",
-    "misfits",
-]
-
-
 _PREFIX = f"{hooks.PROJECT}_"
 _MARKER = f"{hooks.PROJECT}_impl"
 _HOOKS = frozenset(name for name in hooks.__all__ if name.startswith(_PREFIX))

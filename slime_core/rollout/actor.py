@@ -30,15 +30,6 @@ from slime_core.runtime.actors import Actor, Call, Ref, Watched, uncollected
 from slime_core.runtime.waiting import Wait, has_ended
 from slime_core.types import TrainBatch
 
-__all__ = [
-    "ConcurrentEvalSampler",
-    "ConcurrentEvaluations",
-    "SampledShards",
-    "SamplerActor",
-    "SamplerHandle",
-    "eval_sampler_settings",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class SampledShards:

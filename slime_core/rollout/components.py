@@ -51,21 +51,6 @@ from slime_core.prompts.row_checks import (
 )
 from slime_core.types import PromptGroup, Sample
 
-__all__ = [
-    "REASON",
-    "CheckedDataSource",
-    "ComponentFactory",
-    "ComponentRouter",
-    "RewardsAsAdvantages",
-    "RoutedComponent",
-    "Transform",
-    "Transforms",
-    "component_boundary",
-    "refuse_unusable",
-    "require_samples",
-    "run_all",
-]
-
 
 def component_boundary(plugin: PluginIdentity, action: str) -> AbstractContextManager[None]:
     """Turns exceptions of the block into a ``PluginError`` that names ``plugin``, file and line; slime's own errors

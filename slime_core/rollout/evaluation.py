@@ -36,8 +36,6 @@ from slime_core.rollout.rollout_batch import describe_failures, solved_generatio
 from slime_core.track.record import SampleWriter
 from slime_core.types import PromptGroup, Sample, Status
 
-__all__ = ["EvalComponents", "EvalScores", "Evaluation", "pass_at", "pass_rates", "score"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalComponents:

@@ -35,16 +35,6 @@ from slime_core.rollout.requeue import prepare_group, reset_sample
 from slime_core.rollout.reward_scoring import RewardDispatcher
 from slime_core.types import PromptGroup, Sample, Status
 
-__all__ = [
-    "GroupAttempt",
-    "GroupGenerator",
-    "apply_row_sampling",
-    "eval_sampling",
-    "mark_missing_failed",
-    "train_sampling",
-    "truncates",
-]
-
 NAMED = frozenset(one.name for one in fields(SamplingParams)) - {"extra", "max_kept"}
 
 

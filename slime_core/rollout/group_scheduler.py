@@ -49,8 +49,6 @@ from slime_core.rollout.sampler_components import SamplerComponents
 from slime_core.track.ledger import PendingGroups
 from slime_core.types import PromptGroup, Status
 
-__all__ = ["AsyncPolicy", "GroupScheduler", "GroupWork", "LiveRollouts"]
-
 ABORT_LIMIT_S = 30.0
 """Seconds for aborted requests to return: an engine answers within a second, a reward model within its own limit."""
 

@@ -25,12 +25,6 @@ from slime_core.rollout.rollout_files import RolloutFiles
 from slime_core.track.ledger import PendingGroups
 from slime_core.types import PromptGroup
 
-__all__ = [
-    "GroupSource",
-    "PluginRollouts",
-    "RecordedRollouts",
-]
-
 OWN_STATE = "rollout_source"
 """Key of a plugin's rollout source in the state of the rollouts."""
 

@@ -35,25 +35,6 @@ from slime_core.rollout.components import RoutedComponent
 from slime_core.track.ledger import Journal
 from slime_core.types import LogProbs, Mask, PromptGroup, Sample, Status, TokenIds
 
-__all__ = [
-    "RequeueBuffer",
-    "StaleSamples",
-    "Staleness",
-    "copy_sample",
-    "dump_group",
-    "dump_prompts",
-    "held_groups",
-    "load_group",
-    "oldest_group_version",
-    "oldest_version",
-    "prepare_group",
-    "reset_sample",
-    "sample_ids_by_group",
-    "stale_weights_error",
-    "token_versions",
-    "version_number",
-]
-
 StaleSamples = Literal["requeue", "correct", "evict"]
 
 COUNTED = {"requeue": "requeued", "evict": "evicted", "correct": "corrected"}

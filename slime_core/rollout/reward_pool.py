@@ -43,8 +43,6 @@ from slime_core.rollout.engines.supervisor import die_with
 from slime_core.rollout.reward_worker import read_frame, write_frame
 from slime_core.types import Reward, RewardFailure, Sample
 
-__all__ = ["Answers", "RewardPool", "RewardPoolSettings", "RewardProcess"]
-
 POLL_S = 0.1
 """Seconds between two checks of the process."""
 

@@ -30,17 +30,6 @@ from slime_core.rollout.components import RoutedComponent, run_all
 from slime_core.rollout.reward_pool import RewardPool
 from slime_core.types import Reward, RewardFailure, Sample, Status
 
-__all__ = [
-    "PARTS",
-    "InProcessScorer",
-    "PoolScorer",
-    "RewardDispatcher",
-    "RewardScorers",
-    "Scorer",
-    "WeightedSum",
-    "part_metrics",
-]
-
 ACCEPTED = "accepted is a finite number or a dict of them with --reward-key"
 
 LARGEST = sys.float_info.max

@@ -38,8 +38,6 @@ from slime_core.plugins.manifest import Manifest, attach
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.engines.supervisor import HANDLED, LIBC, die_with, fork_behind_proxy
 
-__all__ = ["main", "read_frame", "write_frame"]
-
 PR_SET_CHILD_SUBREAPER = 36
 """prctl(2)."""
 

@@ -28,8 +28,6 @@ from slime_core.rollout.reward_scoring import part_metrics
 from slime_core.track.ledger import FAILED_GROUP, REQUEUED, STALE
 from slime_core.types import PromptGroup, Sample, Status
 
-__all__ = ["CollectedGroups", "RolloutBatch", "describe_failures", "solved_generations"]
-
 SURPLUS = "surplus"
 """Reason for dropping a group: accepted, but the batch is already full. Transforms that see the whole rollout decide
 again when groups were replaced, and may then keep more than the batch needs."""

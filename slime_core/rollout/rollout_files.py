@@ -24,8 +24,6 @@ from slime_core.track.record import write_atomically
 from slime_core.types import JsonValue, LogProbs, PromptGroup, Sample, TokenIds
 from slime_core.untrusted import open_regular
 
-__all__ = ["Recorded", "RolloutFiles", "read_rollout", "screen_rollouts", "write_rollout"]
-
 FORMAT = "slime rollout"
 VERSION = 1
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slime_core.errors import PluginError, RunError
-from slime_core.plugins.activation import Registry
 from slime_core.plugins.contracts import Place, SamplerInfo, TrainSamples
 from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
 from slime_core.plugins.manifest import Manifest
+from slime_core.plugins.registry import Registry
 from slime_core.rollout.components import RewardsAsAdvantages, Transforms, refuse_unusable
 from slime_core.rollout.engines.client import spec_metrics
 from slime_core.rollout.evaluation import pass_rates
@@ -34,8 +34,6 @@ from slime_core.rollout.sampler_components import SamplerComponents, SamplerSett
 from slime_core.rollout.shards import BatchPlan, batch_metrics, grouped_rewards, loss_masks, make_shards
 from slime_core.track.ledger import LEDGER, PendingGroups, PromptLedger
 from slime_core.types import Sample, TrainBatch
-
-__all__ = ["EvalSampler", "SampledRollout", "Sampler", "SamplerState"]
 
 
 @dataclass(frozen=True, slots=True)

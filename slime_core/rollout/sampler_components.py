@@ -11,11 +11,11 @@ from slime_core.config.eval_sets import EvalSet
 from slime_core.config.model_config import context_length, routes_shape
 from slime_core.config.schema import RolloutConfig
 from slime_core.generation import GenerateContext, SamplingParams
-from slime_core.plugins.activation import Registry
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import ProcessSettings
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.manifest import Manifest
+from slime_core.plugins.registry import Registry
 from slime_core.prompts.chat import InputProcessor, PromptEncoder, has_processor
 from slime_core.prompts.requests import template_arguments
 from slime_core.rollout.components import ComponentFactory
@@ -26,9 +26,6 @@ from slime_core.rollout.reward_pool import RewardPool, RewardPoolSettings
 from slime_core.rollout.reward_scoring import RewardScorers
 from slime_core.track.record import SampleWriter
 from slime_core.types import Sample
-
-__all__ = ["SamplerComponents", "SamplerSettings"]
-
 
 FEWEST_WORKERS, MOST_WORKERS = 2, 16
 """Two, so that one can hang; more than 16 cost memory and help only rewards that compute for long."""

@@ -39,16 +39,6 @@ from slime_core.plugins.contracts import GroupedRewards
 from slime_core.rollout.requeue import version_number
 from slime_core.types import Sample, StepPlan, TrainBatch
 
-__all__ = [
-    "BatchPlan",
-    "TrainInputs",
-    "batch_metrics",
-    "grouped_rewards",
-    "loss_masks",
-    "make_shards",
-    "rollout_numbers",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:

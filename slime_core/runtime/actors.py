@@ -54,26 +54,6 @@ from slime_core.config.secrets import EngineAccess, engine_access, set_engine_ac
 from slime_core.errors import RemoteError, SlimeError
 from slime_core.runtime.placement import Slot
 
-__all__ = [
-    "Actor",
-    "ActorGroup",
-    "Call",
-    "Launch",
-    "Ref",
-    "SealedError",
-    "Watched",
-    "control",
-    "keep_output",
-    "last_words",
-    "local_error",
-    "process_stacks",
-    "start_actor",
-    "task_stacks",
-    "thread_stacks",
-    "uncollected",
-]
-
-
 TAIL_LINES = 15
 """Lines kept of a remote traceback: the innermost frames and the message."""
 

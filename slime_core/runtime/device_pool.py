@@ -20,8 +20,6 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Literal, Protocol
 
-__all__ = ["CACHE", "WEIGHTS", "ColocatedDevices", "DevicePool", "Engines", "OffloadableLearner", "Phase"]
-
 CACHE = "kv_cache"
 WEIGHTS = "weights"
 """Memory that an engine can release, in SGLang's terms."""

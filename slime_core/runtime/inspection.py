@@ -24,8 +24,6 @@ from slime_core.plugins.manifest import Difference, Manifest, attach, difference
 from slime_core.runtime.actors import Call, Ref
 from slime_core.runtime.waiting import wait
 
-__all__ = ["LIMIT_S", "Report", "inspect_nodes", "judge", "labels"]
-
 LIMIT_S = 120.0
 """Seconds for all nodes together; an idle node takes one or two, most of it the start of a worker process."""
 

@@ -41,10 +41,10 @@ from slime_core.learner.actor import (
 )
 from slime_core.loop import is_due, train
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.plugins.activation import Registry
 from slime_core.plugins.contracts import Place, RunInfo
 from slime_core.plugins.lifecycle import Failures, LifecycleHooks, lifetime, unclaimed_states
 from slime_core.plugins.manifest import Manifest
+from slime_core.plugins.registry import Registry
 from slime_core.plugins.selection import policy_loss
 from slime_core.rollout.actor import (
     ConcurrentEvalSampler,
@@ -66,21 +66,6 @@ from slime_core.runtime.session import Session, head_address
 from slime_core.runtime.waiting import RunWait
 from slime_core.track.track import Track
 from slime_core.weights.publisher import PublisherSettings
-
-__all__ = [
-    "AnyLearner",
-    "AnySampler",
-    "Job",
-    "Processes",
-    "Warn",
-    "cpu_environment",
-    "evaluate",
-    "learner_settings",
-    "processes",
-    "publisher_settings",
-    "run",
-    "sampler_settings",
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,20 +18,6 @@ from slime_core.config.engine_sections import speculates
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, PlacementError
 
-__all__ = [
-    "Assignment",
-    "Capacity",
-    "Device",
-    "Layout",
-    "Plan",
-    "Seat",
-    "assign",
-    "device_of",
-    "plan",
-    "requested_layout",
-    "require_device_support",
-]
-
 Device = Literal["cpu", "gpu"]
 
 FINEST_SHARE = 10_000

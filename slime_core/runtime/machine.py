@@ -9,8 +9,6 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-__all__ = ["Machine", "cpu_threads", "free_resources"]
-
 CGROUP = Path("/sys/fs/cgroup")
 SHARED = Path("/dev/shm")
 DEVICES = ("nvidia[0-9]*", "kfd", "dxg")

@@ -13,8 +13,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from slime_core.errors import PlacementError
 from slime_core.runtime.layout import Capacity, Layout, Plan, Seat, assign, plan
 
-__all__ = ["Placement", "Slot", "place"]
-
 
 @dataclass(frozen=True, slots=True)
 class Slot:

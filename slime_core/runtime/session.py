@@ -35,8 +35,6 @@ from ray._raylet import (  # type: ignore[attr-defined]
 from slime_core.errors import PlacementError
 from slime_core.plugins.loading import boundary
 
-__all__ = ["Session", "cluster_has_gpus", "head_address"]
-
 SMALL_MACHINE_BYTES = 64 * 2**30
 SMALL_STORE_BYTES = 256 * 2**20
 """Shards of a small run are megabytes; Ray's own default would take a third of the memory from the engines."""

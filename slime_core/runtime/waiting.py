@@ -21,8 +21,6 @@ from slime_core.config.schema import WatchConfig
 from slime_core.errors import SlimeError, WaitTimeout
 from slime_core.runtime.actors import Call, Ref, Watched, local_error
 
-__all__ = ["FAIL_AFTER_S", "WARN_AFTER_S", "Late", "PendingCall", "RunWait", "Wait", "has_ended", "report", "wait"]
-
 R = TypeVar("R")
 
 WARN_AFTER_S = 60.0

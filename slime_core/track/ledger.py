@@ -33,22 +33,6 @@ from slime_core.errors import CheckpointError, RunError
 from slime_core.track.record import room_for
 from slime_core.untrusted import as_object, parse_json
 
-__all__ = [
-    "ENDS",
-    "FAILED_GROUP",
-    "JOURNAL",
-    "LEDGER",
-    "NOT_ENDS",
-    "REQUEUED",
-    "STALE",
-    "Groups",
-    "Journal",
-    "PendingGroups",
-    "PromptLedger",
-    "Recount",
-    "samples_file",
-]
-
 JOURNAL = "taken.jsonl"
 """In the folder of samples."""
 

@@ -29,21 +29,6 @@ from slime_core.errors import CheckpointError, ConfigError, RunError
 from slime_core.types import Sample, SampleRecord
 from slime_core.untrusted import as_object, parse_json
 
-__all__ = [
-    "FILES",
-    "FOLDERS",
-    "PRIVATE",
-    "JsonLines",
-    "RunRecord",
-    "SampleWriter",
-    "numbered",
-    "read_rows",
-    "read_samples",
-    "room_for",
-    "write_atomically",
-]
-
-
 PRIVATE = 0o700
 """Mode of a new run folder."""
 

@@ -33,21 +33,6 @@ from slime_core.errors import NonFiniteError
 from slime_core.track.record import JsonLines, RunRecord, read_samples
 from slime_core.types import SampleRecord
 
-__all__ = [
-    "EvalFinished",
-    "Event",
-    "Listener",
-    "Metrics",
-    "Observer",
-    "PhaseStarted",
-    "RunFinished",
-    "SampleSink",
-    "Sink",
-    "StepFinished",
-    "Track",
-    "Warned",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class PhaseStarted:

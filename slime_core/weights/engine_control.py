@@ -19,8 +19,6 @@ from slime_core.config.secrets import engine_headers, key_advice, send_key_to
 from slime_core.errors import WeightSyncError
 from slime_core.weights.specs import Bucket
 
-__all__ = ["EngineChecksums", "EngineControl", "PauseMode", "Sending"]
-
 PauseMode = Literal["abort", "retract", "in_place"]
 """Requests in flight are aborted with the tokens that they have; retracted and recomputed later, so that the cache can
 be flushed; or kept in place."""

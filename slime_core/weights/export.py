@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["HuggingFaceFolder", "write"]
 
 SHARD_BYTES = 5 * 10**9
 """Size at which a new file starts, as in transformers."""

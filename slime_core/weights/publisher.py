@@ -35,8 +35,6 @@ from slime_core.weights.update_group import Backend, join_update_group
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Publisher", "PublisherSettings", "SentWeights", "require_agreement", "require_restored", "require_spoiled"]
-
 
 FUSED = {
     "q_proj": ("qkv_proj", 0, 3),

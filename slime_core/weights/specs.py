@@ -21,21 +21,6 @@ from slime_core.untrusted import as_object, open_regular, parse_json, read_objec
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "Bucket",
-    "WeightSpec",
-    "checksum",
-    "expected_specs",
-    "flatten",
-    "is_tied",
-    "num_kv_heads",
-    "plan_buckets",
-    "require_complete_files",
-    "require_matching_specs",
-    "spec_of",
-    "weight_files",
-]
-
 
 DTYPES = {
     "F64": "float64",

@@ -52,14 +52,6 @@ from slime_core.weights.update_group import UpdateGroup
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "DiskTransport",
-    "DistributedTransport",
-    "TensorTransport",
-    "Transport",
-    "TransportName",
-]
-
 
 TransportName = Literal["distributed", "tensor", "disk"]
 

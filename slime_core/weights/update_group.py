@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-__all__ = ["Backend", "UpdateGroup", "join_update_group", "reserve_port", "serve_store"]
 
 Backend = Literal["gloo", "nccl"]
 

@@ -27,6 +27,7 @@ from safetensors.torch import load_file
 
 import slime_core
 from slime_core.generation import SamplingParams
+from slime_core.rollout.components import run_all
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.weights import export
@@ -123,7 +124,7 @@ def log_probs(url: str) -> list[tuple[int, float]]:
 
     async def ask() -> list[tuple[int, float]]:
         async with GenerateClient(url, timeout_s=120) as client:
-            groups = await client.generate_many(PROMPTS, sampling=GREEDY)
+            groups = await run_all(client.generate(ids, sampling=GREEDY) for ids in PROMPTS)
         return [pair for (one,) in groups for pair in zip(one.token_ids, one.log_probs, strict=True)]
 
     return asyncio.run(ask())

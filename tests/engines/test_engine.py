@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from slime_core.config.secrets import engine_access
 from slime_core.errors import EngineError, NonFiniteError, WeightSyncError
 from slime_core.generation import Generation, SamplingParams
+from slime_core.rollout.components import run_all
 from slime_core.rollout.engines import server as server_module
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, Router, RouterSettings, SGLangServer
@@ -76,7 +77,9 @@ def changed(model: torch.nn.Module, seed: int) -> list[tuple[str, torch.Tensor]]
 
 
 async def assert_serves(client: GenerateClient, model: torch.nn.Module) -> None:
-    for prompt, (answer,) in zip(PROMPTS, await client.generate_many(PROMPTS, sampling=GREEDY), strict=True):
+    for prompt, (answer,) in zip(
+        PROMPTS, await run_all(client.generate(ids, sampling=GREEDY) for ids in PROMPTS), strict=True
+    ):
         likeliest, log_probs = reference(model, prompt, answer)
         assert list(answer.token_ids) == likeliest
         assert list(answer.log_probs) == pytest.approx(log_probs, abs=1e-3)
@@ -218,7 +221,9 @@ def publisher(engine: Any, model: torch.nn.Module, request: pytest.FixtureReques
 async def test_published_weights_are_served_under_their_version(
     publisher: Publisher, client: GenerateClient, engine: Any, model: torch.nn.Module
 ) -> None:
-    await client.generate_many(PROMPTS, sampling=GREEDY)  # fills the cache that the update has to forget
+    await run_all(
+        client.generate(ids, sampling=GREEDY) for ids in PROMPTS
+    )  # fills the cache that the update has to forget
     other = AutoModelForCausalLM.from_pretrained(engine.model, dtype=torch.float32).eval()
     other.load_state_dict(dict(changed(model, seed=1)))
     publisher.publish(weights(other), version="1")

@@ -16,6 +16,7 @@ from slime_core.errors import EngineError, WeightSyncError
 from slime_core.generation import Generation, SamplingParams
 from slime_core.generation.sampling import until_stop
 from slime_core.prompts.chat import PromptEncoder
+from slime_core.rollout.components import run_all
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.weights.engine_control import EngineControl, call
 from slime_core.weights.specs import Bucket, WeightSpec
@@ -96,7 +97,9 @@ async def client(url: str) -> AsyncIterator[GenerateClient]:
 
 
 async def test_every_token_has_a_log_probability_and_ids_are_in_range(client: GenerateClient) -> None:
-    groups = await client.generate_many([[3, 4], [5]], sampling=SamplingParams(max_new_tokens=8), n=3)
+    groups = await run_all(
+        client.generate(ids, sampling=SamplingParams(max_new_tokens=8), n=3) for ids in ([3, 4], [5])
+    )
     answers = [answer for group in groups for answer in group]
     assert [len(group) for group in groups] == [3, 3]
     assert all(len(answer.log_probs) == len(answer.token_ids) <= 8 for answer in answers)

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 import slime_core
 from slime_core.errors import WeightSyncError
 from slime_core.generation import Generation, SamplingParams
+from slime_core.rollout.components import run_all
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.weights import export
@@ -84,7 +85,7 @@ def publisher(
 def generated(url: str) -> list[Generation]:
     async def ask() -> list[Generation]:
         async with GenerateClient(url, timeout_s=120, vocab_size=16) as client:
-            return [answer for (answer,) in await client.generate_many(PROMPTS, sampling=GREEDY)]
+            return [answer for (answer,) in await run_all(client.generate(ids, sampling=GREEDY) for ids in PROMPTS)]
 
     return asyncio.run(ask())
 

@@ -22,13 +22,13 @@ from slime_core.generation import GenerateContext, ProcessedPrompt, SamplingPara
 from slime_core.modeling.layout import ParallelLayout
 
 PROMPTS = (
-    *("chat", "left_out", "lengths", "numbered", "requests", "row_checks"),
+    *("chat", "left_out", "numbered", "requests", "row_checks"),
     *("rows", "screen", "tables"),
 )
 """Modules of the prompts room."""
 
 OPS = ("groups", "log_probs", "loss_weights", "losses", "packing", "returns")
-MODELING = ("layers", "layout", "rows", "spec", "unsupported")
+MODELING = ("layers", "layout", "rows", "spec")
 HARNESS = ("engines", "learner", "megatron", "plugins")
 
 ROOMS = (

@@ -18,7 +18,5 @@ from collections.abc import Callable, Iterator
 
 from slime_core.config.schema import RunConfig
 
-__all__ = ["Rule"]
-
 Rule = Callable[[RunConfig], Iterator[str]]
 """Yields a message for each mistake in a configuration."""

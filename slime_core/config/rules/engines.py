@@ -16,9 +16,6 @@ from slime_core.config.section import Value
 from slime_core.config.serving import EngineGroup
 from slime_core.errors import nearest
 
-__all__ = ["SERVING", "SERVING_OF_EVAL", "SERVING_OF_RUN"]
-
-
 CUT_OTHERWISE = frozenset({"enable_dp_attention", "dp_size", "attn_cp_size"})
 """SGLang's flags by which attention is not cut over all processes of an engine."""
 

@@ -14,8 +14,6 @@ from slime_core.config.rules import Rule
 from slime_core.config.schema import RunConfig
 from slime_core.untrusted import open_regular
 
-__all__ = ["FILES", "FILES_OF_RUN"]
-
 ROLLOUT_FILES = ("save_debug_rollout_data", "load_debug_rollout_data", "save_debug_train_data")
 """Settings that name a file for each rollout, with ``{rollout_id}`` for its number."""
 

@@ -23,9 +23,6 @@ from slime_core.config.model_config import (
 from slime_core.config.rules import Rule
 from slime_core.config.schema import RunConfig
 
-__all__ = ["ENGINE_LAYOUT", "LEARNER_LAYOUT", "MODELS", "RUN_LAYOUT", "other_model", "recomputes"]
-
-
 KEY_VALUE_HEADS = "num_key_value_heads"
 
 MOST_PROCESSES = 65_536

@@ -10,8 +10,6 @@ from slime_core.config.model_config import context_length, start_weights
 from slime_core.config.rules import Rule
 from slime_core.config.schema import RunConfig
 
-__all__ = ["LENGTHS", "LENGTHS_OF_EVAL", "LENGTHS_OF_RUN", "STEPS", "waits_warn_first"]
-
 
 def _batches_add_up(config: RunConfig) -> Iterator[str]:
     prompts, responses = config.rollout.rollout_batch_size, config.rollout.n_samples_per_prompt

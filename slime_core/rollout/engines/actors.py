@@ -17,8 +17,6 @@ from slime_core.runtime.actors import Actor, Launch, Watched, control, start_act
 from slime_core.runtime.placement import Slot
 from slime_core.weights.engine_control import EngineControl, PauseMode
 
-__all__ = ["EngineActor", "RouterActor", "ServerActor", "start_engine", "start_router"]
-
 CONTROL_LIMIT_S = 600.0
 
 LOOK_S = 5.0

@@ -36,8 +36,6 @@ from slime_core.rollout.engines.truncated_sampling import Truncation, truncate
 from slime_core.types import Sample, SpecInfo
 from slime_core.untrusted import parse_json
 
-__all__ = ["read_generation", "spec_info", "spec_metrics"]
-
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 BODY_SHOWN = 400
@@ -56,9 +54,6 @@ TIMEOUT = "engine_timeout"
 
 ROUTES = "return_routed_experts"
 """The field of a request that asks for :attr:`Generation.routed_experts`."""
-
-PROMPTS_PER_REQUEST = 32
-"""500 greedy answers of 4 tokens on two cores: 1.0 s one by one, 0.55 s in batches; larger ones gain nothing."""
 
 
 class GenerateClient:
@@ -105,32 +100,7 @@ class GenerateClient:
     ) -> list[Generation]:
         """As :meth:`slime_core.generation.Client.generate` says; without ``timeout_s``, within the client's limit."""
         fields = {**({ROUTES: True} if self._routes else {}), **(extra or {})}
-        answers = await self._request([list(input_ids)], sampling, n, timeout_s, fields, session)
-        return answers[0]
-
-    async def generate_many(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        sampling: SamplingParams,
-        n: int = 1,
-        timeout_s: float | None = None,
-        prompts_per_request: int = PROMPTS_PER_REQUEST,
-    ) -> list[list[Generation]]:
-        """``n`` responses to each prompt, in order.
-
-        Several prompts share a request, which halves the time of short answers. A request returns with its last
-        response and fails as a whole, so use this for short answers of similar length, as in evaluation.
-
-        Raises:
-            EngineError: see :meth:`generate`.
-        """
-        parts = [
-            [list(ids) for ids in prompts[start : start + prompts_per_request]]
-            for start in range(0, len(prompts), prompts_per_request)
-        ]
-        answers = await asyncio.gather(*(self._request(part, sampling, n, timeout_s, {}) for part in parts))
-        return [group for part in answers for group in part]
+        return await self._request(list(input_ids), sampling, n, timeout_s, fields, session)
 
     async def engine_url(self) -> str:
         """As :meth:`slime_core.generation.Client.engine_url` says."""
@@ -158,16 +128,14 @@ class GenerateClient:
 
     async def _request(
         self,
-        prompts: list[list[int]],
+        ids: list[int],
         sampling: SamplingParams,
         n: int,
         timeout_s: float | None,
         extra: Mapping[str, Any],
-        session: str | None = None,
-    ) -> list[list[Generation]]:
-        self._check_ids(prompts)
-        # A single prompt is sent unnested: the router's cache-aware policy reads it, and error messages are clearer.
-        ids: Any = prompts if len(prompts) > 1 else prompts[0]
+        session: str | None,
+    ) -> list[Generation]:
+        self._check_ids(ids)
         fields = sampling.fields(n=n)
         cut = Truncation.of(fields, most=sampling.max_kept, vocab_size=self._vocab_size)
         top_logprobs = {} if cut is None else {"top_logprobs_num": cut.top_k}
@@ -178,26 +146,22 @@ class GenerateClient:
             limit_s = self._timeout_s if timeout_s is None else timeout_s
             answer = await self._post(json.dumps(body).encode(), limit_s, session)
         if answer is None:
-            return [[NOTHING] * n for _ in prompts]
+            return [NOTHING] * n
         rows = answer if isinstance(answer, list) else [answer]
-        if len(rows) != n * len(prompts):
-            raise EngineError(
-                f"{self.url} sent {len(rows)} responses; {n} for each of {len(prompts)} prompts were requested"
-            )
+        if len(rows) != n:
+            raise EngineError(f"{self.url} sent {len(rows)} responses; {n} were requested")
         routes = self._routes if extra.get(ROUTES) else None
-        generations = [read_generation(row, routes, cut) for row in rows]
-        return [generations[start : start + n] for start in range(0, len(rows), n)]
+        return [read_generation(row, routes, cut) for row in rows]
 
-    def _check_ids(self, prompts: Sequence[Sequence[int]]) -> None:
-        for ids in prompts:
-            if not ids:
-                raise RequestRefused("A prompt has no tokens; it needs at least one")
-            if self._vocab_size is not None and not 0 <= min(ids) <= max(ids) < self._vocab_size:
-                wrong = [one for one in ids if not 0 <= one < self._vocab_size][:5]
-                raise RequestRefused(
-                    f"A prompt has the ids {wrong}; the model knows 0 to {self._vocab_size - 1}. "
-                    "Encode prompts with the tokenizer of the model's folder."
-                )
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        if not ids:
+            raise RequestRefused("A prompt has no tokens; it needs at least one")
+        if self._vocab_size is not None and not 0 <= min(ids) <= max(ids) < self._vocab_size:
+            wrong = [one for one in ids if not 0 <= one < self._vocab_size][:5]
+            raise RequestRefused(
+                f"A prompt has the ids {wrong}; the model knows 0 to {self._vocab_size - 1}. "
+                "Encode prompts with the tokenizer of the model's folder."
+            )
 
     async def _post(self, body: bytes, timeout_s: float, session: str | None) -> Any:
         """The answer; None: requests are being aborted, so it was not sent, or not retried."""

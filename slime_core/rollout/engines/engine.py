@@ -44,9 +44,6 @@ from slime_core.rollout.engines import keyed
 from slime_core.rollout.engines.server import HANG_LIMIT_S, Server
 from slime_core.rollout.engines.supervisor import supervised
 
-__all__ = ["EngineSettings", "RemoteRouter", "Router", "RouterSettings", "SGLangServer", "Worker", "ask_router"]
-
-
 GPU_MODULE = "sglang.launch_server"
 
 LONGEST_WATCHDOG_S = 86_400.0

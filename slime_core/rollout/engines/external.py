@@ -30,8 +30,6 @@ from slime_core.rollout.engines.server import HANG_LIMIT_S, PROBE_INTERVAL_S, is
 from slime_core.runtime.actors import Actor, Launch, Watched, control, start_actor
 from slime_core.weights.engine_control import call
 
-__all__ = ["External", "ExternalWatch", "ExternalWatcher", "Needs", "discover", "require_reachable", "start_watch"]
-
 ANSWER_LIMIT_S = 30.0
 DTYPES = {"half": "float16", "float": "float32"}
 """Other names that SGLang's --dtype has for a type."""

@@ -50,18 +50,6 @@ from slime_core.untrusted import read_object
 from slime_core.weights.engine_control import PauseMode
 from slime_core.weights.specs import weight_map
 
-__all__ = [
-    "EngineFleet",
-    "ModelServers",
-    "Site",
-    "Supervision",
-    "evaluating_engines",
-    "model_engines",
-    "policy_engines",
-    "router_settings",
-    "with_head_bias",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Site:

@@ -18,8 +18,6 @@ import runpy
 import sys
 from typing import Any
 
-__all__ = ["KEY_VARIABLE", "MASK", "hide_in_logs"]
-
 KEY_VARIABLE = "SLIME_ENGINE_KEY"
 MASK = "***"
 

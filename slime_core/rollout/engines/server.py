@@ -29,8 +29,6 @@ from slime_core.config.secrets import engine_headers, send_key_to
 from slime_core.errors import EngineError
 from slime_core.rollout.engines.supervisor import die_with
 
-__all__ = ["HANG_LIMIT_S", "PROBE_INTERVAL_S", "Server", "ServerProcess", "free_ports", "is_hung"]
-
 TERMINATE_GRACE_S = 3.0
 """The supervisor of an engine takes a tenth of that on an idle machine."""
 

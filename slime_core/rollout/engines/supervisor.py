@@ -30,8 +30,6 @@ from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
-__all__ = ["HANDLED", "die_with", "fork_behind_proxy", "supervise", "supervised"]
-
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LIBC = ctypes.CDLL(None)
 

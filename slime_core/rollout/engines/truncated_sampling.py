@@ -29,8 +29,6 @@ from numpy.typing import NDArray
 from slime_core.errors import EngineError, RequestRefused
 from slime_core.generation.sampling import Kept
 
-__all__ = ["Truncation", "truncate"]
-
 FORBID = ("min_new_tokens", "json_schema", "regex", "ebnf", "structural_tag")
 """Fields of SGLang's sampling parameters that forbid tokens before probabilities are taken."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from slime_core.config.load import Resolved, load, named_plugins, peek
+from slime_core.config.load import Resolved, load, peek
 from slime_core.config.schema import ARITHMETIC, EMBEDDED_DEFAULTS
 from slime_core.errors import ConfigError
 
@@ -122,8 +122,8 @@ def test_paths_of_a_file_are_relative_to_its_folder(tmp_path: Path) -> None:
 
 def test_plugins_named_by_flag_replace_those_of_the_file(tmp_path: Path) -> None:
     file = write(tmp_path, '[run]\nplugins = ["grpo"]\n[grpo]\nx = 1\n')
-    assert named_plugins(["--config", str(file)]) == ("grpo",)
-    assert named_plugins(["--config", str(file), "--plugin", "ppo", "--grpo.x=1", "--lr", "fast"]) == ("ppo",)
+    assert peek(["--config", str(file)]).plugins == ("grpo",)
+    assert peek(["--config", str(file), "--plugin", "ppo", "--grpo.x=1", "--lr", "fast"]).plugins == ("ppo",)
 
 
 def test_a_peek_sees_the_model_and_ignores_an_unreadable_file(tmp_path: Path) -> None:

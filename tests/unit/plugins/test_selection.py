@@ -13,8 +13,9 @@ from slime_core.config.options import PluginSettings
 from slime_core.config.sampling import EvalConfig, EvalDataset
 from slime_core.config.schema import RolloutConfig, RunConfig
 from slime_core.errors import PluginError
-from slime_core.plugins.activation import Registry, activate
+from slime_core.plugins.activation import activate
 from slime_core.plugins.discovery import CORE
+from slime_core.plugins.registry import Registry
 from slime_core.plugins.selection import HEAVY, SELECTED_BY, check_selection, check_targets, policy_loss, selected
 
 PLUGIN = """

@@ -30,7 +30,8 @@ from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, Ro
 from slime_core.errors import RequestFailed
 from slime_core.generation import Generation, SamplingParams
 from slime_core.generation.sampling import NOTHING
-from slime_core.plugins.activation import Registry, activate
+from slime_core.plugins.activation import activate
+from slime_core.plugins.registry import Registry
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import group_scheduler, sampler_components
 from slime_core.rollout.requeue import token_versions

@@ -17,8 +17,9 @@ from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, Le
 from slime_core.config.secrets import add_key, key_of_run
 from slime_core.errors import ConfigError, DataError, EngineError, PluginError, RequestRefused, RunError
 from slime_core.generation import GenerateContext, Generation, Kept, SamplingParams
-from slime_core.plugins.activation import Registry, activate
+from slime_core.plugins.activation import activate
 from slime_core.plugins.component import Kind
+from slime_core.plugins.registry import Registry
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import sampler as sampling
 from slime_core.rollout import sampler_components

@@ -52,14 +52,6 @@ async def test_a_response_that_is_cut_says_so(client: GenerateClient) -> None:
     assert (list(answer.token_ids), answer.finish_reason) == ([9, 4], "length")
 
 
-async def test_several_prompts_share_a_request_and_keep_their_order(client: GenerateClient, engine: FakeEngine) -> None:
-    prompts = [[3], [5], [7]]
-    groups = await client.generate_many(prompts, sampling=SHORT, n=2, prompts_per_request=2)
-    alone = [await client.generate(prompt, sampling=SHORT) for prompt in prompts]
-    assert groups == [[one, one] for (one,) in alone]
-    assert engine.calls.count("/generate") == 2 + 3
-
-
 async def test_a_failing_engine_is_asked_again(client: GenerateClient, engine: FakeEngine) -> None:
     engine.fail_with = [500, 503]
     assert len(await client.generate([3], sampling=SHORT, n=2)) == 2
