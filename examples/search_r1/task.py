@@ -1,8 +1,8 @@
 """People, towns, rivers and hills that do not exist: facts about them, questions, and what the files hold.
 
-A fact is one passage, ``The river of Zorin is Malka.``, with its subject as the title. A question asks for one fact
-(``What is the river of Zorin?``) or for two that hang together (``What is the river of the home of Mirel?``), where the
-first answer is in no word of the question: it has to be searched for.
+A fact is one passage, ``The river of Lodur is Gatod.``, with its subject as the title. A question asks for one fact
+(``What is the river of Lodur?``) or for two that hang together (``What is the teacher of the lord of Siman?``), where
+the first answer is in no word of the question: it has to be searched for.
 
 Subjects of questions are split: no training question names a subject of a held-out one. The facts of all of them are in
 the corpus, so what is learned from training questions is how to search and to read, not the facts.
@@ -81,7 +81,7 @@ CONTEXT_LENGTH = 256
 class Fact:
     """One fact, which is one passage.
 
-    Example: ``Fact("Zorin", "river", "Malka").text`` is ``"The river of Zorin is Malka."``.
+    Example: ``Fact("Lodur", "river", "Gatod").text`` is ``"The river of Lodur is Gatod."``.
     """
 
     subject: str
