@@ -19,7 +19,8 @@ Around it:
     critic            the critic's model: one number a token in place of its output layer; value loss and optimizer
     critic_rank       one process of a separate critic, on ranks of its own
     critic_reshard    shards of the actor's ranks divided for the critic's; per-token numbers on their way back
-    optimizer         which parameters train; Megatron's DDP, optimizer and learning-rate schedule
+    optimizer         Megatron's DDP, optimizer and learning-rate schedule
+    freezing          which parameters train
     checks            errors that end a run before a spoilt step is published; whether models fit
     process           joining the process group, moving device memory to the host and back
 

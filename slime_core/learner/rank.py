@@ -39,10 +39,10 @@ from slime_core.learner.components import (
     model_spec_label,
 )
 from slime_core.learner.critic import Critic
+from slime_core.learner.freezing import freeze
 from slime_core.learner.frozen_models import FrozenModels, RequiredColumns
 from slime_core.learner.metric_sums import average_metrics
 from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
-from slime_core.learner.optimizer import freeze
 from slime_core.learner.process import Offloader, prepare_process
 from slime_core.learner.trained_model import ACTOR, RoutingReplay, TrainedModel, add_idle_micro_batches, build_chunks
 from slime_core.plugins.component import Kind

@@ -40,7 +40,7 @@ def micro_batch() -> MicroBatch:
 
 def gradients(folder: Path, layout: Any, *, only: list[str], **overrides: Any) -> dict[str, torch.Tensor]:
     """Of the summed log-probabilities of one token, by name; of parameters that train and have one."""
-    from slime_core.learner.optimizer import freeze
+    from slime_core.learner.freezing import freeze
 
     _, (chunk,) = build(FAMILY, folder, layout, **overrides)
     freeze([chunk], only=only)
@@ -64,7 +64,8 @@ class Experts:
     """A mixture of which the experts alone train; they have an optimizer of their own, as where ranks share them."""
 
     def __init__(self, folder: Path, layout: Any) -> None:
-        from slime_core.learner.optimizer import build_optimizer, build_schedule, freeze, wrap
+        from slime_core.learner.freezing import freeze
+        from slime_core.learner.optimizer import build_optimizer, build_schedule, wrap
 
         settings = OptimizerConfig(lr=1e-3)
         _, self.chunks = build(FAMILY, folder, layout)
