@@ -307,7 +307,7 @@ async def test_what_is_too_much_costs_its_own_sample_and_few_words(tmp_path: Pat
         "invalid",
         "reward model 'mean': sending it what it scores failed with TypeError: cannot pickle '_thread.lock' object",
     )
-    assert (tmp_path / "rewards.log").stat().st_size > 10**8
+    assert (tmp_path / "rewards.log").stat().st_size >= 10**8  # the end of the line may follow later
 
 
 async def test_what_is_under_way_when_the_pool_is_closed_fails_and_starts_nothing(tmp_path: Path) -> None:
