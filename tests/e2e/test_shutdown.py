@@ -70,13 +70,16 @@ def test_a_run_that_is_interrupted_ends_and_leaves_nothing(tmp_path: Path, momen
 def server_of(process: subprocess.Popen[str], name: str) -> tuple[psutil.Process, list[psutil.Process]]:
     """The server of a run that is called so, and all its processes."""
     deadline = time.monotonic() + LIMIT_S
-    while True:
+    while time.monotonic() < deadline:
         started = family(process)
         for one in children(name, of=started):
             if not "".join(words(one)).startswith("ray::"):
                 return one, started
-        assert time.monotonic() < deadline, [words(one) for one in started]
         time.sleep(0.1)
+    found = "\n".join(f"{one}: {' '.join(words(one)).strip()}" for one in started)
+    for one in [*started, process]:
+        one.kill()
+    pytest.fail(f"no process of the run is called {name}:\n{found}\n{process.communicate()}")
 
 
 @pytest.mark.parametrize(("victim", "name"), [("sglang::scheduler", "engine 0"), ("router", "router")])
