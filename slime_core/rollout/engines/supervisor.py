@@ -95,8 +95,11 @@ def _start(command: Sequence[str], scratch: str) -> int:
     if program == 0:
         die_with(supervisor)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
+        # setproctitle, which SGLang names its processes with, has no effect once the first variable of the environment
+        # has changed; Ray passes variables in random order, and SGLang changes some of them. It never changes TMPDIR.
+        environment = {"TMPDIR": scratch} | {**os.environ, "TMPDIR": scratch}
         try:
-            os.execve(command[0], list(command), {**os.environ, "TMPDIR": scratch})
+            os.execve(command[0], list(command), environment)
         except OSError as problem:
             print(f"{command[0]}: {problem}", file=sys.stderr, flush=True)
             os._exit(127)

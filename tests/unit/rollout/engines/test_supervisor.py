@@ -15,8 +15,8 @@ import pytest
 from slime_core.rollout.engines.supervisor import SHARED, supervised
 from tests.processes import DELIVERED_S, left_of
 
-# Two processes have the file in memory; the second ignores SIGTERM and is in a session of its own. Says both, and where
-# the folder for temporary files is.
+# Two processes have the file in memory; the second ignores SIGTERM and is in a session of its own. Prints both
+# ids and the folder for temporary files.
 PROGRAM = """
 import mmap, os, signal, sys, time
 with open(sys.argv[1], "w+b") as file:
@@ -33,12 +33,21 @@ print(os.getpid(), other, os.environ["TMPDIR"], flush=True)
 exec(sys.argv[2])
 """
 
+# What an SGLang scheduler does: changes a variable, then names its process.
+NAMED = """
+import os
+os.environ["FIRST"] = "a longer value"
+import setproctitle
+setproctitle.setproctitle("sglang::scheduler")
+print(open("/proc/self/cmdline").read().rstrip("\\0"))
+"""
+
 PARENT = """
 import os, subprocess, sys, time
 from slime_core.rollout.engines.supervisor import die_with
 parent = os.getpid()
-keeper = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True, preexec_fn=lambda: die_with(parent))
-print(keeper.pid, keeper.stdout.readline(), end="", flush=True)
+supervisor = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True, preexec_fn=lambda: die_with(parent))
+print(supervisor.pid, supervisor.stdout.readline(), end="", flush=True)
 time.sleep(600)
 """
 
@@ -52,14 +61,14 @@ def shared() -> Iterator[Path]:
 
 @pytest.fixture
 def foreign() -> Iterator[Path]:
-    """Is in nobody's memory."""
+    """No process has it in memory."""
     path = SHARED / f"slime-test-{os.getpid()}-foreign"
     path.touch()
     yield path
     path.unlink()
 
 
-def under_keeper(shared: Path, ending: str) -> list[str]:
+def under_supervisor(shared: Path, ending: str) -> list[str]:
     pattern = f"slime-test-{os.getpid()}-*"
     return supervised(pattern, [sys.executable, "-c", PROGRAM, str(shared), ending])
 
@@ -67,13 +76,13 @@ def under_keeper(shared: Path, ending: str) -> list[str]:
 def assert_gone(shared: Path, foreign: Path, said: str) -> None:
     *pids, scratch = said.split()
     assert left_of(*map(int, pids)) == []
-    # Whoever clears up may outlive what it clears up, and the one who stood before it.
+    # The supervisor may outlive the processes it kills, and its proxy.
     assert remaining(shared, Path(scratch)) == []
     assert foreign.exists()
 
 
 def remaining(*paths: Path) -> list[Path]:
-    """Those that are there still when they could have gone."""
+    """Those that exist after :data:`DELIVERED_S`; returns as soon as none does."""
     deadline_s = time.monotonic() + DELIVERED_S
     while (found := [path for path in paths if path.exists()]) and time.monotonic() < deadline_s:
         time.sleep(0.02)
@@ -87,25 +96,25 @@ def remaining(*paths: Path) -> list[Path]:
 def test_the_end_of_a_program_is_passed_on_when_all_of_it_is_gone(
     shared: Path, foreign: Path, ending: str, code: int
 ) -> None:
-    with subprocess.Popen(under_keeper(shared, ending), stdout=subprocess.PIPE, text=True) as keeper:
-        assert keeper.stdout is not None
-        said = keeper.stdout.readline()
-    assert keeper.returncode == code
+    with subprocess.Popen(under_supervisor(shared, ending), stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        said = supervisor.stdout.readline()
+    assert supervisor.returncode == code
     assert_gone(shared, foreign, said)
 
 
 def test_a_supervisor_that_is_terminated_kills_all_at_once(shared: Path, foreign: Path) -> None:
     ending = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
-    with subprocess.Popen(under_keeper(shared, ending), stdout=subprocess.PIPE, text=True) as keeper:
-        assert keeper.stdout is not None
-        said, _ = keeper.stdout.readline(), keeper.stdout.readline()
-        keeper.terminate()
-    assert keeper.returncode == -signal.SIGTERM
+    with subprocess.Popen(under_supervisor(shared, ending), stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        said, _ = supervisor.stdout.readline(), supervisor.stdout.readline()
+        supervisor.terminate()
+    assert supervisor.returncode == -signal.SIGTERM
     assert_gone(shared, foreign, said)
 
 
 def test_a_parent_that_is_killed_leaves_neither_processes_nor_files(shared: Path, foreign: Path) -> None:
-    command = [sys.executable, "-c", PARENT, *under_keeper(shared, "time.sleep(600)")]
+    command = [sys.executable, "-c", PARENT, *under_supervisor(shared, "time.sleep(600)")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         said = parent.stdout.readline()
@@ -114,10 +123,10 @@ def test_a_parent_that_is_killed_leaves_neither_processes_nor_files(shared: Path
 
 
 def test_one_that_is_killed_by_ray_leaves_nothing_either(shared: Path, foreign: Path) -> None:
-    with subprocess.Popen(under_keeper(shared, "time.sleep(600)"), stdout=subprocess.PIPE, text=True) as keeper:
-        assert keeper.stdout is not None
-        said = keeper.stdout.readline()
-        keeper.kill()
+    with subprocess.Popen(under_supervisor(shared, "time.sleep(600)"), stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        said = supervisor.stdout.readline()
+        supervisor.kill()
     assert_gone(shared, foreign, said)
 
 
@@ -127,3 +136,10 @@ def test_a_program_that_cannot_be_started_says_so(tmp_path: Path) -> None:
         127,
         "/no/such/program: [Errno 2] No such file or directory: '/no/such/program'\n",
     )
+
+
+def test_a_process_gets_its_name_when_the_first_variable_of_the_environment_changes() -> None:
+    command = supervised("none", [sys.executable, "-c", NAMED])
+    environment = {"FIRST": "1", "PATH": os.environ["PATH"]}
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert ended.stdout.strip() == "sglang::scheduler"
