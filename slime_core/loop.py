@@ -90,7 +90,7 @@ def train(
     total = config.rollout.num_rollout
     with devices.held_by("learner"):
         served = publish(learner, sampler, track, devices, hooks, version=state.step)
-    if config.evaluates and not config.eval.skip_eval_before_train:
+    if config.eval.eval_interval and not config.eval.skip_eval_before_train:
         evaluate(sampler, track, step=state.step, served=served)
     for step in range(state.step, total):
         with track.step(step) as metrics:

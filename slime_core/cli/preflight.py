@@ -96,6 +96,8 @@ def check_files(
     formats = PromptFormats(registry, options or {}, run_view(config, options))
     bad = _screen_training(config, registry, formats, options or {}, warn) if trains else []
     _screen_evaluations(config, registry, formats, options or {}, warn)
+    if trains and config.eval.eval_interval is None and warn is not None:
+        _warn_of_unused_sets(config, warn)
     return bad
 
 
@@ -266,15 +268,27 @@ def _screen_evaluations(
     options: Mapping[str, object],
     warn: Warn | None,
 ) -> None:
-    embedded = config.model.hf_checkpoint is None
     checks = RowChecks.of(config, registry, trains=False, options=options)
     rows = replace(reading_of(config.data, formats), multimodal_keys=(), filter=checks)
     for one in eval_sets(config):
-        # Ours, for our model: looked through by the tests.
-        if not (embedded and one.path.is_relative_to(ARITHMETIC)):
+        if not _is_embedded(config, one.path):
             rows = replace(rows, input_key=one.input_key, label_key=one.label_key, metadata_key=one.metadata_key)
             room = _room_of(one, config, registry)
             screen(one.path, rows, room=room, setting=f"eval_prompt_data {one.name}", warn=warn)
+
+
+def _is_embedded(config: RunConfig, path: Path) -> bool:
+    """Whether ``path`` is our set, for our model: looked through by the tests."""
+    return config.model.hf_checkpoint is None and path.is_relative_to(ARITHMETIC)
+
+
+def _warn_of_unused_sets(config: RunConfig, warn: Warn) -> None:
+    names = [name for name, path in config.eval.files if not _is_embedded(config, path)]
+    if names:
+        warn(
+            f"evaluation sets {', '.join(names)}: the run does not evaluate them, because eval_interval is not given; "
+            "add --eval-interval N, or evaluate a checkpoint with slime eval"
+        )
 
 
 def _room_of(one: EvalSet, config: RunConfig, registry: Registry) -> Room | None:

@@ -379,7 +379,7 @@ def _problem(error: Any, table: dict[str, Any]) -> str:
 
 
 EVALUATION_DATA = ("eval_prompt_data", "eval_datasets")
-NO_EVALUATION = Conflicts("skip_eval_before_train", unless="eval_interval", because="nothing would be evaluated")
+WHILE_TRAINING = Needs("eval_interval", because="otherwise a run evaluates nothing")
 
 
 class EvalConfig(Section):
@@ -401,7 +401,7 @@ class EvalConfig(Section):
         Needs(*EVALUATION_DATA, part="evaluation"),
         Conflicts(*NO_ENGINES, because="evaluations need engines"),
     ] = None
-    """Evaluate every this many rollouts, and at the end. None: only before the first. --no-eval: never."""
+    """Evaluate before the first rollout, after every this many, and at the end. None: never."""
     skip_eval_before_train: bool = False
     """Do not evaluate the start weights."""
     n_samples_per_eval_prompt: Count = 1
@@ -433,13 +433,13 @@ class EvalConfig(Section):
         Needs(*EVALUATION_DATA, part="evaluation"),
         Conflicts("eval_interleaved", because="with it the policy's engines evaluate"),
         Conflicts("colocate", because="the learner sleeps when an evaluation starts; --eval-interleaved works with it"),
-        NO_EVALUATION,
+        WHILE_TRAINING,
     ] = None
     """GPUs of engines that only evaluate, concurrently with training; on a CPU, server processes. None: no such
     engines."""
     eval_num_gpus_per_engine: Annotated[Count | None, Needs("eval_num_gpus")] = None
     """GPUs per engine that only evaluates. None: rollout_num_gpus_per_engine."""
-    eval_interleaved: Annotated[bool, Needs(*EVALUATION_DATA, part="evaluation"), NO_EVALUATION] = False
+    eval_interleaved: Annotated[bool, Needs(*EVALUATION_DATA, part="evaluation"), WHILE_TRAINING] = False
     """Evaluate on the policy's engines while generation and training continue; new weights wait for it.
 
     False: training waits for the evaluation, and the evaluation for groups in flight.

@@ -52,13 +52,14 @@ def test_check_run_and_eval_warn_of_prompts_that_the_tokenizer_does_not_know(tmp
     (tmp_path / "mine.jsonl").write_text('{"prompt": "What is 2 + 2?", "label": "4"}\n' * 40)
     mine = str(tmp_path / "mine.jsonl")
     blocked = ["--device", "cpu", "--engine-start-timeout-s", "0.01"]  # refused after the prompts were looked at
-    assert main(["check", "--plugin", "grpo", "--prompt-data", mine, "--eval-prompt-data", "own", mine]) == 0
+    own = ["--eval-prompt-data", "own", mine]
+    assert main(["check", "--plugin", "grpo", "--prompt-data", mine, *own, "--eval-interval", "5"]) == 0
     warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
     assert len(warnings) == 2
     assert all(f"{mine}: 69% of the prompt tokens are <unk>" in warning for warning in warnings)
     assert main(["run", "--plugin", "grpo", "--prompt-data", mine, *blocked]) == 2
     assert "69% of the prompt tokens are <unk>" in capsys.readouterr().err
-    assert main(["eval", "--eval-prompt-data", "own", mine, "--rollout-max-response-len", "8", *blocked]) != 0
+    assert main(["eval", *own, "--rollout-max-response-len", "8", *blocked]) != 0
     assert "69% of the prompt tokens are <unk>" in capsys.readouterr().err
 
 

@@ -170,6 +170,16 @@ def test_an_evaluation_looks_at_its_own_prompts_only(tmp_path: Path) -> None:
         preflight(config(f"--eval-prompt-data mine {file} {short}"), registry, trains=False)
 
 
+@pytest.mark.parametrize(("line", "count"), [("", 1), ("--eval-interval 2", 0)])
+def test_sets_that_a_run_does_not_evaluate_are_named(tmp_path: Path, line: str, count: int) -> None:
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text((ARITHMETIC / "data" / "held_out.jsonl").read_text())
+    given = config(f"--prompt-data {mine} --eval-prompt-data mine {mine} {line}")
+    said: list[str] = []
+    check_files(given, activate(["grpo"]).registry, trains=True, warn=said.append)
+    assert [one.startswith("evaluation sets mine: the run does not evaluate them") for one in said] == [True] * count
+
+
 def test_prompt_files_are_read_by_the_formats_of_the_plugins(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SHOUTED)
     registry = activate(["grpo", str(tmp_path / "mine.py")]).registry

@@ -24,7 +24,6 @@ def broken(line: str) -> list[str]:
         "--eval-interleaved",
         "--eval-interleaved --colocate",
         "--eval-interleaved --async-buffer-size 1",
-        "--eval-num-gpus 1 --eval-interval none",
         "--eval-num-gpus 1 --skip-eval-before-train",
     ],
 )
