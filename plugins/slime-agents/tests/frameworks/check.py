@@ -9,7 +9,8 @@ import json
 import os
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import pytest
 
 from slime_agents.openai_agent import AgentTask, OpenAIAgent
 from slime_agents.options import AgentsOptions
-from slime_core.generation import GenerateContext, SamplingParams
+from slime_core.generation import Client, GenerateContext, Generation, SamplingParams
 from slime_core.harness import default_run_view
 from slime_core.harness.engines import connect
+from slime_core.prompts.chat import PromptEncoder
 from slime_core.types import Sample, Status
 from slime_testing.fake_engine import FakeEngine
 
@@ -116,3 +118,55 @@ async def test_mini_swe_agent_without_tools(context, says, engine, tmp_path) -> 
     turns = [f"THOUGHT: I\n```mswea_bash_command\n{one}\n```" for one in ("echo 82 > answer", submit)]
     says(*turns)
     assert await one_conversation(context, engine, tmp_path, "with_mini_swe_agent.py", "text", turns) == "82"
+
+
+@dataclass(slots=True)
+class Recorder:
+    """The client of the engines, and what they were sent and answered: ids of the prompt and of the response, and the
+    log-probabilities of the latter."""
+
+    client: Client
+    turns: list[tuple[list[int], list[int], list[float]]] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return self.client.url
+
+    async def engine_url(self) -> str:
+        return await self.client.engine_url()
+
+    async def generate(self, input_ids: Any, **more: Any) -> list[Generation]:
+        found = await self.client.generate(input_ids, **more)
+        self.turns += [(list(input_ids), list(one.token_ids), list(one.log_probs)) for one in found]
+        return found
+
+
+def turns_of(sample: Sample) -> Iterator[tuple[list[int], list[int], list[float]]]:
+    """The spans that are trained, as :class:`Recorder` has them."""
+    ids, end = list(sample.tokens), sample.prompt_length
+    log_probs = [0.0] * end + list(sample.rollout_log_probs or ())
+    for trains, span in groupby(sample.loss_mask or [1] * sample.response_length):
+        start, end = end, end + len(list(span))
+        if trains:
+            yield ids[:start], ids[start:end], log_probs[start:end]
+
+
+@pytest.mark.parametrize(
+    ("program", "how", "script"),
+    [
+        ("with_openai_agents.py", "plain", "add"),
+        ("with_openai_agents.py", "streamed", "add"),
+        ("with_mini_swe_agent.py", "tools", "bash"),
+        ("with_mini_swe_agent.py", "text", "blocks"),
+    ],
+)
+async def test_on_a_real_engine_what_is_trained_is_what_it_sampled(scripted, tmp_path, program, how, script) -> None:
+    encoder = PromptEncoder(scripted.model, apply_chat_template=True, template_arguments={"script": script})
+    async with connect(scripted.url, vocab_size=encoder.vocab_size) as client:
+        recorder = Recorder(client)
+        context = GenerateContext(recorder, encoder, max_response_len=100, context_length=200)
+        (sample,), printed = await run(context, tmp_path, program, how)
+    assert printed == "82"
+    assert (sample.status, sample.reward, sample.metadata["agent"]) == (Status.COMPLETED, 1.0, {"branches": 1})
+    assert list(turns_of(sample)) == recorder.turns
+    assert [encoder.decode(ids) for _, ids, _ in recorder.turns] == list(scripted.turns[script])
