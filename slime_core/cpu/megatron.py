@@ -1,6 +1,12 @@
-"""Lets Megatron-core and mbridge run on CPU tensors with gloo, after one explicit call to :func:`install`.
+"""Lets Megatron-core and mbridge run without TransformerEngine and without a GPU, after one call to :func:`install`.
 
-While a source file of ``megatron.core`` or ``mbridge`` is imported, its syntax tree is rewritten:
+Two kinds of patches, after the import of a module of Megatron. Every one names its upstream line (megatron-core 0.16.1)
+and says when it can go:
+
+    :data:`_LIBRARY_PATCHES`   where TransformerEngine and Apex are absent, on a GPU as well
+    :data:`_DEVICE_PATCHES`    where there is no GPU
+
+Where there is no GPU, the syntax tree of a source file of ``megatron.core`` or ``mbridge`` is rewritten on import:
 
     torch.cuda.x                      x of :data:`CUDA`, which only these files see
     "cuda"                            "cpu"      (``device="cuda"``)
@@ -11,8 +17,7 @@ While a source file of ``megatron.core`` or ``mbridge`` is imported, its syntax 
 Line numbers stay, so a traceback points at the installed file. torch and every other library stay as they are: a
 global patch of ``torch.cuda`` would disturb Ray and transformers, and would not reach the ``"cuda"`` literals.
 
-A few modules are patched after their import as well; every patch names its upstream line (megatron-core 0.16.1) and
-says when it can go. The whole file can go once Megatron-core takes its device from the process group.
+That part of the file can go once Megatron-core takes its device from the process group.
 """
 
 from __future__ import annotations
@@ -87,17 +92,17 @@ _NAME = "_slime_cuda"
 
 
 def install() -> None:
-    """Megatron-core and mbridge imported from now on run without a GPU.
+    """Megatron-core and mbridge imported from now on run without TransformerEngine and Apex, and without a GPU.
 
-    Does nothing where torch sees a GPU, or when called again.
+    Where torch sees a GPU, nothing is changed that concerns the device. Does nothing when called again.
 
     Call it first thing in every process that imports Megatron: a learner rank, a Ray actor, a conversion. Processes
     that Megatron's checkpointing spawns call it by themselves.
 
     Raises:
-        RunError: Megatron-core is already imported, so its modules hold CUDA calls that nothing rewrites any more.
+        RunError: Megatron-core is already imported, so that nothing can patch its modules any more.
     """
-    if torch.cuda.is_available() or any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     early = sorted(name for name in sys.modules if f"{name}.".startswith("megatron.core."))
     if early:
@@ -105,7 +110,7 @@ def install() -> None:
             f"slime_core.cpu.megatron.install() came too late: {early[0]} and {len(early) - 1} more modules are "
             "already imported; call it before anything imports megatron.core or mbridge"
         )
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _Finder(_Loader if torch.cuda.is_available() else _CPULoader))
 
 
 # --- The import hook --------------------------------------------------------------------------------------------------
@@ -153,6 +158,18 @@ def _beside(path: str) -> str:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
+    """Loads a module as it is, then patches what expects TransformerEngine or Apex."""
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        # Some ten notices that Apex and TransformerEngine are absent, which is no mistake here.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            super().exec_module(module)
+        if module.__name__ in _LIBRARY_PATCHES:
+            _LIBRARY_PATCHES[module.__name__](module)
+
+
+class _CPULoader(_Loader):
     """Compiles the rewritten source, some 2 s for all of Megatron, and keeps its byte code as Python keeps its own."""
 
     def source_to_code(self, data: Any, path: Any, **settings: Any) -> types.CodeType:  # type: ignore[override]
@@ -168,15 +185,15 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         module.__dict__[_NAME] = CUDA
-        # Some ten notices that Apex and TransformerEngine are absent, as they must be here.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            super().exec_module(module)
-        if module.__name__ in _PATCHES:
-            _PATCHES[module.__name__](module)
+        super().exec_module(module)
+        if module.__name__ in _DEVICE_PATCHES:
+            _DEVICE_PATCHES[module.__name__](module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, loader: type[_Loader]) -> None:
+        self._loader = loader
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
@@ -184,7 +201,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and type(spec.loader) is importlib.machinery.SourceFileLoader:
-            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+            spec.loader = self._loader(spec.loader.name, spec.loader.path)
         return spec
 
 
@@ -230,13 +247,11 @@ def _patch_mappings(module: Any) -> None:
     module._gather_along_first_dim, module._reduce_scatter_along_first_dim = gather_parts, scatter_parts
 
 
-def _patch_moe_utils(module: Any) -> None:
-    """moe/moe_utils.py:1192 reads ``te_general_gemm``, a name that only TransformerEngine brings.
+def _patch_moe_utils_on_cpu(module: Any) -> None:
+    """moe/moe_utils.py:1093 returns a CPU tensor as it is though a numpy array was requested.
 
-    :1093 returns a CPU tensor as it is though a numpy array was requested. Goes when upstream binds the name and
-    honours ``as_numpy`` on every device.
+    Goes when upstream honours ``as_numpy`` on every device.
     """
-    module.__dict__.setdefault("te_general_gemm", None)
 
     def maybe_move_tensor_to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
         return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
@@ -244,12 +259,20 @@ def _patch_moe_utils(module: Any) -> None:
     module.maybe_move_tensor_to_cpu = maybe_move_tensor_to_cpu
 
 
+def _patch_moe_utils(module: Any) -> None:
+    """moe/moe_utils.py:1192 reads ``te_general_gemm``, a name that only TransformerEngine brings.
+
+    Goes when upstream binds the name.
+    """
+    module.__dict__.setdefault("te_general_gemm", None)
+
+
 def _patch_mla(module: Any) -> None:
     """transformer/multi_latent_attention.py:62 takes TransformerEngine for present, because stubs of it import.
 
     :185 then asks for the type of a stub. Goes when HAVE_TE is taken from the extension module.
     """
-    module.HAVE_TE = False
+    module.HAVE_TE = sys.modules["megatron.core.extensions.transformer_engine"].HAVE_TE
 
 
 def _patch_distributed_optimizer(module: Any) -> None:
@@ -259,6 +282,8 @@ def _patch_distributed_optimizer(module: Any) -> None:
     :825 hands *all* parameters one step tensor, which AdamW then increments once for each of them. :939 copies every
     key of the live state, and "step" is no key of a checkpoint. Goes when torch's AdamW is tested upstream.
     """
+    if module.HAVE_APEX_OR_TE:
+        return
     optimizer = module.DistributedOptimizer
     state_dict, load_state_dict = optimizer.state_dict, optimizer.load_state_dict
 
@@ -357,13 +382,17 @@ def _patch_async(module: Any) -> None:
     module.mp = _Multiprocessing(module.mp)
 
 
-_PATCHES: dict[str, Callable[[Any], None]] = {
-    "megatron.core.jit": _patch_jit,
-    "megatron.core.tensor_parallel.random": _patch_random,
-    "megatron.core.tensor_parallel.mappings": _patch_mappings,
+_LIBRARY_PATCHES: dict[str, Callable[[Any], None]] = {
     "megatron.core.transformer.moe.moe_utils": _patch_moe_utils,
     "megatron.core.transformer.multi_latent_attention": _patch_mla,
     "megatron.core.optimizer.distrib_optimizer": _patch_distributed_optimizer,
+}
+
+_DEVICE_PATCHES: dict[str, Callable[[Any], None]] = {
+    "megatron.core.jit": _patch_jit,
+    "megatron.core.tensor_parallel.random": _patch_random,
+    "megatron.core.tensor_parallel.mappings": _patch_mappings,
+    "megatron.core.transformer.moe.moe_utils": _patch_moe_utils_on_cpu,
     "megatron.core.dist_checkpointing.strategies.filesystem_async": _patch_filesystem,
     "megatron.core.dist_checkpointing.strategies.async_utils": _patch_async,
 }

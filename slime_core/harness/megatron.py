@@ -23,7 +23,7 @@ __all__ = [
 
 
 def prepare_megatron() -> None:
-    """Let Megatron-core and mbridge run without a GPU; does nothing where there is one, or when called again.
+    """Let Megatron-core and mbridge run without TransformerEngine, and without a GPU where there is none.
 
     Raises:
         RunError: Megatron-core is already imported; call this first.

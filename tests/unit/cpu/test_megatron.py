@@ -1,4 +1,4 @@
-"""The import hook rewrites what it is said to rewrite, in the modules it is said to rewrite, and nothing else."""
+"""The import hook rewrites what its docstring lists, in the modules that it lists, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Import = Callable[[str], Any]
 
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A process without a GPU in which nobody installed the hook or imported Megatron."""
+    """A process without a GPU in which the hook is not installed and Megatron not imported."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "meta_path", [f for f in sys.meta_path if type(f).__module__ != install.__module__])
     for name in [n for n in sys.modules if n.startswith(("megatron", "mbridge"))]:
@@ -141,11 +141,16 @@ def test_installing_twice_is_installing_once(clean):
     assert sys.meta_path == before
 
 
-def test_nothing_is_installed_where_there_is_a_gpu(clean):
+def test_no_line_is_rewritten_where_there_is_a_gpu(clean, tmp_path):
     clean.setattr(torch.cuda, "is_available", lambda: True)
-    before = list(sys.meta_path)
     install()
-    assert sys.meta_path == before
+    package = tmp_path / "mbridge"
+    package.mkdir()
+    (package / "__init__.py").write_text("import torch\ncuda = torch.cuda\nliteral = 'cuda'\n")
+    clean.syspath_prepend(tmp_path)
+    found = importlib.import_module("mbridge")
+    assert (found.cuda, found.literal) == (torch.cuda, "cuda")
+    sys.modules.pop("mbridge")
 
 
 def test_installing_after_megatron_is_refused(clean):
