@@ -27,7 +27,7 @@ from slime_core.plugins.manifest import listed
 from slime_core.plugins.selection import check_targets, has_critic, selected
 from slime_core.prompts.left_out import BadRows
 from slime_core.runtime.layout import Assignment, Capacity, Device, Layout, Plan, Seat, assign, plan, requested_layout
-from slime_core.runtime.machine import Machine, free_resources
+from slime_core.runtime.machine import Machine, free_resources, nccl_environment, rank_environment
 
 if TYPE_CHECKING:
     from slime_core.config.load import Resolved
@@ -172,6 +172,7 @@ def placement_plan(config: RunConfig, needs: Needs, machine: Machine) -> Iterato
     else:
         yield "sampler: one process, which asks for no share of its own"
     yield from _memory(needs, layout)
+    yield from _environment(config, layout)
     yield half_of(config) or f"weights travel to the engines by: {config.transport}"
 
 
@@ -239,6 +240,14 @@ def _memory(needs: Needs, layout: Layout) -> Iterator[str]:
         f"optimizer), {critic}{engine / GIB:.1f} GiB of weights on each GPU of an engine; activations and the KV cache "
         "come on top"
     )
+
+
+def _environment(config: RunConfig, layout: Layout) -> Iterator[str]:
+    if layout.device == "gpu":
+        variables = rank_environment(config, on_gpu=True)
+        shared = nccl_environment(config)
+        yield f"environment of a rank: {' '.join(f'{name}={value}' for name, value in variables.items())}"
+        yield f"environment of an engine: {' '.join(f'{name}={value}' for name, value in shared.items())}"
 
 
 def _gpus_here() -> int:

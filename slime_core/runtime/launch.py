@@ -60,7 +60,7 @@ from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, start_act
 from slime_core.runtime.device_pool import ColocatedDevices, DevicePool
 from slime_core.runtime.inspection import inspect_nodes
 from slime_core.runtime.layout import Device, device_of, requested_layout, require_device_support
-from slime_core.runtime.machine import cpu_threads
+from slime_core.runtime.machine import cpu_threads, rank_environment
 from slime_core.runtime.placement import Placement, Slot, place
 from slime_core.runtime.session import Session, head_address
 from slime_core.runtime.waiting import RunWait
@@ -174,12 +174,6 @@ def publisher_settings(
         pause_mode=config.rollout.pause_generation_mode,
         resumes=not config.cluster.colocate,
     )
-
-
-def cpu_environment(device: Device) -> dict[str, str]:
-    """Variables of a process that computes on ``device``."""
-    # A CPU run on a machine with GPUs must not see them, because torch would use them.
-    return {"OMP_NUM_THREADS": str(cpu_threads()), "CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
 
 
 def _on(device: Device, config: RunConfig) -> RunConfig:
@@ -437,7 +431,7 @@ class Processes:
 
     def _launch(self, label: str, slot: Slot | None = None) -> Launch:
         log = self._job.logs / f"{label.removeprefix('learner ').replace(' ', '-')}.log"
-        return Launch(label, slot, cpu_environment(self._device), log)
+        return Launch(label, slot, rank_environment(self._job.config, on_gpu=self._device == "gpu"), log)
 
     def _publisher_settings(self, servers: ModelServers) -> PublisherSettings:
         gpus = self._wait(servers.engines.start(EngineActor.gpus), what="the engines' GPUs")

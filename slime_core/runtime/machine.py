@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
+from slime_core.config.schema import RunConfig
+
 CGROUP = Path("/sys/fs/cgroup")
 SHARED = Path("/dev/shm")
 DEVICES = ("nvidia[0-9]*", "kfd", "dxg")
@@ -43,6 +45,38 @@ def cpu_threads() -> int:
     """Threads of one operation on a CPU: ``OMP_NUM_THREADS``, or one for each core that this process may run on."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     return int(wanted) if wanted.isdecimal() and int(wanted) else len(os.sched_getaffinity(0))
+
+
+def nccl_environment(config: RunConfig) -> dict[str, str]:
+    """NCCL's variables that learner ranks and engines must share, because rank 0 and the engines form one group.
+
+    SGLang 0.5.23 sets them to 0 where they are unset, and to 1 for two of its flags (entrypoints/engine.py:1898-1915);
+    NCCL itself starts with other values. What the user exports counts on every node.
+    """
+    groups = (*config.engine_groups, *config.eval_groups)
+    flags = [dict(given) for given in (config.sglang.given, *(group.overrides for group in groups))]
+    symmetric = any(one.get("enable_symm_mem") is True for one in flags)
+    nvls = symmetric or any(one.get("enable_nccl_nvls") is True for one in flags)
+    return {
+        "NCCL_CUMEM_ENABLE": "1" if symmetric else os.environ.get("NCCL_CUMEM_ENABLE", "0"),
+        "NCCL_NVLS_ENABLE": "1" if nvls else os.environ.get("NCCL_NVLS_ENABLE", "0"),
+    }
+
+
+def rank_environment(config: RunConfig, *, on_gpu: bool) -> dict[str, str]:
+    """Variables of a process that trains or samples.
+
+    On a GPU, besides NCCL's, those that are unset: with one queue of kernels, tensor parallelism overlaps communication
+    in the order that Megatron-core expects; and cuBLAS repeats its results where a run has to (CUDA, cuBLAS
+    documentation, "Results reproducibility").
+    """
+    if not on_gpu:
+        # A CPU run on a machine with GPUs must not see them, because torch would use them.
+        return {"OMP_NUM_THREADS": str(cpu_threads()), "CUDA_VISIBLE_DEVICES": ""}
+    own = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    if not config.debug.generates:
+        own["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    return nccl_environment(config) | {name: os.environ.get(name, value) for name, value in own.items()}
 
 
 def free_resources() -> Machine:

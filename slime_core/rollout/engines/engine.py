@@ -23,7 +23,7 @@ import http.client
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -80,6 +80,7 @@ class EngineSettings:
         threads: CPU threads of one server.
         worker_type: the part of a request that it computes: all of it, or, on GPUs, prefill or decode alone.
         extra: further arguments of ``sglang.launch_server``; they win.
+        variables: of its environment, besides what this process passes on.
         start_timeout_s: seconds until it must answer.
     """
 
@@ -101,6 +102,7 @@ class EngineSettings:
     threads: int = 1
     worker_type: WorkerType = "regular"
     extra: tuple[str, ...] = field(default=())
+    variables: Mapping[str, str] = field(default_factory=dict)
     start_timeout_s: float = 300.0
 
     @property
@@ -141,7 +143,7 @@ class EngineSettings:
 
     def environment(self) -> dict[str, str]:
         """The server's whole environment: what it needs, and the key of the run, if there is one."""
-        found = {**needed_environment(), ENGINE_KEY: engine_access().key_text}
+        found = {**needed_environment(), **self.variables, ENGINE_KEY: engine_access().key_text}
         if self.device != "cpu":
             return found
         return {**found, **cpu.server_environment(threads=self.threads, processes=self.tensor_parallel)}

@@ -42,7 +42,7 @@ from slime_core.rollout.engines.external import (
     start_watch,
 )
 from slime_core.runtime.actors import Actor, ActorGroup, Call
-from slime_core.runtime.machine import cpu_threads
+from slime_core.runtime.machine import cpu_threads, nccl_environment
 from slime_core.runtime.placement import Slot
 from slime_core.runtime.waiting import Wait
 from slime_core.runtime.waiting import wait as wait_for
@@ -146,6 +146,7 @@ def _engines(
             threads=site.threads,
             # The later of two arguments wins in SGLang's parser.
             extra=(*config.sglang.arguments, *server_arguments(group.overrides), *extra),
+            variables=nccl_environment(config) if site.on_gpus else {},
             start_timeout_s=config.engine.engine_start_timeout_s,
             worker_type=group.worker_type,
         )

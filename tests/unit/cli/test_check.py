@@ -123,6 +123,16 @@ def test_memory_is_said_for_each_gpu() -> None:
     )
 
 
+def test_the_environment_of_processes_on_gpus_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE", "CUDA_DEVICE_MAX_CONNECTIONS"):
+        monkeypatch.delenv(name, raising=False)
+    found = [line for line in planned("--device cuda --sglang-enable-nccl-nvls") if line.startswith("environment")]
+    assert found == [
+        "environment of a rank: NCCL_CUMEM_ENABLE=0 NCCL_NVLS_ENABLE=1 CUDA_DEVICE_MAX_CONNECTIONS=1",
+        "environment of an engine: NCCL_CUMEM_ENABLE=0 NCCL_NVLS_ENABLE=1",
+    ]
+
+
 def test_memory_of_a_separate_critic_is_that_of_its_own_gpus() -> None:
     critic = {"critic_parameters": 8 * 10**9, "critic_ranks": 4, "critic_copies": 2}
     lines = planned("--device cuda --critic-num-gpus 4", needs=replace(BILLIONS, **critic))

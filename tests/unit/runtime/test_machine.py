@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import psutil
 import pytest
 
+from slime_core.config.engine_sections import SGLangConfig
+from slime_core.config.schema import DebugConfig, EngineConfig, RunConfig
+from slime_core.config.serving import EngineGroup
 from slime_core.runtime import machine
-from slime_core.runtime.machine import Machine, free_resources
+from slime_core.runtime.machine import Machine, free_resources, nccl_environment, rank_environment
 
 
 def group(folder: Path, *, limit: str, used: int, cache: int) -> Path:
@@ -67,3 +71,56 @@ def test_shared_memory_that_is_not_there_is_none(tmp_path: Path, monkeypatch: py
 def test_gpus_need_a_driver_and_a_build_for_them(has_gpus: bool, torch: str, can: bool) -> None:
     found = Machine(cores=1, memory=1, shared_memory=1, has_gpus=has_gpus, torch=torch)
     assert found.can_use_gpus is can
+
+
+@pytest.fixture
+def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ("NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE", "CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_ranks_and_engines_have_the_values_that_sglang_sets_where_nothing_is_exported(unset) -> None:
+    assert nccl_environment(RunConfig()) == {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
+    found = rank_environment(RunConfig(), on_gpu=True)
+    assert found == {**nccl_environment(RunConfig()), "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+
+
+def test_what_the_user_exports_counts_for_both(unset) -> None:
+    unset.setenv("NCCL_CUMEM_ENABLE", "1")
+    unset.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
+    assert nccl_environment(RunConfig())["NCCL_CUMEM_ENABLE"] == "1"
+    assert rank_environment(RunConfig(), on_gpu=True)["CUDA_DEVICE_MAX_CONNECTIONS"] == "8"
+
+
+@pytest.mark.parametrize(
+    ("flag", "expected"), [("enable_symm_mem", ("1", "1")), ("enable_nccl_nvls", ("0", "1")), ("log_level", ("0", "0"))]
+)
+def test_flags_of_any_engine_that_make_sglang_set_them_count_for_both(unset, flag: str, expected) -> None:
+    value = "info" if flag == "log_level" else True
+    group = EngineGroup(num_gpus=1, overrides=((flag, value),))
+    for config in (
+        RunConfig(sglang=SGLangConfig(given=((flag, value),))),
+        RunConfig(engine=EngineConfig(engine_groups=(group,))),
+    ):
+        assert tuple(nccl_environment(config).values()) == expected
+
+
+def test_a_rank_repeats_its_results_where_only_it_runs(unset) -> None:
+    config = RunConfig(debug=DebugConfig(debug_train_only=True))
+    assert rank_environment(config, on_gpu=True)["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
+def test_a_run_on_the_cpu_sees_no_gpu() -> None:
+    found = rank_environment(RunConfig(), on_gpu=False)
+    assert found.keys() == {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
+    assert found["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_sglang_sets_both_where_they_are_unset() -> None:
+    package = importlib.util.find_spec("sglang")
+    assert package is not None
+    assert package.origin is not None
+    source = Path(package.origin).with_name("srt").joinpath("entrypoints", "engine.py").read_text()
+    for name in ("NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE"):
+        assert f'"{name}" not in os.environ' in source
