@@ -2,7 +2,7 @@
 
     python -m bench.overlap_simulation    a minute; prints a table of docs/rollout.md; fails where a step is too slow
 
-The engine is the fake one of the tests, asked over HTTP: it answers each prompt group after a while and takes a bounded
+The engine is the fake one of the tests, over HTTP: it answers each prompt group after a while and takes a bounded
 number at once, so a rollout takes a given time to generate. The learner sleeps and publishes to the engine.
 """
 

@@ -2,7 +2,7 @@
 
     python -m bench.streaming outputs/streaming --gigabytes 10
 
-Writes a JSON Lines file of that size, opens it in each order in a process of its own, draws 1,000 prompts, and deletes
+Writes a JSON Lines file of that size, opens it in each order in a process of its own, reads 1,000 prompts, and deletes
 the file. Start: the look that a run takes at the file before anything else starts, and then until the first 32 prompts
 are there; imports are left out. Memory: the largest resident set of the process, Python and all.
 """
@@ -39,8 +39,8 @@ HEAD = """| order | start, s (of a CPU core) | 968 more | restart | process, MB 
 
 def written(path: Path, gigabytes: float) -> None:
     """A file of 1 KiB rows; 4,096 different texts under numbers of their own."""
-    draw = random.Random(0)
-    texts = ["".join(draw.choices("abcdefghij klmnopqrst", k=ROW_BYTES - 40)) for _ in range(4096)]
+    random_source = random.Random(0)
+    texts = ["".join(random_source.choices("abcdefghij klmnopqrst", k=ROW_BYTES - 40)) for _ in range(4096)]
     rows = int(gigabytes * 10**9 / ROW_BYTES)
     with path.open("w", encoding="utf-8", buffering=2**22) as file:
         for number in range(rows):
@@ -71,7 +71,7 @@ def measured(path: Path, order: str) -> dict[str, Any]:
 
 
 class _Clock:
-    """Seconds since it was last asked, as ``elapsed (of a CPU core)``."""
+    """Seconds since the last call, as ``elapsed (of a CPU core)``."""
 
     def __init__(self) -> None:
         self._last = time.monotonic(), time.process_time()

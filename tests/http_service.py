@@ -16,28 +16,28 @@ class HttpService:
     """Listens from ``with`` on at ``url``.
 
     Arguments:
-        answer: what becomes of a question: the body of the answer, or bytes that are sent as they are.
+        answer: maps the body of a request to the body of its answer; bytes are sent as they are.
 
     Attributes:
-        asked: path and body of every question, in order.
-        authorized: what the header Authorization of each said.
+        requests: path and body of every request, in order.
+        authorized: the header Authorization of each request.
         fail_with: statuses of the next answers, first one first; ``0`` cuts the connection.
         refusal: the body of such an answer.
         retry_after: what the header Retry-After of such an answer says; None: there is none.
     """
 
     def __init__(self, answer: Callable[[Any], Any]) -> None:
-        self.asked: list[tuple[str, Any]] = []
+        self.requests: list[tuple[str, Any]] = []
         self.authorized: list[str | None] = []
         self.fail_with: list[int] = []
-        self.refusal: bytes = b'{"error": "as told"}'
+        self.refusal: bytes = b'{"error": "refused by the test"}'
         self.retry_after: str | None = None
         service = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                service.asked.append((self.path, body))
+                service.requests.append((self.path, body))
                 service.authorized.append(self.headers["Authorization"])
                 status = service.fail_with.pop(0) if service.fail_with else 200
                 if status == 0:
@@ -51,11 +51,11 @@ class HttpService:
                 if status != 200 and service.retry_after is not None:
                     self.send_header("Retry-After", service.retry_after)
                 self.end_headers()
-                with suppress(ConnectionError):  # who asked may have gone
+                with suppress(ConnectionError):  # the client may have hung up
                     self.wfile.write(content)
 
             def log_message(self, format: str, *arguments: Any) -> None:
-                """Says nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True

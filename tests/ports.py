@@ -1,4 +1,4 @@
-"""A port that is free, and stays so until whoever it is meant for listens there."""
+"""Reserves a free port until the server under test listens on it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["kept_port"]
 
 @contextmanager
 def kept_port() -> Iterator[int]:
-    """A loopback port that the operating system gives to nobody else; a server that reuses addresses can take it."""
-    with socket.socket() as keeper:
-        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        keeper.bind(("127.0.0.1", 0))
-        yield keeper.getsockname()[1]
+    """A loopback port that the kernel assigns to no other process; a server that sets SO_REUSEADDR can bind it."""
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        yield reserved.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Processes that come and go while a test looks at them: one that has ended is no error."""
+"""Queries about processes that may end during the query: a process that has ended is no error."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import psutil
 __all__ = ["children", "left_of", "runs", "words"]
 
 DELIVERED_S = 60.0
-"""Seconds in which a signal has ended its process, on a machine with far too much to do. What a test wants killed has
-to live longer by itself."""
+"""Seconds within which a signal ends its process, even on an overloaded machine. A process that a test expects to be
+killed must run longer than this by itself."""
 
 
 def runs(process: psutil.Process | int) -> bool:
-    """Whether it has not ended; a zombie has, and only waits to be asked how."""
+    """Whether the process is alive. A zombie has ended: only its exit status is still to be read."""
     try:
         found = psutil.Process(process) if isinstance(process, int) else process
         return bool(found.is_running() and found.status() != psutil.STATUS_ZOMBIE)
@@ -32,7 +32,7 @@ def left_of(*processes: psutil.Process | int) -> list[psutil.Process | int]:
 
 
 def words(process: psutil.Process) -> list[str]:
-    """Its command line; empty: it has ended."""
+    """Its command line; empty if it has ended."""
     try:
         return list(process.cmdline())
     except psutil.NoSuchProcess:
@@ -40,6 +40,6 @@ def words(process: psutil.Process) -> list[str]:
 
 
 def children(holding: str, of: Iterable[psutil.Process] | None = None) -> list[psutil.Process]:
-    """Those of ``of`` whose command line holds the text; None: of the children of this process."""
+    """The processes of ``of`` (default: the children of this process) whose command line contains ``holding``."""
     found = psutil.Process().children() if of is None else of
     return [one for one in found if holding in " ".join(words(one))]

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from slime_core.modeling.layout import ParallelLayout
-from tests.campaigns.critic_ranks import Apart, Case, Task, replay
+from tests.campaigns.critic_ranks import Case, RanksDisagree, Task, replay
 from tests.campaigns.critic_reference import Outcome, in_plain_torch, make_models
 from tests.campaigns.ranks import distance, prepare, relative
 
@@ -137,12 +137,12 @@ MUTANTS: dict[str, tuple[Callable[[], None], Case]] = {
 
 
 def broken(name: str, task: Task, alone: Outcome, plain: Outcome) -> Difference:
-    """How far the mutant is off; infinitely far where its ranks drift apart."""
+    """The differences of the mutant; infinite where its ranks disagree."""
     mutate, case = MUTANTS[name]
     try:
         found = replay(case, task, mutate)
-    except Apart as apart:
-        return Difference(f"mutant {name}", math.inf, math.inf, math.inf, math.inf, str(apart))
+    except RanksDisagree as error:
+        return Difference(f"mutant {name}", math.inf, math.inf, math.inf, math.inf, str(error))
     return compare(f"mutant {name}", found, plain if case.ranks == 1 else alone)
 
 

@@ -57,8 +57,8 @@ class Task:
     load: Path | None = None
 
 
-class Apart(Exception):
-    """Ranks disagree about what they both know."""
+class RanksDisagree(Exception):
+    """Ranks hold different values of the same quantity."""
 
 
 def build(case: Case, rank: int, address: str, folder: Path) -> Any:
@@ -151,7 +151,7 @@ def replay(case: Case, task: Task, mutate: Callable[[], None] = lambda: None) ->
 
     Raises:
         SystemExit: a rank failed or hung.
-        Apart: ranks disagree.
+        RanksDisagree: two ranks hold different values of the same quantity.
     """
     address = free_address()
     targets = [task.models / f"rank-{rank}.pt" for rank in range(case.ranks)]
@@ -164,7 +164,7 @@ def replay(case: Case, task: Task, mutate: Callable[[], None] = lambda: None) ->
     whole = Outcome(metrics=parts[0].metrics, gradients=[{} for _ in range(NUM_STEPS)])
     for part in parts:
         if part.metrics != whole.metrics:
-            raise Apart(f"{case.name}: the ranks report different metrics")
+            raise RanksDisagree(f"{case.name}: the ranks report different metrics")
         merge(whole.values, part.values, case)
         merge(whole.returns, part.returns, case)
         for mine, theirs in zip(whole.gradients, part.gradients, strict=True):
@@ -173,8 +173,8 @@ def replay(case: Case, task: Task, mutate: Callable[[], None] = lambda: None) ->
 
 
 def merge(whole: dict[Any, torch.Tensor], part: dict[Any, torch.Tensor], case: Case) -> None:
-    """``whole`` also holds ``part``; what both hold is equal: ranks never drift apart."""
+    """Add ``part`` to ``whole``; values that both hold must be equal."""
     wrong = [name for name in whole.keys() & part.keys() if not torch.equal(whole[name], part[name])]
     if wrong:
-        raise Apart(f"{case.name}: the ranks disagree about {sorted(wrong)}")
+        raise RanksDisagree(f"{case.name}: the ranks disagree about {sorted(wrong)}")
     whole |= part

@@ -1,4 +1,4 @@
-"""Draws accuracy over rollouts as an SVG file, with nothing but text."""
+"""Plots accuracy over rollouts as an SVG file, without a plotting library."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from html import escape
 from itertools import cycle
 from pathlib import Path
 
-__all__ = ["draw"]
+__all__ = ["plot"]
 
 WIDTH, HEIGHT, LEFT, TOP, LEGEND = 560, 320, 48, 16, 260
 COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#bf3989", "#57606a", "#0a8a8a")
 DASHES = ("", "6 3", "2 3")
 
 
-def draw(path: Path, curves: Mapping[str, Mapping[int, float]]) -> None:
+def plot(path: Path, curves: Mapping[str, Mapping[int, float]]) -> None:
     """Write the curves to ``path``; each maps a number of rollouts to an accuracy between 0 and 1."""
     longest = max((step for points in curves.values() for step in points), default=1)
     parts = [*_axes(longest), *_lines(curves, longest)]

@@ -1,9 +1,9 @@
-"""Live runs with engines of others, with engines of several kinds beside each other, and the table of docs/engines.md.
+"""Live runs with an external engine and with groups of engines, and the table of docs/engines.md.
 
     python -m tests.campaigns.engines FOLDER [PART ...]        about four minutes on two idle cores
 
 ``external``: a server that is started as a user would is given to a run by its address, serves another model, dies in
-the middle of a run, and is dead. ``beside``: two engines of one and of two processes with settings of their own, a
+the middle of a run, and is dead. ``groups``: two engines of one and of two processes with settings of their own, a
 reward model on two engines, and conversations of two turns. The exit code says whether all is as the table promises.
 """
 
@@ -34,9 +34,9 @@ from tests.campaigns.fault_injection import wait_until
 MODEL = ARITHMETIC / "model"
 TURNS = Path(__file__).parent / "two_turns.py"
 START_LIMIT_S, RUN_LIMIT_S = 600, 2400
-"""Beside other work; an idle machine needs a tenth."""
+"""Seconds on a busy machine; an idle one needs a tenth."""
 ROLLOUTS = 3
-PARTS = ("external", "beside")
+PARTS = ("external", "groups")
 PARITY, SCORES = 1e-5, 1e-5
 """Largest mean difference of log-probs between trainer and engine, and difference of a score from transformers'."""
 
@@ -76,16 +76,16 @@ Rows = list[tuple[str, str, bool]]
 def main(folder: Path, parts: Sequence[str]) -> int:
     """Print the table; 0 where every line is right."""
     folder.mkdir(parents=True, exist_ok=True)
-    looks: dict[str, Callable[[Path], Rows]] = {"external": external, "beside": beside}
+    looks: dict[str, Callable[[Path], Rows]] = {"external": external, "groups": groups}
     found = [(part, *row) for part in parts for row in looks[part](folder / part)]
     print("| part | what | found | |")
     print("|---|---|---|---|")
-    for part, what, said, is_right in found:
-        print(f"| {part} | {what} | {said} | {'yes' if is_right else 'NO'} |")
+    for part, what, outcome, is_right in found:
+        print(f"| {part} | {what} | {outcome} | {'yes' if is_right else 'NO'} |")
     return 0 if all(row[-1] for row in found) else 1
 
 
-# --- Engines of others ------------------------------------------------------------------------------------------------
+# --- External engines -------------------------------------------------------------------------------------------------
 
 
 def external(folder: Path) -> Rows:
@@ -135,8 +135,8 @@ def answers(url: str) -> bool:
 def left_running(server: psutil.Popen, url: str) -> tuple[str, bool]:
     """What the server says when the run is over."""
     version = call(url, "/model_info", timeout_s=5)["weight_version"]
-    asked = {"input_ids": [3, 8, 4], "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
-    ids = call(url, "/generate", asked, timeout_s=30)["output_ids"]
+    request = {"input_ids": [3, 8, 4], "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
+    ids = call(url, "/generate", request, timeout_s=30)["output_ids"]
     is_right = server.is_running() and version == str(ROLLOUTS) and bool(ids)
     return f"answers, with weights of version {version}", is_right
 
@@ -169,7 +169,7 @@ def dies_midway(folder: Path, named: tuple[str, ...], server: psutil.Popen) -> t
 # --- Engines of several kinds -----------------------------------------------------------------------------------------
 
 
-def beside(folder: Path) -> Rows:
+def groups(folder: Path) -> Rows:
     """One run with engines of two sizes, a reward model on two engines, and conversations."""
     scorer, file = reward_model(folder / "scorer"), folder / "run.toml"
     file.write_text(GROUPS.format(scorer=scorer))
@@ -201,11 +201,13 @@ def reward_model(folder: Path) -> Path:
 
 
 def own_settings(logs: list[str]) -> tuple[str, bool]:
-    """What each engine was started with, in its own words."""
+    """The settings that each engine logged at its start."""
     names = ("tp_size", "chunked_prefill_size", "max_running_requests")
-    told = [{name: re.findall(rf"'{name}': (\d+)", log)[0] for name in names} for log in logs]
-    is_right = told == [dict(zip(names, values, strict=True)) for values in (("1", "512", "256"), ("2", "4096", "48"))]
-    return "; ".join(", ".join(f"{name} {value}" for name, value in one.items()) for one in told), is_right
+    settings = [{name: re.findall(rf"'{name}': (\d+)", log)[0] for name in names} for log in logs]
+    is_right = settings == [
+        dict(zip(names, values, strict=True)) for values in (("1", "512", "256"), ("2", "4096", "48"))
+    ]
+    return "; ".join(", ".join(f"{name} {value}" for name, value in one.items()) for one in settings), is_right
 
 
 def affinity(logs: list[str]) -> tuple[str, bool]:

@@ -197,7 +197,7 @@ def compare(case: Case, found: dict[str, Any], expected: Expected, folder: Path,
 
     if found["gradients"].keys() != expected.gradients.keys():
         sys.exit(f"{case.name}: gradients of other weights: {found['gradients'].keys() ^ expected.gradients.keys()}")
-    apart = [(distance(gradient, expected.gradients[name]), name) for name, gradient in found["gradients"].items()]
+    distances = [(distance(gradient, expected.gradients[name]), name) for name, gradient in found["gradients"].items()]
     weights, file = found["weights"], load_file(folder / "model.safetensors")
     different = [name for name in weights.keys() & file.keys() if not torch.equal(weights[name], file[name])]
     metrics = found["metrics"]
@@ -206,8 +206,8 @@ def compare(case: Case, found: dict[str, Any], expected: Expected, folder: Path,
         ranks=case.ranks,
         mean=metrics["train/train_rollout_logprob_abs_diff"],
         largest=metrics["train/train_rollout_logprob_max_diff"],
-        gradient=max(apart)[0],
-        worst=max(apart)[1],
+        gradient=max(distances)[0],
+        worst=max(distances)[1],
         weights=len(different) + len(weights.keys() ^ file.keys()),
         seconds=seconds,
     )

@@ -23,7 +23,7 @@ __all__ = ["Expected", "advantage", "expect"]
 
 NUM_SAMPLES = 12
 GAP = 1e-4
-"""Router probabilities this far apart cannot change places by rounding."""
+"""Rounding cannot swap router probabilities that differ by this much."""
 
 SEEDS = {"qwen3_moe, not normed, tied": 4}
 """Where those of seed 0 hold a token whose experts nearly tie."""
@@ -40,10 +40,10 @@ class Expected:
 def expect(folder: Path, *, replays: bool) -> Expected:
     """What transformers makes of some random samples."""
     model, random = of_hugging_face(folder), np.random.default_rng(SEEDS.get(folder.name, 0))
-    samples = [draw(index, random) for index in range(NUM_SAMPLES)]
+    samples = [make_sample(index, random) for index in range(NUM_SAMPLES)]
     losses = []
     for sample in samples:
-        routes = draw_routes(model, len(sample.tokens), random) if replays else None
+        routes = make_routes(model, len(sample.tokens), random) if replays else None
         sample.rollout_routed_experts = None if routes is None else routes[:-1]
         log_probs_U = of_sample(model, sample, routes)
         sample.rollout_log_probs = log_probs_U.tolist()
@@ -52,7 +52,7 @@ def expect(folder: Path, *, replays: bool) -> Expected:
     return Expected(samples, by_expert({name: weight.grad for name, weight in model.named_parameters()}))
 
 
-def draw(index: int, random: np.random.Generator) -> Sample:
+def make_sample(index: int, random: np.random.Generator) -> Sample:
     length = int(random.integers(4, 24))
     tokens = random.integers(0, 16, length).tolist()
     return Sample(
@@ -65,7 +65,7 @@ def advantage(sample: Sample) -> float:
     return 1.0 if (sample.index or 0) % 3 else -0.5
 
 
-def draw_routes(model: Any, length: int, random: np.random.Generator) -> np.ndarray:
+def make_routes(model: Any, length: int, random: np.random.Generator) -> np.ndarray:
     """Random different experts; for the last token, which no engine reads, as well."""
     config = model.config
     shape = (length, config.num_hidden_layers)

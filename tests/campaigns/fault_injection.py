@@ -15,20 +15,20 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from tests.campaigns.leak_check import Witness, said, writes_into
+from tests.campaigns.leak_check import LeakCheck, command_line, writes_into
 
 STAGE_LIMIT_S = 300.0
 LOOK_S = 0.02
 PTRACE_SEIZE, PTRACE_INTERRUPT, WALL = 0x4206, 0x4207, 0x40000000
 AGAIN_S = 0.5
-"""Between two times Ctrl-C."""
+"""Seconds between two Ctrl-C."""
 
 
 def wait_until(is_there: Callable[[], object], limit_s: float, what: str) -> None:
-    """Returns when it is.
+    """Return once ``is_there()`` is true.
 
     Raises:
-        SystemExit: it was not in time.
+        SystemExit: it did not become true within ``limit_s``.
     """
     deadline_s = time.monotonic() + limit_s
     while not is_there():
@@ -39,11 +39,11 @@ def wait_until(is_there: Callable[[], object], limit_s: float, what: str) -> Non
 
 @dataclass(slots=True)
 class Live:
-    """A run that goes on: its driver, what it has said so far, and who looks at it."""
+    """A live run: its driver, its terminal output so far, and its leak check."""
 
     folder: Path
     driver: subprocess.Popen[bytes]
-    witness: Witness
+    leaks: LeakCheck
     screen: bytearray = field(default_factory=bytearray)
     seen: dict[str, int] = field(default_factory=dict)
 
@@ -59,15 +59,15 @@ class Live:
 
     def one(self, holding: str, log: str | None = None) -> list[psutil.Process]:
         """Its processes of that name, and of that log."""
-        return [found for found in self.witness.processes(holding) if log is None or writes_into(found, log)]
+        return [found for found in self.leaks.processes(holding) if log is None or writes_into(found, log)]
 
     def hold(self, stage: str) -> Path:
-        """The run waits at the stage; the file that says so."""
-        (self.witness.folder / f"hold-{stage}").touch()
-        return self.witness.folder / f"at-{stage}"
+        """Make the run wait at the stage; returns the file that appears once it waits."""
+        (self.leaks.folder / f"hold-{stage}").touch()
+        return self.leaks.folder / f"at-{stage}"
 
 
-# --- Stages: whether the run is there --------------------------------------------------------------------------------
+# --- Stages: whether the run is there ---------------------------------------------------------------------------------
 
 
 def starting_ray(run: Live) -> bool:
@@ -76,7 +76,7 @@ def starting_ray(run: Live) -> bool:
 
 
 def loading(run: Live) -> bool:
-    """The engine has begun to load its weights, and does not answer yet."""
+    """The engine loads its weights and does not answer yet."""
     return "Load weight begin" in run.log()
 
 
@@ -95,7 +95,7 @@ def held(stage: str) -> Callable[[Live], bool]:
 
 
 def publishing(run: Live) -> bool:
-    """An update has begun after a checkpoint, and has not ended."""
+    """A weight update after a checkpoint is in progress."""
     if not has_checkpoint(run):
         return False
     lines = run.log().splitlines()
@@ -124,7 +124,7 @@ def has_checkpoint(run: Live) -> bool:
     return any((run.folder / "checkpoints").glob("step-*"))
 
 
-# --- Strikes ---------------------------------------------------------------------------------------------------------
+# --- Faults -----------------------------------------------------------------------------------------------------------
 
 
 def ctrl_c(run: Live) -> None:
@@ -134,7 +134,7 @@ def ctrl_c(run: Live) -> None:
 
 
 def ctrl_c_twice(run: Live) -> None:
-    """By a person who does not wait."""
+    """A second Ctrl-C soon after the first."""
     ctrl_c(run)
     time.sleep(AGAIN_S)
     ctrl_c(run)
@@ -158,13 +158,13 @@ def kill_driver(run: Live) -> None:
 def kill(holding: str, log: str | None = None) -> Callable[[Live], None]:
     """SIGKILL to the run's processes of that name, and of that log."""
 
-    def strike(run: Live) -> None:
+    def inject(run: Live) -> None:
         victims = run.one(holding, log)
-        assert victims, f"nobody of {[said(one)[:50] for one in run.witness.processes()]} is {holding!r}"
+        assert victims, f"none of {[command_line(one)[:50] for one in run.leaks.processes()]} is {holding!r}"
         for one in victims:
             one.kill()
 
-    return strike
+    return inject
 
 
 def kill_in_update(run: Live) -> None:
@@ -182,8 +182,7 @@ def suspend_engine(run: Live) -> None:
 
 
 def freeze_engine(run: Live) -> None:
-    """The main thread of the engine's scheduler stands still, as in a deadlock: by ptrace(2), so no signal stops the
-    process."""
+    """Stop the main thread of the engine's scheduler, as in a deadlock; ptrace(2) does so without a stop signal."""
     (scheduler,) = run.one("sglang::scheduler", "engine-0.log")
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = [ctypes.c_long] * 4
@@ -206,7 +205,7 @@ def wait_for_end(run: Live) -> None:
 def kill_rewards(run: Live) -> None:
     """SIGKILL to every process of rewards; the run has to go on, and is ended two steps later."""
     kill("slime_core.rollout.reward_worker")(run)
-    (run.witness.folder / "hold-generating").unlink()
+    (run.leaks.folder / "hold-generating").unlink()
     before = run.rows()
     wait_until(lambda: run.rows() > before + 1 or run.driver.poll() is not None, STAGE_LIMIT_S, "two more steps")
     ctrl_c(run)

@@ -1,4 +1,4 @@
-"""Ends runs at every stage, by signals and by the death of each process, and tells what was left: the table of
+"""Injects faults at every stage of a run (signals, the death of each process) and reports what is left: the table of
 docs/troubleshooting.md.
 
     python -m tests.campaigns.fault_matrix FOLDER [--only TEXT] [--without-resume]    25 minutes on two idle cores
@@ -55,7 +55,7 @@ from tests.campaigns.fault_injection import (
     wait_for_end,
     wait_until,
 )
-from tests.campaigns.leak_check import Left, Witness
+from tests.campaigns.leak_check import LeakCheck, Left
 from tests.campaigns.ledger import SLIME
 
 PLUGIN = Path(__file__).parent / "pause_at_stage.py"
@@ -80,18 +80,18 @@ MANY_BUCKETS = ("--update-weight-buffer-size", "20000")
 """Bytes; nearly one weight each, so that an update takes a while."""
 
 
-# --- Rows ------------------------------------------------------------------------------------------------------------
+# --- Rows -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One end: when, what happens, with which further flags, and what the run has to say then, by which code; ``full``
-    is a folder and the size of the file system that the run has there, or ``{run}`` for its own folder."""
+    """One fault: its stage, the event, further flags of the run, and the expected exit code and message; ``full`` is a
+    folder and the size of the file system that the run has there, with ``{run}`` for the run's own folder."""
 
     stage: str
     event: str
     there: Callable[[Live], bool]
-    strike: Callable[[Live], None]
+    inject: Callable[[Live], None]
     flags: tuple[str, ...] = NO_EVAL
     code: int = 130
     says: str = "slime: interrupted"
@@ -169,7 +169,7 @@ def matrix(folder: Path) -> Iterator[Row]:
 
 
 def scorer_flags(folder: Path) -> tuple[str, ...]:
-    """Of a run whose rewards are half of a model's beside the policy."""
+    """Flags of a run that takes half of its reward from an auxiliary model."""
     model, file = folder / "scorer", folder / "scorer.toml"
     if not model.exists():
         from tests.campaigns.engines import reward_model
@@ -182,7 +182,7 @@ def scorer_flags(folder: Path) -> tuple[str, ...]:
     return (*NO_EVAL, "--config", str(file), "--rm-type", "0.5*held + 0.5*served_rm")
 
 
-# --- One row ---------------------------------------------------------------------------------------------------------
+# --- One row ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,18 +204,18 @@ class Found:
 
 
 def carry_out(row: Row, folder: Path, *, resumes: bool) -> Found:
-    """Bring a run to the stage, strike, and look."""
+    """Bring a run to the stage, inject the fault, and collect the outcome."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    with Witness(folder) as witness, started(row, folder, witness) as run:
+    with LeakCheck(folder) as leaks, started(row, folder, leaks) as run:
         wait_until(lambda: row.there(run) or run.driver.poll() is not None, STAGE_LIMIT_S, row.stage)
         if run.driver.poll() is not None:
             raise SystemExit(f"{row.name} ended before: {(folder / 'errors.log').read_text()[-3000:]}")
-        row.strike(run)
-        begun_s = time.monotonic()
+        row.inject(run)
+        started_s = time.monotonic()
         code = ended(run.driver)
-        seconds = time.monotonic() - begun_s
-        left = witness.left(LEFT_S)
+        seconds = time.monotonic() - started_s
+        left = leaks.left(LEFT_S)
         screen = bytes(run.screen).decode(errors="replace")
     errors = (folder / "errors.log").read_text(errors="replace")
     whole, resumed = standing(folder / "run", resumes=resumes)
@@ -224,7 +224,7 @@ def carry_out(row: Row, folder: Path, *, resumes: bool) -> Found:
 
 
 @contextmanager
-def started(row: Row, folder: Path, witness: Witness) -> Iterator[Live]:
+def started(row: Row, folder: Path, leaks: LeakCheck) -> Iterator[Live]:
     """The run on a terminal of its own; all of it is killed in the end."""
     ours, theirs = os.openpty()
     words = [*SLIME, "run", *row.words(), "--output-dir", str(folder / "run")]
@@ -234,13 +234,13 @@ def started(row: Row, folder: Path, witness: Witness) -> Iterator[Live]:
         words = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh", *words]
     with (folder / "errors.log").open("wb") as errors:
         driver = subprocess.Popen(
-            words, env=witness.environment, stdout=theirs, stderr=errors, stdin=subprocess.DEVNULL,
+            words, env=leaks.environment, stdout=theirs, stderr=errors, stdin=subprocess.DEVNULL,
             start_new_session=True,
-            # Whoever starts this in a shell's background has it ignored, and so would the run.
+            # A shell starts background jobs with SIGINT ignored, and the run would inherit that.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )  # fmt: skip
     os.close(theirs)
-    run = Live(folder / "run", driver, witness)
+    run = Live(folder / "run", driver, leaks)
     threading.Thread(target=read_screen, args=(ours, run.screen), daemon=True).start()
     try:
         yield run
@@ -250,14 +250,14 @@ def started(row: Row, folder: Path, witness: Witness) -> Iterator[Live]:
 
 
 def read_screen(terminal: int, screen: bytearray) -> None:
-    """All that is printed there, until nobody has it open."""
+    """Collect the terminal's output until every process has closed it."""
     with suppress(OSError):
         while found := os.read(terminal, 65536):
             screen += found
 
 
 def ended(driver: subprocess.Popen[bytes]) -> int | None:
-    """Its exit code; None: it hangs."""
+    """Its exit code; None if it hangs."""
     with suppress(subprocess.TimeoutExpired):
         return driver.wait(END_LIMIT_S)
     return None
@@ -284,13 +284,13 @@ def of_screen(screen: str) -> Iterator[str]:
 
 
 def last_words(errors: str) -> str:
-    """The first line of what ``slime`` said at last."""
+    """The first line of the last message of ``slime``."""
     found = [line for line in errors.splitlines() if line.startswith("slime: ")]
     return found[-1].removeprefix("slime: ")[:90].replace("|", "\\|") if found else ""
 
 
 def standing(run: Path, *, resumes: bool) -> tuple[list[str], str]:
-    """What is wrong with the run's files, and how a resume went on."""
+    """What is wrong with the run's files, and the outcome of a resume."""
     wrong = []
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True) if (run / "metrics.jsonl").exists() else []
     for number, line in enumerate(lines, start=1):
@@ -319,9 +319,9 @@ PARTS = ("state.json", "torch_dist/.metadata", "hf/model.safetensors")
 
 
 def balance(run: Path) -> list[str]:
-    """What ``slime ledger`` has against the run."""
-    told = subprocess.run([*SLIME, "ledger", str(run)], capture_output=True, text=True, check=False)
-    return [f"ledger: {told.stderr.strip()[:200]}"] if told.returncode else []
+    """The error of ``slime ledger``, if it reports one."""
+    result = subprocess.run([*SLIME, "ledger", str(run)], capture_output=True, text=True, check=False)
+    return [f"ledger: {result.stderr.strip()[:200]}"] if result.returncode else []
 
 
 def looked_at(row: Row, folder: Path, *, resumes: bool) -> tuple[str, bool]:

@@ -1,9 +1,9 @@
-"""Feeds slime random bad input, in this process, and lists what ends otherwise than by one clear error.
+"""Feeds slime random bad input, in this process, and lists inputs that do not end in one clear error.
 
     python -m tests.campaigns.fuzz [--cases 10000] [--seed 1] [--first 0] [--kind KIND]
 
 Case N of a seed is the same in every run, so ``--first N --cases 1`` repeats a finding. A case is a finding where it
-raises anything but an error of slime's, takes more than 20 s of CPU, fails without a message, or leaves a file behind.
+raises anything but a SlimeError, takes more than 20 s of CPU, fails without a message, or leaves a file behind.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ def findings(cases: range, *, seed: int, kind: str | None = None) -> Iterator[st
 
 def _outcome(kind: Callable[[random.Random, Path], list[str] | None], chance: random.Random, folder: Path) -> str:
     """What is wrong with how one case ended; empty: nothing is."""
-    said, words, code, path = io.StringIO(), None, 2, list(sys.path)
+    output, words, code, path = io.StringIO(), None, 2, list(sys.path)
     try:
-        with chdir(folder), redirect_stdout(said), redirect_stderr(said), _alarm():
+        with chdir(folder), redirect_stdout(output), redirect_stderr(output), _alarm():
             words = kind(chance, folder)
             if words is None:
                 return ""
@@ -110,7 +110,9 @@ def _outcome(kind: Callable[[random.Random, Path], list[str] | None], chance: ra
         return f"slime {_shown(words)}: {type(error).__name__}: {str(error)[:200]} ({at.filename}:{at.lineno})"
     finally:
         sys.path[:] = path
-    return "" if code == 0 or said.getvalue().strip() else f"slime {_shown(words)} said nothing and returned {code}"
+    return (
+        "" if code == 0 or output.getvalue().strip() else f"slime {_shown(words)} printed nothing and returned {code}"
+    )
 
 
 @contextmanager

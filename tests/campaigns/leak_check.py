@@ -1,7 +1,7 @@
-"""What a run has while it lives, and what is left of it when it has ended.
+"""Records the processes, ports and files of a run while it runs, and reports those that are left after its end.
 
 Everything that a run starts inherits a mark in its environment and a folder for temporary files of its own, so what is
-left is told from what others do on the machine.
+left cannot be confused with other programs on the machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MARK = "ENDS_FOLDER"
 SHARED = "/dev/shm/"
 LOOK_S = 0.3
 KEPT = ("ray", "torchinductor_")
-"""How folders begin that libraries keep after every process, however it ends: Ray's logs, torch's compiled code."""
+"""Prefixes of folders that libraries keep after every process, however it ends: Ray's logs, torch's compiled code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class Left:
 
 
 @dataclass(slots=True)
-class Witness:
-    """``with Witness(folder) as witness:`` looks at all that was started with ``witness.environment``.
+class LeakCheck:
+    """``with LeakCheck(folder) as check:`` watches every process that was started with ``check.environment``.
 
     Arguments:
         folder: of the mark; the run's own, so no other run has it.
@@ -71,7 +71,7 @@ class Witness:
         # Engines, routers and reward processes get only what they need, and this.
         return {**os.environ, MARK: str(self.folder), PASS_ENV: MARK, "TMPDIR": str(self.temporary)}
 
-    def __enter__(self) -> Witness:
+    def __enter__(self) -> LeakCheck:
         self._thread.start()
         return self
 
@@ -87,17 +87,17 @@ class Witness:
 
     def processes(self, holding: str = "") -> list[psutil.Process]:
         """Those that run now and whose command line holds the text."""
-        return [one for one in psutil.process_iter() if self._is_ours(one) and holding in said(one)]
+        return [one for one in psutil.process_iter() if self._is_ours(one) and holding in command_line(one)]
 
     def left(self, within_s: float) -> Left:
-        """What is there still when no process is, or after ``within_s`` seconds."""
+        """What is left once no process runs, or after ``within_s`` seconds."""
         deadline_s = time.monotonic() + within_s
         while (processes := self.processes()) and time.monotonic() < deadline_s:
             time.sleep(LOOK_S)
         listening = self.ports & listened({process.pid for process in processes})
         files = [path.name for path in self.temporary.iterdir() if not path.name.startswith(KEPT)]
         shared = [Path(path).name for path in sorted(self.shared) if Path(path).exists()]
-        return Left([said(one)[:60] for one in processes], sorted(listening), shared, sorted(files))
+        return Left([command_line(one)[:60] for one in processes], sorted(listening), shared, sorted(files))
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:
@@ -115,8 +115,8 @@ class Witness:
                 self.shared |= mapped(process)
 
 
-def said(process: psutil.Process) -> str:
-    """Its command line; empty: it has ended."""
+def command_line(process: psutil.Process) -> str:
+    """Its command line; empty if it has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:

@@ -1,9 +1,9 @@
-"""Runs the embedded task with every estimator and with what must not learn, and prints the tables of docs/results.md.
+"""Runs the built-in task with every estimator and with negative controls, and prints the tables of docs/results.md.
 
     python -m tests.campaigns.learn FOLDER [NAME ...]     without names all runs; finished runs are only read
 
-A run that was interrupted goes on at its last checkpoint. The controls take one thing away each: rewards that mean
-something, the learning rate, the weight updates. None may learn. FOLDER/curves.svg shows every run's accuracy.
+An interrupted run resumes from its last checkpoint. Each negative control lacks one thing: meaningful rewards, the
+learning rate, the weight updates. None may learn. FOLDER/curves.svg shows every run's accuracy.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.campaigns.curves import draw
+from tests.campaigns.curves import plot
 
 Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its flags beside ``slime run``, how the tables call it, and what has to come of it.
+    """One run: its flags for ``slime run``, its label in the tables, and the expected outcome.
 
-    ``rises``: accuracy, by RISE at least. ``stays``: it must not learn. ``shown``: nothing is asked.
+    ``rises``: accuracy rises by at least RISE. ``stays``: it must not learn. ``shown``: no expectation.
     """
 
     label: str
@@ -79,7 +79,7 @@ def main(folder: Path, names: Sequence[str]) -> None:
     runs = {name: read(folder / name) for name in names}
     scores = {name: curve(folder / name, name, rows) for name, rows in runs.items()}
     print_learning(scores)
-    draw(folder / "curves.svg", {RUNS[name].label.replace("`", ""): points for name, points in scores.items()})
+    plot(folder / "curves.svg", {RUNS[name].label.replace("`", ""): points for name, points in scores.items()})
     if set(SEEDS) <= runs.keys():
         print_kinds([runs[name] for name in SEEDS])
         print_times(runs[SEEDS[0]])
@@ -92,9 +92,9 @@ def carry_out(run: Run, folder: Path) -> None:
     """Train, or go on, unless the last checkpoint is there."""
     if (folder / "checkpoints" / f"step-{NUM_ROLLOUTS:06d}").exists():
         return
-    begun = any((folder / "checkpoints").glob("step-*"))
-    where = ("--load", str(folder)) if begun else ("--output-dir", str(folder), "--save-interval", "20")
-    print(f"{folder.name}: {'going on' if begun else 'training'}", file=sys.stderr, flush=True)
+    has_checkpoint = any((folder / "checkpoints").glob("step-*"))
+    where = ("--load", str(folder)) if has_checkpoint else ("--output-dir", str(folder), "--save-interval", "20")
+    print(f"{folder.name}: {'resuming' if has_checkpoint else 'training'}", file=sys.stderr, flush=True)
     slime("run", *run.flags.split(), "--progress", "none", "--eval-interval", "10", *where)
 
 
@@ -173,7 +173,7 @@ def mean_reward(rows: Rows) -> float:
 
 
 def print_parity(runs: Mapping[str, Rows]) -> None:
-    """How far apart trainer and engine are: over all rows, and in the last one."""
+    """Difference of log-probs between trainer and engine: over all rows, and in the last one."""
     print("\n| | mean over the rows | largest single token | mean of the last row |\n|---|---|---|---|")
     for name, rows in runs.items():
         means = [row["train/train_rollout_logprob_abs_diff"] for row in trained(rows)]

@@ -3,14 +3,14 @@
     python -m tests.campaigns.ledger FOLDER [--kills N] [--rollouts N] [--seed N] [--longest N] [FLAG ...]
 
 Further flags are slime run's. With ``--longest N`` responses have up to N tokens, each prompt its own number, so that
-many are ended halfway and go on with newer weights; what a sample is worth is then drawn by lot, because no such
-response is right. Without, they have four, and hardly any is.
+many are aborted halfway and resume with newer weights; rewards are then random, because no such response is right.
+Without it, responses have up to four tokens, and hardly any is aborted.
 
-The run is the embedded task with over-sampling, partial rollouts, a transform that drops groups and a checkpoint every
+The run is the built-in task with over-sampling, partial rollouts, a transform that drops groups and a checkpoint every
 two rollouts. Kills take turns: the driver by SIGKILL, the inference server, the driver by SIGTERM; each comes at a
 random moment after the first checkpoint. After each, ``slime ledger`` has to balance. At the end the files of samples
 are read once more by other code: no group may be trained twice, none that was handed out may be missing, and of a
-response that several versions drew, each token has to be one version's.
+response that several versions sampled, each token must belong to one version.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ENGINE = "sglang::scheduler"
 START_LIMIT_S = 900.0
 END_LIMIT_S = 300.0
 LEFT_OVERS_S = 20.0
-"""Until what a killed driver left behind has to have ended by itself."""
+"""Seconds within which the processes of a killed driver must end by themselves."""
 
 
 def main(folder: Path, *, kills: int, rollouts: int, seed: int, longest: int | None, flags: list[str]) -> None:
@@ -91,9 +91,11 @@ def carry_out(words: list[str], folder: Path, kill: str | None, *, target: int |
     family = psutil.Process(driver.pid).children(recursive=True) if driver.poll() is None else []
     if kill is not None and driver.poll() is None:
         time.sleep(delay_s)
-        strike(kill, driver, family)
+        inject(kill, driver, family)
     elif driver.poll():
-        raise SystemExit(f"The run failed, and nobody had killed it. {path} ends with:\n{path.read_text()[-2000:]}")
+        raise SystemExit(
+            f"The run failed by itself, before it was killed. {path} ends with:\n{path.read_text()[-2000:]}"
+        )
     code = driver.wait(timeout=END_LIMIT_S)
     _, left = psutil.wait_procs(family, timeout=LEFT_OVERS_S)
     for process in left:
@@ -101,8 +103,8 @@ def carry_out(words: list[str], folder: Path, kill: str | None, *, target: int |
     return code
 
 
-def strike(kill: str, driver: subprocess.Popen[bytes], family: list[psutil.Process]) -> None:
-    """What ``kill`` names is told to end."""
+def inject(kill: str, driver: subprocess.Popen[bytes], family: list[psutil.Process]) -> None:
+    """Send the signal that ``kill`` names to the process that it names."""
     if kill.startswith("engine"):
         (engine,) = [one for one in family if one.is_running() and ENGINE in " ".join(one.cmdline())]
         engine.kill()
@@ -119,16 +121,16 @@ def rows(folder: Path) -> int:
 
 def standing(folder: Path) -> str:
     """How far the run is, as cells of the table."""
-    told = ledger(folder)
+    report = ledger(folder)
     checkpoints = sorted(path.name for path in folder.glob("checkpoints/step-*"))
-    last = told.rpartition("end of the files")[2].splitlines()
+    last = report.rpartition("end of the files")[2].splitlines()
     counts = {line.split()[0]: line.split()[-1] for line in last[1:] if line.strip()}
-    balances = "balances" in told or not checkpoints
+    balances = "balances" in report or not checkpoints
     if not balances:
-        raise SystemExit(told)
+        raise SystemExit(report)
     newest = checkpoints[-1] if checkpoints else "none"
     return (
-        f"{rows(folder)} | {newest} | {counts['taken']} | {counts['open']} | {'balances' if checkpoints else 'begun'}"
+        f"{rows(folder)} | {newest} | {counts['taken']} | {counts['open']} | {'balances' if checkpoints else 'started'}"
     )
 
 
@@ -155,7 +157,7 @@ def verify(folder: Path, rollouts: int) -> None:
     lost = set(range(source["next"])) - {row["group"] for row in found} - kept - set(source["returned"])
     print(f"{source['next']} groups handed out, {len(trained)} ended in a file, {len(kept)} held, "
           f"{len(source['returned'])} returned; twice: {twice}; lost: {sorted(lost)}")  # fmt: skip
-    tell_resumed([row for row in found if row["status"] in ("completed", "truncated") and "dropped" not in row])
+    report_resumed([row for row in found if row["status"] in ("completed", "truncated") and "dropped" not in row])
     times = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     spent = [row["perf/ledger_time"] for row in times if "perf/ledger_time" in row]
     steps = [row["perf/step_time"] for row in times if "perf/step_time" in row]
@@ -164,8 +166,8 @@ def verify(folder: Path, rollouts: int) -> None:
         raise SystemExit("a group was trained twice or lost")
 
 
-def tell_resumed(found: list[dict[str, Any]]) -> None:
-    """How many of the samples that were trained several versions drew; ends the campaign where a token is nobody's."""
+def report_resumed(found: list[dict[str, Any]]) -> None:
+    """Report how many trained samples several versions sampled; ends the campaign where a token has no version."""
     resumed = [row for row in found if len(row["weight_versions"]) > 1]
     for row in resumed:
         spans = row["weight_spans"]
@@ -173,9 +175,9 @@ def tell_resumed(found: list[dict[str, Any]]) -> None:
         whole = [start for _, start, _ in spans] == edges[:-1] and edges[-1] == row["response_length"]
         versions = [int(version) for version, _, _ in spans]
         if not whole or versions != sorted(versions) or versions[-1] > row["rollout"]:
-            raise SystemExit(f"rollout {row['rollout']}, sample {row['index']}: its tokens are drawn by {spans}")
+            raise SystemExit(f"rollout {row['rollout']}, sample {row['index']}: its tokens have the versions {spans}")
     ages = [row["rollout"] - min(map(int, row["weight_versions"])) for row in found]
-    print(f"{len(resumed)} of {len(found)} trained responses were ended and went on with newer weights, at most "
+    print(f"{len(resumed)} of {len(found)} trained responses were aborted and resumed with newer weights, at most "
           f"{max((len(row['weight_versions']) for row in found), default=0)} versions in one; the oldest token was "
           f"{max(ages, default=0)} rollouts old")  # fmt: skip
     for row in resumed[:1]:

@@ -4,7 +4,7 @@
 
 The model is the embedded one with a fourth layer that adds nothing, so that a pipeline of two has two layers a rank.
 Each run has the parity gate and the comparison of weights on. A row says which processes there were, and how far the
-log-probabilities of learner and engines were apart.
+log-probabilities of learner and engines differed.
 """
 
 from __future__ import annotations

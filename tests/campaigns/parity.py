@@ -1,4 +1,4 @@
-"""Measures how far learner and engines are apart by model, dtype and temperature: the table of ``docs/metrics.md``.
+"""Measures how far learner and engines differ by model, dtype and temperature: the table of ``docs/metrics.md``.
 
     python -m tests.campaigns.parity FOLDER [NAME=MODEL ...]    five minutes on two cores; finished runs are only read
 

@@ -1,7 +1,7 @@
-"""A plugin that holds a run at a stage, so that it can be ended there.
+"""A plugin that pauses a run at a stage, so that a fault can be injected there.
 
-While ``hold-STAGE`` is in the folder that ``ENDS_FOLDER`` names, whoever comes to the stage says so by ``at-STAGE`` and
-waits, at most ``LONGEST_S`` seconds: a reward of the training prompts (``generating``), a reward of an evaluation
+While ``hold-STAGE`` is in the folder that ``ENDS_FOLDER`` names, a process that reaches the stage touches ``at-STAGE``
+and waits, at most ``LONGEST_S`` seconds: a reward of the training prompts (``generating``), a reward of an evaluation
 (``evaluating``), a learner rank before an optimizer step (``training``).
 """
 
@@ -21,7 +21,7 @@ LOOK_S = 0.02
 
 
 def looks(stage: str) -> Iterator[None]:
-    """One step a look, as long as somebody holds the stage."""
+    """Yields once per check while ``hold-STAGE`` exists."""
     folder, ends_s = Path(os.environ["ENDS_FOLDER"]), time.monotonic() + LONGEST_S
     while (folder / f"hold-{stage}").exists() and time.monotonic() < ends_s:
         (folder / f"at-{stage}").touch()
@@ -29,7 +29,7 @@ def looks(stage: str) -> Iterator[None]:
 
 
 class Held:
-    """1.0 where the response is the label, else 0.0, when nobody holds ``stage`` any more."""
+    """1.0 where the response equals the label, else 0.0; waits until ``hold-STAGE`` is removed."""
 
     stage = "generating"
 

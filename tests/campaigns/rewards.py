@@ -44,7 +44,7 @@ def main(folder: Path, rollouts: int, *, sampler_only: bool) -> int:
     print("|---|---|---|---|")
     failed = Counter(one["index"] % (BATCH * GROUP) for step in samples for one in step if one["status"] == "failed")
     for place, way in WAYS.items():
-        print(f"| {way} | `{CAUSES[way]}` | {lost(metrics, CAUSES[way])} | {said(samples, place)} |")
+        print(f"| {way} | `{CAUSES[way]}` | {lost(metrics, CAUSES[way])} | {error_text(samples, place)} |")
     others = sum(count for place, count in failed.items() if place not in WAYS)
     trained = [sum(one["status"] != "failed" for one in step) for step in samples]
     print(f"\n{len(metrics)} rollouts of {BATCH * GROUP} samples; trained on: {trained}; others lost: {others}.")
@@ -84,9 +84,9 @@ async def sampled(folder: Path, rollouts: int) -> Rows:
 
 async def timed(sampler: Sampler, rollout: int) -> dict[str, Any]:
     """The metrics of one rollout, and the seconds that it took."""
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     found = await sampler.sample(rollout)
-    return {**found.metrics, "perf/rollout_time": time.monotonic() - begun_s}
+    return {**found.metrics, "perf/rollout_time": time.monotonic() - started_s}
 
 
 def run(folder: Path, rollouts: int) -> Rows:
@@ -119,8 +119,8 @@ def lost(metrics: Rows, cause: str) -> str:
     return " ".join(f"{row.get(f'rollout/reward_failures/{cause}', 0):g}" for row in metrics)
 
 
-def said(samples: list[Rows], place: int) -> str:
-    """What the first sample at that place says."""
+def error_text(samples: list[Rows], place: int) -> str:
+    """The error of the first sample at that place."""
     texts = [one.get("error", "") for step in samples for one in step if one["index"] % (BATCH * GROUP) == place]
     return re.sub(r"printed is in .*", "printed is in logs/rewards.log", (texts or [""])[0]).replace("|", "\\|")
 

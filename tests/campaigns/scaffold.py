@@ -61,10 +61,10 @@ def wheel(package: Path, site: Path) -> str:
 
 def tests(package: Path, site: Path) -> str:
     """Run the tests of the package in a process of their own."""
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     ended = run(sys.executable, "-m", "pytest", "-q", where=package, site=site)
     passed = re.search(r"(\d+) passed", ended.stdout)
-    return failed(ended) if ended.returncode or not passed else f"{passed[0]}, {time.monotonic() - begun_s:.0f} s"
+    return failed(ended) if ended.returncode or not passed else f"{passed[0]}, {time.monotonic() - started_s:.0f} s"
 
 
 def shown(scaffold: Scaffold, package: Path, site: Path) -> str:

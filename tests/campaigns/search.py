@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.campaigns.curves import draw
+from tests.campaigns.curves import plot
 
 EMPTY = "{folder}/empty.jsonl"
 RUNS: Mapping[str, tuple[str, ...]] = {
@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "empty.jsonl").write_text(json.dumps({"contents": "nothing"}) + "\n")
     curves = {name: run(folder, name) for name in RUNS}
-    draw(folder / "curves.svg", {name: {at: row[SCORE] for at, row in one.items()} for name, one in curves.items()})
+    plot(folder / "curves.svg", {name: {at: row[SCORE] for at, row in one.items()} for name, one in curves.items()})
     took_s = {name: float((at(folder, name) / "seconds").read_text()) for name in RUNS}
     (folder / "curves.json").write_text(json.dumps({"took_s": took_s, "curves": curves}, indent=1) + "\n")
     print_table(curves, took_s)
@@ -67,11 +67,11 @@ def run(folder: Path, name: str) -> Points:
     output = at(folder, name)
     if not (output / "seconds").exists():
         flags = [one.format(folder=folder) for one in RUNS[name]]
-        begun_s = time.monotonic()
+        started_s = time.monotonic()
         where = ["--output-dir", str(output), "--progress", "lines"]
         words = ["run", "--plugin", "searchr1", "--device", "cpu", *where, *flags]
         subprocess.run([sys.executable, "-m", "slime_core", *words], check=True)
-        (output / "seconds").write_text(f"{time.monotonic() - begun_s:.0f}\n")
+        (output / "seconds").write_text(f"{time.monotonic() - started_s:.0f}\n")
     rows: list[dict[str, Any]] = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     return {row["step"]: {key: row[key] for key in METRICS.values()} for row in rows if SCORE in row}
 

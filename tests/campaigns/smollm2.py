@@ -25,7 +25,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "random": ("--rm-type", "random", "--save-interval", "10", *ONLY_TRAINS),
     "float32": ("--bf16", "false", "--num-rollout", "2", "--rollout-batch-size", "4", *ONLY_TRAINS),
 }
-"""Name of a run's folder -> its flags beside COMMAND."""
+"""Name of a run's folder -> its flags in addition to COMMAND."""
 
 NAME = "eval/arithmetic"
 KINDS = ("", "/kind=sum", "/kind=product")

@@ -90,10 +90,10 @@ def main(model: Path, rounds: int) -> None:
 def measure(rows: list[Row], rounds: int, weights: Weights, changed: Weights) -> None:
     """Fill in the seconds of every row; the first round, which opens connections and files, is not counted."""
     for round_, (row, sent) in itertools.product(range(rounds + 1), zip(rows, itertools.cycle((weights, changed)))):
-        begun_s = time.perf_counter()
+        started_s = time.perf_counter()
         row.sender.publish(sent.items(), version=str(round_))
         if round_:
-            row.seconds.append(time.perf_counter() - begun_s)
+            row.seconds.append(time.perf_counter() - started_s)
 
 
 def perturbed(weights: Weights) -> Weights:

@@ -12,18 +12,18 @@ TURNS = 2
 
 
 class Turns:
-    """Answers the prompt, is asked the same again, and answers again."""
+    """Answers the prompt twice: the second turn repeats the prompt."""
 
     def __init__(self, options: None, run: RunView) -> None:
         del options
 
     async def __call__(self, context: GenerateContext, sample: Sample, sampling: SamplingParams) -> Sample:
-        """The sample, with what was asked between its turns untrained."""
-        asked = context.encoder.encode(sample.prompt)
-        sample.tokens, session = asked, f"{context.rollout}-{sample.index}"
+        """The finished sample; the repeated prompt between its turns is not trained."""
+        prompt_ids = context.encoder.encode(sample.prompt)
+        sample.tokens, session = prompt_ids, f"{context.rollout}-{sample.index}"
         for turn in range(TURNS):
             if turn:
-                sample.append_response_tokens(tokens=asked, trainable=False, text=" ")
+                sample.append_response_tokens(tokens=prompt_ids, trainable=False, text=" ")
             (answer,) = await context.client.generate(
                 list(sample.tokens), sampling=sampling, session=session, extra={"rid": f"turn-{session}-{turn}"}
             )

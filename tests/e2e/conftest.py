@@ -18,8 +18,8 @@ LIMIT_S = 400
 """A run of a few steps takes half a minute on two idle cores, and ten times that on a busy machine."""
 
 ONE_ANSWER = 1.5 / 500
-"""Between two measurements of one accuracy: where the two likeliest tokens are less than rounding apart, an answer may
-come out otherwise, as prompts happen to be batched. The embedded evaluation has 500 prompts."""
+"""Tolerance between two measurements of one accuracy: where rounding decides between the two likeliest tokens, an
+answer may depend on how prompts are batched. The built-in evaluation has 500 prompts."""
 
 NO_EVAL = ("--eval-prompt-data", "none", "--eval-interval", "none")
 BRIEF = ("--rollout-batch-size", "8", "--n-samples-per-prompt", "4", *NO_EVAL)
@@ -74,10 +74,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     the session."""
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    folder, said = shared / "trained", shared / "trained.json"
+    folder, stored = shared / "trained", shared / "trained.json"
     with FileLock(shared / "trained.lock"):
-        if not said.exists():
+        if not stored.exists():
             words = ("--num-rollout", "4", "--save-interval", "2", "--eval-interval", "2", "--seed", "3")
             run = train(folder, *words)
-            said.write_text(json.dumps([run.code, run.output, run.errors]))
-    return Finished(*json.loads(said.read_text()), folder)
+            stored.write_text(json.dumps([run.code, run.output, run.errors]))
+    return Finished(*json.loads(stored.read_text()), folder)

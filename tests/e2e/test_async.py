@@ -19,7 +19,7 @@ AHEAD = (*SMALL, "--async-buffer-size", "1", "--max-staleness", "2")
 
 @dataclass(frozen=True)
 class Twice:
-    """A run of four rollouts, and the same one resumed behind its second."""
+    """A run of four rollouts, and the same one resumed after its second."""
 
     whole: Finished
     resumed: Finished
@@ -47,7 +47,7 @@ def groups(run: Finished, rollout: int) -> set[int]:
 
 
 def held(run: Finished, step: int) -> set[int]:
-    """The prompt groups that a checkpoint holds besides the data source."""
+    """The prompt groups that a checkpoint holds in addition to the state of the data source."""
     found = cursor(run.folder, step)
     texts = found["in_flight"] + found["finished"]
     return {json.loads(text)["samples"][0]["group_index"] for text in texts}

@@ -1,7 +1,7 @@
-"""Mistakes, each made with the real command in a folder of its own: what it says, how it ends, what it leaves behind.
+"""Mistakes, each made with the real command in a folder of its own: its message, its exit code, the files it leaves.
 
-A row says how the folder is prepared, what is asked, the exit code, and texts of standard error. Every message holds
-what was asked, what was found, what is accepted and the next step. Rows that need no engine cost less than 10 s of
+A row gives the content of the folder, the command, the exit code, and texts of standard error. Every message holds
+what was given, what was found, what is accepted and the next step. Rows that need no engine cost less than 10 s of
 a core and leave no file; the others may leave the run folder, for its logs.
 """
 

@@ -22,7 +22,7 @@ def test_python_tool(tmp_path: Path) -> None:
     rollouts: dict[int, list[float]] = {}
     for row in rows:
         rollouts.setdefault(row["index"], []).append(row["reward"])
-    # Right at once, or right or wrong after what Python said.
+    # Right at once, or right or wrong after the output of Python.
     assert {tuple(rewards) for rewards in rollouts.values()} <= {(1.0,), (0.0, 1.0), (0.0, 0.0)}
     assert len(set(map(tuple, rollouts.values()))) > 1
 

@@ -57,16 +57,17 @@ OF_ROLLOUTS = '''
         for turn in range(args.max_turns):
             payload = {"input_ids": list(sample.tokens), "sampling_params": sampling_params, "return_logprob": True}
             answer = await post(url, payload)
-            drawn = answer["meta_info"]["output_token_logprobs"]
-            ids = [token[1] for token in drawn]
+            sampled = answer["meta_info"]["output_token_logprobs"]
+            ids = [token[1] for token in sampled]
             text = tokenizer.decode(ids, skip_special_tokens=True)
-            log_probs = [token[0] for token in drawn]
+            log_probs = [token[0] for token in sampled]
             sample.append_response_tokens(
                 args, tokens=ids, log_probs=log_probs, meta_info=answer["meta_info"], text=text
             )
             if turn + 1 < args.max_turns and sample.status == Sample.Status.COMPLETED:
-                asked = tokenizer("<|user|>" + sample.prompt + "<|assistant|>", add_special_tokens=False)["input_ids"]
-                sample.append_response_tokens(args, tokens=asked, trainable=False, text=" ")
+                text = "<|user|>" + sample.prompt + "<|assistant|>"
+                prompt_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+                sample.append_response_tokens(args, tokens=prompt_ids, trainable=False, text=" ")
         return sample
 
 
@@ -163,8 +164,8 @@ TOKEN = "e2e-t0ken-of-a-service"
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[HttpService]:
-    """Rewards what equals the label, for whoever has the token."""
-    with HttpService(lambda asked: float(asked["response"].strip() == asked["label"])) as service:
+    """A reward service: 1 where the response equals the label; a test compares the token of its requests."""
+    with HttpService(lambda body: float(body["response"].strip() == body["label"])) as service:
         yield service
 
 

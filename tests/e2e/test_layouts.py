@@ -15,7 +15,7 @@ RUNS = {
     "llama": ("pipeline 2, two engines, disk", ("--num-virtual-stages-per-pipeline-rank", "2")),
     "qwen3_moe": ("tensor 2, sequence", ("--use-routing-replay", "--num-steps-per-rollout", "2")),
 }
-"""Family -> layout, and what it takes on besides. Routes are replayed where a rollout has several steps; the first is
+"""Family -> layout, and further flags. Routes are replayed where a rollout has several steps; the first is
 compared."""
 CLOSE = {"qwen2, tied": 1e-4, "llama": 1e-4, "qwen3_moe": 5e-3}
 """Where a router prefers an expert by less than rounding, learner and engine may take different ones: one such token is

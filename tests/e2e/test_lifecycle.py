@@ -74,10 +74,10 @@ def test_the_driver_calls_start_syncs_state_and_end(first: Watched):
 
 def test_the_sampler_calls_before_and_after_each_rollout(first: Watched):
     for row in first.run.rows:
-        asked = [line["samples"] for line in first.saw("before_rollout") if line["rollout"] == row["step"]]
-        assert asked[0] == [4] * 8
-        assert len(asked) == 1 + row["rollout/refills"]
-        assert sum(map(len, asked)) == 8 + row.get("rollout/dropped/zero_std", 0)
+        batches = [line["samples"] for line in first.saw("before_rollout") if line["rollout"] == row["step"]]
+        assert batches[0] == [4] * 8
+        assert len(batches) == 1 + row["rollout/refills"]
+        assert sum(map(len, batches)) == 8 + row.get("rollout/dropped/zero_std", 0)
     assert first.saw("after_rollout") == [{"rollout": rollout, "rewarded": True} for rollout in range(2)]
 
 
@@ -124,15 +124,15 @@ def test_an_observer_on_one_rank_is_off_after_three_failures_and_the_run_continu
     ranks = [line["rank"] for line in first.saw("after_train_step")]
     assert (ranks.count(0), ranks.count(1)) == (3, 4)
     assert [row.get("plugins/failures/watcher") for row in first.run.rows] == [2.0, 1.0]
-    said = first.run.output + first.run.errors
-    assert said.count("slime_after_train_step on learner rank 0 failed with RuntimeError: no plot") == 3
-    assert said.count("It has failed 3 times and is off for this hook for the rest of the run.") == 1
+    output = first.run.output + first.run.errors
+    assert output.count("slime_after_train_step on learner rank 0 failed with RuntimeError: no plot") == 3
+    assert output.count("It has failed 3 times and is off for this hook for the rest of the run.") == 1
 
 
 def test_a_checkpoint_holds_the_state_of_each_place_of_the_ranks_that_of_rank_0(first: Watched):
     state = json.loads((first.run.folder / "checkpoints" / "step-000002" / "state.json").read_text())
-    asked = [line["place"] for line in first.saw("checkpoint_state")]
-    assert sorted(asked) == ["driver", "rank", "sampler"]
+    places = [line["place"] for line in first.saw("checkpoint_state")]
+    assert sorted(places) == ["driver", "rank", "sampler"]
     calls = {place: held["watcher"]["calls"] for place, held in state["plugin_states"].items()}
     # Counted by each process: itself included, the last publication and the end of the run not yet.
     rollouts = len(first.saw("before_rollout")) + len(first.saw("after_rollout"))

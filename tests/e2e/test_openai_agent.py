@@ -71,7 +71,7 @@ def test_the_reward_is_what_the_agent_returns_of_the_turns_that_it_read(run: Fin
     assert len(rows) == 64
     for row in rows:
         question = row["prompt"][0]["content"]
-        # The built-in template writes no end of a turn that is decoded, so turns are told apart by the question.
+        # The built-in template writes no end of a turn that is decoded, so turns are distinguished by the question.
         first, _, second = row["response"].partition(question)
         if row["reward"] == 1.0:
             assert row["response"] == row["label"]

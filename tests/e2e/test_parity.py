@@ -25,8 +25,8 @@ def slime_register_generate_functions():
 class Mistaken(SingleTurn):
     async def __call__(self, context, samples, sampling):
         rollout = samples[0].index // 64
-        asked = replace(sampling, temperature=0.5) if rollout == 2 else sampling
-        finished = await super().__call__(context, samples, asked)
+        used = replace(sampling, temperature=0.5) if rollout == 2 else sampling
+        finished = await super().__call__(context, samples, used)
         return [replace(sample, weight_versions=[]) for sample in finished] if rollout == 0 else finished
 '''
 

@@ -1,4 +1,4 @@
-"""How runs end that do not end by themselves: nothing may be left behind."""
+"""Runs that are interrupted or fail: their exit codes and messages, and that they leave no process or file."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize(
-    ("moment", "asked_by"),
+    ("moment", "signal_sent"),
     [("logs/engine-0.log", signal.SIGINT), ("metrics.jsonl", signal.SIGTERM)],
     ids=["Ctrl-C while starting", "SIGTERM while training"],
 )
-def test_a_run_that_is_interrupted_ends_and_leaves_nothing(tmp_path: Path, moment: str, asked_by: signal.Signals):
+def test_a_run_that_is_interrupted_ends_and_leaves_nothing(tmp_path: Path, moment: str, signal_sent: signal.Signals):
     with running(tmp_path / "run") as process:
         wait_for(tmp_path / "run" / moment, process)
         started = family(process)
-        process.send_signal(asked_by)
+        process.send_signal(signal_sent)
         _, errors = process.communicate(timeout=END_LIMIT_S)
     assert process.returncode == 130
     assert errors.splitlines()[-1] == "slime: interrupted"

@@ -48,7 +48,7 @@ class Engine:
 
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """A real server with the embedded checkpoint in fp32, behind a real router; about ten seconds, once a session.
+    """A real server of the built-in checkpoint in fp32 with a real router; starts once a session, in about ten seconds.
 
     Both require a key, as in a run, and the calls of this process carry it.
     """

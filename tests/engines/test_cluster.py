@@ -252,7 +252,7 @@ def test_waiting_for_nothing_returns_nothing(ray_session: Session) -> None:
     assert wait([], what="nothing") == []
 
 
-def test_a_run_is_not_starved_by_what_else_the_machine_does(worker: Actor[Worker]) -> None:
+def test_an_actor_has_the_priority_of_the_driver(worker: Actor[Worker]) -> None:
     pid = wait([worker.start(Worker.ping)], what="a ping")[0]
     assert psutil.Process(pid).nice() == psutil.Process().nice()
 
@@ -335,28 +335,28 @@ def listens_on(process: psutil.Process) -> list[str]:
     return [entry.laddr.ip.removeprefix("::ffff:") for entry in entries if entry.status == "LISTEN"]
 
 
-def test_its_own_cluster_listens_on_loopback_only(ray_session: Session, worker: Actor[Worker]) -> None:
+def test_the_runs_own_cluster_listens_on_loopback_only(ray_session: Session, worker: Actor[Worker]) -> None:
     wait([worker.start(Worker.ping)], what="a listening actor")
     addresses = [address for one in psutil.Process().children(recursive=True) for address in listens_on(one)]
     assert len(addresses) > 5
     assert set(addresses) == {"127.0.0.1"}
 
 
-def test_its_own_cluster_answers_nobody_without_its_token(ray_session: Session) -> None:
+def test_the_runs_own_cluster_requires_its_token(ray_session: Session) -> None:
     address = ray.get_runtime_context().gcs_address
     script = f"from ray._raylet import GcsClient; GcsClient(address={address!r}).internal_kv_keys(b'', None, timeout=9)"
     mode, token = os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"]
     assert (mode, len(token)) == ("token", 64)
     for given, refused in ((token, ""), ("0" * 64, "Authentication token is missing or incorrect")):
         environment = os.environ | {"RAY_AUTH_TOKEN": given}
-        asked = subprocess.run(
+        client = subprocess.run(
             [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
         )
-        assert bool(asked.returncode) == bool(refused), asked.stderr
-        assert refused in asked.stderr
+        assert bool(client.returncode) == bool(refused), client.stderr
+        assert refused in client.stderr
 
 
-def test_its_own_cluster_starts_no_service_without_clients(ray_session: Session) -> None:
+def test_the_runs_own_cluster_starts_no_service_without_clients(ray_session: Session) -> None:
     started = psutil.Process().children(recursive=True)
     assert children("raylet", started)
     assert children("dashboard.py", started) + children("monitor.py", started) == []
@@ -418,7 +418,7 @@ def own_cluster(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Pop
 
 
 @pytest.mark.parametrize("own_cluster", ["sys.stdin.read()"], indirect=True)
-def test_a_session_leaves_no_process_behind(
+def test_a_session_leaves_no_process(
     own_cluster: tuple[subprocess.Popen[str], list[psutil.Process]],
 ) -> None:
     driver, processes = own_cluster
@@ -429,7 +429,7 @@ def test_a_session_leaves_no_process_behind(
 
 
 @pytest.mark.parametrize("own_cluster", ['wait([engine.start(Engine.hang)], what="nothing")'], indirect=True)
-def test_an_interrupt_ends_a_wait_and_leaves_no_process_behind(
+def test_an_interrupt_ends_a_wait_and_leaves_no_process(
     own_cluster: tuple[subprocess.Popen[str], list[psutil.Process]],
 ) -> None:
     driver, processes = own_cluster

@@ -1,4 +1,4 @@
-"""The real SGLang server behind the real router, with the embedded checkpoint in fp32."""
+"""The real SGLang server and the real router, with the built-in checkpoint in fp32."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def control(engine: Any) -> Iterator[EngineControl]:
 def reference(
     model: torch.nn.Module, prompt: list[int], answer: Generation, temperature: float = 1.0
 ) -> tuple[list, list]:
-    """The likeliest token at every step of ``answer``, and the log-probabilities of the tokens that it drew."""
+    """The likeliest token at every step of ``answer``, and the log-probabilities of its own tokens."""
     ids = torch.tensor([*prompt, *answer.token_ids])
     log_probs_TV = torch.log_softmax(model(ids[None]).logits[0, len(prompt) - 1 : -1].float() / temperature, -1)
-    drawn = log_probs_TV.gather(1, ids[len(prompt) :, None])[:, 0]
-    return log_probs_TV.argmax(-1).tolist(), drawn.tolist()
+    sampled = log_probs_TV.gather(1, ids[len(prompt) :, None])[:, 0]
+    return log_probs_TV.argmax(-1).tolist(), sampled.tolist()
 
 
 def weights(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -187,17 +187,17 @@ async def test_aborted_responses_resume_to_what_they_would_have_been(client: Gen
     ended: list[Generation] = []
     while not ended:  # a busy machine may have let all of them end by themselves
         requests = [asyncio.create_task(client.generate([3, 8, 4], sampling=greedy)) for _ in range(48)]
-        # Queued behind them: when it is answered, they have begun.
+        # Queued after them: once it is answered, they have started.
         await client.generate([3, 8, 4], sampling=SamplingParams(max_new_tokens=1))
         async with client.aborting():
             answers = [answer for (answer,) in await asyncio.gather(*requests)]
         ended = [answer for answer in answers if answer.finish_reason == "abort" and answer.token_ids]
-    begun = ended[0]
-    assert len(begun.log_probs) == len(begun.token_ids) < 110
-    rest = SamplingParams(temperature=0, max_new_tokens=110 - len(begun.token_ids), ignore_eos=True)
-    (more,) = await client.generate([3, 8, 4, *begun.token_ids], sampling=rest)
-    assert [*begun.token_ids, *more.token_ids] == list(whole.token_ids)
-    assert [*begun.log_probs, *more.log_probs] == pytest.approx(list(whole.log_probs), abs=1e-3)
+    aborted = ended[0]
+    assert len(aborted.log_probs) == len(aborted.token_ids) < 110
+    rest = SamplingParams(temperature=0, max_new_tokens=110 - len(aborted.token_ids), ignore_eos=True)
+    (more,) = await client.generate([3, 8, 4, *aborted.token_ids], sampling=rest)
+    assert [*aborted.token_ids, *more.token_ids] == list(whole.token_ids)
+    assert [*aborted.log_probs, *more.log_probs] == pytest.approx(list(whole.log_probs), abs=1e-3)
 
 
 async def test_a_request_that_cannot_be_served_is_refused(client: GenerateClient) -> None:
@@ -236,7 +236,7 @@ LONG = SamplingParams(max_new_tokens=110, ignore_eos=True)
 
 
 async def over_an_update(publisher: Publisher, client: GenerateClient, model: torch.nn.Module) -> list[Generation]:
-    """Some of the long responses of which version 2 of ``model`` met a part that was drawn."""
+    """Some of the long responses that were partly sampled when version 2 of ``model`` was published."""
     answers: list[Generation] = []
     published = asyncio.Event()
 
@@ -279,19 +279,19 @@ async def test_a_response_continues_over_a_weight_update_and_records_the_version
     other = other_model(engine, model)
     answers = await over_an_update(publisher, client, other)
     control.pause("retract")
-    control.flush_cache()  # in place, nobody else did
+    control.flush_cache()  # in place, the update does not flush it
     control.resume()
-    drawn, expected = [], []
+    sampled, expected = [], []
     for answer in answers:
         change = answer.weight_spans[0][2]
         assert answer.weight_spans == (("default", 0, change), ("2", change, 110))
         assert (len(answer.token_ids), answer.weight_versions) == (110, ("default", "2"))
         before, after = reference(model, PROMPT, answer)[1], reference(other, PROMPT, answer)[1]
         assert list(answer.log_probs)[:change] == pytest.approx(before[:change], abs=1e-3)
-        drawn += list(answer.log_probs)[change:]
+        sampled += list(answer.log_probs)[change:]
         expected += after[change:]
-    # Recomputed, the tokens behind the update are exactly those of the new weights; in place, of neither.
-    assert (drawn == pytest.approx(expected, abs=1e-3)) is is_recomputed
+    # Recomputed, the tokens after the update are exactly those of the new weights; in place, of neither.
+    assert (sampled == pytest.approx(expected, abs=1e-3)) is is_recomputed
 
 
 @pytest.mark.parametrize("publisher", ["abort"], indirect=True)
@@ -406,7 +406,7 @@ def test_a_router_whose_port_was_taken_meanwhile_takes_another(tmp_path: Path, m
 
 @pytest.fixture(scope="module")
 def second(engine: Any) -> Iterator[SGLangServer]:
-    """Another engine behind the same router; the last test that uses it kills it."""
+    """Another engine of the same router; the last test that uses it kills it."""
     with SGLangServer(
         EngineSettings(engine.model, engine.logs / "second.log", name="engine 1", dtype="float32")
     ) as found:

@@ -45,9 +45,9 @@ def test_no_server_is_left_when_its_actor_is_killed(ray_session: Any, engine: An
     family = [front(url), *front(url).children(recursive=True)]
     assert len(family) >= 3
     shared = {Path(path) for one in family for path in mapped(one) if path.startswith("/dev/shm/")}
-    keeper = front(url).ppid()
+    supervisor = front(url).ppid()
     ray.kill(actor.handle)
-    assert left_of(*family, keeper) == []
+    assert left_of(*family, supervisor) == []
     assert [path for path in shared if path.exists()] == []
 
 

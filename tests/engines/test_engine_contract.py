@@ -40,13 +40,13 @@ class Subject:
     fake: FakeEngine | None = None
 
     async def busy(self, client: GenerateClient) -> list[asyncio.Task[list[Generation]]]:
-        """Many long requests, which the engine has begun."""
+        """Many long requests that the engine has started."""
         if self.fake is not None:
             self.fake.delay_s, self.fake.partial = 60, 2
         tasks = [asyncio.create_task(client.generate([3, 8, 4], sampling=LONG)) for _ in range(MANY)]
         while self.fake is not None and self.fake.most_in_flight < MANY:
             await asyncio.sleep(0)
-        if self.fake is None:  # queued behind them: when it is answered, they have begun
+        if self.fake is None:  # queued after them: once it is answered, they have started
             await client.generate([3, 8, 4], sampling=SamplingParams(max_new_tokens=1))
         return tasks
 
@@ -287,7 +287,7 @@ class Never:
     """A broadcast that must not be waited for."""
 
     def wait(self) -> None:
-        raise AssertionError("nobody receives")
+        raise AssertionError("no engine receives")
 
 
 async def test_tool_calls_of_known_functions_are_found_in_a_text(subject: Subject) -> None:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:megatron")
 
 LENGTHS = (5, 1, 12, 3, 17, 2, 8, 9)
 GAP = 1e-4
-"""Router probabilities this far apart cannot change places by rounding."""
+"""Rounding cannot swap router probabilities that differ by this much."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -52,7 +52,7 @@ def gradients(folder: Path, layout: Any, *, only: list[str], **overrides: Any) -
 
 
 @pytest.mark.parametrize("recomputed", [FULL, PARTS], ids=["full", "selective"])
-def test_recomputed_layers_behind_a_frozen_embedding_have_their_gradients(megatron, folder, recomputed):
+def test_recomputed_layers_after_a_frozen_embedding_have_their_gradients(megatron, folder, recomputed):
     expected = gradients(folder, megatron, only=[r"\.mlp\."])
     found = gradients(folder, megatron, only=[r"\.mlp\."], **recomputed)
     assert len(expected) == 3 * (1 + 2 * 8)  # in each layer a router, and two matrices of each expert
@@ -108,7 +108,7 @@ def test_experts_that_train_alone_are_saved_and_resumed_exactly(megatron, folder
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns of Megatron's calls
-def test_saving_leaves_no_process_behind(megatron, folder, tmp_path):
+def test_saving_leaves_no_process(megatron, folder, tmp_path):
     from slime_core.checkpoint import sharded
 
     before = psutil.Process().children()

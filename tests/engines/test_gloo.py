@@ -42,11 +42,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[list[list[object]]]:
     words = [[sys.executable, __file__, str(rank), str(folder)] for rank in (0, 1)]
     ranks = [subprocess.Popen(line, stderr=subprocess.PIPE, text=True) for line in words]
     try:
-        said = [rank.communicate(timeout=240)[1] for rank in ranks]
+        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 

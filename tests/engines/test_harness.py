@@ -50,7 +50,7 @@ def test_one_step_on_two_ranks_is_the_step_of_one():
     assert one.metrics["train/grad_norm"] == pytest.approx(two.metrics["train/grad_norm"], rel=1e-4)
 
 
-def test_a_rank_that_fails_ends_the_step_with_what_it_said(tmp_path):
+def test_a_rank_that_fails_ends_the_step_with_its_error(tmp_path):
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_bytes((MODEL / "config.json").read_bytes())

@@ -80,17 +80,17 @@ def test_a_node_without_a_plugin_is_refused_with_its_name(ray_session: Session, 
 
 def test_an_actor_refuses_another_version_and_names_its_node(ray_session: Session, site: Site) -> None:
     manifest = activate(["toy"]).manifest
-    said = refusal_of_an_actor(manifest, site("other", version="2.0"))
+    message = refusal_of_an_actor(manifest, site("other", version="2.0"))
     content = manifest.entries[1].digest[:12]
-    assert said.startswith("the plugins of this process are not the driver's:\n")
-    row = said.splitlines()[2].split()
+    assert message.startswith("the plugins of this process are not the driver's:\n")
+    row = message.splitlines()[2].split()
     assert row == [socket.gethostname(), "toy", "acme-toy", "1.0", content, "acme-toy", "2.0", content, "version"]
 
 
 def test_an_actor_refuses_another_content_of_the_same_version(ray_session: Session, site: Site) -> None:
     manifest = activate(["toy"]).manifest
-    said = refusal_of_an_actor(manifest, site("other", code="class Length: changed = True\n"))
-    assert said.splitlines()[2].endswith("content of acme_toy/code.py")
+    message = refusal_of_an_actor(manifest, site("other", code="class Length: changed = True\n"))
+    assert message.splitlines()[2].endswith("content of acme_toy/code.py")
 
 
 def test_an_actor_with_the_same_files_elsewhere_attaches(ray_session: Session, site: Site, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class Job:
         naps: the learner sleeps and wakes before each rollout and at the end.
         tensor, pipeline, context: ranks that share every matrix, the layers, every row.
         sequence: those that share matrices share the tokens between them.
-        plugins: beside the core's.
+        plugins: in addition to the core.
         functions: option of plugin ``compat`` -> the function that it names by path.
         architecture: of the model.
     """
@@ -189,7 +189,7 @@ class Children:
         Raises:
             SlimeError: what rank 0 raised.
         """
-        # By the process of rank 0, which then serves the meeting on it.
+        # By the process of rank 0, which then serves the rendezvous on it.
         address = f"127.0.0.1:{self._pools[0].submit(reserve_port, '127.0.0.1').result(timeout=240)}"
         calls = [
             pool.submit(cloudpickle.loads, cloudpickle.dumps(InChild(job, rank, world_size, address)))
@@ -362,7 +362,7 @@ def test_two_steps_equal_hugging_face_and_adamw(folder, samples, alone):
     assert distance(alone.weights, expected) < NEAR
 
 
-# --- What must not matter --------------------------------------------------------------------------------------------
+# --- What must not matter ---------------------------------------------------------------------------------------------
 
 
 def test_a_learner_that_sleeps_between_steps_trains_the_same_bit_for_bit(children, folder, samples):
@@ -431,7 +431,7 @@ def test_a_step_without_a_trained_token_changes_nothing(children, folder, sample
     assert found.metrics[0]["train/loss"] == found.metrics[0]["train/grad_norm"] == 0.0
 
 
-# --- Settings --------------------------------------------------------------------------------------------------------
+# --- Settings ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_learning_rate_rises_from_the_first_step_and_then_falls(children, folder, samples):
@@ -488,7 +488,7 @@ def test_bfloat16_trains_close_to_float32(children, folder, samples):
     assert 1e-3 < distance(rounded.weights, start_weights(folder)) < 0.05
 
 
-# --- Mistakes --------------------------------------------------------------------------------------------------------
+# --- Mistakes ---------------------------------------------------------------------------------------------------------
 
 
 def test_loss_weights_that_do_not_add_up_to_one_are_refused(children, folder, samples):
@@ -505,7 +505,7 @@ def test_an_advantage_that_is_not_a_number_ends_the_run(children, folder, sample
         children.run(Job(settings(), folder, [[spoilt]]))
 
 
-# --- Checkpoints -----------------------------------------------------------------------------------------------------
+# --- Checkpoints ------------------------------------------------------------------------------------------------------
 
 FALLING = {"lr_decay_style": "linear", "lr_decay_iters": 8, "lr_warmup_iters": 1}
 

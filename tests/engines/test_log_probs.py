@@ -20,7 +20,7 @@ ROWS, TARGETS = torch.tensor([0, 1, 3, 3]), torch.tensor([4, 11, 0, 6])
 SLOPES, BENDS, TEMPERATURE = torch.tensor([1.0, -2.0, 0.5, 3.0]), torch.tensor([0.1, 1.0, -1.0, 0.5]), 0.7
 CHUNKS = (None, 1, 2, 3)
 SETS = ([4, 0, 11], [2, 11], [], [6, 5, 8])
-"""What each token was drawn from; of the second, one rank dominates and another holds none."""
+"""The candidates of each token; one rank holds most of those of the second token, and another none."""
 
 KEPT = KeptTokens(torch.tensor([one for ids in SETS for one in ids]), torch.tensor([len(ids) for ids in SETS]))
 
@@ -76,11 +76,11 @@ def test_a_vocabulary_split_over_ranks_is_the_whole_one(tmp_path, size):
         for rank in range(size)
     ]
     try:
-        said = [rank.communicate(timeout=240)[1].decode() for rank in ranks]
+        errors = [rank.communicate(timeout=240)[1].decode() for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * size, said
+    assert [rank.returncode for rank in ranks] == [0] * size, errors
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(size)]
     for each, sets in zip(zip(*found, strict=True), cycle([None, SETS])):
         theirs = whole_logits().double().requires_grad_()

@@ -92,7 +92,7 @@ def test_the_optimizer_has_the_requested_groups(megatron, line, expected):
     assert [(group["max_lr"], group["wd_mult"], len(group["params"])) for group in groups] == expected
 
 
-def test_products_of_bfloat16_are_summed_in_float32_when_asked(megatron):
+def test_gradients_of_bfloat16_are_accumulated_in_float32_on_request(megatron):
     products = torch.backends.cuda.matmul
     products.allow_bf16_reduced_precision_reduction = True
     try:

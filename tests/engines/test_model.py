@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:megatron")
 
 LENGTHS = (5, 1, 12, 3, 17, 2, 8, 9)
 ROUNDING = 1e-5
-"""Logits differ by up to 1.5e-6, most on a CPU without AVX; where two sequences are not kept apart, by 2.5."""
+"""Logits differ by up to 1.5e-6, most on a CPU without AVX; where two sequences attend to each other, by 2.5."""
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])

@@ -114,7 +114,7 @@ Learn = Callable[..., list[Outcome]]
 
 @pytest.fixture(scope="module")
 def learn(engine: Any) -> Iterator[Learn]:
-    """Trains rollouts in one child a rank, with the embedded model unless told otherwise; what every rank reports."""
+    """Trains rollouts in one child a rank, by default with the built-in model; returns the report of every rank."""
     context = multiprocessing.get_context("spawn")
     pools = [ProcessPoolExecutor(1, mp_context=context, initializer=os.setsid) for _ in range(2)]
     pids = [pool.submit(os.getpid) for pool in pools]
@@ -174,8 +174,8 @@ ALL_TOKENS = len(PROMPTS) * SAMPLES_A_PROMPT * 12
 
 
 async def test_learner_and_engine_agree_for_every_kind_of_sampling(client: GenerateClient, learn: Learn) -> None:
-    draws = [{"temperature": 1.0}, {"temperature": 0.7}, {"temperature": 2.0}, {"temperature": 2.0, **HALF_CUT}]
-    (outcome,) = learn(*[Rollout(await sampled(client, **draw)) for draw in draws])
+    distributions = [{"temperature": 1.0}, {"temperature": 0.7}, {"temperature": 2.0}, {"temperature": 2.0, **HALF_CUT}]
+    (outcome,) = learn(*[Rollout(await sampled(client, **distribution)) for distribution in distributions])
     assert outcome.error is None
     assert [metrics["parity/tokens"] for metrics in outcome.metrics] == [ALL_TOKENS] * 4
     assert all(0 < metrics["parity/mean"] < 1e-5 for metrics in outcome.metrics)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-def test_a_writer_that_megatron_spawns_saves_what_the_model_held_when_asked(megatron, tmp_path):
+def test_a_writer_that_megatron_spawns_saves_the_weights_at_the_time_of_the_call(megatron, tmp_path):
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing import ShardedTensor
     from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue

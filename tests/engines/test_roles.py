@@ -1,4 +1,4 @@
-"""The roles beside the actor, frozen weights and an optimizer that forgets, in real learners.
+"""Frozen models, frozen weights and an optimizer that is reset, in real learners.
 
 A learner takes over its process, so every scenario has its own, forked from one that has imported the engines.
 """
@@ -93,7 +93,7 @@ class Maker:
             torch.distributed.destroy_process_group()
 
 
-class InNursery:
+class InForkserver:
     """Runs where it is unpickled, because functions of a test file have no name there."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
@@ -186,7 +186,7 @@ class Children:
     """Ranks of learners, forked for each scenario from one process that has imported the engines."""
 
     def __init__(self, folder: Path) -> None:
-        self._nursery = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+        self._forkserver = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
         self._pid = self._inside(_prepare)
         self.folder = self.model(folder, seed=0)
 
@@ -204,13 +204,13 @@ class Children:
         return [found for found, _ in outcomes]
 
     def _inside(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        call = cloudpickle.dumps(InNursery(function, *arguments))
-        return self._nursery.submit(cloudpickle.loads, call).result(timeout=2 * TIMEOUT_S)
+        call = cloudpickle.dumps(InForkserver(function, *arguments))
+        return self._forkserver.submit(cloudpickle.loads, call).result(timeout=2 * TIMEOUT_S)
 
     def stop(self) -> None:
         """Ends it, also while it waits."""
         os.kill(self._pid, signal.SIGKILL)
-        self._nursery.shutdown(cancel_futures=True)
+        self._forkserver.shutdown(cancel_futures=True)
 
 
 def random_model(target: Path, seed: int, fields: dict[str, Any]) -> Path:
@@ -293,7 +293,7 @@ def trained(learner: Any, batch: TrainBatch) -> tuple[dict[str, float], int]:
     return metrics, len(passed)
 
 
-# --- Passes ----------------------------------------------------------------------------------------------------------
+# --- Passes -----------------------------------------------------------------------------------------------------------
 
 
 def test_only_columns_that_are_read_cost_a_pass(children, other):
@@ -313,7 +313,7 @@ def test_only_columns_that_are_read_cost_a_pass(children, other):
     assert found == [[1, 2 + 2], [2, 4 + 2], [2, 4 + 2], [3, 6 + 2]]
 
 
-# --- Reference -------------------------------------------------------------------------------------------------------
+# --- Reference --------------------------------------------------------------------------------------------------------
 
 
 def test_a_reference_that_changes_is_saved_and_resumed_bit_for_bit(children, tmp_path):
@@ -347,7 +347,7 @@ def test_a_reference_that_changes_is_saved_and_resumed_bit_for_bit(children, tmp
     assert not (plain / "roles").exists()  # the start weights, which nothing changes
 
 
-# --- Old actor -------------------------------------------------------------------------------------------------------
+# --- Old actor --------------------------------------------------------------------------------------------------------
 
 
 def test_old_log_probs_are_those_of_the_published_actor(children):
@@ -373,7 +373,7 @@ def test_old_log_probs_are_those_of_the_published_actor(children):
     assert passes == 2
 
 
-# --- Teacher ---------------------------------------------------------------------------------------------------------
+# --- Teacher ----------------------------------------------------------------------------------------------------------
 
 
 def log_probs(folder: Path) -> list[torch.Tensor]:
@@ -416,7 +416,7 @@ def test_a_teacher_that_computes_differently_is_refused(children, tmp_path):
         children(build)
 
 
-# --- Freezing --------------------------------------------------------------------------------------------------------
+# --- Freezing ---------------------------------------------------------------------------------------------------------
 
 FROZEN = {"freeze_params_name_list": ("embedding", r"layers\.0\.")}
 """All of the first of two pipeline stages."""
@@ -500,10 +500,10 @@ def test_a_name_that_is_not_there_is_refused(children):
         children(build)
 
 
-# --- An optimizer that forgets ---------------------------------------------------------------------------------------
+# --- An optimizer that forgets ----------------------------------------------------------------------------------------
 
 
-def test_an_optimizer_that_forgets_is_a_new_one_in_each_rollout(children):
+def test_a_reset_optimizer_is_a_new_one_in_each_rollout(children):
     def train(make: Make) -> list[float]:
         def second_rollout(**optimizer: Any) -> Any:
             learner = make(optimizer=optimizer)
@@ -532,7 +532,7 @@ def test_an_optimizer_that_forgets_is_a_new_one_in_each_rollout(children):
     assert from_kept > 1e-4
 
 
-# --- What is not finite ----------------------------------------------------------------------------------------------
+# --- What is not finite -----------------------------------------------------------------------------------------------
 
 
 def test_a_step_that_spoils_the_weights_ends_the_run(children):

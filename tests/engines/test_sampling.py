@@ -1,4 +1,4 @@
-"""What the real engine draws from, whose log-probabilities it is recorded with, and how responses end.
+"""The distribution that the real engine samples from, the recorded log-probabilities, and how responses end.
 
 Transformers' own warpers decide what is right: the temperature, then top-p, then top-k, which is the order that agrees
 with SGLang's, whose top-p reads the mass before top-k cuts it.
@@ -53,7 +53,7 @@ async def client(engine: Any) -> AsyncIterator[GenerateClient]:
 
 @torch.no_grad()
 def warped(model: torch.nn.Module, answer: Generation, *warpers: Any) -> torch.Tensor:
-    """Log-probabilities [t, 16] of the distributions that transformers would draw the tokens of ``answer`` from."""
+    """Log-probabilities [t, 16] of the distributions from which transformers would sample the tokens of ``answer``."""
     ids = torch.tensor([*PROMPT, *answer.token_ids])
     logits_TV = model(ids[None]).logits[0, len(PROMPT) - 1 : -1].float()
     return LogitsProcessorList(warpers)(None, logits_TV).log_softmax(-1)
@@ -61,7 +61,7 @@ def warped(model: torch.nn.Module, answer: Generation, *warpers: Any) -> torch.T
 
 @pytest.mark.parametrize("temperature", [0.7, 2.0])
 @pytest.mark.parametrize(
-    ("asked", "cut"),
+    ("given", "cut"),
     [
         ({}, lambda more: []),
         ({"top_k": 4}, lambda more: [TopKLogitsWarper(4)]),
@@ -73,9 +73,9 @@ def warped(model: torch.nn.Module, answer: Generation, *warpers: Any) -> torch.T
     ids=["all", "top_k", "top_p", "top_p and top_k", "min_p", "top_p of at most 3"],
 )
 async def test_log_probabilities_are_those_of_the_distribution_that_was_sampled_from(
-    client: GenerateClient, model: torch.nn.Module, asked: dict[str, Any], cut: Cut, temperature: float
+    client: GenerateClient, model: torch.nn.Module, given: dict[str, Any], cut: Cut, temperature: float
 ) -> None:
-    sampling = SamplingParams(temperature=temperature, **FREE, **asked)
+    sampling = SamplingParams(temperature=temperature, **FREE, **given)
     for answer in await client.generate(PROMPT, sampling=sampling, n=8):
         theirs_TV, wider_TV, narrower_TV = (
             warped(model, answer, TemperatureLogitsWarper(temperature), *cut(more)) for more in (0, ROUNDING, -ROUNDING)
@@ -95,19 +95,21 @@ async def test_log_probabilities_are_those_of_the_distribution_that_was_sampled_
             assert not is_clear or likely <= set(ids.tolist()) <= possible
 
 
-@pytest.mark.parametrize("asked", [{"top_k": 1}, {"top_p": 1e-6}, {"extra": {"min_p": 1.0}}])
+@pytest.mark.parametrize("given", [{"top_k": 1}, {"top_p": 1e-6}, {"extra": {"min_p": 1.0}}])
 async def test_where_one_token_is_left_it_is_the_likeliest_and_certain(
-    client: GenerateClient, asked: dict[str, Any]
+    client: GenerateClient, given: dict[str, Any]
 ) -> None:
     (greedy,) = await client.generate(PROMPT, sampling=SamplingParams(temperature=0, **FREE))
-    for answer in await client.generate(PROMPT, sampling=SamplingParams(temperature=2.0, **FREE, **asked), n=4):
+    for answer in await client.generate(PROMPT, sampling=SamplingParams(temperature=2.0, **FREE, **given), n=4):
         assert answer.token_ids == greedy.token_ids
         assert list(answer.log_probs) == pytest.approx([0.0] * 12, abs=1e-6)
         assert answer.kept is not None
         assert list(answer.kept.token_ids) == list(greedy.token_ids)
 
 
-async def test_an_evaluation_is_not_asked_what_was_kept(client: GenerateClient, model: torch.nn.Module) -> None:
+async def test_an_evaluation_does_not_request_the_truncated_sampling_mask(
+    client: GenerateClient, model: torch.nn.Module
+) -> None:
     sampling = SamplingParams(temperature=2.0, top_k=4, max_kept=None, **FREE)
     (answer,) = await client.generate(PROMPT, sampling=sampling)
     before_T = warped(model, answer, TemperatureLogitsWarper(2.0)).gather(1, torch.tensor(answer.token_ids)[:, None])
@@ -122,11 +124,11 @@ async def test_tokens_that_are_forbidden_are_left_out(client: GenerateClient, mo
     for answer in await client.generate(PROMPT, sampling=sampling, n=8):
         theirs_TV = warped(model, answer, TemperatureLogitsWarper(2.0))
         theirs_TV[:4, end] = -torch.inf
-        drawn_T = torch.tensor(answer.token_ids)[:, None]
+        sampled_T = torch.tensor(answer.token_ids)[:, None]
         assert len(answer.token_ids) >= 4
         assert end not in answer.token_ids[:3]
         assert list(answer.log_probs) == pytest.approx(
-            theirs_TV.log_softmax(-1).gather(1, drawn_T)[:, 0].tolist(), abs=1e-3
+            theirs_TV.log_softmax(-1).gather(1, sampled_T)[:, 0].tolist(), abs=1e-3
         )
 
 
@@ -138,8 +140,8 @@ async def single(engine: Any, client: GenerateClient) -> Any:
     """One sample of the default generate function."""
     encoder = PromptEncoder(engine.model, apply_chat_template=True)
 
-    async def made(**asked: Any) -> Sample:
-        sampling = SamplingParams(temperature=0, **asked)
+    async def made(**given: Any) -> Sample:
+        sampling = SamplingParams(temperature=0, **given)
         (sample,) = await SingleTurn(None, RunView())(
             GenerateContext(client, encoder), [Sample(prompt="37+45")], sampling
         )

@@ -67,7 +67,7 @@ def test_every_step_runs_at_the_rate_of_the_table(settings, expected):
     assert rates(num_steps=len(expected), **settings) == pytest.approx(expected, abs=1e-6)
 
 
-def test_an_adam_that_forgets_steps_as_a_new_one() -> None:
+def test_a_reset_adam_steps_as_a_new_one() -> None:
     from slime_core.learner.optimizer import reset_optimizer_states
 
     def step(adam: torch.optim.Optimizer, weight: torch.Tensor, gradient: float) -> float:

@@ -47,7 +47,7 @@ GREEDY = SamplingParams(temperature=0, max_new_tokens=12, ignore_eos=True)
 
 @pytest.fixture
 def engines() -> Iterator[list[FakeEngine]]:
-    """Behind a real router they require a key, as in a run."""
+    """Engines of a real router require a key, as in a run."""
     before, key = engine_access(), "of-the-run"
     set_engine_access(EngineAccess(SecretStr(key)))
     with ExitStack() as stack:
@@ -123,9 +123,9 @@ async def test_a_reward_model_scores_as_transformers_computes(tmp_path: Path) ->
     config = RunConfig(rollout=RolloutConfig(rm_type="served_rm", rm_model="scorer", reward_timeout_s=60))
     with SGLangServer(EngineSettings(served, tmp_path / "log", dtype="float32", extra=("--is-embedding",))) as server:
         server.wait_ready()
-        asked = ServedReward(RewardsOptions(), run_view(config, models={"scorer": server.url}))
-        rewards = await asked.score(samples)
-        (long,) = await asked.score([Sample(prompt="1+1=" * 500, response="2")])
+        reward = ServedReward(RewardsOptions(), run_view(config, models={"scorer": server.url}))
+        rewards = await reward.score(samples)
+        (long,) = await reward.score([Sample(prompt="1+1=" * 500, response="2")])
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     texts = [tokenizer(f"{one.prompt}{one.response}", return_tensors="pt")["input_ids"] for one in samples]
     with torch.no_grad():

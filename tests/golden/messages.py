@@ -113,10 +113,10 @@ def _without_places(text: str, places: Mapping[str, str]) -> str:
 
 
 def text_of(found: Mapping[str, str]) -> str:
-    """As it is stored: each line, and what is said of it, indented."""
+    """The stored form: each command line, followed by its message, indented."""
     blocks = []
-    for line, said in found.items():
-        blocks.append("\n".join([line, *(f"    {one}".rstrip() for one in said.splitlines())]))
+    for line, message in found.items():
+        blocks.append("\n".join([line, *(f"    {one}".rstrip() for one in message.splitlines())]))
     return "\n\n".join(blocks) + "\n"
 
 

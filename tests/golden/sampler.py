@@ -1,8 +1,9 @@
 """The sampler without engines or clocks: samples, ledger, shards and cursors of several rollouts, stored and compared.
 
 A client in place of the engines' finishes requests two at a time, in an order and with answers that follow from the
-prompt and from how often it was asked; so over-sampling, partial rollouts, staleness and requeues come out the same in
-every run. ``python -m tests.golden.sampler --write`` stores ``sampler.json``; read the difference before committing it.
+prompt and from the number of its requests so far; so over-sampling, partial rollouts, staleness and requeues are
+the same in every run. ``python -m tests.golden.sampler --write`` stores ``sampler.json``; read the difference before
+committing it.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class _Request:
     ids: list[int]
     n: int
     longest: int
-    asked: int
+    attempt: int
     answer: asyncio.Future[list[Generation]]
 
 
@@ -73,18 +74,18 @@ class Client:
 
     def __init__(self, *given: Any, fails: bool = False, **named: Any) -> None:
         self.version, self.fails = 0, fails
-        self._asked: Counter[str] = Counter()
+        self._attempts: Counter[str] = Counter()
         self._open: list[_Request] = []
         self._aborts = False
         self._finishing = asyncio.get_running_loop().create_task(self._finish())
 
     async def generate(self, input_ids: list[int], *, sampling: Any, n: int = 1, **named: Any) -> list[Generation]:
         text = " ".join(map(str, input_ids))
-        self._asked[text] += 1
-        order = zlib.crc32(f"{text}/{self._asked[text]}".encode())
+        self._attempts[text] += 1
+        order = zlib.crc32(f"{text}/{self._attempts[text]}".encode())
         answer: asyncio.Future[list[Generation]] = asyncio.get_running_loop().create_future()
-        asked = self._asked[text]
-        self._open.append(_Request(order, list(input_ids), n, sampling.max_new_tokens, asked, answer))
+        attempt = self._attempts[text]
+        self._open.append(_Request(order, list(input_ids), n, sampling.max_new_tokens, attempt, answer))
         return await answer
 
     @contextlib.asynccontextmanager

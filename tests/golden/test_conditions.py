@@ -70,7 +70,7 @@ def values(conditions: dict[str, list[Any]], **given: Any) -> dict[str, tuple[Se
 
 
 def messages(case: Case, **others: Any) -> list[str]:
-    """What is said where the setting is given and only this condition is looked at."""
+    """The messages where the setting is given and only this condition is checked."""
     name, place = case
     condition = SETTINGS[name].info.metadata[place]
     value = other_value(SETTINGS[name]) if condition.when is None else condition.when

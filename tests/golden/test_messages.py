@@ -14,30 +14,30 @@ from tests.golden.messages import REPO, STORED, lines
 AGAIN = "if this is meant, store it with python -m tests.golden.messages --write, and read the difference"
 
 
-def said(text: str) -> dict[str, str]:
+def parse(text: str) -> dict[str, str]:
     """Command line -> message, of the stored form."""
     return dict(block.split("\n", maxsplit=1) for block in text.rstrip("\n").split("\n\n"))
 
 
-SAID = said(STORED.read_text())
+MESSAGES = parse(STORED.read_text())
 
 
-def test_what_is_said_is_what_is_stored() -> None:
+def test_messages_equal_the_stored_ones() -> None:
     """In a process of its own, because checks import Megatron, which takes over the process that loads it."""
     command = [sys.executable, "-m", "tests.golden.messages"]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
-    found = said(done.stdout)
-    assert found.keys() == SAID.keys(), AGAIN
-    assert {line: found[line] for line in SAID if found[line] != SAID[line]} == {}, AGAIN
+    found = parse(done.stdout)
+    assert found.keys() == MESSAGES.keys(), AGAIN
+    assert {line: found[line] for line in MESSAGES if found[line] != MESSAGES[line]} == {}, AGAIN
 
 
-def test_nothing_stored_is_accepted_and_nothing_is_an_accident() -> None:
-    assert [line for line, message in SAID.items() if "is accepted" in message or "Traceback" in message] == []
+def test_no_stored_command_is_accepted_or_ends_in_a_traceback() -> None:
+    assert [line for line, message in MESSAGES.items() if "is accepted" in message or "Traceback" in message] == []
 
 
 @pytest.mark.parametrize("line", lines())
 def test_a_message_names_what_was_given(line: str) -> None:
     given = [re.sub("^--(no-)?(sglang-)?|=$", "", word) for word in shlex.split(line)]
-    message = SAID[line]
+    message = MESSAGES[line]
     assert any(word in message or word.replace("-", "_") in message for word in given)

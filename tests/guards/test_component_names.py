@@ -1,7 +1,7 @@
 """The core branches on traits: no line of it asks whether a component has a certain name.
 
 Looked for are comparisons (``==``, ``!=``, ``in``), cases of ``match``, lookups by a literal key, tables keyed by
-names, and tests of how a name begins or ends, wherever a literal is the name of a component that ships.
+names, and tests of how a name starts or ends, wherever a literal is the name of a component that ships.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def literals(node: ast.AST | None) -> Iterator[str]:
             yield from literals(display)
 
 
-def asked(node: ast.AST) -> Iterator[str]:
+def compared(node: ast.AST) -> Iterator[str]:
     """The strings that ``node`` compares something with."""
     match node:
         case ast.Compare(left=left, comparators=others):
@@ -73,7 +73,7 @@ def comparisons(source: str) -> list[tuple[int, str]]:
     nodes = [
         node for node in ast.walk(ast.parse(source)) if hasattr(node, "lineno") or isinstance(node, ast.MatchValue)
     ]
-    return sorted({(node.lineno, word) for node in nodes for word in asked(node) if word in names()})
+    return sorted({(node.lineno, word) for node in nodes for word in compared(node) if word in names()})
 
 
 def test_no_line_of_the_core_asks_for_a_component_s_name():

@@ -97,7 +97,7 @@ def test_lint_and_format_find_nothing_whatever_the_length_of_the_name(folder: Pa
 def test_types_hold_under_the_strict_settings_of_the_packages(folder: Path, monkeypatch: pytest.MonkeyPatch):
     packages = sorted(folder.iterdir())
     monkeypatch.setenv("MYPYPATH", os.pathsep.join(str(package / "src") for package in packages))
-    # One run for all, with the settings of this project: `make types` has left their cache behind.
+    # One run for all, with the settings of this project: `make types` has left their cache.
     python("-m", "mypy", *[package / part for package in packages for part in ("src", "tests")], where=ROOT)
 
 

@@ -23,7 +23,7 @@ def loaded_by(program: str) -> set[str]:
     return {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
 
 
-ASKED = """
+LOOKED_UP = """
 import sys
 from slime_core.plugins.construction import refusals
 from slime_core.plugins.activation import activate
@@ -53,7 +53,7 @@ def test_activating_our_own_plugins_loads_nothing_heavy():
 
 
 def test_asking_our_own_model_specs_what_they_do_not_build_loads_nothing_heavy():
-    assert not loaded_by(ASKED) & HEAVY
+    assert not loaded_by(LOOKED_UP) & HEAVY
 
 
 def test_what_starts_a_run_loads_nothing_that_computes():

@@ -39,7 +39,7 @@ def commands() -> Iterator[tuple[str, str]]:
             yield command, printed
 
 
-def said(command: str) -> str:
+def output_of(command: str) -> str:
     """What a ``slime`` command prints, errors included."""
     program, *words = shlex.split(command)
     assert program == "slime"
@@ -49,7 +49,7 @@ def said(command: str) -> str:
 
 
 def lines(text: str) -> list[str]:
-    """What stands in each line; how columns are set apart is not the guide's business."""
+    """The lines with single spaces, because the guide does not promise the width of columns."""
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
@@ -81,7 +81,7 @@ def test_the_consoles_print_what_the_guide_says(follow: Path, monkeypatch: pytes
         "plugins new",
     ]
     for command, printed in steps:
-        assert lines(said(command)) == lines(printed), command
+        assert lines(output_of(command)) == lines(printed), command
         if command.endswith("advantage-estimator my-algo"):
             install(follow / "slime-my-algo", follow / "site", monkeypatch)
 
@@ -114,10 +114,10 @@ def test_the_mistake_of_the_guide_is_found_as_it_says(follow: Path, monkeypatch:
     ended = subprocess.run(
         command, cwd="slime-my-algo", env=dict(os.environ), capture_output=True, text=True, check=False
     )
-    said_lines = [line.strip() for line in ended.stdout.splitlines()]
+    output = [line.strip() for line in ended.stdout.splitlines()]
     for line in found.splitlines():
-        assert any(one.endswith(line) for one in said_lines), ended.stdout
-    failed, passed = map(int, re.findall(r"(\d+) (?:failed|passed)", said_lines[-1]))
+        assert any(one.endswith(line) for one in output), ended.stdout
+    failed, passed = map(int, re.findall(r"(\d+) (?:failed|passed)", output[-1]))
     assert f"`{failed + passed} passed`" in GUIDE
 
 

@@ -19,9 +19,9 @@ import slime_core
 REPO = Path(__file__).resolve().parents[2]
 CORE = REPO / "slime_core"
 PUBLIC = {"errors", "generation", "harness", "modeling", "ops", "prompts", "services", "types"}
-"""The public rooms; besides, the names of ``slime_core`` itself."""
+"""The public rooms, in addition to the names of ``slime_core`` itself."""
 
-BESIDE_THE_FLOORS = {"__main__", "builtin", "cpu"}
+OUTSIDE_THE_LAYERS = {"__main__", "builtin", "cpu"}
 NAMED = re.compile(r"slime_core\.(\w+)((?:\.\w+)*)")
 CONTRACTS: list[dict[str, Any]] = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["importlinter"][
     "contracts"
@@ -68,7 +68,7 @@ def test_plugins_and_built_ins_name_public_rooms_only() -> None:
     assert found == set(), "import from a public room, or add what is missing to one"
 
 
-def test_no_floor_names_a_built_in() -> None:
+def test_no_layer_names_a_built_in() -> None:
     below = [path for path in CORE.rglob("*.py") if path.relative_to(CORE).parts[0] != "builtin"]
     found = {path.name for path in below if "slime_core.builtin" in path.read_text(encoding="utf-8")}
     assert found == set(), "built-ins are found through the entry point of slime-rl"
@@ -79,12 +79,12 @@ def test_every_plugin_is_looked_at() -> None:
     assert looked_at >= {path.parent.name for path in REPO.glob("plugins/*/pyproject.toml")}
 
 
-def test_every_room_has_its_floor() -> None:
-    layers = contract("A floor imports only lower floors")
-    floors = {room for floor in layers["layers"] for room in re.split(r"\s*[|:]\s*", floor)}
+def test_every_room_has_its_layer() -> None:
+    layers = contract("A layer imports only lower layers")
+    layered = {room for layer in layers["layers"] for room in re.split(r"\s*[|:]\s*", layer)}
     assert layers["exhaustive"]
-    assert set(layers["exhaustive_ignores"]) == BESIDE_THE_FLOORS
-    assert floors == rooms() - BESIDE_THE_FLOORS
+    assert set(layers["exhaustive_ignores"]) == OUTSIDE_THE_LAYERS
+    assert layered == rooms() - OUTSIDE_THE_LAYERS
 
 
 def test_no_contract_names_a_room_that_is_not_there() -> None:
@@ -109,14 +109,14 @@ def test_no_plugin_imports_a_built_in() -> None:
 
 
 @pytest.mark.parametrize(
-    ("begins", "may"),
+    ("start", "may"),
     [
-        ("cpu stands beside the floors", {"cpu", "errors"}),
+        ("cpu is outside the layers", {"cpu", "errors"}),
         ("Ray stays in", {"runtime"}),
         ("Megatron stays in", {"checkpoint", "cpu", "harness", "learner", "modeling", "weights"}),
     ],
 )
-def test_every_other_room_stands_in_the_contract(begins: str, may: set[str]) -> None:
-    one = contract(begins)
-    held = own(one["forbidden_modules"]) if begins.startswith("cpu") else own(one["source_modules"])
+def test_every_other_room_stands_in_the_contract(start: str, may: set[str]) -> None:
+    one = contract(start)
+    held = own(one["forbidden_modules"]) if start.startswith("cpu") else own(one["source_modules"])
     assert rooms() - held - may - {"__main__"} == set()

@@ -36,7 +36,7 @@ COMPONENTS = {
 }
 """Kind -> the names of its components that a run asks for; None: none is named."""
 NOT_HERE = re.compile("does not exist|is no folder|holds no config.json|matches no file|No such file or directory")
-"""Mistakes of somebody who has none of the files that the pages name."""
+"""Errors that are expected because the files that the pages name do not exist."""
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
@@ -75,7 +75,7 @@ def recorded() -> str:
 
 @pytest.fixture
 def reader(tmp_path: Path, recorded: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory of somebody who has followed the README: the checkout, a plugin file, runs."""
+    """The working directory of a reader who has followed the README: the checkout, a plugin file, runs."""
     for name in ("examples", "slime_core"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "mine.py").symlink_to(ROOT / "examples/plugin/mine.py")

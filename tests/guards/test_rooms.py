@@ -17,7 +17,7 @@ def _files(room: Path) -> set[str]:
 
 
 def _listed(room: Path) -> tuple[str, set[str]]:
-    """The docstring of ``room``, and which of its files begin a line of it."""
+    """The docstring of ``room``, and which of its files start a line of it."""
     text = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
     return text, {found[1] for found in re.finditer(r"^ *(\w+)", text, re.MULTILINE)} & _files(room)
 

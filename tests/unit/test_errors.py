@@ -13,8 +13,8 @@ CLASSES = {name: kind for name, kind in vars(errors).items() if inspect.isclass(
 LINE = re.compile(r"^    (?P<indent>[│├└─ ]*)(?P<name>[A-Z]\w+) ")
 
 
-def drawn() -> dict[str, str | None]:
-    """Name -> name of the parent, as the docstring draws it."""
+def tree_of_docstring() -> dict[str, str | None]:
+    """Name -> name of the parent, read from the docstring."""
     parents: dict[str, str | None] = {}
     above: list[tuple[int, str]] = []
     for line in (errors.__doc__ or "").splitlines():
@@ -28,7 +28,7 @@ def drawn() -> dict[str, str | None]:
 
 def test_the_tree_in_the_docstring_is_the_tree_of_the_classes():
     real = {name: kind.__bases__[0].__name__ for name, kind in CLASSES.items()}
-    assert drawn() == {**real, "SlimeError": None}
+    assert tree_of_docstring() == {**real, "SlimeError": None}
 
 
 def test_every_error_is_exported():
@@ -38,7 +38,7 @@ def test_every_error_is_exported():
 
 @pytest.mark.parametrize("kind", CLASSES.values())
 def test_an_error_survives_pickling_with_its_message(kind):
-    message = "what was asked\nwhat was found: ü"
+    message = "what was given\nwhat was found: ü"
     restored = pickle.loads(pickle.dumps(kind(message)))
     assert type(restored) is kind
     assert str(restored) == message

@@ -150,7 +150,7 @@ def test_without_an_interval_a_checkpoint_is_saved_at_the_end(run):
     assert [state.step for state in diary.saved] == [3]
 
 
-def test_a_checkpoint_holds_the_cursor_behind_the_rollout_that_was_trained(run):
+def test_a_checkpoint_holds_the_cursor_after_the_trained_rollout(run):
     diary = Diary()
     run(diary, config(), RunState(plugins={"version": 1}))
     states = {"driver": {}, "sampler": {}}

@@ -23,9 +23,9 @@ def test_token_ids_read_and_compare_like_a_list():
 
 def test_token_ids_add_to_lists_on_either_side_and_stay_token_ids():
     ids = TokenIds([1, 2])
-    behind, before = ids + [3], [0] + ids  # noqa: RUF005 - the operators are what is tested
-    assert (behind, before) == ([1, 2, 3], [0, 1, 2])
-    assert isinstance(behind, TokenIds)
+    after, before = ids + [3], [0] + ids  # noqa: RUF005 - the operators are what is tested
+    assert (after, before) == ([1, 2, 3], [0, 1, 2])
+    assert isinstance(after, TokenIds)
     assert isinstance(before, TokenIds)
     ids += [7]
     assert ids == [1, 2, 7]
@@ -111,7 +111,7 @@ def test_the_length_of_a_shard_is_its_number_of_samples():
     assert len(shard) == 2
 
 
-def test_response_tokens_are_appended_with_what_the_engine_said() -> None:
+def test_response_tokens_are_appended_with_the_meta_info_of_the_engine() -> None:
     sample = Sample(index=4, tokens=[5, 6])
     meta = {"finish_reason": {"type": "stop"}, "weight_version": "3"}
     sample.append_response_tokens(None, tokens=[7, 1], log_probs=[-0.5, -0.25], meta_info=meta, text="a")

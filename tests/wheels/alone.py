@@ -3,7 +3,7 @@
     python -m tests.wheels.alone FOLDER [DISTRIBUTION ...]      about a minute a plugin on two cores; no network
 
 The environments are made of what this one has installed: the distributions that ``slime-rl`` requires are hard-linked
-once, those that a plugin requires besides into its own environment, and our wheels are built and installed. Tools that
+once, the further ones of a plugin into its own environment, and our wheels are built and installed. Tools that
 nothing requires, such as ruff, are in none of them. In each, the installed plugins are listed, a command line that
 names what the plugin offers is checked, and one is run to its end on real engines; the core and slime-grpo with
 slime-models train the demo. The table that is printed is Markdown; the exit status is the number of rows that failed.
@@ -44,7 +44,7 @@ class Case:
     """One environment.
 
     Arguments:
-        wheels: distributions that are asked for; those of ours that they require come with them.
+        wheels: the requested distributions; those of ours that they require come with them.
         line: what ``slime check`` and ``slime run`` are given; None: they are not called.
         says: what ``slime run`` refuses, as a pattern; None: it succeeds.
         trains: steps that the run trains; 0: it generates only.
@@ -107,7 +107,7 @@ def main(folder: Path, only: Iterable[str]) -> int:
     base = make_base(folder)
     count = len(required([CORE])) - 1
     print(f"The core is installed with the {count} distributions that it requires and that are installed here.\n")
-    print("| installed | of others besides | `slime plugins list` | command | `slime check` | `slime run` |")
+    print("| installed | third-party distributions | `slime plugins list` | command | `slime check` | `slime run` |")
     print("|---|---|---|---|---|---|")
     cases = [case for case in CASES if not set(only) or set(only) & set(case.wheels)]
     return sum(not row(number, case, folder, base, wheels) for number, case in enumerate(cases))
@@ -129,7 +129,7 @@ def row(number: int, case: Case, folder: Path, base: Path, wheels: dict[str, Pat
     return not any("FAILED" in cell for cell in cells)
 
 
-# --- What is called in an environment --------------------------------------------------------------------------------
+# --- What is called in an environment ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,17 +181,17 @@ def checked(shell: Shell, case: Case) -> str:
 
 def ran(shell: Shell, case: Case) -> str:
     """What came of ``slime run``."""
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     ended = shell.slime("run", *shlex.split(case.line or ""), "--output-dir", "run", "--progress", "lines")
-    said = outcome(ended, case)
-    if case.says is not None or said != "ok":
-        return said
+    found = outcome(ended, case)
+    if case.says is not None or found != "ok":
+        return found
     rows = [json.loads(line) for line in (shell.folder / "run" / "metrics.jsonl").read_text().splitlines()]
     trained = sum("train/loss" in one for one in rows)
     generated = sum("rollout/raw_reward" in one for one in rows)
     if trained != case.trains or not generated:
         return f"FAILED: {trained} steps, {generated} rollouts"
-    return f"{generated} rollouts, {trained} steps, {time.monotonic() - begun_s:.0f} s"
+    return f"{generated} rollouts, {trained} steps, {time.monotonic() - started_s:.0f} s"
 
 
 def all_of(shell: Shell, lines: Iterable[str]) -> str:
@@ -207,9 +207,9 @@ def outcome(ended: subprocess.CompletedProcess[str], case: Case) -> str:
     """``ok``; of a command that has to be refused, what it says."""
     if case.says is None:
         return "ok" if ended.returncode == 0 else failed(ended)
-    said = " ".join(ended.stderr.split())
-    is_right = ended.returncode == 2 and re.search(case.says, said) and "Traceback" not in said
-    return f"refused: {said.removeprefix('slime: ')}" if is_right else failed(ended)
+    message = " ".join(ended.stderr.split())
+    is_right = ended.returncode == 2 and re.search(case.says, message) and "Traceback" not in message
+    return f"refused: {message.removeprefix('slime: ')}" if is_right else failed(ended)
 
 
 def failed(ended: subprocess.CompletedProcess[str]) -> str:
@@ -218,7 +218,7 @@ def failed(ended: subprocess.CompletedProcess[str]) -> str:
     return f"FAILED ({ended.returncode}): {' / '.join(lines[-6:])}"
 
 
-# --- Environments ----------------------------------------------------------------------------------------------------
+# --- Environments -----------------------------------------------------------------------------------------------------
 
 
 def build_wheels(folder: Path) -> dict[str, Path]:

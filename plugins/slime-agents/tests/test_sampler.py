@@ -86,7 +86,7 @@ class Engine(FakeEngine):
 
     @staticmethod
     def _read(prompt: list[int]) -> tuple[str, bool, int]:
-        """The question, whether the second turn is asked for, and the ids that the turn has already."""
+        """The question, whether the request is for the second turn, and the ids that the turn has already."""
         question = "".join("+" if one == 15 else str(one - 5) for one in prompt[1 : prompt.index(ASSISTANT)])
         return question, prompt.count(ASSISTANT) > 1, prompt[::-1].index(ASSISTANT)
 

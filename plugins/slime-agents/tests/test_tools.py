@@ -17,7 +17,7 @@ async def add(a: int, b: int = 1) -> int:
 def greet(name: str) -> str:
     """Greets."""
     if not name:
-        raise ToolError("nobody to greet")
+        raise ToolError("no name to greet")
     return f"hello {name}"
 
 
@@ -45,7 +45,7 @@ def test_a_description_has_the_name_the_first_paragraph_and_the_schema_of_the_ar
         ("add", '{"a": 2, "b": 3}', "5"),
         ("add", '{"a": "2"}', "3"),
         ("greet", '{"name": "Ann"}', "hello Ann"),
-        ("greet", '{"name": ""}', "error: nobody to greet"),
+        ("greet", '{"name": ""}', "error: no name to greet"),
         ("add", '{"a": "x"}', "error: add: a: Input should be a valid integer"),
         ("add", "{}", "error: add: a: Missing required argument"),
         ("add", '{"a": 1, "c": 2}', "error: add: c: Unexpected keyword argument"),

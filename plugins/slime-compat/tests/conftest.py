@@ -1,4 +1,4 @@
-"""Functions as users write them, in files, behind the options that adapters are made with."""
+"""Functions as users write them, in files, and the options from which adapters are made."""
 
 from __future__ import annotations
 

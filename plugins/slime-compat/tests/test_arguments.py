@@ -187,7 +187,7 @@ def test_functions_that_slime_ships_are_named_with_what_to_write_in_their_place(
         resolve(["--rollout-function-path", path])
 
 
-def said(*flags: str) -> list[str]:
+def messages(*flags: str) -> list[str]:
     """What the checks of the settings find."""
     resolved, active = resolve(["--advantage-estimator", "grpo", *flags])
     found = list(unmet(resolved.values()))
@@ -211,7 +211,7 @@ LOSS = ("--custom-loss-function-path", "mine.py:loss")
     ],
 )
 def test_settings_of_functions_that_are_not_there_are_mistakes(flags: tuple[str, ...], message: str) -> None:
-    (found,) = said("--plugin", "compat", *flags)
+    (found,) = messages("--plugin", "compat", *flags)
     assert found.startswith(message)
 
 
@@ -246,7 +246,7 @@ def test_what_a_function_takes_the_place_of_excludes_it(flags: tuple[str, ...], 
         "def s(args, config, vp_stage): ...\n"
         "def m(pre_process, post_process): ...\n"
     )
-    (found,) = said(*flags)
+    (found,) = messages(*flags)
     assert f" with {excludes}" in found
     assert "cannot be combined" in found
 
@@ -260,11 +260,9 @@ def test_what_a_function_takes_the_place_of_excludes_it(flags: tuple[str, ...], 
         (("--colocate", "--actor-num-nodes", "2"), None),
     ],
 )
-def test_a_function_behind_written_weights_needs_weights_that_are_written(
-    flags: tuple[str, ...], transport: str | None
-) -> None:
+def test_a_post_write_function_needs_weight_updates_by_disk(flags: tuple[str, ...], transport: str | None) -> None:
     Path("mine.py").write_text("def hook(args, version_dir, rollout_engines): ...\n")
-    found = said("--custom-update-weight-post-write-path", "mine.py", *flags)
+    found = messages("--custom-update-weight-post-write-path", "mine.py", *flags)
     assert [f"has no effect where weights travel by {transport}" in one for one in found] == [True] * bool(transport)
 
 
@@ -275,6 +273,6 @@ def test_a_layer_spec_is_a_module_and_a_function() -> None:
 
 def test_an_evaluation_function_needs_no_prompts_of_the_core() -> None:
     argv = ["--advantage-estimator", "grpo", "--hf-checkpoint", "/m", "--eval-interval", "2"]
-    assert any("eval_interval = 2 needs eval_prompt_data or" in one for one in said(*argv[2:]))
+    assert any("eval_interval = 2 needs eval_prompt_data or" in one for one in messages(*argv[2:]))
     Path("mine.py").write_text("def f(args, rollout_id, data_source, evaluation=False): ...\n")
-    assert not any("eval_interval" in one for one in said(*argv[2:], "--eval-function-path", "mine.py"))
+    assert not any("eval_interval" in one for one in messages(*argv[2:], "--eval-function-path", "mine.py"))

@@ -46,7 +46,7 @@ def run(tmp_path, body: str, *, max_tokens: int | None = None, critic: bool = Fa
     return options.arguments, steps
 
 
-def test_it_sees_the_shard_in_its_own_order(tmp_path):
+def test_a_function_sees_the_columns_in_the_order_of_the_shard(tmp_path):
     args, _ = run(tmp_path, "pass")
     rollout, seen = args.seen
     assert rollout == 5
@@ -59,7 +59,7 @@ def test_it_sees_the_shard_in_its_own_order(tmp_path):
     assert "log_probs" not in seen
 
 
-def test_what_it_changes_is_trained(tmp_path):
+def test_columns_that_a_function_changes_are_trained(tmp_path):
     body = "data['advantages'] = [a * 10 for a in data['advantages']]; data['loss_masks'][1][0] = 0"
     _, steps = run(tmp_path, f"{body}; data['rollout_log_probs'][2] = [-9.0]")
     first, second, fill = steps[0][0], *steps[1]
@@ -69,7 +69,7 @@ def test_what_it_changes_is_trained(tmp_path):
     assert second.weights_U.tolist() == [1.0, 0.5, 0.0]  # the divisors stay
     assert second.rollout_log_probs_U.tolist() == [-9.0, -2.0, -3.0]
     assert fill.mask_U.tolist() == [0.0, 0.0, 0.0]
-    assert second.fresh_U.tolist() == [False, True, True]  # parity compares what the engine said
+    assert second.fresh_U.tolist() == [False, True, True]  # parity compares the engine's log-probs
 
 
 def test_returns_are_what_the_critic_learns_and_what_the_function_sets_reaches_it(tmp_path):

@@ -1,4 +1,4 @@
-"""Turns that are asked for at once, and turns that fail, of one call of a custom generate function."""
+"""Concurrent turns, and turns that fail, of one call of a custom generate function."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ END = 1
 
 
 class Client:
-    """Draws the number of the request, once the others that came with it have been sent; some requests fail."""
+    """Answers with the number of the request, once the concurrent ones have been sent; some requests fail."""
 
     url = "http://127.0.0.1:1"
 
     def __init__(self, *failing: int, error: BaseException | None = None) -> None:
-        self.asked: list[list[int]] = []
+        self.requests: list[list[int]] = []
         self.failing, self.error = failing, error or EngineError("gone")
 
     async def generate(self, ids: list[int], *, sampling: SamplingParams, session: str) -> list[Generation]:
-        self.asked.append(list(ids))
-        number = len(self.asked)
+        self.requests.append(list(ids))
+        number = len(self.requests)
         await asyncio.sleep(0)
         if number in self.failing:
             raise self.error
@@ -57,14 +57,14 @@ async def test_two_second_turns_at_once_are_two_conversations(encoder) -> None:
     made = call(client, encoder)
     turns = second(await made.answer(FIRST, {}))
     await asyncio.gather(made.answer(turns, {}), made.answer(turns, {}))
-    went_on, begun = made.trajectories
-    assert [len(went_on.answers), len(begun.answers)] == [2, 1]
-    assert (went_on.ids[-2:], begun.ids) == ([7, END], [8, END])
+    continued, new = made.trajectories
+    assert [len(continued.answers), len(new.answers)] == [2, 1]
+    assert (continued.ids[-2:], new.ids) == ([7, END], [8, END])
     # Each holds the ids that the engine saw for it, and no answer of the other.
-    assert [*went_on.prompt_ids, *went_on.ids[:-2]] == client.asked[1]
-    assert begun.prompt_ids == client.asked[2] == encoder.encode(turns)
-    assert went_on.mask == [1, 1, *([0] * (len(went_on.ids) - 4)), 1, 1]
-    assert len(went_on.log_probs) == len(went_on.ids)
+    assert [*continued.prompt_ids, *continued.ids[:-2]] == client.requests[1]
+    assert new.prompt_ids == client.requests[2] == encoder.encode(turns)
+    assert continued.mask == [1, 1, *([0] * (len(continued.ids) - 4)), 1, 1]
+    assert len(continued.log_probs) == len(continued.ids)
 
 
 @pytest.mark.parametrize("error", [EngineError("gone"), asyncio.CancelledError()])
@@ -76,7 +76,7 @@ async def test_a_turn_that_failed_may_be_requested_again(encoder, error: BaseExc
         await made.answer(turns, {})
     await made.answer(turns, {})
     (only,) = made.trajectories
-    assert client.asked[1] == client.asked[2] == [*only.prompt_ids, *only.ids[:-2]]
+    assert client.requests[1] == client.requests[2] == [*only.prompt_ids, *only.ids[:-2]]
     assert [str(one) for one in only.answers] == [encoder.decode([6, END]), encoder.decode([8, END])]
 
 
@@ -93,7 +93,7 @@ async def test_what_was_added_counts_in_the_budget(encoder) -> None:
     made = call(client, encoder, budget=3)
     turns = second(await made.answer(FIRST, {}))
     assert (await made.answer(turns, {})).finish_reason == "length"
-    assert len(client.asked) == 1
+    assert len(client.requests) == 1
 
 
 async def test_spans_say_which_weights_sampled_which_ids_of_the_response(encoder) -> None:
@@ -104,8 +104,8 @@ async def test_spans_say_which_weights_sampled_which_ids_of_the_response(encoder
     only.fill(sample, encoder.tokenizer)
     end = len(only.ids)
     assert sample.weight_spans == [("1", 0, 1), ("2", 1, 2), ("2", end - 2, end - 1), ("3", end - 1, end)]
-    drawn = [place for _, start, stop in sample.weight_spans for place in range(start, stop)]
-    assert drawn == [place for place, trained in enumerate(only.mask) if trained]
+    trained = [place for _, start, stop in sample.weight_spans for place in range(start, stop)]
+    assert trained == [place for place, trained in enumerate(only.mask) if trained]
 
 
 TEMPLATE = (
@@ -131,13 +131,13 @@ async def test_every_turn_is_rendered_with_the_tools_and_arguments_of_the_run(mo
 
 
 class Ending(Client):
-    """Its second answer was ended from outside; weights of another version draw each."""
+    """Its second answer was aborted; another version of the weights samples each."""
 
     async def generate(self, ids: list[int], *, sampling: SamplingParams, session: str) -> list[Generation]:
-        (drawn,) = await super().generate(ids, sampling=sampling, session=session)
-        number = len(self.asked)
+        (answer,) = await super().generate(ids, sampling=sampling, session=session)
+        number = len(self.requests)
         reason, version = "abort" if number == 2 else "stop", str(number + 3)
-        return [replace(drawn, finish_reason=reason, weight_versions=(version,), weight_spans=((version, 0, 2),))]
+        return [replace(answer, finish_reason=reason, weight_versions=(version,), weight_spans=((version, 0, 2),))]
 
 
 async def test_a_conversation_of_which_a_turn_was_ended_is_not_finished_whatever_came_after(encoder) -> None:
@@ -150,8 +150,8 @@ async def test_a_conversation_of_which_a_turn_was_ended_is_not_finished_whatever
     trajectory.fill(sample, encoder.tokenizer)
     assert sample.status is Status.ABORTED
     assert sample.weight_versions == ["4", "5", "6"]
-    drawn = [place for place, trains in enumerate(sample.loss_mask or ()) if trains]
-    assert [(name, drawn.index(start), end - start) for name, start, end in sample.weight_spans] == [
+    trained = [place for place, trains in enumerate(sample.loss_mask or ()) if trains]
+    assert [(name, trained.index(start), end - start) for name, start, end in sample.weight_spans] == [
         ("4", 0, 2),
         ("5", 2, 2),
         ("6", 4, 2),
@@ -159,7 +159,7 @@ async def test_a_conversation_of_which_a_turn_was_ended_is_not_finished_whatever
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"temperature": 0.5}, "temperature = 0.5, but the run samples with 1"),
         ({"top_p": 0.9}, "top_p = 0.9, but the run samples with 1"),
@@ -167,16 +167,16 @@ async def test_a_conversation_of_which_a_turn_was_ended_is_not_finished_whatever
         ({"repetition_penalty": 1.1}, "repetition_penalty = 1.1, but the run samples with 1"),
     ],
 )
-async def test_a_turn_sampled_from_another_distribution_is_refused_in_training(encoder, given, told) -> None:
+async def test_a_turn_sampled_from_another_distribution_is_refused_in_training(encoder, given, message) -> None:
     client = Client()
     with pytest.raises(
-        PluginError, match=f"generate_single: {told}. The learner computes log-probabilities with one distribution"
+        PluginError, match=f"generate_single: {message}. The learner computes log-probabilities with one distribution"
     ):
         await call(client, encoder).answer(FIRST, given)
-    assert client.asked == []
+    assert client.requests == []
     nothing: Any = client
     evaluating = Call(GenerateContext(nothing, encoder, evaluation=True), SamplingParams(max_new_tokens=99))
     await evaluating.answer(FIRST, given)
     same = {**sampling_fields(SamplingParams(max_new_tokens=99)), "repetition_penalty": 1.0, "min_p": 0.0}
     await call(client, encoder).answer(FIRST, {**same, "stop": ["x"]})
-    assert len(client.asked) == 2
+    assert len(client.requests) == 2

@@ -146,7 +146,7 @@ USERS = """
 """
 
 
-def test_a_dataset_draws_samples(write, request_of) -> None:
+def test_a_dataset_makes_samples(write, request_of) -> None:
     source = PathSource(write("data_source_path", USERS), RunView(prompts=request_of))
     groups = source.next_groups(40)
     assert set(prompts(groups)) == {f"{n}+1" for n in range(5)}
@@ -185,7 +185,7 @@ def test_a_class_without_a_constructor_is_made_without_arguments(write, request_
     assert prompts(source.next_groups(2)) == ["1+1", "1+1"]
 
 
-def test_a_class_without_state_is_asked_again_when_resumed(write, request_of) -> None:
+def test_a_resume_repeats_the_requests_to_a_class_without_state(write, request_of) -> None:
     options = write("data_source_path", BY_ARGS)
     source = PathSource(options, RunView(prompts=request_of))
     for n in (2, 2, 1):

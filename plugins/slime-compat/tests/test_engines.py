@@ -92,7 +92,7 @@ def test_a_wrong_file_is_reported_with_the_place(tmp_path, text, message):
     assert f"--sglang-config {tmp_path / 'engines.yaml'}" in str(caught.value)
 
 
-def test_engines_are_said_once(tmp_path):
+def test_engines_are_declared_in_one_place(tmp_path):
     message = "says what engines there are, and so does prefill_num_servers; leave one out"
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, POLICY, "--prefill-num-servers", "1")

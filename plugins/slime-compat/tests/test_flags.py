@@ -1,4 +1,4 @@
-"""Every flag of slime's command line is decided, and whoever writes it is told the decision."""
+"""Every flag of slime's command line has a decision, and a command that gives the flag reports it."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def test_a_flag_that_is_not_kept_is_an_error_with_the_decision_and_nothing_else(
         ("--seq-length", "refused", ["--sglang-context-length"]),
     ],
 )
-def test_what_comes_near_is_named(flag, verdict, instead):
+def test_the_advice_of_a_flag_names_flags_that_exist(flag, verdict, instead):
     row = slime_flags()[flag]
     assert row.verdict == verdict
     assert [word for word in row.text.split() if word.startswith("--")] == instead
     assert set(instead) <= FLAGS
 
 
-def test_a_key_of_a_file_is_told_the_decision_too(tmp_path):
+def test_a_key_of_a_file_is_refused_with_the_decision_too(tmp_path):
     (tmp_path / "run.toml").write_text("[rollout]\nrollout_seed = 1\n")
     with pytest.raises(
         ConfigError,

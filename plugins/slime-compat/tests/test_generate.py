@@ -65,9 +65,9 @@ POSTS = """
         for turn in range(args.max_turns):
             payload = {"input_ids": list(sample.tokens), "sampling_params": sampling_params, "return_logprob": True}
             answer = await post(url, payload)
-            drawn = answer["meta_info"]["output_token_logprobs"]
+            sampled = answer["meta_info"]["output_token_logprobs"]
             sample.append_response_tokens(
-                args, tokens=[t[1] for t in drawn], log_probs=[t[0] for t in drawn], meta_info=answer["meta_info"]
+                args, tokens=[t[1] for t in sampled], log_probs=[t[0] for t in sampled], meta_info=answer["meta_info"]
             )
             if sample.status == Sample.Status.TRUNCATED:
                 break
@@ -78,7 +78,7 @@ POSTS = """
 """
 
 
-async def test_a_function_that_asks_the_router_itself(write, context, engine) -> None:
+async def test_a_function_may_post_to_the_router_itself(write, context, engine) -> None:
     options = write("custom_generate_function_path", POSTS, "--max-turns", "2")
     first, second = await generate(options, context)
     assert engine.calls == ["/generate"] * 4
@@ -99,8 +99,8 @@ RAW = """
         payload = {{"input_ids": [6, 15, 6], "sampling_params": sampling_params, "return_logprob": True}}
         {request}
         sample.tokens = [6, 15, 6]
-        drawn = answer["meta_info"]["output_token_logprobs"]
-        sample.append_response_tokens(args, tokens=[t[1] for t in drawn], log_probs=[t[0] for t in drawn])
+        sampled = answer["meta_info"]["output_token_logprobs"]
+        sample.append_response_tokens(args, tokens=[t[1] for t in sampled], log_probs=[t[0] for t in sampled])
         return sample
 """
 CLIENTS = {
@@ -182,7 +182,7 @@ OVER_A_LIST = """
 """
 
 
-async def test_a_function_over_a_list_that_lets_the_core_ask(write, context, engine) -> None:
+async def test_a_function_over_a_list_may_use_the_generate_of_the_core(write, context, engine) -> None:
     samples = await generate(write("custom_generate_function_path", OVER_A_LIST, "--max-turns", "2"), context)
     assert [sample.index for sample in samples] == [6, 7]
     for sample in samples:
@@ -270,18 +270,18 @@ CHAT = """
 """
 
 
-@pytest.mark.parametrize(("first", "drawn", "added"), [(3, 3, [END, 3, 12, 4]), (8, 5, [3, 12, 4])])
+@pytest.mark.parametrize(("first", "num_sampled", "added"), [(3, 3, [END, 3, 12, 4]), (8, 5, [3, 12, 4])])
 async def test_a_chat_continues_from_the_ids_that_were_sampled(
-    write, context, first: int, drawn: int, added: list[int]
+    write, context, first: int, num_sampled: int, added: list[int]
 ) -> None:
     encoder = PromptEncoder(FOLDER, apply_chat_template=True)
     options = write("custom_generate_function_path", CHAT)
     options.arguments.first = first
     (sample,) = await generate(options, GenerateContext(context.client, encoder), 1)
-    # <|user|> 1+1 <|assistant|>, what was drawn, and <|user|> 7 <|assistant|>; <eos> before it where none was drawn.
+    # <|user|> 1+1 <|assistant|>, the sampled tokens, <|user|> 7 <|assistant|>; before it <eos>, unless it was sampled.
     assert list(sample.tokens[:5]) == [3, 6, 15, 6, 4]
-    assert list(sample.tokens[5 + drawn : -5]) == added
-    assert list(sample.loss_mask or ()) == [1] * drawn + [0] * len(added) + [1] * 5
+    assert list(sample.tokens[5 + num_sampled : -5]) == added
+    assert list(sample.loss_mask or ()) == [1] * num_sampled + [0] * len(added) + [1] * 5
     assert sample.metadata["ids"] == list(sample.tokens[-5:])
     assert sample.metadata["why"] == "stop"
 
@@ -413,10 +413,10 @@ async def test_an_engine_that_does_not_answer_costs_the_sample_only(write, conte
     text = "from slime_compat import generate_single\n"
     text += "async def f(args, sample, sampling_params):\n    await generate_single('1')\n"
 
-    async def nobody(*_: object, **__: object) -> object:
+    async def no_answer(*_: object, **__: object) -> object:
         raise EngineError("no engine answered")
 
-    context.client.generate = nobody
+    context.client.generate = no_answer
     (sample,) = await generate(write("custom_generate_function_path", text), context, 1)
     assert (sample.status, sample.error) == (Status.FAILED, "no engine answered")
 

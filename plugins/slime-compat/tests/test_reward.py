@@ -94,7 +94,7 @@ def test_a_function_of_a_list_is_refused_without_group_rm_before_it_runs(write) 
         ("def f(args, sample): return [sample.index(one) for one in sample]", ["--group-rm"]),
     ],
 )
-def test_what_may_be_called_so_is_not_refused(write, text: str, flags: list[str]) -> None:
+def test_functions_that_can_be_called_so_are_accepted(write, text: str, flags: list[str]) -> None:
     write("custom_rm_path", text, *flags)
 
 
@@ -265,14 +265,14 @@ async def test_a_function_of_a_file_scores_in_a_process_of_its_own(write) -> Non
     manifest = resolve(["--custom-rm-path", "mine.py"])[1].manifest
     pool = RewardPool(RewardPoolSettings(manifest.to_json(), {"compat": options}, num_workers=1))
     with HttpService(lambda body: 7) as judge:
-        # As the sampler hands on where the models beside the policy answer.
+        # The sampler passes the addresses of the auxiliary models like this.
         reach(options, SamplerInfo("http://127.0.0.1:3", {"judge": judge.url}))
         try:
             (reward, _) = await pool.score("custom_rm_path", SAMPLES, together=True)
             (failure,) = await pool.score("custom_rm_path", [Sample(index=9)], together=True)
         finally:
             await pool.close()
-    assert judge.asked == [("/score", {"n": 1})] * 2
+    assert judge.requests == [("/score", {"n": 1})] * 2
     assert isinstance(reward, dict)
     assert (reward["process"] != os.getpid(), reward["router"], reward["judge"]) == (True, 3.0, 7.0)
     assert isinstance(failure, RewardFailure)

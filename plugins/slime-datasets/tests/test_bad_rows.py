@@ -31,7 +31,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def drawn(request: PromptRequest, order: dict[str, Any], n: int) -> list[Any]:
+def next_prompts(request: PromptRequest, order: dict[str, Any], n: int) -> list[Any]:
     options = {name: value for name, value in order.items() if name != "shuffle"}
     run = RunView(prompts=replace(request, shuffle=order.get("shuffle", True)))
     return [group[0].prompt for group in PromptStreams(DatasetsOptions(**options), run).next_groups(n)]
@@ -43,7 +43,7 @@ def test_every_row_that_is_skipped_is_explained_once_with_file_and_line(tmp_path
     path.write_text('{"prompt": "a"}\njunk\n\n{"prompt": ""}\n{"prompt": "b"}\n')
     left_out = LeftOut(tmp_path / "bad-rows.log")
     request = PromptRequest(path, label_key=None, skips_bad=True, filter=RunFilter(left_out))
-    found = drawn(request, order, 6)
+    found = next_prompts(request, order, 6)
     assert sorted(found) == ["a", "a", "a", "b", "b", "b"]
     assert sorted((tmp_path / "bad-rows.log").read_text().splitlines()) == [
         f'{path}, line 2, column 1: not JSON (Expecting value). Expected an object such as {{"prompt": "What is 2 + '
@@ -51,8 +51,8 @@ def test_every_row_that_is_skipped_is_explained_once_with_file_and_line(tmp_path
         f"{path}, line 4: the prompt in field 'prompt' is empty, so that there is nothing to answer. Write one, or "
         "take the row out; of training data, --on-bad-data skip leaves such rows out and names them",
     ]
-    (said,) = left_out.news()
-    first, *others = said.split("\n")
+    (report,) = left_out.news()
+    first, *others = report.split("\n")
     assert first == (
         "2 rows of the prompt files, or groups of --buffer-data, cannot be read and are left out (--on-bad-data skip)"
     )
@@ -78,9 +78,9 @@ NAMING = [
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-@pytest.mark.parametrize(("metadata", "told"), NAMING, ids=str)
+@pytest.mark.parametrize(("metadata", "message"), NAMING, ids=str)
 def test_a_row_that_names_what_the_run_has_not_is_a_bad_row_wherever_it_stands(
-    tmp_path: Path, order: dict, metadata: dict, told: str
+    tmp_path: Path, order: dict, metadata: dict, message: str
 ) -> None:
     path = tmp_path / "rows.jsonl"
     good = {"prompt": "a", "metadata": {"rm_type": "math", "level": "easy"}}
@@ -89,8 +89,8 @@ def test_a_row_that_names_what_the_run_has_not_is_a_bad_row_wherever_it_stands(
     left_out = LeftOut(tmp_path / "bad-rows.log")
     checks = RowChecks(OFFERED, {"temperature": 1.0}, mistakes)
     request = PromptRequest(path, label_key=None, filter=RunFilter(left_out, checks))
-    with pytest.raises(DataError, match=f"^{re.escape(f'{path}, line 61: {told}')}"):
-        drawn(request, order, 61)
-    assert drawn(replace(request, skips_bad=True), order, 61) == ["a"] * 61
+    with pytest.raises(DataError, match=f"^{re.escape(f'{path}, line 61: {message}')}"):
+        next_prompts(request, order, 61)
+    assert next_prompts(replace(request, skips_bad=True), order, 61) == ["a"] * 61
     assert left_out.metrics() == {"data/left_out/bad": 1.0}
-    assert (tmp_path / "bad-rows.log").read_text().startswith(f"{path}, line 61: {told}")
+    assert (tmp_path / "bad-rows.log").read_text().startswith(f"{path}, line 61: {message}")

@@ -299,7 +299,7 @@ def test_lines_without_a_group_are_groups_of_their_own(make, tmp_path):
     )
 
 
-def test_in_a_folder_names_that_begin_with_a_dot_or_an_underscore_wait(make, tmp_path):
+def test_files_whose_names_start_with_a_dot_or_an_underscore_are_not_read_yet(make, tmp_path):
     for name in ("_a.jsonl", ".b.jsonl"):
         write(tmp_path / "inbox" / name, GOOD)
     assert prompts(make().next_groups(1)) == ["p0"]
@@ -336,8 +336,8 @@ async def test_a_trajectory_is_trained_as_it_came(make, tmp_path):
     (samples,) = make().next_groups(1)
     reset_sample(samples[0])  # as the sampler does with all that it is handed
     encoder = PromptEncoder(ARITHMETIC / "model", apply_chat_template=False)
-    nobody: Any = None
-    (sample,) = await FromBuffer(None, RunView())(GenerateContext(nobody, encoder), samples, SamplingParams())
+    no_client: Any = None
+    (sample,) = await FromBuffer(None, RunView())(GenerateContext(no_client, encoder), samples, SamplingParams())
     assert (sample.status, sample.reward, sample.tokens) == (Status.COMPLETED, 1.0, TokenIds(GOOD["tokens"]))
     assert (sample.rollout_log_probs, sample.train_metadata) == (LogProbs([-0.5, -0.25]), {"theirs": 1})
 
@@ -346,8 +346,8 @@ async def test_a_trajectory_of_another_tokenizer_is_refused(make, tmp_path):
     write(tmp_path / "inbox" / "a.jsonl", {**GOOD, "tokens": [6, 15, 6, 99999, 1]})
     (samples,) = make().next_groups(1)
     encoder = PromptEncoder(ARITHMETIC / "model", apply_chat_template=False)
-    nobody: Any = None
+    no_client: Any = None
     with pytest.raises(
         DataError, match=r"sample -1: token 99999, and the model's vocabulary has 0 to \d+; it is of another"
     ):
-        await FromBuffer(None, RunView())(GenerateContext(nobody, encoder), samples, SamplingParams())
+        await FromBuffer(None, RunView())(GenerateContext(no_client, encoder), samples, SamplingParams())

@@ -40,10 +40,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "slime" / "prompts"
 
 
-def source(path: Path, **asked: Any) -> PromptStreams:
+def source(path: Path, **fields: Any) -> PromptStreams:
     """Of options of the plugin and fields of a request, by their names."""
-    options = {name: asked.pop(name) for name in DatasetsOptions.model_fields if name in asked}
-    request = PromptRequest(path, formats=FORMATS, **{"label_key": None, **asked})
+    options = {name: fields.pop(name) for name in DatasetsOptions.model_fields if name in fields}
+    request = PromptRequest(path, formats=FORMATS, **{"label_key": None, **fields})
     return PromptStreams(DatasetsOptions(**options), RunView(prompts=request))
 
 

@@ -1,4 +1,4 @@
-"""The generate function that trains what the assistant said."""
+"""The generate function that trains the turns of the assistant."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ TURNS = [
 
 
 class Engine:
-    """Answers 3 and keeps what it was asked."""
+    """Answers 3 and records its requests."""
 
     def __init__(self) -> None:
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
 
     async def generate(self, input_ids: list[int], *, sampling: SamplingParams, n: int = 1, **more: Any) -> Any:
-        self.asked.append((input_ids, more))
+        self.requests.append((input_ids, more))
         return [Generation(array("i", [8, 1]), array("f", [-1, -1]), "stop")] * n
 
 
@@ -44,16 +44,16 @@ async def answer(prompt: Any, *, template: bool = True, longest: int = 99, evalu
     (sample,) = await FromMessages(DatasetsOptions(), RunView())(
         context, samples, SamplingParams(max_new_tokens=longest)
     )
-    return sample, engine.asked
+    return sample, engine.requests
 
 
 async def test_the_response_starts_with_the_first_turn_and_masks_what_others_say():
-    sample, asked = await answer(TURNS)
+    sample, requests = await answer(TURNS)
     assert sample.tokens == TokenIds([3, 6, 15, 6, 4, 7, 1, 3, 8, 4, 9, 1])
     assert (sample.response_length, sample.prompt_length, sample.status) == (7, 5, Status.COMPLETED)
     assert sample.loss_mask == [1, 1, 0, 0, 0, 1, 1]
     assert (sample.rollout_log_probs, sample.response) == (LogProbs([0.0] * 7), "234")
-    assert (sample.prompt, asked) == (TURNS, [])
+    assert (sample.prompt, requests) == (TURNS, [])
 
 
 async def test_a_long_conversation_is_cut():
@@ -62,8 +62,8 @@ async def test_a_long_conversation_is_cut():
 
 
 async def test_an_evaluation_asks_for_the_last_turn():
-    sample, asked = await answer(TURNS, evaluation=True)
-    assert asked == [([3, 6, 15, 6, 4, 7, 1, 3, 8, 4], {})]
+    sample, requests = await answer(TURNS, evaluation=True)
+    assert requests == [([3, 6, 15, 6, 4, 7, 1, 3, 8, 4], {})]
     assert (sample.response, sample.prompt) == ("3", TURNS)
 
 

@@ -22,11 +22,11 @@ TOOLS = "{% if tools %}{{ '<|im_start|>tools\\n' + tools[0]['name'] + '<|im_end|
 
 CHATML = TOOLS + "{% for m in messages %}" + TURN + "{% endfor %}" + ASKS
 
-SHORT = "{% set said = m['content'].split('</think>')[-1].lstrip('\\n') %}"
+SHORT = "{% set text = m['content'].split('</think>')[-1].lstrip('\\n') %}"
 FORGETS = (
     "{% for m in messages %}{% if m['role'] == 'assistant' and not loop.last %}"
     + SHORT
-    + "{{ '<|im_start|>assistant\\n' + said + '<|im_end|>\\n' }}{% else %}"
+    + "{{ '<|im_start|>assistant\\n' + text + '<|im_end|>\\n' }}{% else %}"
     + TURN
     + "{% endif %}{% endfor %}"
     + ASKS
@@ -36,7 +36,7 @@ FORGETS = (
 DISTILLED = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}"
     + SHORT
-    + "{{ '<|im_start|>' + said + '<|im_end|>' }}{% else %}{{ '<|user|>' + m['content'] }}{% endif %}{% endfor %}"
+    + "{{ '<|im_start|>' + text + '<|im_end|>' }}{% else %}{{ '<|user|>' + m['content'] }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|><think>\\n' }}{% endif %}"
 )
 """Leaves thoughts out of all turns, and asks for an answer with the beginning of one."""
@@ -44,7 +44,7 @@ DISTILLED = (
 THOUGHT = "<think>\nhm\n</think>\n\n"
 
 
-def said(*contents: str) -> list[dict[str, str]]:
+def turns_of(*contents: str) -> list[dict[str, str]]:
     return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(contents)]
 
 
@@ -88,29 +88,29 @@ def trained(encoder: PromptEncoder, messages: list[dict[str, str]], **given: Any
     return [encoder.decode_all(run) for run in runs]
 
 
-def test_the_trained_tokens_are_what_the_assistant_said_with_the_end_of_its_turns(made):
-    turns = said("hi", "the answer", "and then?", "is 4\n\nthe end. \u00e9 \U0001f600")
+def test_the_trained_tokens_are_the_turns_of_the_assistant_with_their_end(made):
+    turns = turns_of("hi", "the answer", "and then?", "is 4\n\nthe end. \u00e9 \U0001f600")
     assert trained(made(CHATML), turns) == ["the answer<|im_end|>", "is 4\n\nthe end. \u00e9 \U0001f600<|im_end|>"]
 
 
 def test_turns_of_others_after_the_last_answer_are_not_trained(made):
-    assert trained(made(CHATML), said("hi", "yes", "thanks")) == ["yes<|im_end|>"]
+    assert trained(made(CHATML), turns_of("hi", "yes", "thanks")) == ["yes<|im_end|>"]
 
 
 def test_tools_stand_in_the_tokens_and_are_not_trained(made):
     tools = [{"name": "calculator"}]
     encoder = made(CHATML)
-    assert trained(encoder, said("hi", "yes"), tools=tools) == ["yes<|im_end|>"]
-    assert "calculator" in encoder.render(said("hi"), tools=tools, asks=True)
+    assert trained(encoder, turns_of("hi", "yes"), tools=tools) == ["yes<|im_end|>"]
+    assert "calculator" in encoder.render(turns_of("hi"), tools=tools, asks=True)
 
 
 def test_a_template_without_an_end_token_trains_what_was_written(made):
     bare = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] }}{% endfor %}" + ASKS
-    assert trained(made(bare), said("hi", "yes", "more", "no")) == ["yes", "no"]
+    assert trained(made(bare), turns_of("hi", "yes", "more", "no")) == ["yes", "no"]
 
 
 def test_thoughts_that_the_template_leaves_out_of_earlier_turns_are_not_trained(made):
-    turns = said("hi", THOUGHT + "one", "more", THOUGHT + "two")
+    turns = turns_of("hi", THOUGHT + "one", "more", THOUGHT + "two")
     encoder = made(FORGETS)
     wanted = ["one<|im_end|>", THOUGHT + "two<|im_end|>"]
     assert trained(encoder, turns, family="qwen3") == wanted
@@ -121,7 +121,7 @@ def test_thoughts_that_the_template_leaves_out_of_earlier_turns_are_not_trained(
 
 
 def test_thoughts_that_the_template_leaves_out_of_all_turns_are_not_trained(made):
-    turns = said("hi", THOUGHT + "one", "more", THOUGHT + "two")
+    turns = turns_of("hi", THOUGHT + "one", "more", THOUGHT + "two")
     encoder = made(DISTILLED)
     assert trained(encoder, turns, family="distill_qwen") == ["one<|im_end|>", "two<|im_end|>"]
     with pytest.raises(DataError, match=r"^message 1: the chat template renders the messages before it differently"):
@@ -141,7 +141,7 @@ def test_letters_that_the_tokenizer_joins_over_the_border_of_a_turn_are_refused(
     with pytest.raises(
         DataError, match=r"the tokens of a turn of the assistant decode to .* Remove spaces and line ends"
     ):
-        trained(made(CHATML), said("hi", "\n\nthe answer"))
+        trained(made(CHATML), turns_of("hi", "\n\nthe answer"))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_template_that_refuses_the_messages_is_reported_with_its_words(made):
 
 def test_the_embedded_template_is_of_the_family_that_needs_no_name():
     encoder = PromptEncoder(ARITHMETIC / "model", apply_chat_template=True)
-    found = conversation(encoder, said("1+1", "2", "3+4", "7"), family="prefix")
+    found = conversation(encoder, turns_of("1+1", "2", "3+4", "7"), family="prefix")
     assert json.dumps(found.mask) == "[0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1, 1]"
     assert found.turns == ["2<eos>", "7<eos>"]
     assert found.prompt_length == 5

@@ -44,14 +44,14 @@ def messy(tmp_path: Path) -> Path:
     return path
 
 
-def source(path: Path, **asked: Any) -> PromptStreams:
+def source(path: Path, **fields: Any) -> PromptStreams:
     """Of options of the plugin and fields of a request, by their names."""
-    options = {name: asked.pop(name) for name in DatasetsOptions.model_fields if name in asked}
-    request = PromptRequest(path, **{"label_key": None, **asked})
+    options = {name: fields.pop(name) for name in DatasetsOptions.model_fields if name in fields}
+    request = PromptRequest(path, **{"label_key": None, **fields})
     return PromptStreams(DatasetsOptions(**options), RunView(prompts=request))
 
 
-def drawn(prompts: PromptStreams, n: int) -> list[Any]:
+def next_prompts(prompts: PromptStreams, n: int) -> list[Any]:
     return [group[0].prompt for group in prompts.next_groups(n)]
 
 
@@ -60,16 +60,16 @@ def fits(prompt: Any) -> bool:
 
 
 class Fits(PromptFilter):
-    """Leaves out what does not fit, and counts it in ``told``."""
+    """Leaves out what does not fit, and counts it in ``counts``."""
 
-    def __init__(self, told: Counter[str] | None = None) -> None:
-        self._told = Counter[str]() if told is None else told
+    def __init__(self, counts: Counter[str] | None = None) -> None:
+        self._counts = Counter[str]() if counts is None else counts
 
     def select(self, prompts: Any) -> list[bool]:
         return [fits(prompt) for prompt, _ in prompts]
 
     def count_left_out(self, reason: str, count: int) -> None:
-        self._told[reason] += count
+        self._counts[reason] += count
 
 
 # --- Orders -----------------------------------------------------------------------------------------------------------
@@ -107,34 +107,34 @@ def test_windows_shuffle_neighbours_only():
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_every_prompt_that_is_kept_comes_once_an_epoch_and_the_others_are_counted_once(messy, order):
-    told: Counter[str] = Counter()
-    prompts = source(messy, skips_bad=True, filter=Fits(told), **order)
-    epochs = [drawn(prompts, 693) for _ in range(3)]
+    counts: Counter[str] = Counter()
+    prompts = source(messy, skips_bad=True, filter=Fits(counts), **order)
+    epochs = [next_prompts(prompts, 693) for _ in range(3)]
     assert all(sorted(epoch) == sorted(f"p{n}" for n in range(700) if n % 100 != 13) for epoch in epochs)
-    assert told == {"too_long": 7, "bad": 7}
+    assert counts == {"too_long": 7, "bad": 7}
     assert (epochs[0] == epochs[1]) is (order.get("shuffle") is False)
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("taken", [0, 5, 500, 693, 1500])
 def test_a_restored_stream_continues_with_the_same_prompts(messy, order, taken):
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     request = {"skips_bad": True, "filter": Fits(), "n_samples_per_prompt": 2, **order}
     prompts = source(messy, **request)
     prompts.next_groups(taken)
     prompts.put_back(prompts.next_groups(9)[3:6])
     state = json.loads(json.dumps(prompts.state()))
     assert len(json.dumps(state)) < 2000
-    resumed = source(messy, **{**request, "filter": Fits(told)})
+    resumed = source(messy, **{**request, "filter": Fits(counts)})
     resumed.restore(state)
     assert resumed.next_groups(900) == prompts.next_groups(900)
-    assert told == {"too_long": 7, "bad": 7}
+    assert counts == {"too_long": 7, "bad": 7}
 
 
 @pytest.mark.parametrize("order", ORDERS[1:4], ids=str)
 def test_how_prompts_are_requested_does_not_change_a_stream(messy, order):
     whole, parts = (source(messy, skips_bad=True, filter=Fits(), **order) for _ in range(2))
-    assert drawn(whole, 1000) == [prompt for n in (3, 500, 1, 496) for prompt in drawn(parts, n)]
+    assert next_prompts(whole, 1000) == [prompt for n in (3, 500, 1, 496) for prompt in next_prompts(parts, n)]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_file_that_is_gone_is_read_to_its_end(tmp_path):
     path.write_text("".join(f'{{"prompt": "p{n}"}}\n' for n in range(600)))
     prompts = source(path, streaming_data=True, shuffle=False)
     path.unlink()
-    assert drawn(prompts, 600) == [f"p{n}" for n in range(600)]
+    assert next_prompts(prompts, 600) == [f"p{n}" for n in range(600)]
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
@@ -255,7 +255,7 @@ def test_a_mix_gives_each_source_its_share_and_continues_where_it_stood(tmp_path
     few.write_text("".join(f'{{"prompt": "f{n}"}}\n' for n in range(11)))
     request = {"prompt_mix": ((messy, 0.75), (few, 0.25)), "skips_bad": True, "filter": Fits(), **order}
     prompts = source(messy, **request)
-    found = drawn(prompts, 88)
+    found = next_prompts(prompts, 88)
     assert all(sum(prompt.startswith("f") for prompt in found[start : start + 4]) == 1 for start in range(0, 88, 4))
     assert Counter(prompt for prompt in found if prompt.startswith("f")) == {f"f{n}": 2 for n in range(11)}
     prompts.put_back(prompts.next_groups(9)[3:6])

@@ -122,8 +122,8 @@ def test_advantages_of_a_group_sum_to_zero(estimator, rows):
 def test_a_group_does_not_see_the_others(estimator, rows, other):
     rewards, groups = [row[0] for row in rows], [row[1] for row in rows]
     alone = estimator.estimate(batch(rewards, groups))
-    beside = estimator.estimate(batch([*rewards, other, 0.0], [*groups, 77, 77]))
-    assert beside[:-2].tolist() == alone.tolist()
+    with_others = estimator.estimate(batch([*rewards, other, 0.0], [*groups, 77, 77]))
+    assert with_others[:-2].tolist() == alone.tolist()
 
 
 def test_grpo_does_not_change_with_the_unit_of_the_reward():

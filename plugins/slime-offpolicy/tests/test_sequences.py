@@ -257,7 +257,7 @@ def test_a_response_cannot_be_judged_without_segments(correction):
 
 
 def policy_gradient(**options) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean gradient of the weighed loss over what the engine draws, and the true gradient of the mean reward."""
+    """The mean gradient of the weighed loss over the engine's samples, and the true gradient of the mean reward."""
     generator = torch.Generator().manual_seed(3)
     first_V, second_VV = torch.randn(3, generator=generator), torch.randn(3, 3, generator=generator)
     logits = torch.cat([first_V[None], second_VV]).double().requires_grad_()
@@ -269,16 +269,16 @@ def policy_gradient(**options) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities of the two tokens of each of the nine responses, [9, 2]."""
         return torch.stack([rows[0].repeat_interleave(3), rows[1:].flatten()], dim=1)
 
-    log_probs, drawn = of_responses(trainer), of_responses(engine)
+    log_probs, engine_log_probs = of_responses(trainer), of_responses(engine)
     weights_T = mis(**options)(
         CorrectionTerms(
             log_probs_T=log_probs.detach().float().flatten(),
-            rollout_log_probs_T=drawn.float().flatten(),
+            rollout_log_probs_T=engine_log_probs.float().flatten(),
             mask_T=torch.ones(18),
             segments=SequenceSums([2] * 9),
         )
     ).weights_T
-    weighed = (weights_T.view(9, 2) * log_probs).sum(1) * rewards_VV.flatten() * drawn.sum(1).exp()
+    weighed = (weights_T.view(9, 2) * log_probs).sum(1) * rewards_VV.flatten() * engine_log_probs.sum(1).exp()
     (found,) = torch.autograd.grad(weighed.sum(), logits, retain_graph=True)
     (wanted,) = torch.autograd.grad((log_probs.sum(1).exp() * rewards_VV.flatten()).sum(), logits)
     return found, wanted

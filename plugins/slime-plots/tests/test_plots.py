@@ -1,4 +1,4 @@
-"""Charts of runs: which metrics are read and selected, what is drawn, and the messages for what cannot be."""
+"""Charts of runs: which metrics are selected, how they are plotted, and the messages for those that cannot be."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def test_text_has_the_metric_the_runs_and_lines_within_the_width() -> None:
 def test_the_height_of_a_point_is_its_value() -> None:
     def highest_column(points: list[tuple[int, float]]) -> int:
         lines = as_text([Chart("m", {"a": points})], width=60, colour=False).splitlines()
-        drawn = (line.partition("┤")[2] or line.partition("│")[2] for line in lines)
-        return next(len(line) - len(line.lstrip()) for line in drawn if line.strip(" │"))
+        plotted = (line.partition("┤")[2] or line.partition("│")[2] for line in lines)
+        return next(len(line) - len(line.lstrip()) for line in plotted if line.strip(" │"))
 
     assert highest_column([(0, 0.0), (1, 1.0)]) > 40
     assert highest_column([(0, 1.0), (1, 0.0)]) == 0

@@ -24,8 +24,8 @@ def answering() -> Iterator[None]:
 
 def answer(body: dict[str, Any]) -> Any:
     if "messages" in body:
-        asked = body["messages"][0]["content"].partition("Answer to judge:\n")[2].partition("Correct answer")[0]
-        return chat(f"Score: {10 * ('42' in asked)}")
+        judged = body["messages"][0]["content"].partition("Answer to judge:\n")[2].partition("Correct answer")[0]
+        return chat(f"Score: {10 * ('42' in judged)}")
     if "input" in body:
         return embedding(float("42" in body["input"]))
     return float("42" in body["response"])
@@ -52,25 +52,25 @@ class TestGpqa(RewardModelSuite):
     label = "B"
 
 
-ASKED = {"instruction_id_list": ["punctuation:no_comma", "startend:quotation"], "kwargs": [{}, {}]}
+INSTRUCTIONS = {"instruction_id_list": ["punctuation:no_comma", "startend:quotation"], "kwargs": [{}, {}]}
 ANSWERS = ('"Yes"', '"Yes, no"', "Yes", 'So:\n"Yes"', "")
 
 
 class TestIfBench(RewardModelSuite):
     component = "ifbench"
-    metadata = ASKED
+    metadata = INSTRUCTIONS
     responses = ANSWERS
 
 
 class TestIfEval(RewardModelSuite):
     component = "ifeval"
-    metadata = ASKED
+    metadata = INSTRUCTIONS
     responses = ANSWERS
 
 
 class TestInstructions(RewardModelSuite):
     component = "instructions"
-    metadata = ASKED
+    metadata = INSTRUCTIONS
     responses = ANSWERS
 
 

@@ -239,8 +239,8 @@ async def test_ifeval_is_strict_and_ifbench_is_loose():
 
 def test_arguments_of_other_kinds_are_null_and_whole_numbers_may_be_floats():
     given = {"num_words": 2.0, "relation": "at least", "keyword": None, "N": None}
-    asked = instructions_of(row("length_constraints:number_words", arguments=[given]))
-    assert asked == [Instruction("length_constraints:number_words", {"num_words": 2, "relation": "at least"})]
+    instructions = instructions_of(row("length_constraints:number_words", arguments=[given]))
+    assert instructions == [Instruction("length_constraints:number_words", {"num_words": 2, "relation": "at least"})]
 
 
 BAD = [
@@ -269,9 +269,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("sample", "said"), BAD)
-def test_a_row_that_asks_for_nothing_known_is_refused(sample, said):
-    with pytest.raises(DataError, match=f"^{re.escape(said)}$"):
+@pytest.mark.parametrize(("sample", "message"), BAD)
+def test_a_row_that_asks_for_nothing_known_is_refused(sample, message):
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
         measured(sample)
 
 

@@ -1,4 +1,4 @@
-"""Reward models that ask somebody else: what they ask, what they make of the answer, and what a failure costs."""
+"""Reward models that call a service: their requests, the rewards of the answers, and the cost of failures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def served(kind, service, **given):
 async def test_a_service_is_sent_prompt_response_and_label_and_answers_the_reward():
     with HttpService(lambda body: len(body["response"])) as service:
         assert await remote(service, "/score?key=1").score(samples("a", "bb")) == [1.0, 2.0]
-    assert sorted(service.asked, key=str) == [
+    assert sorted(service.requests, key=str) == [
         ("/score?key=1", {"prompt": "1+1", "response": "a", "label": "2"}),
         ("/score?key=1", {"prompt": "1+1", "response": "bb", "label": "2"}),
     ]
@@ -58,17 +58,17 @@ async def test_a_service_is_sent_prompt_response_and_label_and_answers_the_rewar
 async def test_a_token_is_sent_as_a_header_and_no_message_repeats_it(monkeypatch):
     monkeypatch.setenv("RM_TOKEN", " s3cret-token \n")
     monkeypatch.setenv("RM_KEY", "s3cret-key")
-    repeats = [b"no table: s3cret-token s3cret-key", {"said": "s3cret-token"}, 1.0]
+    repeats = [b"no table: s3cret-token s3cret-key", {"note": "s3cret-token"}, 1.0]
     with HttpService(lambda body: repeats.pop(0)) as service:
         reward = remote(service, "/score?key=${RM_KEY}", rm_token_env="RM_TOKEN")
         found = [(await reward.score(samples("a")))[0] for _ in range(3)]
     assert service.authorized == ["Bearer s3cret-token"] * 3
-    assert [path for path, _ in service.asked] == ["/score?key=s3cret-key"] * 3
+    assert [path for path, _ in service.requests] == ["/score?key=s3cret-key"] * 3
     assert found == [
         RewardFailure("invalid", f"{service.url}/score answered with no JSON: no table: ${{RM_TOKEN}} ${{RM_KEY}}"),
         RewardFailure(
             "invalid",
-            f"{service.url}/score answered {{'said': '${{RM_TOKEN}}'}}; accepted is a finite number, or a table of "
+            f"{service.url}/score answered {{'note': '${{RM_TOKEN}}'}}; accepted is a finite number, or a table of "
             "them with --reward-key",
         ),
         1.0,
@@ -89,7 +89,7 @@ def test_a_token_that_is_not_there_is_missed_at_once(monkeypatch, value, found):
         RemoteReward(RewardsOptions(rm_url="http://127.0.0.1:1", rm_token_env="RM_TOKEN"), RunView())
 
 
-async def test_rows_choose_among_the_services_that_the_run_allows_and_no_other_is_asked():
+async def test_rows_choose_among_the_services_that_the_run_allows_and_no_other_is_called():
     with HttpService(lambda body: [1.0] * len(body)) as first, HttpService(lambda body: [2.0] * len(body)) as second:
         reward = remote(first, "/a", rm_row_urls=(second.url + "/b",), rm_batch_size=2)
         urls = [None, second.url + "/b", second.url + "/c", first.url + "/a", "", ["x"], second.url + "/b"]
@@ -105,14 +105,14 @@ async def test_rows_choose_among_the_services_that_the_run_allows_and_no_other_i
         for url in (second.url + "/c", "['x']")
     ]
     assert found == [1.0, 2.0, refused[0], 1.0, 1.0, refused[1], 2.0]
-    assert sorted(len(body) for _, body in first.asked) == [1, 2]
-    assert [(path, len(body)) for path, body in second.asked] == [("/b", 2)]
+    assert sorted(len(body) for _, body in first.requests) == [1, 2]
+    assert [(path, len(body)) for path, body in second.requests] == [("/b", 2)]
 
 
 async def test_several_samples_share_a_question_and_keep_their_order():
     with HttpService(lambda body: [len(one["response"]) for one in body]) as service:
         assert await remote(service, rm_batch_size=2).score(samples("a", "bb", "ccc")) == [1.0, 2.0, 3.0]
-    assert sorted(len(body) for _, body in service.asked) == [1, 2]
+    assert sorted(len(body) for _, body in service.requests) == [1, 2]
 
 
 async def test_named_numbers_stay_named():
@@ -121,11 +121,11 @@ async def test_named_numbers_stay_named():
 
 
 @pytest.mark.parametrize("status", [0, 500, 503])
-async def test_what_may_pass_is_asked_again(status):
+async def test_temporary_failures_are_retried(status):
     with HttpService(lambda body: 1.0) as service:
         service.fail_with = [status]
         assert await remote(service).score(samples("a")) == [1.0]
-    assert len(service.asked) == 2
+    assert len(service.requests) == 2
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 408, 422, 429, 302])
@@ -135,20 +135,20 @@ async def test_a_refusal_is_final_and_costs_its_sample_alone(status):
         found = await remote(service, "/score?key=hidden").score(samples("a"))
         assert await remote(service).score(samples("a")) == [1.0]
     asks = f"; --rm-retry-statuses {status} asks again after it" if status in (408, 429) else ""
-    said = f'{service.url}/score refused with status {status}: {{"error": "as told"}}{asks}'
-    assert found == [RewardFailure("refused", said)]
-    assert len(service.asked) == 2
+    message = f'{service.url}/score refused with status {status}: {{"error": "refused by the test"}}{asks}'
+    assert found == [RewardFailure("refused", message)]
+    assert len(service.requests) == 2
 
 
 @pytest.mark.parametrize("waits", [None, "7", "Thu, 01 Jan 1970 00:00:09 GMT", "soon"])
-async def test_a_refusal_that_the_run_names_is_asked_again_no_earlier_than_the_service_says(monkeypatch, waits):
+async def test_a_named_refusal_is_retried_no_earlier_than_retry_after(monkeypatch, waits):
     now = only_pauses_take_time(monkeypatch, services)
     with HttpService(lambda body: 1.0) as service:
         service.fail_with, service.retry_after = [429, 429], waits
         assert await remote(service, rm_retry_statuses=(429,)).score(samples("a")) == [1.0]
         service.fail_with = [408]
         assert [one.cause for one in await remote(service, rm_retry_statuses=(429,)).score(samples("a"))] == ["refused"]
-    assert len(service.asked) == 4
+    assert len(service.requests) == 4
     assert now() >= (14 if waits == "7" else 0)
 
 
@@ -156,31 +156,31 @@ async def test_a_service_that_asks_for_more_time_than_there_is_costs_the_sample_
     with HttpService(lambda body: 1.0) as service:
         service.fail_with, service.retry_after = [503], "120"
         found = await remote(service, reward_timeout_s=60).score(samples("a"))
-    said = (
+    message = (
         f"{service.url} gave no answer within 60 s and 1 attempts; the last one failed with status 503, to be "
-        'repeated in 120 s: {"error": "as told"}; --reward-timeout-s sets the limit'
+        'repeated in 120 s: {"error": "refused by the test"}; --reward-timeout-s sets the limit'
     )
-    assert found == [RewardFailure("unavailable", said)]
-    assert len(service.asked) == 1
+    assert found == [RewardFailure("unavailable", message)]
+    assert len(service.requests) == 1
 
 
-async def test_a_model_that_the_run_serves_is_not_asked_again_after_a_refusal():
+async def test_a_refusal_of_a_model_that_the_run_serves_is_not_retried():
     with HttpService(lambda body: chat("Score: 1")) as service:
         service.fail_with = [429]
         found = await served(JudgeReward, service, rm_retry_statuses=(429,)).score(samples("a"))
-    said = f'{service.url}/v1/chat/completions refused with status 429: {{"error": "as told"}}'
-    assert found == [RewardFailure("refused", said)]
+    message = f'{service.url}/v1/chat/completions refused with status 429: {{"error": "refused by the test"}}'
+    assert found == [RewardFailure("refused", message)]
 
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
     [("", 0), ("7", 7), ("-7", 0), ("Thu, 01 Jan 1970 00:00:09 -0000", 0), ("9" * 5000, math.inf)],
 )
-def test_what_a_service_asks_to_wait(header, seconds):
+def test_retry_after_in_seconds(header, seconds):
     assert services._wait_s(header) == seconds
 
 
-def test_a_service_may_name_the_time_at_which_it_is_asked_again():
+def test_retry_after_may_be_a_date():
     assert 10**9 < services._wait_s("Fri, 31 Dec 9999 23:59:59 GMT") < math.inf
 
 
@@ -192,7 +192,7 @@ async def test_a_service_that_stays_away_costs_the_sample_within_the_time_limit(
     assert found.cause == "unavailable"
     wanted = (
         rf"{service.url} gave no answer within 60 s and \d\d attempts; the last one failed with status 503: "
-        r"\{\"error\": \"as told\"\}; --reward-timeout-s sets the limit"
+        r"\{\"error\": \"refused by the test\"\}; --reward-timeout-s sets the limit"
     )
     assert re.fullmatch(wanted, found.error)
 
@@ -239,15 +239,15 @@ async def test_an_answer_that_is_no_reward_costs_its_sample(answer):
     with HttpService(lambda body: 1.0 if body["response"] == "b" else answer) as service:
         found, other = await remote(service).score(samples("a", "b"))
     assert other == 1.0
-    said = f"{service.url} answered {answer!r}; accepted is a finite number, or a table of them with --reward-key"
-    assert found == RewardFailure("invalid", said)
+    message = f"{service.url} answered {answer!r}; accepted is a finite number, or a table of them with --reward-key"
+    assert found == RewardFailure("invalid", message)
 
 
 async def test_an_answer_to_several_that_is_no_list_of_as_many_costs_those():
     with HttpService(lambda body: [1.0]) as service:
         found = await remote(service, rm_batch_size=2).score(samples("a", "b"))
-    said = f"{service.url} answered [1.0]; accepted is a list of 2 rewards"
-    assert found == [RewardFailure("invalid", said)] * 2
+    message = f"{service.url} answered [1.0]; accepted is a list of 2 rewards"
+    assert found == [RewardFailure("invalid", message)] * 2
 
 
 async def test_an_answer_that_is_no_json_is_quoted():
@@ -271,10 +271,10 @@ def test_secrets_come_from_the_environment(monkeypatch):
     )
 
 
-async def test_an_auxiliary_reward_model_is_asked_for_its_output():
+async def test_an_auxiliary_reward_model_is_called_for_its_output():
     with HttpService(lambda body: embedding(-1.5)) as service:
         assert await served(ServedReward, service).score(samples("=2")) == [-1.5]
-    assert service.asked == [("/v1/embeddings", {"model": "helper", "input": "1+1=2"})]
+    assert service.requests == [("/v1/embeddings", {"model": "helper", "input": "1+1=2"})]
 
 
 async def test_a_model_with_more_than_one_output_is_no_reward_model():
@@ -288,7 +288,7 @@ async def test_a_model_with_more_than_one_output_is_no_reward_model():
 async def test_a_judge_is_sent_the_filled_prompt_and_its_last_score_counts():
     with HttpService(lambda body: chat("Score: 3? No.\n**Score:** 7.5")) as service:
         assert await served(JudgeReward, service).score(samples("{label}")) == [7.5]
-    ((path, body),) = service.asked
+    ((path, body),) = service.requests
     assert path == "/v1/chat/completions"
     assert "Answer to judge:\n{label}\n\nCorrect answer, if one is known: 2\n" in body["messages"][0]["content"]
     assert (body["temperature"], body["max_tokens"]) == (0.0, 512)
@@ -300,7 +300,7 @@ async def test_a_judges_prompt_pattern_and_length_may_be_ones_own(tmp_path):
     own["rm_judge_max_tokens"] = 2048
     with HttpService(lambda body: chat("<0.5>")) as service:
         assert await served(JudgeReward, service, **own).score(samples("x")) == [0.5]
-    ((_, body),) = service.asked
+    ((_, body),) = service.requests
     assert (body["messages"][0]["content"], body["max_tokens"]) == ('{"a": "x"}', 2048)
 
 
@@ -309,8 +309,8 @@ async def test_a_judge_that_gives_no_number_costs_the_sample(text):
     with HttpService(lambda body: chat(text)) as service:
         found = await served(JudgeReward, service).score(samples("x"))
     pattern = r"(?i:score)\W*(-?\d+(?:\.\d+)?)"
-    said = f"judge 'helper' wrote {text!r}; accepted is a number where {pattern!r} finds it"
-    assert found == [RewardFailure("invalid", said)]
+    message = f"judge 'helper' wrote {text!r}; accepted is a number where {pattern!r} finds it"
+    assert found == [RewardFailure("invalid", message)]
 
 
 async def test_a_pattern_that_never_ends_costs_its_sample(monkeypatch):
@@ -328,36 +328,36 @@ async def test_a_pattern_that_never_ends_costs_its_sample(monkeypatch):
 
 
 async def test_other_rewards_continue_while_a_pattern_is_matched():
-    begun, others = threading.Event(), threading.Event()
+    started, others = threading.Event(), threading.Event()
 
     class Slow:
         pattern = "slow"
 
         def finditer(self, text, **limits):
-            begun.set()
+            started.set()
             assert others.wait(60)
             return iter(())
 
     with HttpService(lambda body: chat("Score: 1")) as service:
         judge = served(JudgeReward, service)
         judge._pattern = Slow()
-        asked = asyncio.create_task(judge.score(samples("x")))
-        while not begun.is_set():
+        scoring = asyncio.create_task(judge.score(samples("x")))
+        while not started.is_set():
             await asyncio.sleep(0)
         others.set()
-        assert [one.cause for one in await asked] == ["invalid"]
+        assert [one.cause for one in await scoring] == ["invalid"]
 
 
 @pytest.mark.parametrize("kind", [ServedReward, JudgeReward])
 async def test_a_question_that_does_not_fit_the_model_costs_its_sample_and_says_so(kind):
-    told = b'{"message":"The input (90 tokens) is longer than the model\'s context length (64 tokens)."}'
+    refusal = b'{"message":"The input (90 tokens) is longer than the model\'s context length (64 tokens)."}'
     with HttpService(lambda body: chat("Score: 1")) as service:
-        service.fail_with, service.refusal = [400, 400], told
+        service.fail_with, service.refusal = [400, 400], refusal
         (found,) = await served(kind, service).score(samples("x"))
         service.refusal = b"no such model"
         (other,) = await served(kind, service).score(samples("x"))
     assert (found.cause, other.cause) == ("too_long", "refused")
-    assert found.error.endswith(f" refused with status 400: {told.decode()}")
+    assert found.error.endswith(f" refused with status 400: {refusal.decode()}")
 
 
 @pytest.mark.parametrize("kind", [ServedReward, JudgeReward])

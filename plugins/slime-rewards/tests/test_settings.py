@@ -64,7 +64,7 @@ SHOWN = (
         ),
     ],
 )
-def test_what_cannot_be_asked_is_refused(settings, message):
+def test_settings_that_cannot_work_are_refused(settings, message):
     assert list(mistakes(RunPlan(), RewardsOptions(**settings))) == [message]
     assert "secret" not in message.replace("the secret itself", "")
 
@@ -77,7 +77,7 @@ CONTEXT = (
 
 
 @pytest.mark.parametrize(
-    ("model", "response", "answer", "said"),
+    ("model", "response", "answer", "message"),
     [
         ({}, 64, 64, CONTEXT.format("64 and its answer rm_judge_max_tokens = 64", "one of the two")),
         ({}, 64, 63, None),
@@ -87,12 +87,12 @@ CONTEXT = (
         ({"name": "other"}, 1024, 512, None),
     ],
 )
-def test_a_judge_whose_context_holds_no_response_is_refused_before_the_run(tmp_path, model, response, answer, said):
+def test_a_judge_whose_context_holds_no_response_is_refused_before_the_run(tmp_path, model, response, answer, message):
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 128}')
     engine = EngineConfig(engine_models=(EngineModel(**{"name": "helper", "model_path": tmp_path, **model}),))
     config = RunConfig(rollout=RolloutConfig(rm_model="helper", rollout_max_response_len=response), engine=engine)
     found = list(mistakes(run_plan(config), RewardsOptions(rm_judge_max_tokens=answer)))
-    assert found == ([] if said is None else [said])
+    assert found == ([] if message is None else [message])
 
 
 @pytest.mark.parametrize("url", ["http://me:${KEY}@host/score", "http://host/?token=${KEY}&tokens="])
@@ -202,7 +202,7 @@ def test_the_section_of_files_in_which_they_stood_before_is_read(tmp_path: Path)
     assert resolved(f"--config {written}").plugin_options["rewards"] == RewardsOptions(rm_url=URL)
 
 
-# --- Rows ------------------------------------------------------------------------------------------------------------
+# --- Rows -------------------------------------------------------------------------------------------------------------
 
 
 def looked_at(folder: Path, line: str, *rows: object) -> list[str]:
@@ -217,20 +217,22 @@ def test_rows_may_name_the_services_that_the_run_allows(tmp_path: Path):
     other = "https://other/b?key=${HOME}"
     rows = [{"rm_type": "remote_rm", "rm_url": url} for url in (URL, other, None)]
     assert looked_at(tmp_path, f"--rm-url {URL} --rm-row-urls {other}", {}, *rows) == []
-    assert looked_at(tmp_path, "", {"rm_url": "http://nobody-reads-it"}) == []
+    assert looked_at(tmp_path, "", {"rm_url": "http://unused"}) == []
 
 
 @pytest.mark.parametrize("url", ["http://169.254.169.254/", {"a": 1}])
 def test_a_row_that_names_another_service_is_refused_with_file_and_line(tmp_path: Path, url):
     row = {"rm_type": "remote_rm", "rm_url": url}
-    said = f"{tmp_path}/prompts.jsonl, line 2: metadata rm_url = {url!r}, which is none of the services that the run "
+    message = (
+        f"{tmp_path}/prompts.jsonl, line 2: metadata rm_url = {url!r}, which is none of the services that the run "
+    )
     with pytest.raises(DataError) as caught:
         looked_at(tmp_path, f"--rm-url {URL} --rm-row-urls http://host/a?key=${{HOME}}", {}, row)
     assert str(caught.value) == (
-        f"{said}may ask: {URL}, http://host/a. Correct the row, or allow the service with --rm-row-urls URL."
+        f"{message}may ask: {URL}, http://host/a. Correct the row, or allow the service with --rm-row-urls URL."
     )
     (left_out,) = looked_at(tmp_path, f"--rm-url {URL} --on-bad-data skip", {}, row)
-    assert left_out.startswith(said)
+    assert left_out.startswith(message)
 
 
 def test_a_row_that_names_a_reward_model_without_its_service_is_refused(tmp_path: Path):

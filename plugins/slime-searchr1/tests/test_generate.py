@@ -81,7 +81,7 @@ async def test_a_response_has_so_many_turns(make, context, says, engine: FakeEng
     assert made.metadata["search_r1"] == {"searches": 1, "failures": 0, "invalid": 0}
 
 
-async def test_a_turn_without_an_action_is_told(make, context, says) -> None:
+async def test_a_turn_without_an_action_gets_a_correction(make, context, says) -> None:
     says("I do not know.", "<answer>Malka</answer>")
     made = await make()(context, sample(), SAMPLING)
     assert made.response == "I do not know." + NO_ACTION + "<answer>Malka</answer>"
@@ -117,11 +117,11 @@ def passages(body: Any) -> Any:
     return {"result": [rows * 5]}
 
 
-async def test_a_retriever_of_the_published_interface_is_asked(make, context, says) -> None:
+async def test_a_retriever_of_the_published_interface_is_called(make, context, says) -> None:
     says("<search> Zorin </search>", "<answer>x</answer>")
     with HttpService(passages) as service:
         made = await make(search_url=f"{service.url}/retrieve", topk=2)(context, sample(), SAMPLING)
-    assert service.asked == [("/retrieve", {"queries": ["Zorin"], "topk": 2, "return_scores": True})]
+    assert service.requests == [("/retrieve", {"queries": ["Zorin"], "topk": 2, "return_scores": True})]
     assert (
         "<information>Doc 1(Title: Zorin) about Zorin\nDoc 2(Title: Zorin) about Zorin</information>" in made.response
     )
@@ -139,7 +139,7 @@ async def test_a_search_that_fails_once_is_repeated(make, context, says) -> None
     with HttpService(passages) as service:
         service.fail_with += [503, 0]
         made = await make(search_url=service.url)(context, sample(), SAMPLING)
-    assert len(service.asked) == 3
+    assert len(service.requests) == 3
     assert made.metadata["search_r1"] == {"searches": 1, "failures": 0, "invalid": 0}
 
 
@@ -157,7 +157,7 @@ NONSENSE = [
 
 
 @pytest.mark.parametrize("answer", NONSENSE, ids=range(len(NONSENSE)))
-async def test_nonsense_is_told_as_a_failed_search(make, context, says, answer) -> None:
+async def test_a_malformed_answer_is_reported_as_a_failed_search(make, context, says, answer) -> None:
     says("<search>Zorin</search>", "<answer>x</answer>")
     with HttpService(lambda body: answer) as service:
         made = await make(search_url=service.url)(context, sample(), SAMPLING)
@@ -166,7 +166,7 @@ async def test_nonsense_is_told_as_a_failed_search(make, context, says, answer) 
     assert made.metadata["search_r1"] == {"searches": 1, "failures": 1, "invalid": 0}
 
 
-async def test_a_retriever_that_is_down_is_told_as_a_failed_search(make, context, says) -> None:
+async def test_a_retriever_that_is_down_is_reported_as_a_failed_search(make, context, says) -> None:
     says("<search>Zorin</search>", "<answer>x</answer>")
     with HttpService(passages) as service:
         url = service.url
@@ -174,7 +174,7 @@ async def test_a_retriever_that_is_down_is_told_as_a_failed_search(make, context
     assert made.response == "<search>Zorin</search>" + FAILED + "<answer>x</answer>"
 
 
-async def test_a_slow_retriever_is_told_as_a_failed_search(make, context, says) -> None:
+async def test_a_slow_retriever_is_reported_as_a_failed_search(make, context, says) -> None:
     says("<search>Zorin</search>", "<answer>x</answer>")
     with HttpService(lambda body: time.sleep(2)) as service:
         started = time.monotonic()

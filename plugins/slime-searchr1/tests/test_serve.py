@@ -1,4 +1,4 @@
-"""``slime searchr1 serve``: the embedded retriever behind HTTP, as requests and as the run's own client see it."""
+"""``slime searchr1 serve``: the built-in retriever over HTTP, as requests and as the run's own client see it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_a_request_of_another_form_is_refused(body, wrong) -> None:
     assert wrong in str(answer["detail"])
 
 
-async def test_a_run_finds_the_same_behind_http_as_in_its_own_process() -> None:
+async def test_a_run_finds_the_same_over_http_as_in_its_own_process() -> None:
     embedded = make_retriever(SearchOptions(topk=5))
     assert isinstance(embedded, EmbeddedRetriever)
     async with serving(Index(read_corpus(CORPUS))) as url:

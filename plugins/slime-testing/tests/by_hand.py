@@ -21,14 +21,14 @@ class SingleTurn:
     async def __call__(self, context, samples, sampling):
         """The same samples, finished."""
         fresh, ended = unfinished(samples)
-        begun = [costing(fresh, partial(begin, context, fresh, sampling))] if fresh else []
+        new = [costing(fresh, partial(start, context, fresh, sampling))] if fresh else []
         going_on = [costing([sample], partial(go_on, context, sample, sampling)) for sample in ended]
-        await together([*begun, *going_on])
+        await together([*new, *going_on])
         return samples
 
 
 def unfinished(samples):
-    """Those that have not begun, and those that were aborted."""
+    """The samples that have not started, and those that were aborted."""
     left = [sample for sample in samples if sample.status not in (Status.COMPLETED, Status.TRUNCATED)]
     return [one for one in left if not one.response_length], [one for one in left if one.response_length]
 
@@ -54,7 +54,7 @@ async def costing(samples, ask):
             sample.status, sample.error = Status.FAILED, str(failure)
 
 
-async def begin(context, samples, sampling):
+async def start(context, samples, sampling):
     """One request for all of ``samples``."""
     prompt_ids = context.encoder.encode(samples[0].prompt)
     answers = await context.client.generate(prompt_ids, sampling=sampling, n=len(samples))

@@ -81,7 +81,7 @@ def inside(timeout_s: float = 240, source: PluginSource | None = None) -> dict[s
     return {verdict.check: (verdict.status, verdict.reason) for verdict in found}
 
 
-# --- From outside ----------------------------------------------------------------------------------------------------
+# --- From outside -----------------------------------------------------------------------------------------------------
 
 
 def test_a_sound_distribution_passes(acme: Place) -> None:
@@ -108,7 +108,7 @@ def test_many_changed_files_are_counted(acme: Place) -> None:
     assert metadata_of()["files"].reason.endswith("acme/part4.py is missing, and 2 more; reinstall acme-tree")
 
 
-def test_an_editable_install_is_said_to_be_one(acme: Place) -> None:
+def test_an_editable_install_is_reported_as_one(acme: Place) -> None:
     site = acme()
     described = {"url": "file:///src/acme", "dir_info": {"editable": True}}
     (site / "acme_tree-2.1.dist-info/direct_url.json").write_text(json.dumps(described))
@@ -212,7 +212,7 @@ def test_a_name_that_two_distributions_claim_is_refused_for_both(acme: Place) ->
     assert [source.plugin.distribution for source in both] == ["acme-tree", "other"]
 
 
-# --- From inside -----------------------------------------------------------------------------------------------------
+# --- From inside ------------------------------------------------------------------------------------------------------
 
 
 def test_a_sound_plugin_passes_every_check(acme: Place) -> None:
@@ -357,7 +357,7 @@ def test_a_single_file_crosses_as_bytes(tmp_path: Path) -> None:
     assert inside(source=source)["reward model length"][0] == "FAILED"
 
 
-# --- The command -----------------------------------------------------------------------------------------------------
+# --- The command ------------------------------------------------------------------------------------------------------
 
 
 def test_the_table_names_each_plugin_and_the_exit_code_says_whether_all_is_well(

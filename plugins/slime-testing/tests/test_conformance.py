@@ -35,7 +35,7 @@ def test_a_component_that_holds_has_no_findings():
     assert check_component("exact_match", kind=Kind.REWARD_MODEL, plugin="core") == []
 
 
-def test_what_does_not_hold_is_said_by_property_and_in_words(slime_local_plugin):
+def test_a_broken_property_is_reported_by_name_and_in_words(slime_local_plugin):
     first = check_component("mine", kind=Kind.REWARD_MODEL, plugin=slime_local_plugin(REWARD))[0]
     assert isinstance(first, Finding)
     assert (first.component, first.property) == ("mine", "rewards_come_in_the_order_of_the_samples")

@@ -118,8 +118,8 @@ def test_a_broken_estimator_is_caught_by_the_property_that_names_it(name, source
 
 def test_an_estimator_that_says_so_may_look_at_other_groups(source, broken, suite_of):
     whitened = broken(source, SPREAD, "np.full(len(group_R), rewards_B.std())")
-    said = broken(whitened, '"rollouts"})', '"rollouts"}, across_groups=True)')
-    suite_of(AdvantageEstimatorSuite, said)().test_other_groups_change_nothing()
+    declared = broken(whitened, '"rollouts"})', '"rollouts"}, across_groups=True)')
+    suite_of(AdvantageEstimatorSuite, declared)().test_other_groups_change_nothing()
 
 
 def test_the_suite_of_the_other_scope_says_which_one_to_take(source, violation):

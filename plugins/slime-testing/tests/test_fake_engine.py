@@ -1,4 +1,4 @@
-"""The fake engine leaves nothing behind, even when a client knocks in the moment of its end."""
+"""The fake engine leaves no socket open, even when a client connects while it stops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slime_testing.fake_engine import FakeEngine
 def test_a_connection_made_while_it_stops_is_closed() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()  # what other tests have left behind
+        gc.collect()  # objects that other tests have left
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", ResourceWarning)
         for _ in range(10):

@@ -20,7 +20,7 @@ TOKENS = "sample.tokens = TokenIds([*prompt_ids, *ids])"
 LOG_PROBS = "sample.rollout_log_probs = LogProbs(answer.log_probs)"
 VERSIONS = "sample.weight_versions = list(answer.weight_versions)"
 UNFINISHED = "fresh, ended = unfinished(samples)"
-TOGETHER = "await together([*begun, *going_on])"
+TOGETHER = "await together([*new, *going_on])"
 ENCODED = "prompt_ids = context.encoder.encode(samples[0].prompt)"
 AGAIN = "ids = encoder.encode(sample.response)\n    sample.tokens = TokenIds([*prompt_ids, *ids])"
 SINGLES = {
@@ -258,7 +258,7 @@ def test_a_function_that_samples_and_declares_that_it_does_not_is_caught(prop, w
 
 
 @pytest.mark.parametrize("name", properties(GenerateFunctionSuite))
-@pytest.mark.parametrize("talk", [{}, TALK], ids=["any tokens", "told what to say"])
+@pytest.mark.parametrize("talk", [{}, TALK], ids=["any tokens", "given answers"])
 def test_the_right_conversation_holds_every_property(name, talk, suite_of):
     getattr(suite_of(GenerateFunctionSuite, TURNS, **talk)(), name)()
 
@@ -295,7 +295,7 @@ def test_messages_that_continue_a_chat_hold_every_property(name, suite_of):
 
 
 @pytest.mark.parametrize("name", properties(GenerateFunctionSuite))
-@pytest.mark.parametrize("talk", [{}, TALK], ids=["any tokens", "told what to say"])
+@pytest.mark.parametrize("talk", [{}, TALK], ids=["any tokens", "given answers"])
 def test_a_conversation_written_with_a_trajectory_holds_every_property_and_resumes(name, talk, suite_of):
     getattr(suite_of(GenerateFunctionSuite, CALCULATOR, **talk)(), name)()
 

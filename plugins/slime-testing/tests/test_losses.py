@@ -112,7 +112,7 @@ class Truncated:
         weights_T = ratio_T.clamp(max=2.0)
         return CorrectionOutput(weights_T, terms.mask_T * (ratio_T < 50), {"capped": (ratio_T > 2).float()})
 """
-APART = "(terms.log_probs_T - terms.rollout_log_probs_T)"
+DIFFERENCE = "(terms.log_probs_T - terms.rollout_log_probs_T)"
 CORRECTIONS = {
     "the mask is widened": (
         "terms.mask_T * (ratio_T < 50)",
@@ -133,7 +133,7 @@ CORRECTIONS = {
         "a weight of a trained token is negative",
     ),
     "the wrong way round": (
-        APART,
+        DIFFERENCE,
         "(terms.rollout_log_probs_T - terms.log_probs_T)",
         "the_ratio_is_trainer_over_engine",
         "the ratio is the wrong way round",

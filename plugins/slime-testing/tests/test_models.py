@@ -98,7 +98,7 @@ def outcomes(tested):
     return list(found.values())
 
 
-def test_a_spec_that_hangs_is_waited_for_once_and_said_in_words(suite_of, processes):
+def test_a_spec_that_hangs_is_waited_for_once_and_reported_in_words(suite_of, processes):
     hanging = "    def build(self, config, **more):\n        import time\n        time.sleep(3600)\n"
     named, built, *others = outcomes(suite_of(ModelSpecSuite, SOURCE + hanging, limit_s=1.0)())
     assert named is None
@@ -112,7 +112,7 @@ def test_a_spec_that_hangs_is_waited_for_once_and_said_in_words(suite_of, proces
     assert len(processes) == 1
 
 
-def test_a_spec_that_ends_the_process_is_tried_once_and_said_in_words(suite_of, processes):
+def test_a_spec_that_ends_the_process_is_tried_once_and_reported_in_words(suite_of, processes):
     ending = "    def build(self, config, **more):\n        import os\n        os._exit(3)\n"
     _, built, *others = outcomes(suite_of(ModelSpecSuite, SOURCE + ending)())
     assert built.startswith("the process that tests the model failed with exit status 3:")

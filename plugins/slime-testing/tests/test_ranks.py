@@ -19,15 +19,15 @@ def outputs(folder: Path) -> None:
 
 
 class Starting:
-    """A rank that says nothing for long, and enters its first hook while somebody looks at it."""
+    """A rank that reports nothing for long, and enters its first hook during a check."""
 
-    def __init__(self, said: Path) -> None:
-        self._said, self._looks = said, itertools.count(1)
+    def __init__(self, events: Path) -> None:
+        self._events, self._looks = events, itertools.count(1)
 
     def poll(self) -> int | None:
         look = next(self._looks)
         if look == 6:
-            self._said.write_text('{"enter": "slime_learner_start"}\n')
+            self._events.write_text('{"enter": "slime_learner_start"}\n')
         return 0 if look > 8 else None
 
 

@@ -57,7 +57,7 @@ def project(kind: str) -> dict[str, object]:
 
 @pytest.fixture
 def broken_acme(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed plugin that would end whoever imports it."""
+    """An installed plugin that ends the process that imports it."""
     site = tmp_path_factory.mktemp("site")
     (site / "acme.py").write_text("raise SystemExit(3)")
     info = site / "acme_tree-1.0.dist-info"

@@ -126,7 +126,7 @@ def test_the_right_one_holds_every_property(name, suite_of):
 
 
 @pytest.mark.parametrize("name", properties(TokenAdvantageEstimatorSuite))
-def test_one_that_reads_tokens_gets_them_and_holds_every_property(name, suite_of):
+def test_an_estimator_that_reads_tokens_gets_them_and_holds_every_property(name, suite_of):
     getattr(suite_of(TokenAdvantageEstimatorSuite, TOKENS)(), name)()
 
 

@@ -1,6 +1,6 @@
 """Runs process groups: ranks are forked from a process that has imported the engines, and write files.
 
-Jobs run beside each other as far as there are cores for their ranks.
+Jobs run concurrently as far as there are cores for their ranks.
 """
 
 from __future__ import annotations

@@ -41,12 +41,12 @@ class Matrix:
     def run(self, wanted: Mapping[str, Iterable[str]], mutants: Sequence[Mutant] = ()) -> list[Difference]:
         """All cases by layout; the rows of the matrix first, then one a mutant, in order.
 
-        What layouts are compared with is trained even where it is not asked for.
+        The single-rank layouts that the others are compared with are trained even where ``wanted`` does not name them.
         """
         every = {name for names in wanted.values() for name in names} | {mutant.case for mutant in mutants}
         needed = [CASES[name] for name in CASES if name in every]
         others = {LAYOUTS[name]: [CASES[case] for case in cases] for name, cases in wanted.items() if name != ONE}
-        # In two halves, which run beside each other.
+        # In two halves, which run concurrently.
         alone = [self._ranks(LAYOUTS[ONE], part) for part in (needed[::2], needed[1::2]) if part]
         jobs = [self._ranks(layout, cases) for layout, cases in others.items()]
         self._run(

@@ -120,7 +120,7 @@ def compare(layout: str, case: str, ranks: list[Outcome], expected: Outcome, *, 
         change=worst["change"][0],
         loss=_of_metric("loss", found, expected),
         grad_norm=_of_metric("grad_norm", found, expected),
-        ranks=max((_apart(rank, found) for rank in ranks[1:]), default=0.0),
+        ranks=max((_rank_difference(rank, found) for rank in ranks[1:]), default=0.0),
         where={quantity: place for quantity, (_, place) in worst.items()},
         seconds=seconds,
     )
@@ -151,17 +151,17 @@ def _relative(found: float, expected: float) -> float:
 def _distances(
     found: list[dict[str, torch.Tensor]], expected: list[dict[str, torch.Tensor]]
 ) -> Iterator[tuple[float, str]]:
-    """Of every tensor in every step; nothing is 0 apart where there is nothing to compare."""
+    """The relative distance of every tensor in every step; (0, "") first, so that ``max`` has an element."""
     yield 0.0, ""
     for number, (mine, theirs) in enumerate(zip(found, expected, strict=False)):
         if mine.keys() != theirs.keys():
             raise ValueError(f"different weights: {sorted(mine.keys() ^ theirs.keys())}")
         for name in mine:
-            apart = float((mine[name] - theirs[name]).norm() / theirs[name].norm().clamp(min=1e-30))
-            yield apart, f"step {number}: {name}"
+            distance = float((mine[name] - theirs[name]).norm() / theirs[name].norm().clamp(min=1e-30))
+            yield distance, f"step {number}: {name}"
 
 
-def _apart(rank: Outcome, first: Outcome) -> float:
+def _rank_difference(rank: Outcome, first: Outcome) -> float:
     numbers = [abs(a[name] - b[name]) for a, b in zip(rank.metrics, first.metrics, strict=True) for name in b]
     weights = [
         float((a[name] - b[name]).abs().max()) for a, b in zip(rank.changes, first.changes, strict=True) for name in b

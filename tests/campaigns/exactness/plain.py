@@ -45,7 +45,7 @@ def train(case: Case, rollout: Rollout, folder: Path, dtype: torch.dtype = torch
 def _refuse_close_experts(model: Any, rollout: Rollout) -> None:
     gap = models.router_gap(model, rollout.samples)
     if gap <= models.ROUTER_GAP:
-        raise ValueError(f"two experts are {gap:.1e} apart, {models.ROUTER_GAP} or less; draw another rollout")
+        raise ValueError(f"two experts are {gap:.1e} apart, {models.ROUTER_GAP} or less; choose another rollout")
 
 
 def _step(terms: _Terms, actor: Any, number: int, found: Outcome) -> None:
@@ -56,7 +56,9 @@ def _step(terms: _Terms, actor: Any, number: int, found: Outcome) -> None:
             loss, measured = terms.loss(actor, index)
             loss.backward()
             metrics.update({name: float(value.detach()) for name, value in measured.items()})
-    gradients = {name: part for whole, weight in actor.named_parameters() for name, part in _apart(whole, weight.grad)}
+    gradients = {
+        name: part for whole, weight in actor.named_parameters() for name, part in _split_experts(whole, weight.grad)
+    }
     norm = float(torch.stack([gradient.norm() for gradient in gradients.values()]).norm())
     found.metrics.append({**metrics, "grad_norm": norm})
     found.gradients.append({name: gradient.float() for name, gradient in gradients.items()})
@@ -65,7 +67,7 @@ def _step(terms: _Terms, actor: Any, number: int, found: Outcome) -> None:
         found.changes.append({name: (-rate * gradient).float() for name, gradient in gradients.items()})
 
 
-def _apart(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+def _split_experts(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """The parts that a checkpoint names: transformers holds the experts of a layer in one tensor a matrix."""
     if ".experts." not in name:
         yield name, weight.clone()

@@ -33,7 +33,7 @@ def print_matrix(rows: Sequence[Difference]) -> None:
 
 def print_rows(rows: Sequence[Difference]) -> None:
     """One line a layout and case."""
-    print(f"| layout | case | {' | '.join(HEADS.values())} | ranks apart | seconds |")
+    print(f"| layout | case | {' | '.join(HEADS.values())} | difference of ranks | seconds |")
     print("|---" * (len(HEADS) + 4) + "|")
     for row in rows:
         values = " | ".join(f"{getattr(row, name):.1e}{_place(row, name)}" for name in HEADS)

@@ -1,4 +1,4 @@
-"""The rollout that every case trains: conversations whose answers the embedded model drew."""
+"""The rollout that every case trains: conversations whose answers the built-in model sampled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUM_SAMPLES, NUM_STEPS = 24, 2
 TEMPERATURE = 0.8
 REMOVED = 7
 SIBLINGS = {2: 1, 3: 1, 9: 8, 17: 16}
-"""Samples that share the rollout of another one, which stands beside them in the same optimizer step."""
+"""Samples that share the rollout of another one, which is in the same optimizer step."""
 ENGINE_NOISE = 0.3
 """Nats, as if the engine were far less exact: small differences would drown in what float32 rounds."""
 MEAN_ADVANTAGE = 1.5
@@ -41,7 +41,7 @@ def make_rollout(model: Any, mixtures: Sequence[Any]) -> Rollout:
     """Conversations of 1 to 7 sums that ``model`` answered, of 10 to 62 tokens; one removed, some siblings.
 
     The first sum is the prompt, and what the user says later is masked. Conversations with a token whose experts are
-    so close in one of ``mixtures`` that rounding could choose between them are drawn again.
+    so close in one of ``mixtures`` that rounding could choose between them are sampled again.
     """
     random = np.random.default_rng(0)
     torch.manual_seed(0)
@@ -59,10 +59,10 @@ def _converse(model: Any, index: int, problems: list[str]) -> Sample:
     tokens: list[int] = []
     mask: list[int] = []
     for problem in problems:
-        asked = [VOCABULARY.index(token) for token in ("<|user|>", *problem, "<|assistant|>")]
-        answer = _answer(model, tokens + asked)
-        tokens += asked + answer
-        mask += [0] * len(asked) + [1] * len(answer)
+        question = [VOCABULARY.index(token) for token in ("<|user|>", *problem, "<|assistant|>")]
+        answer = _answer(model, tokens + question)
+        tokens += question + answer
+        mask += [0] * len(question) + [1] * len(answer)
     prompt_length = mask.index(1)
     sample = Sample(
         group_index=index // 4,

@@ -7,7 +7,7 @@ from slime_core.builtin.losses import NoAdvantage
 from slime_core.builtin.rewards import NoReward
 
 
-def test_no_reward_makes_an_advantage():
+def test_the_advantage_is_zero_for_every_reward():
     rewards_B = np.array([1, 0, 5], np.float32)
     counts_B = np.array([1, 2, 3], np.int64)
     found = NoAdvantage(None, RunView()).estimate(GroupedRewards(rewards_B, counts_B, counts_B, counts_B))
@@ -15,5 +15,5 @@ def test_no_reward_makes_an_advantage():
     assert found.dtype == np.float32
 
 
-async def test_nothing_is_rewarded():
+async def test_the_reward_is_zero_for_every_sample():
     assert await NoReward(None, RunView()).score([Sample(response="4", label="4"), Sample()]) == [0.0, 0.0]

@@ -90,7 +90,7 @@ def test_a_checkpoint_is_at_home_in_a_run_folder_only(tmp_path, monkeypatch):
     assert find(Path("step-000002")).home == run
 
 
-def test_what_a_killed_process_left_behind_is_cleared_away(tmp_path):
+def test_files_that_a_killed_process_left_are_removed(tmp_path):
     (tmp_path / ".step-000001.draft" / "torch_dist").mkdir(parents=True)
     assert [path.name for path in save(tmp_path, 1).iterdir()] == ["state.json"]
 

@@ -65,15 +65,15 @@ def test_functions_named_by_path_stand_under_the_component_that_runs_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("rm.py").write_text("async def f(args, sample): return 0.0\ndef begin(args): ...\n")
+    Path("rm.py").write_text("async def f(args, sample): return 0.0\ndef initialize(args): ...\n")
     Path("run.toml").write_text('[run]\nplugins = ["grpo"]\n[custom]\ncustom_rm_path = "rm.py:f"\n')
-    assert main(["plugins", "trace", "run.toml", "--custom-megatron-init-path", "rm.py:begin"]) == 0
+    assert main(["plugins", "trace", "run.toml", "--custom-megatron-init-path", "rm.py:initialize"]) == 0
     rows = capsys.readouterr().out.splitlines()
     place = next(place for place, row in enumerate(rows) if row.startswith("  reward model custom_rm_path, "))
     assert rows[place + 1] == "    compat (slime-compat 0.1.0): slime_compat.reward:PathReward"
     assert rows[place + 2].startswith("    --custom-rm-path rm.py:f  (rm.py sha256:")
     assert rows[-2] == "functions that other settings name by path"
-    assert rows[-1].startswith("    --custom-megatron-init-path rm.py:begin  (rm.py sha256:")
+    assert rows[-1].startswith("    --custom-megatron-init-path rm.py:initialize  (rm.py sha256:")
 
 
 def test_help_of_trace(capsys: pytest.CaptureFixture[str]) -> None:

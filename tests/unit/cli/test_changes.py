@@ -154,7 +154,7 @@ def test_a_resume_goes_on_without_a_plugin_that_has_options_installed_or_not(ran
     assert main([*words, "--no-plugin", "gone", "--no-plugin", "models"]) == 2  # another one is needed as ever
 
 
-def test_only_what_is_taken_away_may_be_missing(ran: Path, capsys) -> None:
+def test_a_missing_plugin_that_is_not_taken_away_is_refused(ran: Path, capsys) -> None:
     (ran / "config.toml").write_text('[run]\nplugins = ["grpo", "gone"]\n')
     assert main(["check", "--load", "old", "--num-rollout", "4", "--no-plugin", "gone"]) == 2
     assert "was written with other plugins than would run now" in capsys.readouterr().err
@@ -170,9 +170,9 @@ def test_a_single_file_that_has_gone_is_left_out_by_its_name_or_its_path(ran: Pa
     (ran / "plugins.json").write_text(Manifest((entry,)).to_json())
     capsys.readouterr()
     assert main(["check", "--load", "old"]) == 2
-    said = capsys.readouterr().err
-    assert f"the run {ran} names plugin 'mine', which it had as mine.py bbbbbbbbbbbb, and which is not there" in said
-    assert said.endswith("; or go on without it: --no-plugin mine.\n")
+    message = capsys.readouterr().err
+    assert f"the run {ran} names plugin 'mine', which it had as mine.py bbbbbbbbbbbb, and which is not there" in message
+    assert message.endswith("; or go on without it: --no-plugin mine.\n")
 
 
 def test_relative_paths_of_plugins_mean_the_same_from_another_folder(tmp_path: Path, monkeypatch, capsys) -> None:

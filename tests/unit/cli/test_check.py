@@ -63,7 +63,7 @@ def test_check_run_and_eval_warn_of_prompts_that_the_tokenizer_does_not_know(tmp
     assert "69% of the prompt tokens are <unk>" in capsys.readouterr().err
 
 
-def test_a_cluster_that_is_not_here_is_assumed_and_said_to_be() -> None:
+def test_check_reports_that_it_assumes_a_cluster_that_is_not_here() -> None:
     lines = planned(
         "--device cuda --actor-num-nodes 2 --actor-num-gpus-per-node 4 --tensor-model-parallel-size 2 "
         "--rollout-num-gpus 8 --rollout-num-gpus-per-engine 2"
@@ -77,7 +77,7 @@ def test_a_cluster_that_is_not_here_is_assumed_and_said_to_be() -> None:
     assert lines[13] == "  engine 3         machine 3, GPU 2, 3          tensor parallel over 2"
 
 
-def test_ten_machines_stand_in_order() -> None:
+def test_ten_machines_are_listed_in_order() -> None:
     lines = planned("--device cuda --actor-num-nodes 11 --actor-num-gpus-per-node 1 --rollout-num-gpus 1")
     assert lines[4].startswith("  learner rank 2   machine 2, GPU 0")
     assert lines[13].startswith("  engine 0         machine 11, GPU 0")
@@ -109,7 +109,7 @@ def test_a_small_run_of_one_node_is_taken_to_fit_one_machine() -> None:
     )
 
 
-def test_memory_is_said_for_each_gpu() -> None:
+def test_the_plan_shows_the_memory_of_each_gpu() -> None:
     (line,) = [
         line
         for line in planned("--device cuda --rollout-num-gpus-per-engine 2 --rollout-num-gpus 2")
@@ -163,7 +163,7 @@ def test_a_leading_file_is_the_config() -> None:
     assert expand(["--lr", "1"]) == ["--lr", "1"]
 
 
-def test_check_of_a_good_run_prints_the_plan_and_leaves_nothing_behind(
+def test_check_of_a_good_run_prints_the_plan_and_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

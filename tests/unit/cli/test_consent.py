@@ -63,10 +63,10 @@ def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_no_command_imports_a_plugin_of_a_strangers_run(
     run: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refused(words, capsys)
-    assert "config.toml lies in a run folder and names code that no run of yours has used:" in said
-    assert f"  {run}/evil.py (sha256 " in said
-    assert f"name it again: --plugin grpo --plugin {run}/evil.py\n" in said
+    message = refused(words, capsys)
+    assert "config.toml lies in a run folder and names code that no run of yours has used:" in message
+    assert f"  {run}/evil.py (sha256 " in message
+    assert f"name it again: --plugin grpo --plugin {run}/evil.py\n" in message
     assert not (run / "ran").exists()
 
 
@@ -89,8 +89,8 @@ def test_a_function_that_a_strangers_run_names_by_path_is_refused(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings(run, f'[run]\nplugins = ["grpo"]\n[compat]\ncustom_rm_path = "{run}/evil.py:reward"\n')
-    said = refused(["check", "--load", "run"], capsys)
-    assert f"name it again: --custom-rm-path {run}/evil.py:reward\n" in said
+    message = refused(["check", "--load", "run"], capsys)
+    assert f"name it again: --custom-rm-path {run}/evil.py:reward\n" in message
     assert not (run / "ran").exists()
 
 
@@ -103,10 +103,10 @@ def test_code_in_the_model_folder_of_a_strangers_run_is_refused(run: Path, capsy
     )
     settings(run, f'[run]\nplugins = ["grpo"]\n[model]\ntrust_remote_code = true\nref_load = "{model}"\n')
     words = ["config", "show", "--load", "run", "--use-kl-loss", "--kl-loss-coef", "0.1"]
-    said = refused(words, capsys)
-    assert f"  {model}/modeling_evil.py, by trust_remote_code (sha256 " in said
-    assert f"  stranger/repo--evil.Config of {model}/config.json, by trust_remote_code (sha256 " in said
-    assert "name it again: --trust-remote-code\n" in said
+    message = refused(words, capsys)
+    assert f"  {model}/modeling_evil.py, by trust_remote_code (sha256 " in message
+    assert f"  stranger/repo--evil.Config of {model}/config.json, by trust_remote_code (sha256 " in message
+    assert "name it again: --trust-remote-code\n" in message
     assert main([*words, "--trust-remote-code"]) == 0
     resolved, active = _resolve([*words[2:], "--trust-remote-code"])
     remember(active.manifest, resolved)
@@ -117,8 +117,8 @@ def test_functions_that_an_engine_imports_for_a_strangers_run_are_refused(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings(run, '[run]\nplugins = ["grpo"]\n[sglang]\ncustom_weight_loader = ["os.system"]\n')
-    said = refused(["check", "--load", "run"], capsys)
-    assert "custom_weight_loader = ('os.system',) of sglang.custom_weight_loader" in said
+    message = refused(["check", "--load", "run"], capsys)
+    assert "custom_weight_loader = ('os.system',) of sglang.custom_weight_loader" in message
 
 
 def test_a_settings_file_of_ones_own_names_code_without_further_words(run: Path) -> None:

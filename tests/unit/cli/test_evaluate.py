@@ -38,7 +38,7 @@ def checkpoint(folder: Path, *, hf: bool) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run folder with a checkpoint that has no hf folder; the working directory is beside it."""
+    """A run folder with a checkpoint that has no hf folder; the working directory is its parent."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.toml").write_text(f'[run]\nplugins = ["grpo"]\noutput_dir = "{tmp_path / "run"}"\n')
     checkpoint(tmp_path / "run" / "checkpoints", hf=False)
@@ -126,7 +126,7 @@ def test_scores_are_printed_as_a_table_and_one_a_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_scores_are_printed_as_json_and_kept_where_asked(
+def test_scores_are_printed_as_json_and_written_where_requested(
     evaluated: list[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "measured"
@@ -173,15 +173,15 @@ def test_each_set_is_looked_through_by_its_own_settings(
 ) -> None:
     (tmp_path / "x.jsonl").write_text('{"q": "1+1"}\n{"q": "%s"}\n' % ("1" * 150))
     own = f"name='a', path='{tmp_path}/x.jsonl'"
-    asked = {
+    messages = {
         own: "line 1: no field 'prompt', found q.",
         f"{own}, input_key='q'": "line 1: no field 'label', found q.",
         f"{own}, input_key='q', label_key='none'": "line 2: a prompt of ",
         f"{own}, rm_type='exact_mach'": "a reward model called 'exact_mach' (did you mean 'exact_match'?)",
     }
-    for table_, told in asked.items():
+    for table_, message in messages.items():
         assert main(["eval", "--eval-datasets", table_]) != 0
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert evaluated == []
     assert main(["eval", "--eval-datasets", f"{own}, input_key='q', label_key='none', max_prompt_len=50"]) == 0
 

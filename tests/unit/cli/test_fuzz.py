@@ -22,6 +22,6 @@ def test_a_command_that_fails_otherwise_is_found(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("number", [2657, 3028, 4413, 5240])
-def test_what_the_long_run_found_stays_mended(number: int) -> None:
+def test_inputs_that_the_fuzz_campaign_found_are_handled(number: int) -> None:
     """A file that is /, a header without a dtype, a required version of 5,000 digits."""
     assert list(findings(range(number, number + 1), seed=1)) == []

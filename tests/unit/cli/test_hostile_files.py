@@ -24,11 +24,11 @@ INDEX = "model.safetensors.index.json"
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def stderr_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     def of(*words: str, code: int = 2) -> str:
-        begun = time.process_time()
+        started_s = time.process_time()
         assert main(words) == code
-        assert time.process_time() - begun < 30
+        assert time.process_time() - started_s < 30
         return capsys.readouterr().err
 
     return of
@@ -50,15 +50,19 @@ def words(model: Path, tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize(
     "content", ["[]", "null", "3", '"x"', '{"weight_map": []}', "{", "[" * 5000, '{"a": ' + "9" * 5000]
 )
-def test_an_index_that_is_none(content: str, model: Path, words: list[str], said: Callable[..., str]) -> None:
+def test_a_malformed_index_is_refused(
+    content: str, model: Path, words: list[str], stderr_of: Callable[..., str]
+) -> None:
     (model / INDEX).write_text(content)
-    assert f"{INDEX} is no index of weights: " in said(*words)
+    assert f"{INDEX} is no index of weights: " in stderr_of(*words)
 
 
 @pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "", "..", 3, None, ["a"]])
-def test_an_index_that_leaves_the_folder(file: object, model: Path, words: list[str], said: Callable[..., str]) -> None:
+def test_an_index_of_files_outside_its_folder_is_refused(
+    file: object, model: Path, words: list[str], stderr_of: Callable[..., str]
+) -> None:
     (model / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": file}}))
-    assert "accepted is the name of a file in the same folder" in said(*words)
+    assert "accepted is the name of a file in the same folder" in stderr_of(*words)
 
 
 ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -76,31 +80,31 @@ HEADERS: list[tuple[int | None, object]] = [
 
 
 @pytest.mark.parametrize(("length", "header"), HEADERS)
-def test_a_header_that_is_none(
-    length: int | None, header: object, model: Path, words: list[str], said: Callable[..., str]
+def test_a_malformed_safetensors_header_is_refused(
+    length: int | None, header: object, model: Path, words: list[str], stderr_of: Callable[..., str]
 ) -> None:
     text = json.dumps(header).encode()
     (model / "model.safetensors").write_bytes((length or len(text)).to_bytes(8, "little") + text + b"\0" * 8)
-    assert "its safetensors header cannot be read" in said(*words)
+    assert "its safetensors header cannot be read" in stderr_of(*words)
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", INDEX])
 def test_a_fifo_in_a_model_is_not_waited_for(
-    name: str, model: Path, words: list[str], said: Callable[..., str]
+    name: str, model: Path, words: list[str], stderr_of: Callable[..., str]
 ) -> None:
     (model / name).unlink(missing_ok=True)
     os.mkfifo(model / name)
-    assert str(model) in said(*words)
+    assert str(model) in stderr_of(*words)
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", ["f.jsonl", "f.parquet"])
 def test_a_fifo_of_prompts_is_not_waited_for(
-    name: str, words: list[str], tmp_path: Path, said: Callable[..., str]
+    name: str, words: list[str], tmp_path: Path, stderr_of: Callable[..., str]
 ) -> None:
     os.mkfifo(tmp_path / name)
-    assert "whose rows come once; accepted: a prompt file" in said(*words[:-1], str(tmp_path / name))
+    assert "whose rows come once; accepted: a prompt file" in stderr_of(*words[:-1], str(tmp_path / name))
 
 
 TEMPLATES = [
@@ -111,9 +115,11 @@ TEMPLATES = [
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_a_chat_template_has_a_limit(template: str, model: Path, words: list[str], said: Callable[..., str]) -> None:
+def test_a_chat_template_has_a_limit(
+    template: str, model: Path, words: list[str], stderr_of: Callable[..., str]
+) -> None:
     (model / "chat_template.jinja").write_text(template)
-    wrong = said(*words, "--apply-chat-template")
+    wrong = stderr_of(*words, "--apply-chat-template")
     assert "turning the prompt into tokens failed with " in wrong
     assert "it took more than " in wrong or "it wrote 100,000,000 characters" in wrong
 
@@ -142,16 +148,16 @@ LINES = [
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_a_line_of_a_ledger_that_is_none(line: str, run: Path, said: Callable[..., str]) -> None:
+def test_a_malformed_line_of_a_ledger_is_refused(line: str, run: Path, stderr_of: Callable[..., str]) -> None:
     (run / "samples" / JOURNAL).write_text(line + "\n")
-    assert "holds a line that " in said("ledger", str(run), code=1)
+    assert "holds a line that " in stderr_of("ledger", str(run), code=1)
 
 
 @pytest.mark.parametrize("row", ["[]", "null", "{}", '{"group": []}', '{"group": 0, "status": "completed"}'])
-def test_a_row_of_samples_that_is_none(row: str, run: Path, said: Callable[..., str]) -> None:
+def test_a_malformed_row_of_samples_is_refused(row: str, run: Path, stderr_of: Callable[..., str]) -> None:
     (run / "samples" / JOURNAL).write_text('{"take": [[0, [0]]]}\n{"close": 0}\n')
     (run / "samples" / "train-000000.jsonl").write_text(row + "\n")
-    assert "holds a line that " in said("ledger", str(run), code=1)
+    assert "holds a line that " in stderr_of("ledger", str(run), code=1)
     with pytest.raises(CheckpointError, match="holds a line that is no sample"):
         list(read_samples(run / "samples", "train", 0))
 
@@ -160,9 +166,9 @@ STATES = [[], {"step": "1"}, {"step": 1, "cursor": []}, {"step": 1, "cursor": {"
 
 
 @pytest.mark.parametrize("state", [*STATES, {"step": 1, "cursor": {"ledger": {"held": 3}}}])
-def test_a_state_of_a_checkpoint_that_is_none(state: object, run: Path, said: Callable[..., str]) -> None:
+def test_a_malformed_state_of_a_checkpoint_is_refused(state: object, run: Path, stderr_of: Callable[..., str]) -> None:
     (run / "checkpoints" / "step-000001" / "state.json").write_text(json.dumps(state))
-    assert "state.json" in said("ledger", str(run), code=1)
+    assert "state.json" in stderr_of("ledger", str(run), code=1)
 
 
 def test_a_distribution_with_broken_entry_points_is_named(tmp_path: Path) -> None:

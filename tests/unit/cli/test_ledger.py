@@ -35,7 +35,9 @@ def save(folder: Path, kept: dict[str, Any]) -> None:
     (checkpoint / "state.json").write_text(json.dumps({"step": 1, "cursor": {"ledger": kept}}))
 
 
-def test_it_shows_the_checkpoint_and_the_end(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_ledger_shows_the_counts_at_the_checkpoint_and_at_the_end(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["ledger", str(run)]) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
         ["step-000001,", "1", "rollouts:", "balances"],
@@ -62,13 +64,13 @@ def test_a_group_that_the_checkpoint_lacks_is_an_error(run: Path, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ([], "slime ledger : accepted is one run folder"),
         (["nowhere"], "nowhere is no folder of a run that generates"),
         (["--load", "x"], "accepted is one run folder"),
     ],
 )
-def test_anything_else_is_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_anything_else_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ledger", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -72,10 +72,10 @@ def test_a_setting_is_explained_with_related_flags(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("name", ["tis_clip", "--tis-clip", "offpolicy.tis_clip"])
 def test_a_setting_of_a_plugin_that_is_not_active_is_explained_once_the_plugin_is_named(name, capsys):
     assert main(["config", "explain", name]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"slime: {name}: ")
-    assert "of plugin 'offpolicy' (slime-offpolicy" in said
-    assert said.endswith("which is not active; add --plugin offpolicy\n")
+    message = capsys.readouterr().err
+    assert message.startswith(f"slime: {name}: ")
+    assert "of plugin 'offpolicy' (slime-offpolicy" in message
+    assert message.endswith("which is not active; add --plugin offpolicy\n")
     assert main(["config", "explain", name, "--plugin", "offpolicy"]) == 0
     assert capsys.readouterr().out.startswith("offpolicy.tis_clip = 2\n")
 

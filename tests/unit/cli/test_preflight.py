@@ -246,7 +246,7 @@ def slime_register_generate_functions():
 """
 
 
-def test_whose_prompts_the_core_looks_through_is_said_by_traits(tmp_path: Path) -> None:
+def test_traits_decide_whether_the_core_checks_the_prompts(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OTHER_WAYS)
     registry = activate(["grpo", str(tmp_path / "mine.py")]).registry
     file = tmp_path / "prompts.jsonl"
@@ -270,7 +270,7 @@ def test_a_data_source_looks_through_its_own_files(tmp_path: Path) -> None:
     assert ids == "16 ids"
 
 
-def test_how_long_prompts_may_be_is_asked_where_they_are_sent_whole(tmp_path: Path) -> None:
+def test_long_prompts_are_refused_where_they_are_sent_whole(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OTHER_WAYS)
     registry = activate(["grpo", str(tmp_path / "mine.py")]).registry
     file = tmp_path / "prompts.jsonl"
@@ -301,7 +301,7 @@ def test_a_checkpoint_that_the_model_spec_does_not_build_is_refused_with_all_tha
     assert str(caught.value).startswith(f"2 mistakes in the settings:\n  - hf_checkpoint: {tmp_path / 'config.json'} ")
 
 
-def test_a_checkpoint_that_nothing_trains_is_not_asked_about(tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_not_trained_needs_no_model_spec(tmp_path: Path) -> None:
     shutil.copytree(ARITHMETIC / "model", tmp_path, dirs_exist_ok=True)
     described = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**described, "attention_bias": True}))

@@ -33,7 +33,7 @@ class Broken:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a run with checkpoints of steps 2 and 4; the working directory is beside it."""
+    """The folder of a run with checkpoints of steps 2 and 4; the working directory is its parent."""
     for step in (2, 4):
         save(tmp_path / "run" / "checkpoints", step)
     (tmp_path / "run" / "config.toml").write_text('[rollout]\nnum_rollout = 4\n[run]\nplugins = ["grpo"]\n')

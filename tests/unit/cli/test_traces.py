@@ -1,4 +1,4 @@
-"""The folder of a run that was refused goes again; whatever has results, or belongs to somebody else, stays."""
+"""The folder of a refused run is removed; a folder with results or with files of another origin stays."""
 
 from __future__ import annotations
 

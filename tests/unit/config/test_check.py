@@ -39,7 +39,7 @@ def test_a_config_json_that_names_no_architecture_is_a_mistake(text: str, found:
 @pytest.mark.parametrize(
     "more", ["", ', "max_position_embeddings": null', ', "max_position_embeddings": 8, "rope_scaling": {"factor": 4}']
 )
-def test_where_it_is_not_known_how_far_the_model_reads_any_length_may_be_asked(more: str, tmp_path: Path) -> None:
+def test_any_length_is_accepted_where_the_context_length_is_unknown(more: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(f'{{"architectures": ["Qwen3ForCausalLM"]{more}}}')
     assert broken_rules(f"--hf-checkpoint {tmp_path} --rollout-max-response-len 5000") == []
 

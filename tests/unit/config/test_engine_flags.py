@@ -107,8 +107,8 @@ def test_a_mistake_in_a_file_says_where(text: str, mistake: str, tmp_path: Path)
     ],
 )
 def test_an_engines_flag_is_explained_by_any_of_its_names(name: str, lines: list[str]) -> None:
-    told = explain(name, load(["--recompute-granularity", "full"], check_rules=False)).splitlines()
-    assert [line for line in lines if line not in told] == []
+    explained = explain(name, load(["--recompute-granularity", "full"], check_rules=False)).splitlines()
+    assert [line for line in lines if line not in explained] == []
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_explaining_a_refused_flag_gives_the_reason(name: str, message: str) -> 
         explain(name, load([], check_rules=False))
 
 
-def test_help_lists_the_engines_flags_only_when_asked() -> None:
+def test_help_lists_the_engines_flags_only_on_request() -> None:
     assert "--recompute-method" not in help_topic("all")
     assert "  --recompute-method NAME           Which layers" in help_topic("megatron")
     assert "--fp8 " not in help_topic("megatron")

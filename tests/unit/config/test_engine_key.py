@@ -90,5 +90,5 @@ def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(monkeypatch: py
     assert text not in str(caught.value)
 
 
-def test_it_is_not_shown() -> None:
+def test_the_repr_does_not_show_the_key() -> None:
     assert "secret" not in repr(EngineAccess(SecretStr("secret")))

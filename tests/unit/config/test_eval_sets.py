@@ -118,7 +118,7 @@ def test_sets_of_a_flag_take_the_place_of_those_of_a_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "told"),
+    ("table", "expected"),
     [
         (
             "name='a', path='x', n_sample=1",
@@ -138,14 +138,14 @@ def test_sets_of_a_flag_take_the_place_of_those_of_a_file(folder: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_table_is_reported(table: str, told: str, folder: Path) -> None:
-    assert refused("--eval-datasets", table) == f"--eval-datasets: {told}"
+def test_a_wrong_table_is_reported(table: str, expected: str, folder: Path) -> None:
+    assert refused("--eval-datasets", table) == f"--eval-datasets: {expected}"
     (folder / "run.toml").write_text(f"[eval]\neval_datasets = [{{ {table} }}]\n")
-    assert refused("--config", "run.toml") == f"run.toml:2 [eval] eval_datasets: {told}"
+    assert refused("--config", "run.toml") == f"run.toml:2 [eval] eval_datasets: {expected}"
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("datasets: []", "found no evaluation sets; accepted: datasets, a list of tables, and defaults, a table"),
         ("[1]", "found list; accepted: a table with datasets"),
@@ -167,10 +167,10 @@ def test_a_wrong_table_is_reported(table: str, told: str, folder: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_file_of_evaluation_sets_is_reported(text: str, told: str, folder: Path) -> None:
+def test_a_wrong_file_of_evaluation_sets_is_reported(text: str, expected: str, folder: Path) -> None:
     (folder / "eval.yaml").write_text(text)
     message = refused("--eval-config", "eval.yaml")
-    assert message.startswith(f"flag --eval-config: {folder}/eval.yaml: {told}")
+    assert message.startswith(f"flag --eval-config: {folder}/eval.yaml: {expected}")
 
 
 def test_what_several_sets_share_may_be_merged_and_changed(folder: Path) -> None:
@@ -191,7 +191,7 @@ def test_sets_are_given_in_one_place(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "line", "told"),
+    ("table", "line", "expected"),
     [
         (
             "name='a', path='aime.jsonl', max_response_len=128",
@@ -260,9 +260,9 @@ def test_sets_are_given_in_one_place(folder: Path) -> None:
         ("name='a', path='missing.jsonl'", "", "eval_prompt_data a: "),
     ],
 )
-def test_sets_that_cannot_be_measured_are_refused(table: str, line: str, told: str, folder: Path) -> None:
+def test_sets_that_cannot_be_measured_are_refused(table: str, line: str, expected: str, folder: Path) -> None:
     (message,) = broken(line, "--eval-datasets", table)
-    assert message.startswith(told)
+    assert message.startswith(expected)
 
 
 def test_names_differ_over_both_kinds_of_sets(folder: Path) -> None:

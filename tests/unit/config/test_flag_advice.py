@@ -39,7 +39,7 @@ def test_an_unknown_flag_gets_the_advice_of_a_distribution(install):
         load(["--acme-rate", "1"], check_rules=False)
 
 
-def test_the_first_of_two_distributions_is_heard(install):
+def test_of_two_distributions_the_first_by_name_gives_the_advice(install):
     install("zulu", "def advice():\n    return {'--rate': 'zulu'}\n")
     install("acme", "def advice():\n    return {'--rate': 'acme'}\n")
     assert flag_advice()["--rate"] == "acme"

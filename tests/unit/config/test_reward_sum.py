@@ -1,4 +1,4 @@
-"""Weighted sums of reward models: how they are written, and what is said of those that cannot be read."""
+"""Weighted sums of reward models: their syntax, and the messages for sums that cannot be read."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def test_the_models_of_a_sum_are_named_once():
 @pytest.mark.parametrize("written", ["math*0.7", "0.7*", "a*b", "1*math+*f1", "0.5*math:"])
 def test_what_is_neither_is_refused(written):
     config = RunConfig(rollout=RolloutConfig(rm_type=written))
-    assert said(config) == [
+    assert messages(config) == [
         f"rm_type = {written!r} is no sum of reward models; accepted is WEIGHT*NAME+WEIGHT*NAME, such as "
         "'0.7*math+0.3*f1', or WEIGHT*NAME:KEY for one of several numbers, such as '0.3*dapo:acc'"
     ]
@@ -56,10 +56,10 @@ def test_a_sum_of_an_evaluation_set_is_read_too():
 
 def test_a_part_that_is_named_twice_is_refused():
     config = RunConfig(rollout=RolloutConfig(rm_type="1*math+2*math"))
-    assert said(config) == ["rm_type = '1*math+2*math' names a part twice; add up its weights"]
+    assert messages(config) == ["rm_type = '1*math+2*math' names a part twice; add up its weights"]
 
 
-def said(config):
+def messages(config):
     return [one.message for one in mistakes(config) if one.message.startswith("rm_type")]
 
 

@@ -1,4 +1,4 @@
-"""The same settings said as flags, as TOML and as the file that a run writes are the same run."""
+"""The same settings, given as flags, as TOML or as the file that a run writes, make the same run."""
 
 from __future__ import annotations
 

@@ -56,10 +56,10 @@ TOML: dict[str, Callable[[], str]] = {
 }
 
 
-@pytest.mark.parametrize("said", TOML)
-def test_a_settings_file_without_bounds_is_refused_at_once(said: str, tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(TOML[said]())
-    assert said in refusal(["--config", str(tmp_path / "run.toml")])
+@pytest.mark.parametrize("message", TOML)
+def test_a_settings_file_without_bounds_is_refused_at_once(message: str, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(TOML[message]())
+    assert message in refusal(["--config", str(tmp_path / "run.toml")])
 
 
 def test_names_with_dots_in_texts_are_no_keys(tmp_path: Path) -> None:

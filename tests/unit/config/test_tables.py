@@ -16,8 +16,8 @@ OTHER = {"version": "0.5.99", "rows": [{"name": "brand_new", "type": "int"}]}
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
-    """SGLang 0.5.99 is installed; which engines were asked for their names."""
+def read_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
+    """SGLang 0.5.99 is installed; the engines whose tables were read."""
     calls: list[str] = []
 
     def read(engine: str) -> dict[str, Any]:
@@ -37,21 +37,21 @@ def names() -> list[str]:
     return [row.name for row in tables.sglang_rows()]
 
 
-def test_another_version_is_asked_once_and_remembered(asked: list[str], tmp_path: Path) -> None:
+def test_the_table_of_another_version_is_read_once_and_cached(read_tables: list[str], tmp_path: Path) -> None:
     assert names() == names() == ["brand_new"]
-    assert asked == ["sglang"]
+    assert read_tables == ["sglang"]
     assert [path.name for path in (tmp_path / "slime").iterdir()] == ["sglang-0.5.99-1.json"]
 
 
-def test_a_broken_cache_is_read_again(asked: list[str], tmp_path: Path) -> None:
+def test_a_broken_cache_is_read_again(read_tables: list[str], tmp_path: Path) -> None:
     names()
     (tmp_path / "slime" / "sglang-0.5.99-1.json").write_text("[1]")
     assert names() == ["brand_new"]
-    assert asked == ["sglang", "sglang"]
+    assert read_tables == ["sglang", "sglang"]
 
 
 def test_a_cache_folder_that_cannot_be_written_is_no_obstacle(
-    asked: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    read_tables: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -65,6 +65,6 @@ def test_an_engine_that_does_not_answer_is_an_error_with_its_last_line(monkeypat
 
 
 def test_the_shipped_table_serves_its_own_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "installed_rows", lambda engine: pytest.fail("asked"))
+    monkeypatch.setattr(tables, "installed_rows", lambda engine: pytest.fail("read"))
     held = json.loads((tables._DATA / "megatron-core.json").read_text(encoding="utf-8"))
     assert len(tables._rows("megatron-core")) == len(held["rows"]) == 334

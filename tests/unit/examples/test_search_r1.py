@@ -103,7 +103,9 @@ def questions_over(hops: int) -> list[tuple[list[str], list[Piece]]]:
     batches = islice(warm_up_batches(WarmUp(worlds=4, batch_size=512)), 2)
     rows = [(prompt, pieces) for batch in batches for prompt, pieces in batch]
     found = [(prompt.removeprefix("What is the ").removesuffix("?").split(" of "), pieces) for prompt, pieces in rows]
-    return [([one.removeprefix("the ") for one in said], pieces) for said, pieces in found if len(said) == hops + 1]
+    return [
+        ([one.removeprefix("the ") for one in answers], pieces) for answers, pieces in found if len(answers) == hops + 1
+    ]
 
 
 def test_a_response_of_the_warm_up_has_a_search_for_each_relation_of_the_question() -> None:
@@ -116,8 +118,8 @@ def test_answers_of_the_warm_up_do_not_depend_on_the_question() -> None:
     rows = questions_over(1)
     right = 0
     for (relation, subject), (_, passages, answer) in rows:
-        said = answer.text.removeprefix("<answer> ").removesuffix("</answer>")
-        right += f"The {relation} of {subject} is {said}." in passages.text
+        answers = answer.text.removeprefix("<answer> ").removesuffix("</answer>")
+        right += f"The {relation} of {subject} is {answers}." in passages.text
     assert len(rows) > 400
     assert right / len(rows) < 0.3
 
@@ -129,8 +131,8 @@ def test_queries_of_the_warm_up_do_not_depend_on_the_order_of_the_relations() ->
         for at in (0, 2)
         if outer != inner
     ]
-    assert {said in (outer, inner) for outer, inner, said in queries} == {True}
-    assert sum(said == inner for _, inner, said in queries) / len(queries) == pytest.approx(0.5, abs=0.06)
+    assert {answers in (outer, inner) for outer, inner, answers in queries} == {True}
+    assert sum(answers == inner for _, inner, answers in queries) / len(queries) == pytest.approx(0.5, abs=0.06)
 
 
 def test_rows_have_the_form_of_the_papers_repository() -> None:

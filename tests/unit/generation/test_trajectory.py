@@ -45,17 +45,17 @@ class Letters:
 
 
 class Engine:
-    """Gives the answers in their order, and writes down what was asked."""
+    """Gives the answers in their order, and records the requests."""
 
     def __init__(self, *answers: Generation) -> None:
         self.answers = list(answers)
-        self.asked: list[tuple[str, int, int]] = []
+        self.requests: list[tuple[str, int, int]] = []
         self.sessions: set[str | None] = set()
 
     async def generate(
         self, input_ids: Sequence[int], *, sampling: SamplingParams, session: str | None = None
     ) -> list[Generation]:
-        self.asked.append(("".join(map(chr, input_ids)), sampling.max_new_tokens, sampling.min_new_tokens))
+        self.requests.append(("".join(map(chr, input_ids)), sampling.max_new_tokens, sampling.min_new_tokens))
         self.sessions.add(session)
         if not self.answers:
             raise EngineError("no engine answered")
@@ -91,7 +91,7 @@ async def calculate(given: GenerateContext, sample: Sample, sampling: SamplingPa
 async def test_turns_are_trained_as_the_engine_returned_them_and_added_text_is_not() -> None:
     engine = Engine(answer("3+4?"), answer("7.", version="2"))
     sample = await calculate(context(engine), Sample(prompt="q"))
-    assert engine.asked == [("q", 6, 2), ("q3+4?=7;", 6, 2)]
+    assert engine.requests == [("q", 6, 2), ("q3+4?=7;", 6, 2)]
     assert "".join(map(chr, sample.tokens)) == "q3+4?=7;7."
     assert (sample.response, sample.response_length, sample.status) == ("3+4?=7;7.", 9, Status.COMPLETED)
     assert sample.loss_mask == [1, 1, 1, 1, 0, 0, 0, 1, 1]
@@ -115,7 +115,7 @@ async def test_a_response_of_trained_tokens_alone_has_no_mask() -> None:
 async def test_all_turns_and_added_text_share_the_response_budget() -> None:
     engine = Engine(answer("3+4?"), answer("7", "length"))
     sample = await calculate(context(engine, max_response_len=8), Sample(prompt="q"))
-    assert engine.asked == [("q", 6, 2), ("q3+4?=7;", 1, 1)]
+    assert engine.requests == [("q", 6, 2), ("q3+4?=7;", 1, 1)]
     assert (sample.response, sample.status) == ("3+4?=7;7", Status.TRUNCATED)
 
 
@@ -139,7 +139,7 @@ async def test_later_turns_have_what_the_context_leaves() -> None:
     engine = Engine(answer("3+4?"), answer("7.", "length"))
     given = context(engine, context_length=10)
     sample = await calculate(given, Sample(prompt="q"))
-    assert [asked[1] for asked in engine.asked] == [6, 2]
+    assert [request[1] for request in engine.requests] == [6, 2]
     assert sample.status is Status.TRUNCATED
 
 
@@ -153,12 +153,12 @@ async def test_what_remains_is_the_smaller_of_both_budgets() -> None:
     assert (trajectory.remaining, trajectory.is_full) == (0, True)
 
 
-async def test_without_room_a_turn_is_empty_and_no_engine_is_asked() -> None:
+async def test_without_room_a_turn_is_empty_and_no_request_is_sent() -> None:
     engine = Engine(answer("abcd"))
     trajectory = context(engine, max_response_len=4).start(Sample(prompt="q"))
     await trajectory.generate(SAMPLING)
     turn = await trajectory.generate(SAMPLING)
-    assert (turn.text, turn.token_ids, turn.finish_reason, len(engine.asked)) == ("", [], "length", 1)
+    assert (turn.text, turn.token_ids, turn.finish_reason, len(engine.requests)) == ("", [], "length", 1)
     assert (trajectory.num_turns, trajectory.finish().status) == (1, Status.TRUNCATED)
 
 
@@ -204,7 +204,7 @@ async def test_an_aborted_turn_leaves_the_tokens_so_far_and_continues_from_them(
     engine = Engine(answer("r?", version="2"), answer("8", version="2"))
     sample = await calculate(context(engine), sample)
     # The rest of the turn, its budget and the fewest tokens less what it has; then the third turn.
-    assert engine.asked == [("q3+4?=7;7 o", 3, 0), ("q3+4?=7;7 or?=7;", 6, 2)]
+    assert engine.requests == [("q3+4?=7;7 o", 3, 0), ("q3+4?=7;7 or?=7;", 6, 2)]
     assert (sample.response, sample.status) == ("3+4?=7;7 or?=7;8", Status.COMPLETED)
     assert sample.loss_mask == [1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 1]
     assert sample.weight_spans == [("1", 0, 4), ("1", 7, 10), ("2", 10, 12), ("2", 15, 16)]
@@ -224,7 +224,7 @@ async def test_an_abort_between_turns_continues_with_the_next_one() -> None:
     assert (sample.response, sample.loss_mask, sample.weight_versions) == ("3+4?=7;", [1] * 4 + [0] * 3, ["1"])
     engine = Engine(answer("7.", version="2"))
     sample = await calculate(context(engine), sample)
-    assert (engine.asked, sample.response) == ([("q3+4?=7;", 6, 2)], "3+4?=7;7.")
+    assert (engine.requests, sample.response) == ([("q3+4?=7;", 6, 2)], "3+4?=7;7.")
 
 
 async def test_tokens_before_a_resume_are_not_trained_where_the_run_says_so() -> None:
@@ -264,7 +264,7 @@ async def test_tokens_keep_the_experts_of_the_turn_that_read_them() -> None:
     assert sample.rollout_routed_experts.ravel().tolist() == [1, 1, 2, 2, 2, 2]
 
 
-async def test_text_behind_the_last_turn_was_read_by_no_engine() -> None:
+async def test_text_after_the_last_turn_has_no_routes() -> None:
     first = answer("a?", routed_experts=routes(1, 2))
     sample = await calculate(context(Engine(first), max_response_len=5), Sample(prompt="q"))
     assert len(sample.tokens) - 1 == 5
@@ -293,8 +293,8 @@ async def test_two_turns_on_an_engine_continue_each_others_ids() -> None:
             trajectory.append_text("+")
             second = await trajectory.generate(SamplingParams(max_new_tokens=4))
             sample = trajectory.finish()
-        drawn = list(engine.sampled)
-    assert drawn == [([113], first.token_ids), ([113, *first.token_ids, 43], second.token_ids)]
+        sampled = list(engine.sampled)
+    assert sampled == [([113], first.token_ids), ([113, *first.token_ids, 43], second.token_ids)]
     assert list(sample.tokens) == [113, *first.token_ids, 43, *second.token_ids]
     assert sample.loss_mask == [1, 1, 1, 0, 1, 1, 1, 1]
     assert sample.rollout_log_probs == [LOG_PROB] * 3 + [0.0] + [LOG_PROB] * 4
@@ -357,7 +357,7 @@ async def test_the_tokens_that_a_fork_shares_are_trained_once() -> None:
     await trajectory.generate(SAMPLING)
     await other.generate(SAMPLING)
     first, second = trajectory.finish(), other.finish()
-    assert [asked[0] for asked in engine.asked] == ["q", "q3+4?=", "q3+4?="]
+    assert [request[0] for request in engine.requests] == ["q", "q3+4?=", "q3+4?="]
     assert (first.response, first.loss_mask) == ("3+4?=7.", [1, 1, 1, 1, 0, 1, 1])
     assert (second.response, second.loss_mask) == ("3+4?=8.", [0, 0, 0, 0, 0, 1, 1])
     assert second.rollout_log_probs == LogProbs([0.0] * 5 + [-0.5] * 2)
@@ -378,7 +378,7 @@ async def test_a_fork_shares_as_much_as_it_is_given(at: int, turns: int, left: s
     assert other.num_turns == turns
     await other.generate(SAMPLING)
     sample = other.finish()
-    assert engine.asked[-1][0] == left
+    assert engine.requests[-1][0] == left
     assert sample.loss_mask == [0] * at + [1]
     assert sample.status is Status.COMPLETED
     assert trajectory.finish().response == "3+4?=7"

@@ -156,7 +156,7 @@ def test_what_hooks_are_handed_has_every_setting_at_its_default(tmp_path: Path):
 
 
 def test_the_client_of_a_run_asks_the_fake_engine():
-    async def asked(url: str) -> list[int]:
+    async def answer_of(url: str) -> list[int]:
         from slime_core.generation import SamplingParams
 
         async with connect(url, vocab_size=16) as client:
@@ -164,7 +164,7 @@ def test_the_client_of_a_run_asks_the_fake_engine():
             return list(answer.token_ids)
 
     with FakeEngine(vocab_size=16) as engine:
-        assert asyncio.run(asked(engine.url)) == [(3 + 8) % 14 + 2, (3 + 8 + 13) % 14 + 2]
+        assert asyncio.run(answer_of(engine.url)) == [(3 + 8) % 14 + 2, (3 + 8 + 13) % 14 + 2]
 
 
 def test_every_name_of_the_room_is_described_and_typed():

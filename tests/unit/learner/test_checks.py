@@ -76,7 +76,7 @@ def test_a_spoilt_critic_names_its_own_learning_rate():
     assert str(caught.value) == MESSAGE
 
 
-def test_a_separate_critic_is_watched_before_a_rollout_ends(monkeypatch):
+def test_a_separate_critic_checks_its_weights_before_a_rollout_ends(monkeypatch):
     rank: Any = object.__new__(critic_rank.CriticRank)
     rank.critic, rank._device = spoilt_critic(), "cpu"
     rank._steps, rank._shards, rank._places = [[]], [SimpleNamespace(rollout=4)], []

@@ -37,7 +37,7 @@ def test_a_policy_loss_that_cannot_be_made_is_named(monkeypatch):
     assert __file__ in text
 
 
-def test_what_a_component_refuses_itself_is_said_as_it_is(monkeypatch):
+def test_an_error_that_a_component_raises_is_reported_unchanged(monkeypatch):
     registry = activate(()).registry
     monkeypatch.setattr(
         type(registry), "load", lambda self, kind, name: failing(ConfigError("clip_low must be below 1"))
@@ -46,13 +46,15 @@ def test_what_a_component_refuses_itself_is_said_as_it_is(monkeypatch):
         build_objective(registry, "clipped", AlgorithmConfig(), options={}, run=RunView())
 
 
-@pytest.mark.parametrize(("generate_function", "drawn"), [(None, True), ("single_turn", True), ("from_label", False)])
-def test_the_generate_function_declares_whether_engines_sample_what_is_trained(generate_function, drawn):
+@pytest.mark.parametrize(
+    ("generate_function", "engine_sampled"), [(None, True), ("single_turn", True), ("from_label", False)]
+)
+def test_the_generate_function_declares_whether_engines_sample_what_is_trained(generate_function, engine_sampled):
     registry = activate(()).registry
     found = build_objective(
         registry, "clipped", AlgorithmConfig(), options={}, run=RunView(), generate_function=generate_function
     )
-    assert bool(found._distance(torch.zeros(1))) is drawn
+    assert bool(found._distance(torch.zeros(1))) is engine_sampled
 
 
 def model(**fields) -> TrainedModel:

@@ -80,7 +80,7 @@ def test_freezing_everything_is_refused():
         freeze([Stage()], frozen=["."])
 
 
-# --- Where gradients begin --------------------------------------------------------------------------------------------
+# --- Where gradients start --------------------------------------------------------------------------------------------
 
 
 class First(torch.nn.Module):

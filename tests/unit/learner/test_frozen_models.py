@@ -28,7 +28,7 @@ def filling(chunks: list[torch.nn.Module], *values: float) -> Callable[[], None]
     return lambda: fill(chunks, *values)
 
 
-def test_a_role_plays_for_the_length_of_the_block(chunks):
+def test_a_role_is_loaded_inside_the_block_only(chunks):
     roles = WeightSnapshots(chunks)
     fill(chunks, 1, 2)
     roles.snapshot(REFERENCE)
@@ -39,7 +39,7 @@ def test_a_role_plays_for_the_length_of_the_block(chunks):
         assert held(chunks) == [3, 4]
 
 
-def test_roles_play_one_after_the_other(chunks):
+def test_roles_are_loaded_one_after_the_other(chunks):
     roles = WeightSnapshots(chunks)
     roles.load(REFERENCE, filling(chunks, 1, 2))
     roles.load(TEACHER, filling(chunks, 5, 6))
@@ -75,7 +75,7 @@ def test_the_actor_is_back_to_the_bit_and_where_it_was(chunks):
     assert torch.equal(chunks[0].weight.detach().view(torch.int32), odd.view(torch.int32))
 
 
-def test_what_is_read_leaves_the_actor_as_it_is(chunks):
+def test_loading_a_role_leaves_the_actor_unchanged(chunks):
     roles = WeightSnapshots(chunks)
     fill(chunks, 3, 4)
     roles.load(TEACHER, filling(chunks, 7, 8))
@@ -85,7 +85,7 @@ def test_what_is_read_leaves_the_actor_as_it_is(chunks):
     assert ACTOR not in roles
 
 
-def test_what_cannot_be_read_leaves_everything_as_it_is(chunks):
+def test_a_role_that_cannot_be_loaded_changes_nothing(chunks):
     roles = WeightSnapshots(chunks)
     roles.load(TEACHER, filling(chunks, 7, 8))
     fill(chunks, 3, 4)
@@ -112,7 +112,7 @@ def test_a_role_is_snapshotted_again(chunks):
         assert held(chunks) == [3, 4]
 
 
-def test_only_remembered_roles_are_known(chunks):
+def test_only_snapshotted_roles_are_known(chunks):
     roles = WeightSnapshots(chunks)
     roles.snapshot(REFERENCE)
     assert REFERENCE in roles

@@ -57,7 +57,7 @@ def test_only_columns_that_are_read_cost_a_pass(settings, one_step, two_steps):
     assert columns(**settings).roles(2) == two_steps
 
 
-@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("old_actor_differs", [False, True])
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -70,9 +70,9 @@ def test_only_columns_that_are_read_cost_a_pass(settings, one_step, two_steps):
         ({"use_rollout_logprobs": True, "reads": {"log_probs", "ref_log_probs"}}, ["reference"]),
     ],
 )
-def test_a_rollout_without_a_step_of_the_actor_has_what_the_estimator_reads(settings, expected, behind):
-    roles = ["old_actor" if behind and role == "actor" else role for role in expected]
-    assert columns(**settings).roles(0, old_actor_differs=behind) == roles
+def test_a_rollout_without_a_step_of_the_actor_has_what_the_estimator_reads(settings, expected, old_actor_differs):
+    roles = ["old_actor" if old_actor_differs and role == "actor" else role for role in expected]
+    assert columns(**settings).roles(0, old_actor_differs=old_actor_differs) == roles
 
 
 @pytest.mark.parametrize("num_steps", [1, 2])

@@ -1,4 +1,4 @@
-"""What a rank gives away when it sleeps, beside what its models hold."""
+"""Tensors other than weights that a rank releases when it is offloaded."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from slime_core.learner.trained_model import RoutingReplay
 
 
 class Noting:
-    """A router of layer 3 that notes the begin and end of passes."""
+    """A router of layer 3 that records the start and the end of passes."""
 
     layer_number = 3
     config = SimpleNamespace(num_layers=1, moe_router_topk=2, num_moe_experts=4)

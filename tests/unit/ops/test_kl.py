@@ -110,11 +110,11 @@ def gradients(estimator, *, sampled_V, weighed):
     logits_V = torch.tensor([0.3, -0.7, 1.1, 0.2], dtype=torch.float64, requires_grad=True)
     base_V = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).log()
     actor_V = logits_V.log_softmax(0)
-    drawn_V = actor_V.detach() if sampled_V is None else sampled_V.log()
+    sampler_V = actor_V.detach() if sampled_V is None else sampled_V.log()
     estimates_V = approximate_kl(
-        actor_V, base_log_probs_T=base_V, estimator=estimator, sampled_log_probs_T=drawn_V if weighed else None
+        actor_V, base_log_probs_T=base_V, estimator=estimator, sampled_log_probs_T=sampler_V if weighed else None
     )
-    (found_V,) = torch.autograd.grad((drawn_V.exp() * estimates_V).sum(), logits_V, retain_graph=True)
+    (found_V,) = torch.autograd.grad((sampler_V.exp() * estimates_V).sum(), logits_V, retain_graph=True)
     (wanted_V,) = torch.autograd.grad((actor_V.exp() * (actor_V - base_V)).sum(), logits_V)
     return found_V, wanted_V
 
@@ -153,7 +153,7 @@ def test_the_gradient_of_weighed_k3_keeps_its_sign_where_the_sampler_was_the_act
     assert gradient_T.tolist() == pytest.approx([-20.1, -25.0], rel=1e-6)
 
 
-def test_unweighed_k1_pulls_nowhere_and_k3_along_the_other_divergence():
+def test_unweighed_k1_has_no_mean_gradient_and_k3_that_of_the_reverse_divergence():
     k1_V, wanted_V = gradients("k1", sampled_V=None, weighed=False)
     assert k1_V.tolist() == pytest.approx([0.0] * 4, abs=1e-15)
     k3_V, _ = gradients("k3", sampled_V=None, weighed=False)

@@ -172,7 +172,7 @@ def test_a_gradient_of_the_gradient_is_refused():
         torch.autograd.grad(found_U.sum(), ours, create_graph=True)
 
 
-# --- Memory ----------------------------------------------------------------------------------------------------------
+# --- Memory -----------------------------------------------------------------------------------------------------------
 
 
 class Peak(TorchDispatchMode):
@@ -228,7 +228,7 @@ def test_no_more_than_one_chunk_is_held_beyond_the_logits(chunk_size, entropy, d
 
 @pytest.mark.parametrize("chunk_size", CHUNKS)
 def test_a_logit_of_minus_infinity_adds_nothing_to_the_entropy_or_its_gradient(chunk_size):
-    # The limit of p log p is 0: the entropy of (1/2, 1/4, 1/4) in nats is 1.5 log 2, wherever a zero stands beside it.
+    # The limit of p log p is 0: the entropy of (1/2, 1/4, 1/4) in nats is 1.5 log 2, wherever the zero stands.
     probs_V = torch.tensor([0.5, 0.0, 0.25, 0.25], dtype=torch.float64)
     logits_TV = probs_V.log()[None].requires_grad_() * 1
     log_probs_U, entropy_U = log_probs_and_entropy(

@@ -62,8 +62,8 @@ def test_every_sample_is_placed_once_whatever_the_lengths():
     random = np.random.default_rng(0)
     for _ in range(50):
         lengths = random.integers(1, 30, 6)
-        drawn = [(group, int(lengths[group]), int(random.integers(0, 30))) for group in random.integers(0, 6, 20)]
-        shared, num_ranks = prompts(*drawn), int(random.integers(1, 6))
+        chosen = [(group, int(lengths[group]), int(random.integers(0, 30))) for group in random.integers(0, 6, 20)]
+        shared, num_ranks = prompts(*chosen), int(random.integers(1, 6))
         plan = shared.plan(range(20), num_ranks=num_ranks, max_tokens=40)
         assert sorted(sample for rank in plan for micro in rank for sample in micro) == list(range(20))
         assert [bool(rank) for rank in plan] == [True] * num_ranks

@@ -39,7 +39,7 @@ def test_a_sample_does_not_depend_on_its_neighbours():
     assert torch.equal(discounted_returns(among, samples_T=samples_T, gamma=0.9)[5:14], alone)
 
 
-def test_nothing_has_no_returns():
+def test_no_tokens_give_no_returns():
     empty = torch.zeros(0)
     assert discounted_returns(empty, samples_T=torch.zeros(0, dtype=torch.int64), gamma=1.0).shape == (0,)
 

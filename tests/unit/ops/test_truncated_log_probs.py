@@ -11,7 +11,7 @@ from slime_core.ops.log_probs import KeptTokens, log_probs_and_entropy
 
 ROWS, TARGETS = torch.tensor([0, 1, 3, 3, 5]), torch.tensor([4, 10, 0, 6, 2])
 SETS = [[4, 1], [10], [0, 2, 3, 7], [], [6, 2]]
-"""Of each token; the fourth is drawn from everything, and shares its row with the third."""
+"""The candidates of each token; the fourth has all, and shares its row with the third."""
 
 SLOPES, BENDS = torch.tensor([1.0, -2.0, 0.5, 3.0, 1.0]), torch.tensor([0.1, 1.0, -1.0, 0.5, 0.0])
 
@@ -79,7 +79,7 @@ def test_one_chunk_size_gives_the_bits_of_another() -> None:
     assert found(None) == found(1) == found(4)
 
 
-def test_the_set_of_everything_is_no_set() -> None:
+def test_a_set_of_all_tokens_gives_the_whole_distribution() -> None:
     how = {"rows_U": ROWS, "targets_U": TARGETS}
     whole_U, _ = log_probs_and_entropy(logits(), **how)
     kept_U, _ = log_probs_and_entropy(logits(), **how, kept=sets(*[list(range(11))] * 5))
@@ -93,8 +93,8 @@ def test_the_order_of_a_set_does_not_matter() -> None:
     torch.testing.assert_close(ours_U, theirs_U, rtol=0, atol=1e-5)
 
 
-def test_a_set_that_the_model_has_left_behind_keeps_its_proportions() -> None:
-    """After other weights all that was kept may be unlikely; beside the largest logit it would be rounded away."""
+def test_a_set_of_unlikely_tokens_keeps_its_proportions() -> None:
+    """After weight updates all kept tokens may be unlikely; a softmax over the whole row would round them to zero."""
     logits_TV = torch.tensor([[0.0, 1.0, 500.0]], requires_grad=True)
     first = torch.tensor([0])
     log_probs_U, _ = log_probs_and_entropy(logits_TV, rows_U=first, targets_U=first, kept=sets([0, 1]))
@@ -103,7 +103,7 @@ def test_a_set_that_the_model_has_left_behind_keeps_its_proportions() -> None:
     assert logits_TV.grad[0].tolist() == pytest.approx([1 - 1 / (1 + math.e), -math.e / (1 + math.e), 0], abs=1e-6)
 
 
-def test_a_token_that_alone_was_kept_is_certain_and_moves_nothing() -> None:
+def test_a_token_kept_alone_has_log_prob_zero_and_no_gradient() -> None:
     logits_TV = logits(torch.bfloat16).requires_grad_()
     log_probs_U, _ = log_probs_and_entropy(logits_TV, rows_U=ROWS[:1], targets_U=TARGETS[:1], kept=sets([4]))
     log_probs_U.sum().backward()
@@ -111,12 +111,12 @@ def test_a_token_that_alone_was_kept_is_certain_and_moves_nothing() -> None:
     assert not logits_TV.grad.any()
 
 
-def test_no_token_at_all_is_nothing() -> None:
+def test_no_tokens_give_no_log_probs() -> None:
     none = torch.tensor([], dtype=torch.int64)
     log_probs_U, _ = log_probs_and_entropy(logits(), rows_U=none, targets_U=none, kept=KeptTokens(none, none))
     assert log_probs_U.tolist() == []
 
 
-def test_entries_of_chosen_places() -> None:
+def test_entries_are_the_ids_of_the_chosen_places() -> None:
     ids, of = sets(*SETS).entries(torch.tensor([4, 3, 0]))
     assert (ids.tolist(), of.tolist()) == ([6, 2, 4, 1], [0, 0, 2, 2])

@@ -33,7 +33,7 @@ def silent(argv):
 """
 
 
-def test_a_command_is_run_with_the_words_behind_it(install, capsys):
+def test_a_command_is_run_with_the_words_after_it(install, capsys):
     install("acme-oak", commands={"oak": "acme_oak:main"}, files={"acme_oak.py": SOURCE})
     assert main(["oak", "--deep", "3"]) == 2
     assert capsys.readouterr().out == "oak --deep 3\n"
@@ -70,7 +70,7 @@ def test_a_command_of_the_core_cannot_be_taken(install, capsys, name):
     line = next(one for one in capsys.readouterr().out.splitlines() if "acme-oak" in one)
     assert line.split("(")[0].strip() == wanted
     assert line.endswith("cannot run: the core has a command of this name, which cannot be replaced")
-    with suppress(SystemExit):  # argparse ends like this behind its help
+    with suppress(SystemExit):  # argparse exits after it has printed its help
         main([*name.split("."), "--help"])
     assert "oak" not in capsys.readouterr().out.split()
 
@@ -92,7 +92,7 @@ def test_two_claims_of_one_command_name_both_distributions(install, capsys):
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "message"),
     [
         (
             "acme_gone:main",
@@ -103,12 +103,12 @@ def test_two_claims_of_one_command_name_both_distributions(install, capsys):
         ("acme_oak:silent", "returned None; an exit code is wanted, an int. Report it to the author of acme-oak."),
     ],
 )
-def test_a_target_that_cannot_be_run_names_the_command_and_its_distribution(install, capsys, target, said):
+def test_a_target_that_cannot_be_run_names_the_command_and_its_distribution(install, capsys, target, message):
     install("acme-oak", commands={"oak": target}, files={"acme_oak.py": SOURCE})
     assert main(["oak"]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"slime: command slime oak of acme-oak 1.0 ({target})")
-    assert said in error
+    assert message in error
 
 
 @pytest.mark.parametrize("name", sorted(OURS))

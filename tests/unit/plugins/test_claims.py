@@ -257,8 +257,8 @@ def test_a_component_of_an_uninstalled_distribution_of_ours_says_what_to_install
 
 
 def test_a_plugin_before_the_component_has_to_be_installed():
-    with pytest.raises(PluginError, match=r"--corrections names nobody:fade, and no plugin 'nobody' is installed"):
-        activated("--corrections", "nobody:fade")
+    with pytest.raises(PluginError, match=r"--corrections names missing:fade, and no plugin 'missing' is installed"):
+        activated("--corrections", "missing:fade")
 
 
 def test_a_prompt_file_activates_the_plugin_that_claims_its_suffix(install, tmp_path: Path):
@@ -271,18 +271,18 @@ def test_a_prompt_file_activates_the_plugin_that_claims_its_suffix(install, tmp_
 
 def test_a_setting_of_an_inactive_plugin_is_refused_with_what_activates_it(install, tmp_path: Path):
     add(install, groups={**CLAIMS, "slime.flags": {"fade-strength": "acme"}})
-    said = (
+    message = (
         "a setting of plugin 'acme' (acme-dist 1.0, entry point acme.plugin), which is not active; activate it with "
         "--plugin acme or with --rm-type length or with --corrections fade, or leave this out"
     )
     with pytest.raises(ConfigError) as caught:
         load(["--fade-strength", "2"], inactive=activated("--fade-strength", "2").inactive)
-    assert f"--fade-strength: {said}" in str(caught.value)
+    assert f"--fade-strength: {message}" in str(caught.value)
     (tmp_path / "run.toml").write_text("[algorithm]\nfade_strength = 2\n[acme]\nstrength = 2\n")
     argv, inactive = ["--config", str(tmp_path / "run.toml")], activated().inactive
     with pytest.raises(ConfigError) as caught:
         load(argv, inactive=inactive)
-    assert f"run.toml:2 [algorithm] fade_strength: {said}" in str(caught.value)
+    assert f"run.toml:2 [algorithm] fade_strength: {message}" in str(caught.value)
     assert "run.toml:3 [acme]: settings of plugin 'acme'" in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""Settings that belong to a plugin: their flags and sections, and what is said of one that has no effect."""
+"""Settings that belong to a plugin: their flags and sections, and the message for one that has no effect."""
 
 from __future__ import annotations
 
@@ -122,9 +122,9 @@ def test_help_and_explanations_show_it_under_the_plugin() -> None:
     options = registry_of().options
     assert "--length-limit N" in help_page("run", options).split("[mine] options of plugin mine")[1]
     assert "--length-limit N" in help_topic("mine", options)
-    told = explain("length-limit", resolved("--length-limit", "7"))
-    assert told.startswith("mine.limit = 7\n")
-    assert "[mine] limit" in told
+    explained = explain("length-limit", resolved("--length-limit", "7"))
+    assert explained.startswith("mine.limit = 7\n")
+    assert "[mine] limit" in explained
 
 
 @pytest.mark.parametrize(

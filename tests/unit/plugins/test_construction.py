@@ -124,10 +124,10 @@ def test_a_run_crosses_processes_without_its_prompts() -> None:
         resumed_step=4,
         models={"judge": "http://127.0.0.1:3"},
     )
-    asked = replace(run, prompts=PromptRequest(Path("prompts.jsonl")))
-    assert RunView.from_json(asked.to_json()) == run
-    assert pickle.loads(pickle.dumps(asked)) == run
-    assert run != asked
+    with_prompts = replace(run, prompts=PromptRequest(Path("prompts.jsonl")))
+    assert RunView.from_json(with_prompts.to_json()) == run
+    assert pickle.loads(pickle.dumps(with_prompts)) == run
+    assert run != with_prompts
 
 
 def test_the_tokenizer_is_the_checkpoints() -> None:

@@ -1,4 +1,4 @@
-"""Every way in which a target can miss its contract, each with what is said about it."""
+"""Every way in which a target can break its contract, each with its message."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def test_a_function_is_refused_and_so_is_an_object():
     def score(samples):
         return []
 
-    said = "; accepted is a class, which is called with the plugin's options and a RunView"
-    assert found(score) == ["it is a function" + said]
-    assert found(Length(None, None)) == ["it is an object of type Length" + said]
+    accepted = "; accepted is a class, which is called with the plugin's options and a RunView"
+    assert found(score) == ["it is a function" + accepted]
+    assert found(Length(None, None)) == ["it is an object of type Length" + accepted]
 
 
 def test_a_missing_method_is_named_and_the_body_of_the_protocol_is_no_method():

@@ -40,7 +40,7 @@ def test_the_entry_point_of_core_says_where_its_hooks_are(install):
     assert entry_point_of("slime-rl", "slime", "core") == "elsewhere.plugin"
 
 
-def test_a_core_without_metadata_is_told_to_be_installed():
+def test_a_core_without_metadata_is_an_error_that_says_to_install_it():
     with pytest.raises(PluginError, match=r"^slime-none is not installed here: .* 'core' in group 'slime'\.\nInstall"):
         entry_point_of("slime-none", "slime", "core")
 
@@ -73,7 +73,7 @@ def test_a_distribution_before_the_name_says_which_one_is_meant(install):
     ("name", "found"),
     [
         ("acme-tree:bush", "acme-tree offers no plugin 'bush'; it offers tree."),
-        ("nobody:tree", "nobody offers no plugin here."),
+        ("missing:tree", "missing offers no plugin here."),
     ],
 )
 def test_a_distribution_that_does_not_offer_the_name_is_answered_with_what_it_offers(install, name, found):
@@ -103,8 +103,8 @@ def test_one_distribution_that_claims_a_name_twice_is_its_authors_to_mend(instal
     )
 
 
-def test_a_copy_behind_one_that_declares_nothing_does_not_count(install):
-    install("acme-tree", "1.0", plugins={"tree": "old.plugin"}, files={"old/plugin.py": ""}, where="behind")
+def test_a_copy_after_one_without_entry_points_is_ignored(install):
+    install("acme-tree", "1.0", plugins={"tree": "old.plugin"}, files={"old/plugin.py": ""}, where="second")
     install("acme-tree", "2.0", files={"new/code.py": ""}, where="ahead")
     assert "tree" not in [plugin.name for plugin in installed()]
 
@@ -143,7 +143,7 @@ def test_what_a_plugin_requires_is_what_its_own_distribution_says(install):
 
 
 def test_a_stale_second_copy_of_one_distribution_is_not_a_collision(install):
-    install("acme-tree", "1.0", plugins={"tree": "old.plugin"}, files={"old/plugin.py": ""}, where="behind")
+    install("acme-tree", "1.0", plugins={"tree": "old.plugin"}, files={"old/plugin.py": ""}, where="second")
     install("acme-tree", "2.0", plugins={"tree": "new.plugin"}, files={"new/plugin.py": ""}, where="ahead")
     assert resolve("tree").plugin == PluginIdentity("tree", "acme-tree", "2.0", "new.plugin")
 
@@ -170,7 +170,7 @@ def test_a_file_that_cannot_be_read_is_an_error_before_anything_runs():
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("./mine.py:obj", "a file is named by its path alone, which ends with .py: --plugin ./mine.py"),
         ("mine.py:obj", "a file is named by its path alone, which ends with .py: --plugin mine.py"),
@@ -182,10 +182,10 @@ def test_a_file_that_cannot_be_read_is_an_error_before_anything_runs():
         ),
     ],
 )
-def test_a_file_or_distribution_that_is_half_written_is_answered_with_the_form(name: str, said: str):
+def test_a_file_or_distribution_that_is_half_written_is_answered_with_the_form(name: str, message: str):
     with pytest.raises(PluginError) as failure:
         resolve(name)
-    assert str(failure.value) == f"--plugin {name}: {said}"
+    assert str(failure.value) == f"--plugin {name}: {message}"
 
 
 def test_a_file_is_called_by_its_stem_and_its_module_by_its_hash(tmp_path: Path):

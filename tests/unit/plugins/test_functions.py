@@ -1,4 +1,4 @@
-"""Functions by path: each form, and what is said where a path leads nowhere."""
+"""Functions by path: each form, and the message for a path that leads nowhere."""
 
 from __future__ import annotations
 

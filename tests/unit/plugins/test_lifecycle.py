@@ -65,14 +65,14 @@ def test_first_and_last_of_pluggy_change_nothing_between_strangers(plugin):
 
 def test_an_implementation_gets_what_it_names_and_the_options_of_its_own_plugin(plugin):
     names = [
-        plugin("one", hook("run_start", "options", "run", body="run.settings['said'].append((options, run.step))")),
-        plugin("two", hook("run_start", "run", "options", body="run.settings['said'].append(options)")),
+        plugin("one", hook("run_start", "options", "run", body="run.settings['calls'].append((options, run.step))")),
+        plugin("two", hook("run_start", "run", "options", body="run.settings['calls'].append(options)")),
         plugin("three", hook("run_start", body="pass")),
     ]
-    said: list[object] = []
-    run = RunInfo(Path("run"), {"said": said}, step=3)
+    calls: list[object] = []
+    run = RunInfo(Path("run"), {"calls": calls}, step=3)
     made(*names, options={"one": "its own"}).call("slime_run_start", run=run)
-    assert said == [("its own", 3), None]
+    assert calls == [("its own", 3), None]
 
 
 def test_methods_of_an_object_are_hooks_like_functions_of_a_module(install):
@@ -135,7 +135,7 @@ def test_answers_come_in_the_order_of_plugins_without_those_that_say_nothing(plu
     assert made(*names, place=Place.SAMPLER).answers("slime_log_rollout", samples=[]) == [1, 3]
 
 
-async def test_of_an_async_hook_the_first_answer_counts_and_the_rest_is_not_asked(plugin):
+async def test_an_async_hook_stops_at_the_first_answer(plugin):
     bodies = {"one": "seen.append(step)", "two": "return {'eval/two': 2.0}", "three": "raise ValueError"}
     head = "@hookimpl\nasync def slime_evaluate(step):\n    "
     names = [plugin(name, f"{head}{body}\n") for name, body in bodies.items()]
@@ -159,7 +159,7 @@ async def test_a_sample_passes_through_every_plugin_that_sees_it_before_its_rewa
         ("raise KeyError('x')", "slime_after_generate on the sampler failed with KeyError: 'x'"),
     ],
 )
-async def test_what_is_wrong_with_it_names_the_plugin(plugin, body, words):
+async def test_an_error_in_an_async_hook_names_the_plugin(plugin, body, words):
     path = plugin("toy", f"@hookimpl\nasync def slime_after_generate(sample):\n    {body}\n")
     with pytest.raises(PluginError) as failure:
         await made(path, place=Place.SAMPLER).after_generate(Sample(), None)  # type: ignore[arg-type]
@@ -229,23 +229,23 @@ def test_a_run_that_fails_calls_the_end_hook_and_keeps_its_own_error(plugin):
 
 
 def test_a_run_that_was_interrupted_calls_the_end_hook(plugin):
-    path = plugin("toy", hook("run_end", "error", "run", body="run.settings['said'].append(repr(error))"))
-    said: list[str] = []
-    with pytest.raises(KeyboardInterrupt), lifetime(made(path), RunInfo(Path("r"), {"said": said}), warn=print):
+    path = plugin("toy", hook("run_end", "error", "run", body="run.settings['calls'].append(repr(error))"))
+    calls: list[str] = []
+    with pytest.raises(KeyboardInterrupt), lifetime(made(path), RunInfo(Path("r"), {"calls": calls}), warn=print):
         raise KeyboardInterrupt
-    assert said == ["KeyboardInterrupt()"]
+    assert calls == ["KeyboardInterrupt()"]
 
 
 def test_a_start_hook_that_fails_is_followed_by_the_end_hooks(plugin):
     bad = plugin("bad", hook("run_start", body="raise ValueError('no')"))
-    path = plugin("toy", hook("run_end", "error", "run", body="run.settings['said'].append(str(error))"))
-    said: list[str] = []
+    path = plugin("toy", hook("run_end", "error", "run", body="run.settings['calls'].append(str(error))"))
+    calls: list[str] = []
     with (
         pytest.raises(PluginError, match="slime_run_start on the driver failed with ValueError: no"),
-        lifetime(made(bad, path), RunInfo(Path("r"), {"said": said}), warn=print),
+        lifetime(made(bad, path), RunInfo(Path("r"), {"calls": calls}), warn=print),
     ):
         raise AssertionError("the block of a run that did not start")
-    assert len(said) == 1
+    assert len(calls) == 1
 
 
 STATE = hook("checkpoint_state", "place", body="return {'at': place, 'seen': list(seen)} if place != 'rank' else None")

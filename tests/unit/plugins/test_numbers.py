@@ -1,4 +1,4 @@
-"""Reward models that return several numbers: which one counts has to be said."""
+"""Reward models that return several numbers: a setting must name the one that trains."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def refused(line: str) -> str:
     return str(caught.value)
 
 
-# --- What no engine has drawn -----------------------------------------------------------------------------------------
+# --- Tokens that no engine sampled ------------------------------------------------------------------------------------
 
 UNKNOWN = (
     f"generate_function = from_label: the responses of 'from_label' of {CORE} are not sampled by an engine, so that "

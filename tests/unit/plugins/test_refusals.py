@@ -42,7 +42,7 @@ def test_each_text_says_whose_spec_it_is(tmp_path):
 
 
 @pytest.mark.parametrize(("refuses", "architecture"), [("None", "MyForCausalLM"), (NAMED, "OtherForCausalLM")])
-def test_a_spec_that_does_not_say_and_a_spec_of_others_refuse_nothing(tmp_path, refuses, architecture):
+def test_a_spec_without_refuses_and_a_spec_of_another_architecture_refuse_nothing(tmp_path, refuses, architecture):
     assert refusals(registry(tmp_path, refuses), architecture, {"layers": 2}) == []
 
 

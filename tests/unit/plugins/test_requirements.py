@@ -148,14 +148,16 @@ def test_a_stranger_s_claim_changes_no_run(install, plugin):
 
 def test_a_claim_for_another_s_plugin_imports_nothing_and_blames_who_made_it(install):
     install("acme", "1", claims={"AcmeLM": "grpo"}, files={"acme.py": NOTHING})
-    said = refusal(architecture="AcmeLM")
-    assert said.startswith("no active plugin has a model spec for architecture AcmeLM, and no installed one claims it.")
-    assert "AcmeLM" not in said.partition("Claimed are: ")[2].splitlines()[0]
-    assert said.splitlines()[1] == (
+    message = refusal(architecture="AcmeLM")
+    assert message.startswith(
+        "no active plugin has a model spec for architecture AcmeLM, and no installed one claims it."
+    )
+    assert "AcmeLM" not in message.partition("Claimed are: ")[2].splitlines()[0]
+    assert message.splitlines()[1] == (
         "acme 1 claims it for plugin 'grpo' of another distribution, which has no effect. Report it to the author "
         "of acme."
     )
-    assert "slime-grpo" not in said
+    assert "slime-grpo" not in message
 
 
 def test_a_name_that_means_nothing_takes_nothing_away_and_is_an_error():

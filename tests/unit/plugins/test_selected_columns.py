@@ -1,4 +1,4 @@
-"""What the components of a run read is filled, and its settings reach somebody."""
+"""Every column that a component reads is filled, and every setting has a component that reads it."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_light_targets_are_imported_and_heavy_ones_are_left_to_who_loads_them(ac
     assert "acme.code" in sys.modules
 
 
-def test_heavy_targets_are_imported_when_asked(acme):
+def test_heavy_targets_are_imported_on_request(acme):
     with pytest.raises(PluginError, match=r"importing acme\.losses:Steep of component 'steep' failed"):
         check_targets(config(), acme(), trains=True, architecture=None, heavy=True)
 

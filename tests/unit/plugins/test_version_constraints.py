@@ -84,6 +84,6 @@ def test_a_marker_that_cannot_be_evaluated_is_the_author_s_to_mend(acme):
     plugin = acme("slime-rl<0.2; sys_platform ~= 'linux'")
     with pytest.raises(PluginError) as failure:
         check_bounds(plugin, {"slime-rl": "0.1.0"})
-    said = str(failure.value)
-    assert "its metadata requires \"slime-rl<0.2; sys_platform ~= 'linux'\", which is no requirement: Undef" in said
-    assert said.endswith("\nReport it to the author of acme-tree, or run without --plugin acme.")
+    message = str(failure.value)
+    assert "its metadata requires \"slime-rl<0.2; sys_platform ~= 'linux'\", which is no requirement: Undef" in message
+    assert message.endswith("\nReport it to the author of acme-tree, or run without --plugin acme.")

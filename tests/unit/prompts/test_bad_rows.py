@@ -17,7 +17,7 @@ from slime_core.prompts.requests import RunFilter
 from slime_core.prompts.row_checks import RowChecks, refuse_unknown
 
 
-def test_a_few_are_said_and_the_file_holds_the_first_thousand_once(tmp_path: Path) -> None:
+def test_three_bad_rows_are_reported_and_the_file_holds_the_first_thousand_once(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "bad-rows.log"
     bad = BadRows(path)
     for line in range(1, 1201):
@@ -54,8 +54,8 @@ def test_every_row_that_is_skipped_is_explained_once_with_file_and_line(tmp_path
         f"{path}, line 4: the prompt in field 'prompt' is empty, so that there is nothing to answer. Write one, or "
         "take the row out; of training data, --on-bad-data skip leaves such rows out and names them",
     ]
-    (said,) = left_out.news()
-    first, *others = said.split("\n")
+    (report,) = left_out.news()
+    first, *others = report.split("\n")
     assert first == (
         "2 rows of the prompt files, or groups of --buffer-data, cannot be read and are left out (--on-bad-data skip)"
     )
@@ -80,9 +80,9 @@ NAMING = [
 ]
 
 
-@pytest.mark.parametrize(("metadata", "told"), NAMING, ids=str)
+@pytest.mark.parametrize(("metadata", "message"), NAMING, ids=str)
 def test_a_row_that_names_what_the_run_has_not_is_a_bad_row_wherever_it_stands(
-    tmp_path: Path, metadata: dict, told: str
+    tmp_path: Path, metadata: dict, message: str
 ) -> None:
     path = tmp_path / "rows.jsonl"
     good = {"prompt": "a", "metadata": {"rm_type": "math", "level": "easy"}}
@@ -91,12 +91,12 @@ def test_a_row_that_names_what_the_run_has_not_is_a_bad_row_wherever_it_stands(
     left_out = LeftOut(tmp_path / "bad-rows.log")
     checks = RowChecks(OFFERED, {"temperature": 1.0}, mistakes)
     request = PromptRequest(path, label_key=None, filter=RunFilter(left_out, checks))
-    with pytest.raises(DataError, match=f"^{re.escape(f'{path}, line 61: {told}')}"):
+    with pytest.raises(DataError, match=f"^{re.escape(f'{path}, line 61: {message}')}"):
         PromptFiles(None, RunView(prompts=request)).next_groups(61)
     skipping = PromptFiles(None, RunView(prompts=replace(request, skips_bad=True))).next_groups(61)
     assert [group[0].prompt for group in skipping] == ["a"] * 61
     assert left_out.metrics() == {"data/left_out/bad": 1.0}
-    assert (tmp_path / "bad-rows.log").read_text().startswith(f"{path}, line 61: {told}")
+    assert (tmp_path / "bad-rows.log").read_text().startswith(f"{path}, line 61: {message}")
 
 
 def test_a_row_activates_no_plugin_and_says_which_one_to_add() -> None:

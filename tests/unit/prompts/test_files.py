@@ -1,4 +1,4 @@
-"""Prompt files: what a path names, where lines begin, and rows that are held in memory."""
+"""Prompt files: what a path names, where lines start, and rows that are held in memory."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def source(path: Path, **request: Any) -> PromptFiles:
     return PromptFiles(None, RunView(prompts=PromptRequest(path, **{"label_key": None, **request})))
 
 
-def test_many_prompts_are_asked_about_at_once_with_their_tools(tmp_path):
+def test_a_filter_gets_many_prompts_at_once_with_their_tools(tmp_path):
     path = tmp_path / "tools.jsonl"
     path.write_text('{"prompt": "a", "tools": [{"name": "t"}]}\n{"prompt": "b", "tools": "[{}]"}\n{"prompt": "c"}\n')
-    asked: list[Any] = []
+    passed: list[Any] = []
 
     class Selecting(PromptFilter):
         def select(self, prompts: Any) -> list[bool]:
-            asked.extend(prompts)
+            passed.extend(prompts)
             return [prompt != "b" for prompt, _ in prompts]
 
     prompts = source(path, shuffle=False, tool_key="tools", filter=Selecting())
-    assert asked == [("a", [{"name": "t"}]), ("b", [{}]), ("c", None)]
+    assert passed == [("a", [{"name": "t"}]), ("b", [{}]), ("c", None)]
     (first,), (second,) = prompts.next_groups(2)
     assert (first.metadata, second.metadata) == ({"tools": [{"name": "t"}]}, {})
 
@@ -61,7 +61,7 @@ def test_images_and_the_like_come_as_they_stand(tmp_path):
         ("a@b.jsonl@[3:7]", ("a@b.jsonl", 3, 7)),
     ],
 )
-def test_a_slice_stands_behind_the_path(text, wanted):
+def test_a_slice_follows_the_path(text, wanted):
     assert PromptPath.read(Path(text)) == PromptPath(Path(wanted[0]), *wanted[1:])
 
 

@@ -26,9 +26,9 @@ def lengths() -> Iterator[PromptLengths]:
 
 
 def test_prompts_are_counted_in_order_by_several_processes(lengths):
-    asked = [("1" * (n % 7 + 1), None) for n in range(3 * CHUNK + 5)]
+    prompts = [("1" * (n % 7 + 1), None) for n in range(3 * CHUNK + 5)]
     encoder = COUNTING.encoder()
-    assert lengths(asked) == [len(encoder.encode(prompt)) for prompt, _ in asked]
+    assert lengths(prompts) == [len(encoder.encode(prompt)) for prompt, _ in prompts]
     assert len(lengths._workers) == 2
     assert lengths([]) == []
 
@@ -65,7 +65,7 @@ def test_prompts_are_short_enough_up_to_the_bound():
     assert short.select([("ab", None), ("abc", None), ("ab", [{}]), ("a", [{}])]) == [True, False, False, True]
 
 
-def test_what_is_left_out_is_counted_and_said_when_it_has_doubled():
+def test_left_out_prompts_are_reported_each_time_their_count_doubles():
     left_out = LeftOut()
     left_out.count_left_out("too_long", 3)
     assert left_out.news() == ["3 prompts are longer than --rollout-max-prompt-len and are left out"]

@@ -1,4 +1,4 @@
-"""Rollouts as files: the same bits come back, and each damage is told with file and line."""
+"""Rollouts as files: the same bits come back, and every damage is reported with file and line."""
 
 from __future__ import annotations
 

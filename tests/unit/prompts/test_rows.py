@@ -230,7 +230,7 @@ def test_a_parquet_file_without_the_plugin_that_reads_it_says_which_that_is(tmp_
         prompts(path)
 
 
-def test_a_slice_behind_the_last_row_says_how_many_there_are(tmp_path):
+def test_a_slice_beyond_the_last_row_reports_the_number_of_rows(tmp_path):
     path = write(tmp_path, '{"prompt": "q", "label": "x"}')
     with pytest.raises(
         DataError, match=r"@\[7:9\]: the slice starts at row 7, counted from 0, but there are only 1 rows"
@@ -239,7 +239,7 @@ def test_a_slice_behind_the_last_row_says_how_many_there_are(tmp_path):
 
 
 @pytest.mark.parametrize("slice_", ["[0:9:2]", "[5]", "[a:b]", "[]", ""])
-def test_what_is_no_slice_behind_a_path_is_named(tmp_path, slice_):
+def test_a_malformed_slice_of_a_path_is_named(tmp_path, slice_):
     path = write(tmp_path, '{"prompt": "q", "label": "x"}')
     with pytest.raises(DataError, match=r"the text after @ is no slice; accepted: @\[a:b\] with 0 <= a < b"):
         prompts(Path(f"{path}@{slice_}"))

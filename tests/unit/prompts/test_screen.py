@@ -245,10 +245,10 @@ def test_a_name_that_no_plugin_offers_is_refused_with_file_and_line(tmp_path: Pa
 def test_rows_with_names_that_no_plugin_offers_may_be_left_out(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "1"}\n{"prompt": "2", "metadata": {"rm_type": "lenght"}}\n')
-    (said,) = screen(
+    (message,) = screen(
         path, replace(READING, filter=RowChecks(OFFERED)), room=None, setting="prompt_data", skips_bad=True
     )
-    assert said.startswith(f"{path}, line 2: metadata rm_type = 'lenght' names no reward model")
+    assert message.startswith(f"{path}, line 2: metadata rm_type = 'lenght' names no reward model")
 
 
 def test_rows_with_a_generate_function_of_their_own_have_no_limit_of_length(tmp_path: Path) -> None:

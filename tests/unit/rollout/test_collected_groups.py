@@ -27,22 +27,22 @@ GROUPS = (group(0, None, None), group(1, None, "engine_timeout"), group(2, "engi
 
 
 @pytest.fixture(params=[False, True], ids=["drop_sample", "drop_group"])
-def harvest(request: pytest.FixtureRequest) -> CollectedGroups:
+def collected(request: pytest.FixtureRequest) -> CollectedGroups:
     found = CollectedGroups(Transforms(), wanted=3, reward_key=None, drops_failed_groups=request.param)
     found.take(GROUPS)
     return found
 
 
-def test_a_failed_sample_is_never_trained_and_takes_its_group_along_where_the_run_says_so(harvest, request):
+def test_a_failed_sample_is_never_trained_and_takes_its_group_along_where_the_run_says_so(collected, request):
     drops = "drop_group" in request.node.name
-    assert [sample.index for sample in harvest.trained] == ([0, 1] if drops else [0, 1, 2])
-    assert harvest.num_dropped == ({"failed_sample": 1} if drops else {})
+    assert [sample.index for sample in collected.trained] == ([0, 1] if drops else [0, 1, 2])
+    assert collected.num_dropped == ({"failed_sample": 1} if drops else {})
     # A dropped group is replaced; one of which nothing is left is not.
-    assert harvest.missing == (1 if drops else 0)
+    assert collected.missing == (1 if drops else 0)
 
 
-def test_failures_are_counted_by_cause(harvest):
-    metrics = harvest.metrics(harvest.trained)
+def test_failures_are_counted_by_cause(collected):
+    metrics = collected.metrics(collected.trained)
     found = {name: value for name, value in metrics.items() if name.startswith("rollout/failures/")}
     assert found == {"rollout/failures/engine_timeout": 2.0, "rollout/failures/other": 1.0}
 
@@ -56,10 +56,10 @@ def test_the_time_that_samples_spent_in_tools_is_measured():
     assert (metrics["perf/non_generation_time/mean"], metrics["perf/non_generation_time/max"]) == (1.5, 3.0)
 
 
-def test_the_ledger_knows_where_they_ended(harvest, request, tmp_path: Path):
+def test_the_ledger_counts_the_failed_samples(collected, request, tmp_path: Path):
     journal = Journal(tmp_path)
     journal.took({number: [2 * number, 2 * number + 1] for number in range(3)})
-    SampleWriter(tmp_path).write("train", 0, harvest.written, dropped=harvest.dropped)
+    SampleWriter(tmp_path).write("train", 0, collected.written, dropped=collected.dropped)
     journal.closed(0)
     found = Recount(tmp_path)
     found.read()

@@ -1,4 +1,4 @@
-"""Rows that name their own generate function or reward model, of either scope, beside rows that name none."""
+"""Rows that name their own generate function or reward model, of either scope, mixed with rows that name none."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def test_rows_are_generated_by_what_they_name_and_the_prompt_of_others_goe
     sampler, toy, client = build({"generate_function": "constant", "rm_type": "length"}, {})
     await sampler.sample(0)
     assert [call for call in toy.calls if call[0] == "constant"] == [("constant", 0), ("constant", 1)]
-    assert [prompt for prompt, _, _ in client.asked] == ["1+2"]
+    assert [prompt for prompt, _, _ in client.requests] == ["1+2"]
 
 
 async def test_a_component_that_rows_name_is_made_once_and_only_if_it_is_requested(build):

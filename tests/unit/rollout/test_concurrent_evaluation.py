@@ -1,4 +1,4 @@
-"""Evaluations beside training: one at a time, of weights that stay, reported once. Ray's calls are played."""
+"""Concurrent evaluations: one at a time, of weights that do not change meanwhile, reported once. Ray is faked."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class Started:
 
 @dataclass
 class Play:
-    """Plays learner, engines and both samplers, and writes down what happened in which order.
+    """A fake of learner, engines and both samplers that records the order of calls.
 
-    ``served`` is what the policy's engines hold, ``lent`` what those that only evaluate do. An evaluation is begun,
-    and measures what the engines that answer it hold at its end: with other weights by then, its test fails.
+    ``served`` is the version of the policy's engines, ``eval_served`` that of the engines that only evaluate. An
+    evaluation measures the version that its engines hold at its end, so weights that change meanwhile fail its test.
     """
 
     own: bool = True
@@ -66,7 +66,7 @@ class Play:
     ends_during: int | None = None
     fails: bool = False
     served: int = -1
-    lent: int = -1
+    eval_served: int = -1
     under_way: Started | None = None
     waits: list[str] = field(default_factory=list)
 
@@ -100,8 +100,8 @@ class Play:
 
     def publish_for_evaluation(self, version: int) -> None:
         assert self.under_way is None, "weights change under an evaluation"
-        self.calls.append(f"lend {version}")
-        self.lent = version
+        self.calls.append(f"send {version}")
+        self.eval_served = version
 
     def save(self, state: RunState) -> None:
         self.calls.append(f"save {state.step}")
@@ -118,7 +118,7 @@ class Play:
 
     @property
     def _held(self) -> int:
-        return self.lent if self.own else self.served
+        return self.eval_served if self.own else self.served
 
     def wait(self, calls: list[Started], *, what: str) -> list[Any]:
         (one,) = calls
@@ -179,17 +179,17 @@ def test_engines_for_evaluation_get_the_weights_when_one_starts_and_training_con
     play = Play()
     rows = run(play, config(), tmp_path)
     assert play.calls == [
-        *("publish 0", "published 0", "lend 0", "evaluate 0"),
+        *("publish 0", "published 0", "send 0", "evaluate 0"),
         *("sample 0", "train", "publish 1", "published 1"),
-        *("sample 1", "train", "publish 2", "published 2", "ended 0", "lend 2", "evaluate 2"),
-        *("sample 2", "train", "ended 2", "state", "save 3", "publish 3", "published 3", "lend 3", "evaluate 3"),
+        *("sample 1", "train", "publish 2", "published 2", "ended 0", "send 2", "evaluate 2"),
+        *("sample 2", "train", "ended 2", "state", "save 3", "publish 3", "published 3", "send 3", "evaluate 3"),
         *("ended 3", "close", "close"),
     ]
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
     assert scores(rows) == [(0, 0.0, 0.0), (2, 0.2, 2.0), (3, 0.3, 3.0)]
 
 
-def test_one_that_has_ended_is_reported_with_the_next_rollout_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_finished_evaluation_is_reported_with_the_next_rollout_without_a_wait(tmp_path: Path) -> None:
     play = Play(ends_during=0)
     rows = run(play, config(), tmp_path)
     assert play.calls[4:7] == ["sample 0", "ended 0", "train"]
@@ -201,7 +201,7 @@ def test_own_engines_measure_the_learner_where_the_policys_are_older(tmp_path: P
     assert scores(rows) == [(0, 0.0, 0.0), (2, 0.2, 2.0), (3, 0.3, 3.0)]
 
 
-def test_interleaved_the_policys_engines_keep_their_weights_until_it_has_ended(tmp_path: Path) -> None:
+def test_interleaved_evaluation_delays_the_publication_until_it_has_ended(tmp_path: Path) -> None:
     play = Play(own=False)
     rows = run(play, config(own=False), tmp_path)
     assert play.calls == [
@@ -222,20 +222,20 @@ def test_interleaved_between_rare_publications_the_served_version_is_named(tmp_p
     assert play.calls.index("ended 2") == play.calls.index("publish 3") - 1
 
 
-def test_interleaved_on_shared_devices_it_ends_before_the_learner_gets_them(tmp_path: Path) -> None:
+def test_interleaved_evaluation_on_shared_devices_ends_before_the_learner_gets_them(tmp_path: Path) -> None:
     play = Play(own=False)
     run(play, config(own=False, colocate=True), tmp_path)
     assert play.calls[3:6] == ["sample 0", "ended 0", "train"]
 
 
-def test_a_checkpoint_waits_for_what_is_under_way(tmp_path: Path) -> None:
+def test_a_checkpoint_waits_for_the_evaluation_in_flight(tmp_path: Path) -> None:
     play = Play()
     rows = run(play, config(save=1, steps=2), tmp_path)
     assert play.calls[4:9] == ["sample 0", "train", "ended 0", "state", "save 1"]
     assert scores(rows) == [(0, 0.0, 0.0), (2, 0.2, 2.0)]
 
 
-def test_resumed_the_weights_it_starts_from_are_measured_and_none_twice(tmp_path: Path) -> None:
+def test_a_resumed_run_measures_its_start_weights_and_no_version_twice(tmp_path: Path) -> None:
     rows = run(Play(), config(), tmp_path, RunState(2))
     assert scores(rows) == [(2, 0.2, 2.0), (3, 0.3, 3.0)]
 
@@ -297,19 +297,19 @@ def pending(folder: Path, step: int, *, evaluated: bool) -> Track:
 
 
 @pytest.mark.parametrize(("step", "evaluated", "owed"), [(2, False, True), (2, True, False), (1, False, False)])
-def test_a_resumed_run_owes_the_evaluation_that_was_lost_with_the_one_before(
+def test_a_resumed_run_repeats_an_evaluation_that_was_lost(
     tmp_path: Path, step: int, evaluated: bool, owed: bool
 ) -> None:
     with pending(tmp_path, step, evaluated=evaluated) as track:
         assert _owes_evaluation(config(), track, step) is owed
 
 
-def test_what_is_owed_is_measured_although_the_first_evaluation_is_left_out() -> None:
+def test_a_lost_evaluation_is_repeated_although_the_first_evaluation_is_left_out() -> None:
     whole = RunConfig(eval=EvalConfig(skip_eval_before_train=True))
     assert not _followed(whole, owes=True).eval.skip_eval_before_train
     assert _followed(whole).eval.skip_eval_before_train
 
 
-def test_a_run_in_a_folder_of_its_own_owes_nothing(tmp_path: Path) -> None:
+def test_a_run_in_a_new_folder_owes_no_evaluation(tmp_path: Path) -> None:
     with Track(RunRecord(tmp_path), tensorboard=False) as track:
         assert not _owes_evaluation(config(), track, 2)

@@ -97,7 +97,7 @@ def test_pass_at_k_without_a_meaning_is_refused(k, n, solved):
 def test_pass_rates_are_means_over_prompts_for_powers_of_two():
     rates = pass_rates([[True, False, False, False, True], [False] * 7, []])
     assert rates == {1: pytest.approx(0.2), 2: pytest.approx(0.35), 4: pytest.approx(0.5)}
-    # Of the prompt with a single response nobody knows what two would do.
+    # The prompt with a single response has no pass@2.
     assert pass_rates([[True, False, False]], of_all=True) == pytest.approx({1: 1 / 3, 2: 2 / 3, 3: 1.0})
     assert pass_rates([[True, False]], of_all=True) == {1: 0.5, 2: 1.0}
     assert pass_rates([], of_all=True) == {}
@@ -105,7 +105,7 @@ def test_pass_rates_are_means_over_prompts_for_powers_of_two():
     assert pass_rates([]) == {}
 
 
-def test_scores_tell_prompts_apart_by_their_number_whatever_the_order():
+def test_scores_group_responses_by_prompt_number_in_any_order():
     samples = [*answers(0, 1.0, 0.0, 0.0, 1.0), *answers(7, 0.0, 0.0, 0.0, 0.0)]
     expected = {1: pytest.approx(0.25), 2: pytest.approx(5 / 12), 4: 0.5}
     for order in (samples, samples[::-1], [*samples[1::2], *samples[::2]]):

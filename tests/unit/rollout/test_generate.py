@@ -25,10 +25,10 @@ class OneAnswer:
     """Answers every request alike and remembers it."""
 
     def __init__(self, *answers: Generation) -> None:
-        self.answers, self.asked = list(answers), []
+        self.answers, self.requests = list(answers), []
 
     async def generate(self, input_ids, *, sampling, n=1):
-        self.asked.append((list(input_ids), sampling, n))
+        self.requests.append((list(input_ids), sampling, n))
         if not self.answers:
             raise EngineError("no engine answered")
         return self.answers
@@ -61,7 +61,7 @@ async def test_a_group_is_one_request_and_its_answers_go_to_its_samples_in_order
     )
     sampling = SamplingParams(temperature=0.7, max_new_tokens=9)
     samples = await respond(encoder, client, group(2), sampling)
-    assert client.asked == [([6, 15, 6], sampling, 2)]
+    assert client.requests == [([6, 15, 6], sampling, 2)]
     assert [(s.index, s.response, s.label) for s in samples] == [(0, "2", "2"), (1, "3", "2")]
 
 

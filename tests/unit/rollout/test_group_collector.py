@@ -225,18 +225,18 @@ def test_a_data_source_that_returns_no_groups_is_refused(returned, found):
 
 
 class FailsFirst:
-    """Fails for each sample as often as it is told to, then answers."""
+    """Fails for each sample as often as the test sets, then answers."""
 
     def __init__(self, *times: int, cause: str = "engine_timeout") -> None:
         self.left, self.cause = list(times), cause
-        self.asked: list[int] = []
+        self.requests: list[int] = []
 
     async def __call__(self, context: Any, sample: Sample, sampling: Any) -> Sample:
         place = sample.index or 0
-        self.asked.append(place)
+        self.requests.append(place)
         if self.left[place]:
             self.left[place] -= 1
-            raise RequestFailed("nobody answered", self.cause)
+            raise RequestFailed("no engine answered", self.cause)
         sample.status, sample.response_length = Status.COMPLETED, 1
         return sample
 
@@ -269,7 +269,7 @@ async def test_a_failed_sample_is_generated_again_and_its_siblings_are_not():
     generate = FailsFirst(0, 2, 1)
     collector, _ = retrying(generate)
     made = await collected(collector)
-    assert sorted(generate.asked) == [0, 1, 1, 1, 2, 2]
+    assert sorted(generate.requests) == [0, 1, 1, 1, 2, 2]
     assert [(sample.index, sample.status, sample.error) for sample in made] == [
         (place, Status.COMPLETED, None) for place in range(3)
     ]
@@ -281,7 +281,7 @@ async def test_retries_are_bounded_and_the_cause_stays():
     collector, _ = retrying(FailsFirst(0, 9, 0), retries=1)
     made = await collected(collector)
     assert [sample.status for sample in made] == [Status.COMPLETED, Status.FAILED, Status.COMPLETED]
-    assert (made[1].failure_cause, made[1].error, made[1].reward) == ("engine_timeout", "nobody answered", None)
+    assert (made[1].failure_cause, made[1].error, made[1].reward) == ("engine_timeout", "no engine answered", None)
 
 
 async def test_what_was_refused_is_not_generated_again():
@@ -290,7 +290,7 @@ async def test_what_was_refused_is_not_generated_again():
     refused = RewardFailure("refused", "no")
     reward.score = lambda samples: answered(samples, {2: refused})  # type: ignore[method-assign]
     made = await collected(collector)
-    assert sorted(generate.asked) == [0, 1, 2]
+    assert sorted(generate.requests) == [0, 1, 2]
     assert [one.failure_cause for one in made] == [None, "engine_status_429", "reward_refused"]
     assert collector.take_retries() == {}
 
@@ -330,7 +330,7 @@ async def test_an_evaluation_is_not_generated_again():
     generate = FailsFirst(1, 0, 0)
     collector, _ = retrying(generate)
     await collected(collector, evaluation=True)
-    assert sorted(generate.asked) == [0, 1, 2]
+    assert sorted(generate.requests) == [0, 1, 2]
 
 
 def test_a_sample_that_was_not_returned_is_a_failed_one():
@@ -394,7 +394,7 @@ async def test_an_aborted_turn_leaves_its_sample_aborted_and_finished_ones_as_th
         return sample
 
     found = await collect(generating(answer, takes_groups=takes_groups))
-    # A function of groups stops at the first abort: what comes behind has not begun.
+    # A function of groups stops at the first abort: later samples have not started.
     last = (Status.ABORTED, "") if takes_groups else (Status.COMPLETED, "2")
     assert [(one.status, one.response) for one in found] == [(Status.COMPLETED, "0"), (Status.ABORTED, "1"), last]
 

@@ -21,24 +21,24 @@ from slime_core.rollout.group_scheduler import AsyncPolicy, GroupScheduler
 from slime_core.types import LogProbs, PromptGroup, Sample, Status, TokenIds
 
 TURNS = 5
-"""Turns of the event loop after which whatever can go on has gone on."""
+"""Turns of the event loop after which every task that can run has run."""
 
 
 @dataclass
 class Engines:
-    """Plays what makes groups: each is in flight until a test lets it end. The version that is served draws them."""
+    """A fake group generator: a group is in flight until the test ends it, and is sampled by the served version."""
 
     version: int = 0
-    begun: list[tuple[int, list[int]]] = field(default_factory=list)
+    started: list[tuple[int, list[int]]] = field(default_factory=list)
     flying: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
     cancelled: list[int] = field(default_factory=list)
     extra: Any = None
 
     def prepare(self, rollout: int, groups: list[PromptGroup]) -> None:
-        self.begun.append((rollout, [number(group) for group in groups]))
+        self.started.append((rollout, [number(group) for group in groups]))
 
     async def run(self, rollout: int, group: PromptGroup) -> PromptGroup:
-        drawn_by, one = self.version, group[0]
+        version, one = self.version, group[0]
         self.flying[number(group)] = future = asyncio.get_running_loop().create_future()
         try:
             status = await future
@@ -46,7 +46,7 @@ class Engines:
             self.cancelled.append(number(group))
             raise
         one.tokens, one.response_length, one.rollout_log_probs = TokenIds([5, 6]), 1, LogProbs([-0.25])
-        one.weight_versions, one.weight_spans = [str(drawn_by)], [(str(drawn_by), 0, 1)]
+        one.weight_versions, one.weight_spans = [str(version)], [(str(version), 0, 1)]
         one.status, one.reward, one.metadata["seen"] = status, 1.0, self.extra
         return group
 
@@ -93,16 +93,16 @@ async def taken(scheduler: GroupScheduler, engines: Engines, rollout: int, *, co
     return [number(group) for group in await taking]
 
 
-# --- How much is begun ------------------------------------------------------------------------------------------------
+# --- How much is started ----------------------------------------------------------------------------------------------
 
 
 async def test_without_a_buffer_nothing_starts_before_a_rollout_is_requested(make: Make) -> None:
     scheduler, engines = make()
     scheduler.published(0)
-    assert engines.begun == []
+    assert engines.started == []
     assert await taken(scheduler, engines, 0) == [0, 1]
     scheduler.published(1)
-    assert engines.begun == [(0, [0, 1])]
+    assert engines.started == [(0, [0, 1])]
     assert scheduler.metrics() == {}
 
 
@@ -120,7 +120,7 @@ async def test_one_rollout_ahead_starts_with_the_requested_rollout_and_continues
     scheduler, engines = make(rollouts_ahead=1)
     taking = asyncio.create_task(scheduler.take(0, 2))
     await turns()
-    assert engines.begun == [(0, [0, 1]), (1, [2, 3])]
+    assert engines.started == [(0, [0, 1]), (1, [2, 3])]
     await engines.end(0, 1)
     await taking
     assert sorted(engines.flying) == [2, 3]
@@ -133,7 +133,7 @@ async def test_one_rollout_ahead_starts_with_the_requested_rollout_and_continues
 async def test_a_first_publication_starts_what_may_be_ahead(make: Make) -> None:
     scheduler, engines = make(rollouts_ahead=1)
     scheduler.published(4)
-    assert engines.begun == [(4, [0, 1])]
+    assert engines.started == [(4, [0, 1])]
     await scheduler.close()
 
 
@@ -141,7 +141,7 @@ async def test_groups_that_are_needed_in_the_place_of_others_are_taken_from_thos
     scheduler, engines = make(rollouts_ahead=1)
     assert await taken(scheduler, engines, 0) == [0, 1]
     assert await taken(scheduler, engines, 0, count=1) == [2]
-    assert engines.begun == [(0, [0, 1]), (1, [2, 3]), (1, [4])]
+    assert engines.started == [(0, [0, 1]), (1, [2, 3]), (1, [4])]
     await scheduler.close()
 
 
@@ -151,17 +151,17 @@ async def test_nothing_starts_for_rollouts_after_the_last_one(make: Make) -> Non
     assert await taken(scheduler, engines, 1) == [2, 3]
     # Groups in the place of others are for the last rollout itself.
     assert await taken(scheduler, engines, 1, count=1) == [4]
-    assert [rollout for rollout, _ in engines.begun] == [0, 1, 1]
+    assert [rollout for rollout, _ in engines.started] == [0, 1, 1]
 
 
 async def test_no_group_is_started_that_would_be_older_than_the_bound(make: Make) -> None:
     scheduler, engines = make(rollouts_ahead=3, max_staleness=1)
     scheduler.published(0)
-    assert engines.begun == [(0, [0, 1]), (1, [2, 3])]
+    assert engines.started == [(0, [0, 1]), (1, [2, 3])]
     await taken(scheduler, engines, 0)
-    assert len(engines.begun) == 2
+    assert len(engines.started) == 2
     scheduler.published(1)
-    assert engines.begun[2:] == [(2, [4, 5])]
+    assert engines.started[2:] == [(2, [4, 5])]
     await scheduler.close()
 
 
@@ -178,7 +178,7 @@ async def test_a_rollout_waits_for_groups_that_are_due_and_not_for_others(make: 
     taking = asyncio.create_task(scheduler.take(1, 2))
     await turns()
     await engines.end(3, *[one for one in engines.flying if one > 3])
-    assert not taking.done()  # weights 0 drew group 0, and rollout 1 is the last that may train it
+    assert not taking.done()  # weights 0 sampled group 0, and rollout 1 is the last that may train it
     await engines.end(0)
     assert [number(group) for group in await taking] == [0, 3]
     await scheduler.close()
@@ -193,7 +193,7 @@ async def test_for_a_group_that_is_too_old_already_no_rollout_waits(make: Make) 
         await turns()
         await engines.end(*ending)
         assert [number(group) for group in await asyncio.wait_for(taking, timeout=120)] == list(ending)
-    assert 4 in engines.flying  # weights 0 drew it, and rollout 1 was the last that might train it
+    assert 4 in engines.flying  # weights 0 sampled it, and rollout 1 was the last that might train it
     await scheduler.close()
 
 
@@ -237,7 +237,7 @@ async def test_no_group_is_trained_above_the_bound_in_whatever_order_they_end(
     await scheduler.close()
 
 
-async def test_at_rest_groups_ahead_are_aborted_and_none_is_started(make: Make) -> None:
+async def test_drain_aborts_groups_ahead_and_starts_none(make: Make) -> None:
     scheduler, engines = make(rollouts_ahead=1)
     scheduler.published(0)
     resting = asyncio.create_task(scheduler.drain())
@@ -246,13 +246,13 @@ async def test_at_rest_groups_ahead_are_aborted_and_none_is_started(make: Make) 
     assert not resting.done()
     await engines.end(1)
     await resting
-    assert engines.begun == [(0, [0, 1])]
+    assert engines.started == [(0, [0, 1])]
     assert scheduler.metrics()["rollout/buffer/finished"] == 2.0
     assert await taken(scheduler, engines, 0) == [0, 1]
     await scheduler.close()
 
 
-async def test_at_rest_a_replacement_of_an_aborted_group_has_ended_too(make: Make) -> None:
+async def test_drain_waits_for_the_replacement_of_an_aborted_group(make: Make) -> None:
     scheduler, engines = make(rollouts_ahead=1, replaces_aborted=True)
     scheduler.published(0)
     resting = asyncio.create_task(scheduler.drain())
@@ -263,7 +263,7 @@ async def test_at_rest_a_replacement_of_an_aborted_group_has_ended_too(make: Mak
     await resting
 
 
-async def test_what_fails_before_it_rests_is_raised_at_once(make: Make) -> None:
+async def test_drain_raises_a_failure_at_once(make: Make) -> None:
     scheduler, engines = make(rollouts_ahead=1)
     scheduler.published(0)
     resting = asyncio.create_task(scheduler.drain())
@@ -280,7 +280,7 @@ async def test_what_fails_before_it_rests_is_raised_at_once(make: Make) -> None:
 
 
 @pytest.mark.parametrize("call", ["take", "published", "check"])
-async def test_a_group_that_fails_ahead_is_the_next_calls_own_error(make: Make, call: str) -> None:
+async def test_the_next_call_raises_the_error_of_a_group_that_failed_ahead(make: Make, call: str) -> None:
     scheduler, engines = make(rollouts_ahead=1)
     taking = asyncio.create_task(scheduler.take(0, 2))
     await turns()
@@ -308,7 +308,7 @@ async def test_a_rollout_that_waits_ends_with_the_failure(make: Make) -> None:
     assert engines.cancelled == [0]
 
 
-async def test_of_groups_that_fail_together_none_is_left_unheard(make: Make) -> None:
+async def test_exceptions_of_groups_that_fail_together_are_all_retrieved(make: Make) -> None:
     scheduler, engines = make()
     taking = asyncio.create_task(scheduler.take(0, 2))
     await turns()
@@ -318,7 +318,7 @@ async def test_of_groups_that_fail_together_none_is_left_unheard(make: Make) -> 
     with pytest.raises(PluginError, match="no more"):
         await taking
     await turns()
-    # What asyncio logs of a task when it is collected, at any time and anywhere, unless somebody has asked.
+    # asyncio logs a task's exception at garbage collection, at any time, unless it was retrieved.
     assert [task._log_traceback for task in groups] == [False, False]
     await scheduler.close()
 
@@ -337,7 +337,7 @@ async def test_a_group_that_is_cancelled_from_within_ends_the_run_instead_of_bei
     await scheduler.close()
 
 
-async def test_closing_ends_what_is_in_flight(make: Make) -> None:
+async def test_close_cancels_groups_in_flight(make: Make) -> None:
     scheduler, engines = make(rollouts_ahead=2)
     scheduler.published(0)
     await turns()
@@ -350,7 +350,7 @@ async def test_groups_that_an_update_aborted_come_again_at_once(make: Make) -> N
     taking = asyncio.create_task(scheduler.take(0, 2))
     await turns()
     await engines.end(0, 2, status=Status.ABORTED)
-    assert engines.begun[2:] == [(1, [0]), (1, [2])]
+    assert engines.started[2:] == [(1, [0]), (1, [2])]
     assert scheduler.metrics()["rollout/buffer/aborted"] == 2.0
     await engines.end(0, 1)
     assert [number(group) for group in await taking] == [1, 0]
@@ -376,7 +376,7 @@ async def test_a_finished_group_comes_back_whole_and_one_in_flight_as_its_source
     again, others = make(rollouts_ahead=1)
     again.restore(json.loads(json.dumps(state)))
     again.published(1)
-    assert others.begun == []
+    assert others.started == []
     found = await again.take(1, 2)
     assert found == expected
     assert [type(value) for value in (found[0][0].tokens, found[0][0].rollout_log_probs)] == [TokenIds, LogProbs]

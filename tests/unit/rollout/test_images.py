@@ -25,7 +25,7 @@ from slime_core.rollout.sampler_components import SamplerComponents
 from slime_core.types import Sample, Status
 
 PLACEHOLDER = 16
-"""Id of ``<image>``, the only one behind those of the arithmetic tokenizer."""
+"""Id of ``<image>``, the only one beyond those of the arithmetic tokenizer."""
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +75,14 @@ def processor(encoder: PromptEncoder) -> Any:
 
 
 class Engine:
-    """Answers 2, reads ``extra`` placeholders more than it is sent, and keeps what it was asked."""
+    """Answers 2, reads ``extra`` placeholders more than it is sent, and records its requests."""
 
     def __init__(self, extra: int = 3) -> None:
-        self.extra, self.asked = extra, []
+        self.extra, self.requests = extra, []
 
     async def generate(self, input_ids: list[int], *, n: int = 1, **more: Any) -> list[Generation]:
         more.pop("sampling")
-        self.asked.append((input_ids, more))
+        self.requests.append((input_ids, more))
         read = len(input_ids) + self.extra
         return [Generation(array("i", [8, 1]), array("f", [-1, -1]), "stop", prompt_tokens=read) for _ in range(n)]
 
@@ -105,7 +105,7 @@ async def test_the_engine_is_sent_one_placeholder_and_the_learner_all_of_them(en
     context = GenerateContext(engine, encoder, processor=processor)
     samples = await SingleTurn(None, RunView())(context, group(path), SamplingParams())
     text = encoder.encode("1+1=")
-    assert engine.asked == [([PLACEHOLDER, *text], {"extra": {"image_data": [path]}})]
+    assert engine.requests == [([PLACEHOLDER, *text], {"extra": {"image_data": [path]}})]
     for sample in samples:
         assert list(sample.tokens) == [*[PLACEHOLDER] * 4, *text, 8, 1]
         assert (sample.response_length, sample.status) == (2, Status.COMPLETED)
@@ -120,7 +120,7 @@ async def test_an_aborted_response_resumes_from_what_the_engine_was_sent(encoder
     samples = await SingleTurn(None, RunView())(context, group(path), SamplingParams())
     samples[0].status = Status.ABORTED
     await SingleTurn(None, RunView())(context, samples[:1], SamplingParams())
-    assert engine.asked[1][0] == [PLACEHOLDER, *encoder.encode("1+1="), 8, 1]
+    assert engine.requests[1][0] == [PLACEHOLDER, *encoder.encode("1+1="), 8, 1]
     assert list(samples[0].tokens) == [*[PLACEHOLDER] * 4, *encoder.encode("1+1="), 8, 1, 8, 1]
 
 
@@ -135,7 +135,7 @@ async def test_an_engine_that_reads_another_prompt_is_reported(encoder, processo
     )
 
 
-async def test_a_label_is_trained_behind_its_images(encoder, processor, path):
+async def test_a_label_is_trained_after_its_images(encoder, processor, path):
     context = GenerateContext(None, encoder, processor=processor)  # type: ignore[arg-type]
     sample, _ = await FromLabel(None, RunView())(context, group(path), SamplingParams())
     assert list(sample.tokens) == [*[PLACEHOLDER] * 4, *encoder.encode("1+1="), *encoder.encode_response("2")]

@@ -76,13 +76,13 @@ class Life:
 
     async def live(self) -> None:
         saved = self.folder / "state.json"
-        begin = 0
+        first = 0
         if saved.exists():
             state = json.loads(saved.read_text())
-            begin = state["step"]
+            first = state["step"]
             self.ledger.restore(state["ledger"])
             self.scheduler.restore(state)
-        for rollout in range(begin, ROLLOUTS):
+        for rollout in range(first, ROLLOUTS):
             self.scheduler.published(rollout)
             groups = await self.scheduler.take(rollout, BATCH)
             await self.scheduler.abort_in_flight()

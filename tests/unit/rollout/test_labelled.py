@@ -21,13 +21,13 @@ def encoder() -> PromptEncoder:
 
 
 class Engine:
-    """Answers 3 and counts how often it is asked."""
+    """Answers 3 and counts its requests."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.requests = 0
 
     async def generate(self, input_ids: list[int], *, sampling: SamplingParams, n: int = 1) -> list[Generation]:
-        self.asked += 1
+        self.requests += 1
         return [Generation(array("i", [8, 1]), array("f", [-1, -1]), "stop")] * n
 
 
@@ -35,18 +35,18 @@ async def answer(encoder: PromptEncoder, *labels: str | None, longest: int = 8, 
     engine: Any = Engine()
     context = GenerateContext(engine, encoder, evaluation=evaluation)
     samples = [Sample(group_index=3, index=i, prompt="1+1", label=label) for i, label in enumerate(labels)]
-    return await FromLabel(None, RunView())(context, samples, SamplingParams(max_new_tokens=longest)), engine.asked
+    return await FromLabel(None, RunView())(context, samples, SamplingParams(max_new_tokens=longest)), engine.requests
 
 
 async def test_the_label_and_the_end_are_the_response(encoder):
-    (first, second), asked = await answer(encoder, "2", "10")
+    (first, second), requests = await answer(encoder, "2", "10")
     assert first.tokens == TokenIds([6, 15, 6, 7, 1])
     assert (first.response, first.response_length, first.status) == ("2", 2, Status.COMPLETED)
     assert second.tokens == TokenIds([6, 15, 6, 6, 5, 1])
     assert second.rollout_log_probs == LogProbs([0.0] * 3)
     assert second.loss_mask is None  # every response token trains, the prompt does not
     assert second.weight_versions == []
-    assert asked == 0
+    assert requests == 0
 
 
 async def test_a_label_that_is_too_long_is_cut(encoder):
@@ -56,8 +56,8 @@ async def test_a_label_that_is_too_long_is_cut(encoder):
 
 
 async def test_an_evaluation_asks_the_engines(encoder):
-    (sample,), asked = await answer(encoder, "2", evaluation=True)
-    assert (sample.response, asked) == ("3", 1)
+    (sample,), requests = await answer(encoder, "2", evaluation=True)
+    assert (sample.response, requests) == ("3", 1)
 
 
 async def test_a_sample_without_a_label_is_refused(encoder):

@@ -46,7 +46,7 @@ def test_a_stop_text_that_was_cut_in_two_ends_the_response_where_it_is_complete(
     assert found.weight_spans == (("4", 0, 4 - cut),)
 
 
-def test_everything_about_the_tokens_behind_it_goes_with_them() -> None:
+def test_everything_about_the_tokens_after_the_stop_is_cut() -> None:
     kept = Kept(array("i", [1, 2, 3, 4, 5]), array("i", [0, 2, 3, 5]))
     spans, routes = (("4", 0, 2), ("5", 2, 3)), np.arange(9).reshape(9, 1, 1).astype(np.int16)
     given = replace(answer("OP!"), kept=kept, weight_spans=spans, weight_versions=("4", "5"), routed_experts=routes)
@@ -67,7 +67,7 @@ def test_everything_about_the_tokens_behind_it_goes_with_them() -> None:
         ("ST", "", "abort"),
     ],
 )
-def test_what_the_engine_has_said_stays_as_it_is(before: str, after: str, reason: str) -> None:
+def test_a_finish_reason_of_the_engine_is_kept(before: str, after: str, reason: str) -> None:
     given = answer(after, reason)
     assert until_stop(before.encode(), given, STOP, BYTES) is given
 

@@ -1,4 +1,4 @@
-"""More prompts are begun than a rollout takes: what finishes besides is kept, what does not is ended and comes back."""
+"""Over-sampling: finished groups in excess are kept for the next rollout, unfinished ones are aborted and requeued."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from slime_core.types import LogProbs, PromptGroup, Status, TokenIds
 
 
 class Engines:
-    """Finishes the groups that it is told to; when requests end, the others are aborted with two tokens."""
+    """Finishes the groups in ``finishing``; an abort ends the others with two tokens each."""
 
     def __init__(self, *finishing: int) -> None:
         self.finishing = set(finishing)
-        self.begun: list[int | None] = []
+        self.started: list[int | None] = []
         self.deaf = False
         self._end = asyncio.Event()
 
     async def run(self, rollout: int, group: PromptGroup) -> PromptGroup:
-        self.begun.append(group[0].group_index)
+        self.started.append(group[0].group_index)
         if group[0].group_index not in self.finishing:
             await self._end.wait()
             return [self._ended(sample) for sample in group]
@@ -57,7 +57,7 @@ class Engines:
 
 @pytest.fixture
 def start(tmp_path: Path):
-    """Makes a scheduler of groups of one sample, two a rollout, four begun at once, and what it works with."""
+    """Makes a scheduler of groups of one sample, two a rollout, four started at once, and its parts."""
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "a", "label": "1"}\n')
 
@@ -84,7 +84,7 @@ async def test_groups_that_finish_in_excess_wait_for_the_next_rollout(start):
     scheduler, supply, _ = start(engines)
     assert numbers(await scheduler.take(0, 2)) == [0, 2]
     await scheduler.abort_in_flight()
-    assert engines.begun == [0, 1, 2, 3]
+    assert engines.started == [0, 1, 2, 3]
     assert (scheduler.pending_groups(), supply.held) == (PendingGroups(held={3: [3]}), {1: [1]})
 
 
@@ -96,8 +96,8 @@ async def test_the_next_rollout_takes_finished_groups_and_resumes_aborted_ones(s
     engines.finishing |= {1, 4, 5}
     assert numbers(await scheduler.take(1, 2)) == [3, 1]
     await scheduler.abort_in_flight()
-    # Three more were begun beside the one that waited: four in all.
-    assert engines.begun == [0, 1, 2, 3, 1, 4, 5]
+    # Three more were started in addition to the one that waited: four in all.
+    assert engines.started == [0, 1, 2, 3, 1, 4, 5]
     assert (scheduler.pending_groups().held, supply.held) == ({4: [4], 5: [5]}, {})
 
 
@@ -106,10 +106,10 @@ async def test_where_enough_groups_wait_nothing_is_started(start):
     scheduler, _, _ = start(engines)
     assert numbers(await scheduler.take(0, 2)) == [0, 1]
     assert numbers(await scheduler.take(1, 2)) == [2, 3]
-    assert engines.begun == [0, 1, 2, 3]
+    assert engines.started == [0, 1, 2, 3]
 
 
-async def test_without_partial_rollouts_what_was_ended_goes_back_to_the_source(start):
+async def test_without_partial_rollouts_aborted_groups_go_back_to_the_source(start):
     scheduler, supply, _ledger = start(Engines(0, 2, 3), holds=False)
     await scheduler.take(0, 2)
     await scheduler.abort_in_flight()
@@ -118,7 +118,7 @@ async def test_without_partial_rollouts_what_was_ended_goes_back_to_the_source(s
     assert scheduler.pending_groups() == PendingGroups(held={3: [3]})
 
 
-async def test_what_does_not_end_is_cancelled_and_goes_back_as_it_was_given(start, monkeypatch):
+async def test_a_group_that_ignores_the_abort_is_cancelled_and_requeued_unchanged(start, monkeypatch):
     monkeypatch.setattr(module, "ABORT_LIMIT_S", 0.01)
     engines = Engines(0, 2, 3)
     engines.deaf = True
@@ -131,7 +131,7 @@ async def test_what_does_not_end_is_cancelled_and_goes_back_as_it_was_given(star
 
 
 @pytest.mark.parametrize("status", [Status.COMPLETED, Status.ABORTED])
-async def test_what_finishes_although_it_was_cancelled_is_in_one_place(start, monkeypatch, status):
+async def test_a_group_that_finishes_although_it_was_cancelled_is_counted_once(start, monkeypatch, status):
     monkeypatch.setattr(module, "ABORT_LIMIT_S", 0.01)
 
     class Stubborn(Engines):
@@ -157,7 +157,7 @@ async def test_what_finishes_although_it_was_cancelled_is_in_one_place(start, mo
     await scheduler.close()
 
 
-async def test_what_runs_ahead_is_not_ended(start):
+async def test_groups_ahead_of_training_are_not_aborted(start):
     scheduler, supply, _ = start(Engines(0, 2, 3), rollouts_ahead=1)
     await scheduler.take(0, 2)
     await scheduler.abort_in_flight()

@@ -1,9 +1,9 @@
-"""Whatever happens to a run, in whatever order: every prompt is in one place, is trained once and not too late, and
-nobody waits for ever.
+"""Prompt accounting: in every order of events each prompt is in exactly one place, is trained once and not too late,
+and no call waits for ever.
 
-The whole sampler works here, over an engine that ends requests when it is told to. Publications in the three modes of
-pausing, over-sampling, failures, evaluations, checkpoints, kills and resumes come by lot. What is counted is counted by
-other code than the ledger's.
+The whole sampler runs on a fake engine that ends requests on command. Publications in the three modes of pausing,
+over-sampling, failures, evaluations, checkpoints, kills and resumes come in random order. The tests count with other
+code than the ledger's.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def encoder() -> PromptEncoder:
 
 
 def log_prob(token: int, version: int) -> float:
-    """Says who drew a token."""
+    """A log-probability that identifies the token and the version that sampled it."""
     return -(1 + version) - token / 16
 
 
@@ -122,35 +122,35 @@ def follows(ids: Sequence[int], *, salt: int = 0) -> int:
     return NINE if len(ids) - PROMPT >= length else (sum(ids) + salt) % 9 + NINE - 9
 
 
-def has_stopped(drawn: Sequence[int]) -> bool:
-    """Whether an engine sees that a response ends, in what it draws for one request."""
-    return list(drawn[-2:]) == [NINE, NINE]
+def has_stopped(sampled: Sequence[int]) -> bool:
+    """Whether the tokens of one request end with the stop sequence."""
+    return list(sampled[-2:]) == [NINE, NINE]
 
 
 @dataclass(eq=False)
 class Request:
-    """One request for several responses, each with the versions that drew its tokens."""
+    """One request for several responses, each with the versions that sampled its tokens."""
 
     ids: list[int]
     most: int
     answer: asyncio.Future[list[Generation]]
-    drawn: list[list[int]]
+    sampled: list[list[int]]
     versions: list[list[int]]
 
     def advance(self, count: int, version: int) -> None:
-        """Draw up to ``count`` tokens of each response."""
-        for place, (tokens, versions) in enumerate(zip(self.drawn, self.versions, strict=True)):
+        """Sample up to ``count`` tokens of each response."""
+        for place, (tokens, versions) in enumerate(zip(self.sampled, self.versions, strict=True)):
             for _ in range(count):
                 if len(tokens) == self.most or has_stopped(tokens):
                     break
-                begins = not tokens and len(self.ids) == PROMPT
-                tokens.append(follows([*self.ids, *tokens], salt=place if begins else 0))
+                is_first = not tokens and len(self.ids) == PROMPT
+                tokens.append(follows([*self.ids, *tokens], salt=place if is_first else 0))
                 versions.append(version)
 
     def end(self, *, aborts: bool = False) -> None:
-        """Answer with what there is; a response that is told to abort says so, even if its last token ended it."""
+        """Answer with the tokens so far; an aborted response says "abort" even if its last token ended it."""
         if not self.answer.done():
-            rows = zip(self.drawn, self.versions, strict=True)
+            rows = zip(self.sampled, self.versions, strict=True)
             self.answer.set_result([_answer(*one, "abort" if aborts else "stop") for one in rows])
 
 
@@ -164,7 +164,7 @@ def _answer(tokens: list[int], versions: list[int], reason: Any) -> Generation:
 
 @dataclass
 class Engine:
-    """Ends requests when it is told to; a client of one is all that the sampler sees."""
+    """A fake engine that ends requests on command; the sampler only sees a client of it."""
 
     dice: random.Random
     version: int = 0
@@ -245,7 +245,7 @@ class Run:
                 await self.one_step(sampler, engine)
                 if self.step < ROLLOUTS and self.dice.random() < 0.2:
                     return
-            # Only what over-sampling has begun besides goes on where nothing ends it.
+            # Only groups in excess, which over-sampling started, run on where no abort ends them.
             assert sampler._pending_groups().in_flight == {} or (self.case.ahead and self.case.fetch)
         finally:
             await sampler.close()
@@ -291,13 +291,13 @@ class Run:
     # --- What must hold ---
 
     def look_at(self, samples: list[Sample]) -> None:
-        """Every token is one version's, drawn from what it follows, and not too old."""
+        """Every token has one version, follows from the tokens before it, and is not too old."""
         for sample in samples:
             versions, ids = token_versions(sample).tolist(), list(sample.tokens)
             assert versions == sorted(versions), sample
             assert versions[-1] <= self.step, sample
-            drawn = zip(ids[PROMPT:], versions, strict=True)
-            assert list(sample.rollout_log_probs or ()) == [log_prob(*one) for one in drawn], sample
+            pairs = zip(ids[PROMPT:], versions, strict=True)
+            assert list(sample.rollout_log_probs or ()) == [log_prob(*one) for one in pairs], sample
             places = range(PROMPT + 1, len(ids))
             assert [ids[place] for place in places] == [follows(ids[:place]) for place in places], sample
             assert (ids[-2:], ids.count(NINE)) == ([NINE, NINE], 2), sample

@@ -44,8 +44,8 @@ class Engines:
         return [self._answer(digit) for digit in range(n)]
 
     def _answer(self, digit: int) -> Generation:
-        drawn = self.rng.normal(size=2).astype(np.float32)
-        return Generation(array("i", [digit + 7, 1]), array("f", -abs(drawn)), "stop", ("3",))
+        log_probs = self.rng.normal(size=2).astype(np.float32)
+        return Generation(array("i", [digit + 7, 1]), array("f", -abs(log_probs)), "stop", ("3",))
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -111,7 +111,7 @@ async def test_the_log_probs_of_the_test_need_every_digit(build: Any) -> None:
     assert any(np.float32(f"{one:.6g}") != one for one in shard.rollout_log_probs_U)
 
 
-async def test_what_a_hook_changes_it_changes_again_and_not_twice(build: Any, tmp_path: Path) -> None:
+async def test_a_hook_sees_the_recorded_samples_without_its_own_changes(build: Any, tmp_path: Path) -> None:
     plugin = tmp_path / "halve.py"
     plugin.write_text(
         "from slime_core import hookimpl\n"

@@ -26,13 +26,13 @@ class Encoder:
 
 
 class Client:
-    """Gives the answers in their order, and writes down what was asked."""
+    """Gives the answers in their order, and records the requests."""
 
     def __init__(self, *answers: list[Generation]) -> None:
-        self.answers, self.asked = list(answers), []
+        self.answers, self.requests = list(answers), []
 
     async def generate(self, ids: list[int], *, sampling: SamplingParams, n: int = 1) -> list[Generation]:
-        self.asked.append(("".join(map(chr, ids)), sampling.max_new_tokens, n))
+        self.requests.append(("".join(map(chr, ids)), sampling.max_new_tokens, n))
         return self.answers.pop(0)
 
 
@@ -63,7 +63,7 @@ async def resumed(*samples: Sample, client: Client, masks: bool = False) -> list
 async def test_an_aborted_response_resumes_from_its_tokens() -> None:
     client = Client([answer("cd", "stop", "2")])
     (sample,) = await resumed(ended(), client=client)
-    assert client.asked == [("qab", 3, 1)]
+    assert client.requests == [("qab", 3, 1)]
     assert (sample.response, sample.response_length, sample.status) == ("abcd", 4, Status.COMPLETED)
     assert sample.tokens == [ord(one) for one in "qabcd"]
     assert list(sample.rollout_log_probs or ()) == [-1.0, -1.0, -0.5, -0.5]
@@ -87,7 +87,7 @@ async def test_a_mask_that_is_there_grows() -> None:
 async def test_a_response_of_the_full_length_asks_for_nothing() -> None:
     client = Client()
     (sample,) = await resumed(ended("abcde"), client=client)
-    assert (sample.status, client.asked) == (Status.TRUNCATED, [])
+    assert (sample.status, client.requests) == (Status.TRUNCATED, [])
 
 
 async def test_of_a_group_only_what_is_not_finished_is_requested() -> None:
@@ -95,7 +95,7 @@ async def test_of_a_group_only_what_is_not_finished_is_requested() -> None:
     whole = ended("z", status=Status.COMPLETED)
     group = [Sample(prompt="q"), whole, ended(), Sample(prompt="q")]
     made = await resumed(*group, client=client)
-    assert client.asked == [("q", 5, 2), ("qab", 3, 1)]
+    assert client.requests == [("q", 5, 2), ("qab", 3, 1)]
     assert [sample.response for sample in made] == ["x", "z", "abc", "y"]
     assert made[1] is whole
 
@@ -138,7 +138,7 @@ async def test_samples_that_share_a_request_fail_together() -> None:
     ]
 
 
-async def test_a_request_that_is_refused_is_nobodys_own_affair() -> None:
+async def test_a_refused_request_ends_the_run() -> None:
     with pytest.raises(RequestRefused, match="too long"):
         await resumed(ended(), client=Faulty("qab", failure=RequestRefused("too long")))
 
@@ -195,9 +195,7 @@ def siblings(*statuses: Status) -> PromptGroup:
 
 @pytest.mark.parametrize("resumes", [False, True])
 @pytest.mark.parametrize("takes_groups", [False, True])
-def test_a_restarted_generation_is_one_sample_again_however_many_it_fanned_out_to(
-    resumes: bool, takes_groups: bool
-) -> None:
+def test_a_restarted_fan_out_is_one_sample_again(resumes: bool, takes_groups: bool) -> None:
     group = siblings(Status.COMPLETED, Status.ABORTED, Status.COMPLETED)
     prepare_group(group, chosen(takes_groups=takes_groups, resumes=False), chosen(), resumes=resumes)
     assert [(sample.index, sample.rollout_id) for sample in group] == [(6, None), (7, None), (8, None)]
@@ -222,7 +220,7 @@ def test_siblings_from_another_source_stay_as_they_were_given() -> None:
     assert [(sample.index, sample.rollout_id) for sample in group] == [(6, None), (7, 0), (7, 0), (8, None)]
 
 
-async def test_an_answer_without_a_token_is_no_versions_work() -> None:
+async def test_an_answer_without_a_token_records_no_version() -> None:
     nothing = Generation(array("i"), array("f"), "abort", ("2",), weight_spans=(("2", 0, 0),))
     (sample,) = await resumed(ended(), client=Client([nothing]))
     assert (sample.weight_versions, sample.weight_spans, sample.status) == (["1"], [("1", 0, 2)], Status.ABORTED)

@@ -90,7 +90,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     return make
 
 
-async def test_its_groups_are_rewarded_and_become_the_shards_of_the_rollout(build: Build) -> None:
+async def test_groups_of_a_source_are_rewarded_and_become_the_shards_of_the_rollout(build: Build) -> None:
     sampled = await build().sample(0)
     (shard,) = sampled.shards
     assert shard.indices_B.tolist() == [0, 1, 2, 3]
@@ -100,7 +100,7 @@ async def test_its_groups_are_rewarded_and_become_the_shards_of_the_rollout(buil
     assert sampled.metrics["ledger/trained"] == 2
 
 
-async def test_it_generates_with_the_engines_of_the_run(build: Build) -> None:
+async def test_a_source_generates_with_the_engines_of_the_run(build: Build) -> None:
     with FakeEngine(vocab_size=16, version="7") as engine:
         sampler = build(ASKS, url=engine.url, rollout_max_response_len=3)
         sampled = await sampler.sample(4)
@@ -120,7 +120,7 @@ async def test_a_row_says_where_its_responses_end(build: Build) -> None:
     assert {body["sampling_params"]["max_new_tokens"] for body in engine.bodies} == {2}
 
 
-async def test_it_makes_other_groups_for_those_that_transforms_drop(build: Build) -> None:
+async def test_a_source_replaces_groups_that_transforms_drop(build: Build) -> None:
     text = SOURCE + (
         "\nfrom slime_core import Transformed\n"
         "\n@hookimpl\ndef slime_register_sample_transforms():\n"
@@ -134,7 +134,7 @@ async def test_it_makes_other_groups_for_those_that_transforms_drop(build: Build
     assert (sampled.metrics["rollout/rounds"], sampled.metrics["rollout/dropped/early"]) == (2, 2)
 
 
-async def test_its_state_is_in_a_checkpoint_next_to_that_of_the_prompts(build: Build) -> None:
+async def test_the_state_of_a_source_is_in_a_checkpoint_next_to_that_of_the_prompts(build: Build) -> None:
     first = build()
     await first.sample(0)
     cursor = json.loads(json.dumps(first.cursor()))
@@ -153,7 +153,7 @@ async def test_its_state_is_in_a_checkpoint_next_to_that_of_the_prompts(build: B
         ("async def fill(self, batch):", f"{PLAIN}\n    async def other(self, batch):", "fill is not async"),
     ],
 )
-async def test_what_is_wrong_with_it_names_the_plugin(build: Build, old: str, new: str, words: str) -> None:
+async def test_an_error_of_a_source_names_the_plugin(build: Build, old: str, new: str, words: str) -> None:
     with pytest.raises(PluginError, match=rf"(?s)given\.py.*{words}"):
         await build(SOURCE.replace(old, new)).sample(0)
 

@@ -51,13 +51,13 @@ class FakeClient:
     """Answers with the texts that ``answers`` holds for a prompt; a prompt without an entry fails."""
 
     answers: dict[str, list[Generation]]
-    asked: list[tuple[str, SamplingParams, int]] = field(default_factory=list)
+    requests: list[tuple[str, SamplingParams, int]] = field(default_factory=list)
     made_with: dict[str, Any] = field(default_factory=dict)
     closed: bool = False
 
     async def generate(self, input_ids: list[int], *, sampling: SamplingParams, n: int = 1) -> list[Generation]:
         prompt = "".join("+" if one == 15 else str(one - 5) for one in input_ids)
-        self.asked.append((prompt, sampling, n))
+        self.requests.append((prompt, sampling, n))
         if prompt not in self.answers:
             raise EngineError(f"no engine answered {prompt}")
         return self.answers[prompt][:n]
@@ -130,7 +130,7 @@ async def test_a_rollout_becomes_a_shard_with_group_relative_advantages(build):
     assert shard.columns_B["rewards"].tolist() == [1, 0, 1, 0]
     cursor = sampler.cursor()["source"]
     assert (cursor["next"], cursor["returned"]) == (2, [])
-    assert [(prompt, n) for prompt, _, n in client.asked] == [("1+1", 2), ("2+2", 2)]
+    assert [(prompt, n) for prompt, _, n in client.requests] == [("1+1", 2), ("2+2", 2)]
 
 
 async def test_an_estimator_of_scope_token_is_left_to_the_learner(build):
@@ -365,7 +365,7 @@ async def test_rewards_that_hang_crash_or_return_nan_cost_their_own_samples(buil
     assert sampled.shards[0].indices_B.tolist() == [1]
     failures = {name.rpartition("/")[2]: value for name, value in sampled.metrics.items() if "reward_failures" in name}
     assert failures == {"timeout": 1.0, "invalid": 1.0, "crash": 1.0}
-    # An evaluation goes on: a response that nobody could score counts as wrong. Its samples have the indices 0 and 1.
+    # An evaluation goes on: a response without a reward counts as wrong. Its samples have the indices 0 and 1.
     assert (scores["eval/sums"], scores["eval/sums-failed/timeout"]) == (0.25, 1.0)
 
 
@@ -390,7 +390,7 @@ async def test_training_and_evaluation_ask_for_different_sampling(build):
     sampler, client = build(GOOD, rollout=rollout)
     (shard,) = (await sampler.sample(0)).shards
     await sampler.evaluate(0)
-    training, greedy = client.asked[0][1], client.asked[1][1]
+    training, greedy = client.requests[0][1], client.requests[1][1]
     assert training == SamplingParams(0.7, 0.9, 8, 11, stop_token_ids=(13, END))
     assert greedy == SamplingParams(0.0, 1.0, -1, 5, stop_token_ids=(13, END), max_kept=None)
     assert shard.kept_ids_S.tolist() == [7, END, 8, END]
@@ -419,7 +419,7 @@ async def test_an_evaluation_is_the_mean_reward_overall_and_by_metadata(build, t
         "eval/sums/carries=0": 1.0,
         "eval/sums/carries=1": 0.0,
     }
-    assert [n for _, _, n in client.asked] == [1, 1]
+    assert [n for _, _, n in client.requests] == [1, 1]
     assert (tmp_path / "samples" / "eval-sums-000008.jsonl").is_file()
 
 
@@ -454,16 +454,16 @@ async def test_an_evaluation_has_the_engines_to_itself_unless_it_has_a_sampler_o
             under_way += options["n"]
             for _ in range(20):
                 await asyncio.sleep(0)
-            beside.append((options["n"], under_way))
+            in_flight.append((options["n"], under_way))
             under_way -= options["n"]
             return await client.generate(*arguments, **options)
 
-    beside: list[tuple[int, int]] = []
+    in_flight: list[tuple[int, int]] = []
     sampler._components.client = Slow(GOOD)
     sampler.published(0)
     await sampler.evaluate(0)
     # A group of two ahead alone, then the two evaluation prompts, one response each.
-    assert beside == [(2, 2), (1, 2), (1, 1)]
+    assert in_flight == [(2, 2), (1, 2), (1, 1)]
     await sampler.close()
 
 
@@ -496,11 +496,11 @@ async def test_each_set_is_sampled_rewarded_and_read_by_its_own_settings(build, 
     )
     sampler, client = build(GOOD, eval={"eval_datasets": (own,)})
     scores = await sampler.evaluate(0)
-    assert [(prompt, n) for prompt, _, n in client.asked] == [("1+1", 1), ("2+2", 1), ("1+1", 2), ("2+2", 2)]
-    greedy, drawn = client.asked[0][1], client.asked[2][1]
+    assert [(prompt, n) for prompt, _, n in client.requests] == [("1+1", 1), ("2+2", 1), ("1+1", 2), ("2+2", 2)]
+    greedy, random = client.requests[0][1], client.requests[2][1]
     assert (greedy.temperature, greedy.max_new_tokens) == (0.0, 5)
     # A prompt of 3 tokens leaves 2 of 5 for its response.
-    assert drawn == SamplingParams(0.5, max_new_tokens=2, stop_token_ids=(END,), max_kept=None)
+    assert random == SamplingParams(0.5, max_new_tokens=2, stop_token_ids=(END,), max_kept=None)
     # One prompt has 5 tokens.
     assert scores["eval/own-left_out"] == 1.0
     assert "eval/own-pass@2" in scores
@@ -514,7 +514,7 @@ async def test_a_row_decides_how_its_responses_are_sampled_in_training_and_evalu
     (tmp_path / "own.jsonl").write_text(json.dumps(rows[0]))
     config = RunConfig(eval=EvalConfig(eval_prompt_data=(("own", tmp_path / "own.jsonl"),)))
     await Evaluation(config, sampler.evaluation._components).run(sampler._components.context(0, evaluation=True), None)
-    assert client.asked[-1][1] == SamplingParams(
+    assert client.requests[-1][1] == SamplingParams(
         0.7, max_new_tokens=1024, stop_token_ids=(END,), extra={"min_p": 0.1}, max_kept=None
     )
     groups = sampler._rollouts.prompts.next_groups(2)
@@ -523,7 +523,7 @@ async def test_a_row_decides_how_its_responses_are_sampled_in_training_and_evalu
     await sampler._collector.collect(
         sampler._components.context(0, evaluation=False), groups, SamplingParams(stop_token_ids=(END,))
     )
-    own, usual = [sampling for _, sampling, _ in client.asked[-2:]]
+    own, usual = [sampling for _, sampling, _ in client.requests[-2:]]
     assert (own.max_new_tokens, own.stop_token_ids) == (2, (9, END))
     assert (usual.max_new_tokens, usual.stop_token_ids) == (1024, (END,))
     groups[1][0].metadata["sampling_params"] = {"temperature": 0.5}
@@ -550,7 +550,7 @@ async def test_an_auxiliary_model_answers_a_set_that_names_it(build, tmp_path, m
         assert engine.calls.count("/generate") == 2
         assert theirs.calls.count("/generate") == 1
         assert "Authorization" not in engine.headers[0]
-    assert client.asked == []
+    assert client.requests == []
     with pytest.raises(ConfigError) as caught:
         evaluation("juge", {"judge": "http://x"})
     assert str(caught.value) == (
@@ -628,7 +628,7 @@ async def test_an_evaluation_sample_that_no_engine_answered_counts_as_wrong(buil
 async def test_an_aborted_response_of_a_concurrent_evaluation_resumes(build):
     sampler, client = build({"1+1": [answer("2")], "2+2": [answer("4", "abort")], "2+24": [answer("")]})
     found = await sampler.evaluate(0)
-    assert [(prompt, sampling.max_new_tokens) for prompt, sampling, _ in client.asked[2:]] == [("2+24", 4)]
+    assert [(prompt, sampling.max_new_tokens) for prompt, sampling, _ in client.requests[2:]] == [("2+24", 4)]
     assert (found["eval/sums"], "eval/sums-failed/engine" in found) == (1.0, False)
 
 

@@ -38,7 +38,7 @@ def shards(samples: list[Sample], *, num_ranks=1, max_tokens=64, **plan):
     return make_shards(samples, advantages_B, plan, rollout=4, temperature=0.7)
 
 
-# --- Masks -----------------------------------------------------------------------------------------------------------
+# --- Masks ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_mask_is_the_samples_own_or_ones_or_zeros_for_a_removed_sample():
@@ -66,7 +66,7 @@ def test_a_mask_of_other_numbers_than_zero_and_one_is_refused(entry, found):
         loss_masks([sample(7, prompt=1, response=3, loss_mask=[1, entry, 0])])
 
 
-# --- Weights ---------------------------------------------------------------------------------------------------------
+# --- Weights ----------------------------------------------------------------------------------------------------------
 
 
 def test_per_response_each_response_counts_the_same():
@@ -177,7 +177,7 @@ def test_a_constant_divisor_counts_rollouts_that_train_a_token():
     assert factor([*siblings, removed, alone], 10) == pytest.approx(8 / (10 * 2))
 
 
-# --- Rewards ---------------------------------------------------------------------------------------------------------
+# --- Rewards ----------------------------------------------------------------------------------------------------------
 
 
 def test_rewards_are_grouped_by_group_index_and_removed_samples_stay_in():
@@ -191,7 +191,7 @@ def test_rewards_are_grouped_by_group_index_and_removed_samples_stay_in():
     assert batch.mask_sums_B.tolist() == [2, 0]
 
 
-# --- Shards ----------------------------------------------------------------------------------------------------------
+# --- Shards -----------------------------------------------------------------------------------------------------------
 
 
 def test_one_shard_by_hand():
@@ -302,7 +302,7 @@ AVERAGES = st.sampled_from([{}, {"per_token": True}, {"token_divisor": 7.0}])
 
 
 def ragged(parts) -> list[Sample]:
-    """Samples in three groups by turns, so that one number stands for siblings in a group and for others beside it."""
+    """Samples in three groups by turns, so that one rollout id occurs in several groups."""
     found = []
     for i, (prompt, response, rollout, masking) in enumerate(parts):
         mask = [1] * response if masking < 2 else [int(masking == 2 and (i + t) % 3 > 0) for t in range(response)]
@@ -324,7 +324,7 @@ def by_rollout(samples: list[Sample]) -> list[list[Sample]]:
 def by_definition(
     rollouts: list[list[Sample]], *, per_token: bool = False, token_divisor: float | None = None
 ) -> float:
-    """The average that is asked for, of log-probs in place of losses: rollout after rollout."""
+    """The average by its definition, of log-probs in place of losses: rollout after rollout."""
     losses = [
         [
             p
@@ -407,7 +407,7 @@ def test_response_tokens_without_log_probs_are_refused(log_probs, found):
 
 
 def answers(*groups: tuple[int, list[int]]) -> list[Sample]:
-    """Prompts of so many tokens, told by their group, and responses of so many each."""
+    """Prompts of so many tokens, which differ by group, and responses of so many each."""
     found = []
     for group, (prompt, responses) in enumerate(groups):
         for response in responses:

@@ -113,7 +113,7 @@ def test_a_run_that_may_be_off_policy_measures_it(interval: int, rollout: dict[s
 
 
 def by(version: str) -> list[Generation]:
-    """A right and a wrong answer, drawn by ``version``."""
+    """A right and a wrong answer, sampled by ``version``."""
     right, wrong = answer("2"), answer("3")
     return [Generation(array("i", one.token_ids), one.log_probs, "stop", (version,)) for one in (right, wrong)]
 
@@ -123,7 +123,7 @@ class Moving(FakeClient):
 
     async def generate(self, input_ids: list[int], **more: Any) -> list[Generation]:
         found = await super().generate(input_ids, **more)
-        prompt = self.asked[-1][0]
+        prompt = self.requests[-1][0]
         if len(self.answers[prompt]) > 2:
             self.answers[prompt] = self.answers[prompt][2:]
         return found
@@ -188,7 +188,7 @@ async def test_a_response_that_is_too_old_to_resume_is_restarted(build: Build) -
         sample.response_length, sample.weight_versions, sample.status = 1, [str(3 + place // 2)], Status.ABORTED
     sampler._rollouts.prompts.put_back(groups)
     metrics = (await sampler.sample(5)).metrics
-    assert [prompt for prompt, *_ in client.asked] == ["1+1", "1+22", "1+22"]
+    assert [prompt for prompt, *_ in client.requests] == ["1+1", "1+22", "1+22"]
     assert (metrics["rollout/staleness/begun_anew"], metrics["rollout/staleness/max"]) == (2.0, 1.0)
     assert metrics["rollout/staleness/requeued"] == 0.0
 
@@ -217,7 +217,7 @@ async def test_a_group_over_the_bound_is_trained_where_it_is_corrected(build: Bu
 
 
 class OwnRollout:
-    """Takes two groups, of which the first was drawn by version 3 and the other by version 5."""
+    """Takes two groups, of which the first was sampled by version 3 and the other by version 5."""
 
     async def fill(self, batch: RolloutBatch) -> dict[str, float]:
         batch.wanted = 2
@@ -283,7 +283,7 @@ async def test_a_sampler_that_runs_ahead_reports_it_and_evaluates_concurrently(b
     assert client.closed
 
 
-async def asked(sampler: Sampler, call: str) -> None:
+async def make_call(sampler: Sampler, call: str) -> None:
     match call:
         case "sample":
             await sampler.sample(1)
@@ -313,5 +313,5 @@ async def test_a_failure_ahead_is_the_next_answer_to_the_driver(build: Build, ca
     while sampler._rollouts._scheduler._failure is None:
         await asyncio.sleep(0)
     with pytest.raises(RequestRefused, match="too long"):
-        await asked(sampler, call)
+        await make_call(sampler, call)
     await sampler.close()

@@ -157,7 +157,7 @@ async def test_groups_without_spread_are_replaced_until_the_rollout_is_full(buil
     answers = {"1+1": SAME, "1+2": MIXED, "1+3": SAME, "1+4": MIXED, "1+5": MIXED}
     sampler, client, _ = build(answers, "drop_zero_std")
     sampled = await sampler.sample(0)
-    assert [prompt for prompt, _, _ in client.asked] == ["1+1", "1+2", "1+3", "1+4"]
+    assert [prompt for prompt, _, _ in client.requests] == ["1+1", "1+2", "1+3", "1+4"]
     assert sampled.shards[0].indices_B.tolist() == [2, 3, 6, 7]
     metrics = sampled.metrics
     assert metrics["rollout/dropped/zero_std"] == 2.0
@@ -185,7 +185,7 @@ async def test_an_aborted_group_is_put_back_and_neither_replaced_nor_transformed
     answers = {"1+1": [answer("2"), answer("2", "abort")], "1+2": SAME, "1+3": MIXED}
     sampler, client, toy = build(answers, "log", "drop_zero_std")
     await sampler.sample(0)
-    assert [prompt for prompt, _, _ in client.asked] == ["1+1", "1+2", "1+3"]
+    assert [prompt for prompt, _, _ in client.requests] == ["1+1", "1+2", "1+3"]
     assert [call[1] for call in toy.calls if call[0] == "log"] == [1, 2]
     cursor = sampler.cursor()["source"]
     assert (cursor["next"], cursor["returned"]) == (3, [0])
@@ -194,7 +194,7 @@ async def test_an_aborted_group_is_put_back_and_neither_replaced_nor_transformed
 async def test_a_group_that_failed_is_not_replaced_and_a_failed_sample_is_not_shown_to_transforms(build):
     sampler, client, toy = build({"1+2": MIXED}, "log")
     sampled = await sampler.sample(0)
-    assert [prompt for prompt, _, _ in client.asked] == ["1+1", "1+2"]
+    assert [prompt for prompt, _, _ in client.requests] == ["1+1", "1+2"]
     assert [call for call in toy.calls if call[0] == "log"] == [("log", 1, [1.0, 0.0])]
     assert sampled.shards[0].indices_B.tolist() == [2, 3]
 
@@ -234,7 +234,7 @@ async def test_too_many_dropped_groups_end_the_run_with_reasons_and_counts(build
         "dropped 6: zero_std 6. Take other prompts or other --sample-transforms, raise --rollout-max-refills, or give "
         "0 to train on what is kept."
     )
-    assert len(client.asked) == 6
+    assert len(client.requests) == 6
     assert [row["dropped"] for row in written(tmp_path, 4)] == ["zero_std"] * 12
 
 
@@ -242,7 +242,7 @@ async def test_without_refills_what_is_kept_is_trained_on(build):
     sampler, client, _ = build({"1+1": SAME, "1+2": MIXED}, "drop_zero_std", rollout_max_refills=0)
     sampled = await sampler.sample(0)
     assert sampled.shards[0].indices_B.tolist() == [2, 3]
-    assert len(client.asked) == 2
+    assert len(client.requests) == 2
 
 
 async def test_transforms_run_in_the_order_in_which_they_are_named(build):

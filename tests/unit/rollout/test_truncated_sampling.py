@@ -1,4 +1,4 @@
-"""What top-p, top-k and min-p left to draw from: by hand, against transformers, and into the shards of the learner."""
+"""The tokens that top-p, top-k and min-p keep: by hand, against transformers, and in the shards of the learner."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ TOP = [[HALF, 7, None], [QUARTER, 2, None], [EIGHTH, 9, None]]
 
 
 def found(
-    cut: Truncation, *, drawn: int = 7, log_prob: float = HALF, top: Sequence[Any] = TOP
+    cut: Truncation, *, sampled: int = 7, log_prob: float = HALF, top: Sequence[Any] = TOP
 ) -> tuple[list[int], float]:
-    kept, log_probs = truncate([drawn], [log_prob], [top], cut)
+    kept, log_probs = truncate([sampled], [log_prob], [top], cut)
     assert list(kept.offsets) == [0, len(kept.token_ids)]
     return list(kept.token_ids), log_probs[0]
 
@@ -51,7 +51,7 @@ def found(
         (Truncation(3, min_p=0.1, top_p=0.3), [7], 0.5),
     ],
 )
-def test_what_is_left_is_what_probabilities_are_shared_among(cut: Truncation, ids: list[int], mass: float) -> None:
+def test_the_kept_tokens_share_the_probability_mass(cut: Truncation, ids: list[int], mass: float) -> None:
     assert found(cut) == (ids, pytest.approx(math.log(0.5 / mass), abs=1e-6))
 
 
@@ -62,14 +62,17 @@ def test_top_p_reads_the_mass_before_top_k_cuts_it() -> None:
 
 def test_a_token_at_the_border_is_kept_because_it_was_sampled() -> None:
     tie = [[HALF, 7, None], [EIGHTH, 2, None]]
-    assert found(Truncation(2), drawn=9, log_prob=EIGHTH, top=tie) == ([7, 2, 9], pytest.approx(math.log(0.125 / 0.75)))
+    assert found(Truncation(2), sampled=9, log_prob=EIGHTH, top=tie) == (
+        [7, 2, 9],
+        pytest.approx(math.log(0.125 / 0.75)),
+    )
     rounded = [[math.log(0.9001), 7, None], [math.log(0.05), 2, None]]
-    assert found(Truncation(2, top_p=0.9), drawn=2, log_prob=math.log(0.05), top=rounded)[0] == [7, 2]
+    assert found(Truncation(2, top_p=0.9), sampled=2, log_prob=math.log(0.05), top=rounded)[0] == [7, 2]
 
 
 def test_a_token_that_was_left_out_and_sampled_is_an_error() -> None:
     with pytest.raises(EngineError) as caught:
-        found(Truncation(3, top_p=0.4), drawn=9, log_prob=EIGHTH)
+        found(Truncation(3, top_p=0.4), sampled=9, log_prob=EIGHTH)
     assert str(caught.value) == (
         "The engine sampled token 9 of probability 0.125 at place 0 of a response, which top_p 0.4, top_k 3 and "
         "min_p 0 leave out. Its sampling rule differs from that of sglang 0.5.23, or a proxy changed the request; "
@@ -110,12 +113,12 @@ def test_a_response_without_tokens_kept_nothing() -> None:
         ({"top_p": 0.9, "top_k": -1, "temperature": 0}, 64, None),
     ],
 )
-def test_a_request_says_what_it_cuts(fields: dict[str, Any], most: int | None, cut: Truncation | None) -> None:
+def test_sampling_fields_give_the_truncation(fields: dict[str, Any], most: int | None, cut: Truncation | None) -> None:
     assert Truncation.of(fields, most=most, vocab_size=1000) == cut
 
 
 @pytest.mark.parametrize("fields", [{"top_p": 0.9}, {"top_k": 5}, {"top_p": 0.9, "top_k": 5}])
-def test_min_p_beside_another_cut_is_refused_where_the_cut_is_recorded(fields: dict[str, Any]) -> None:
+def test_min_p_with_another_truncation_is_refused_where_the_mask_is_recorded(fields: dict[str, Any]) -> None:
     # sglang 0.5.23, layers/sampler.py: flashinfer renormalises after top_k before it takes top_p, pytorch does not.
     with pytest.raises(RequestRefused, match="Train with min_p alone, or with top_p and top_k"):
         Truncation.of({"min_p": 0.1, **fields}, most=64, vocab_size=1000)
@@ -123,7 +126,7 @@ def test_min_p_beside_another_cut_is_refused_where_the_cut_is_recorded(fields: d
 
 
 def test_no_more_are_requested_than_there_are() -> None:
-    """An engine that is asked for more of its logits than it has dies."""
+    """A request for more logits than the vocabulary has kills the engine."""
     assert Truncation.of({"top_p": 0.9}, most=64, vocab_size=16) == Truncation(16, 0.9)
 
 
@@ -142,17 +145,17 @@ def test_transformers_keeps_the_same_and_gives_it_the_same_log_probabilities(
     logits_TV = 2 * torch.randn(40, 20, generator=torch.Generator().manual_seed(1))
     warped_TV = LogitsProcessorList([TemperatureLogitsWarper(temperature), warper])(None, logits_TV.clone())
     theirs_TV = warped_TV.log_softmax(-1)
-    drawn_T = torch.multinomial(theirs_TV.exp(), 1, generator=torch.Generator().manual_seed(2))
+    sampled_T = torch.multinomial(theirs_TV.exp(), 1, generator=torch.Generator().manual_seed(2))
     logs_TK, ids_TK = (logits_TV / temperature).log_softmax(-1).sort(descending=True)
     top = [
         [[log, one, None] for log, one in zip(logs, ids, strict=True)]
         for logs, ids in zip(logs_TK[:, : cut.top_k].tolist(), ids_TK[:, : cut.top_k].tolist(), strict=True)
     ]
-    before_T = (logits_TV / temperature).log_softmax(-1).gather(1, drawn_T)[:, 0]
-    kept, log_probs = truncate(drawn_T[:, 0].tolist(), before_T.tolist(), top, cut)
+    before_T = (logits_TV / temperature).log_softmax(-1).gather(1, sampled_T)[:, 0]
+    kept, log_probs = truncate(sampled_T[:, 0].tolist(), before_T.tolist(), top, cut)
     for place, (start, end) in enumerate(zip(kept.offsets, kept.offsets[1:], strict=False)):
         assert sorted(kept.token_ids[start:end]) == theirs_TV[place].isfinite().nonzero()[:, 0].tolist()
-    assert list(log_probs) == pytest.approx(theirs_TV.gather(1, drawn_T)[:, 0].tolist(), abs=1e-5)
+    assert list(log_probs) == pytest.approx(theirs_TV.gather(1, sampled_T)[:, 0].tolist(), abs=1e-5)
 
 
 # --- From the engine to the learner -----------------------------------------------------------------------------------
@@ -172,8 +175,8 @@ async def test_an_answer_says_what_it_was_sampled_from() -> None:
 
 
 def test_parts_of_a_response_are_joined() -> None:
-    drawn = truncate([7], [HALF], [TOP], Truncation(2))[0]
-    whole = joined([(None, 3), (drawn, 1), (None, 1), (drawn, 1)])
+    kept = truncate([7], [HALF], [TOP], Truncation(2))[0]
+    whole = joined([(None, 3), (kept, 1), (None, 1), (kept, 1)])
     assert whole is not None
     assert (list(whole.token_ids), list(whole.offsets)) == ([7, 2, 7, 2], [0, 0, 0, 0, 2, 2, 4])
     assert joined([(None, 3), (None, 1)]) is None
@@ -215,7 +218,7 @@ def test_sets_follow_their_tokens_through_shards_rows_and_ranks() -> None:
     assert all(shares)
 
 
-def test_without_a_cut_nothing_is_said() -> None:
+def test_without_truncation_shards_have_no_mask() -> None:
     (batch,) = shards(sample(sets=None), cuts=False)
     assert (batch.kept_counts_U, batch.kept_ids_S, cut_batch(batch)[0][0].kept) == (None, None, None)
 
@@ -229,7 +232,7 @@ def test_a_token_that_does_not_train_may_come_from_anywhere() -> None:
     assert rows(shards(sample(sets=[[], [7]], loss_mask=[0, 1]))[0]) == [[[], [7]]]
 
 
-NOBODY_SAYS = (
+WITHOUT_KEPT_TOKENS = (
     "sample 4: rollout_top_p and rollout_top_k leave tokens out, and place {} of the response has no list of the "
     "tokens that it was sampled from, so its log-probability is unknown. A generate function must pass the kept of "
     "each answer of context.client to slime_core.generation.keep; or leave --rollout-top-p and --rollout-top-k out"
@@ -239,8 +242,8 @@ NOBODY_SAYS = (
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (sample(4, sets=None), NOBODY_SAYS.format(0)),
-        (sample(4, sets=[[7], []]), NOBODY_SAYS.format(1)),
+        (sample(4, sets=None), WITHOUT_KEPT_TOKENS.format(0)),
+        (sample(4, sets=[[7], []]), WITHOUT_KEPT_TOKENS.format(1)),
         (
             sample(4, sets=[[7], [2, 3, 4]]),
             "sample 4: token 7 at place 1 of the response is none of the 3 of rollout_top_p_token_ids that it was "

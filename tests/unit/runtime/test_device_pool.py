@@ -118,12 +118,14 @@ def test_engines_generate_again_only_when_they_have_all_their_memory(
     colocated = ColocatedDevices(control, Sleepy(engine))
     with DevicePool(colocated).held_by("learner"):
         colocated.make_room_for_weights()
-    told = [path for path in engine.calls if "generation" in path or "memory" in path]
-    assert told[0] == "/pause_generation"
-    assert told[-2:] == ["/resume_memory_occupation", "/continue_generation"]
+    paths = [path for path in engine.calls if "generation" in path or "memory" in path]
+    assert paths[0] == "/pause_generation"
+    assert paths[-2:] == ["/resume_memory_occupation", "/continue_generation"]
 
 
-def test_engines_that_have_left_are_not_asked_to_leave_again(control: EngineControl, engine: FakeEngine) -> None:
+def test_engines_that_have_released_their_memory_get_no_second_release(
+    control: EngineControl, engine: FakeEngine
+) -> None:
     colocated = ColocatedDevices(control, Sleepy(engine))
     colocated.vacate()
     with DevicePool(colocated).held_by("learner"):

@@ -121,10 +121,10 @@ def test_colocated_engines_take_the_learners_seats() -> None:
 
 
 def test_a_separate_critic_is_placed_after_the_learner_and_shares_no_device() -> None:
-    beside = Layout(2, 1, 2, "gpu", critic_ranks=3)
-    assert beside.bundles == 7
-    assert str(beside) == "2 (learner ranks) + 1 x 2 (engines x devices) + 3 (critic ranks) = 7"
-    found = assign(beside, seats=seats(n1=7))
+    separate = Layout(2, 1, 2, "gpu", critic_ranks=3)
+    assert separate.bundles == 7
+    assert str(separate) == "2 (learner ranks) + 1 x 2 (engines x devices) + 3 (critic ranks) = 7"
+    found = assign(separate, seats=seats(n1=7))
     assert where(found.learner) == ["n1:0", "n1:1"]
     assert where(found.critic) == ["n1:2", "n1:3", "n1:4"]
     assert [where(engine) for engine in found.engines] == [["n1:5", "n1:6"]]

@@ -53,15 +53,15 @@ DIED = (
 
 
 def test_the_last_lines_of_a_process_that_died_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = tmp_path / "worker-ab-01000000-4711.err"
-    told.write_text(":job_id:01000000\n:actor_name:LearnerActor\n\n1\n2\nterminate called: out of memory\n")
-    (tmp_path / "worker-cd-01000000-14711.err").write_text("somebody else's\n")
+    log = tmp_path / "worker-ab-01000000-4711.err"
+    log.write_text(":job_id:01000000\n:actor_name:LearnerActor\n\n1\n2\nterminate called: out of memory\n")
+    (tmp_path / "worker-cd-01000000-14711.err").write_text("of another process\n")
     monkeypatch.setattr(worker, "_global_node", SimpleNamespace(get_logs_dir_path=lambda: str(tmp_path)))
     cause = ActorDiedErrorContext(actor_id=bytes(16), class_name="LearnerActor", pid=4711, error_message="It is gone.")
-    said = str(local_error(ActorDiedError(cause), who="learner rank 1: train()"))
-    first, *middle = said.splitlines()
+    message = str(local_error(ActorDiedError(cause), who="learner rank 1: train()"))
+    first, *middle = message.splitlines()
     assert first == "learner rank 1: train() died."
-    assert middle[-4:] == [f"The last lines of {told}:", "  1", "  2", "  terminate called: out of memory"]
+    assert middle[-4:] == [f"The last lines of {log}:", "  1", "  2", "  terminate called: out of memory"]
 
 
 NODE_GONE = [
@@ -79,14 +79,16 @@ def test_a_dead_raylet_is_called_the_death_of_ray(
 ) -> None:
     monkeypatch.setattr(worker, "_global_node", SimpleNamespace(get_logs_dir_path=lambda: str(tmp_path)))
     cause = ActorDiedErrorContext(actor_id=bytes(16), class_name="EngineActor", pid=4711, error_message=message)
-    said = str(local_error(ActorDiedError(cause), who="engine 0: watch()"))
-    assert said.startswith("Ray died: a node of the cluster is gone, its raylet process ended, and engine 0: watch() ")
-    assert f"Ray's logs are in {tmp_path}" in said
-    assert "--load RUN_FOLDER" in said
+    message = str(local_error(ActorDiedError(cause), who="engine 0: watch()"))
+    assert message.startswith(
+        "Ray died: a node of the cluster is gone, its raylet process ended, and engine 0: watch() "
+    )
+    assert f"Ray's logs are in {tmp_path}" in message
+    assert "--load RUN_FOLDER" in message
 
 
 @pytest.mark.parametrize("printed", ["", ":job_id:01000000\n:actor_name:SamplerActor\n"])
-def test_a_process_that_printed_nothing_has_no_last_words(tmp_path: Path, printed: str) -> None:
+def test_a_process_that_printed_nothing_has_no_last_lines(tmp_path: Path, printed: str) -> None:
     (tmp_path / "worker-ab-01000000-4711.err").write_text(printed)
     assert last_words(DIED, tmp_path) == []
     assert last_words("The actor died.", tmp_path) == last_words(DIED, None) == []

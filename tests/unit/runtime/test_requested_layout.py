@@ -1,4 +1,4 @@
-"""Groups of engines and models beside the policy, as bundles and seats."""
+"""Engine groups and auxiliary models as bundles and seats."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ def test_the_sum_names_every_part():
     )
 
 
-def test_engines_that_only_evaluate_sit_behind_all_others():
+def test_engines_that_only_evaluate_take_seats_after_all_others():
     whole = config()
     evaluating = whole.model_copy(update={"eval": EvalConfig(eval_num_gpus=4, eval_num_gpus_per_engine=2)})
     layout = requested_layout(evaluating, "gpu", learner_ranks=2)
     assert (layout.auxiliary, layout.bundles) == (((1, 2), (1, 1), (2, 2)), LAYOUT.bundles + 4)
 
 
-def test_others_engines_need_no_seat():
+def test_external_engines_need_no_seat():
     layout = requested_layout(config(rollout_external_engine_addrs=("a:1",), engine_models=()), "cpu", learner_ranks=2)
     assert (layout.bundles, layout.sizes) == (2, ())
 
 
-def test_models_sit_behind_the_engines_and_the_learner_keeps_the_first_seats():
+def test_auxiliary_models_take_seats_after_the_engines_and_the_learner_the_first():
     found = assign(LAYOUT, seats=seats(n1=8))
     assert [seat.bundle for seat in found.learner] == [0, 1]
     assert numbers(found.engines) == [[2], [3, 4]]
@@ -95,23 +95,23 @@ def test_separate_prefill_and_decode_engines_are_refused_without_gpus():
         r"separate prefill and decode engines send the KV cache from GPU to GPU, but this run has no GPU: device = "
         r"auto means cpu here\. Leave prefill_num_servers and worker_type out, or run on GPUs\."
     )
-    asked = config(engine_groups=split)
+    settings = config(engine_groups=split)
     with pytest.raises(ConfigError, match=message):
-        require_device_support(asked, requested_layout(asked, "cpu", learner_ranks=1))
-    require_device_support(asked, requested_layout(asked, "gpu", learner_ranks=1))
+        require_device_support(settings, requested_layout(settings, "cpu", learner_ranks=1))
+    require_device_support(settings, requested_layout(settings, "gpu", learner_ranks=1))
 
 
 @pytest.mark.parametrize("where", ["sglang", "group"])
 def test_drafts_are_refused_without_gpus(where):
     flags = (("speculative_algorithm", "NGRAM"),)
     groups = (EngineGroup(num_gpus=1, overrides=flags if where == "group" else ()),)
-    asked = config(engine_groups=groups)
+    settings = config(engine_groups=groups)
     if where == "sglang":
-        asked = asked.model_copy(update={"sglang": SGLangConfig(given=flags)})
+        settings = settings.model_copy(update={"sglang": SGLangConfig(given=flags)})
     message = (
         r"speculative_algorithm needs compiled kernels that SGLang has for GPUs only, and this run has none: device = "
         r"auto means cpu here\. Leave it out, or run on GPUs\."
     )
     with pytest.raises(ConfigError, match=message):
-        require_device_support(asked, requested_layout(asked, "cpu", learner_ranks=1))
-    require_device_support(asked, requested_layout(asked, "gpu", learner_ranks=1))
+        require_device_support(settings, requested_layout(settings, "cpu", learner_ranks=1))
+    require_device_support(settings, requested_layout(settings, "gpu", learner_ranks=1))

@@ -116,7 +116,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def answering(answer: bytes) -> Iterator[str]:
-    """The address of a program that says ``answer`` to whoever connects."""
+    """The address of a program that sends ``answer`` to every connection."""
 
     def serve() -> None:
         connection, _ = server.accept()

@@ -20,7 +20,7 @@ def service(url: str, **settings) -> Service:
 async def test_a_request_and_its_answer_are_json():
     with HttpService(lambda body: {"sum": body["a"] + body["b"]}) as answering:
         assert await service(answering.url + "/add").ask({"a": 2, "b": 3}) == {"sum": 5}
-    assert answering.asked == [("/add", {"a": 2, "b": 3})]
+    assert answering.requests == [("/add", {"a": 2, "b": 3})]
 
 
 async def test_a_refusal_is_final_and_says_its_status():
@@ -29,15 +29,15 @@ async def test_a_refusal_is_final_and_says_its_status():
         with pytest.raises(ServiceError) as failure:
             await service(answering.url).ask({})
     error = failure.value
-    assert (error.cause, error.status, error.gave_up, len(answering.asked)) == ("refused", 404, False, 1)
-    assert str(error) == f'{answering.url} refused with status 404: {{"error": "as told"}}'
+    assert (error.cause, error.status, error.gave_up, len(answering.requests)) == ("refused", 404, False, 1)
+    assert str(error) == f'{answering.url} refused with status 404: {{"error": "refused by the test"}}'
 
 
 async def test_only_a_named_refusal_is_repeated():
     with HttpService(lambda body: "done") as answering:
         answering.fail_with = [429]
         assert await service(answering.url, retry_statuses=(429,)).ask({}) == "done"
-    assert len(answering.asked) == 2
+    assert len(answering.requests) == 2
 
 
 async def test_retries_end_at_the_time_limit(monkeypatch):
@@ -56,7 +56,7 @@ async def test_without_retries_the_first_failure_is_final():
         answering.fail_with = [500]
         with pytest.raises(ServiceError, match="1 attempts; the last one failed with status 500"):
             await service(answering.url, retries=False).ask({})
-    assert len(answering.asked) == 1
+    assert len(answering.requests) == 1
 
 
 async def test_an_answer_without_json_is_quoted():
@@ -75,7 +75,7 @@ async def test_overlapping_requests_share_connections_and_leave_none_open():
         assert await asking.ask(7) == 7
 
 
-def test_a_variable_that_is_not_set_is_an_error_before_anything_is_asked(monkeypatch):
+def test_a_variable_that_is_not_set_is_an_error_before_any_request(monkeypatch):
     monkeypatch.delenv("TOOL_TOKEN", raising=False)
     message = "the token for http://127.0.0.1:1/tool is read from the environment variable TOOL_TOKEN, which is not set"
     with pytest.raises(ConfigError, match=message):

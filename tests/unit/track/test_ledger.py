@@ -187,7 +187,7 @@ def test_a_resumed_run_forgets_what_came_after_its_checkpoint(tmp_path, journal,
     assert recount().groups == {("trained", ""): 1, ("failed", "engine"): 1}
 
 
-def test_what_lies_behind_a_checkpoint_can_be_left_out_and_a_torn_line_is(tmp_path, journal, recount):
+def test_rows_after_a_checkpoint_can_be_left_out_and_a_torn_line_always_is(tmp_path, journal, recount):
     journal.took(ids(0))
     position = journal.position()
     journal.took(ids(1))

@@ -79,8 +79,8 @@ def test_a_second_process_is_refused_and_learns_who_holds_the_folder_until_that_
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
         for resumed_step in (None, 2):
-            said = rf"is in use\. Process {other.pid} on .*, started 2.*\(kill {other.pid}\)"
-            with pytest.raises(ConfigError, match=said):
+            message = rf"is in use\. Process {other.pid} on .*, started 2.*\(kill {other.pid}\)"
+            with pytest.raises(ConfigError, match=message):
                 RunRecord(tmp_path, resumed_step=resumed_step)
         other.kill()
         other.wait()

@@ -17,8 +17,8 @@ from slime_core.types import Sample, Status
 def test_a_response_of_several_versions_records_which_tokens_are_whose(
     tmp_path: Path, versions: list[str], spans: list[list[object]] | None
 ) -> None:
-    drawn = [("3", 0, 2), ("4", 2, 5)][: len(versions)]
-    sample = Sample(group_index=0, index=1, weight_versions=versions, weight_spans=drawn, status=Status.COMPLETED)
+    recorded = [("3", 0, 2), ("4", 2, 5)][: len(versions)]
+    sample = Sample(group_index=0, index=1, weight_versions=versions, weight_spans=recorded, status=Status.COMPLETED)
     path = SampleWriter(tmp_path).write("train", 3, [sample])
     assert path is not None
     row = json.loads(path.read_text())

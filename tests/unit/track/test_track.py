@@ -18,7 +18,7 @@ from slime_core.types import Sample, SampleRecord, Status
 
 
 class Memory:
-    """A tracker that remembers, or fails as often as it is told to."""
+    """A tracker that records its calls, or fails as often as the test sets."""
 
     def __init__(self, failures: int = 0) -> None:
         self.rows: list[tuple[int, dict[str, float]]] = []
@@ -103,7 +103,7 @@ def test_an_evaluation_that_is_not_finite_leaves_the_row_as_it_was(tmp_path: Pat
     assert rows(record) == [{"step": 0, "train/loss": 1.0}]
 
 
-def test_a_resumed_run_adds_to_rows_before_and_behind_its_start(tmp_path: Path) -> None:
+def test_a_resumed_run_adds_to_rows_before_and_after_its_start(tmp_path: Path) -> None:
     with Track(RunRecord(tmp_path), tensorboard=False) as track:
         for step in range(2):
             with track.step(step):

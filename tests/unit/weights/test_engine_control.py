@@ -199,5 +199,5 @@ def test_a_proxy_before_an_engine_is_reported(status: int, next_step: str) -> No
         service.fail_with = [status]
         with pytest.raises(WeightSyncError) as caught:
             call(service.url, "/pause_generation", {}, timeout_s=60)
-    said = f'engine {service.url}/pause_generation refused with status {status}: {{"error": "as told"}} {next_step}'
-    assert str(caught.value) == said
+    refusal = f'refused with status {status}: {{"error": "refused by the test"}} {next_step}'
+    assert str(caught.value) == f"engine {service.url}/pause_generation {refusal}"

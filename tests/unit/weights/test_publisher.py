@@ -202,11 +202,11 @@ def test_a_rank_that_does_not_send_only_takes_part_in_gathering(engines, weights
 
 
 def test_a_rank_that_does_not_send_learns_that_files_were_written(engines, weights):
-    told = []
+    written = []
     settings = PublisherSettings(model=Path("nowhere"), transport="disk")
-    silent = Publisher([], settings=settings, weights=weights.items(), sends=False, on_written=told.append)
+    silent = Publisher([], settings=settings, weights=weights.items(), sends=False, on_written=written.append)
     silent.publish(weights.items(), version="1")
-    assert told == [None]
+    assert written == [None]
 
 
 def test_settings_reach_the_engines_and_closing_leaves_them(engines, weights):

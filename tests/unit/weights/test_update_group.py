@@ -21,7 +21,7 @@ def test_a_store_listens_on_its_own_address_only() -> None:
     assert [one.ip for one in listening if one.port == store.port] == ["127.0.0.1"]
 
 
-def test_others_meet_in_a_store_whose_port_was_agreed_on() -> None:
+def test_other_ranks_connect_to_a_store_at_a_given_port() -> None:
     with kept_port() as port:
         store = serve_store("127.0.0.1", world_size=2, timeout=LIMIT, port=port)
     TCPStore("127.0.0.1", port, 2, is_master=False, timeout=LIMIT).set("rank", "1")

@@ -26,5 +26,5 @@ def broken_rules(line: str) -> list[str]:
         "--async-buffer-size 3 --pause-generation-mode in_place",
     ],
 )
-def test_what_can_be_kept_breaks_no_rule(line: str) -> None:
+def test_valid_settings_break_no_rule(line: str) -> None:
     assert broken_rules(line) == []

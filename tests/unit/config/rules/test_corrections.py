@@ -22,5 +22,5 @@ def broken_rules(line: str) -> list[str]:
         "--true-on-policy-mode --parity-mean-tolerance 1e-6 --get-mismatch-metrics",
     ],
 )
-def test_what_fits_together_is_left_alone(line):
+def test_valid_settings_break_no_rule(line):
     assert broken_rules(line) == []

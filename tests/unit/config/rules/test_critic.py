@@ -30,7 +30,7 @@ def test_a_separate_critic_has_a_layout_of_its_own():
     sizes = "--critic-tensor-model-parallel-size 2 --critic-pipeline-model-parallel-size 2"
     actor = "--actor-num-gpus-per-node 4 --tensor-model-parallel-size 4 --sequence-parallel"
     assert broken_rules(f"{actor} --critic-num-gpus 4 {sizes}") == []
-    # What is not said is as for the actor, but for what only some layouts have.
+    # Settings that are not given are those of the actor, except for those that only some layouts have.
     assert broken_rules(f"{actor} --critic-num-gpus 1 --critic-tensor-model-parallel-size 1") == []
 
 

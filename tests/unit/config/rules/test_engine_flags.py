@@ -81,7 +81,7 @@ def test_a_checkpoint_without_config_is_reported_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "value"),
     [
         ("num_experts", 8),
         ("moe_router_topk", 2),
@@ -94,8 +94,8 @@ def test_a_checkpoint_without_config_is_reported_once(tmp_path: Path) -> None:
         ("v_head_dim", None),
     ],
 )
-def test_a_mixture_of_experts_is_described_as_in_its_config(name: str, told: object) -> None:
-    assert expected(name, "other", MIXTURE) == told
+def test_a_mixture_of_experts_is_described_as_in_its_config(name: str, value: object) -> None:
+    assert expected(name, "other", MIXTURE) == value
 
 
 @pytest.mark.parametrize("normed", [True, False])

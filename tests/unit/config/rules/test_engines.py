@@ -175,7 +175,7 @@ DRAFTS = (
 EXTERNAL = "--rollout-external-engine-addrs 127.0.0.1:30000"
 
 
-def test_others_engines_fill_no_gpus_of_the_run():
+def test_external_engines_take_no_gpus_of_the_run():
     config = load([*TOY, *EXTERNAL.split(), "127.0.0.1:30001", "--rollout-num-gpus-per-engine", "2"], check_rules=False)
     assert (config.config.num_engines, config.config.num_rollout_gpus, config.config.engine_groups) == (2, 4, ())
     assert broken(config.config) == []

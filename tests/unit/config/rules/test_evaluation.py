@@ -27,7 +27,7 @@ def broken(line: str) -> list[str]:
         "--eval-num-gpus 1 --skip-eval-before-train",
     ],
 )
-def test_what_is_right_is_silent(line):
+def test_valid_settings_break_no_rule(line):
     assert broken(line) == []
 
 

@@ -24,5 +24,5 @@ def broken_rules(line: str) -> list[str]:
         "--over-sampling-batch-size 64 --max-staleness 0 --true-on-policy-mode --kl-loss-coef 0",
     ],
 )
-def test_what_can_be_kept_breaks_no_rule(line: str) -> None:
+def test_valid_settings_break_no_rule(line: str) -> None:
     assert broken_rules(line) == []

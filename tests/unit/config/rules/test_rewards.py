@@ -45,7 +45,7 @@ ADVICE = "is_embedding = {} in its table [[engine.engine_models]], name another 
 
 
 @pytest.mark.parametrize(
-    ("name", "model", "said"),
+    ("name", "model", "message"),
     [
         (
             "judge",
@@ -68,16 +68,16 @@ ADVICE = "is_embedding = {} in its table [[engine.engine_models]], name another 
         ),
     ],
 )
-def test_a_model_that_is_not_served_as_it_is_asked_is_refused_before_the_run(name, model, said):
+def test_an_auxiliary_model_of_the_wrong_kind_is_refused_before_the_run(name, model, message):
     registry = activate(["rewards"]).registry
     with pytest.raises(PluginError) as failure:
         check_selection(asking(name, model), registry, trains=False)
     owner = registry.owner("reward_model", name)
-    assert str(failure.value) == f"rm_type = {name}: reward model {name!r} of {owner} {said}"
+    assert str(failure.value) == f"rm_type = {name}: reward model {name!r} of {owner} {message}"
 
 
 @pytest.mark.parametrize(("name", "model"), [("judge", "helper"), ("served_rm", "scorer")])
-def test_a_model_that_is_served_as_it_is_asked_passes(name, model):
+def test_an_auxiliary_model_of_the_right_kind_is_accepted(name, model):
     check_selection(asking(name, model), activate(["rewards"]).registry, trains=False)
 
 

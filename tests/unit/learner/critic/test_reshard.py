@@ -1,4 +1,4 @@
-"""Shards of the actor's ranks, cut anew for a critic apart: every sample once, with what belongs to it."""
+"""Shards of the actor's ranks, resharded for the ranks of a separate critic: every sample once, with its columns."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ def test_a_critic_balances_by_work_where_the_run_does():
     by_tokens, by_work = (cut_for(before, ranks=2, balance_by_flops=wanted) for wanted in (False, True))
     assert by_tokens != by_work
 
-    def apart(cut) -> int:
+    def imbalance(cut) -> int:
         loads = [[sum(map(flops.of, (length for row in step for length in row))) for step in rank] for rank in cut]
         return sum(abs(left - right) for left, right in zip(*loads, strict=True))
 
-    assert apart(by_work) <= apart(by_tokens)
+    assert imbalance(by_work) <= imbalance(by_tokens)

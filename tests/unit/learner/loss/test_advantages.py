@@ -246,7 +246,7 @@ def test_an_estimator_that_fails_is_named():
         fill_with(Fails())
 
 
-def test_a_sampler_that_estimated_is_believed():
+def test_advantages_of_the_sampler_are_used_unchanged():
     batch = replace(shard(), columns_B={"advantages": np.arange(4, dtype=np.float32)})
     ((micro,),) = make_micro_batches(batch)
     assert micro.advantages_U.tolist() == [0, 0, 1, 2, 2, 2, 2, 2, 2]

@@ -307,7 +307,7 @@ def test_tokens_that_the_engine_did_not_sample_do_not_leak(hole):
     assert gradient == pytest.approx([-0.5, 0.0, 0.5])
 
 
-# --- How far learner and engine stand apart ---------------------------------------------------------------------------
+# --- The difference between learner and engine ------------------------------------------------------------------------
 
 
 def test_mismatch_is_measured_and_changes_nothing():
@@ -408,11 +408,11 @@ def test_a_correction_that_returns_something_else_is_named(output, message):
 
 
 def test_what_no_engine_has_sampled_has_no_distance_from_the_engines():
-    for drawn in (True, False):
-        found = Objective(Clipped(None, RunView()), AlgorithmConfig(), engine_sampled=drawn)
+    for engine_sampled in (True, False):
+        found = Objective(Clipped(None, RunView()), AlgorithmConfig(), engine_sampled=engine_sampled)
         log_probs_U, entropy_U = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True), torch.zeros(3)
         loss, both = found(log_probs_U, entropy_U, micro())
         alone = found.measure(loss, log_probs_U, entropy_U, micro())
         for sums in (both, alone):
-            assert ("train_rollout_logprob_abs_diff" in sums.sums) is drawn
-            assert ("train_rollout_logprob_max_diff" in sums.largest) is drawn
+            assert ("train_rollout_logprob_abs_diff" in sums.sums) is engine_sampled
+            assert ("train_rollout_logprob_max_diff" in sums.largest) is engine_sampled

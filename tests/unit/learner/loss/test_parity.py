@@ -63,7 +63,7 @@ def found_by(tokens: float, total: float, largest: float) -> dict[str, float]:
     return {"loss": 0.5, "parity_tokens": tokens, "parity_sum": total, "parity_largest": largest}
 
 
-# --- Which tokens, and when ------------------------------------------------------------------------------------------
+# --- Which tokens, and when -------------------------------------------------------------------------------------------
 
 
 def test_tokens_follow_their_samples_into_the_micro_batches():
@@ -103,7 +103,7 @@ def test_every_nth_rollout_is_due_and_the_first_one_of_a_process(interval, first
 
 def test_a_rollout_without_a_step_of_the_actor_leaves_the_first_comparison_to_the_next_one():
     found = gate(parity_interval=100)
-    assert marked(found, shard(rollout=1))[0].fresh_U is not None  # the critic alone learns: nobody checks
+    assert marked(found, shard(rollout=1))[0].fresh_U is not None  # only the critic learns: no parity check
     assert fresh(found, shard(rollout=2)) is not None
     assert fresh(found, shard(rollout=3)) is None
 
@@ -112,7 +112,7 @@ def test_without_engines_nothing_is_due():
     assert fresh(gate(published=None), shard()) is None
 
 
-# --- What is measured ------------------------------------------------------------------------------------------------
+# --- What is measured -------------------------------------------------------------------------------------------------
 
 
 def sums(versions: tuple[int, ...], log_probs: list[list[float]]) -> list[tuple[float, float, float]]:
@@ -158,7 +158,7 @@ def test_a_rollout_that_is_not_due_costs_nothing():
     assert compare(torch.ones(4), micro) == ({}, {})
 
 
-# --- What follows from it --------------------------------------------------------------------------------------------
+# --- What follows from it ---------------------------------------------------------------------------------------------
 
 
 def test_below_both_bounds_the_mean_the_largest_and_the_count_are_reported_once():
@@ -292,16 +292,16 @@ def test_a_response_that_trains_nothing_may_be_stale():
 
 
 def test_a_run_that_generates_ahead_reports_why_no_token_could_be_compared() -> None:
-    said = [parity_unchecked_warning(ahead).partition("the published weights alone. ") for ahead in (0, 2)]
-    assert [start for start, _, _ in said] == 2 * [
+    warnings = [parity_unchecked_warning(ahead).partition("the published weights alone. ") for ahead in (0, 2)]
+    assert [start for start, _, _ in warnings] == 2 * [
         "parity of learner and engines could not be checked: no trained token of this rollout is known to come from "
     ]
     rest = (
         "A generate function must copy weight_versions from the engine's answers to its samples. --parity-interval 0 "
         "switches the check off"
     )
-    assert said[0][2] == rest
-    assert said[1][2] == (
+    assert warnings[0][2] == rest
+    assert warnings[1][2] == (
         "--async-buffer-size 2 generates ahead, so that tokens may be older than the weights they are trained with: a "
         f"short run with --async-buffer-size 0 checks the same engines. {rest}"
     )

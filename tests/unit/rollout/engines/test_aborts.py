@@ -1,4 +1,4 @@
-"""Whom requests are ended at."""
+"""Which engines get abort requests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from slime_core.rollout.engines.client import RequestAborter
 URL = "http://127.0.0.1:1"
 
 
-async def told(workers: Any) -> list[str]:
-    """Who is told to abort where ``/workers`` answers ``workers``."""
+async def aborted(workers: Any) -> list[str]:
+    """The addresses that get an abort request where ``/workers`` answers ``workers``."""
     found: list[str] = []
     ending = RequestAborter(URL, lambda: pytest.fail("no connection is needed"))
 
@@ -25,18 +25,18 @@ async def told(workers: Any) -> list[str]:
 
     ending._call = call  # type: ignore[method-assign]
     async with ending.aborting():
-        for _ in range(5):  # one round of telling
+        for _ in range(5):  # one round of abort requests
             await asyncio.sleep(0)
     return found
 
 
-async def test_every_engine_behind_a_router_is_reached():
-    assert await told({"workers": [{"url": "http://a"}, {"url": "http://b"}]}) == [
+async def test_every_engine_of_a_router_gets_the_abort():
+    assert await aborted({"workers": [{"url": "http://a"}, {"url": "http://b"}]}) == [
         "http://a/abort_request",
         "http://b/abort_request",
     ]
 
 
 @pytest.mark.parametrize("answer", [None, [], {"detail": "not found"}, {"workers": None}])
-async def test_who_knows_no_list_of_engines_is_one(answer: Any):
-    assert await told(answer) == [f"{URL}/abort_request"]
+async def test_an_address_without_a_list_of_workers_is_an_engine(answer: Any):
+    assert await aborted(answer) == [f"{URL}/abort_request"]

@@ -52,14 +52,14 @@ async def test_a_response_that_is_cut_says_so(client: GenerateClient) -> None:
     assert (list(answer.token_ids), answer.finish_reason) == ([9, 4], "length")
 
 
-async def test_a_failing_engine_is_asked_again(client: GenerateClient, engine: FakeEngine) -> None:
+async def test_a_request_to_a_failing_engine_is_retried(client: GenerateClient, engine: FakeEngine) -> None:
     engine.fail_with = [500, 503]
     assert len(await client.generate([3], sampling=SHORT, n=2)) == 2
     assert engine.calls.count("/generate") == 3
 
 
 @pytest.mark.parametrize("status", [408, 429])
-async def test_an_overloaded_engine_costs_the_request_and_is_not_asked_again(
+async def test_a_request_to_an_overloaded_engine_fails_without_a_retry(
     client: GenerateClient, engine: FakeEngine, status: int
 ) -> None:
     engine.fail_with = [status]
@@ -146,7 +146,7 @@ async def test_no_refused_request_is_repeated(client: GenerateClient, engine: Fa
 
 @asynccontextmanager
 async def saying(content: bytes) -> AsyncIterator[str]:
-    """The address of something that says ``content`` to whoever connects, whatever is asked."""
+    """The address of a server that answers every connection with ``content``, whatever it is sent."""
 
     answering: list[Any] = []
 
@@ -169,7 +169,7 @@ def ok(body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "cause", "told"),
+    ("content", "cause", "message"),
     [
         (b"220 mail.example ESMTP\r\n\r\n", "engine_malformed", "no HTTP"),
         (ok(b"null"), "engine_malformed", "null, which is no response of SGLang's"),
@@ -179,13 +179,13 @@ def ok(body: bytes) -> bytes:
     ],
 )
 async def test_what_is_no_response_costs_its_sample_and_not_the_run(
-    content: bytes, cause: str, told: str, once: None
+    content: bytes, cause: str, message: str, once: None
 ) -> None:
     async with saying(content) as url, GenerateClient(url, timeout_s=60) as client:
         with pytest.raises(RequestFailed) as caught:
             await client.generate([3], sampling=SHORT)
     assert caught.value.cause == cause
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 async def test_engines_abort_requests_that_a_function_sent_by_itself(

@@ -1,4 +1,4 @@
-"""Engines that somebody else started: what they must be."""
+"""External engines: what the run requires of them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def address(engine: FakeEngine) -> str:
     return engine.url.removeprefix("http://")
 
 
-def reason(engine: FakeEngine, needs: Needs = NEEDS, **said: Any) -> str:
-    engine.info |= said
+def reason(engine: FakeEngine, needs: Needs = NEEDS, **info: Any) -> str:
+    engine.info |= info
     with pytest.raises(ConfigError) as caught:
         discover([address(engine)], needs)
     title, line = str(caught.value).splitlines()
@@ -53,7 +53,7 @@ def test_what_is_needed_stands_in_the_settings():
 
 
 @pytest.mark.parametrize(
-    ("said", "needs", "message"),
+    ("info", "needs", "message"),
     [
         (
             {"tp_size": 2},
@@ -99,8 +99,8 @@ def test_what_is_needed_stands_in_the_settings():
         ),
     ],
 )
-def test_an_engine_that_cannot_serve_is_refused_with_the_reason(engine, said, needs, message):
-    assert reason(engine, needs, **said) == message
+def test_an_engine_that_cannot_serve_is_refused_with_the_reason(engine, info, needs, message):
+    assert reason(engine, needs, **info) == message
 
 
 def test_another_vocabulary_is_found_in_the_folder(engine, tmp_path: Path):
@@ -148,8 +148,8 @@ def test_prefill_and_decode_engines_are_recognised(engine):
             discover([address(engine), address(second)], NEEDS)
 
 
-@pytest.mark.parametrize("said", [{"tp_size": "two"}, {"model_path": ""}, {"dtype": ["float32"]}])
-def test_what_only_resembles_an_engine_is_named(engine, said):
-    (name,) = said
+@pytest.mark.parametrize("info", [{"tp_size": "two"}, {"model_path": ""}, {"dtype": ["float32"]}])
+def test_what_only_resembles_an_engine_is_named(engine, info):
+    (name,) = info
     expected = f"it does not answer as an SGLang server: it reports no valid {name}"
-    assert reason(engine, **said) == expected
+    assert reason(engine, **info) == expected

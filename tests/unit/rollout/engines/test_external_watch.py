@@ -27,7 +27,7 @@ def holds(engine: FakeEngine) -> Callable[[str], None]:
 
 def test_versions_that_rise_are_this_runs_own(engine, holds):
     watch = ExternalWatch([engine.url])
-    for version in ("7", "0", "1", "1", "4"):  # 7: what an earlier run left behind
+    for version in ("7", "0", "1", "1", "4"):  # 7: left by an earlier run
         holds(version)
         watch.poll()
 

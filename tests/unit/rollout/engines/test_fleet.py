@@ -1,4 +1,4 @@
-"""The servers of a run: their settings, who has a router, and who is told of whom; actors are stand-ins."""
+"""The servers of a run: their settings, their routers, and their registration; actors are stand-ins."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Answer(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(answer).encode())
 
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """No test reads it."""
 
 
 class Stand:
@@ -100,8 +100,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Stand]:
 
 def servers(config: RunConfig, tmp_path: Path, *, on_gpus: bool = False) -> EngineFleet:
     policy = sum(group.num_engines for group in config.engine_groups)
-    beside = sum(group.num_engines for group in config.auxiliary_groups)
-    slots: Any = [None] * policy, [None] * beside
+    auxiliary = sum(group.num_engines for group in config.auxiliary_groups)
+    slots: Any = [None] * policy, [None] * auxiliary
     site = Site(MODEL, tmp_path, on_gpus=on_gpus, reachable=False, slots=slots[0], auxiliary_slots=slots[1])
     found = EngineFleet(config, site, wait=lambda calls, **_: list(calls), monitors=[])
     found.start()
@@ -159,7 +159,7 @@ def test_models_have_their_own_weights_and_several_engines_a_router(started, tmp
     assert ("add", ([Worker("http://score-0"), Worker("http://score-1")],)) in started["router-score"].called
 
 
-def test_the_policy_is_behind_its_router_and_only_its_engines_get_weights(started, tmp_path):
+def test_the_policy_has_a_router_and_only_its_engines_get_weights(started, tmp_path):
     found = servers(settings(file=tmp_path, text=TWO_GROUPS), tmp_path)
     assert found.policy.url() == "http://router"
     assert (found.policy.urls(), found.policy.ranks) == (["http://engine-0", "http://engine-1"], (1, 2))
@@ -183,7 +183,7 @@ def test_prefill_engines_are_registered_with_their_ports(started, tmp_path):
     assert "--disaggregation-mode=decode" in started["engine 1"].settings.arguments()
 
 
-def test_engines_that_return_routes_are_asked_directly(started, tmp_path):
+def test_engines_that_return_routes_are_called_directly(started, tmp_path):
     found = servers(settings("--use-rollout-routing-replay", "--rollout-num-gpus", "2"), tmp_path)
     assert started["engine 0"].settings.extra == ("--enable-return-routed-experts",)
     assert found.direct_urls() == ("http://engine-0", "http://engine-1")
@@ -214,7 +214,7 @@ def test_the_policy_of_the_router_is_that_of_the_run(started, tmp_path):
     assert started["router"].settings.policy == "consistent_hashing"
 
 
-def test_engines_of_others_are_used_and_not_stopped(started, tmp_path):
+def test_external_engines_are_used_and_not_stopped(started, tmp_path):
     with FakeEngine() as engine:
         engine.info = {"model_path": str(MODEL), "dtype": "float32", "tp_size": 1}
         found = servers(settings("--rollout-external-engine-addrs", engine.url.removeprefix("http://")), tmp_path)

@@ -43,7 +43,7 @@ print(json.dumps({"argv": sys.argv[1:], "line": line, "env": variable}))
 """
 
 
-def test_a_program_gets_it_as_an_argument_that_neither_ps_nor_its_log_nor_its_children_see(tmp_path: Path) -> None:
+def test_a_program_gets_the_key_as_an_argument_hidden_from_ps_its_log_and_its_children(tmp_path: Path) -> None:
     (tmp_path / "shows.py").write_text(SHOWS)
     command = [sys.executable, keyed.__file__, "shows", "--port=1"]
     environment = os.environ | {ENGINE_KEY: KEY}
@@ -56,7 +56,7 @@ def test_a_program_gets_it_as_an_argument_that_neither_ps_nor_its_log_nor_its_ch
     assert KEY not in done.stderr
 
 
-def test_engines_and_routers_are_started_with_it_in_their_environment_alone(key: None, tmp_path: Path) -> None:
+def test_engines_and_routers_get_the_key_in_their_environment_only(key: None, tmp_path: Path) -> None:
     engine = SGLangServer(EngineSettings(tmp_path, tmp_path / "log"))
     router = Router(RouterSettings(tmp_path / "log"))
     for server in (engine, router):
@@ -66,7 +66,7 @@ def test_engines_and_routers_are_started_with_it_in_their_environment_alone(key:
     assert Worker("http://one").entry == {"url": "http://one", "api_key": KEY}
 
 
-async def test_a_client_without_it_is_refused_and_ours_is_not(key: None) -> None:
+async def test_a_client_without_the_key_is_refused(key: None) -> None:
     greedy = SamplingParams(max_new_tokens=2, temperature=0.0)
     with FakeEngine(key=KEY) as engine:
         with pytest.raises(WeightSyncError, match="status 401"):
@@ -79,7 +79,7 @@ async def test_a_client_without_it_is_refused_and_ours_is_not(key: None) -> None
             assert await client.generate([2], sampling=greedy)
 
 
-async def test_a_service_that_is_an_engine_of_the_run_gets_it_and_no_other(key: None) -> None:
+async def test_only_services_that_are_engines_of_the_run_get_the_key(key: None) -> None:
     with FakeEngine(key=KEY) as judge, FakeEngine() as elsewhere:
         judge.info = elsewhere.info = {}
         body = {"input_ids": [2], "sampling_params": {"max_new_tokens": 1}}

@@ -1,4 +1,4 @@
-"""Models beside the policy: where user code finds them."""
+"""Auxiliary models: where user code finds them."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ def test_a_death_is_reported_with_the_last_lines(tmp_path: Path) -> None:
 def test_a_signal_is_named(tmp_path: Path) -> None:
     server = shell(tmp_path, "kill -9 $$")
     server.wait_end(120)
-    said, where = str(server.death()).splitlines()
-    assert said == "engine 0 ended by signal 9 (SIGKILL), often the kernel's out-of-memory killer."
+    message, where = str(server.death()).splitlines()
+    assert message == "engine 0 ended by signal 9 (SIGKILL), often the kernel's out-of-memory killer."
     assert where == f"It wrote nothing into {server.log_file}."
 
 
@@ -93,7 +93,7 @@ def _start_anyway(server: ServerProcess, mark: str) -> None:
         server.start(["sleep", mark])
 
 
-def test_what_has_ended_starts_again(tmp_path: Path) -> None:
+def test_a_program_that_has_ended_can_be_started_again(tmp_path: Path) -> None:
     server = shell(tmp_path, "exit 1")
     assert server.wait_end(120)
     server.start(["sleep", "60"])

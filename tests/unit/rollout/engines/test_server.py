@@ -54,7 +54,7 @@ class Stranger(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """No test reads it."""
 
 
 @pytest.fixture

@@ -73,8 +73,8 @@ def under_supervisor(shared: Path, ending: str) -> list[str]:
     return supervised(pattern, [sys.executable, "-c", PROGRAM, str(shared), ending])
 
 
-def assert_gone(shared: Path, foreign: Path, said: str) -> None:
-    *pids, scratch = said.split()
+def assert_gone(shared: Path, foreign: Path, output: str) -> None:
+    *pids, scratch = output.split()
     assert left_of(*map(int, pids)) == []
     # The supervisor may outlive the processes it kills, and its proxy.
     assert remaining(shared, Path(scratch)) == []
@@ -98,36 +98,36 @@ def test_the_end_of_a_program_is_passed_on_when_all_of_it_is_gone(
 ) -> None:
     with subprocess.Popen(under_supervisor(shared, ending), stdout=subprocess.PIPE, text=True) as supervisor:
         assert supervisor.stdout is not None
-        said = supervisor.stdout.readline()
+        output = supervisor.stdout.readline()
     assert supervisor.returncode == code
-    assert_gone(shared, foreign, said)
+    assert_gone(shared, foreign, output)
 
 
 def test_a_supervisor_that_is_terminated_kills_all_at_once(shared: Path, foreign: Path) -> None:
     ending = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
     with subprocess.Popen(under_supervisor(shared, ending), stdout=subprocess.PIPE, text=True) as supervisor:
         assert supervisor.stdout is not None
-        said, _ = supervisor.stdout.readline(), supervisor.stdout.readline()
+        output, _ = supervisor.stdout.readline(), supervisor.stdout.readline()
         supervisor.terminate()
     assert supervisor.returncode == -signal.SIGTERM
-    assert_gone(shared, foreign, said)
+    assert_gone(shared, foreign, output)
 
 
 def test_a_parent_that_is_killed_leaves_neither_processes_nor_files(shared: Path, foreign: Path) -> None:
     command = [sys.executable, "-c", PARENT, *under_supervisor(shared, "time.sleep(600)")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        said = parent.stdout.readline()
+        output = parent.stdout.readline()
         parent.kill()
-    assert_gone(shared, foreign, said)
+    assert_gone(shared, foreign, output)
 
 
-def test_one_that_is_killed_by_ray_leaves_nothing_either(shared: Path, foreign: Path) -> None:
+def test_a_supervisor_that_is_killed_leaves_neither_processes_nor_files(shared: Path, foreign: Path) -> None:
     with subprocess.Popen(under_supervisor(shared, "time.sleep(600)"), stdout=subprocess.PIPE, text=True) as supervisor:
         assert supervisor.stdout is not None
-        said = supervisor.stdout.readline()
+        output = supervisor.stdout.readline()
         supervisor.kill()
-    assert_gone(shared, foreign, said)
+    assert_gone(shared, foreign, output)
 
 
 def test_a_program_that_cannot_be_started_says_so(tmp_path: Path) -> None:

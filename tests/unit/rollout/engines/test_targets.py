@@ -1,4 +1,4 @@
-"""Engines that are asked directly, and sessions."""
+"""Engines that are called directly, and sessions."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_a_session_travels_as_the_routers_header():
         assert engine.keys == [None, "talk"]
 
 
-async def test_an_engine_that_was_asked_directly_is_named():
+async def test_an_engine_that_was_called_directly_is_named():
     with FakeEngine() as engine:
         engine.fail_with = [400]
         async with GenerateClient("http://router", engines=[engine.url]) as client:

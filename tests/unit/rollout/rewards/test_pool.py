@@ -33,7 +33,7 @@ from slime_core import Component, RewardTraits, hookimpl
 def slime_register_reward_models():
     yield Component("mean", target=f"{__name__}:Mean")
     yield Component("each", target=f"{__name__}:Each", traits=RewardTraits(scope="group"))
-    yield Component("meeting", target=f"{__name__}:Meeting")
+    yield Component("rendezvous", target=f"{__name__}:Rendezvous")
     yield Component("short", target=f"{__name__}:Short")
     yield Component("threaded", target=f"{__name__}:Threaded")
     yield Component("asking", target=f"{__name__}:Asking")
@@ -109,7 +109,7 @@ class Short:
         return [1.0] * (len(samples) + 1)
 
 class Threaded:
-    """Leaves a thread behind, and says how many there were before."""
+    """Leaves a thread that runs on; returns the number of threads before."""
     def __init__(self, options, run):
         pass
     async def score(self, samples):
@@ -134,8 +134,8 @@ class Asking:
         with urllib.request.urlopen(self.models["judge"] + "/score", body) as answer:
             return json.load(answer)
 
-class Meeting:
-    """Returns once four calls are there at one time."""
+class Rendezvous:
+    """Returns once four calls run at the same time."""
     def __init__(self, options, run):
         self.all = asyncio.Barrier(4)
     async def score(self, samples):
@@ -178,7 +178,7 @@ async def test_a_reward_gets_a_secret_of_the_environment_where_the_user_passes_i
             assert "sk-12345" not in found.error
 
 
-async def test_memory_that_another_call_has_taken_costs_no_sample(pool: RewardPool) -> None:
+async def test_memory_of_an_earlier_call_costs_no_sample(pool: RewardPool) -> None:
     await pool.score("mean", samples("hoard"), together=False)
     assert await pool.score("mean", samples("need"), together=False) == [1.0]
     assert await pool.score("mean", samples("need"), together=False) == [1.0]
@@ -244,7 +244,7 @@ async def test_a_model_of_groups_that_scores_each_by_itself_fails_for_one_sample
 
 async def test_calls_that_wait_overlap(tmp_path: Path) -> None:
     pool = RewardPool(settings(tmp_path, num_workers=1, timeout_s=60.0))
-    found = await asyncio.gather(*(pool.score("meeting", samples("a"), together=True) for _ in range(4)))
+    found = await asyncio.gather(*(pool.score("rendezvous", samples("a"), together=True) for _ in range(4)))
     await pool.close()
     assert found == [[1.0]] * 4
 
@@ -269,7 +269,7 @@ async def test_a_reward_in_a_process_asks_the_models_that_the_run_serves(tmp_pat
             assert await pool.score("asking", samples("a", "bb"), together=False) == [1.0, 2.0]
         finally:
             await pool.close()
-    assert sorted(judge.asked, key=str) == [("/score", {"text": "a"}), ("/score", {"text": "bb"})]
+    assert sorted(judge.requests, key=str) == [("/score", {"text": "a"}), ("/score", {"text": "bb"})]
 
 
 async def test_a_process_forked_by_a_reward_answers_no_call(tmp_path: Path) -> None:
@@ -301,8 +301,8 @@ async def test_what_is_too_much_costs_its_own_sample_and_few_words(tmp_path: Pat
     finally:
         await pool.close()
     assert (first, last, after) == (1.0, 4.0, 2.0)
-    for failure, (cause, said) in zip(failures, TOO_MUCH.values(), strict=True):
-        assert (failure.cause, failure.error[: len(said)], len(failure.error) < 2100) == (cause, said, True)
+    for failure, (cause, message) in zip(failures, TOO_MUCH.values(), strict=True):
+        assert (failure.cause, failure.error[: len(message)], len(failure.error) < 2100) == (cause, message, True)
     assert unsent == RewardFailure(
         "invalid",
         "reward model 'mean': sending it what it scores failed with TypeError: cannot pickle '_thread.lock' object",
@@ -310,21 +310,21 @@ async def test_what_is_too_much_costs_its_own_sample_and_few_words(tmp_path: Pat
     assert (tmp_path / "rewards.log").stat().st_size >= 10**8  # the end of the line may follow later
 
 
-async def test_what_is_under_way_when_the_pool_is_closed_fails_and_starts_nothing(tmp_path: Path) -> None:
+async def test_calls_in_flight_fail_when_the_pool_is_closed_and_start_no_process(tmp_path: Path) -> None:
     pool = RewardPool(settings(tmp_path, num_workers=1, timeout_s=60.0))
-    asked = [asyncio.create_task(pool.score("mean", samples("wait"), together=False)) for _ in range(20)]
+    calls = [asyncio.create_task(pool.score("mean", samples("wait"), together=False)) for _ in range(20)]
     while not pool._slots[0]._process or not pool._slots[0]._process._busy_since():
         await asyncio.sleep(0.01)
     await pool.close()
-    assert {one.cause for (one,) in await asyncio.gather(*asked)} == {"crash"}
+    assert {one.cause for (one,) in await asyncio.gather(*calls)} == {"crash"}
     assert children("reward_worker") == []
 
 
 async def test_five_hundred_calls_at_once_with_one_that_hangs_and_one_that_dies(tmp_path: Path) -> None:
     pool = RewardPool(settings(tmp_path, timeout_s=1.0))
     try:
-        asked = [samples("hang" if place == 100 else "exit" if place == 101 else "abc") for place in range(500)]
-        found = await asyncio.gather(*(pool.score("mean", one, together=False) for one in asked))
+        groups = [samples("hang" if place == 100 else "exit" if place == 101 else "abc") for place in range(500)]
+        found = await asyncio.gather(*(pool.score("mean", one, together=False) for one in groups))
     finally:
         await pool.close()
     odd = {place: one[0].cause for place, one in enumerate(found) if isinstance(one[0], RewardFailure)}
@@ -337,7 +337,7 @@ async def test_too_many_rewards_cost_their_own_call(pool: RewardPool) -> None:
     assert found == RewardFailure("invalid", "reward model 'short' returned 2 rewards for 1 samples")
 
 
-async def test_a_thread_that_hangs_is_in_nobodys_way(tmp_path: Path) -> None:
+async def test_a_thread_that_hangs_blocks_no_other_call(tmp_path: Path) -> None:
     pool = RewardPool(settings(tmp_path, num_workers=1))
     (before,) = await pool.score("threaded", samples("a"), together=False)
     (hung,) = await pool.score("threaded", samples("hang"), together=False)
@@ -357,7 +357,7 @@ async def test_calls_that_come_together_spread_over_all_processes_and_others_sta
     assert [slot._process is not None for slot in pool._slots] == [True, True, True]
 
 
-async def test_no_call_stands_behind_one_that_hangs(tmp_path: Path) -> None:
+async def test_no_call_waits_for_one_that_hangs(tmp_path: Path) -> None:
     pool = RewardPool(settings(tmp_path, num_workers=2, timeout_s=600.0))
     hanging = asyncio.create_task(pool.score("mean", samples("hang"), together=False))
     found = await asyncio.gather(*(pool.score("mean", samples("ab"), together=False) for _ in range(50)))
@@ -368,7 +368,7 @@ async def test_no_call_stands_behind_one_that_hangs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("together", [True, False])
-async def test_what_hangs_alone_in_a_process_is_not_asked_twice(tmp_path: Path, together: bool) -> None:
+async def test_a_call_that_hangs_alone_in_a_process_is_not_retried(tmp_path: Path, together: bool) -> None:
     pool = RewardPool(settings(tmp_path, num_workers=1))
     found = await pool.score("mean", samples("hang"), together=together)
     await pool.close()
@@ -376,7 +376,7 @@ async def test_what_hangs_alone_in_a_process_is_not_asked_twice(tmp_path: Path, 
     assert pool._isolated_slots[0]._process is None
 
 
-async def test_samples_of_a_group_that_all_hang_do_so_side_by_side(tmp_path: Path) -> None:
+async def test_samples_of_a_group_are_retried_concurrently(tmp_path: Path) -> None:
     """Each waits in its process for the others: one after the other they would not come to an end."""
     pool = RewardPool(settings(tmp_path, num_workers=3, timeout_s=60.0))
     waits = [Sample(response="exit once", metadata={"folder": str(tmp_path), "count": 3}) for _ in range(3)]

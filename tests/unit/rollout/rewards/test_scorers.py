@@ -22,7 +22,7 @@ class Given:
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "said"),
+    ("answer", "kind", "message"),
     [
         (ValueError("no such answer"), PluginError, r"^reward model 'mine': scoring failed with ValueError: no such "),
         (None, PluginError, r"^reward model 'mine': scoring failed with TypeError: 'NoneType' object is not iterable"),
@@ -30,6 +30,6 @@ class Given:
         ([1.0], RunError, "^reward model 'mine' returned 1 rewards for 2 samples$"),
     ],
 )
-async def test_what_it_raises_or_returns_amiss_ends_the_run_and_names_it(answer, kind, said):
-    with pytest.raises(kind, match=said):
+async def test_a_reward_model_that_raises_or_returns_nonsense_ends_the_run_and_is_named(answer, kind, message):
+    with pytest.raises(kind, match=message):
         await InProcessScorer("mine", Given(answer)).score([Sample(), Sample()])

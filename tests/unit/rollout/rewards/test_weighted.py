@@ -63,6 +63,6 @@ async def test_a_part_that_is_no_number_is_named_with_what_is_accepted():
 
 async def test_a_sum_that_is_no_number_costs_its_sample():
     found, _ = await summed("1000*a+1*b", Given(1e306, 1.7e305, 1.0), Given(0.0, 1.7e308, 2.0))
-    said = "'1000*a+1*b' of {'a': 1e+306, 'b': 0.0} is inf; accepted is a finite number"
-    assert found[0] == RewardFailure("invalid", said)
+    message = "'1000*a+1*b' of {'a': 1e+306, 'b': 0.0} is inf; accepted is a finite number"
+    assert found[0] == RewardFailure("invalid", message)
     assert (found[1].cause, found[2]) == ("invalid", 1002.0)

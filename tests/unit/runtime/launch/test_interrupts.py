@@ -26,7 +26,7 @@ def test_a_signal_before_the_end_starts_is_let_through() -> None:
 
 
 def taken_down(*signals: signal.Signals, done: list[str]) -> None:
-    """What a run does whose end is asked for while it ends."""
+    """A run that gets a signal during its clean-up."""
     with DelayedInterrupts() as interrupts:
         interrupts.delay()
         for number in signals:

@@ -22,9 +22,9 @@ def _enough(_: object) -> Any:
     raise _Enough
 
 
-@pytest.mark.parametrize(("own", "asked"), [(True, []), (False, ["the manifest"])])
+@pytest.mark.parametrize(("own", "requested"), [(True, []), (False, ["the manifest"])])
 def test_nodes_report_their_plugins_where_a_cluster_is_joined(
-    own: bool, asked: list[str], monkeypatch: pytest.MonkeyPatch
+    own: bool, requested: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Any] = []
     monkeypatch.setattr(module, "Session", lambda *_, **__: nullcontext(SimpleNamespace(own=own)))
@@ -34,4 +34,4 @@ def test_nodes_report_their_plugins_where_a_cluster_is_joined(
     job = cast(Any, SimpleNamespace(config=config, manifest="the manifest"))
     with pytest.raises(_Enough), module.processes(job, learner_ranks=1, warn=print, failures=Failures()):
         pass
-    assert found == asked
+    assert found == requested

@@ -23,7 +23,7 @@ class Notes:
         self._folder: Path | None = run.folder
 
     def start(self, run: RunView) -> None:
-        """The run begins, or resumes."""
+        """The run starts or resumes."""
         self._write({"start": run.resumed_step})
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -31,7 +31,7 @@ class Notes:
         self._write({"step": step, "loss": metrics.get("train/loss")})
 
     def samples(self, kind: Literal["train", "eval"], step: int, rows: Iterable[SampleRecord]) -> None:
-        """What was asked, what was answered and what that was worth, of each sample of a rollout."""
+        """The prompt, the response and the reward of each sample of a rollout."""
         if kind == "train":
             self._write({"step": step, "samples": [[row.prompt, row.response, row.reward] for row in rows]})
 

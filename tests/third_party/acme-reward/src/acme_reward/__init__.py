@@ -1,4 +1,4 @@
-"""A reward model: half a point for the last digit of the first number that is said, a whole one for the answer."""
+"""A reward model: 0.5 for the last digit of the first number in the response, 1 for the answer."""
 
 from __future__ import annotations
 

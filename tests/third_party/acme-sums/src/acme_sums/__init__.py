@@ -51,8 +51,8 @@ class EndlessSums:
         self._next, self._returned = place, [number for number in returned if isinstance(number, int)]
 
     def _group(self, number: int) -> PromptGroup:
-        draw = random.Random(f"{self._seed} {number}")
-        first, second = draw.randrange(10), draw.randrange(10)
+        random_source = random.Random(f"{self._seed} {number}")
+        first, second = random_source.randrange(10), random_source.randrange(10)
         indices = range(number * self._count, (number + 1) * self._count)
         prompt, label = f"{first}+{second}", str(first + second)
         return [Sample(group_index=number, index=index, prompt=prompt, label=label) for index in indices]
