@@ -15,5 +15,5 @@ class TestZero(RewardModelSuite):
     component = "zero"
 
     def test_the_examples_get_different_rewards(self) -> None:
-        """They get none: that is what the component is for."""
+        """``zero`` gives every sample the same reward by design."""
         assert self._scored(self._samples()) == [0.0] * len(self._samples())

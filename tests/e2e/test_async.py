@@ -1,4 +1,4 @@
-"""A run that generates one rollout ahead, live, and resumed from a checkpoint that holds what was ahead."""
+"""A run that generates one rollout ahead, and its resume from a checkpoint that holds the groups ahead."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def held(run: Finished, step: int) -> set[int]:
     return {json.loads(text)["samples"][0]["group_index"] for text in texts}
 
 
-def test_one_rollout_is_ahead_of_every_one_but_the_last(runs: Twice) -> None:
+def test_every_rollout_but_the_last_has_one_rollout_ahead(runs: Twice) -> None:
     rows = runs.whole.rows[:4]
     assert [row["rollout/buffer/in_flight"] + row["rollout/buffer/finished"] for row in rows] == [8.0, 8.0, 8.0, 0.0]
 
@@ -84,7 +84,7 @@ def test_a_checkpoint_holds_what_is_ahead(runs: Twice) -> None:
     assert cursor(runs.whole.folder, 2)["source"]["next"] == 24
 
 
-def test_nothing_is_ahead_of_the_last_rollout(runs: Twice) -> None:
+def test_the_last_rollout_has_none_ahead(runs: Twice) -> None:
     assert (held(runs.whole, 4), cursor(runs.whole.folder, 4)["source"]["next"]) == (set(), 32)
 
 

@@ -228,7 +228,7 @@ def test_functions_are_handed_what_slime_hands_over(run):
     assert {value for values in rewards for value in values} == {0.0, 0.5}  # rewards as they are
 
 
-def test_what_they_return_is_trained_and_reported(run):
+def test_return_values_of_functions_are_trained_and_reported(run):
     assert Counter(row["step"] for row in run.rows if "train/tis" in row) == {0: 1, 1: 1}
     for row in run.rows[:2]:
         # Trainer and engine agree on the CPU, so each ratio is 1; each rank leaves one of the 32 samples out.

@@ -1,4 +1,4 @@
-"""One half of the loop alone, on the real engines: what a live run saved is trained again to the same bits.
+"""Generation or training alone, on the real engines: rollouts that a live run saved are trained to the same bits.
 
 The live run publishes nothing, so that its engine and its learner part."""
 

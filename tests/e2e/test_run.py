@@ -1,4 +1,4 @@
-"""What a run prints and leaves, on the real engines."""
+"""The output and the files of a run on the real engines."""
 
 from __future__ import annotations
 

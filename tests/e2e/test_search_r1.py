@@ -24,7 +24,7 @@ def test_the_trained_model_gives_every_token_the_log_probability_of_the_engine(r
     assert row["train/train_rollout_logprob_max_diff"] < 1e-4
 
 
-def test_what_searches_find_is_not_trained(run: Finished) -> None:
+def test_search_results_are_not_trained(run: Finished) -> None:
     rows = run.samples("train-000000.jsonl")
     counts = [row["metadata"]["search_r1"] for row in rows]
     assert {one["searches"] for one in counts} >= {1, 2}

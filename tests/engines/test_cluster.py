@@ -1,4 +1,4 @@
-"""The cluster room against real Ray: actors that hang, die and raise, and what is left when a session ends."""
+"""slime_core.runtime on real Ray: actors that hang, die and raise, and the clean-up at the end of a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every family of slime-models says what Hugging Face's says, and holds the same weights."""
+"""Every model family of slime-models computes what Hugging Face's computes, and holds the same weights."""
 
 from __future__ import annotations
 

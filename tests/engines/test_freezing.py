@@ -1,4 +1,4 @@
-"""Frozen weights in real models: the others have the gradients and the optimizer state that they have otherwise."""
+"""Frozen weights in real models: gradients and optimizer state of the other weights do not change."""
 
 from __future__ import annotations
 

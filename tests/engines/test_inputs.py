@@ -128,7 +128,7 @@ def train(children: Children, folder: Path, shards: list[TrainBatch], *, ranks: 
 
 
 @pytest.mark.parametrize("max_tokens", [1, 40, 1000])
-def test_what_trains_is_what_plain_torch_trains_however_samples_are_packed(
+def test_every_packing_trains_what_plain_torch_trains(
     children: Children, folder: Path, samples: list[Sample], expected: dict[str, torch.Tensor], max_tokens: int
 ) -> None:
     found = train(children, folder, cut(samples, max_tokens=max_tokens))

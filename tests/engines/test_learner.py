@@ -377,7 +377,7 @@ def test_a_learner_that_sleeps_between_steps_trains_the_same_bit_for_bit(childre
 
 
 @pytest.mark.parametrize("max_tokens", [1, 1000])
-def test_how_samples_are_packed_does_not_matter(children, folder, samples, alone, max_tokens):
+def test_packing_does_not_change_the_training(children, folder, samples, alone, max_tokens):
     shards = cut(samples, max_tokens=max_tokens)
     assert len(shards[0].steps[0].micro_batches) == (6 if max_tokens == 1 else 1)
     (found,) = children.run(Job(settings(algorithm=EVERYTHING), folder, [shards]))
@@ -541,7 +541,7 @@ def test_a_part_that_cannot_be_written_is_a_checkpoint_error(children, folder, t
         children.run(Job(settings(), folder, save=tmp_path / "saved"))
 
 
-def test_what_two_ranks_saved_one_rank_continues(children, folder, samples, tmp_path):
+def test_one_rank_continues_from_a_checkpoint_of_two(children, folder, samples, tmp_path):
     job = Job(settings(**FALLING), folder)
     (tmp_path / "saved").mkdir()
     (whole,) = children.run(replace(job, rollouts=[cut(samples)] * 2))

@@ -1,4 +1,4 @@
-"""Megatron's own flags do in the real model what they promise."""
+"""Megatron's own flags take effect in the real model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Megatron model says what the Hugging Face model says, and holds the same weights."""
+"""The Megatron model computes what the Hugging Face model computes, and holds the same weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that others start have the import hook too, where they need it; checkpoints of others run no code."""
+"""Processes that Megatron and Ray start have the import hook too; reading a foreign checkpoint runs no code."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ async def test_log_probabilities_are_those_of_the_distribution_that_was_sampled_
 
 
 @pytest.mark.parametrize("given", [{"top_k": 1}, {"top_p": 1e-6}, {"extra": {"min_p": 1.0}}])
-async def test_where_one_token_is_left_it_is_the_likeliest_and_certain(
+async def test_a_token_kept_alone_is_the_likeliest_and_has_log_prob_zero(
     client: GenerateClient, given: dict[str, Any]
 ) -> None:
     (greedy,) = await client.generate(PROMPT, sampling=SamplingParams(temperature=0, **FREE))

@@ -34,7 +34,7 @@ def test_a_tensor_of_a_dtype_that_numpy_lacks_comes_back_as_one(dtype: str) -> N
     assert len(array_of(values).values) == 2
 
 
-def test_what_is_no_array_stays_as_it_is() -> None:
+def test_values_that_are_no_arrays_are_unchanged() -> None:
     for value in ({"a": [1]}, "text", None):
         assert as_json(value) is value
         assert json_of([value])[0] is value
@@ -44,7 +44,7 @@ def test_what_is_no_array_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("value", [3.0, np.array(["a"]), ["a"], [None], np.array([1j])])
-def test_what_holds_no_rows_of_numbers_is_refused(value: object) -> None:
+def test_arrays_without_rows_of_numbers_are_refused(value: object) -> None:
     with pytest.raises(ValueError, match=r"shape \[.*\] of .*; accepted are numbers or truth values with at least one"):
         array_of(value)
 

@@ -59,7 +59,7 @@ async def test_a_call_is_answered_with_the_result_or_with_what_is_wrong_with_it(
     assert (await box().call(ToolCall(name, arguments))).startswith(answer)
 
 
-async def test_what_a_tool_raises_passes() -> None:
+async def test_an_exception_of_a_tool_propagates() -> None:
     with pytest.raises(KeyError, match="gone"):
         await box().call(ToolCall("broken", "{}"))
 

@@ -85,7 +85,7 @@ def test_without_a_coefficient_the_divergence_is_zero(tmp_path):
         ("data['nothing']", "mine.py:f: calling it failed with KeyError: 'nothing'"),
     ],
 )
-def test_what_sets_no_advantages_is_refused(tmp_path, body, message):
+def test_a_function_that_sets_no_advantages_is_refused(tmp_path, body, message):
     code = f"def f(args, data):\n    {body}\n"
     with pytest.raises(PluginError, match=message):
         estimate(options_for(tmp_path, code, **{PATH: "f"}), tokens())

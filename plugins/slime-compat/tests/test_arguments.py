@@ -52,7 +52,7 @@ def test_bounds_of_corrections_are_those_of_their_plugin_or_its_defaults() -> No
     assert (args.tis_clip, args.tis_threshold, args.tis_clip_low) == (3.0, 3.0, 0.0)
 
 
-def test_what_is_written_to_args_stays_in_its_process() -> None:
+def test_attributes_set_on_args_stay_in_their_process() -> None:
     made = options("--seed", "7")
     made.arguments.mine = lambda: None
     again = pickle.loads(pickle.dumps(made))
@@ -126,7 +126,7 @@ def test_a_path_in_the_old_section_of_a_file_is_read() -> None:
     assert resolved.config.rollout.rm_type == "custom_rm_path"
 
 
-def test_what_a_run_writes_down_is_read_again() -> None:
+def test_the_written_settings_of_a_run_are_read_again() -> None:
     path = str(Path("mine.py").absolute())
     flags = ["--custom-rm-path", path, "--dynamic-sampling-filter-path", path]
     first, _ = resolve(flags)
@@ -237,7 +237,7 @@ def test_settings_of_functions_that_are_not_there_are_mistakes(flags: tuple[str,
         (("--spec", "mine.py", "s", "--custom-model-provider-path", "mine.py:m"), "custom_model_provider_path = mine"),
     ],
 )
-def test_what_a_function_takes_the_place_of_excludes_it(flags: tuple[str, ...], excludes: str) -> None:
+def test_a_function_excludes_the_component_that_it_replaces(flags: tuple[str, ...], excludes: str) -> None:
     Path("mine.py").write_text(
         "def loss(args, batch, logits, sum_of_sample_mean): ...\n"
         "def tis(*, args, pg_loss, **kwargs): ...\n"

@@ -85,7 +85,7 @@ def test_a_name_that_is_not_there_is_refused_with_the_nearest(write) -> None:
     )
 
 
-def test_of_several_functions_the_one_with_the_known_names_is_taken(write) -> None:
+def test_the_function_with_the_known_parameter_names_is_chosen(write) -> None:
     text = "def near(left, right): return 9.0\n\nasync def mine(args, sample, **kwargs): return 1.0\n"
     options = write("custom_rm_path", text)
     assert load_checked(options, "custom_rm_path", rollout_forms(group_rm=options.group_rm)).function.__name__ == "mine"

@@ -117,6 +117,6 @@ def test_another_column_reaches_a_loss_named_by_path(tmp_path):
         ("raise KeyError('x')", "mine.py:f: calling it failed with KeyError: 'x'"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(tmp_path, body, message):
+def test_columns_that_cannot_be_trained_are_refused(tmp_path, body, message):
     with pytest.raises(PluginError, match=message):
         run(tmp_path, body)

@@ -88,7 +88,7 @@ async def test_a_first_turn_that_failed_leaves_no_conversation(encoder) -> None:
     assert [len(one.answers) for one in made.trajectories] == [1]
 
 
-async def test_what_was_added_counts_in_the_budget(encoder) -> None:
+async def test_added_tokens_count_in_the_budget(encoder) -> None:
     client = Client()
     made = call(client, encoder, budget=3)
     turns = second(await made.answer(FIRST, {}))

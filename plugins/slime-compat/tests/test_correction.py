@@ -60,7 +60,7 @@ def square(*, pg_loss, loss_masks, **_):
     assert gradient == pytest.approx([0.25 * 8, 0.25 * 8, 0.5 * 2])  # 2 x loss x -advantage
 
 
-def test_what_it_masks_trains_nothing_and_divisors_stay(tmp_path):
+def test_tokens_that_a_correction_masks_train_nothing_and_divisors_stay(tmp_path):
     code = """
 import torch
 
@@ -90,7 +90,7 @@ RETURNS = "def back(*, pg_loss, loss_masks, **_):\n    return {}\n"
         ("1 / 0", "mine.py:back: calling it failed with ZeroDivisionError: division by zero"),
     ],
 )
-def test_what_no_function_of_slime_returns_is_refused(tmp_path, returned, message):
+def test_a_wrong_return_value_of_a_correction_is_refused(tmp_path, returned, message):
     correct = CustomCorrection(options_for(tmp_path, RETURNS.format(returned), **{PATH: "back"}))
     with pytest.raises(PluginError, match=message):
         train(correct, micro(mask_U=[1.0, 0.0, 1.0]))

@@ -197,7 +197,7 @@ def test_a_resume_repeats_the_requests_to_a_class_without_state(write, request_o
     assert resumed.next_groups(2) == source.next_groups(2)
 
 
-def test_what_was_put_back_is_put_back_again_when_resumed(write, request_of) -> None:
+def test_a_resume_puts_returned_groups_back_again(write, request_of) -> None:
     options = write("data_source_path", BY_ARGS)
     source = PathSource(options, RunView(prompts=request_of))
     first = source.next_groups(2)
@@ -308,7 +308,7 @@ def test_a_class_derived_from_the_buffered_source_chooses_by_a_method(write, req
         ("[['1+1'], ['2+2']]", "get_samples returned a list of list; accepted: a list of groups, each a list of"),
     ],
 )
-def test_what_is_no_group_is_refused(write, request_of, returned: str, message: str) -> None:
+def test_a_malformed_group_is_refused(write, request_of, returned: str, message: str) -> None:
     text = f"class C:\n    def __init__(self, args): ...\n    def get_samples(self, n): return {returned}\n"
     source = PathSource(
         write("data_source_path", text + "    def add_samples(self, s): ..."), RunView(prompts=request_of)

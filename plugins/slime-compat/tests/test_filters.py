@@ -60,7 +60,7 @@ def test_a_verdict_may_be_a_bool_of_numpy_or_torch(write, verdict: str) -> None:
 
 
 @pytest.mark.parametrize("verdict", ["np.array([True, True])", "np.float32(1.0)", "1", "S(keep=None)"])
-def test_what_holds_no_single_bool_is_no_verdict(write, verdict: str) -> None:
+def test_a_verdict_must_be_a_single_bool(write, verdict: str) -> None:
     text = f"import numpy as np\nfrom types import SimpleNamespace as S\ndef f(args, samples): return {verdict}"
     keep = PathGroupFilter(write("dynamic_sampling_filter_path", text, name=":f"), RunView())
     with pytest.raises(PluginError, match="accepted: True or False, or an object with keep"):
@@ -75,7 +75,7 @@ def test_a_reason_becomes_part_of_a_metrics_name(write, reason: str, counted: st
     assert PathGroupFilter(write("dynamic_sampling_filter_path", text), RunView())(EQUAL).dropped == counted
 
 
-def test_what_is_no_verdict_is_refused(write) -> None:
+def test_a_wrong_return_value_of_a_filter_is_refused(write) -> None:
     keep = PathGroupFilter(write("dynamic_sampling_filter_path", "def f(args, samples): return samples"), RunView())
     with pytest.raises(PluginError) as refused:
         keep(MIXED)

@@ -351,7 +351,7 @@ async def test_siblings_of_a_fan_out_share_a_rollout(write, context) -> None:
         ),
     ],
 )
-async def test_what_cannot_be_trained_on_is_refused(write, context, body: str, message: str) -> None:
+async def test_samples_that_cannot_be_trained_are_refused(write, context, body: str, message: str) -> None:
     text = f"async def f(args, sample, sampling_params): {body}"
     with pytest.raises(PluginError) as refused:
         await generate(write("custom_generate_function_path", text), context, 1)

@@ -97,7 +97,7 @@ def f(args, batch, logits, sum_of_sample_mean):
         ("None.x", "mine.py:f: calling it failed with AttributeError"),
     ],
 )
-def test_what_no_loss_function_returns_is_refused(tmp_path, returned, message):
+def test_a_wrong_return_value_of_a_loss_is_refused(tmp_path, returned, message):
     code = f"def f(args, batch, logits, sum_of_sample_mean):\n    return {returned}\n"
     with pytest.raises(PluginError, match=message):
         gradient(options_for(tmp_path, code, **{PATH: "f"}), micro())

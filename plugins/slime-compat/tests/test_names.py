@@ -125,7 +125,7 @@ def test_check_says_what_a_file_lacks_before_anything_starts(tmp_path, code, mes
         "from slime.rollout import sglang_rollout\nx = sglang_rollout.GenerateState",
     ],
 )
-def test_what_is_there_is_not_refused(tmp_path, code) -> None:
+def test_names_that_exist_are_accepted(tmp_path, code) -> None:
     checked(tmp_path, f"{code}\ndef reward(args, sample): return 0.0\n")
 
 
@@ -139,7 +139,7 @@ BOTH = """
 
 
 @pytest.mark.parametrize(("group_rm", "name"), [(False, "reward_func"), (True, "batched_custom_rm")])
-def test_of_both_reward_functions_of_a_file_group_rm_decides(tmp_path, group_rm, name) -> None:
+def test_group_rm_chooses_between_two_reward_functions_of_a_file(tmp_path, group_rm, name) -> None:
     checked(tmp_path, BOTH, *(["--group-rm"] if group_rm else []))
     loaded = load_checked(given(tmp_path, BOTH), "custom_rm_path", rollout_forms(group_rm=group_rm))
     assert loaded.function.__name__ == name

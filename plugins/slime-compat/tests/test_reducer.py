@@ -78,7 +78,7 @@ def test_an_idle_micro_batch_trains_nothing_and_does_not_reach_the_function(tmp_
         ("def f(*_):\n    return lambda x: x.sum().detach()\n", r"the loss is shape \(\), without a gradient"),
     ],
 )
-def test_what_makes_no_number_is_refused(tmp_path, code, message):
+def test_a_wrong_return_value_of_a_reducer_is_refused(tmp_path, code, message):
     reduce = CustomReducer(options_for(tmp_path, code, **{PATH: "f"}))
     with pytest.raises(PluginError, match=message):
         gradient(reduce, micro())

@@ -161,7 +161,7 @@ async def test_numbers_of_numpy_are_numbers_and_texts_are_left_out(write) -> Non
         ("def f(args, sample): return 1 / 0", "calling it failed with ZeroDivisionError: division by zero (mine.py:1)"),
     ],
 )
-async def test_what_is_no_reward_is_refused_with_the_name_of_the_flag(write, text: str, message: str) -> None:
+async def test_a_malformed_reward_is_refused_with_the_name_of_the_flag(write, text: str, message: str) -> None:
     with pytest.raises(PluginError) as refused:
         await PathReward(write("custom_rm_path", text), RunView()).score(SAMPLES)
     assert str(refused.value).startswith(f"--custom-rm-path mine.py: {message}")
@@ -182,7 +182,7 @@ async def test_a_failure_costs_its_own_sample(write) -> None:
 
 
 @pytest.mark.parametrize("value", ["None", "'1'", "next(iter([]))"])
-async def test_what_is_no_reward_costs_its_own_sample(write, value: str) -> None:
+async def test_a_malformed_reward_costs_its_own_sample(write, value: str) -> None:
     text = f"def f(args, sample): return 2.0 if sample.index else {value}"
     first, second = await PathReward(write("custom_rm_path", text), RunView()).score(SAMPLES)
     assert (str(first).startswith("--custom-rm-path mine.py: "), second) == (True, 2.0)

@@ -147,7 +147,7 @@ async def test_rewards_are_advantages_where_normalisation_is_disabled(build) -> 
 
 
 @pytest.mark.parametrize("returned", ["[1.0, 2.0]", "([1.0], [1.0])", "([1.0] * 4, [float('nan')] * 4)", "None"])
-async def test_what_is_no_pair_of_rewards_is_refused(build, returned: str) -> None:
+async def test_a_malformed_pair_of_rewards_is_refused(build, returned: str) -> None:
     sampler = build(f"def shape(args, samples): return {returned}", "--custom-reward-post-process-path", "mine.py")
     with pytest.raises(
         PluginError, match=r"it returned .* for 4 samples; accepted: two lists of finite numbers, the raw"
@@ -292,7 +292,7 @@ async def test_a_rollout_function_may_be_async_and_return_a_bare_list_with_fan_o
 
 
 @pytest.mark.parametrize("returned", ["None", "[]", "[['1+1']]", "{}"])
-async def test_what_is_no_rollout_is_refused(build, returned: str) -> None:
+async def test_a_malformed_rollout_is_refused(build, returned: str) -> None:
     sampler = build(f"def f(args, rollout_id, data_source): return {returned}", "--rollout-function-path", "mine.py")
     with pytest.raises(
         PluginError, match=r"it returned .*; accepted: a list of groups, each a list of slime_core.Sample;"
@@ -319,7 +319,7 @@ async def test_an_evaluation_function_stands_in_for_the_core(build, engine) -> N
     assert engine.calls == []
 
 
-async def test_what_is_no_evaluation_is_refused(build) -> None:
+async def test_a_malformed_evaluation_is_refused(build) -> None:
     sampler = build("def f(args, rollout_id, data_source): return {'a': [1.0]}", "--eval-function-path", "mine.py")
     with pytest.raises(
         PluginError, match=r'accepted: a dict \{name: \{"rewards": list, \.\.\.\}\}, or an object with data'

@@ -92,6 +92,6 @@ def test_masks_of_any_kind_of_number_are_zeros_and_ones(mask: Any) -> None:
         ({"tokens": None}, "it returned dict without tokens; accepted: a dict of tokens"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_in_words(changed: dict[str, Any], message: str) -> None:
+def test_train_data_that_cannot_be_trained_is_refused_in_words(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(PluginError, match=f"--flag mine.py: .*{message}"):
         converted(LOADED, columns(SIBLINGS[:1], **changed), SIBLINGS[:1])

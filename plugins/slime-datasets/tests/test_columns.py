@@ -99,7 +99,7 @@ def test_messages_of_columns_have_no_fields_that_only_others_have(tmp_path):
     assert row.prompt == [{"role": "user", "content": "a"}, called]
 
 
-def test_what_columns_fill_up_with_null_is_not_there_at_any_depth(tmp_path):
+def test_nulls_that_columns_add_are_removed_at_every_depth(tmp_path):
     parts = [{"type": "text", "text": "hi"}, {"type": "image", "image": "x.png"}]
     function = {"name": "f", "parameters": {"x": {"type": "int"}, "y": None}}
     rows = [

@@ -79,7 +79,7 @@ async def test_an_evaluation_asks_for_the_last_turn():
         (TURNS[:1], {}, "the conversation has no message of the assistant; accepted: a user message"),
     ],
 )
-async def test_what_is_no_conversation_is_refused(prompt, given, found):
+async def test_a_malformed_conversation_is_refused(prompt, given, found):
     with pytest.raises(DataError) as caught:
         await answer(prompt, **given)
     assert str(caught.value).startswith(f"generate function 'from_messages': sample 0 of group 3: {found}")

@@ -187,7 +187,7 @@ def test_a_bad_line_is_named_where_it_is_not_skipped(messy, order):
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_where_nothing_is_left_the_error_says_why(tmp_path, order):
+def test_an_error_says_why_no_prompt_is_left(tmp_path, order):
     path = tmp_path / "long.jsonl"
     path.write_text('{"prompt": "13"}\n{"prompt": "113"}')
     with pytest.raises(DataError, match=r"all 2 prompts are longer than --rollout-max-prompt-len; raise it"):

@@ -23,7 +23,7 @@ def test_a_group_of_one_is_dropped():
     assert rewarded(1.0).dropped == "zero_std"
 
 
-def test_of_named_rewards_the_one_that_trains_decides():
+def test_the_reward_that_trains_decides_among_named_rewards():
     rewards = ({"score": 1.0, "acc": 0.0}, {"score": 1.0, "acc": 1.0})
     assert rewarded(*rewards, key="score").dropped == "zero_std"
     assert rewarded(*rewards, key="acc").dropped is None
@@ -59,7 +59,7 @@ def test_by_default_a_fifth_of_the_limit_is_the_stretch():
     assert [punished(length)[0] for length in (16, 18, 20)] == pytest.approx([1.0, 0.5, 0.0])
 
 
-def test_of_named_rewards_the_one_that_trains_is_lowered():
+def test_the_reward_that_trains_is_lowered_among_named_rewards():
     assert punished(20, {"score": 1.0, "acc": 1.0}, key="score")[0] == {"score": 0.0, "acc": 1.0}
 
 

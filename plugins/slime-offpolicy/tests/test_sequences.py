@@ -103,7 +103,7 @@ def test_bounds_in_the_wrong_order_are_refused(mode):
 # --- Veto -------------------------------------------------------------------------------------------------------------
 
 
-def test_one_impossible_token_takes_its_whole_response_out():
+def test_one_impossible_token_masks_its_whole_response():
     found = veto(0.01)(terms((1.0, 1.0), (1.0, 0.009, 1.0), (0.011, 1.0)))
     assert found.mask_T.tolist() == [1, 1, 0, 0, 0, 1, 1]
     assert found.weights_T.tolist() == [1] * 7
@@ -157,7 +157,7 @@ def test_masked_tokens_take_no_part_in_the_mean():
     assert found.metrics_T["opsm_kl"].tolist() == pytest.approx([0.1] * 3)
 
 
-def test_what_it_reads_has_to_be_there():
+def test_a_correction_without_its_columns_is_an_error():
     with pytest.raises(ValueError, match="opsm needs current_log_probs_T and advantages_T; found None"):
         opsm()(terms((1.0,)))
     short = replace(moved([0.2], [-1.0], [1]), advantages_T=torch.zeros(2))

@@ -73,7 +73,7 @@ def test_a_file_gives_the_samples_that_hold_tokens(run: Path) -> None:
         ('{"tokens": [1]}', "is no file of samples"),
     ],
 )
-def test_what_holds_no_tokens_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_without_tokens_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "train-000000.jsonl").write_text(text)
     with pytest.raises(DataError, match=message):
         list(read_tokens(tmp_path / "train-000000.jsonl"))

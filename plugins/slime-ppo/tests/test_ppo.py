@@ -72,7 +72,7 @@ def test_a_perfect_critic_leaves_no_advantage():
     assert found.advantages_U.tolist() == [0] * 5
 
 
-def test_what_is_missing_is_named():
+def test_a_missing_column_is_named():
     with pytest.raises(ValueError, match="ppo needs values_U, the values of a critic; found None"):
         estimate([1.0], [2], None)
     with pytest.raises(ValueError, match=r"kl_coef is 0\.1, which needs log_probs_U and ref_log_probs_U; found None"):

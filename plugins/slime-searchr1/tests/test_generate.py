@@ -51,7 +51,7 @@ def sample() -> Sample:
     return Sample(prompt="The river of Mirel's home?", index=3, group_index=1)
 
 
-async def test_what_a_search_returns_follows_and_is_not_trained(make, context, says, engine: FakeEngine) -> None:
+async def test_search_results_follow_the_query_and_are_not_trained(make, context, says, engine: FakeEngine) -> None:
     first, last = "Hm.<search> river of Zorin </search>", "<answer> Malka </answer>"
     says(first, last)
     made = await make()(context, sample(), SAMPLING)
@@ -184,7 +184,7 @@ async def test_a_slow_retriever_is_reported_as_a_failed_search(make, context, sa
     assert made.non_generation_time > 0.2
 
 
-async def test_of_megabytes_the_model_reads_what_the_limit_allows(make, context, says) -> None:
+async def test_a_search_result_of_megabytes_is_cut_to_the_limit(make, context, says) -> None:
     says("<search>Zorin</search>", "<answer>x</answer>")
     with HttpService(lambda body: {"result": [[{"contents": "T\n" + "x" * 5_000_000}] * 2]}) as service:
         made = await make(search_url=service.url, information_max_chars=100)(context, sample(), SAMPLING)

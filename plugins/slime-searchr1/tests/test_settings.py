@@ -55,7 +55,7 @@ def test_the_name_of_the_plugin_chooses_how_to_generate_to_reward_and_to_read(pa
     assert (config.data.label_key, config.data.apply_chat_template) == ("reward_model", True)
 
 
-def test_what_is_given_stands_before_the_presets(paper: Path) -> None:
+def test_given_settings_override_the_presets(paper: Path) -> None:
     line = "--plugin searchr1 --reward-key format --eval-reward-key score --label-key golden_answers"
     config = resolved(line, *MODEL, "--prompt-data", str(paper)).config
     assert (config.rollout.reward_key, config.eval.eval_reward_key) == ("format", "score")
@@ -121,7 +121,7 @@ def test_the_name_of_the_plugin_alone_is_the_example() -> None:
     assert (example.config, example.plugin_options) == (alone.config, alone.plugin_options)
 
 
-def test_what_the_world_sets_may_be_set_otherwise() -> None:
+def test_settings_of_the_built_in_world_can_be_overridden() -> None:
     config = resolved("--plugin searchr1 --lr 1e-6 --num-rollout 3 --no-eval").config
     assert (config.optimizer.lr, config.rollout.num_rollout, config.eval.files) == (1e-6, 3, ())
     config = resolved(

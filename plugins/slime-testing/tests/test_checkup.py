@@ -151,7 +151,7 @@ def test_only_folders_of_the_interpreter_are_left_for_the_other_process_to_find(
     assert _environment(tmp_path)["PYTHONPATH"].split(os.pathsep) == kept
 
 
-def test_what_the_metadata_lacks_is_a_warning(acme: Place) -> None:
+def test_missing_metadata_is_a_warning(acme: Place) -> None:
     acme(more="")
     assert metadata_of()["metadata"] == Verdict(
         "metadata",
@@ -322,14 +322,14 @@ def test_a_target_that_breaks_a_property_of_its_kind_is_found(acme: Place) -> No
     assert any(line.startswith("rewards_come_in_the_order_of_the_samples: ") for line in reason.splitlines())
 
 
-def test_what_the_examples_of_the_kit_cannot_show_is_skipped(acme: Place) -> None:
+def test_properties_that_the_examples_of_the_kit_cannot_show_are_skipped(acme: Place) -> None:
     acme({"acme/code.py": CODE.replace("len(sample.response)", "0")})
     status, reason = inside()["reward model length, properties"]
     assert status == "skipped"
     assert reason.startswith("the_examples_get_different_rewards: not tested: all 10 examples get the same reward")
 
 
-def test_what_only_a_run_can_fill_is_held_to_no_properties() -> None:
+def test_components_that_only_a_run_can_fill_have_no_properties() -> None:
     found = inside(source=resolve("compat"))
     assert found["reward model custom_rm_path"] == ("ok", "")
     assert found["properties"] == ("skipped", "what it does is what the functions do that a run names by path")

@@ -49,7 +49,7 @@ def test_a_component_that_raises_is_a_finding_with_its_owner(slime_local_plugin)
     assert "testing this property failed with KeyError: 'label'" in found[0].message
 
 
-def test_what_the_examples_cannot_show_is_skipped(slime_local_plugin):
+def test_properties_that_the_examples_cannot_show_are_skipped(slime_local_plugin):
     source = REWARD.replace("return sorted(len(sample.response) for sample in samples)", "return [0.0] * len(samples)")
     (found,) = check_component("mine", kind=Kind.REWARD_MODEL, plugin=slime_local_plugin(source))
     assert (found.property, found.skipped) == ("the_examples_get_different_rewards", True)

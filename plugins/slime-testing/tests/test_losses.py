@@ -207,7 +207,7 @@ def test_the_right_correction_holds_every_property(name, suite_of):
     getattr(suite_of(CorrectionSuite, CORRECTION)(), name)()
 
 
-def test_what_a_correction_masks_may_have_any_weight(broken, suite_of):
+def test_masked_tokens_of_a_correction_may_have_any_weight(broken, suite_of):
     without = broken(CORRECTION, "ratio_T.clamp(max=2.0)", "ratio_T.where(ratio_T < 50, float('nan'))")
     suite_of(CorrectionSuite, without)().test_weights_are_finite_and_not_negative()
 

@@ -92,7 +92,7 @@ def test_a_broken_source_is_caught_by_the_property_that_names_it(name, broken, v
         ("sample.weight_versions = []", "no sample has weight_versions"),
     ],
 )
-def test_what_a_source_changes_of_the_engine_s_answers_is_caught(change, words, broken, violation):
+def test_a_source_that_changes_answers_of_the_engine_is_caught(change, words, broken, violation):
     source = broken(GENERATES, "                pass\n", f"                {change}\n")
     found = violation(RolloutSourceSuite, source, "what_the_engine_sampled_is_added_as_it_was_sampled")
     assert words in found

@@ -149,7 +149,7 @@ def test_a_kind_may_be_written_with_underscores_and_the_folder_elsewhere(tmp_pat
         ("reward-model", "rloo", r"the name 'rloo' is taken by a component of plugin 'grpo' .* which the same run"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_and_nothing_is_written(kind, name, message, tmp_path):
+def test_wrong_arguments_are_refused_and_nothing_is_written(kind, name, message, tmp_path):
     with pytest.raises(PluginError, match=message):
         new_plugin(kind, name, where=tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -161,7 +161,7 @@ def test_a_refusal_is_one_message_and_exit_code_2(capsys):
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "dangling link"])
-def test_what_is_there_is_never_overwritten(kind, tmp_path):
+def test_existing_files_are_never_overwritten(kind, tmp_path):
     target = tmp_path / "slime-my-algo"
     if kind == "folder":
         target.mkdir()

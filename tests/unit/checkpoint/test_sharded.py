@@ -1,4 +1,4 @@
-"""What a checkpoint that does not fit the learner says; reading real ones is the engines' tests'."""
+"""The messages for a checkpoint that does not fit the learner; tests/engines reads real ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resuming with other plugins than those that wrote the checkpoint."""
+"""A resume with other plugins than those of the run that wrote the checkpoint."""
 
 from __future__ import annotations
 

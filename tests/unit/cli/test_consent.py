@@ -1,4 +1,4 @@
-"""Code that a stranger's run folder names is not imported by a command, and one's own is without further words."""
+"""A command does not import code that another user's run folder names; the user's own needs no confirmation."""
 
 from __future__ import annotations
 

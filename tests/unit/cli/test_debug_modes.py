@@ -1,4 +1,4 @@
-"""What ``slime check`` says of a run of one half alone, and what it finds in the files; nothing is started."""
+"""``slime check`` of runs that only generate or only train, and of their rollout files; nothing is started."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_generating_alone_needs_no_plugin_that_builds_the_model(capsys: pytest.C
         (("--num-rollout", "1", "--actor-num-gpus-per-node", "2"), "1 samples can be trained on; 2 are needed, one"),
     ],
 )
-def test_what_is_wrong_with_the_files_is_an_error_of_the_user(
+def test_wrong_rollout_files_are_errors_of_the_user(
     words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_rollout(Path("0.jsonl"), Recorded(0, 1.0, [TRAINED]))

@@ -1,4 +1,4 @@
-"""Files that others wrote, in the wrong shape or made to harm: one clear error, at once, from a command."""
+"""Malformed and malicious files from outside: a command ends at once with one clear error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run needs, against machines that are too small for it."""
+"""The preflight checks: memory, cores, GPUs and prompt files, against machines that are too small."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_gpus_that_are_not_there_are_refused(machine: Machine, found: str) -> No
     assert found in message
 
 
-def test_what_gpus_hold_is_not_judged_by_the_machine_around_them() -> None:
+def test_memory_of_gpus_is_not_checked_against_host_memory() -> None:
     assert list(machine_mistakes(config(), BILLION, replace(LARGE, has_gpus=True, memory=0))) == []
 
 

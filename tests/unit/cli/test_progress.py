@@ -1,4 +1,4 @@
-"""What a person sees of a run."""
+"""The progress output and the summary of a run."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_live_table_is_rendered() -> None:
     ]
 
 
-def test_what_is_not_known_yet_is_left_out() -> None:
+def test_unknown_values_are_left_out() -> None:
     shown = Shown(steps=7)
     assert (shown.counter(), shown.numbers(), shown.accuracy()) == ("step 0/7", "", "")
 

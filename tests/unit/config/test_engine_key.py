@@ -1,4 +1,4 @@
-"""The key of a run: made once, sent to its own servers and to no other."""
+"""The key of a run: made once, and sent only to the run's own servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What servers and reward processes get of the environment, and what messages show of addresses."""
+"""The environment variables of servers and reward processes, and addresses in messages."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_a_wrong_file_of_evaluation_sets_is_reported(text: str, expected: str, f
     assert message.startswith(f"flag --eval-config: {folder}/eval.yaml: {expected}")
 
 
-def test_what_several_sets_share_may_be_merged_and_changed(folder: Path) -> None:
+def test_shared_settings_of_sets_can_be_merged_and_overridden(folder: Path) -> None:
     (folder / "eval.yaml").write_text(
         "datasets:\n- &a {name: a, path: aime.jsonl, temperature: 0.5}\n- &b {<<: *a, name: b}\n- {<<: *b, name: c, "
         "temperature: 1.0}\n"

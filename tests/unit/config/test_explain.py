@@ -164,7 +164,7 @@ def test_help_of_a_section_that_does_not_exist_lists_those_that_do() -> None:
         help_topic("optimiser")
 
 
-def test_what_is_written_is_toml() -> None:
+def test_written_values_are_toml() -> None:
     assert tomllib.loads(to_toml(resolve()))["rollout"]["rollout_stop"] == []
 
 

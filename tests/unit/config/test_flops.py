@@ -66,7 +66,7 @@ def test_shared_experts_count_with_their_gate():
     assert forward_flops(deep).per_token - alone == 2 * 6 * 32 * 48 + 6 * 32 * 80 - (6 * 32 * 48 + 2 * 32 * 4)
 
 
-def test_what_cannot_be_counted_is_refused():
+def test_a_model_whose_flops_cannot_be_counted_is_refused():
     with pytest.raises(ValueError, match="does not say hidden_size, vocab_size"):
         forward_flops({key: value for key, value in SHAPE.items() if key not in ("hidden_size", "vocab_size")})
     with pytest.raises(ValueError, match=r"latent attention \(kv_lora_rank\)"):

@@ -70,7 +70,7 @@ def test_embedded_defaults_apply_where_neither_model_nor_prompts_are_named() -> 
     assert resolve("--hf-checkpoint model").config.eval.eval_prompt_data == ()
 
 
-def test_what_follows_from_the_embedded_model_holds_for_ones_own_prompts_too() -> None:
+def test_settings_of_the_built_in_model_apply_to_other_prompts_too() -> None:
     config = resolve("--prompt-data mine.jsonl").config
     assert config.data.apply_chat_template
     assert config.optimizer.lr == EMBEDDED_DEFAULTS["lr"]

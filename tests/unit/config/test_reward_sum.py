@@ -38,7 +38,7 @@ def test_the_models_of_a_sum_are_named_once():
 
 
 @pytest.mark.parametrize("written", ["math*0.7", "0.7*", "a*b", "1*math+*f1", "0.5*math:"])
-def test_what_is_neither_is_refused(written):
+def test_a_malformed_sum_is_refused(written):
     config = RunConfig(rollout=RolloutConfig(rm_type=written))
     assert messages(config) == [
         f"rm_type = {written!r} is no sum of reward models; accepted is WEIGHT*NAME+WEIGHT*NAME, such as "

@@ -112,5 +112,5 @@ def test_a_value_that_is_no_list_of_tables_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_what_follows_from_an_unread_number_of_engines_is_not_judged() -> None:
+def test_rules_about_an_invalid_number_of_engines_are_skipped() -> None:
     assert "1 mistake in the settings" in refusal(["--rollout-num-gpus", "x"])

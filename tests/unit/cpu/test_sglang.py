@@ -1,4 +1,4 @@
-"""What a server on a CPU is given, and the packages that stand in for missing ones."""
+"""Environment and arguments of a server on a CPU, and the stand-ins for missing packages."""
 
 from __future__ import annotations
 

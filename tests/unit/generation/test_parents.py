@@ -81,7 +81,7 @@ async def test_a_fan_out_is_whole_before_a_reward_of_groups_and_nothing_of_it_is
     assert mark_missing_failed(given, made) == []
 
 
-def test_what_was_left_out_is_still_missed():
+def test_a_sample_that_was_left_out_is_still_reported_missing():
     parents = [Sample(group_index=3, index=index) for index in (4, 5, 6)]
     made = [Sample(index=6), Sample(index=4), Sample(index=4)]
     Parents.of(parents).adopt(made)

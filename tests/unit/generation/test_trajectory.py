@@ -143,7 +143,7 @@ async def test_later_turns_have_what_the_context_leaves() -> None:
     assert sample.status is Status.TRUNCATED
 
 
-async def test_what_remains_is_the_smaller_of_both_budgets() -> None:
+async def test_the_remaining_budget_is_the_smaller_of_both() -> None:
     given = context(Engine(answer("abc")), max_response_len=20, context_length=10)
     trajectory = given.start(Sample(prompt="qq"))
     assert (trajectory.remaining, trajectory.is_full) == (8, False)
@@ -421,7 +421,7 @@ async def test_each_turn_alone_is_a_sample_that_trains_this_turn() -> None:
     assert first.metadata is not second.metadata
 
 
-async def test_of_a_fork_only_its_own_turns_are_samples() -> None:
+async def test_only_the_own_turns_of_a_fork_are_samples() -> None:
     trajectory = context(Engine(answer("ab"), answer("c"))).start(Sample(prompt="q", index=0))
     await trajectory.generate(SAMPLING)
     other = trajectory.fork()

@@ -147,7 +147,7 @@ def test_the_parameters_of_a_hook_are_those_of_its_specification():
         hook_parameters("slime_after_lunch")
 
 
-def test_what_hooks_are_handed_has_every_setting_at_its_default(tmp_path: Path):
+def test_arguments_of_hooks_have_every_setting_at_its_default(tmp_path: Path):
     run, rank = run_info(tmp_path, step=1, num_rollout=5), learner_info(1, 2)
     assert (run.folder, run.step, run.num_rollout) == (tmp_path, 1, 5)
     assert (rank.rank, rank.world_size, rank.model, rank.optimizer) == (1, 2, (), None)

@@ -1,4 +1,4 @@
-"""What a pass measures around a loss that the run brings."""
+"""The forward and backward pass around a loss of a plugin."""
 
 from __future__ import annotations
 

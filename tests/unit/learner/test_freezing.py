@@ -47,7 +47,7 @@ def test_names_are_those_of_the_whole_model():
     assert [name for name, _ in unsharded_names([Stage()])] == NAMES
 
 
-def test_what_an_expression_finds_is_frozen_and_the_rest_trains():
+def test_matching_weights_are_frozen_and_the_rest_trains():
     stage = Stage()
     freeze([stage], frozen=["embedding", r"layers\.2\."])
     assert trained(stage) == NAMES[2:4]

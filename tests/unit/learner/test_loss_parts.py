@@ -1,4 +1,4 @@
-"""What plugins put in place of parts of the loss: one part each, of one plugin."""
+"""Plugins replace parts of the loss: each part at most once."""
 
 from __future__ import annotations
 

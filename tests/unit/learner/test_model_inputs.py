@@ -18,12 +18,12 @@ def test_rows_stand_in_the_order_of_the_samples_in_their_row() -> None:
     assert RowInputs(PIXELS, (0,)).tensors("cpu")["pixels"].tolist() == [[1], [2]]
 
 
-def test_what_a_model_declares_it_is_handed() -> None:
+def test_a_model_gets_the_inputs_that_it_declares() -> None:
     AcceptedInputs({"pixels", "grid"}, "spec").require({"pixels"})
     AcceptedInputs({"pixels"}, "spec", context=2).require(set())
 
 
-def test_what_a_model_does_not_declare_is_refused_by_name() -> None:
+def test_inputs_that_a_model_does_not_declare_are_refused_by_name() -> None:
     with pytest.raises(RunError) as caught:
         AcceptedInputs({"pixels"}, "model spec 'seeing' of plugin 'mine' 1.0").require({"sound", "pixels"})
     assert str(caught.value) == (

@@ -1,4 +1,4 @@
-"""The loop with one half alone."""
+"""The loop without a learner, or without engines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Generating:
 
 
 @pytest.mark.parametrize("load", [None, Path("r-{rollout_id}.jsonl")])
-def test_where_one_half_runs_alone_nothing_is_published_after_the_start(load: Path | None) -> None:
+def test_a_run_of_one_half_publishes_only_at_the_start(load: Path | None) -> None:
     debug = DebugConfig(debug_rollout_only=load is None, load_debug_rollout_data=load)
     assert _followed(RunConfig(debug=debug)).weights.update_weights_interval == 0
     assert _followed(RunConfig()) == RunConfig()

@@ -97,7 +97,7 @@ def test_nothing_is_shared_unless_the_plan_counts_on_it():
     assert micro.tokens_1T.tolist() == [[5, 14, 7, 1, 5, 14, 8]]
 
 
-def test_where_prompts_cannot_be_shared_micro_batches_are_cut_to_the_budget():
+def test_without_shared_prompts_micro_batches_are_split_to_the_budget():
     (step,) = make_micro_batches(shard((0, 1, 2)), max_tokens=7)
     assert [micro.tokens_1T.tolist() for micro in step] == [[[5, 14, 7, 1, 5, 14, 8]], [[5, 14, 9]]]
     assert [micro.weights_U.tolist() for micro in step] == [[1, 1, 2], [3, 3]]

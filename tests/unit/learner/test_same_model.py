@@ -21,7 +21,7 @@ def changed(folder: Path, **fields: object) -> Path:
     return folder
 
 
-def test_how_a_model_was_saved_does_not_matter(tmp_path):
+def test_fields_about_saving_do_not_change_the_model(tmp_path):
     require_same_model(changed(tmp_path, dtype="bfloat16", use_cache=False, eos_token_id=1), MODEL, role="teacher")
 
 

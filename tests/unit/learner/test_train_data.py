@@ -1,4 +1,4 @@
-"""What a rank trains, as a file: by hand, and the columns that passes filled."""
+"""The train data of a rank as a file: a case by hand, and the columns that passes filled."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_opaque_inputs_are_in_the_file_and_their_dtypes_next_to_it(tmp_path: Pat
         assert file.get_tensor("inputs/pixels/counts_B").tolist() == [2, 0]
 
 
-def test_what_another_rank_holds_is_nan() -> None:
+def test_tokens_of_another_rank_are_nan() -> None:
     batch = shard()
     found = trained_columns(batch, make_micro_batches(batch)[:1])
     assert found["trained/mask_U"].tolist()[2] == 1

@@ -26,7 +26,7 @@ def test_only_the_prompt_is_compared():
     assert (found.lengths, found.groups) == ([3, 4, 3], [0, 0, 1])
 
 
-def test_what_is_saved_is_every_prompt_but_one_of_a_group():
+def test_sharing_saves_every_prompt_but_one_of_a_group():
     assert prompts((0, 10, 2), (0, 10, 3), (1, 10, 5)).saved == pytest.approx(10 / 40)
     assert prompts((0, 10, 2), (1, 10, 3)).saved == 0
 

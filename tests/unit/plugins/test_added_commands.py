@@ -146,5 +146,5 @@ def test_the_names_of_the_core_are_the_commands_that_it_has():
 @pytest.mark.parametrize(
     ("words", "known"), [([], False), (["run"], True), (["plugins", "list"], True), (["oak"], False)]
 )
-def test_what_the_core_has_is_known_without_reading_metadata(words, known):
+def test_commands_of_the_core_are_known_without_reading_metadata(words, known):
     assert is_core(words) is known

@@ -34,7 +34,7 @@ class Skipped(BaseException):
 
 
 @pytest.mark.parametrize("kind", [SystemExit, Skipped])
-def test_whatever_else_is_raised_leaves_as_our_error(kind):
+def test_any_other_exception_leaves_as_our_error(kind):
     with (
         pytest.raises(PluginError, match=f"plugin 'x': importing it failed with {kind.__name__}: no"),
         boundary("plugin 'x'", "importing it"),

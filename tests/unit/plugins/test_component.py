@@ -59,7 +59,7 @@ def test_a_component_survives_pickling():
     assert pickle.loads(pickle.dumps(component)) == component
 
 
-def test_what_a_model_spec_refuses_is_named_by_an_import_path():
+def test_the_refusals_of_a_model_spec_are_an_import_path():
     with pytest.raises(
         ValueError, match=r"^ModelSpecTraits.unsupported is 'mine'; write it as 'package.module:function'$"
     ):

@@ -137,7 +137,7 @@ def test_help_and_explanations_show_it_under_the_plugin() -> None:
         ("--length-limit", "5"),
     ],
 )
-def test_what_takes_effect_is_accepted(argv: Sequence[str]) -> None:
+def test_options_that_take_effect_are_accepted(argv: Sequence[str]) -> None:
     checked(*argv)
 
 
@@ -183,7 +183,7 @@ def test_what_takes_effect_is_accepted(argv: Sequence[str]) -> None:
         ),
     ],
 )
-def test_what_has_no_effect_is_refused(argv: Sequence[str], message: str) -> None:
+def test_options_without_effect_are_refused(argv: Sequence[str], message: str) -> None:
     assert mistake(*argv) == message
 
 

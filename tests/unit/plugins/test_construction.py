@@ -1,4 +1,4 @@
-"""What every component is made with, in whichever process, and how it travels there."""
+"""The arguments of every component's constructor, and how they travel between processes."""
 
 from __future__ import annotations
 

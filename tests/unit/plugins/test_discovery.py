@@ -135,7 +135,7 @@ def test_broken_metadata_hides_its_own_plugins_only_and_is_reported_where_one_is
     assert problem in str(failure.value)
 
 
-def test_what_a_plugin_requires_is_what_its_own_distribution_says(install):
+def test_requirements_of_a_plugin_come_from_its_own_distribution(install):
     install("acme", plugins={"tree": "acme.plugin"}, requires={"grpo": "tree", "ppo": "other"}, files={"acme.py": ""})
     install("stranger", requires={"evil": "tree"}, files={"stranger.py": ""})
     tree = next(plugin for plugin in installed() if plugin.name == "tree")

@@ -70,7 +70,7 @@ def test_a_file_above_the_working_directory_is_found_again(folder, monkeypatch, 
     assert capsys.readouterr().out.endswith("slime.lock: all 4 plugins are here as it says\n")
 
 
-def test_what_is_written_is_read_again_and_accepts_the_same_set(acme, folder, install):
+def test_a_written_lock_is_read_again_and_accepts_the_same_set(acme, folder, install):
     (folder / "mine.py").write_text(HOOK)
     install("unrelated", files={"lab/__init__.py": "", "lab/plugin.py": HOOK})
     names = [str(folder / "mine.py"), "acme", "lab.plugin"]

@@ -103,7 +103,7 @@ def test_another_content_is_refused_with_plugin_and_both_digests(acme):
     )
 
 
-def test_what_differs_in_many_files_is_reported_by_the_first_three(acme):
+def test_of_many_files_that_differ_the_first_three_are_reported(acme):
     before = activate(["acme"]).manifest
     for name in "abcde":
         (acme / f"acme/{name}.txt").touch()
@@ -123,7 +123,7 @@ def test_every_plugin_that_differs_is_in_the_table(acme, install):
 
 
 @pytest.mark.parametrize("name", ["acme/__pycache__/x.py", "acme/x.pyc", "acme/.hidden", "acme/.cache/x.py"])
-def test_what_python_writes_and_what_is_hidden_does_not_count(acme, name):
+def test_caches_of_python_and_hidden_files_are_not_in_the_digest(acme, name):
     before = activate(["acme"]).manifest
     (acme / name).parent.mkdir(exist_ok=True)
     (acme / name).touch()

@@ -63,7 +63,7 @@ def test_an_evaluation_set_needs_one_too() -> None:
     check("math", "acc", of_set=of_set("dapo"))
 
 
-def test_what_is_named_passes_and_so_do_plain_numbers_and_what_an_evaluation_leaves_aside() -> None:
+def test_named_keys_plain_numbers_and_unused_settings_of_evaluations_are_accepted() -> None:
     check("dapo", "score")
     check("0.5*dapo:acc+0.5*instructions:loose")
     check("math")

@@ -1,4 +1,4 @@
-"""What makes the samples of a run, what rewards them and what learns from them go together."""
+"""Conflicts between data source, generate function, rewards, estimator and corrections are refused."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_log_probs_that_no_engine_gives_are_read_by_nothing(line, readers, step)
         f"{LABELS} --rollout-function-path mine.py:rollout",
     ],
 )
-def test_what_reads_none_of_them_is_accepted(line):
+def test_components_that_read_no_engine_log_probs_are_accepted(line):
     check(line)
 
 

@@ -1,4 +1,4 @@
-"""A model spec's plugin says before the start what of a checkpoint it does not build."""
+"""A model spec's plugin reports before the start which features of a checkpoint it does not build."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ def test_a_preset_of_two_plugins_is_neither_of_theirs_even_if_they_agree(install
         (f"{HEAD}@hookimpl\ndef slime_presets():\n    return 1 / 0", "failed with ZeroDivisionError: division by zero"),
     ],
 )
-def test_what_a_hook_returns_is_checked_and_attributed(install, source, mistake):
+def test_return_values_of_hooks_are_checked_and_attributed(install, source, mistake):
     install("acme", "2.1", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": source})
     found = refusal("acme")
     assert found.startswith("plugin 'acme' (acme 2.1, entry point acme.plugin): calling slime_")

@@ -48,7 +48,7 @@ def test_a_required_plugin_that_is_named_too_is_there_once_and_by_name():
     assert active.by_need == ()
 
 
-def test_what_a_required_plugin_requires_comes_too(install):
+def test_requirements_are_transitive(install):
     chain = {"one": "two", "two": "three", "three": None}
     for name, needs in chain.items():
         requires = {needs: name} if needs else {}
@@ -221,7 +221,7 @@ def test_functions_named_by_path_name_the_distribution_that_is_not_installed():
 
 
 @pytest.mark.usefixtures("pair")
-def test_what_is_not_admitted_is_not_imported():
+def test_plugins_that_are_not_admitted_are_not_imported():
     import sys
 
     def refuse(manifest: object) -> None:

@@ -29,7 +29,7 @@ def check(tmp_path: Path, traits: str, *, critic: CriticConfig | None = None, **
     check_selection(RunConfig(algorithm=algorithm, critic=critic or CriticConfig()), registry, trains=True)
 
 
-def test_what_is_filled_may_be_read(tmp_path):
+def test_columns_that_are_filled_may_be_read(tmp_path):
     check(tmp_path, "reads={'rewards', 'groups', 'lengths', 'mask_sums'}")
     check(tmp_path, "scope='token', reads={'rewards', 'mask', 'lengths', 'rollout_log_probs'}", corrections=("tis",))
     check(tmp_path, "scope='token', reads={'rewards', 'kl'}", kl_coef=0.1)

@@ -1,4 +1,4 @@
-"""What a run selects, and that its targets are imported and held to their contracts before anything starts."""
+"""The components that a run selects are imported and checked against their contracts before anything starts."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def config(*flags: str) -> RunConfig:
     return load(flags or FLAGS, check_rules=False).config
 
 
-def test_what_a_run_uses_is_named_with_what_chose_it(acme):
+def test_every_used_component_is_named_with_the_setting_that_chose_it(acme):
     found = [
         (one.kind, one.component.name, one.plugin.name, one.by)
         for one in selected(config(), acme(), trains=True, architecture=None)
@@ -186,7 +186,7 @@ SUPERVISED = (
         ("use_opd", ["--use-opd", "--opd-teacher-load", "teacher"]),
     ],
 )
-def test_what_changes_advantages_is_refused_where_the_loss_reads_none(setting, flags):
+def test_settings_that_change_advantages_are_refused_where_the_loss_reads_none(setting, flags):
     registry = activate([]).registry
     check_selection(config(*SUPERVISED), registry, trains=True)
     check_selection(config(*SUPERVISED, *flags), registry, trains=False)

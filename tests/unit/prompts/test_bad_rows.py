@@ -1,4 +1,4 @@
-"""Rows that are left out because they cannot be read are named: a few to people, the first thousand in a file."""
+"""Rows that cannot be read and are left out: three are reported, the first thousand are written to a file."""
 
 from __future__ import annotations
 

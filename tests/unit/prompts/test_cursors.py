@@ -1,4 +1,4 @@
-"""Places in the data that an older version wrote into its checkpoints: ``cursors.json`` was made with its code."""
+"""Cursors that an older version wrote into checkpoints: its code made ``cursors.json``."""
 
 from __future__ import annotations
 

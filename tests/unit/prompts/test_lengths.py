@@ -1,4 +1,4 @@
-"""Counting processes say what this process would, name what they cannot count, and end with the one that asks."""
+"""Processes that count tokens give the counts of this process, name what they cannot count, and end with it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_prompts_are_counted_in_order_by_several_processes(lengths):
     assert lengths([]) == []
 
 
-def test_what_cannot_be_counted_is_an_error_here_and_the_process_continues(lengths):
+def test_a_prompt_that_cannot_be_counted_raises_here_and_the_process_continues(lengths):
     with pytest.raises(DataError, match=r"the prompt is a list of chat messages; add --apply-chat-template"):
         lengths([([{"role": "user", "content": "1"}], None)])
     assert lengths([("11", None)]) == [2]

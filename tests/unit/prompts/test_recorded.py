@@ -89,7 +89,7 @@ def test_inputs_for_the_model_survive_in_their_dtype(tmp_path: Path) -> None:
         '{"__array__": "<f4", "shape": "x", "data": ""}',
     ],
 )
-def test_what_stands_for_no_array_is_a_mistake_of_the_file(file: Path, text: str) -> None:
+def test_a_malformed_array_is_a_mistake_of_the_file(file: Path, text: str) -> None:
     header, first, *rest = file.read_text().splitlines()
     spoilt = first.replace('"multimodal_train_inputs": null', f'"multimodal_train_inputs": {{"pixels": {text}}}')
     assert spoilt != first

@@ -1,4 +1,4 @@
-"""What rows may say about how their responses are sampled."""
+"""Sampling parameters of single rows."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_another_distribution_is_refused_in_training_with_the_reason(requested: 
         ({"stop": [""]}, "stop = ['']: String should have at least 1 character"),
     ],
 )
-def test_what_does_not_exist_is_refused(requested: Any, message_start: str) -> None:
+def test_wrong_sampling_params_are_refused(requested: Any, message_start: str) -> None:
     with pytest.raises(DataError) as caught:
         own(requested)
     assert str(caught.value) == f"x.jsonl, line 3: metadata sampling_params: {message_start}{NEXT}"

@@ -1,4 +1,4 @@
-"""What is found in a prompt file before anything starts, and that lengths are those that the sampler will count."""
+"""The check of prompt files before anything starts; lengths are those that the sampler will count."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_prompts_that_the_run_leaves_out_may_be_long(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", [{"context": None}, {"context": 10_000}])
-def test_where_no_prompt_can_be_too_long_no_tokenizer_is_read(tmp_path: Path, changed: dict[str, Any]) -> None:
+def test_no_tokenizer_is_read_where_no_prompt_can_be_too_long(tmp_path: Path, changed: dict[str, Any]) -> None:
     look(tmp_path, "1" * 50, folder=tmp_path / "nothing", **changed)
 
 
@@ -148,7 +148,7 @@ def test_a_limit_that_leaves_no_prompt_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_where_no_row_can_be_read_there_is_nothing_to_skip_to(tmp_path: Path) -> None:
+def test_a_file_without_readable_rows_is_an_error_even_with_skip(tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text("5\n6\n")
     with pytest.raises(DataError, match=r"none of the 2 rows that were looked at can be read, the first one: .*line 1"):
         screen(tmp_path / "prompts.jsonl", READING, room=room(), setting="prompt_data", skips_bad=True)
@@ -164,7 +164,7 @@ def test_messages_without_the_template_are_refused_with_their_line(tmp_path: Pat
         look(tmp_path, "1", [{"role": "user", "content": "1"}])
 
 
-def test_of_a_large_file_the_beginning_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_of_a_large_file_reads_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room_of_screen, "MOST_BYTES", 30)
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "1"}\n{"prompt": "a longer one"}\nnonsense\n')

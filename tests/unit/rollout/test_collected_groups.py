@@ -1,4 +1,4 @@
-"""What samples that failed do to their group, and how they are counted."""
+"""Failed samples: the effect on their group, and their counts."""
 
 from __future__ import annotations
 

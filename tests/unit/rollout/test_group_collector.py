@@ -1,4 +1,4 @@
-"""What the collector makes of components: whose reward counts, what hooks see, and whose failure it is."""
+"""The group generator with its components: which reward counts, what hooks see, which component is blamed."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ async def test_errors_of_slime_pass_as_they_are(takes_groups):
         (False, [None], "a list with a NoneType"),
     ],
 )
-async def test_what_is_no_sample_is_refused(takes_groups, returned, found):
+async def test_a_return_value_that_is_no_sample_is_refused(takes_groups, returned, found):
     async def generate(context: Any, given: Any, sampling: Any) -> Any:
         return returned
 
@@ -284,7 +284,7 @@ async def test_retries_are_bounded_and_the_cause_stays():
     assert (made[1].failure_cause, made[1].error, made[1].reward) == ("engine_timeout", "no engine answered", None)
 
 
-async def test_what_was_refused_is_not_generated_again():
+async def test_a_refused_request_is_not_generated_again():
     generate = FailsFirst(0, 1, 0, cause="engine_status_429")
     collector, reward = retrying(generate)
     refused = RewardFailure("refused", "no")

@@ -184,7 +184,7 @@ async def test_a_rollout_waits_for_groups_that_are_due_and_not_for_others(make: 
     await scheduler.close()
 
 
-async def test_for_a_group_that_is_too_old_already_no_rollout_waits(make: Make) -> None:
+async def test_no_rollout_waits_for_a_group_that_is_already_too_old(make: Make) -> None:
     scheduler, engines = make(rollouts_ahead=1, max_staleness=1, over_sampling=3)
     for rollout, ending in enumerate([(0, 1), (2, 3), (5, 6)]):
         if rollout:
@@ -197,7 +197,7 @@ async def test_for_a_group_that_is_too_old_already_no_rollout_waits(make: Make) 
     await scheduler.close()
 
 
-async def test_where_old_samples_are_corrected_no_rollout_waits_for_a_slow_group(make: Make) -> None:
+async def test_with_correction_of_old_samples_no_rollout_waits_for_a_slow_group(make: Make) -> None:
     scheduler, engines = make(rollouts_ahead=1, max_staleness=1, waits_for_due=False)
     await taken(scheduler, engines, 0)
     scheduler.published(1)
@@ -440,7 +440,7 @@ async def _one_step(scheduler: GroupScheduler, engines: Engines, step: int, dice
     return [number(group) for group in await taking]
 
 
-def test_what_a_state_holds_is_plain_text(make: Make) -> None:
+def test_a_state_is_plain_json(make: Make) -> None:
     scheduler, _ = make()
     assert json.loads(json.dumps(scheduler.state())) == scheduler.state()
     assert Sample.from_dict(json.loads(json.dumps(Sample(weight_spans=[("3", 0, 2)]).to_dict()))).weight_spans == [

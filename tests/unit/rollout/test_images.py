@@ -1,4 +1,4 @@
-"""Images of the data become what the learner's model takes, by a real processor of the checkpoint's folder: CLIP's."""
+"""Images of prompts become inputs of the learner's model, by a real processor of the checkpoint's folder (CLIP)."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ async def test_a_label_is_trained_after_its_images(encoder, processor, path):
     assert sample.multimodal_train_inputs["pixel_values"].shape == (1, 3, 8, 8)
 
 
-async def test_what_is_only_measured_and_what_has_no_images_is_not_processed(encoder, processor, path):
+async def test_evaluations_and_samples_without_images_are_not_processed(encoder, processor, path):
     engine: Any = Engine(extra=0)
     measured = GenerateContext(engine, encoder, evaluation=True, processor=processor)
     (sample,) = await SingleTurn(None, RunView())(measured, group(path)[:1], SamplingParams())
@@ -181,7 +181,7 @@ async def test_images_in_base_64_are_the_same_images(processor, path):
         ),
     ],
 )
-async def test_what_is_no_image_is_refused(processor, inputs, message):
+async def test_a_malformed_image_is_refused(processor, inputs, message):
     with pytest.raises(DataError) as caught:
         await processor("<image>1+1=", inputs)
     assert str(caught.value).startswith(message)

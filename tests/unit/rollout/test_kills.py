@@ -1,4 +1,4 @@
-"""A run dies again and again while it generates: after every resume each prompt group is in one place, none is lost.
+"""A run is killed repeatedly while it generates: after every resume each prompt group is in one place, none is lost.
 
 What dies is the sampler's side over an engine without a model; ``tests/campaigns/ledger.py`` kills whole runs.
 """

@@ -1,4 +1,4 @@
-"""Responses that have ended although the engine, interrupted, did not say so."""
+"""Responses that contain their stop although the interrupted engine reported an abort."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_an_aborted_response_whose_last_tokens_end_it_is_whole(text: str) -> Non
     assert (found.finish_reason, bytes(list(found.token_ids))) == ("stop", text.removesuffix("cd").encode())
 
 
-def test_where_the_end_of_the_sequence_is_ignored_it_ends_no_aborted_response() -> None:
+def test_with_ignore_eos_an_end_token_does_not_end_an_aborted_response() -> None:
     given = answer("ab\n", "abort")
     assert until_stop(b"", given, replace(STOP, ignore_eos=True), BYTES) is given
 

@@ -101,7 +101,7 @@ async def test_the_next_rollout_takes_finished_groups_and_resumes_aborted_ones(s
     assert (scheduler.pending_groups().held, supply.held) == ({4: [4], 5: [5]}, {})
 
 
-async def test_where_enough_groups_wait_nothing_is_started(start):
+async def test_no_group_is_started_where_enough_are_finished(start):
     engines = Engines(0, 1, 2, 3)
     scheduler, _, _ = start(engines)
     assert numbers(await scheduler.take(0, 2)) == [0, 1]

@@ -1,4 +1,4 @@
-"""Prompts before which ended groups are held, and the journal of both."""
+"""The requeue buffer: aborted groups come before new prompts, and both are in the journal."""
 
 from __future__ import annotations
 

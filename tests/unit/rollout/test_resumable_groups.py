@@ -1,4 +1,4 @@
-"""Responses that were ended before their time, and go on from their tokens."""
+"""Aborted responses, which resume from their tokens."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_a_response_of_the_full_length_asks_for_nothing() -> None:
     assert (sample.status, client.requests) == (Status.TRUNCATED, [])
 
 
-async def test_of_a_group_only_what_is_not_finished_is_requested() -> None:
+async def test_only_unfinished_samples_of_a_group_are_requested() -> None:
     client = Client([answer("x", "stop", "2"), answer("y", "length", "2")], [answer("c", "stop", "2")])
     whole = ended("z", status=Status.COMPLETED)
     group = [Sample(prompt="q"), whole, ended(), Sample(prompt="q")]
@@ -165,7 +165,9 @@ def chosen(*, takes_groups: bool = True, resumes: bool = True) -> RoutedComponen
         (False, chosen(), ["", "", ""]),
     ],
 )
-def test_what_a_group_keeps_of_an_earlier_try(resumes: bool, generator: RoutedComponent, rests: list[str]) -> None:
+def test_a_group_keeps_the_samples_of_an_earlier_try_that_can_resume(
+    resumes: bool, generator: RoutedComponent, rests: list[str]
+) -> None:
     whole = ended("z", status=Status.COMPLETED, reward=1.0)
     failed = ended("", status=Status.FAILED, error="lost", failure_cause="engine")
     group = [ended(), whole, failed]

@@ -1,4 +1,4 @@
-"""Rollouts that a plugin's rollout source makes, and what hooks do to a rollout, in the real sampler."""
+"""Rollout sources of plugins, and hooks that change a rollout, in the real sampler."""
 
 from __future__ import annotations
 

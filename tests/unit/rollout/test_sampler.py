@@ -586,7 +586,7 @@ async def test_an_evaluation_starts_from_clean_samples_every_time(build):
     assert (await sampler.evaluate(1))["eval/sums"] == 0.5
 
 
-async def test_what_a_generate_function_changes_in_place_does_not_reach_the_next_evaluation(build):
+async def test_changes_in_place_do_not_reach_the_next_evaluation(build):
     sampler, _ = build(GOOD)
     seen = []
 

@@ -1,4 +1,4 @@
-"""How old samples are, what becomes of those that are too old, and a sampler that generates ahead."""
+"""Staleness of samples, the handling of stale ones, and a sampler that generates ahead."""
 
 from __future__ import annotations
 

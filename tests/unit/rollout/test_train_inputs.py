@@ -1,4 +1,4 @@
-"""What samples carry for the model becomes columns of shards: every row with its sample, whatever the cut."""
+"""Model inputs of samples become columns of shards: every row stays with its sample, in every division."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ ACCEPTED = "; accepted is a table of names and arrays or tensors of numbers, [n,
         ({"pixels": np.ones((1, 3), np.float32)}, "pixels of float32 [n, 3], where another sample has float32 [n, 2]"),
     ],
 )
-def test_what_is_no_arrays_by_name_or_unlike_another_sample_is_refused(inputs: object, found: str) -> None:
+def test_malformed_or_differing_inputs_are_refused(inputs: object, found: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"sample 7: multimodal_train_inputs: {found}")) as caught:
         shards([sample(0, {"pixels": torch.zeros(1, 2)}), sample(7, inputs)])
     assert str(caught.value).endswith(ACCEPTED)

@@ -1,4 +1,4 @@
-"""Sample transforms in the sampler: what is kept, replaced, counted and written, and what is refused."""
+"""Sample transforms in the sampler: groups are kept, replaced, counted and written; errors end the run."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def test_without_truncation_shards_have_no_mask() -> None:
     assert (batch.kept_counts_U, batch.kept_ids_S, cut_batch(batch)[0][0].kept) == (None, None, None)
 
 
-def test_what_a_generate_function_cut_by_itself_counts_too() -> None:
+def test_truncation_by_a_generate_function_counts_too() -> None:
     (batch,) = shards(sample(0, sets=None), sample(1, sets=[[7, 2], []]), cuts=False)
     assert rows(batch) == [[[], [], [7, 2], []]]
 

@@ -1,4 +1,4 @@
-"""What surrounds the start of an actor."""
+"""The set-up of an actor's process: garbage collection, and the file of its output."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def prints(log: Path) -> tuple[str, str]:
     return ended.stdout, ended.stderr
 
 
-def test_what_a_process_prints_and_logs_is_copied_into_its_file(tmp_path: Path) -> None:
+def test_output_and_logs_of_a_process_are_copied_into_its_file(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "sampler.log"
     stdout, stderr = prints(log)
     assert stdout == "on stdout\n"

@@ -1,4 +1,4 @@
-"""What several nodes report about their plugins, as one message."""
+"""The reports of several nodes about their plugins, as one message."""
 
 from __future__ import annotations
 

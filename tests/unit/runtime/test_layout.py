@@ -61,7 +61,7 @@ def test_a_layout_becomes_equal_bundles(
         (Layout(0, 0), Capacity(2), "The layout has no process"),
     ],
 )
-def test_what_the_cluster_cannot_hold_is_refused_with_the_arithmetic(
+def test_a_layout_beyond_the_cluster_is_refused_with_the_arithmetic(
     layout: Layout, capacity: Capacity, message: str
 ) -> None:
     with pytest.raises(PlacementError, match=message):

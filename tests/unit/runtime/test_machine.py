@@ -1,4 +1,4 @@
-"""What a machine is found to have; its files are made by hand."""
+"""Memory and cores of a machine, read from /proc and cgroup files that the tests write."""
 
 from __future__ import annotations
 

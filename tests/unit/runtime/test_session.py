@@ -1,4 +1,4 @@
-"""What a session leaves as it was; the rest needs a cluster."""
+"""Parts of a Ray session that need no cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process is doing, as text."""
+"""Stacks of the threads and tasks of a process, as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reward or a tool gets from a service."""
+"""Calls of services: answers, refusals, retries and connections."""
 
 from __future__ import annotations
 

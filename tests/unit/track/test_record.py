@@ -41,7 +41,7 @@ def test_a_used_folder_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_what_a_failed_start_left_is_taken(tmp_path: Path) -> None:
+def test_a_folder_of_a_failed_start_is_reused(tmp_path: Path) -> None:
     record = RunRecord(tmp_path)
     for name in ("config.toml", "plugins.json", "metrics.jsonl", "logs/engine-0.log"):
         (tmp_path / name).touch()

@@ -1,4 +1,4 @@
-"""What the file of a rollout says of a sample."""
+"""The row of a sample in the file of a rollout."""
 
 from __future__ import annotations
 

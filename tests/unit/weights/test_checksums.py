@@ -1,4 +1,4 @@
-"""What engines say they hold, against what was sent."""
+"""Checksums that engines report, against the published weights."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_a_file_of_another_length_than_its_header_says_is_refused(folder: Path, 
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a zip file", b"\x02" + bytes(7) + b"[]", b"\xff" * 9])
-def test_what_is_no_safetensors_file_is_refused(folder: Path, content: bytes) -> None:
+def test_a_malformed_safetensors_file_is_refused(folder: Path, content: bytes) -> None:
     (folder / NAME).write_bytes(content)
     with pytest.raises(WeightSyncError, match="its safetensors header cannot be read"):
         require_complete_files(folder)

@@ -74,7 +74,7 @@ def test_two_runs_may_share_a_folder(control, tmp_path):
     assert [folder.name for folder in tmp_path.glob("*/*")] == ["version-1"]
 
 
-def test_what_a_publication_that_failed_left_is_overwritten(control, tmp_path):
+def test_files_of_a_failed_publication_are_overwritten(control, tmp_path):
     transport = DiskTransport(control, folder=tmp_path, template=TEMPLATE)
     transport.start("1")
     transport.send(BUCKETS[0], [torch.zeros(4096)], last=False)

@@ -1,4 +1,4 @@
-"""What engines expect, and that nothing else is sent."""
+"""The weights that engines expect; an export that differs is refused before anything is sent."""
 
 from __future__ import annotations
 

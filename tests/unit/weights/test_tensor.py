@@ -84,7 +84,7 @@ def test_the_last_bucket_brings_the_version(engine):
     control.close()
 
 
-def test_what_was_shared_is_free_again_when_an_engine_refuses(engine):
+def test_shared_memory_is_freed_when_an_engine_refuses(engine):
     control = EngineControl([engine.url])
     strategy = get_sharing_strategy()
     with pytest.raises(WeightSyncError, match="must run between"):

@@ -31,7 +31,7 @@ def broken_rules(line: str) -> list[str]:
         "--rollout-max-response-len 24",
     ],
 )
-def test_what_fits_breaks_no_rule(line):
+def test_valid_settings_break_no_rule(line):
     assert broken_rules(line) == []
 
 

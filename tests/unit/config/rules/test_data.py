@@ -20,6 +20,6 @@ def broken(line: str) -> list[str]:
         """--apply-chat-template --apply-chat-template-kwargs {"a":1} --multimodal-keys {"image":"images"}""",
     ],
 )
-def test_what_goes_together_is_accepted(line: str) -> None:
+def test_valid_settings_are_accepted(line: str) -> None:
     about = ("prompt_", "num_data", "apply_", "multimodal_")
     assert not [message for message in broken(line) if message.startswith(about)]

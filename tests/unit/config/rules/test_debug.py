@@ -53,7 +53,7 @@ def test_a_run_that_only_generates_has_engines_and_no_rank() -> None:
         ("{at}/../{name}/my.jsonl", "eval_prompt_data aime = {at}/my.jsonl", "--eval-prompt-data aime {at}/my.jsonl"),
     ],
 )
-def test_what_is_saved_replaces_no_file_that_the_run_reads(saved, other, line, tmp_path) -> None:
+def test_saved_rollouts_replace_no_file_that_the_run_reads(saved, other, line, tmp_path) -> None:
     (tmp_path / "my.jsonl").write_text("{}\n")
     (tmp_path / "my-3.jsonl").write_text("{}\n")
     saved, other, line = (text.format(at=tmp_path, name=tmp_path.name) for text in (saved, other, line))
@@ -87,7 +87,7 @@ def test_only_what_slime_saved_is_replaced(tmp_path) -> None:
     ]
 
 
-def test_what_a_rank_saved_is_distinguished_from_other_tensors(tmp_path) -> None:
+def test_train_data_of_a_rank_is_distinguished_from_other_tensors(tmp_path) -> None:
     import numpy as np
     from safetensors.numpy import save_file
 

@@ -82,7 +82,7 @@ def write(folder: Path) -> Path:
     return file
 
 
-def test_what_a_run_writes_down_gives_the_same_groups_again(tmp_path):
+def test_the_written_settings_give_the_same_engine_groups(tmp_path):
     first = load(["--config", str(write(tmp_path)), *TOY], check_rules=False)
     again = settings(tmp_path, to_toml(first))
     assert again == first.config
@@ -164,7 +164,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG.items())
-def test_what_does_not_add_up_is_named(tmp_path, text, message):
+def test_wrong_engine_tables_are_named(tmp_path, text, message):
     assert broken(settings(tmp_path, text)) == [message]
 
 

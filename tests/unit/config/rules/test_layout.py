@@ -79,7 +79,7 @@ def test_fewer_key_value_heads_than_ranks_are_accepted_where_each_rank_gets_one(
     assert message.endswith("accepted: 1, 3, 6, 12")
 
 
-def test_what_config_json_does_not_say_is_not_judged(tmp_path: Path) -> None:
+def test_sizes_missing_from_config_json_are_not_checked(tmp_path: Path) -> None:
     line = "--tensor-model-parallel-size 7 --pipeline-model-parallel-size 5 --actor-num-gpus-per-node 35"
     assert broken_rules(f"{described(tmp_path)} {line}") == []
 

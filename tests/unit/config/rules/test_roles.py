@@ -42,7 +42,7 @@ def other(tmp_path: Path) -> Path:
         "--lr-decay-style inverse-square-root --lr 1e-5 --lr-warmup-iters 3 --lr-warmup-init 1e-6",
     ],
 )
-def test_what_fits_together_is_accepted(line: str) -> None:
+def test_valid_settings_are_accepted(line: str) -> None:
     assert broken_rules(line) == []
 
 

@@ -75,7 +75,7 @@ def test_every_sample_keeps_its_step_its_weight_and_its_tokens(given, wanted):
 
 
 @pytest.mark.parametrize(("given", "wanted"), [(1, 3), (3, 2)])
-def test_what_is_computed_of_a_sample_finds_its_way_there_and_back(given, wanted):
+def test_computed_columns_travel_to_the_critic_ranks_and_back(given, wanted):
     before = shards(given)
     columns = [
         TokenValues(places, batch.response_lengths_B, np.arange(len(batch.loss_mask_U), dtype=np.float32) + 100 * rank)

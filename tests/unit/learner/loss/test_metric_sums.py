@@ -1,4 +1,4 @@
-"""What becomes of metrics that not every micro-batch, rank or optimizer step reports."""
+"""Sums of metrics that only some micro-batches, ranks or optimizer steps report."""
 
 from __future__ import annotations
 

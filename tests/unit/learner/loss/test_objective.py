@@ -407,7 +407,7 @@ def test_a_correction_that_returns_something_else_is_named(output, message):
     assert str(caught.value).startswith(message)
 
 
-def test_what_no_engine_has_sampled_has_no_distance_from_the_engines():
+def test_tokens_that_no_engine_sampled_have_no_difference_to_the_engines():
     for engine_sampled in (True, False):
         found = Objective(Clipped(None, RunView()), AlgorithmConfig(), engine_sampled=engine_sampled)
         log_probs_U, entropy_U = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True), torch.zeros(3)

@@ -223,7 +223,7 @@ def test_the_message_says_what_was_found_what_is_accepted_and_what_to_try():
         assert flag in message
 
 
-def test_where_others_can_reach_the_engines_their_weights_are_suspected_first():
+def test_on_reachable_engines_the_message_first_suspects_foreign_weights():
     found = ParityGate(WeightsConfig(), bf16=False, is_alone=False)
     found.published(7)
     with pytest.raises(ParityError, match=r"\n  1\. Another client changed the engine's weights"):

@@ -178,7 +178,7 @@ def ok(body: bytes) -> bytes:
         (ok(b'{"output_ids": [3], "meta_info": {"finish_reason": null}}'), "engine_malformed", "null}}, which is no"),
     ],
 )
-async def test_what_is_no_response_costs_its_sample_and_not_the_run(
+async def test_a_malformed_response_fails_its_sample_and_not_the_run(
     content: bytes, cause: str, message: str, once: None
 ) -> None:
     async with saying(content) as url, GenerateClient(url, timeout_s=60) as client:

@@ -1,4 +1,4 @@
-"""What servers are started with."""
+"""The arguments with which servers are started."""
 
 from __future__ import annotations
 

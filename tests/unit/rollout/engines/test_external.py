@@ -45,7 +45,7 @@ def test_an_engine_that_fits_is_taken(engine):
     assert discover([address(engine)], NEEDS) == [External(engine.url, 1)]
 
 
-def test_what_is_needed_stands_in_the_settings():
+def test_the_requirements_come_from_the_settings():
     line = ["--advantage-estimator", "toy", "--bf16", "--rollout-num-gpus-per-engine", "2"]
     assert Needs.of(load(line, check_rules=False).config, MODEL) == Needs(MODEL, "bfloat16", 2)
     line += ["--pause-generation-mode", "in_place"]
@@ -149,7 +149,7 @@ def test_prefill_and_decode_engines_are_recognised(engine):
 
 
 @pytest.mark.parametrize("info", [{"tp_size": "two"}, {"model_path": ""}, {"dtype": ["float32"]}])
-def test_what_only_resembles_an_engine_is_named(engine, info):
+def test_a_wrong_type_in_server_info_is_named(engine, info):
     (name,) = info
     expected = f"it does not answer as an SGLang server: it reports no valid {name}"
     assert reason(engine, **info) == expected

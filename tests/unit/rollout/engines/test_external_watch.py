@@ -1,4 +1,4 @@
-"""Engines of others under watch: those that are gone, and those that others' weights got into."""
+"""The watch of external engines: engines that are gone, and engines whose weights another client changed."""
 
 from __future__ import annotations
 

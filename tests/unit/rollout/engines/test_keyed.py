@@ -1,4 +1,4 @@
-"""How a server gets the key of the run, and who does not."""
+"""How a server gets the key of the run, and which processes do not see it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ SENT = {
 }
 
 
-async def test_what_the_engine_counted_is_in_the_sample():
+async def test_counters_of_the_engine_are_in_the_sample():
     with FakeEngine() as engine:
         engine.meta = SENT
         async with GenerateClient(engine.url) as client:

@@ -1,4 +1,4 @@
-"""Rewards in real processes of their own: every way to misbehave costs its own sample, and says so."""
+"""Rewards in worker processes: every failure costs its own sample, with a message."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ TOO_MUCH = {
 }
 
 
-async def test_what_is_too_much_costs_its_own_sample_and_few_words(tmp_path: Path) -> None:
+async def test_oversized_rewards_fail_their_own_sample_with_a_short_message(tmp_path: Path) -> None:
     pool = RewardPool(settings(tmp_path, timeout_s=60.0, num_workers=1))
     locked = Sample(response="x", metadata={"lock": threading.Lock()})
     try:
@@ -389,12 +389,12 @@ def test_there_are_as_many_processes_as_half_the_cores_within_bounds() -> None:
     assert [default_num_workers(cores) for cores in (1, 2, 8, 192)] == [2, 2, 4, 16]
 
 
-async def test_what_a_reward_prints_is_in_the_log(pool: RewardPool, tmp_path: Path) -> None:
+async def test_output_of_a_reward_is_in_the_log(pool: RewardPool, tmp_path: Path) -> None:
     await pool.score("mean", samples("print"), together=False)
     assert (tmp_path / "rewards.log").read_text() == "a word from the reward\n"
 
 
-async def test_what_a_reward_has_started_ends_with_the_pool(tmp_path: Path) -> None:
+async def test_processes_that_a_reward_started_end_with_the_pool(tmp_path: Path) -> None:
     pool = RewardPool(settings(tmp_path))
     (pid,) = await pool.score("mean", samples("daemon"), together=False)
     assert runs(int(pid))
@@ -425,7 +425,7 @@ asyncio.run(main())
 """
 
 
-def test_nothing_is_left_of_rewards_when_the_sampler_is_killed(tmp_path: Path) -> None:
+def test_no_reward_process_is_left_when_the_sampler_is_killed(tmp_path: Path) -> None:
     sampler = subprocess.Popen(
         [sys.executable, "-c", SAMPLER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -1,4 +1,4 @@
-"""A reward model that runs in the sampler: what it raises ends the run, with its name on it."""
+"""A reward model that runs in the sampler: an exception of it ends the run and names it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums of reward models: a part that fails is its own sample's, and says so."""
+"""Weighted sums of reward models: a part that fails fails its own sample, and is named."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_parts_are_added_with_their_weights_and_kept():
     assert part_metrics(samples, "x") == {"x/f1": 0.75, "x/math": 0.5}
 
 
-async def test_one_of_several_numbers_counts_by_its_key():
+async def test_a_key_selects_one_of_several_numbers():
     found, _ = await summed("1*dapo:score+1*dapo:acc", *[Given({"score": -1.0, "acc": 0.0})] * 2)
     assert found == [-1.0]
 

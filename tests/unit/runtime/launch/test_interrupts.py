@@ -1,4 +1,4 @@
-"""A run that is being taken down is not broken off by the impatient, unless they insist."""
+"""A second Ctrl-C does not interrupt the clean-up of a run; a third one does."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_second_one_ends_at_once() -> None:
     assert done == []
 
 
-def test_what_is_ignored_still_is() -> None:
+def test_an_ignored_signal_stays_ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     done: list[str] = []
     taken_down(signal.SIGINT, signal.SIGINT, done=done)
@@ -68,12 +68,12 @@ def fails() -> None:
         raise ValueError("its own")
 
 
-def test_what_failed_is_reported_and_not_the_signal() -> None:
+def test_a_failure_is_reported_rather_than_the_signal() -> None:
     with pytest.raises(ValueError, match="its own"):
         fails()
 
 
-def test_in_another_thread_nothing_is_held_and_nothing_fails(handlers: dict[int, Any]) -> None:
+def test_in_another_thread_signals_are_not_delayed(handlers: dict[int, Any]) -> None:
     def held() -> Any:
         with DelayedInterrupts() as interrupts:
             interrupts.delay()
