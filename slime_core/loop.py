@@ -29,7 +29,7 @@ class Rollout(Protocol):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What its samples look like."""
+        """Metrics of the rollout's samples."""
 
 
 class SamplerState(Protocol):

@@ -29,8 +29,8 @@ class SingleTurn:
 class FromLabel:
     """Every sample of a group answers with its label and the token that ends a response; no engine is used.
 
-    An evaluation uses the engines, as ``single_turn`` does. No engine says how likely the tokens are, so their
-    log-probabilities are 0; its trait ``samples_from_engine`` has runs refused that read them.
+    An evaluation uses the engines, as ``single_turn`` does. In training no engine computes log-probabilities, so they
+    are 0; runs that read them are refused, because the trait ``samples_from_engine`` is False.
     """
 
     def __init__(self, options: object, run: RunView) -> None:

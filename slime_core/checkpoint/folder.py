@@ -28,7 +28,7 @@ from slime_core.track.record import numbered, write_atomically
 from slime_core.untrusted import read_object
 
 MOST_STATE = 2**30
-"""Bytes of ``state.json``; it can hold groups that wait, with their tokens."""
+"""Largest ``state.json`` in bytes; it can hold finished and aborted groups with their tokens."""
 
 NAME = re.compile(r"step-(\d{6,})")
 

@@ -1,4 +1,4 @@
-"""What a run needs at least of a machine without GPUs: bytes, shared bytes and seconds of cores; lower bounds.
+"""Lower bounds of what a run needs of a machine without GPUs: memory, shared memory and core seconds.
 
 Counted: weights, gradients and Adam's state of actor and critic, the reference, the engines' weights, and the processes
 themselves. Left out: activations, the KV cache, buffers while weights are loaded or saved.
@@ -34,12 +34,12 @@ SEMAPHORE_BYTES = 24 * 2**10
 FLOAT32 = 4
 
 OUTPUT_LAYER = "lm_head.weight"
-"""Which a critic does not have; its head is one row."""
+"""A critic has no output layer; its head is one row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a run needs.
+    """The needs of one run.
 
     Example, a model of 1e9 parameters in float32, one rank and one engine: 16e9 bytes of learner (weights, gradients
     and two moments), 4e9 of engine, and those of the processes.
@@ -70,7 +70,7 @@ class Needs:
 
     @classmethod
     def of(cls, config: RunConfig, *, trains: bool, critic: bool = False) -> Needs:
-        """Those of a run; reads the headers of the start weights.
+        """The needs of a run; reads the headers of the start weights.
 
         Arguments:
             critic: the advantage estimator reads values.
@@ -81,7 +81,7 @@ class Needs:
         trains = trains and config.debug.trains
         sizes = _sizes(start_weights(config), needed=trains)
         weights, parallel = config.weights, config.parallel
-        judged = trains and critic
+        has_critic = trains and critic
         return cls(
             parameters=sum(sizes.values()),
             item=2 if config.model.bf16 else FLOAT32,
@@ -90,14 +90,14 @@ class Needs:
             engines=sum(group.num_engines for group in (*config.engine_groups, *config.eval_groups)),
             roles=_roles(config) if trains else 0,
             buffer=weights.update_weight_buffer_size if config.transport == "tensor" and trains else 0,
-            critic_parameters=sum(sizes.values()) - sizes.get(OUTPUT_LAYER, 0) if judged else 0,
-            critic_ranks=config.num_critic_ranks if judged else 0,
-            critic_copies=_critic_copies(config) if judged else 0,
+            critic_parameters=sum(sizes.values()) - sizes.get(OUTPUT_LAYER, 0) if has_critic else 0,
+            critic_ranks=config.num_critic_ranks if has_critic else 0,
+            critic_copies=_critic_copies(config) if has_critic else 0,
         )
 
     @property
     def processes(self) -> str:
-        """How many, in words."""
+        """The number of processes as a sum, in words."""
         critic = f" + {self.critic_ranks} (critic ranks)" if self.critic_ranks else ""
         return f"{self.ranks} (learner ranks){critic} + {self.engines} (engines) = {self._started} processes"
 
@@ -108,7 +108,7 @@ class Needs:
 
     @property
     def memory(self) -> int:
-        """Bytes."""
+        """Bytes of memory that the whole run needs."""
         return self._learner + self._critic + self._engine + self._fixed
 
     @property

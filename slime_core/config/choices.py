@@ -1,4 +1,4 @@
-"""Which components and prompt formats the settings name, and where: what may activate a plugin that offers them.
+"""The components and prompt formats that the settings name: each may activate the plugin that offers it.
 
 ``rm_type``: the name of one reward model, or a weighted sum of several, such as ``0.7*math + 0.3*dapo:acc``.
 
@@ -70,7 +70,7 @@ def reward_terms(written: str) -> tuple[RewardTerm, ...] | None:
 
 
 def _written(found: Any) -> Any:
-    """A table of weights as the sum that it means; anything else as it is."""
+    """A table of weights as the text of the sum; any other value unchanged."""
     if not isinstance(found, Mapping):
         return found
     wrong = [f"{name} = {weight!r}" for name, weight in found.items() if not _is_weight(weight)]
@@ -173,7 +173,7 @@ def choices(
 
 
 def prompt_formats(path: Path) -> list[str]:
-    """The formats that what ``path`` means could be of, each once; empty where it means nothing.
+    """The possible formats of the files that ``path`` names, each once; empty where it names none.
 
     Example: ``train.parquet@[:100]`` has the format ``parquet``.
     """

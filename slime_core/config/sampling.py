@@ -446,7 +446,7 @@ class EvalConfig(Section):
     """
 
     @property
-    def is_beside_training(self) -> bool:
+    def is_concurrent(self) -> bool:
         """Whether training goes on while an evaluation is under way."""
         return self.eval_interleaved or self.eval_num_gpus is not None
 

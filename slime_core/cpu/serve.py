@@ -1,8 +1,8 @@
 """What an SGLang server needs to run on a machine without a GPU: environment and arguments.
 
-``python -m slime_core.cpu.serve --model-path FOLDER --port 30000`` starts such a server, for runs to find. The
-arguments are those of ``sglang.launch_server``; what a CPU needs is put before them, so they win. The process becomes
-the server. No process but the server's is touched.
+``python -m slime_core.cpu.serve --model-path FOLDER --port 30000`` starts such a server as an external engine of runs.
+The arguments are those of ``sglang.launch_server``; the arguments for a CPU are put before them, so the given ones win.
+The process becomes the server, and the environment of no other process changes.
 """
 
 from __future__ import annotations

@@ -30,11 +30,11 @@ class Client(Protocol):
 
     @property
     def url(self) -> str:
-        """Of the router, or of one engine."""
+        """URL of the router, or of one engine."""
         ...
 
     async def engine_url(self) -> str:
-        """Of one engine, for SGLang's other endpoints, such as ``/parse_function_call``, which routers do not have."""
+        """URL of one engine, for endpoints of SGLang that routers do not have, such as ``/parse_function_call``."""
         ...
 
     async def generate(
@@ -190,7 +190,7 @@ class GenerateContext:
 
         Arguments:
             sample: changed by :meth:`Trajectory.finish` only.
-            prompt_ids: of its prompt; None: the encoder makes them.
+            prompt_ids: token ids of its prompt; None: the encoder computes them.
 
         Raises:
             DataError: the encoder refuses the prompt.
@@ -218,7 +218,7 @@ class Parents:
 
     Arguments:
         samples: in order, at least one.
-        numbers: their numbers then.
+        numbers: their ``index`` before the function was called.
     """
 
     samples: tuple[Sample, ...]
@@ -226,7 +226,7 @@ class Parents:
 
     @staticmethod
     def of(samples: Sequence[Sample]) -> Parents:
-        """Those of ``samples``, as they are called now."""
+        """The parents with the indices that ``samples`` have now."""
         return Parents(tuple(samples), tuple(sample.index for sample in samples))
 
     def adopt(self, made: Sequence[Sample]) -> None:

@@ -254,7 +254,7 @@ def until_stop(before: Sequence[int], answer: Generation, sampling: SamplingPara
 
 
 def _ends(seen: str, texts: Iterable[str], patterns: Iterable[str]) -> bool:
-    """As the engine decides it."""
+    """Whether the engine would end the response here: a stop text or pattern is in ``seen``."""
     return any(text in seen for text in texts) or any(re.search(one, seen) for one in patterns)
 
 

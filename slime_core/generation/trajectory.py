@@ -448,13 +448,13 @@ class Trajectory:
         return Turn(self._context.encoder.decode(ids), ids, log_probs, reason)
 
     def _restored_turns(self) -> tuple[int, int]:
-        """Where the aborted turn starts in the response, and how many turns are finished."""
+        """The start of the aborted turn in the response, and the number of finished turns."""
         turns = self._turns()
         is_in_turn = bool(turns) and turns[-1][1] == len(self._ids)
         return (turns[-1][0], len(turns) - 1) if is_in_turn else (len(self._ids), len(turns))
 
     def _turns(self) -> list[tuple[int, int]]:
-        """Where turns of the model start and end in the response."""
+        """Start and end of each turn of the model in the response."""
         sampled = [False] * len(self._ids)
         for _, start, end in self._spans:
             sampled[start:end] = [True] * (end - start)

@@ -1,6 +1,6 @@
-"""One optimizer step of the learner on given samples, in processes as a run has them, without Ray and without engines.
+"""Trains one optimizer step on given samples, in the rank processes of a run, without Ray and without engines.
 
-The caller's process resolves the settings and cuts the samples into shards; each rank is
+The caller's process resolves the settings and divides the samples into shards; each rank is
 ``python -m slime_core.harness.learner FOLDER RANK`` and takes its shard from ``FOLDER``.
 """
 
@@ -45,7 +45,7 @@ TAIL = 3000
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """What one optimizer step came to.
+    """Result of one optimizer step.
 
     Example: ``TrainedStep({"train/loss": -0.08, "train/grad_norm": 0.9, ...}, {"model.norm.weight": tensor, ...})``.
 
@@ -181,12 +181,12 @@ def main(folder: Path, rank: int) -> None:
 
 
 def _address(folder: Path, rank: int) -> str:
-    """Where the ranks meet: rank 0, which will listen there, keeps a port and writes it down."""
+    """Address of the ranks' rendezvous: rank 0 reserves a port and writes it to a file, which the others read."""
     place, unfinished = folder / ADDRESS, folder / f"{ADDRESS}.unfinished"
     if rank == 0:
         unfinished.write_text(f"{HOST}:{reserve_port(HOST)}", encoding="utf-8")
         unfinished.rename(place)
-    while not place.exists():  # the parent ends what takes too long
+    while not place.exists():  # the parent process enforces the time limit
         time.sleep(0.02)
     return place.read_text(encoding="utf-8")
 

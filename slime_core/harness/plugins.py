@@ -106,7 +106,7 @@ class ActivePlugin:
 
     @property
     def identity(self) -> PluginIdentity:
-        """Who it is, for messages."""
+        """Name, distribution and version of the plugin, for messages."""
         return self.source.plugin
 
     @property

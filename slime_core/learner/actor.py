@@ -358,7 +358,7 @@ class LearnerHandle:
 
 
 class NoLearner:
-    """In the place of :class:`LearnerHandle` where the run only generates: engines keep their start weights."""
+    """Replaces :class:`LearnerHandle` where the run only generates: engines keep their start weights."""
 
     def train(self, shards: list[Ref[TrainBatch]]) -> dict[str, float]:
         """Ignore the shards; there are no metrics of training."""

@@ -20,8 +20,8 @@ step of a rollout computes the log-probabilities under the weights that were pub
     check            after the backward pass, before the optimizer: raises, or stores the metrics
     weights_changed  the learner trained; until the next publication no token is fresh
 
-Left out: responses that an update interrupted, because the learner no longer holds the weights that sampled their
-beginning; and masked tokens, because they are not trained.
+The gate leaves out responses that an update interrupted, because the learner no longer holds the weights that sampled
+their first tokens, and masked tokens, because they are not trained.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class TokenEstimation:
         returns_U = torch.zeros(count, device=micro_batches[0].mask_U.device)
         for micro in micro_batches:
             assert micro.returns_U is not None, "an estimator that reads values fills the returns"
-            if micro.scale:
+            if micro.scale:  # 0: an idle micro-batch, which repeats the samples of another one
                 found_U = _finite(micro.returns_U, micro.mask_U != 0, "returns_U: slime_before_training left")
                 micro.returns_U = returns_U[micro.places_U] = found_U
         if self._context_group is not None:
@@ -321,7 +321,7 @@ def _checked(
 
 
 def _checked_returns(found: TokenAdvantages, trained_U: torch.Tensor, label: str) -> torch.Tensor:
-    """What the critic is to learn, float32, 0 where nothing is trained; without gradient."""
+    """The critic's targets, float32, 0 at masked tokens; without gradient."""
     if found.returns_U is None:
         raise RunError(
             f"{label} reads values, so a critic is trained, and returned no returns_U for it to learn; accepted is one "
@@ -332,7 +332,11 @@ def _checked_returns(found: TokenAdvantages, trained_U: torch.Tensor, label: str
 
 
 def _finite(values_U: torch.Tensor, trained_U: torch.Tensor, what: str) -> torch.Tensor:
-    """As float32, without gradient, 0 where nothing is trained."""
+    """``values_U`` as float32, without gradient, 0 at masked tokens.
+
+    Raises:
+        RunError: the value of a trained token is NaN or infinite.
+    """
     values_U = values_U.detach().float().where(trained_U, 0.0)
     wrong = int((~values_U.isfinite()).sum())
     if wrong:

@@ -312,7 +312,7 @@ def _advantages(shard: TrainBatch) -> np.ndarray:
 
 
 def _held(places: np.ndarray, held_T: np.ndarray, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where tokens at ``places`` of the row stand among those that this rank holds, and which of them it holds."""
+    """Positions of ``places`` among the tokens that this rank holds, and which of ``places`` it holds."""
     index = np.full(num_tokens, -1)
     index[held_T] = np.arange(len(held_T))
     found = index[places]
@@ -320,7 +320,9 @@ def _held(places: np.ndarray, held_T: np.ndarray, num_tokens: int) -> tuple[np.n
 
 
 def idle_micro_batch(micro: MicroBatch) -> MicroBatch:
-    """The same row with nothing to train: it completes a schedule and changes no sum."""
+    """The same row with nothing to train: it completes the schedule of a step (see
+    :func:`~slime_core.learner.trained_model.add_idle_micro_batches`) and changes no sum.
+    """
     nothing_U = torch.zeros_like(micro.mask_U)
     return replace(micro, mask_U=nothing_U, weights_U=torch.zeros_like(micro.weights_U), scale=0.0)
 

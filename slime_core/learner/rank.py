@@ -79,7 +79,7 @@ class Learner:
         """
         from slime_core.cpu import megatron
 
-        megatron.install()
+        megatron.install()  # before anything imports Megatron, whose modules it patches
         config = settings.config
         self._settings = settings
         self._config = config
@@ -121,7 +121,7 @@ class Learner:
             hooks=self.hooks,
             learner=self._info,
         )
-        self._offloader: Offloader | None = None  # while the device memory is given away
+        self._offloader: Offloader | None = None  # set while the rank is offloaded to the host
 
     # --- Building ----------------------------------------------------------------------------------------------------
 
@@ -292,16 +292,16 @@ class Learner:
             self.critic.save(folder)
 
     def load(self, folder: Path) -> None:
-        """Continue from what :meth:`save` wrote, in any layout. Collective.
+        """Continue from a checkpoint of :meth:`save`, in any layout. Collective.
 
         Raises:
-            CheckpointError: it is of another model, or of a run without the critic that this one trains.
+            CheckpointError: the checkpoint is of another model, or has no critic, which this run trains.
         """
         if self.critic is not None:
             self.critic.load(folder)
         self.actor.load(folder / "torch_dist")
         self._frozen.load(folder / "roles")
-        self.parity.weights_changed()
+        self.parity.weights_changed()  # the engines hold other weights until the next publication
 
     # --- Devices -----------------------------------------------------------------------------------------------------
 

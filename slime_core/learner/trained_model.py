@@ -288,7 +288,7 @@ def _loss_of_log_probs(
 def _loss_of_logits(
     objective: Objective, logits_1TV: torch.Tensor, micro: MicroBatch, chunk_size: int | None
 ) -> tuple[torch.Tensor, MetricSums]:
-    """The same where a plugin gives the whole loss as a function of the logits."""
+    """Loss and metrics where a plugin computes the whole loss from the logits."""
     assert objective.of_logits is not None
     with torch.no_grad():  # before the function has the logits, which it may change in place
         log_probs_U, entropy_U = response_log_probs(logits_1TV, micro, chunk_size=chunk_size)

@@ -386,6 +386,6 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
         return found
 
     def _num_tokens(self, hidden_states: torch.Tensor) -> int:
-        """Of the whole row."""
+        """Number of tokens of the whole row, over all ranks that share it."""
         shards = self.config.tensor_model_parallel_size if self.config.sequence_parallel else 1
         return hidden_states.size(0) * int(shards * self.config.context_parallel_size)

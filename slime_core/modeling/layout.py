@@ -68,7 +68,7 @@ class ParallelLayout:
 
     @property
     def row_multiple(self) -> int:
-        """What the number of tokens of a packed row has to be a multiple of, so that it can be shared out."""
+        """The number of tokens of a packed row must be a multiple of this, so that its ranks get equal shares."""
         chunks = 2 * self.context if self.context > 1 else 1
         return chunks * (self.tensor if self.sequence else 1)
 
@@ -96,7 +96,7 @@ class ParallelLayout:
         return chunks
 
     def data_rank(self, rank: int, *, world_size: int) -> int:
-        """Which data-parallel replica process ``rank`` belongs to; all ranks of one replica train the same shard.
+        """The data-parallel replica of process ``rank``; all ranks of one replica train the same shard.
 
         Megatron numbers tensor ranks first, then context, data and pipeline ranks (parallel_state.py, order
         "tp-cp-ep-dp-pp").
@@ -104,7 +104,7 @@ class ParallelLayout:
         return self.coordinates(rank, world_size=world_size)["data"]
 
     def coordinates(self, rank: int, *, world_size: int) -> dict[str, int]:
-        """Where process ``rank`` stands on each axis, in the order in which Megatron counts (see :meth:`data_rank`).
+        """The index of process ``rank`` on each axis, in the order in which Megatron counts (see :meth:`data_rank`).
 
         Example: with 2 tensor and 2 pipeline ranks, rank 5 of 8 is ``{"tensor": 1, "context": 0, "data": 0,
         "pipeline": 1}``.
@@ -127,7 +127,7 @@ class ParallelLayout:
                 f"tensor {self.tensor} x pipeline {self.pipeline} x context {self.context} on "
                 f"{world_size} ranks; the number of ranks must be a multiple of {self.model_size}"
             )
-        if (data * self.tensor * self.context) % (self.expert * self.tensor):
+        if (data * self.context) % self.expert:
             raise ConfigError(
                 f"expert size {self.expert} with {data * self.context} data- and context-parallel ranks; "
                 "the former must divide the latter"

@@ -1,7 +1,7 @@
 """Statistics of rewards over prompt groups, in numpy and float64.
 
-A group is all samples with one group id, wherever they stand and however many they are. What counts in it are rollouts:
-each sample of one that fanned out weighs as much as all of them together would alone, divided by their number.
+A group is all samples with one group id, at any position and of any number. Its members are rollouts: where one rollout
+fanned out into several samples, they share its weight of 1 equally.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["GroupStatistics"]
 
 @dataclass(frozen=True, slots=True)
 class GroupStatistics:
-    """What is known of each sample's group, each float64 [B].
+    """Statistics of each sample's group, each float64 [B].
 
     A group of one rollout has nothing to be compared with: there ``centred_B``, ``against_others_B`` and
     ``deviations_B`` are 0. Where all rewards of a group are equal they are exactly 0 as well: float64 holds sums of

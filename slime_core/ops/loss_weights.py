@@ -35,7 +35,7 @@ def loss_weights(
 
 
 def loss_divisor(rollouts_B: NDArray[np.int64], mask_sums_B: NDArray[np.int64], *, per_token: bool) -> int:
-    """What :func:`loss_weights` divides by last: rollouts with a trained token, or trained tokens; at least 1."""
+    """The last divisor of :func:`loss_weights`: rollouts with a trained token, or trained tokens; at least 1."""
     if per_token:
         return max(int(mask_sums_B.sum()), 1)
     return max(int((np.bincount(rollouts_B, weights=mask_sums_B) > 0).sum()), 1)
@@ -48,7 +48,7 @@ def loss_factor(
     token_divisor: float | None,
     counts_masked: bool = False,
 ) -> float:
-    """What the loss, and no metric, is multiplied by after it was averaged with :func:`loss_weights`.
+    """The factor of the loss, and of no metric, after it was averaged with :func:`loss_weights`.
 
     Arguments:
         token_divisor: turns the mean over all trained tokens into a mean over rollouts of their summed losses, each

@@ -44,8 +44,8 @@ __all__ = [
 
 
 LARGEST_LOG_RATIO = 20.0
-"""In nats; a log-ratio above it is held there, and passes no gradient. The exponential overflows from 88.7 on, and an
-infinite ratio times an advantage or a gradient of 0 is NaN."""
+"""Largest log-ratio, in nats; a larger one is clamped to it and passes no gradient. The exponential overflows from 88.7
+on, and an infinite ratio times an advantage or a gradient of 0 is NaN."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,7 @@ class Prompts:
         return 1 - once / max(sum(self.lengths), 1)
 
     def tokens(self, piece: Sequence[int]) -> int:
-        """Of samples with one prompt, in one row."""
+        """Tokens of a row of samples that share one prompt, which counts once."""
         return self.prompts[piece[0]] + sum(self.lengths[i] - self.prompts[i] for i in piece)
 
     def plan(self, samples: Sequence[int], *, num_ranks: int, max_tokens: int) -> list[list[list[int]]]:
@@ -196,7 +196,7 @@ class Prompts:
         return [tuple(members) for members in found.values()]
 
     def _within(self, members: Piece, max_tokens: int) -> list[Piece]:
-        """As few pieces as fit, by first fit over the responses; the prompt stands in each."""
+        """The samples of one prompt in few pieces, by first fit over the responses; each piece holds the prompt."""
         room = max_tokens - self.prompts[members[0]]
         if room < 1:
             return [(i,) for i in members]

@@ -1,4 +1,4 @@
-"""What installed metadata declares in slime's entry-point groups; imports nothing, and survives broken metadata.
+"""Reads the entry points of installed distributions in slime's groups; imports nothing, and survives broken metadata.
 
     slime             grpo = "slime_grpo.plugin"         a plugin, and the module that holds its hooks
     slime.models      Qwen3ForCausalLM = "models"        checkpoints of this architecture need that plugin
@@ -71,7 +71,7 @@ another name than that of their folder."""
 
 
 class _Distribution(Protocol):
-    """What is read of an installed distribution; the standard library's have it too, where they are found."""
+    """The attributes that are read of a distribution; those of ``importlib.metadata`` and its backport have them."""
 
     def read_text(self, filename: str, /) -> str | None: ...
     def locate_file(self, path: str, /) -> object: ...
@@ -97,7 +97,7 @@ class Declared:
     """Everything that is declared for slime.
 
     Arguments:
-        entries: in no order that means anything.
+        entries: unordered.
         unreadable: one line for each distribution that seems to declare something but cannot be read.
     """
 
@@ -111,7 +111,7 @@ class Declared:
 
 
 def scan() -> Declared:
-    """What is declared now on ``sys.path``."""
+    """The declarations of all distributions on ``sys.path``."""
     entries: list[Declaration] = []
     unreadable: list[str] = []
     for distribution in metadata.distributions():

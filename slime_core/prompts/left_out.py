@@ -1,4 +1,4 @@
-"""Rows that are left out: which, why, how many, and what users and log files see of them."""
+"""Rows of prompt files that a run leaves out: the reasons, the counts, and the messages about them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,24 @@ from slime_core.errors import DataError
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.prompts.rows import PromptRow
 
-__all__ = ["BAD", "EMPTY", "MOST_REPORTED", "TOO_LONG", "BadRows", "LeftOut", "kept", "nothing_left", "tell"]
+__all__ = [
+    "BAD",
+    "EMPTY",
+    "MOST_REPORTED",
+    "TOO_LONG",
+    "BadRows",
+    "LeftOut",
+    "nothing_left",
+    "report_left_out",
+    "select_short",
+]
 
 TOO_LONG, BAD, EMPTY = "too_long", "bad", "empty"
 """Why rows are left out; empty lines are not counted."""
 
 
 MOST_REPORTED = 3
-"""At once, of those that were not reported yet."""
+"""New bad rows that one message lists."""
 
 MOST_WRITTEN = 1000
 MOST_LETTERS = 500
@@ -31,11 +41,10 @@ TEXTS = {
 
 
 class BadRows:
-    """What is wrong with rows, each once: a resumed run finds again what it found before.
+    """Messages about bad rows, each once: a resumed run finds the same rows again.
 
     Arguments:
-        path: receives a line for each of the first 1,000; what stands there is of an earlier start. None: nothing is
-            written.
+        path: receives a line for each of the first 1,000; lines of an earlier start count. None: nothing is written.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -48,7 +57,7 @@ class BadRows:
         self._num_new = 0
 
     def add(self, mistake: str) -> None:
-        """One more; ``mistake`` starts with file and line."""
+        """Add a bad row; ``mistake`` starts with file and line."""
         text = " ".join(mistake.split())[:MOST_LETTERS]
         self._num_new += 1
         if len(self._new) < MOST_REPORTED:
@@ -72,10 +81,10 @@ class BadRows:
 
 
 class LeftOut:
-    """Counts what is left out of the prompts of a run, for metrics and people.
+    """Counts the rows that a run leaves out, for metrics and messages.
 
     Arguments:
-        bad_rows: receives what is wrong with rows that cannot be read; None: nothing does.
+        bad_rows: the file for messages about rows that cannot be read; None: none is written.
     """
 
     def __init__(self, bad_rows: Path | None = None) -> None:
@@ -84,11 +93,11 @@ class LeftOut:
         self._reported: dict[str, int] = {}
 
     def count_left_out(self, reason: str, count: int) -> None:
-        """So many rows more were left out."""
+        """Count ``count`` more rows that were left out for ``reason``."""
         self._counts[reason] += count
 
     def report_bad_row(self, mistake: str) -> None:
-        """What is wrong with a row that cannot be read, file and line first."""
+        """Record the message about a row that cannot be read, which starts with file and line."""
         self._bad_rows.add(mistake)
 
     def count(self, reason: str) -> int:
@@ -109,11 +118,11 @@ class LeftOut:
         return f"{self._counts[reason]} {TEXTS.get(reason, f'rows are left out: {reason}')}"
 
 
-def kept(request: PromptRequest, rows: Sequence[PromptRow], places: Sequence[str]) -> Sequence[bool]:
-    """Which rows are short enough.
+def select_short(request: PromptRequest, rows: Sequence[PromptRow], places: Sequence[str]) -> Sequence[bool]:
+    """For each row, whether its prompt is short enough.
 
     Arguments:
-        places: where they stand.
+        places: file and line of each row.
 
     Raises:
         DataError: one of them cannot be turned into tokens; says which.
@@ -126,12 +135,12 @@ def kept(request: PromptRequest, rows: Sequence[PromptRow], places: Sequence[str
         if len(rows) == 1:
             raise DataError(f"{places[0]}: {problem}") from None
         for row, place in zip(rows, places, strict=True):
-            kept(request, [row], [place])
+            select_short(request, [row], [place])
         raise
 
 
-def tell(request: PromptRequest, reason: str, count: int, mistakes: Sequence[str] = ()) -> None:
-    """Say that ``count`` rows were left out.
+def report_left_out(request: PromptRequest, reason: str, count: int, mistakes: Sequence[str] = ()) -> None:
+    """Report ``count`` rows that were left out.
 
     Arguments:
         mistakes: what is wrong with them, each with file and line.

@@ -18,7 +18,7 @@ from typing import Protocol, cast
 
 from slime_core.errors import CheckpointError, RunError
 from slime_core.plugins.contracts import PromptRequest, RunView
-from slime_core.prompts.left_out import BAD, TOO_LONG, kept, nothing_left, tell
+from slime_core.prompts.left_out import BAD, TOO_LONG, nothing_left, report_left_out, select_short
 from slime_core.prompts.rows import PromptRow, Reading, numbered_prompts
 from slime_core.types import JsonValue, PromptGroup, Sample
 
@@ -37,11 +37,11 @@ class Stream(Protocol):
         ...
 
     def identity(self) -> dict[str, JsonValue]:
-        """All that decides what a number means."""
+        """Everything that determines which prompt a number means; it must be equal on a resume."""
         ...
 
     def state(self, numbers: Sequence[int]) -> dict[str, JsonValue]:
-        """What else :meth:`restore` needs; with it, ``numbers`` are found fast."""
+        """Further state for :meth:`restore`, from which the prompts ``numbers`` are found fast."""
         ...
 
     def restore(self, state: Mapping[str, JsonValue]) -> None:
@@ -61,10 +61,10 @@ class Held:
         bad: list[str] = []
         found = list(numbered_prompts(request.path, Reading.of(request), bad=bad if request.skips_bad else None))
         rows = [row for _, row in found]
-        keeps = kept(request, rows, [raw.place for raw, _ in found])
+        keeps = select_short(request, rows, [raw.place for raw, _ in found])
         self._rows = [row for row, is_kept in zip(rows, keeps, strict=True) if is_kept]
-        tell(request, TOO_LONG, len(rows) - len(self._rows))
-        tell(request, BAD, len(bad), bad)
+        report_left_out(request, TOO_LONG, len(rows) - len(self._rows))
+        report_left_out(request, BAD, len(bad), bad)
         if not self._rows:
             raise nothing_left(request, len(rows) + len(bad), bad=len(bad))
         self._orders: dict[int, list[int]] = {}
@@ -83,7 +83,7 @@ class Held:
         return {"prompts": len(self._rows), "digest": _digest(self._rows), "seed": seed, "shuffle": shuffle}
 
     def state(self, numbers: Sequence[int]) -> dict[str, JsonValue]:
-        """Nothing: the files say it all."""
+        """Empty: the files determine the prompts."""
         del numbers
         return {}
 

@@ -107,7 +107,7 @@ class ShortEnough:
         self._lengths = lengths
 
     def select(self, prompts: Sequence[PromptWithTools]) -> list[bool]:
-        """Of prompts with their tools, in order."""
+        """For each prompt with its tools, whether it is short enough."""
         if self._lengths is None:
             return [len(self._encoder.encode(prompt, tools=tools)) <= self._longest for prompt, tools in prompts]
         return [count <= self._longest for count in self._lengths(prompts)]

@@ -39,13 +39,13 @@ MANY_UNKNOWN = 0.01
 """Share of unknown tokens from which on a warning says so."""
 
 SMALL_VOCABULARY = 64
-"""Of so many tokens all are named."""
+"""Vocabularies up to this size are listed token by token in a warning."""
 
 TEMPLATE_TOKENS = 1024
 """A template is taken to add fewer to a message; such prompts are short enough without being counted."""
 
 Rows = Sequence[tuple[str, PromptRow]]
-"""Where each stands, and what it holds."""
+"""File and line of each row, and the row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +243,7 @@ def _length(tokenizer: Any, prompt: Prompt, tools: list[JsonValue] | None, room:
 
 
 def _text(tokenizer: Any, prompt: Prompt, tools: list[JsonValue] | None, room: Room) -> Any:
-    """What the tokenizer reads of a prompt."""
+    """The text that the tokenizer encodes for a prompt."""
     if not room.apply_chat_template:
         return prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -253,7 +253,7 @@ def _text(tokenizer: Any, prompt: Prompt, tools: list[JsonValue] | None, room: R
 
 
 def _unknown(rows: Rows, room: Room) -> str | None:
-    """What prompts hold that the tokenizer does not know; None: next to nothing."""
+    """A warning about the unknown tokens of prompts; None: there are hardly any."""
     tokenizer = _tokenizer(room.folder) if rows and _can_be_unknown(room.folder) else None
     if tokenizer is None or tokenizer.unk_token_id is None:
         return None

@@ -122,7 +122,7 @@ def indexed(path: Path) -> LineIndex:
 
 
 def cache_folder() -> Path:
-    """Where what was found out about prompt files is kept."""
+    """The folder of cached indexes of prompt files."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(home) / "slime" / "prompts"
 
@@ -287,7 +287,7 @@ class Joined:
         self._start = start
         self._stop = stop
         self._starts = [0]
-        """Of the tables whose beginning is known."""
+        """First row of each table, as far as known."""
 
     def reaches(self, row: int) -> bool:
         """See :class:`~slime_core.PromptTable`."""
@@ -316,11 +316,11 @@ class Joined:
 
     @cached_property
     def stamp(self) -> str:
-        """Tells these rows from others."""
+        """A text that differs where the rows differ."""
         return f"{'|'.join(table.stamp() for table in self.tables)}[{self._start}:{self._stop}]"
 
     def places(self, rows: Sequence[int]) -> dict[str, JsonValue]:
-        """What :meth:`know` needs to find ``rows`` again without reading all that stands before them."""
+        """State from which :meth:`know` finds ``rows`` again without reading the rows before them."""
         found = [self._find(self._start + row) for row in rows]
         places = {(self.tables.index(table), *table.index.nearest(inner)) for table, inner in _lines(found)}
         return {"starts": list(self._starts), "places": sorted(map(list, places))}

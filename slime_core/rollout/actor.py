@@ -79,7 +79,7 @@ class SamplerActor(Watched):
         self._train_sampler.published(version)
 
     async def state(self) -> SamplerState:
-        """What a checkpoint holds of the sampler; one call, so that nothing moves between its parts."""
+        """The sampler's part of a checkpoint, in one call, so that its parts are of one moment."""
         return self._train_sampler.state()
 
     async def restore(self, cursor: dict[str, Any], states: PlaceStates) -> None:
@@ -137,10 +137,10 @@ class SamplerHandle:
 
     def published(self, version: int) -> None:
         """The engines serve ``version``; groups ahead of training may be admitted."""
-        self._wait([self._actor.start(SamplerActor.published, version)], what="the sampler to go on")
+        self._wait([self._actor.start(SamplerActor.published, version)], what="the sampler to continue")
 
     def state(self) -> SamplerState:
-        """Where the data stands, and what the plugins of the sampler want to find in a checkpoint."""
+        """The data cursor, and the states of the sampler's plugins."""
         return self._wait([self._actor.start(SamplerActor.state)], what="the state of the sampler")[0]
 
     def restore(self, cursor: dict[str, Any], states: PlaceStates) -> None:
@@ -188,7 +188,7 @@ class ConcurrentEvaluations:
         self._wait = wait
         self._monitors = monitors
         self._publish = publish
-        self._under_way: _UnderWay | None = None
+        self._in_flight: _UnderWay | None = None
         self._waited_s = 0.0
 
     def start(self, step: int, *, served: int) -> None:
@@ -206,27 +206,27 @@ class ConcurrentEvaluations:
             self._publish(step)
         call = self._actor.start(SamplerActor.evaluate, step)
         self._monitors.append(call)
-        self._under_way = _UnderWay(step, served if self._publish is None else step, call)
+        self._in_flight = _UnderWay(step, served if self._publish is None else step, call)
 
-    def look(self) -> None:
-        """Report the evaluation that is under way if it has ended; waits for nothing."""
-        if self._under_way is not None and has_ended(self._under_way.call):
+    def report_finished(self) -> None:
+        """Report the evaluation in flight if it has ended; does not wait."""
+        if self._in_flight is not None and has_ended(self._in_flight.call):
             self.finish()
 
     def finish(self) -> None:
-        """None is under way when this returns, and what it found is reported.
+        """Wait for the evaluation in flight, if there is one, and report its scores.
 
         Raises:
-            SlimeError: what ended it.
+            SlimeError: the evaluation failed.
         """
-        one = self._under_way
+        one = self._in_flight
         if one is None:
             return
-        begun_s = time.monotonic()
+        started_s = time.monotonic()
         (scores,) = self._wait([one.call], what=f"the evaluation after {one.step} steps")
-        self._waited_s += time.monotonic() - begun_s
+        self._waited_s += time.monotonic() - started_s
         self._monitors.remove(one.call)
-        self._under_way = None
+        self._in_flight = None
         self._report(one.step, {**scores, "eval/weight_version": float(one.version)})
 
     def take_waited_s(self) -> float:
@@ -235,7 +235,7 @@ class ConcurrentEvaluations:
         return waited_s
 
     def close(self) -> None:
-        """The last one has ended, and its sampler has closed its connections."""
+        """Wait for the last evaluation, then close its sampler."""
         self.finish()
         self._wait([self._actor.start(SamplerActor.close)], what="the sampler of evaluations to close")
 
@@ -245,9 +245,9 @@ class ConcurrentEvalSampler:
 
     Arguments:
         sampler: of the training prompts.
-        evaluations: see there.
-        on_policy_engines: they are answered by the policy's engines, which wait for them before they change weights.
-        shares_devices: these engines leave their devices after each rollout, and wait before they do.
+        evaluations: runs them, one at a time.
+        on_policy_engines: the policy's engines serve the evaluations, so a publication waits for them.
+        shares_devices: these engines release their devices after each rollout, and evaluations must end before that.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class ConcurrentEvalSampler:
 
     @staticmethod
     def of(config: RunConfig, sampler: SamplerHandle, evaluations: ConcurrentEvaluations) -> ConcurrentEvalSampler:
-        """As the settings of a run say."""
+        """The sampler that the settings of a run describe."""
         interleaved = config.eval.eval_interleaved
         return ConcurrentEvalSampler(
             sampler,
@@ -276,20 +276,20 @@ class ConcurrentEvalSampler:
         )
 
     def sample(self, rollout: int) -> SampledShards:
-        """The next rollout; ``perf/eval_waited_time`` says what waiting for evaluations has cost since the last."""
-        self._evaluations.look()
+        """The next rollout; ``perf/eval_waited_time``: seconds that the run waited for evaluations since the last."""
+        self._evaluations.report_finished()
         sampled = self._sampler.sample(rollout)
-        self._let_go(self._shares_devices)
+        self._wait_or_report(self._shares_devices)
         sampled.metrics["perf/eval_waited_time"] = self._evaluations.take_waited_s()
         return sampled
 
     def evaluate(self, step: int) -> None:
-        """Start to measure what is served after ``step`` steps."""
+        """Start an evaluation of the weights after ``step`` steps."""
         self._evaluations.start(step, served=self._served)
 
     def before_publish(self) -> None:
-        """The policy's engines are measured no more."""
-        self._let_go(self._on_policy_engines)
+        """Wait for an evaluation on the policy's engines, which are about to get new weights."""
+        self._wait_or_report(self._on_policy_engines)
 
     def published(self, version: int) -> None:
         """See :class:`~slime_core.rollout.actor.SamplerHandle`."""
@@ -297,7 +297,7 @@ class ConcurrentEvalSampler:
         self._sampler.published(version)
 
     def state(self) -> SamplerState:
-        """What a checkpoint holds of the sampler; what was measured before it is reported."""
+        """The sampler's part of a checkpoint; an evaluation in flight ends first and is reported."""
         self._evaluations.finish()
         return self._sampler.state()
 
@@ -306,15 +306,15 @@ class ConcurrentEvalSampler:
         self._sampler.restore(cursor, states)
 
     def close(self) -> None:
-        """The last evaluation is reported, and both samplers have closed their connections."""
+        """Wait for the last evaluation and report it, then close both samplers."""
         self._evaluations.close()
         self._sampler.close()
 
-    def _let_go(self, must_end: bool) -> None:
-        if must_end:
+    def _wait_or_report(self, must_wait: bool) -> None:
+        if must_wait:
             self._evaluations.finish()
         else:
-            self._evaluations.look()
+            self._evaluations.report_finished()
 
 
 def eval_sampler_settings(settings: SamplerSettings, *, url: str, num_engines: int) -> SamplerSettings:

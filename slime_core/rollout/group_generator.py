@@ -44,7 +44,7 @@ def truncates(rollout: RolloutConfig) -> bool:
 
 
 def train_sampling(config: RunConfig, *, end_ids: tuple[int, ...]) -> SamplingParams:
-    """What the settings of ``[rollout]`` ask for; ``end_ids``, those of the model, end a response too."""
+    """Sampling parameters of training, from ``[rollout]``; the model's ``end_ids`` end a response too."""
     rollout = config.rollout
     return SamplingParams(
         temperature=rollout.rollout_temperature,
@@ -58,7 +58,7 @@ def train_sampling(config: RunConfig, *, end_ids: tuple[int, ...]) -> SamplingPa
 
 
 def eval_sampling(one: EvalSet, *, end_ids: tuple[int, ...]) -> SamplingParams:
-    """What an evaluation set asks for."""
+    """Sampling parameters of an evaluation set."""
     penalty = one.repetition_penalty
     return SamplingParams(
         temperature=one.temperature,
@@ -288,7 +288,7 @@ class GroupAttempt:
         return await self._reward(samples)
 
     async def _call(self, samples: PromptGroup) -> list[Sample]:
-        """What the generate function returned for ``samples``: a whole group, or the one that it takes."""
+        """The samples that the generate function returns for ``samples``: a group, or a single one, by its scope."""
         finished = [is_finished(sample) for sample in samples]
         parents = Parents.of(samples)
         argument = samples if self.generator.takes_groups else samples[0]

@@ -243,6 +243,7 @@ class GroupScheduler:
         """The engines serve ``version``, the number of rollouts that the learner has trained."""
         self.raise_failure()
         self._served_version = version
+        # A resumed run publishes before its first take: groups are then admitted for the rollouts that are not trained.
         self._rollout = max(self._rollout, version - 1)
         self._admit()
 

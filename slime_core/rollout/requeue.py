@@ -44,7 +44,7 @@ UNKNOWN = -1
 
 
 def version_number(version: str) -> int:
-    """Of a published version, which counts training steps from 0; -1: weights that no run has published."""
+    """The number of a published version, which counts training steps from 0; -1: weights that no run has published."""
     return int(version) if version.isdecimal() else UNKNOWN
 
 

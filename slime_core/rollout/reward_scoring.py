@@ -33,7 +33,7 @@ from slime_core.types import Reward, RewardFailure, Sample, Status
 ACCEPTED = "accepted is a finite number or a dict of them with --reward-key"
 
 LARGEST = sys.float_info.max
-"""Of a whole number beyond it, math.isfinite raises."""
+"""``math.isfinite`` raises OverflowError on larger integers."""
 
 
 class RewardDispatcher:

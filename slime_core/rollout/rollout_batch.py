@@ -146,7 +146,7 @@ class CollectedGroups:
 
     @property
     def kept(self) -> list[PromptGroup]:
-        """What is trained on: the groups that all transforms kept, as they left them, in the order of their coming."""
+        """The trained groups: those that all transforms kept, as the transforms left them, in the order of arrival."""
         return [one.late.samples for one in self._standing()[: self._room]]
 
     @property
@@ -187,8 +187,8 @@ class CollectedGroups:
         return Counter(reason for reason, _ in self._dropped_groups())
 
     def solved(self, threshold: float) -> list[list[bool]]:
-        """Of each group that came, which of its generations reach ``threshold``, before any transform; siblings that
-        one generation fanned out into count once, as in evaluations."""
+        """For each group, which of its generations reach ``threshold``, before any transform; siblings of one fan-out
+        count once, as in evaluations."""
         found = [
             solved_generations(samples, rewards, threshold)
             for samples, rewards in zip(self._rewarded, self._rewards, strict=True)
@@ -208,7 +208,7 @@ class CollectedGroups:
         )
 
     def warnings(self) -> list[str]:
-        """What a person should read: samples that were aborted or failed."""
+        """Warnings about samples that were aborted or failed."""
         lost = [sample for sample in self._rest if not is_finished(sample)]
         if not lost:
             return []
@@ -327,8 +327,8 @@ class RolloutBatch:
 
 
 def solved_generations(samples: Sequence[Sample], rewards: Sequence[float], threshold: float) -> list[list[bool]]:
-    """Of each prompt, which of its generations solve it. Siblings that one generation fanned out into are one, which
-    solves the prompt if one of them does; a sample without a group is a prompt of its own."""
+    """For each prompt, which of its generations solve it. Siblings of one fan-out are one generation, which solves the
+    prompt if one of them does; a sample without a group is a prompt of its own."""
     prompts: dict[object, dict[object, bool]] = defaultdict(dict)
     for place, (sample, reward) in enumerate(zip(samples, rewards, strict=True)):
         group = ("alone", place) if sample.group_index is None else sample.group_index

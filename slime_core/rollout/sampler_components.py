@@ -59,7 +59,7 @@ class SamplerSettings(ProcessSettings):
 
 
 class SamplerComponents:
-    """What a sampler generates, rewards and evaluates with.
+    """The components with which a sampler generates, rewards and evaluates.
 
     Arguments:
         hooks: of plugins, called after generation and for evaluations.

@@ -42,7 +42,7 @@ from slime_core.types import Sample, StepPlan, TrainBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """What decides the cut, and how the loss of a step is averaged.
+    """How samples are divided into steps, ranks and micro-batches, and how the loss of a step is averaged.
 
     Example: with ``BatchPlan(num_ranks=2, max_tokens=100, context=2)`` a micro-batch holds at most 200 tokens, 100 on
     each of the two ranks that share it.
@@ -75,7 +75,7 @@ class BatchPlan:
 
     @classmethod
     def of(cls, config: RunConfig, folder: Path) -> BatchPlan:
-        """What the settings of a run ask for; ``folder`` describes the model.
+        """The plan that the settings of a run describe; ``folder`` describes the model.
 
         Raises:
             ConfigError: work is to be balanced and cannot be counted.
@@ -102,7 +102,7 @@ class BatchPlan:
         return row_budget(self.max_tokens, context=self.context, multiple=self.row_multiple)
 
     def cost(self, length: int) -> int:
-        """What shards are balanced by: the work or the tokens of a sample."""
+        """The cost by which shards are balanced: a sample's work, or its tokens."""
         return length if self.flops is None else self.flops.of(length)
 
     def pack(self, samples: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
@@ -291,7 +291,7 @@ def make_shards(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Columns:
-    """What shards are cut from: all samples of a rollout, and what was decided for each; see :func:`make_shards`."""
+    """The input of the shards: all samples of a rollout, and their columns; see :func:`make_shards`."""
 
     samples: Sequence[Sample]
     masks: Sequence[NDArray[np.float32]]
@@ -371,7 +371,7 @@ def _steps(rollouts_B: NDArray[np.int64], plan: BatchPlan) -> list[list[int]]:
 
 
 def _shared(samples: Sequence[Sample]) -> Prompts | None:
-    """Which samples share prompts; None: that would save too little."""
+    """The samples that share prompts; None: sharing would save too little."""
     tokens = [np.asarray(sample.tokens, np.int64) for sample in samples]
     prompts = Prompts.of(tokens, [sample.prompt_length for sample in samples])
     return prompts if prompts.saved >= LEAST_SAVED else None
@@ -441,7 +441,7 @@ class TrainInputs:
         return bool(self._parts)
 
     def columns(self, members: Sequence[int]) -> dict[str, Opaque]:
-        """Those of some samples; a name that none of them has is there all the same, with no rows."""
+        """The inputs of ``members``, by name; a name that none of them has gets a column without rows."""
         return {
             name: column([parts[i] for i in members], self._like[name].dtype) for name, parts in self._parts.items()
         }

@@ -58,7 +58,7 @@ TAIL_LINES = 15
 """Lines kept of a remote traceback: the innermost frames and the message."""
 
 LAST_LINES, LAST_BYTES = 15, 64 * 1024
-"""Of the output of a process before it died."""
+"""Lines and bytes that are reported of the output of a process that died."""
 
 _PID = re.compile(r"^\s*pid: (\d+)$", re.MULTILINE)
 _MARK = re.compile(r":\w+:\S*")

@@ -93,7 +93,7 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Of the run."""
+        """The run folder."""
         return self.logs.parent
 
     @property
@@ -116,7 +116,7 @@ class Job:
 def learner_settings(job: Job, device: Device) -> LearnerSettings:
     """Settings of every rank of the learner, on the device that the run uses."""
     return LearnerSettings(
-        config=_on(device, job.config),
+        config=_with_device(device, job.config),
         folder=job.model,
         architecture=job.architecture,
         policy_loss=policy_loss(job.config, job.registry),
@@ -132,7 +132,7 @@ def learner_settings(job: Job, device: Device) -> LearnerSettings:
 def sampler_settings(job: Job, servers: EngineFleet, device: Device, *, trains: bool) -> SamplerSettings:
     """Settings of the sampler; waits for the router and for auxiliary models."""
     return SamplerSettings(
-        config=_on(device, job.config),
+        config=_with_device(device, job.config),
         folder=job.model,
         prompt_data=job.prompts,
         router_url=servers.policy.url(),
@@ -153,7 +153,7 @@ def sampler_settings(job: Job, servers: EngineFleet, device: Device, *, trains: 
 def publisher_settings(
     job: Job, ranks: tuple[int, ...], gpus: Sequence[tuple[str, ...]], *, device: Device, address: str | None
 ) -> PublisherSettings:
-    """How weights travel to engines.
+    """Settings of the publisher, which sends weights to the engines.
 
     Arguments:
         ranks: processes of each engine.
@@ -176,7 +176,7 @@ def publisher_settings(
     )
 
 
-def _on(device: Device, config: RunConfig) -> RunConfig:
+def _with_device(device: Device, config: RunConfig) -> RunConfig:
     """``config`` with ``device`` resolved to the one that the run uses."""
     cluster = config.cluster.model_copy(update={"device": "cuda" if device == "gpu" else "cpu"})
     return config.model_copy(update={"cluster": cluster})
@@ -205,28 +205,30 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
                 for unclaimed in unclaimed_states(resume.state.plugin_states, job.registry):
                     track.warn(unclaimed)
                 state = replace(resume.state, plugins=state.plugins)
-            config = _followed(job.config, owes=resume is not None and _owes_evaluation(job.config, track, state.step))
+            config = _loop_config(
+                job.config, evaluates_start=resume is not None and _has_lost_evaluation(job.config, track, state.step)
+            )
             state = train(learner, sampler, config=config, state=state, track=track, devices=devices, hooks=hooks)
             sampler.close()
             learner.close()
         return state
 
 
-def _followed(config: RunConfig, *, owes: bool = False) -> RunConfig:
+def _loop_config(config: RunConfig, *, evaluates_start: bool = False) -> RunConfig:
     """The settings of the loop: a run that only generates or only trains publishes nothing after the start.
 
     Arguments:
-        owes: evaluate the start weights, whatever ``skip_eval_before_train`` says.
+        evaluates_start: evaluate the start weights, whatever ``skip_eval_before_train`` says.
     """
-    if owes:
+    if evaluates_start:
         config = config.model_copy(update={"eval": config.eval.model_copy(update={"skip_eval_before_train": False})})
     if config.debug.trains and config.debug.generates:
         return config
     return config.model_copy(update={"weights": config.weights.model_copy(update={"update_weights_interval": 0})})
 
 
-def _owes_evaluation(config: RunConfig, track: Track, step: int) -> bool:
-    """Whether the evaluation after ``step`` steps was due, and ended with the run that is resumed in its own folder."""
+def _has_lost_evaluation(config: RunConfig, track: Track, step: int) -> bool:
+    """Whether the evaluation after ``step`` steps was due, and its scores were lost when the resumed run stopped."""
     record = track.record
     return is_due(config.eval.eval_interval, step) and record.resumed_step == step and not record.pending_evaluation
 
@@ -309,7 +311,7 @@ def processes(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) -
 
 
 class Processes:
-    """Everything that runs in other processes, with the calls that are still starting it."""
+    """The run's other processes: engines, learner, samplers; and the calls that still start them."""
 
     def __init__(self, job: Job, placement: Placement, *, device: Device, warn: Warn, failures: Failures) -> None:
         self._job = job
@@ -392,7 +394,7 @@ class Processes:
         actor = start_actor(self._launch("sampler"), SamplerActor, self._job.manifest)
         sampler = SamplerHandle(actor, wait=self._wait, warn=self._warn, failures=self._failures)
         self._starting.append(sampler.setup(settings))
-        if trains and self._job.config.eval.is_beside_training:
+        if trains and self._job.config.eval.is_concurrent:
             actor = start_actor(self._launch("eval sampler"), SamplerActor, self._job.manifest)
             evaluating = self._servers.evaluating
             own = sampler_settings(self._job, self._servers, self._device, trains=False)
@@ -402,7 +404,7 @@ class Processes:
         return sampler
 
     def add_concurrent_evaluation(self, sampler: SamplerHandle, learner: AnyLearner, track: Track) -> AnySampler:
-        """``sampler``, with concurrent evaluations if the run asks for them; everything has started."""
+        """``sampler``, with concurrent evaluations if the run has them. Call it after :meth:`join`."""
         if self._eval_sampler is None:
             return sampler
         publish, evaluating = None, self._servers.evaluating
@@ -417,7 +419,7 @@ class Processes:
         return ConcurrentEvalSampler.of(self._job.config, sampler, evaluations)
 
     def join(self, learner: AnyLearner) -> None:
-        """Everything has started, and the learner is connected to the engines, when this returns."""
+        """Wait until everything has started, then connect the learner to the engines."""
         calls = [*self._servers.policy.starts, *self._starting]
         self._wait(calls, what="engines, learner and sampler to start")
         self._starting.clear()

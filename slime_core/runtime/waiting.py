@@ -130,7 +130,7 @@ class Wait(Protocol):
     """Waits for calls, under limits that are given."""
 
     def __call__(self, calls: Sequence[Call[R]], /, *, what: str) -> list[R]:
-        """As :func:`wait`."""
+        """Wait for ``calls``, as :func:`wait` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class RunWait:
     also: Sequence[Sequence[Call[object]]] = ()
 
     def __call__(self, calls: Sequence[Call[R]], /, *, what: str) -> list[R]:
-        """As :func:`wait`."""
+        """Wait for ``calls``, as :func:`wait` does."""
         return wait(
             calls,
             what=what,

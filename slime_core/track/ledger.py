@@ -1,16 +1,17 @@
-"""Where every prompt group of a run has ended, counted from what lies in the run folder.
+"""Prompt accounting: where every prompt group of a run has ended, counted from the files of the run folder.
 
     samples/taken.jsonl          which groups were taken from the data source and put back, and which rollouts
                                  were closed, in the order of the events
     samples/train-000003.jsonl   what became of the samples of rollout 3
 
-A group is *open* from its handing out until a closed rollout says where it ended: ``trained``, ``filtered`` by a sample
-transform, ``failed``, or ``evicted`` because it was too old. One that is put back is ``returned``, until it is handed
-out again. Everything that is open must be somewhere: in flight, finished and waiting, or held with a part of its
-response. :meth:`Recount.check` compares the two, so a group that was lost, or trained twice, ends the run.
+A group is *open* from the moment the data source hands it out until a closed rollout records where it ended:
+``trained``, ``filtered`` by a sample transform, ``failed``, or ``evicted`` because it was too old. A group that is put
+back is ``returned`` until it is handed out again. The sampler must hold every open group: in flight, finished, or
+aborted with a part of its response. :meth:`Recount.check` compares the two, so a group that was lost, or trained twice,
+ends the run.
 
-No counter is maintained: counts follow from the ids in the files. Only what was added
-since the last time is read, so a step costs its own samples.
+No counter is maintained: counts follow from the ids in the files. Each call reads only the lines that were added since
+the last one, so a step costs its own samples.
 
 :class:`PromptLedger` is the ledger of a run in progress. It closes a rollout once its file of samples is written; then
 every open group must be pending in the sampler. A checkpoint holds the position in the journal and the pending groups,
@@ -37,7 +38,7 @@ JOURNAL = "taken.jsonl"
 """In the folder of samples."""
 
 MARKED = 4096
-"""Bytes by which a journal is known."""
+"""Bytes before a position whose hash identifies a journal."""
 
 ENDS = ("trained", "filtered", "failed", "evicted")
 STALE, REQUEUED = "stale", "requeued"
@@ -72,7 +73,7 @@ class Journal:
 
     def __init__(self, folder: Path | None) -> None:
         self._path = None if folder is None else folder / JOURNAL
-        self._is_begun = False
+        self._is_started = False
 
     def took(self, groups: Groups) -> None:
         """``groups`` were taken from the data source."""
@@ -89,14 +90,14 @@ class Journal:
 
     def position(self) -> int:
         """Bytes written so far, all of them on the disk."""
-        if self._path is None or not self._is_begun:
+        if self._path is None or not self._is_started:
             return 0
         with self._path.open("ab") as file:
             os.fsync(file.fileno())
             return file.tell()
 
     def mark(self, position: int) -> str:
-        """Tells what is written before ``position`` from another run's journal: the SHA-256 of its last lines."""
+        """SHA-256 of the bytes before ``position``, so that a resume does not continue the journal of another run."""
         if self._path is None or not position or not self._path.exists():
             return ""
         with self._path.open("rb") as file:
@@ -114,11 +115,11 @@ class Journal:
         """
         if self._path is None:
             return
-        self._is_begun = False
+        self._is_started = False
         reaches = position and self._path.exists() and self._path.stat().st_size >= position
         if position and reaches and mark in (None, self.mark(position)):
             os.truncate(self._path, position)
-            self._is_begun = True
+            self._is_started = True
             return
         self._append({"base": [[group, list(indices)] for group, indices in held.items()]})
 
@@ -127,14 +128,14 @@ class Journal:
             return
         with room_for(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a" if self._is_begun else "w", encoding="utf-8") as file:
-                self._is_begun = True
+            with self._path.open("a" if self._is_started else "w", encoding="utf-8") as file:
+                self._is_started = True
                 file.write(json.dumps(line) + "\n")
 
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """Where one group ended: the place, a reason within it, and the places of its samples by their numbers."""
+    """Where one group ended: the place, a reason, and the places of its samples by their numbers."""
 
     place: str
     reason: str
@@ -143,7 +144,7 @@ class _Ended:
 
 @dataclass(slots=True)
 class Recount:
-    """What the files of ``folder`` say, as far as they were read.
+    """The counts of the files of ``folder``, as far as they were read.
 
     Example, three groups taken, one trained, one dropped for ``zero_std``, one still in flight::
 
@@ -196,7 +197,7 @@ class Recount:
                     raise CheckpointError(f"{path}, or the file of samples that it closes, {text}") from problem
 
     def check(self, present: Groups) -> None:
-        """Returns if exactly the open groups are present.
+        """Compare the open groups with those that the sampler holds.
 
         Arguments:
             present: groups that are in flight, finished and waiting, or held.
@@ -382,17 +383,17 @@ class PromptLedger:
         """
         if self._recount is None:
             return {}
-        begun_s = time.monotonic()
+        started_s = time.monotonic()
         self.journal.closed(rollout, is_strict=self._is_strict)
         self._recount.read()
         if self._is_strict:
             self._recount.check(present.groups)
         held = len(present.held) if self._is_strict else len(self._recount.open)
         metrics = self._recount.metrics(held=held, in_flight=len(present.in_flight))
-        return {**metrics, "perf/ledger_time": time.monotonic() - begun_s}
+        return {**metrics, "perf/ledger_time": time.monotonic() - started_s}
 
     def state(self, present: PendingGroups) -> dict[str, Any]:
-        """What a checkpoint keeps, JSON-ready."""
+        """The ledger's part of a checkpoint, JSON-ready."""
         groups = {"in_flight": present.in_flight, "held": present.held}
         parts = {name: [[group, list(ids)] for group, ids in found.items()] for name, found in groups.items()}
         position = self.journal.position()

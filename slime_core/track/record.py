@@ -94,7 +94,7 @@ class RunRecord:
 
     @property
     def samples(self) -> Path:
-        """What was generated."""
+        """The folder of the files with samples."""
         return self.directory / "samples"
 
     @property
@@ -104,7 +104,7 @@ class RunRecord:
 
     @property
     def checkpoints(self) -> Path:
-        """What a resume starts from."""
+        """The folder of checkpoints."""
         return self.directory / "checkpoints"
 
     def write_text(self, name: str, text: str) -> Path:
@@ -203,7 +203,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 @contextmanager
 def room_for(path: Path) -> Iterator[None]:
-    """In the block, ``path`` is written.
+    """Context in which the caller writes ``path``; a full disk becomes an error with a next step.
 
     Raises:
         RunError: its disk is full; names the file.

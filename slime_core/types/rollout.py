@@ -1,4 +1,4 @@
-"""The records of a rollout: rewards of its samples, one by one and as columns; what a learner rank trains."""
+"""The records of a rollout: rewards of its samples, one by one and as columns, and the shard that a rank trains."""
 
 from __future__ import annotations
 

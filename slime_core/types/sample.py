@@ -334,7 +334,7 @@ PromptGroup = list[Sample]
 
 @dataclass(frozen=True, slots=True)
 class SampleRecord:
-    """What a run wrote down of one sample: texts, reward and fate; tokens and log-probabilities are not in it.
+    """One row of a run's file of samples: texts, reward and status, without tokens and log-probabilities.
 
     Example: ``SampleRecord(group=3, index=0, prompt="1+1=", response="2", label="2", reward=1.0, status="completed",
     response_length=2, weight_versions=("4",))``.

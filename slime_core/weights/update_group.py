@@ -1,8 +1,9 @@
-"""The process group of learner rank 0 and all processes of all engines, in addition to the groups that each has.
+"""The process group over which learner rank 0 broadcasts weights to all processes of all engines.
 
-A server makes its side with ``init_custom_process_group`` (sglang 0.5.23, srt/utils/common.py:2859): a TCP store, under
-a prefix of the group's name, and torch's private helper for groups outside the default one. Our side meets it there,
-without importing sglang; both run the same torch.
+The group exists in addition to the default groups of learner and engines. A server joins it with
+``init_custom_process_group`` (sglang 0.5.23, srt/utils/common.py:2859): a TCP store, under a prefix of its name, and
+torch's private helper for groups outside the default one. Rank 0 serves the store and calls the same helper, so
+sglang is not imported here; both run the same torch.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def reserve_port(address: str) -> int:
 
 
 def serve_store(address: str, *, world_size: int, timeout: timedelta, port: int = 0) -> TCPStore:
-    """The store through which ``world_size`` processes meet, served by this one on ``address`` and no other interface.
+    """The rendezvous store of ``world_size`` processes, served by this one on ``address`` and no other interface.
 
     Returns at once; the others connect with ``TCPStore(address, store.port, world_size, is_master=False)``.
 

@@ -11,8 +11,8 @@ The router is sglang-router and not its successor smg: it removes an engine at o
 to add the engine again meanwhile. A request through it costs no measurable time (256 samples in 32 requests on two
 cores: 0.40 s through it, 0.39 s directly), so engines are not addressed directly. Its health checks request
 ``/model_info``, not ``/health``: while an engine is paused for new weights, ``/health`` hangs for 20 s and returns 503,
-and the router would drop the engine. ``/model_info`` is answered by the server's HTTP process, which ends when the
-scheduler behind it dies, so the router still notices a dead engine. It does not notice a scheduler that hangs; the
+and the router would drop the engine. ``/model_info`` is answered by the server's HTTP process, which ends when its
+scheduler dies, so the router still notices a dead engine. It does not notice a scheduler that hangs; the
 timeouts of requests and waits do.
 """
 
@@ -47,7 +47,7 @@ from slime_core.rollout.engines.supervisor import supervised
 GPU_MODULE = "sglang.launch_server"
 
 LONGEST_WATCHDOG_S = 86_400.0
-"""A socket takes no time limit of years."""
+"""Upper bound of the watchdog's limit: a socket accepts no time limit of years."""
 
 SHARED_MEMORY = "sgl*"
 """Names of the files in /dev/shm through which the processes of a server communicate."""
@@ -55,7 +55,7 @@ SHARED_MEMORY = "sgl*"
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """How one server is started.
+    """Settings of one server.
 
     Example: ``EngineSettings(model=Path("Qwen3-0.6B"), log_file=Path("run/logs/engine-0.log"))``.
 
@@ -73,8 +73,8 @@ class EngineSettings:
         max_total_tokens: size of the KV cache in tokens; None: from ``mem_fraction``, on a CPU 32,768.
         mem_fraction: share of a GPU's memory for weights and KV cache; None: SGLang decides.
         tensor_parallel: GPUs of one server; on a CPU, processes.
-        gives_memory_away: prepare for freeing memory, on a GPU; on a CPU a server answers such requests and does
-            nothing.
+        releases_memory: the server can release the memory of its GPU; on a CPU it confirms such requests and keeps its
+            memory.
         trust_remote_code: run Python code of the model folder.
         skip_tokenizer: leave the tokenizer out: no texts, no stop texts; 5 to 10% less work a request on a CPU.
         threads: CPU threads of one server.
@@ -97,7 +97,7 @@ class EngineSettings:
     mem_fraction: float | None = None
     tensor_parallel: int = 1
     trust_remote_code: bool = False
-    gives_memory_away: bool = False
+    releases_memory: bool = False
     skip_tokenizer: bool = False
     threads: int = 1
     worker_type: WorkerType = "regular"
@@ -132,7 +132,7 @@ class EngineSettings:
             "skip-server-warmup": True,
             "trust-remote-code": self.trust_remote_code,
             "skip-tokenizer-init": self.skip_tokenizer,
-            "enable-memory-saver": self.gives_memory_away and not on_cpu,
+            "enable-memory-saver": self.releases_memory and not on_cpu,
         }
         return [
             *(f"--{name}={value}" for name, value in valued.items() if value is not None),
@@ -152,8 +152,8 @@ class EngineSettings:
 class SGLangServer(Server):
     """One SGLang server.
 
-    ``bootstrap_port`` is where a prefill engine hands the cache over (0: it is none); known when :meth:`wait_ready` has
-    returned.
+    ``bootstrap_port`` is the port from which a prefill engine sends its KV cache (0: not a prefill engine); known when
+    :meth:`wait_ready` has returned.
     """
 
     probe = "/model_info"
@@ -172,7 +172,7 @@ class SGLangServer(Server):
         )
 
     def command(self, port: int, second: int) -> list[str]:
-        """As :meth:`Server.command`; on ``second`` a prefill engine hands the cache over."""
+        """The command line, as :meth:`Server.command`; a prefill engine serves its KV cache on port ``second``."""
         self.bootstrap_port = second if self.settings.worker_type == "prefill" else 0
         bootstrap = [f"--disaggregation-bootstrap-port={second}"] if self.bootstrap_port else []
         program = [sys.executable, keyed.__file__, self.settings.module]
@@ -205,7 +205,7 @@ REGISTRATION_POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    """How the router is started.
+    """Settings of the router.
 
     Arguments:
         log_file: receives the router's output.
@@ -306,7 +306,7 @@ class Router(Server):
         )
 
     def command(self, port: int, second: int) -> list[str]:
-        """As :meth:`Server.command`; it serves its metrics on ``second``."""
+        """The command line, as :meth:`Server.command`; the router serves its metrics on port ``second``."""
         arguments = self.settings.arguments(port=port, metrics_port=second, workers=self._workers)
         return [sys.executable, "-c", LAUNCH, self.settings.policy, *arguments]
 

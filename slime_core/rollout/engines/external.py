@@ -147,7 +147,7 @@ def _connection_error(url: str) -> str:
 
 
 def _reported(url: str) -> Mapping[str, Any] | str:
-    """What the engine reports of itself; text: why it reports nothing."""
+    """The engine's own report; a text instead says why there is none."""
     ask = partial(call, url, timeout_s=ANSWER_LIMIT_S)
     try:
         reported, model = ask("/server_info"), ask("/model_info")

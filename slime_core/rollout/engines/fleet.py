@@ -91,7 +91,7 @@ def policy_engines(config: RunConfig, site: Site) -> list[EngineSettings]:
         seed=config.run.seed,
         extra=(*routes, *no_prefix_cache),
         context_length=config.engine.sglang_context_length,
-        gives_memory_away=config.cluster.colocate,
+        releases_memory=config.cluster.colocate,
     )
 
 
@@ -211,7 +211,7 @@ def _add_to_index(index: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """How a run waits for its servers and hears of their death.
+    """How a run waits for its servers and detects their death.
 
     Arguments:
         wait: waits for calls, under the run's limits.
@@ -282,7 +282,7 @@ class ModelServers:
         return self._urls
 
     def url(self) -> str:
-        """Where requests go: the router, or the only engine. Waits for it to start. Empty: the model is not served."""
+        """URL of the router or of the only engine; waits for it to start. Empty: the model is not served."""
         if self._remote is not None:
             return self._remote.url
         if self._router is None:
@@ -293,7 +293,7 @@ class ModelServers:
         return self._url
 
     def ready_url(self) -> str:
-        """Where requests go; waits until its engines answer."""
+        """URL for requests; waits until the engines answer."""
         self.register()
         return self.url()
 

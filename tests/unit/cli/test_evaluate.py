@@ -149,7 +149,7 @@ def test_without_training_an_evaluation_cannot_be_concurrent(
     monkeypatch.chdir(tmp_path)
     assert main(["eval", *words]) == 0
     ((job, _),) = evaluated
-    assert not job.config.eval.is_beside_training
+    assert not job.config.eval.is_concurrent
     assert job.config.auxiliary_groups == ()
 
 

@@ -18,7 +18,7 @@ from slime_core.rollout.actor import SampledShards
 from slime_core.rollout.sampler import SamplerState
 from slime_core.runtime.actors import ActorGroup
 from slime_core.runtime.device_pool import DevicePool
-from slime_core.runtime.launch import _followed
+from slime_core.runtime.launch import _loop_config
 from slime_core.runtime.waiting import RunWait
 from slime_core.track.record import RunRecord, read_rows
 from slime_core.track.track import Track
@@ -46,8 +46,8 @@ class Generating:
 @pytest.mark.parametrize("load", [None, Path("r-{rollout_id}.jsonl")])
 def test_a_run_of_one_half_publishes_only_at_the_start(load: Path | None) -> None:
     debug = DebugConfig(debug_rollout_only=load is None, load_debug_rollout_data=load)
-    assert _followed(RunConfig(debug=debug)).weights.update_weights_interval == 0
-    assert _followed(RunConfig()) == RunConfig()
+    assert _loop_config(RunConfig(debug=debug)).weights.update_weights_interval == 0
+    assert _loop_config(RunConfig()) == RunConfig()
 
 
 def test_without_a_learner_the_loop_samples_evaluates_and_knows_whose_weights_it_measured(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_without_a_learner_the_loop_samples_evaluates_and_knows_whose_weights_it
         end = train(
             NoLearner(),
             Generating(),
-            config=_followed(config),
+            config=_loop_config(config),
             state=RunState(),
             track=track,
             devices=DevicePool(),

@@ -36,7 +36,7 @@ from slime_core.rollout.actor import (
 from slime_core.rollout.sampler import SamplerState
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.device_pool import DevicePool
-from slime_core.runtime.launch import _followed, _owes_evaluation
+from slime_core.runtime.launch import _has_lost_evaluation, _loop_config
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track
 
@@ -301,15 +301,15 @@ def test_a_resumed_run_repeats_an_evaluation_that_was_lost(
     tmp_path: Path, step: int, evaluated: bool, owed: bool
 ) -> None:
     with pending(tmp_path, step, evaluated=evaluated) as track:
-        assert _owes_evaluation(config(), track, step) is owed
+        assert _has_lost_evaluation(config(), track, step) is owed
 
 
 def test_a_lost_evaluation_is_repeated_although_the_first_evaluation_is_left_out() -> None:
     whole = RunConfig(eval=EvalConfig(skip_eval_before_train=True))
-    assert not _followed(whole, owes=True).eval.skip_eval_before_train
-    assert _followed(whole).eval.skip_eval_before_train
+    assert not _loop_config(whole, evaluates_start=True).eval.skip_eval_before_train
+    assert _loop_config(whole).eval.skip_eval_before_train
 
 
 def test_a_run_in_a_new_folder_owes_no_evaluation(tmp_path: Path) -> None:
     with Track(RunRecord(tmp_path), tensorboard=False) as track:
-        assert not _owes_evaluation(config(), track, 2)
+        assert not _has_lost_evaluation(config(), track, 2)

@@ -20,7 +20,7 @@ from typing import Any
 
 from slime_core import PromptRequest, RawRow, RunView
 from slime_core.errors import DataError
-from slime_core.prompts.left_out import BAD, tell
+from slime_core.prompts.left_out import BAD, report_left_out
 from slime_core.prompts.rows import content_of
 from slime_core.prompts.tables import Joined, LineTable
 from slime_core.types import PromptGroup
@@ -73,7 +73,7 @@ class Arrivals:
             except DataError as mistake:
                 if not self._request.skips_bad:
                     raise
-                tell(self._request, BAD, 1, [str(mistake)])
+                report_left_out(self._request, BAD, 1, [str(mistake)])
         return groups
 
     def _numbered(self, group: PromptGroup) -> PromptGroup:

@@ -13,7 +13,7 @@ from typing import Any
 
 from slime_core import PromptRequest
 from slime_core.errors import DataError
-from slime_core.prompts.left_out import BAD, EMPTY, TOO_LONG, kept, nothing_left, tell
+from slime_core.prompts.left_out import BAD, EMPTY, TOO_LONG, nothing_left, report_left_out, select_short
 from slime_core.prompts.rows import PromptRow, Reading, no_rows, prompt_of
 from slime_core.prompts.tables import open_rows
 from slime_datasets.orders import Feistel, Windows
@@ -89,7 +89,7 @@ class Streamed:
         self._size = state["rows"] if self._size is None else self._size
         self._rows.know(state["known"])
         for reason, places in self._out.items():
-            tell(self._request, reason, len([place for place in places if self._is_first(place)]))
+            report_left_out(self._request, reason, len([place for place in places if self._is_first(place)]))
 
     def __len__(self) -> int:
         """Rows of the files, with those that may be left out; counts them where nothing else needed to."""
@@ -113,7 +113,7 @@ class Streamed:
                 if not self._request.skips_bad:
                     raise
                 out[place], bad[place] = BAD, str(mistake)
-        keeps = kept(self._request, list(rows.values()), names)
+        keeps = select_short(self._request, list(rows.values()), names)
         out |= {place: TOO_LONG for place, is_kept in zip(rows, keeps, strict=True) if not is_kept}
         self._ready |= {place: row for place, row in rows.items() if place not in out}
         self._seen += count
@@ -123,7 +123,7 @@ class Streamed:
     def _leave_out(self, place: int, reason: str, mistakes: Sequence[str]) -> None:
         self._out[reason].append(place)
         self._gone.append(place - len(self._gone))
-        tell(self._request, reason, int(self._is_first(place)), mistakes)
+        report_left_out(self._request, reason, int(self._is_first(place)), mistakes)
 
     def _nothing_left(self, size: int) -> DataError:
         first = {reason: sum(map(self._is_first, places)) for reason, places in self._out.items()}
