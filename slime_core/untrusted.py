@@ -183,22 +183,22 @@ class _Watch:
 
     def __init__(self) -> None:
         self._changing = threading.Lock()
-        self._begun = threading.Event()
+        self._has_block = threading.Event()
         self._block: tuple[int, int, float] | None = None
         self._thread: threading.Thread | None = None
 
     def start(self, seconds: float) -> None:
-        """This thread may take so much time from here on."""
+        """Limit the CPU time of this thread, from now on, to ``seconds``."""
         if self._thread is None or not self._thread.is_alive():  # a fork has no threads
             self._thread = threading.Thread(target=self._look, name="limits", daemon=True)
             self._thread.start()
         clock = time.pthread_getcpuclockid(threading.get_ident())
         with self._changing:
             self._block = (threading.get_ident(), clock, time.clock_gettime(clock) + seconds)
-            self._begun.set()
+            self._has_block.set()
 
     def end(self, *, is_raised: bool) -> None:
-        """It may take any time again.
+        """Remove the limit of this thread.
 
         Arguments:
             is_raised: the error has been raised in the block.
@@ -210,11 +210,11 @@ class _Watch:
             self._block = None
 
     def _look(self) -> None:
-        while self._begun.wait():
+        while self._has_block.wait():
             time.sleep(LOOK_S)
             with self._changing:
                 if self._block is None:
-                    self._begun.clear()
+                    self._has_block.clear()
                 elif time.clock_gettime(self._block[1]) >= self._block[2]:
                     _raise_in(self._block[0], TimeoutError)
                     self._block = None

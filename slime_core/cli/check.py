@@ -197,7 +197,7 @@ def _rows(config: RunConfig, layout: Layout, seats: Assignment) -> Iterator[str]
         size = f"tensor parallel over {len(block)}" if len(block) > 1 else "whole"
         yield f"  {f'engine {number}':<16} {_place(*block):<28} {size}{shares}"
     if config.engine.rollout_external_engine_addrs:
-        yield f"  engines of others: {', '.join(config.engine.rollout_external_engine_addrs)}"
+        yield f"  external engines: {', '.join(config.engine.rollout_external_engine_addrs)}"
     models = config.engine.engine_models
     names = [
         (model.name, "its own weights") for model in models for one in model.groups for _ in range(one.num_engines)

@@ -83,7 +83,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str, as_
     alone = {"eval_num_gpus": None, "eval_num_gpus_per_engine": None, "eval_interleaved": False}
     measuring = resolved.config.eval.model_copy(update=alone)
     resolved = replace(resolved, config=resolved.config.model_copy(update={"debug": DebugConfig(), "eval": measuring}))
-    folder = _asked_folder(resolved)
+    folder = _requested_folder(resolved)
     preflight(resolved.config, active.registry, trains=False, options=resolved.plugin_options, warn=print_warning)
     if held is not None:
         needs = Needs.of(resolved.config, trains=True, critic=has_critic(resolved.config, active.registry))
@@ -153,7 +153,7 @@ def _held(resolved: Resolved) -> Checkpoint | None:
     return find(load) if load is not None and resolved.provenance["load"].layer == "flag" else None
 
 
-def _asked_folder(resolved: Resolved) -> Path | None:
+def _requested_folder(resolved: Resolved) -> Path | None:
     """Where samples are to be written; the folder in a run's own settings is the run's."""
     folder = resolved.config.run.output_dir
     if folder is None or resolved.provenance["output_dir"].layer != "flag":

@@ -183,7 +183,7 @@ def write_lock(words: Sequence[str]) -> int:
     if "--help" in words or "-h" in words:
         print(USAGE)
         return 0
-    manifest, path = _of_run(words) if "--run" in _apart(words) else _of_settings(words)
+    manifest, path = _of_run(words) if "--run" in _split_equals(words) else _of_settings(words)
     from slime_core.plugins.lock import Lock
     from slime_core.plugins.manifest import listed
     from slime_core.track.record import write_atomically
@@ -240,7 +240,7 @@ def _of_settings(words: Sequence[str]) -> tuple[Manifest, Path]:
     return active.manifest, resolved.config.run.lock_file or LOCK_FILE
 
 
-def _apart(words: Sequence[str]) -> list[str]:
+def _split_equals(words: Sequence[str]) -> list[str]:
     """``words`` with ``--flag=value`` as two."""
     return [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
 
@@ -249,7 +249,7 @@ def _of_run(words: Sequence[str]) -> tuple[Manifest, Path]:
     from slime_core.plugins.lock import LOCK_FILE
     from slime_core.plugins.manifest import Manifest
 
-    match _apart(words):
+    match _split_equals(words):
         case ["--run", folder]:
             path = LOCK_FILE
         case ["--run", folder, "--lock-file", file] | ["--lock-file", file, "--run", folder]:

@@ -156,7 +156,7 @@ class LiveProgress:
 
         self._shown = Shown(steps)
         self._now_s = now_s
-        self._begun_s = now_s()
+        self._started_s = now_s()
         self._console = Console()
         self._live = Live(console=self._console, get_renderable=self.render, refresh_per_second=4, transient=False)
 
@@ -190,7 +190,7 @@ class LiveProgress:
 
     def rows(self) -> list[tuple[str, str]]:
         """The table's lines as label and text; empty ones are left out."""
-        elapsed = _duration(self._now_s() - self._begun_s)
+        elapsed = _duration(self._now_s() - self._started_s)
         lines = [
             ("phase", f"{self._shown.phase}, {elapsed}"),
             ("last step", self._shown.numbers()),

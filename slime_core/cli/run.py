@@ -64,7 +64,7 @@ def expand(argv: Sequence[str]) -> list[str]:
 
 def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> int:
     """Train as resolved; returns the exit code."""
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     config = resolved.config
     resume = resumed(config, active.registry)
     manifest = continued(
@@ -102,7 +102,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
         trackers = _trackers(job)
         with progress, Track(record, trackers=trackers, listeners=listeners) as track:
             run(job, track=track, resume=resume)
-    seconds = time.monotonic() - begun_s
+    seconds = time.monotonic() - started_s
     summary(start=evaluations.first, end=evaluations.last, seconds=seconds, paths=paths(record))
     return 0
 

@@ -207,7 +207,7 @@ def flag_advice() -> Mapping[str, str]:
     """
     found: dict[str, str] = {}
     for point in sorted(_declared(), key=lambda one: (one.name, one.value)):
-        for flag, message in _said(point).items():
+        for flag, message in _advice(point).items():
             found.setdefault(flag, message)
     return found
 
@@ -220,7 +220,7 @@ def _declared() -> Iterator[metadata.EntryPoint]:
             continue
 
 
-def _said(point: metadata.EntryPoint) -> Mapping[str, str]:
+def _advice(point: metadata.EntryPoint) -> Mapping[str, str]:
     try:
         advice: object = point.load()()
     except (ImportError, AttributeError, OSError, TypeError, ValueError) as mistake:

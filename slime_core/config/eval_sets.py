@@ -56,8 +56,8 @@ class EvalSet:
     @property
     def longest_prompt(self) -> int | None:
         """Tokens of the longest prompt that is kept; None: all are."""
-        beside_a_token = None if self.max_context_len is None else self.max_context_len - 1
-        return min((most for most in (self.max_prompt_len, beside_a_token) if most is not None), default=None)
+        before_a_token = None if self.max_context_len is None else self.max_context_len - 1
+        return min((most for most in (self.max_prompt_len, before_a_token) if most is not None), default=None)
 
 
 def eval_sets(config: RunConfig) -> tuple[EvalSet, ...]:

@@ -154,7 +154,7 @@ class Peek:
             offered: by the plugins that are active so far.
         """
         reading = self._read(offered)
-        origins = {key: _told(key, origin) for key, origin in reading.provenance.items()}
+        origins = {key: _origin_text(key, origin) for key, origin in reading.provenance.items()}
         prompts = [key for key, setting in reading.settings.items() if setting.names_prompts]
         return list(choices(reading.values, origins, prompts=prompts))
 
@@ -490,7 +490,7 @@ def _spelt(table: str, key: str) -> str:
     return flag if table in RunConfig.model_fields else f"{table}.{flag}"
 
 
-def _told(key: str, origin: Provenance) -> str:
+def _origin_text(key: str, origin: Provenance) -> str:
     """``--corrections``, ``corrections in run.toml:3``, ``corrections, preset by plugin mine,``."""
     match origin.layer:
         case "flag":

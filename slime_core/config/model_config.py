@@ -170,17 +170,17 @@ def expected(name: str, value: Value, described: Described) -> Value | None:
         described: the JSON object of the file.
     """
     try:
-        return _told(name, value, described)
+        return _expected(name, value, described)
     except (TypeError, ValueError, AttributeError, ArithmeticError):
         return None  # text where a number belongs, or the like
 
 
-def _told(name: str, value: Value, described: Described) -> Value | None:
+def _expected(name: str, value: Value, described: Described) -> Value | None:
     if name == "make_vocab_size_divisible_by":
         return _divisor(value, described)
     if name == "moe_layer_freq":
         return _frequency(value, described)
-    found: Value | None = _TOLD[name](described)
+    found: Value | None = _EXPECTED[name](described)
     close = isinstance(found, float) and isinstance(value, float) and math.isclose(found, value, rel_tol=1e-9)
     return value if close else found
 
@@ -300,7 +300,7 @@ def _corrects_routing(described: Described) -> bool | None:
     return None if _experts(described) is None else described.get("topk_method") == "noaux_tc"
 
 
-_TOLD: Mapping[str, Callable[[Described], Any]] = {
+_EXPECTED: Mapping[str, Callable[[Described], Any]] = {
     "num_layers": _first("num_hidden_layers"),
     "hidden_size": _first("hidden_size"),
     "ffn_hidden_size": _first("intermediate_size"),

@@ -151,7 +151,7 @@ _MARK = "slime-" + hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
 """Part of the name of all byte code that this file has made; another version of the file compiles again."""
 
 
-def _beside(path: str) -> str:
+def _cached_path(path: str) -> str:
     # module.cpython-311.pyc belongs to processes without the hook; ours is module.cpython-311.slime-0123456789ab.pyc
     name, dot, suffix = path.rpartition(".")
     return f"{name}.{_MARK}.pyc" if dot + suffix == ".pyc" else path
@@ -178,10 +178,10 @@ class _CPULoader(_Loader):
         return code
 
     def get_data(self, path: str) -> bytes:
-        return super().get_data(_beside(path))
+        return super().get_data(_cached_path(path))
 
     def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
-        super().set_data(_beside(path), data, _mode=_mode)
+        super().set_data(_cached_path(path), data, _mode=_mode)
 
     def exec_module(self, module: types.ModuleType) -> None:
         module.__dict__[_NAME] = CUDA

@@ -281,13 +281,13 @@ async def generate_group(context: GenerateContext, samples: PromptGroup, samplin
     """
     unfinished = [sample for sample in samples if not is_finished(sample)]
     fresh = [sample for sample in unfinished if not sample.response_length]
-    requests = [_begin(context, fresh, sampling)] if fresh else []
+    requests = [_generate_fresh(context, fresh, sampling)] if fresh else []
     requests += [_resume(context, sample, sampling) for sample in unfinished if sample.response_length]
     await _all(requests)
     return samples
 
 
-async def _begin(context: GenerateContext, samples: Sequence[Sample], sampling: SamplingParams) -> None:
+async def _generate_fresh(context: GenerateContext, samples: Sequence[Sample], sampling: SamplingParams) -> None:
     # The samples of a group have one prompt: it is encoded once, and its images are read once.
     first = context.start(samples[0])
     others = [context.start(sample, prompt_ids=first._sent_prompt) for sample in samples[1:]]

@@ -36,7 +36,7 @@ def check_settings(resolved: Resolved, registry: Registry, *, code: Code | None 
         PluginError: a plugin's ``slime_check`` failed, or an annotation names what is not there.
     """
     unused = _Settings.of(resolved, registry).mistakes() if trains else ()
-    found = [*unused, *_said_by_plugins(resolved, registry, code or {}, trains=trains)]
+    found = [*unused, *_plugin_mistakes(resolved, registry, code or {}, trains=trains)]
     if found:
         raise config_error([Mistake(message) for message in found])
 
@@ -117,7 +117,7 @@ class _Settings:
         return self.registry.owner(kind, name).name == plugin
 
 
-def _said_by_plugins(resolved: Resolved, registry: Registry, code: Code, *, trains: bool) -> Iterator[str]:
+def _plugin_mistakes(resolved: Resolved, registry: Registry, code: Code, *, trains: bool) -> Iterator[str]:
     plan = run_plan(resolved.config, resolved.plugin_options)
     for one in registry.declarations.get(hooks.CHECK, ()):
         name = one.plugin.name

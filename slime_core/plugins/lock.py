@@ -119,7 +119,7 @@ class Lock:
     def _table(self, entry: ManifestEntry) -> dict[str, str]:
         match entry.source:
             case Source.FILE:
-                where = {"file": _beside(Path(entry.distribution), self.path.parent)}
+                where = {"file": _relative(Path(entry.distribution), self.path.parent)}
             case Source.MODULE:
                 where = {"module": entry.entry_point}
             case Source.INSTALLED:
@@ -181,7 +181,7 @@ def _sorted(entries: Iterable[ManifestEntry]) -> tuple[ManifestEntry, ...]:
     return tuple(sorted(entries, key=lambda entry: (entry.plugin != "core", entry.plugin, entry.home, entry.digest)))
 
 
-def _beside(path: Path, folder: Path) -> str:
+def _relative(path: Path, folder: Path) -> str:
     """The file from the lock's folder, with ``..`` where it lies elsewhere."""
     # Real folders, because ".." leads out of the folder that a link means, not out of the link's own.
     real = Path(os.path.realpath(path.parent), path.name)

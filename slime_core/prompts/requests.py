@@ -1,4 +1,4 @@
-"""From the settings of a run to what is asked of prompt files; and which prompts are short enough.
+"""Makes the requests for prompt files from the settings of a run, and selects the prompts that are short enough.
 
 Prompts are counted in this process or in several. A counting process (``python -m slime_core.prompts.requests``) reads
 lines of JSON, each a list of ``[prompt, tools]``, and answers each with a line of numbers; it ends with its input, so

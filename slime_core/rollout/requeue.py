@@ -282,7 +282,7 @@ class RequeueBuffer(DataSource):
 
     def put_back(self, groups: Sequence[PromptGroup]) -> None:
         """Hold aborted groups with tokens, and put the others back into the source."""
-        holds = [self._holds and _has_begun(group) for group in groups]
+        holds = [self._holds and _is_resumable(group) for group in groups]
         self._held += compress(groups, holds)
         others = [group for group, is_held in zip(groups, holds, strict=True) if not is_held]
         if others:
@@ -332,6 +332,6 @@ def held_groups(source: DataSource) -> dict[int, list[int]]:
     return source.held if isinstance(source, RequeueBuffer) else {}
 
 
-def _has_begun(group: PromptGroup) -> bool:
+def _is_resumable(group: PromptGroup) -> bool:
     was_ended = any(sample.status is Status.ABORTED for sample in group)
     return was_ended and any(sample.response_length for sample in group)

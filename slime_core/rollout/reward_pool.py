@@ -212,9 +212,9 @@ class RewardProcess:
         if self._writer is not None:
             self._writer.close()
         left = [call for call in self._calls.values() if not call.answer.done()]
-        num_begun = sum(call.started_s is not None for call in left)
+        num_started = sum(call.started_s is not None for call in left)
         for call in left:
-            call.answer.set_exception(_LostError(cause, is_alone=call.started_s is not None and num_begun == 1))
+            call.answer.set_exception(_LostError(cause, is_alone=call.started_s is not None and num_started == 1))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while True:

@@ -36,7 +36,7 @@ from slime_core.plugins.contracts import RunView
 from slime_core.plugins.loading import boundary
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.plugins.registry import Registry
-from slime_core.rollout.engines.supervisor import HANDLED, LIBC, die_with, fork_behind_proxy
+from slime_core.rollout.engines.supervisor import HANDLED, LIBC, die_with, fork_with_proxy
 
 PR_SET_CHILD_SUBREAPER = 36
 """prctl(2)."""
@@ -74,7 +74,7 @@ def write_frame(writer: asyncio.StreamWriter, content: bytes) -> None:
 def main() -> None:
     """Serve the socket whose descriptor is the first argument until the parent closes it."""
     connection = socket.socket(fileno=int(sys.argv[1]))
-    fork_behind_proxy()
+    fork_with_proxy()
     signal.signal(signal.SIGTERM, lambda *_: _exit_with_descendants())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     # Orphaned descendants become children of the supervisor, whatever session they are in.

@@ -80,7 +80,7 @@ class EngineSettings:
         threads: CPU threads of one server.
         worker_type: the part of a request that it computes: all of it, or, on GPUs, prefill or decode alone.
         extra: further arguments of ``sglang.launch_server``; they win.
-        variables: of its environment, besides what this process passes on.
+        variables: environment variables in addition to those that this process passes on.
         start_timeout_s: seconds until it must answer.
     """
 

@@ -58,7 +58,7 @@ def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
 
 def supervise(pattern: str, command: Sequence[str]) -> None:
     """Run ``command`` to its end, clean up, and end with its exit status."""
-    fork_behind_proxy()
+    fork_with_proxy()
     # Descendants whose own parent ends become children of this process.
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
     scratch = tempfile.mkdtemp(prefix="slime-")  # short: a socket's path has at most 107 characters
@@ -76,7 +76,7 @@ def supervise(pattern: str, command: Sequence[str]) -> None:
     _end_as(status)
 
 
-def fork_behind_proxy() -> None:
+def fork_with_proxy() -> None:
     """Fork and return in the child, with :data:`HANDLED` blocked; the parent forwards SIGTERM and ends as the child
     does."""
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)

@@ -32,7 +32,7 @@ def split(values_U: torch.Tensor, micro: MicroBatch) -> list[torch.Tensor]:
 def joined(
     source: FunctionSource, name: str, values: Any, like_U: torch.Tensor, lengths: Sequence[int]
 ) -> torch.Tensor:
-    """What a function returned as ``name``, as one value a token, on the device and in the dtype of ``like_U``.
+    """The value ``name`` that a function returned, as one number a token, on the device and in the dtype of ``like_U``.
 
     Arguments:
         values: one tensor a sample, or all of them one after the other.

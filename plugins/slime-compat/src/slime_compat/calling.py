@@ -26,7 +26,7 @@ _ROOM: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKey
 
 @contextmanager
 def blamed(source: FunctionSource, action: str = "calling it") -> Iterator[None]:
-    """What user code raises comes out as a ``PluginError`` that names the flag; slime's own errors pass."""
+    """Turns exceptions of user code into a ``PluginError`` that names the flag; slime's own errors pass through."""
     own: SlimeError | None = None
     with boundary(source, action, locate=True, next_step=refused_key):
         try:
@@ -38,7 +38,7 @@ def blamed(source: FunctionSource, action: str = "calling it") -> Iterator[None]
 
 
 async def call(loaded: Loaded, *arguments: Any, function: Any = None, **named: Any) -> Any:
-    """What the function returns; the event loop goes on meanwhile.
+    """Call the function without blocking the event loop, and return its result.
 
     Arguments:
         function: called instead of ``loaded.function``, such as a method of what it made.
@@ -52,7 +52,7 @@ async def call(loaded: Loaded, *arguments: Any, function: Any = None, **named: A
 
 
 async def _in_thread(source: FunctionSource, function: Callable[[], Any]) -> Any:
-    """What the function returns in a thread of its own.
+    """Call the function in a thread of its own, and return its result.
 
     One that is given up, as by a time limit, may stay for ever; it keeps no thread from those who come later.
     """
@@ -71,6 +71,6 @@ async def _in_thread(source: FunctionSource, function: Callable[[], Any]) -> Any
 
 
 def call_here(loaded: Loaded, *arguments: Any, **named: Any) -> Any:
-    """What a plain function returns; nothing else runs meanwhile."""
+    """Call a plain function in this thread, and return its result; the event loop waits."""
     with blamed(loaded.source):
         return loaded.function(*arguments, **named)

@@ -41,7 +41,7 @@ class Loaded:
     source: FunctionSource
 
     def named(self, **values: Any) -> dict[str, Any]:
-        """Those of ``values`` that the function takes."""
+        """The entries of ``values`` that are parameters of the function."""
         return {name: value for name, value in values.items() if name in self.offered}
 
 
@@ -178,7 +178,7 @@ def _text(source: FunctionSource) -> bytes | None:
 
 
 def _text_of_module(module: str) -> bytes | None:
-    """What the module's file holds; None where it is not a plain file below its package."""
+    """The text of the module's file; None where it is not a plain file below its package."""
     first, *rest = module.split(".")
     spec = importlib.util.find_spec(first)
     for name in rest:

@@ -76,7 +76,7 @@ class BufferedDataSource:
         self.buffer: list[PromptGroup] = []
 
     def buffer_filter(self, args: Any, buffer: list[PromptGroup], n: int) -> list[PromptGroup]:
-        """Which groups of the buffer come next, at most ``n``; the oldest."""
+        """The groups of the buffer that come next, at most ``n``: the oldest."""
         return buffer[:n]
 
     def get_samples(self, num_samples: int) -> list[PromptGroup]:
@@ -108,7 +108,7 @@ class BufferedDataSource:
 
 
 class RolloutDataSource(BufferedDataSource):
-    """The same without a choice among the groups that were added: the oldest come first."""
+    """A buffered source without a filter: the groups that were added first come first."""
 
 
 class BufferedSource:

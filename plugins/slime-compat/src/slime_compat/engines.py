@@ -38,7 +38,7 @@ NOT_BUILT = {
 
 @dataclass(frozen=True, slots=True)
 class SlimeEngines:
-    """What the file says, in the form of the core's settings.
+    """The content of the file as settings of the core.
 
     Arguments:
         groups: of the policy's engines, as ``engine_groups``.
@@ -175,7 +175,7 @@ class _Model:
         return tuple(self._group(number, given | dict(group)) for number, group in enumerate(listed))
 
     def auxiliary(self) -> JsonValue:
-        """As one of the core's ``engine_models``."""
+        """The model as an entry of the core's ``engine_models``."""
         if self._path is None:
             raise ConfigError(f"{self._where} ({self.name}): has no model_path, and the run names no --hf-checkpoint")
         return {

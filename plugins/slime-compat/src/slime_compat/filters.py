@@ -83,7 +83,7 @@ def _truth(value: Any) -> bool | None:
 
 
 def _reason(verdict: Any) -> str:
-    """What is counted: a reason becomes part of a metric's name."""
+    """The name under which a drop is counted: the reason becomes part of a metric's name."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", str(getattr(verdict, "reason", None) or "")).strip("_.-") or UNNAMED
 
 

@@ -1,4 +1,4 @@
-"""What became of every flag of slime, whose names its users know: for ``docs/flags.md`` and for error messages.
+"""The decision on every flag of slime (kept, renamed, refused, later), for ``docs/flags.md`` and error messages.
 
 The table is ``flags.txt``; a row is ``flag | verdict | text``. Verdicts:
 

@@ -41,10 +41,10 @@ UNREACHED_NAMES = frozenset(
         "urllib3.exceptions.HTTPError",
     }
 )
-"""The same of libraries that functions may use and that this module does not import."""
+"""Such exceptions of libraries that functions may use and that this module does not import."""
 
 UNREACHED_ERRNOS = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN})
-"""Of an ``OSError`` without a class of its own."""
+"""Error numbers of an ``OSError`` that has no class of its own."""
 
 UNFINISHED = (Status.ABORTED, Status.FAILED)
 
@@ -108,7 +108,7 @@ class PathGenerate:
         return await call(self._loaded, self._args, part, **named)
 
     def _finished(self, returned: Any, parents: Parents, inside: Call, *, evaluation: bool) -> list[Sample]:
-        """What the function returned, each sample whole and of its group."""
+        """The samples that the function returned, checked, each with its group."""
         samples = self._samples(returned)
         if self._takes_one:
             self._share_rollout(samples, parents.numbers[0])
@@ -173,7 +173,7 @@ def _is_unreached(failure: BaseException | None) -> bool:
 
 
 def _incomplete(sample: Sample) -> str | None:
-    """What a sample lacks to be trained on."""
+    """The reason why a sample cannot be trained."""
     length = sample.response_length
     if not 0 < length < len(sample.tokens):
         return (

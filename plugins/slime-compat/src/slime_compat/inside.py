@@ -1,4 +1,4 @@
-"""What a custom generate function may import: works inside the call that the adapter makes, in its tasks and threads.
+"""Helpers that a custom generate function may import. They work inside the adapter's call, in its tasks and threads.
 
     from slime_compat import GenerateState, generate_single, get_model_url, post
 
@@ -60,7 +60,7 @@ class Answer(str):
 
 
 class InsideCall(Protocol):
-    """What the helpers find of the call that they stand in."""
+    """The state of the adapter's call, for the helpers."""
 
     @property
     def tokenizer(self) -> Any:
@@ -109,7 +109,7 @@ async def generate_single(conversation: Conversation, sampling_params: Mapping[s
 
     Raises:
         PluginError: called outside a custom generate function, or with another temperature or cut than the run trains.
-        EngineError: no engine answered; left alone, the sample fails and the run goes on.
+        EngineError: no engine answered; if the function does not catch it, the sample fails and the run continues.
     """
     return await _inside("generate_single").answer(conversation, sampling_params or {})
 
@@ -119,14 +119,14 @@ async def generate(args: Any, sample: Sample, sampling_params: Mapping[str, Any]
 
     Raises:
         PluginError: called outside a custom generate function, or with another temperature or cut than the run trains.
-        EngineError: no engine answered; left alone, the sample fails and the run goes on.
+        EngineError: no engine answered; if the function does not catch it, the sample fails and the run continues.
     """
     del args  # slime's functions pass it
     return await _inside("generate").respond(sample, sampling_params)
 
 
 class GenerateState:
-    """What slime's functions look up under this name.
+    """Stand-in for slime's class of this name, with the attributes that functions read.
 
     Attributes:
         args: as handed in.
@@ -167,7 +167,7 @@ async def get(url: str, headers: Mapping[str, str] | None = None) -> Any:
 
 
 def get_model_url(args: Any, name: str, endpoint: str = "/generate") -> str:
-    """Where model ``name``, one of ``[[engine.engine_models]]``, takes requests.
+    """URL of auxiliary model ``name``, one of ``[[engine.engine_models]]``.
 
     Arguments:
         args: as the function was handed it.

@@ -70,7 +70,7 @@ def _categories(samples: Sequence[Sample], key: str) -> dict[str, float]:
 
 
 def _correct(samples: Sequence[Sample], key: str | None) -> Iterator[tuple[str, float]]:
-    """Of samples with reward 1: percentiles of their lengths, and the mean surprise of their trained tokens."""
+    """Metrics of samples with reward 1: percentiles of their lengths, and the mean surprise of their trained tokens."""
     scored = [sample for sample in samples if sample.reward is not None]
     correct = [sample for sample in scored if sample.reward_value(key) == 1]
     if not correct:

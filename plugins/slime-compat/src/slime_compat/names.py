@@ -97,7 +97,7 @@ ADVICE: Mapping[str, str] = {
     "slime.ray": "the run places and starts its processes",
     "slime.agent": "a generate function drives the conversation with generate_single",
 }
-"""What to write in place of what a module of slime has and this plugin has not; the longest prefix counts."""
+"""Advice for names of slime's modules that this plugin does not have; the longest prefix counts."""
 
 
 def advice_for(module: str, name: str | None = None) -> str:
@@ -118,12 +118,12 @@ class _Finder(MetaPathFinder, Loader):
         self.loading = threading.local()
 
     def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if fullname not in NAMES or not self._is_asked():
+        if fullname not in NAMES or not self._is_importer_known():
             return None
         is_package = any(name.startswith(f"{fullname}.") for name in NAMES)
         return ModuleSpec(fullname, self, origin="slime_compat", is_package=is_package)
 
-    def _is_asked(self) -> bool:
+    def _is_importer_known(self) -> bool:
         if getattr(self.loading, "depth", 0):
             return True
         frame = sys._getframe(2)
@@ -138,7 +138,7 @@ class _Finder(MetaPathFinder, Loader):
         return _Names(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run: a name is looked up when it is imported."""
+        """Nothing to execute: names are looked up when they are imported."""
 
 
 class _Names(ModuleType):

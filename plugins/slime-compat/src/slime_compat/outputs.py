@@ -14,7 +14,7 @@ __all__ = ["DynamicFilterOutput", "RolloutFnEvalOutput", "RolloutFnTrainOutput",
 
 @dataclass
 class RolloutFnTrainOutput:
-    """What a rollout function returns: groups of samples, and metrics by name."""
+    """Result of a rollout function: groups of samples, and metrics by name."""
 
     samples: list[list[Sample]]
     metrics: Mapping[str, Any] | None = None
@@ -22,7 +22,7 @@ class RolloutFnTrainOutput:
 
 @dataclass
 class RolloutFnEvalOutput:
-    """What an evaluation function returns: columns by the name of the set, and metrics by name."""
+    """Result of an evaluation function: columns by the name of the set, and metrics by name."""
 
     data: dict[str, dict[str, Any]]
     metrics: Mapping[str, Any] | None = None
@@ -30,7 +30,7 @@ class RolloutFnEvalOutput:
 
 @dataclass
 class DynamicFilterOutput:
-    """What a dynamic sampling filter returns: whether a group is trained on, and why not."""
+    """Result of a dynamic sampling filter: whether a group is trained, and the reason if not."""
 
     keep: bool
     reason: str | None = None

@@ -10,7 +10,7 @@ __all__ = ["loss_parts"]
 
 
 def loss_parts(options: PathOptions) -> LossParts:
-    """What the run names by path, imported and checked; the rest is the core's.
+    """The functions that the run names by path, imported and checked; the other parts are the core's.
 
     Raises:
         PluginError: a function cannot be imported, or its signature is none of the accepted ones.

@@ -19,7 +19,7 @@ __all__ = ["check_reward_uses"]
 GO_OVER = frozenset(
     {"all", "any", "enumerate", "iter", "len", "list", "map", "max", "min", "reversed", "sorted", "zip"}
 )
-"""What takes a list and no sample."""
+"""Built-ins that accept a list and no sample."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

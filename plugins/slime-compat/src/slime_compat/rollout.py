@@ -70,7 +70,7 @@ class PathRollouts:
         return _numbers(getattr(found, "metrics", None))
 
     def state(self) -> Mapping[str, JsonValue]:
-        """Nothing: a function keeps its own state."""
+        """Empty: a function keeps its own state."""
         return {}
 
     def restore(self, state: Mapping[str, JsonValue]) -> None:
@@ -193,7 +193,7 @@ class PathFunctions:
         return self._log is not None and bool(call_here(self._log, number, self._args, samples, metrics, seconds))
 
     def log_evaluation(self, number: int, sets: Mapping[str, EvalSamples], metrics: dict[str, float]) -> bool:
-        """The same for an evaluation of the core's."""
+        """Whether the function logs an evaluation in place of the core."""
         columns = {
             name: {"rewards": one.rewards, "truncated": one.truncated, "samples": one.samples}
             for name, one in sets.items()

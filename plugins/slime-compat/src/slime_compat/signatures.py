@@ -158,7 +158,7 @@ def choose(candidates: Mapping[str, Definition], forms: Sequence[Form]) -> list[
 
 
 def mistake(definition: Definition, form: Form) -> str | None:
-    """What keeps ``definition`` from being called as ``form``; None: nothing."""
+    """Why ``definition`` cannot be called as ``form``; None: it can."""
     if form.methods:
         return _class_mistake(definition, form)
     if definition.methods is not None:

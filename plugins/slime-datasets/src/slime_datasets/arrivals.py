@@ -58,7 +58,7 @@ class Arrivals:
         return found
 
     def state(self) -> dict[str, Any]:
-        """Which files were read, and how many groups they held."""
+        """The files that were read, and the number of their groups."""
         return {"files": list(self._read), "groups": self._groups}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -111,7 +111,7 @@ def _groups(rows: Iterable[RawRow]) -> Iterator[list[RawRow]]:
 
 
 def _group_of(raw: RawRow) -> tuple[str, Any]:
-    """What lines of one group have in common; a line that cannot be read, or that names none, stands alone."""
+    """The key that lines of one group share; a line that cannot be read, or names no group, is a group of its own."""
     try:
         number = content_of(raw).get("group_index")
     except DataError:

@@ -61,7 +61,7 @@ class BufferedPrompts:
         self.put_back(groups)
 
     def buffer_filter(self, buffer: Sequence[PromptGroup], n: int) -> list[PromptGroup]:
-        """Which groups of ``buffer`` come next, at most ``n``; derive from the class to choose otherwise."""
+        """The groups of ``buffer`` that come next, at most ``n``; a subclass may choose otherwise."""
         return FILTERS[self._options.buffer_filter](buffer, n, self._order)
 
     def next_groups(self, n: int) -> list[PromptGroup]:
@@ -107,19 +107,19 @@ Order = Callable[[PromptGroup], tuple[float, str]]
 
 
 def _oldest(buffer: Sequence[PromptGroup], n: int, order: Order) -> list[PromptGroup]:
-    """Those that are there longest."""
+    """The groups that have waited longest."""
     del order
     return list(buffer[:n])
 
 
 def _newest(buffer: Sequence[PromptGroup], n: int, order: Order) -> list[PromptGroup]:
-    """Those that came last, the last one first."""
+    """The groups that arrived last, the newest first."""
     del order
     return list(reversed(buffer))[:n]
 
 
 def _prioritised(buffer: Sequence[PromptGroup], n: int, order: Order) -> list[PromptGroup]:
-    """Those with the highest mean reward; groups without one come last, older ones first."""
+    """The groups with the highest mean reward; groups without a reward come last, older ones first."""
     return sorted(buffer, key=lambda group: -order(group)[0])[:n]
 
 

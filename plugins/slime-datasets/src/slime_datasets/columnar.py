@@ -32,11 +32,11 @@ truncated while it is mapped ends the process with SIGBUS and no message."""
 
 
 _BROKEN = (OSError, ValueError, OverflowError, MemoryError, StopIteration)
-"""What comes out of pyarrow next to its own errors where bytes are not what was written."""
+"""Exceptions of pyarrow, in addition to its own classes, where a file is corrupt."""
 
 
 class _Counted:
-    """What both kinds share.
+    """Base class of both kinds of tables.
 
     Arguments:
         path: what messages name.
@@ -101,7 +101,7 @@ class ParquetTable(_Counted):
         self._batches: Iterator[Any] = iter(())
         self._group = -1
         self._next = 0
-        """Whose batches these are, and the first row of the next one."""
+        """The row group whose batches are being read, and the first row of the next batch."""
         self._held: dict[int, list[dict[str, Any]]] = {}
         """First row -> rows that were decoded, at most ``_most`` in all."""
         self._most = window + 2 * BATCH
@@ -113,7 +113,7 @@ class ParquetTable(_Counted):
 
     @property
     def schema(self) -> Any:
-        """Of the batches."""
+        """Schema of the batches."""
         return self._file.schema_arrow
 
     def _row(self, part: int, row: int) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class ArrowTable(_Counted):
 
     @classmethod
     def saved(cls, folder: Path) -> ArrowTable:
-        """What the datasets library saved in ``folder``.
+        """The rows that the datasets library saved in ``folder``.
 
         Raises:
             DataError: its list of files cannot be read, or rows were chosen that it does not hold in this order.
@@ -239,7 +239,7 @@ def _copy(path: Path) -> Path:
 
 @contextmanager
 def _decoding(what: object, form: str) -> Iterator[None]:
-    """What pyarrow finds wrong while it decodes comes out as an error of the data."""
+    """Turns decoding errors of pyarrow into an error of the data."""
     import pyarrow as pa
 
     try:

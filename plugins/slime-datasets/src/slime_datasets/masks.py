@@ -101,14 +101,14 @@ def _common_prefix(one: str, other: str) -> str:
 
 
 def _after_special(encoder: PromptEncoder, text: str, start: int = 0) -> int:
-    """Where the last special token of ``text`` from ``start`` on ends; 0: there is none."""
+    """End of the last special token of ``text`` from ``start`` on; 0: there is none."""
     ids, covered = encoder.spans(text)
     ends = [last for one, (first, last) in zip(ids, covered, strict=True) if first >= start and encoder.is_special(one)]
     return max(ends, default=0)
 
 
 def _after_end(encoder: PromptEncoder, whole: str, start: int, place: int) -> int:
-    """Where the first token that ends a response, from ``start`` on, ends."""
+    """End of the first token, from ``start`` on, that ends a response."""
     ids, covered = encoder.spans(whole)
     for one, (first, last) in zip(ids, covered, strict=True):
         if first >= start and one == encoder.end_of_sequence:

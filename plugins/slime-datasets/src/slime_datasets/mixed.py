@@ -62,7 +62,7 @@ class Mixed:
         return sum(map(len, self._streams))
 
     def _find(self, number: int) -> tuple[int, int]:
-        """Which stream prompt ``number`` is of, and its number there."""
+        """The stream of prompt ``number``, and the prompt's number there."""
         block, slot = divmod(number, len(self._slots))
         stream = self._slots[slot]
         return stream, block * self._counts[stream] + self._ranks[slot]

@@ -32,7 +32,7 @@ class Feistel:
         self._bits = max(1, ((size - 1).bit_length() + 1) // 2)
 
     def __call__(self, place: int) -> int:
-        """What stands at ``place``, which is below ``size``."""
+        """The number at ``place``, which is below ``size``."""
         found = self._permuted(place)
         while found >= self._size:
             found = self._permuted(found)
@@ -67,7 +67,7 @@ class Windows:
         return first, first + self._width
 
     def row(self, place: int, rows: int) -> int:
-        """Which row stands at ``place``, where the file has ``rows`` rows up to the end of this window."""
+        """The row at ``place``, where the file has ``rows`` rows up to the end of this window."""
         first, stop = self.window(place)
         size = min(stop, rows) - first
         if self._last is None or self._last[:2] != (first, size):

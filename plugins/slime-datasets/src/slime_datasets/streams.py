@@ -39,7 +39,7 @@ class PromptStreams(NumberedPrompts):
 
 
 def screen_prompts(options: DatasetsOptions, request: PromptRequest, prompts: PromptScreen) -> list[str]:
-    """What is wrong with rows of all paths that the run will leave out.
+    """Messages about the rows of all paths that the run will leave out.
 
     Raises:
         DataError: see :class:`~slime_core.PromptScreen`.

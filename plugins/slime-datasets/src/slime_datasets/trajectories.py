@@ -26,7 +26,7 @@ GIVEN = "given"
 FINISHED = (Status.COMPLETED, Status.TRUNCATED)
 
 LARGEST = 3.4028234663852886e38
-"""Of float32, in which rewards and log-probabilities are trained."""
+"""Largest float32; rewards and log-probabilities are trained in float32."""
 
 MOST_LOG_PROB = 0.1
 """Rounding in 16 bits lifts a log-probability a little above 0; a probability, or another number, is more."""
@@ -34,7 +34,7 @@ MOST_LOG_PROB = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What trajectories have to fit.
+    """The properties of a run that trajectories must match.
 
     Arguments:
         size: samples of a group.
@@ -50,7 +50,7 @@ class Fit:
 
     @classmethod
     def of(cls, request: PromptRequest, run: RunView) -> Fit:
-        """What those of a run have to fit."""
+        """The requirements that the settings of a run make."""
         size, vocab_size = request.n_samples_per_prompt, request.vocab_size
         return cls(size=size, vocab_size=vocab_size, reward_key=run.reward_key, filter=request.filter)
 

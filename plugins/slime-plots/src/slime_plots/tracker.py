@@ -13,7 +13,7 @@ __all__ = ["Plots"]
 
 
 class Plots:
-    """Draws what ``metrics.jsonl`` holds, so that a resumed run is drawn from its first step."""
+    """Plots the rows of ``metrics.jsonl``, so that the charts of a resumed run start at its first step."""
 
     def __init__(self, options: None, run: RunView) -> None:
         self._folder = run.folder
@@ -22,7 +22,7 @@ class Plots:
         self._folder = run.folder
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The charts are drawn from the file."""
+        """Nothing to do: the charts are plotted from the file."""
 
     def close(self, error: BaseException | None) -> None:
         if self._folder is None or not (self._folder / METRICS_FILE).exists():

@@ -1,4 +1,4 @@
-"""Where the final answer stands in a response."""
+"""Extracts the final answer of a response."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\[{}]|[{}]")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last complete ``\boxed{...}`` or ``\fbox{...}``, braces balanced; None: there is none.
+    r"""The content of the last complete ``\boxed{...}`` or ``\fbox{...}``, braces balanced; None: there is none.
 
     Of boxes inside each other it is the innermost.
 
@@ -31,7 +31,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def after_thinking(text: str) -> str | None:
-    """What follows the last ``</think>``; None: the thinking was not ended."""
+    """The text after the last ``</think>``; None: the thinking was not ended."""
     _, mark, answer = text.rpartition("</think>")
     return answer if mark else None
 

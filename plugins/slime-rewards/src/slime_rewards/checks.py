@@ -1,4 +1,4 @@
-"""What is wrong with the settings of a run, or with a row of its prompts, before anything starts."""
+"""Checks the settings of a run, and the rows of its prompts, before anything starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRUNCATES = "allow_auto_truncate"
 
 
 def mistakes(plan: RunPlan, options: RewardsOptions) -> Iterator[str]:
-    """What is wrong with the settings, as messages that show no secret."""
+    """The mistakes in the settings, as messages that show no secret."""
     yield from _of_addresses(options)
     yield from _of_token(options)
     yield from _of_judge(options)

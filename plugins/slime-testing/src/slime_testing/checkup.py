@@ -109,7 +109,7 @@ def sources_of(names: Sequence[str], known: Sequence[PluginIdentity]) -> list[Pl
 
 
 def examined(source: PluginSource, *, timeout_s: float) -> list[Verdict]:
-    """What importing the plugin and everything it declares comes to, found in another process.
+    """Import the plugin and everything that it declares in another process, and report the results.
 
     Arguments:
         timeout_s: for each check; the process ends at the first that takes longer.

@@ -92,7 +92,7 @@ def _findings(suite: Any, component: str, owner: PluginIdentity | str) -> Iterat
 
 
 def _failure(run: Callable[[], None], what: str, violation: type[Exception]) -> Exception | None:
-    """What the property says, or how the component failed while it was tested."""
+    """The message of the property, or the failure of the component while it was tested."""
     try:
         with boundary(what, "testing this property"):
             return _violation(run, violation)

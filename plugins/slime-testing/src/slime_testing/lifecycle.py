@@ -159,7 +159,7 @@ class _NoPrompts(DataSource):
         raise PropertyViolation("slime_after_collect took prompts; it may put groups back, and take none")
 
     def put_back(self, groups: Sequence[PromptGroup]) -> None:
-        """They come again."""
+        """The groups will be handed out again."""
 
     def state(self) -> dict[str, Any]:
         return {}

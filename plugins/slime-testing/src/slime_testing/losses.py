@@ -114,11 +114,11 @@ class PolicyLossSuite(ComponentSuite):
 def _terms(packing: Packing, settings: LossSettings) -> LossTerms:
     """Ratios between e^-0.5 and e^0.5, and advantages of both signs, none near 0."""
     log_probs_T = packing.uniform(0, low=-3.0, high=-0.1)
-    drawn_T = packing.uniform(2, low=-2.0, high=2.0)
+    uniform_T = packing.uniform(2, low=-2.0, high=2.0)
     return LossTerms(
         log_probs_T=log_probs_T.clone().requires_grad_(),
         old_log_probs_T=log_probs_T + packing.uniform(1, low=-0.5, high=0.5),
-        advantages_T=drawn_T + 0.1 * (drawn_T >= 0) - 0.1 * (drawn_T < 0),
+        advantages_T=uniform_T + 0.1 * (uniform_T >= 0) - 0.1 * (uniform_T < 0),
         mask_T=packing.mask_T,
         settings=settings,
         segments=packing.segments,

@@ -15,7 +15,7 @@ Report = Callable[["Verdict"], None]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one check came to.
+    """Result of one check.
 
     Example: ``Verdict("files", "FAILED", "slime_grpo/losses.py is not what was installed")``.
 

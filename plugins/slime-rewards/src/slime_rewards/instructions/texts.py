@@ -1,4 +1,4 @@
-"""What a response is made of: sentences, words, paragraphs; and which language it is in."""
+"""Splits a response into sentences, words and paragraphs, and detects its language."""
 
 from __future__ import annotations
 
