@@ -19,6 +19,7 @@ every response. Only the places of prompts change: columns of response tokens ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -107,6 +108,7 @@ class MicroBatch:
         loss_factor: what the loss, and no other metric, is multiplied by.
         extra: one entry a sample by name; what ``slime_before_training`` passes on to a loss of logits.
         fresh_U: bool [u], sampled by the weights that the learner holds; None: parity is not compared.
+        parity_bound: differences from here on are counted, in nats.
         metrics_U: float32 [u] by name, to be averaged as the loss is.
         shared: which sequences continue others; None: every sequence is a sample.
         routes: int16 [n, k] by the number of a layer, from 1: the k experts that its router takes for each of its n
@@ -140,6 +142,7 @@ class MicroBatch:
     loss_factor: float = 1.0
     extra: dict[str, list[object]] = field(default_factory=dict)
     fresh_U: torch.Tensor | None = None
+    parity_bound: float = math.inf
     metrics_U: dict[str, torch.Tensor] = field(default_factory=dict)
     shared: SharedPrompts | None = None
     routes: dict[int, torch.Tensor] = field(default_factory=dict)

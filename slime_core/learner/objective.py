@@ -170,7 +170,7 @@ DISTANCE, LARGEST_DISTANCE = "train_rollout_logprob_abs_diff", "train_rollout_lo
 """Metrics of how far the learner's log-probabilities are from the engines'."""
 
 
-TOKENS, SUM, LARGEST = "parity_tokens", "parity_sum", "parity_largest"
+TOKENS, SUM, BEYOND, LARGEST = "parity_tokens", "parity_sum", "parity_beyond", "parity_largest"
 """Metrics of :func:`compare`, which ``ParityGate.check`` takes out of a step's metrics."""
 
 
@@ -489,7 +489,8 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 def compare(difference_U: torch.Tensor, micro: MicroBatch) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Number and sum of the fresh, trained tokens' absolute differences, and the largest; empty unless marked.
+    """Of the fresh, trained tokens' absolute differences the number, the sum, how many reach the bound, and the
+    largest; empty unless marked.
 
     Arguments:
         difference_U: absolute differences of log-probabilities in nats, without gradient.
@@ -504,4 +505,5 @@ def compare(difference_U: torch.Tensor, micro: MicroBatch) -> tuple[dict[str, to
     # Never selected by the mask: on a GPU that would wait for the device.
     found_U = difference_U.double().where(counted_U, 0.0)
     largest = found_U.max() if found_U.numel() else found_U.sum()
-    return {TOKENS: counted_U.sum().double(), SUM: found_U.sum()}, {LARGEST: largest}
+    beyond = (found_U >= micro.parity_bound).sum().double()
+    return {TOKENS: counted_U.sum().double(), SUM: found_U.sum(), BEYOND: beyond}, {LARGEST: largest}

@@ -99,6 +99,7 @@ class Learner:
         self.parity = ParityGate(
             config.weights,
             bf16=config.model.bf16,
+            mixture=bool(getattr(self.actor.chunks[0].config, "num_moe_experts", None)),
             strict=config.algorithm.true_on_policy_mode,
             is_alone=engine_access().key is not None and not config.engine.rollout_external_engine_addrs,
         )

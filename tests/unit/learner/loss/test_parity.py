@@ -12,7 +12,7 @@ from slime_core.builtin.losses import Clipped
 from slime_core.config.schema import AlgorithmConfig, WeightsConfig
 from slime_core.errors import ParityError
 from slime_core.learner.actor import parity_unchecked_warning
-from slime_core.learner.columns import BFLOAT16, FLOAT32, STRICT, ParityGate
+from slime_core.learner.columns import BFLOAT16, FLOAT32, MIXTURE, STRICT, Bounds, ParityGate
 from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
 from slime_core.learner.objective import Objective, compare
 from slime_core.types import StepPlan, TrainBatch
@@ -36,8 +36,10 @@ def shard(*, rollout: int = 0, versions: tuple[int, ...] | None = (0, 0, 0), pla
     )
 
 
-def gate(*, bf16: bool = False, strict: bool = False, published: int | None = 0, **weights) -> ParityGate:
-    found = ParityGate(WeightsConfig(**weights), bf16=bf16, strict=strict)
+def gate(
+    *, bf16: bool = False, mixture: bool = False, strict: bool = False, published: int | None = 0, **weights
+) -> ParityGate:
+    found = ParityGate(WeightsConfig(**weights), bf16=bf16, mixture=mixture, strict=strict)
     if published is not None:
         found.published(published)
     return found
@@ -58,9 +60,14 @@ def fresh(found: ParityGate, batch: TrainBatch) -> list[list[bool]] | None:
     return [micro.fresh_U.tolist() for micro in micro_batches]
 
 
-def found_by(tokens: float, total: float, largest: float) -> dict[str, float]:
-    """Metrics of a step, as they come out of the sum over ranks."""
-    return {"loss": 0.5, "parity_tokens": tokens, "parity_sum": total, "parity_largest": largest}
+def found_by(tokens: float, total: float, largest: float, *, beyond: float = 0.0) -> dict[str, float]:
+    """Metrics of a step, as they come out of the sum over ranks.
+
+    Arguments:
+        beyond: tokens that reach the bound of one token.
+    """
+    measured = {"parity_tokens": tokens, "parity_sum": total, "parity_beyond": beyond, "parity_largest": largest}
+    return {"loss": 0.5, **measured}
 
 
 # --- Which tokens, and when -------------------------------------------------------------------------------------------
@@ -150,7 +157,13 @@ def test_a_token_that_was_masked_after_weights_were_given_does_not_count():
     micro.mask_U = micro.mask_U * torch.tensor([1.0, 0.0, 1.0, 1.0])
     assert micro.weights_U[1] != 0
     found, largest = compare(torch.tensor([0.5, 9.0, 0.25, 99.0]), micro)
-    assert [value.item() for value in (*found.values(), *largest.values())] == [2.0, 0.75, 0.5]
+    assert [value.item() for value in (*found.values(), *largest.values())] == [2.0, 0.75, 2.0, 0.5]
+
+
+def test_differences_from_the_bound_on_are_counted():
+    micro = marked(gate(parity_max_tolerance=0.5, parity_mean_tolerance=0.5), shard())[0]
+    found, _ = compare(torch.tensor([0.5, 9.0, 0.49, 0.6]), micro)  # the second is masked
+    assert found["parity_beyond"].item() == 2
 
 
 def test_a_rollout_that_is_not_due_costs_nothing():
@@ -165,7 +178,7 @@ def test_below_both_bounds_the_mean_the_largest_and_the_count_are_reported_once(
     found, metrics = gate(), found_by(200, 0.01, 9.9e-4)
     found.check(metrics, rollout=0, temperature=1.0)
     assert metrics == {"loss": 0.5}
-    assert found.report() == {"parity/tokens": 200, "parity/mean": 5e-5, "parity/max": 9.9e-4}
+    assert found.report() == {"parity/tokens": 200, "parity/mean": 5e-5, "parity/max": 9.9e-4, "parity/beyond": 0}
     assert found.report() == {}
 
 
@@ -181,24 +194,45 @@ def test_without_a_fresh_token_only_their_number_is_reported():
     assert found.report() == {"parity/tokens": 0}
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("which", ["mean", "largest"])
-def test_reaching_either_bound_of_the_dtype_ends_the_run(bf16, which):
-    bounds = BFLOAT16 if bf16 else FLOAT32
-    just_below = {"mean": 0.99 * bounds.mean, "largest": 0.99 * bounds.largest}
-    gate(bf16=bf16).check(found_by(10, 10 * just_below["mean"], just_below["largest"]), rollout=0, temperature=1.0)
-    reached = just_below | {which: getattr(bounds, which)}
+KINDS = {"float32": ({}, FLOAT32), "bfloat16": ({"bf16": True}, BFLOAT16), "mixture": ({"mixture": True}, MIXTURE)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mean_that_reaches_the_bound_of_the_dtype_ends_the_run(kind):
+    made, bounds = KINDS[kind]
+    gate(**made).check(found_by(10, 9.9 * bounds.mean, 0.0), rollout=0, temperature=1.0)
     with pytest.raises(ParityError):
-        gate(bf16=bf16).check(found_by(10, 10 * reached["mean"], reached["largest"]), rollout=0, temperature=1.0)
+        gate(**made).check(found_by(10, 10 * bounds.mean, 0.0), rollout=0, temperature=1.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "allowed"), [("float32", 10_000, 0), ("bfloat16", 10_000, 10), ("mixture", 96, 1)]
+)
+def test_more_tokens_than_allowed_that_reach_the_bound_end_the_run(kind, tokens, allowed):
+    made, bounds = KINDS[kind]
+    assert bounds.allowed(tokens) == allowed
+    gate(**made).check(found_by(tokens, 0.0, 9.0, beyond=allowed), rollout=0, temperature=1.0)
+    with pytest.raises(ParityError):
+        gate(**made).check(found_by(tokens, 0.0, 9.0, beyond=allowed + 1), rollout=0, temperature=1.0)
+
+
+def test_where_outliers_are_allowed_the_message_counts_them():
+    with pytest.raises(ParityError, match=r"below 0\.1 and below 2 for all but 2 tokens, and 3 reach that\. Nothing"):
+        gate(bf16=True).check(found_by(1500, 1.0, 2.5, beyond=3), rollout=0, temperature=1.0)
+
+
+def test_each_micro_batch_carries_the_bound_that_applies():
+    assert [micro.parity_bound for micro in marked(gate(bf16=True), shard())] == [2.0, 2.0]
+    assert marked(gate(bf16=True, parity_max_tolerance=0.3), shard())[0].parity_bound == 0.3
+    assert Bounds(1.0, 2.0).allowed(10**6) == 0
 
 
 def test_given_bounds_replace_those_of_the_dtype():
     wide = gate(parity_mean_tolerance=2.0, parity_max_tolerance=3.0)
     wide.check(found_by(10, 15.0, 2.9), rollout=0, temperature=1.0)
+    assert marked(wide, shard())[0].parity_bound == 3.0
     with pytest.raises(ParityError):
-        gate(parity_mean_tolerance=2.0).check(found_by(10, 15.0, 2.9), rollout=0, temperature=1.0)
-    with pytest.raises(ParityError):
-        gate(bf16=True, parity_max_tolerance=1e-3).check(found_by(10, 0.0, 0.5), rollout=0, temperature=1.0)
+        gate(parity_mean_tolerance=2.0).check(found_by(10, 15.0, 2.9, beyond=10), rollout=0, temperature=1.0)
 
 
 def test_the_message_says_what_was_found_what_is_accepted_and_what_to_try():
@@ -249,8 +283,9 @@ def test_the_strict_bounds_are_tighter(mean, largest):
     assert STRICT.mean < FLOAT32.mean
     assert STRICT.largest < FLOAT32.largest
     gate(strict=True).check(found_by(10, 10 * 0.99 * mean, 0.99 * largest), rollout=0, temperature=1.0)
+    reached = 1.0 if largest else 0.0
     with pytest.raises(ParityError, match=r"accepted in float32 is below 1e-05 and below 0\.0001\. Nothing of this"):
-        gate(strict=True).check(found_by(10, 10 * mean, largest), rollout=0, temperature=1.0)
+        gate(strict=True).check(found_by(10, 10 * mean, largest, beyond=reached), rollout=0, temperature=1.0)
 
 
 def test_tighter_bounds_than_the_strict_ones_are_kept():
