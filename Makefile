@@ -49,7 +49,7 @@ test-ranks: setup
 
 .PHONY: test-units
 test-units: setup
-	$(PYTEST) -n 2 tests/guards $(wildcard plugins/*/tests) tests/contracts tests/golden tests/unit
+	$(PYTEST) -n 2 tests/guards $(wildcard plugins/*/tests) examples/model_family/tests tests/contracts tests/golden tests/unit
 
 .PHONY: test-servers
 test-servers: setup

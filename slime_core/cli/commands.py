@@ -29,6 +29,7 @@ CORE_COMMANDS: Mapping[str, tuple[str, ...]] = {
 """The core's commands and what follows them; a distribution can add to these, and cannot replace one."""
 
 OURS: Mapping[str, tuple[str, str]] = {
+    "models": ("slime-models", "presets of models, what memory they take, and which one a checkpoint is"),
     "plot": ("slime-plots", "charts of runs: in the terminal, and as SVG, PNG or PDF"),
     "samples": ("slime-plots", "samples of a run in the terminal, with a colour for each token"),
     "searchr1": ("slime-searchr1", "the retriever of passages over HTTP: slime searchr1 serve"),

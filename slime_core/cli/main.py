@@ -225,7 +225,8 @@ def _resolve(argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run") ->
     Consent(seen).check(resolved)
     trains = purpose == "run"
     check_selection(resolved.config, active.registry, trains=trains, options=resolved.plugin_options)
-    check_settings(resolved, active.registry, code=active.functions, trains=trains)
+    architecture = architecture_of(resolved.config.model.hf_checkpoint)
+    check_settings(resolved, active.registry, architecture=architecture, code=active.functions, trains=trains)
     return resolved, active
 
 

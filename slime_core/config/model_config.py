@@ -277,27 +277,38 @@ _BIASED = ("qwen2", "qwen2_moe")
 
 
 def _has_qk_norm(described: Described) -> bool:
-    return bool(described.get("use_qk_norm", str(described.get("model_type")).startswith("qwen3")))
+    normed = described.get("kv_lora_rank") is not None or str(described.get("model_type")).startswith("qwen3")
+    return bool(described.get("use_qk_norm", normed))
 
 
 def _score_function(described: Described) -> str | None:
-    """Qwen's files do not name it."""
+    """The files of Qwen and GLM do not name it."""
     named: str | None = described.get("scoring_func")
+    if named is None and described.get("model_type") in _GLM_MIXTURES:
+        return "sigmoid"
     return "softmax" if named is None and described.get("model_type") in _QWEN_MIXTURES else named
 
 
 def _softmax_comes_first(described: Described) -> bool | None:
-    """Over all experts, before some are chosen; else over the chosen ones, which norms their sum to 1."""
+    """Over all experts, before some are chosen; else over the chosen ones, which norms their sum to 1.
+
+    A sigmoid scores each expert by itself, so always before.
+    """
+    if _score_function(described) == "sigmoid":
+        return True
     normed = described.get("norm_topk_prob")
     return None if normed is None or described.get("model_type") not in _QWEN_MIXTURES else not normed
 
 
 _QWEN_MIXTURES = ("qwen2_moe", "qwen3_moe")
+_GLM_MIXTURES = ("glm4_moe", "glm4_moe_lite")
 """What config.json calls them."""
 
 
 def _corrects_routing(described: Described) -> bool | None:
-    return None if _experts(described) is None else described.get("topk_method") == "noaux_tc"
+    if _experts(described) is None:
+        return None
+    return described.get("topk_method") == "noaux_tc" or described.get("model_type") in _GLM_MIXTURES
 
 
 _EXPECTED: Mapping[str, Callable[[Described], Any]] = {

@@ -17,7 +17,7 @@ The rule between them: they see model chunks, a config and packed rows, never a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime_core.modeling.layout import ParallelLayout
@@ -38,16 +38,21 @@ def __getattr__(name: str) -> object:
     return getattr(spec, name)
 
 
-def unsupported(config: Mapping[str, JsonValue]) -> Iterator[str]:
+def unsupported(config: Mapping[str, JsonValue], *, rope_types: Sequence[str] = ("default",)) -> Iterator[str]:
     """Each field that :class:`~slime_core.modeling.MBridgeSpec` builds none of: ``asks for ...; only ... is built``.
 
     Arguments:
         config: the object of a Hugging Face ``config.json``, in the form of transformers 4 or 5; what it leaves out has
             the value that Qwen's and Llama's classes give it.
+        rope_types: rotary positions that the family builds.
     """
     kind = _rope_type(config)
-    if kind != "default":
-        yield f"asks for rotary positions of type {kind!r}; only 'default' is built"
+    if kind not in rope_types:
+        built = " and ".join(map(repr, rope_types))
+        are = "is" if len(rope_types) == 1 else "are"
+        yield f"asks for rotary positions of type {kind!r}; only {built} {are} built"
+    if config.get("quantization_config"):
+        yield "holds quantised weights (quantization_config); only unquantised weights are loaded"
     if _has_windows(config):
         yield "asks for sliding-window attention; only full attention is built"
     activation = config.get("hidden_act") or "silu"

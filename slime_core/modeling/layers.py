@@ -5,6 +5,7 @@
                          :mod:`slime_core.learner.trained_model`
     PackedAttention      the core attention: softmax(q k) v
     PackedSelfAttention  the layer around it: gives every packed token its rotary position
+    PackedLatentAttention  the same for multi-latent attention
     PackedRow            Megatron's description of a row, and which of its sequences continue others
 
 A row holds hundreds of short sequences. The core gathers them into right-padded batches ``[n, L]``, one batch for all
@@ -17,8 +18,8 @@ the table of angles once a sequence, for queries and for keys, in every layer: i
 tokens some 7 % of a small model's step), a wait for the device in every layer (``cu_seqlens.tolist()``), and its
 refusal of padding at the end of a row. The same function takes a table that already has one entry a token, which it
 recognises by the length (:211). So the layer looks the entries up by position and hands them over as one sequence,
-which Megatron itself cuts to what a context-parallel rank holds. Multi-latent attention asks for its own table and
-keeps Megatron's path.
+which Megatron itself cuts to what a context-parallel rank holds. Multi-latent attention makes its own table, so there
+the module that makes it looks the entries up.
 
 Under context parallelism a rank holds two stretches of the row (:mod:`slime_core.modeling.rows`). Most of its
 tokens belong to sequences that start there, and are computed as above. Only the sequences that enter a stretch from
@@ -47,6 +48,7 @@ from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from torch.nn.functional import scaled_dot_product_attention
 
 from slime_core.errors import ConfigError
@@ -111,6 +113,14 @@ class KeepingRouter(TopKRouter):  # type: ignore[misc]
     def __init__(self, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None) -> None:
         super().__init__(config=config, pg_collection=pg_collection)
         self.router_replay = self.choice = _Choice()
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> KeepingRouter:
+        """As upstream, but a cast leaves the bias that chooses experts in float32, with all its bits."""
+        bias: torch.Tensor | None = self._buffers.get("expert_bias")
+        super()._apply(fn, recurse)
+        if bias is not None:
+            self._buffers["expert_bias"] = bias.to(self.weight.device)
+        return self
 
 
 class _Choice:
@@ -371,11 +381,9 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As upstream; ``rotary_pos_emb`` [longest sequence, 1, 1, size] are the angles by position."""
         if packed_seq_params is not None and rotary_pos_emb is not None:
-            packing = _packing(packed_seq_params, num_tokens=self._num_tokens(hidden_states))
+            packing = _packing(packed_seq_params, num_tokens=_num_tokens(hidden_states, self.config))
             rotary_pos_emb = rotary_pos_emb.index_select(0, packing.positions_T)
-            packed_seq_params = replace(
-                packed_seq_params, cu_seqlens_q_padded=packing.whole, cu_seqlens_kv_padded=packing.whole
-            )
+            packed_seq_params = _as_one_sequence(packed_seq_params, packing)
         found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
             hidden_states,
             attention_mask,
@@ -385,7 +393,61 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
         )
         return found
 
-    def _num_tokens(self, hidden_states: torch.Tensor) -> int:
-        """Number of tokens of the whole row, over all ranks that share it."""
-        shards = self.config.tensor_model_parallel_size if self.config.sequence_parallel else 1
-        return hidden_states.size(0) * int(shards * self.config.context_parallel_size)
+
+class PackedLatentAttention(MLASelfAttention):  # type: ignore[misc]
+    """Megatron's multi-latent attention layer; the rotary angles of a packed row are looked up in one go."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        super().__init__(*args, **options)
+        self.rotary_pos_emb: _AnglesByPosition = _AnglesByPosition(self.rotary_pos_emb)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *,
+        packed_seq_params: PackedSeqParams | None = None,
+        **options: object,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As upstream."""
+        self.rotary_pos_emb.positions_T = None
+        if packed_seq_params is not None:
+            packing = _packing(packed_seq_params, num_tokens=_num_tokens(hidden_states, self.config))
+            self.rotary_pos_emb.positions_T = packing.positions_T
+            packed_seq_params = _as_one_sequence(packed_seq_params, packing)
+        found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
+            hidden_states, attention_mask, packed_seq_params=packed_seq_params, **options
+        )
+        return found
+
+
+class _AnglesByPosition(torch.nn.Module):
+    """Megatron's table of rotary angles, of which each token gets its own entry where ``positions_T`` is set."""
+
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self.table: Any = table
+        self.positions_T: torch.Tensor | None = None
+
+    def get_rotary_seq_len(self, *args: object) -> object:
+        return self.table.get_rotary_seq_len(*args)
+
+    def forward(self, length: int, **options: object) -> object:
+        """Angles [length or t, 1, 1, size]; under YaRN with their scale."""
+        found = self.table(length, **options)
+        if self.positions_T is None:
+            return found
+        if isinstance(found, tuple):
+            return found[0].index_select(0, self.positions_T), found[1]
+        return found.index_select(0, self.positions_T)
+
+
+def _num_tokens(hidden_states: torch.Tensor, config: TransformerConfig) -> int:
+    """Number of tokens of the whole row, over all ranks that share it."""
+    shards = config.tensor_model_parallel_size if config.sequence_parallel else 1
+    return hidden_states.size(0) * int(shards * config.context_parallel_size)
+
+
+def _as_one_sequence(packed: PackedSeqParams, packing: Packing) -> PackedSeqParams:
+    """``packed`` for a table of angles that has one entry a token."""
+    return replace(packed, cu_seqlens_q_padded=packing.whole, cu_seqlens_kv_padded=packing.whole)

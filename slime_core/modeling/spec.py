@@ -5,8 +5,9 @@ A family that mbridge knows takes three lines::
     class Qwen3(MBridgeSpec):
         pass
 
-and declares its Hugging Face architecture in the traits of its component. A family that mbridge does not know brings
-its own class with the same three methods.
+and declares its Hugging Face architecture in the traits of its component. A family that mbridge does not know, or knows
+otherwise, returns a bridge of its own from :meth:`MBridgeSpec.bridge`. Any other class with the same three methods
+serves as well.
 
 mbridge 0.15.1 was written for transformers 4 and for layers of TransformerEngine. The config it sees is a copy of what
 transformers reads (:func:`transformers_config`) in the old form (:func:`classic_config`), the weights it sees carry
@@ -82,9 +83,12 @@ def classic_config(hf_config: PretrainedConfig) -> PretrainedConfig:
     return classic
 
 
-@cache
-def local_bridge(model_type: str) -> type[Bridge]:
-    """mbridge's class for ``model_type``, made to build local layers and to keep its name table to itself."""
+def registered_bridge(model_type: str) -> type[Bridge]:
+    """mbridge's class for ``model_type``.
+
+    Raises:
+        ConfigError: it has none.
+    """
     from mbridge.core.bridge import _MODEL_REGISTRY
 
     if model_type not in _MODEL_REGISTRY:
@@ -93,7 +97,13 @@ def local_bridge(model_type: str) -> type[Bridge]:
             f"{', '.join(sorted(_MODEL_REGISTRY))}; another family needs a plugin whose model spec brings its own "
             "mapping"
         )
-    registered: Any = _MODEL_REGISTRY[model_type]
+    found: type[Bridge] = _MODEL_REGISTRY[model_type]
+    return found
+
+
+@cache
+def local_bridge(registered: Any) -> type[Bridge]:
+    """The bridge ``registered``, made to build local layers and to keep its name table to itself."""
 
     class LocalBridge(registered):  # type: ignore[misc]
         has_vp_stage = True
@@ -198,6 +208,18 @@ class MBridgeSpec:
         self._run = run
         self._bridge: Any = None
 
+    def bridge(self, model_type: str) -> type[object]:
+        """The class that maps the family: a subclass of ``mbridge.core.LLMBridge``; by default mbridge's own.
+
+        It derives Megatron's TransformerConfig (``_build_config``) and the arguments of GPTModel
+        (``_get_gptmodel_args``) from the Hugging Face config, and names every weight (``_DIRECT_MAPPING``,
+        ``_ATTENTION_MAPPING``, ``_MLP_MAPPING``). Import mbridge in this method, not with the module.
+
+        Raises:
+            ConfigError: mbridge has none.
+        """
+        return registered_bridge(model_type)
+
     def build(
         self,
         config: Mapping[str, JsonValue],
@@ -228,7 +250,8 @@ class MBridgeSpec:
         self._refuse_unsupported(hf_config.to_dict())
         _refuse_uncut(hf_config, parallel)
         _refuse_other_state(parallel)
-        bridge_class = local_bridge(hf_config.model_type)
+        mapping: Any = self.bridge(hf_config.model_type)
+        bridge_class: Any = local_bridge(mapping)
         _refuse_unknown(overrides or {}, bridge_class.TransformerConfigClass)
         # mbridge would turn sequence parallelism on wherever tensors are split.
         settings = {**PLAIN_LAYERS, "sequence_parallel": parallel.sequence, **(overrides or {})}
@@ -383,11 +406,19 @@ def _refuse_mismatch(bridge: Any, views: Iterable[NamedForMBridge], folder: Path
     held = set(bridge._get_safetensor_io(str(folder)).load_hf_weight_names())
     if bridge.hf_config.tie_word_embeddings:
         held.discard("lm_head.weight")  # some checkpoints store the tied weight twice
+    held = {name for name in held if not _is_left_out(name, bridge.hf_config)}
     if held != wanted:
         raise CheckpointError(
             f"{folder} does not fit the {bridge.hf_config.model_type} model: it lacks {sorted(wanted - held)[:5]}, "
             f"and the model has no place for {sorted(held - wanted)[:5]}; check config.json against the weights"
         )
+
+
+def _is_left_out(name: str, config: PretrainedConfig) -> bool:
+    """Whether a weight belongs to a multi-token prediction layer, which follows the others, or is a table of angles."""
+    first, further = config.num_hidden_layers, getattr(config, "num_nextn_predict_layers", 0) or 0
+    layer = re.match(r"model\.layers\.(\d+)\.", name)
+    return name.endswith("rotary_emb.inv_freq") or (layer is not None and first <= int(layer[1]) < first + further)
 
 
 def _hf_names(bridge: Any, view: NamedForMBridge) -> Iterator[str]:
@@ -415,8 +446,15 @@ def local_layers(config: TransformerConfig, *, vp_stage: int | None = None) -> T
     from megatron.core.transformer.attention import SelfAttention
     from megatron.core.transformer.identity_op import IdentityOp
     from megatron.core.transformer.moe.moe_layer import MoESubmodules
+    from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
-    from slime_core.modeling.layers import KeepingRouter, PackedAttention, PackedSelfAttention, RMSNorm
+    from slime_core.modeling.layers import (
+        KeepingRouter,
+        PackedAttention,
+        PackedLatentAttention,
+        PackedSelfAttention,
+        RMSNorm,
+    )
 
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage)
     block.layer_norm = RMSNorm
@@ -427,8 +465,8 @@ def local_layers(config: TransformerConfig, *, vp_stage: int | None = None) -> T
         for norm in ("q_layernorm", "k_layernorm", "kv_layernorm"):
             if getattr(attention.submodules, norm, IdentityOp) is not IdentityOp:
                 setattr(attention.submodules, norm, RMSNorm)
-        if attention.module is SelfAttention:
-            attention.module = PackedSelfAttention
+        packed = {SelfAttention: PackedSelfAttention, MLASelfAttention: PackedLatentAttention}
+        attention.module = packed.get(attention.module, attention.module)
         mixture = layer.submodules.mlp.submodules
         if isinstance(mixture, MoESubmodules):
             mixture.router = KeepingRouter

@@ -9,6 +9,7 @@ activate a plugin. Reasons are printed at start and recorded in the manifest.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,7 +144,9 @@ def _unclaimed(architecture: str, claims: Sequence[Claim], declared: Declared) -
     names = {entry.name for entry in declared.group(ARCHITECTURE_GROUP)}
     known = sorted(name for name in names if any(_own(one, declared) for one in claimants(name, declared)))
     ours = distribution_of(ARCHITECTURE_GROUP, architecture)
-    step = "Install a plugin that claims it (slime-models has the common ones)" if ours is None else f"Install {ours}"
+    step = "Install a plugin that claims it (docs/models.md: how to write one)" if ours is None else f"Install {ours}"
+    near = difflib.get_close_matches(architecture, known, n=1, cutoff=0.0) if ours is None else []
+    closest = "".join(f"The closest is {name}.\n" for name in near)
     strangers = "".join(
         f"{claim.distribution} {claim.version} claims it for plugin {claim.plugin!r} of another distribution, which "
         f"has no effect. Report it to the author of {claim.distribution}.\n"
@@ -151,7 +154,7 @@ def _unclaimed(architecture: str, claims: Sequence[Claim], declared: Declared) -
     )
     return (
         f"no active plugin has a model spec for architecture {architecture}, and no installed one claims it. "
-        f"Claimed are: {', '.join(known) or 'none'}.\n{strangers}"
+        f"Claimed are: {', '.join(known) or 'none'}.\n{strangers}{closest}"
         f"{step}, or name one that has a model spec for it: --plugin ./mine.py"
     )
 

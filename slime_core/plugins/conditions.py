@@ -24,10 +24,18 @@ from slime_core.plugins.registry import Registry
 from slime_core.plugins.selection import SELECTED_BY, selected
 
 
-def check_settings(resolved: Resolved, registry: Registry, *, code: Code | None = None, trains: bool = True) -> None:
+def check_settings(
+    resolved: Resolved,
+    registry: Registry,
+    *,
+    architecture: str | None = None,
+    code: Code | None = None,
+    trains: bool = True,
+) -> None:
     """Returns if every setting that a training run gives takes effect, and no plugin finds fault with them.
 
     Arguments:
+        architecture: of the start weights; None: not known, so that no model spec counts as used.
         code: the functions that options name by path.
         trains: False: an evaluation, which may be given the settings of a run; only plugins judge those.
 
@@ -35,7 +43,7 @@ def check_settings(resolved: Resolved, registry: Registry, *, code: Code | None 
         ConfigError: lists what has no effect, what excludes each other, and what plugins say.
         PluginError: a plugin's ``slime_check`` failed, or an annotation names what is not there.
     """
-    unused = _Settings.of(resolved, registry).mistakes() if trains else ()
+    unused = _Settings.of(resolved, registry, architecture).mistakes() if trains else ()
     found = [*unused, *_plugin_mistakes(resolved, registry, code or {}, trains=trains)]
     if found:
         raise config_error([Mistake(message) for message in found])
@@ -53,9 +61,9 @@ class _Settings:
     runs_functions: bool
 
     @classmethod
-    def of(cls, resolved: Resolved, registry: Registry) -> _Settings:
+    def of(cls, resolved: Resolved, registry: Registry, architecture: str | None) -> _Settings:
         values = resolved.values()
-        chosen = selected(resolved.config, registry, trains=True, architecture=None)
+        chosen = selected(resolved.config, registry, trains=True, architecture=architecture)
         return cls(
             values,
             registry,

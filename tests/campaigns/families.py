@@ -5,8 +5,9 @@
 
 Layouts: tiny random models of every family. The learner trains one step on samples whose ``rollout_log_probs`` are
 those of transformers, so its own metrics say how far its log-probabilities are from them; gradients are compared under
-their Hugging Face names, and the exported weights with the file, bit for bit. In the cases called ``replay`` every
-token is given random experts, in the learner by ``use_rollout_routing_replay`` and in transformers by hand.
+their Hugging Face names, the exported weights with the file, bit for bit, and what the optimizer's step adds to them
+with Adam's formula for the gradients of transformers. In the cases called ``replay`` every token is given random
+experts, in the learner by ``use_rollout_routing_replay`` and in transformers by hand.
 
 Engines: runs of ``slime run`` with random rewards and the parity gate, so that weights move and are published.
 """
@@ -18,7 +19,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -41,7 +42,12 @@ BOUND = 1e-5
 """Largest relative difference in float32 that counts as equal."""
 
 TIMEOUT_S, MAX_TOKENS = 120, 80
+OPTIMIZER = OptimizerConfig(lr=100.0, weight_decay=0.0, adam_eps=1e-3)
+"""A rate above which the rounding of weights does not show, and an epsilon above the rounding of gradients."""
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+BIAS = "correction_bias"
+"""In the names of what routers add to choose experts, which is not trained."""
+
 PARTS = {"recompute_granularity": "selective", "recompute_modules": ("moe",)}
 
 
@@ -64,21 +70,20 @@ class Case:
 
 TP2, SP2 = ParallelLayout(tensor=2), ParallelLayout(tensor=2, sequence=True)
 PP2, EP2, CP2 = ParallelLayout(pipeline=2), ParallelLayout(expert=2), ParallelLayout(context=2)
+SP2_EP2 = ParallelLayout(tensor=2, expert=2, sequence=True)
 INTERLEAVED = ParallelLayout(pipeline=2, virtual_pipeline=2)
 MIXTURE = "qwen3_moe"
+DENSE = ("qwen3", "qwen2, tied", "llama", "llama, scaled", "glm4")
+MIXTURES = (MIXTURE, "glm4_moe", "glm4_moe_lite", "deepseek_v3", "kimi_k2", "moonlight")
+
+CUTS = (("TP2, SP", 2, SP2), ("PP2", 2, PP2), ("EP2", 2, EP2), ("TP2 x EP2, SP", 4, SP2_EP2))
 REPLAY: Callable[..., Case] = partial(Case, MIXTURE, replays=True)
 
 CASES = (
     *(Case(family, "one rank") for family in FAMILIES),
-    Case("qwen3", "TP2", 2, TP2),
-    Case("qwen2, tied", "TP2", 2, TP2),
-    Case("qwen2, tied", "PP2", 2, PP2),
+    *(Case(family, name, 2, layout) for family in DENSE for name, layout in (("TP2", TP2), ("PP2", PP2))),
     Case("qwen2, untied", "PP2", 2, PP2),
-    Case("llama", "TP2", 2, TP2),
-    Case("llama", "PP2", 2, PP2),
-    Case(MIXTURE, "TP2, SP", 2, SP2),
-    Case(MIXTURE, "PP2", 2, PP2),
-    Case(MIXTURE, "EP2", 2, EP2),
+    *(Case(family, name, ranks, layout) for family in MIXTURES for name, ranks, layout in CUTS),
     Case("qwen3_moe, not normed, tied", "PP2", 2, PP2),
     REPLAY("one rank"),
     REPLAY("one rank, recompute", overrides=tuple(RECOMPUTE.items())),
@@ -99,6 +104,7 @@ class Difference:
         gradient: largest relative L2 norm of the difference of one weight's gradient.
         worst: the weight where that is.
         weights: how many exported weights differ from the file in any bit, missing ones included.
+        step: as ``gradient``, of what the optimizer's step adds to a weight.
         seconds: of the whole case, start of the ranks included.
     """
 
@@ -109,6 +115,7 @@ class Difference:
     gradient: float
     worst: str
     weights: int
+    step: float
     seconds: float
 
 
@@ -125,7 +132,7 @@ def build(case: Case, rank: int, address: str, folder: Path) -> Any:
     architecture = f"{FAMILIES[case.family][0]}ForCausalLM"
     config = RunConfig(
         cluster=ClusterConfig(device="cpu"),
-        optimizer=OptimizerConfig(lr=0.0),
+        optimizer=OPTIMIZER,
         learner=LearnerConfig(use_rollout_routing_replay=case.replays),
     )
     with overridden(case.overrides):
@@ -168,7 +175,8 @@ def carry_out(case: Case, samples: list[Sample], rank: int, address: str, folder
     weights = {name: weight.clone() for name, weight in learner.export_weights()}
     parts = shards(samples, case.layout.data_size(case.ranks), replays=case.replays)
     metrics = learner.train(parts[case.layout.data_rank(rank, world_size=case.ranks)])
-    torch.save({"metrics": metrics, "gradients": gradients, "weights": weights}, target)
+    step = {name: weight - weights[name] for name, weight in learner.export_weights()}
+    torch.save({"metrics": metrics, "gradients": gradients, "weights": weights, "step": step}, target)
     learner.close()
 
 
@@ -195,9 +203,13 @@ def replay(case: Case, samples: list[Sample], folder: Path, target: Path) -> dic
 def compare(case: Case, found: dict[str, Any], expected: Expected, folder: Path, seconds: float) -> Difference:
     from safetensors.torch import load_file
 
-    if found["gradients"].keys() != expected.gradients.keys():
-        sys.exit(f"{case.name}: gradients of other weights: {found['gradients'].keys() ^ expected.gradients.keys()}")
-    distances = [(distance(gradient, expected.gradients[name]), name) for name, gradient in found["gradients"].items()]
+    if any(step.any() for name, step in found["step"].items() if BIAS in name):
+        sys.exit(f"{case.name}: the optimizer moves the biases of routers")
+    gradients, steps = (without_biases(found[name]) for name in ("gradients", "step"))
+    if gradients.keys() != expected.gradients.keys():
+        sys.exit(f"{case.name}: gradients of other weights: {gradients.keys() ^ expected.gradients.keys()}")
+    distances = [(distance(gradient, expected.gradients[name]), name) for name, gradient in gradients.items()]
+    wanted = adam(expected.gradients)
     weights, file = found["weights"], load_file(folder / "model.safetensors")
     different = [name for name in weights.keys() & file.keys() if not torch.equal(weights[name], file[name])]
     metrics = found["metrics"]
@@ -209,8 +221,22 @@ def compare(case: Case, found: dict[str, Any], expected: Expected, folder: Path,
         gradient=max(distances)[0],
         worst=max(distances)[1],
         weights=len(different) + len(weights.keys() ^ file.keys()),
+        step=max(distance(step, wanted[name]) for name, step in steps.items()),
         seconds=seconds,
     )
+
+
+def without_biases(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those that are trained."""
+    return {name: weight for name, weight in weights.items() if BIAS not in name}
+
+
+def adam(gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What Adam's first step adds to each weight, after the gradients were clipped to their global norm."""
+    norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+    share = min(1.0, OPTIMIZER.clip_grad / (float(norm) + 1e-6))
+    clipped = {name: share * gradient for name, gradient in gradients.items()}
+    return {name: -OPTIMIZER.lr * one / (one.abs() + OPTIMIZER.adam_eps) for name, one in clipped.items()}
 
 
 def measure(cases: Sequence[Case], root: Path) -> Iterator[Difference]:
@@ -236,18 +262,29 @@ LIVE = {
     "Llama": "llama",
     "Qwen3-MoE": MIXTURE,
     "Qwen3-MoE, replay": MIXTURE,
+    "Llama 3.1": "llama, scaled",
+    "GLM-4": "glm4",
+    "GLM-4.5": "glm4_moe",
+    "GLM-4.7-Flash": "glm4_moe_lite",
+    "DeepSeek V3": "deepseek_v3",
+    "Kimi K2": "kimi_k2",
+    "Moonlight": "moonlight",
 }
+ONE_RANK = "one rank"
 LEARNERS = {
-    "one rank": (),
+    ONE_RANK: (),
     "TP2": ("--actor-num-gpus-per-node", "2", "--tensor-model-parallel-size", "2"),
 }
+IN_LAYOUTS = ("Qwen3", "Qwen2.5", "Llama", "Qwen3-MoE", "Qwen3-MoE, replay")
+"""The others are compared in layouts without an engine, above."""
 
 
 def live(folder: Path, only: Sequence[str]) -> bool:
     """Print the table of trainer and engine; whether all means are below 1e-4."""
     print("| model | parameters | learner | mean before an update | largest | mean after updates | largest |")
     print("|---|---|---|---|---|---|---|")
-    rows = [(name, learner) for name in LIVE for learner in LEARNERS if not only or f"{name}: {learner}" in only]
+    every = [(name, learner) for name in LIVE for learner in LEARNERS if learner == ONE_RANK or name in IN_LAYOUTS]
+    rows = [(name, learner) for name, learner in every if not only or f"{name}: {learner}" in only]
     means = [mean for name, learner in rows for mean in live_row(name, learner, folder)]
     return max(means) < 1e-4
 
@@ -289,16 +326,16 @@ def main() -> None:
         sys.exit(not live(options.engines, options.only))
     prepare()
     found = []
-    print("| family and layout | ranks | log-prob difference, mean | largest | gradient | weights that differ |")
-    print("|---|---|---|---|---|---|")
+    print("| family and layout | ranks | log-prob difference, mean | largest | gradient | step | weights that differ |")
+    print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as root:
         for row in measure([case for case in CASES if not options.only or case.name in options.only], Path(root)):
             found.append(row)
-            numbers = f"{row.mean:.1e} | {row.largest:.1e} | {row.gradient:.1e} | {row.weights}"
+            numbers = f"{row.mean:.1e} | {row.largest:.1e} | {row.gradient:.1e} | {row.step:.1e} | {row.weights}"
             print(f"| {row.case} | {row.ranks} | {numbers} |", flush=True)
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in found]))
-    sys.exit(any(not max(row.mean, row.gradient) <= BOUND or row.weights for row in found))
+    sys.exit(any(not max(row.mean, row.gradient, row.step) <= BOUND or row.weights for row in found))
 
 
 if __name__ == "__main__":

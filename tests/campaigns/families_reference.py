@@ -17,14 +17,11 @@ import numpy as np
 import torch
 
 from slime_core.types import Sample, Status
-from tests.engines.families import by_expert, of_hugging_face
+from tests.engines.families import GAP, by_expert, of_hugging_face, smallest_gap
 
 __all__ = ["Expected", "advantage", "expect"]
 
 NUM_SAMPLES = 12
-GAP = 1e-4
-"""Rounding cannot swap router probabilities that differ by this much."""
-
 SEEDS = {"qwen3_moe, not normed, tied": 4}
 """Where those of seed 0 hold a token whose experts nearly tie."""
 
@@ -111,9 +108,7 @@ def no_ties(model: Any, *, checked: bool) -> Iterator[None]:
     """Inside, the last expert that a token takes is clearly ahead of the first that it does not."""
 
     def watch(router: Any, _: Any, output: Any) -> None:
-        best = output[0].softmax(-1).topk(router.top_k + 1).values
-        gap = float((best[:, -2] - best[:, -1]).detach().min())
-        if gap < GAP:
+        if (gap := smallest_gap(router, output[0])) < GAP:
             sys.exit(f"two experts are only {gap:.1e} apart; choose another seed")
 
     hooks = [router.register_forward_hook(watch) for router in (routers(model) if checked else ())]

@@ -211,9 +211,10 @@ ROWS = {
         f"{RUN} --output-dir /proc/slime/run", ("output_dir: /proc/slime/run", "cannot be written", "--output-dir")
     ),
     "an engine that does not come up": Row(
-        f"{OWN} --prompt-data prompts.jsonl --output-dir out",
+        f"{OWN} --prompt-data prompts.jsonl --output-dir out --sglang-json-model-override-args "
+        """{{"quantization_config":{{"quant_method":"no_such_method"}}}}""",
         ("engine 0 ended with exit code", "The last lines of ", "out/logs/engine-0.log:", "no_such_method"),
-        together(lines(GOOD), model(quantization_config={"quant_method": "no_such_method"})),
+        together(lines(GOOD), model()),
         code=1,
         starts="engine",
     ),

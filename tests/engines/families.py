@@ -42,6 +42,46 @@ SIZES: Mapping[str, Any] = {
 HEADS: Mapping[str, Any] = {"head_dim": 16, "rope_theta": 1e4}
 MIXTURE: Mapping[str, Any] = {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2}
 
+SIGMOID: Mapping[str, Any] = {
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "n_group": 1,
+    "topk_group": 1,
+    "tie_word_embeddings": False,
+}
+"""Mixtures whose routers score by a sigmoid."""
+
+LATENT: Mapping[str, Any] = {
+    **SIGMOID,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+}
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "rope_theta": 2e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3": ("Qwen3", {**HEADS, "tie_word_embeddings": False}),
     "qwen2, tied": ("Qwen2", {"rope_theta": 1e6, "tie_word_embeddings": True}),
@@ -55,10 +95,60 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "Qwen3Moe",
         {**HEADS, **MIXTURE, "num_experts_per_tok": 3, "norm_topk_prob": False, "tie_word_embeddings": True},
     ),
+    "llama, scaled": (
+        "Llama",
+        {"hidden_size": 96, "num_attention_heads": 6, "rope_parameters": LLAMA_3, "tie_word_embeddings": False},
+    ),
+    "glm4": ("Glm4", {**HEADS, "attention_bias": True, "tie_word_embeddings": False}),
+    "glm4, no biases": ("Glm4", {**HEADS, "attention_bias": False, "tie_word_embeddings": False}),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            **{**HEADS, **SIGMOID},
+            **{"attention_bias": True, "use_qk_norm": True, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5},
+        },
+    ),
+    "glm4_moe_lite": ("Glm4MoeLite", {**LATENT, "rope_theta": 1e6, "routed_scaling_factor": 1.8}),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            **{**LATENT, "n_routed_experts": 16, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2},
+            **{"first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "rope_parameters": YARN},
+        },
+    ),
+    "kimi_k2": (
+        "DeepseekV3",
+        {
+            **{**LATENT, "num_experts_per_tok": 3, "first_k_dense_replace": 1, "routed_scaling_factor": 2.827},
+            **{"rope_parameters": {**YARN, "rope_theta": 5e4}, "rms_norm_eps": 1e-5},
+        },
+    ),
+    "moonlight": (
+        "DeepseekV3",
+        {
+            **{**LATENT, "q_lora_rank": None, "n_shared_experts": 2, "num_experts_per_tok": 3, "rms_norm_eps": 1e-5},
+            **{"first_k_dense_replace": 1, "routed_scaling_factor": 2.446, "rope_theta": 5e4},
+        },
+    ),
 }
 """Name -> what transformers calls the family, and its own settings."""
 
-MODULES = {"Qwen3": "qwen3", "Qwen2": "qwen2", "Llama": "llama", "Qwen3Moe": "qwen3_moe"}
+GAP = 1e-4
+"""Rounding cannot swap router probabilities that differ by this much."""
+
+WEIGHT_SEEDS = {"moonlight": 1}
+"""Where two experts nearly tie with the weights of seed 0."""
+
+MODULES = {
+    "Qwen3": "qwen3",
+    "Qwen2": "qwen2",
+    "Llama": "llama",
+    "Qwen3Moe": "qwen3_moe",
+    "Glm4": "glm4",
+    "Glm4Moe": "glm4_moe",
+    "Glm4MoeLite": "glm4_moe_lite",
+    "DeepseekV3": "deepseek_v3",
+}
 
 
 def config_of(name: str, **changes: Any) -> Any:
@@ -70,20 +160,49 @@ def config_of(name: str, **changes: Any) -> Any:
 
 
 def write(name: str, folder: Path, **changes: Any) -> Path:
-    """A random checkpoint with the embedded tokenizer; neither norms nor biases are all the same."""
+    """A random checkpoint with the embedded tokenizer; every norm and bias, those of routers included, is perturbed."""
     import transformers
 
-    torch.manual_seed(0)
+    torch.manual_seed(WEIGHT_SEEDS.get(name, 0))
     model = getattr(transformers, f"{FAMILIES[name][0]}ForCausalLM")(config_of(name, **changes))
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in [*model.parameters(), *router_biases(model).values()]:
             if parameter.dim() == 1:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(folder)
+    if name == "kimi_k2":  # transformers has no class of this name; the checkpoint brings its own
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "model_type": "kimi_k2"}))
     for file in (ARITHMETIC / "model").iterdir():
         if file.name not in ("config.json", "model.safetensors"):
             shutil.copy(file, folder / file.name)
     return folder
+
+
+def router_biases(model: Any) -> dict[str, torch.Tensor]:
+    """What routers of a transformers model add to choose experts; no optimizer trains it."""
+    return {name: buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")}
+
+
+def smallest_gap(router: Any, logits: torch.Tensor) -> float:
+    """Of the scores by which a router of transformers chooses: between the last chosen and the first that is not."""
+    bias = getattr(router, "e_score_correction_bias", None)
+    scores = logits.softmax(-1) if bias is None else logits.sigmoid() + bias
+    groups = getattr(router, "num_group", 1) or 1
+    if groups > 1:
+        by_group = scores.unflatten(-1, (groups, -1))
+        best = by_group.topk(2).values.sum(-1).topk(router.topk_group + 1)
+        if (gap := float((best.values[:, -2] - best.values[:, -1]).detach().min())) < GAP:
+            return gap
+        taken = torch.zeros_like(by_group[..., 0]).scatter(1, best.indices[:, :-1], 1.0).bool()
+        scores = by_group.masked_fill(~taken[..., None], -1e9).flatten(1)
+    last = scores.topk(router.top_k + 1).values
+    return float((last[:, -2] - last[:, -1]).detach().min())
+
+
+def weights_of(model: Any) -> dict[str, torch.Tensor]:
+    """All weights of a transformers model by their names in a checkpoint."""
+    return by_expert(dict(model.named_parameters())) | router_biases(model)
 
 
 def spec_of(name: str) -> Any:
@@ -96,21 +215,21 @@ def spec_of(name: str) -> Any:
 
 def build(name: str, folder: Path, layout: ParallelLayout, **overrides: Any) -> tuple[Any, list[Any]]:
     """The spec, and the chunks with the weights of ``folder``."""
-    from transformers import AutoConfig
-
     spec = spec_of(name)
-    chunks = spec.build(
-        AutoConfig.from_pretrained(folder).to_dict(), dtype=torch.float32, parallel=layout, overrides=overrides
-    )
+    config = json.loads((folder / "config.json").read_text())
+    chunks = spec.build(config, dtype=torch.float32, parallel=layout, overrides=overrides)
     spec.load_weights(chunks, folder)
     return spec, chunks
 
 
 def of_hugging_face(folder: Path) -> Any:
     """The model as transformers runs it, experts one by one."""
-    from transformers import AutoModelForCausalLM
+    import transformers
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, experts_implementation="eager")
+    config = json.loads((folder / "config.json").read_text())
+    kind = getattr(transformers, config["architectures"][0])
+    config = kind.config_class.from_dict({**config, "model_type": kind.config_class.model_type})
+    return kind.from_pretrained(folder, config=config, dtype=torch.float32, experts_implementation="eager")
 
 
 def by_expert(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

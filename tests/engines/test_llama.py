@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from slime_core.errors import ConfigError
+from slime_models.refusals import LLAMA_3, llama
 from tests.engines.families import config_of, spec_of
 
 
@@ -15,9 +16,23 @@ def test_biases_are_refused(megatron, name, place):
         spec_of("llama").build(config_of("llama", **{name: True}).to_dict(), dtype=torch.float32, parallel=megatron)
 
 
-@pytest.mark.parametrize("kind", ["llama3", "linear"])
-def test_scaled_rotary_positions_are_refused(megatron, kind):
+@pytest.mark.parametrize(
+    ("given", "refusal"),
+    [
+        ({"rope_type": "linear"}, "rotary positions of type 'linear'"),
+        ({"rope_type": "llama3", **LLAMA_3, "low_freq_factor": 2.0}, "low_freq_factor = 2.0; only 1.0 is built"),
+    ],
+)
+def test_rotary_positions_that_megatron_scales_otherwise_are_refused(megatron, given, refusal):
     config = config_of("llama")
-    config.rope_parameters = {"rope_type": kind, "rope_theta": 1e5, "factor": 8.0}
-    with pytest.raises(ConfigError, match=f"rotary positions of type '{kind}'"):
+    config.rope_parameters = {"rope_theta": 1e5, "factor": 8.0, **given}
+    with pytest.raises(ConfigError, match=refusal):
         spec_of("llama").build(config.to_dict(), dtype=torch.float32, parallel=megatron)
+
+
+def test_scaled_positions_without_their_constants_are_refused():
+    rope = {"rope_type": "llama3", "rope_theta": 1e5, "factor": 8.0, "high_freq_factor": 4.0}
+    found = list(llama({"rope_parameters": rope}))
+    assert found == [
+        "asks for rotary positions of type 'llama3' without low_freq_factor and original_max_position_embeddings"
+    ]

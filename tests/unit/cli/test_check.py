@@ -230,7 +230,7 @@ def test_an_option_that_config_toml_cannot_hold_is_refused_before_there_is_a_fol
     monkeypatch.setattr("slime_core.cli.run.to_toml", _cannot_write)
     assert main([command, "--plugin", "grpo"]) == 2
     assert (
-        "config.toml cannot be written, which has all options of the run's plugins (grpo): a setting of type In "
+        "config.toml cannot be written, which has all options of the run's plugins (grpo, models): a setting of type "
         in (capsys.readouterr().err)
     )
     assert list(tmp_path.iterdir()) == []

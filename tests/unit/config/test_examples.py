@@ -11,7 +11,7 @@ from slime_core.config.load import Resolved, load, peek
 from slime_core.plugins.activation import activate
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-FILES = sorted(EXAMPLES.rglob("*.toml"))
+FILES = sorted(path for path in EXAMPLES.rglob("*.toml") if path.name != "pyproject.toml")
 
 
 def resolve(argv: list[str]) -> Resolved:

@@ -3,34 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
-from slime_core import Component, ModelSpecTraits, hookimpl
+from slime_core import Component, ModelSpecTraits, RunPlan, hookimpl
+from slime_core.errors import ConfigError
+from slime_models.checkpoint import config_of_folder
+from slime_models.families import ALL
+from slime_models.options import ModelOptions
+from slime_models.recognise import disagreements, find
+from slime_models.shape import ShapeError
 
 
 @hookimpl
 def slime_register_model_specs() -> Iterator[Component]:
-    """One component a family."""
-    yield Component(
-        "qwen3",
-        target="slime_models.qwen3:Qwen3",
-        traits=ModelSpecTraits(architectures={"Qwen3ForCausalLM"}, unsupported="slime_models.refusals:qwen3"),
-        summary="Qwen3 dense models (Qwen3 Technical Report, 2505.09388)",
-    )
-    yield Component(
-        "qwen2",
-        target="slime_models.qwen2:Qwen2",
-        traits=ModelSpecTraits(architectures={"Qwen2ForCausalLM"}, unsupported="slime_models.refusals:qwen2"),
-        summary="Qwen2 and Qwen2.5 dense models (Qwen2.5 Technical Report, 2412.15115)",
-    )
-    yield Component(
-        "qwen3_moe",
-        target="slime_models.qwen3_moe:Qwen3Moe",
-        traits=ModelSpecTraits(architectures={"Qwen3MoeForCausalLM"}, unsupported="slime_models.refusals:qwen3_moe"),
-        summary="Qwen3 mixtures of experts (Qwen3 Technical Report, 2505.09388)",
-    )
-    yield Component(
-        "llama",
-        target="slime_models.llama:Llama",
-        traits=ModelSpecTraits(architectures={"LlamaForCausalLM"}, unsupported="slime_models.refusals:llama"),
-        summary="Llama dense models without scaled positions (Llama 2, 2307.09288), SmolLM2 among them",
-    )
+    """One component an architecture."""
+    for architecture, family in {family.architecture: family for family in reversed(ALL)}.items():
+        yield Component(
+            family.name,
+            target=family.target,
+            traits=ModelSpecTraits(architectures={architecture}, unsupported=family.unsupported),
+            summary=f"{family.title} ({family.source})",
+        )
+
+
+@hookimpl
+def slime_options() -> type[ModelOptions]:
+    return ModelOptions
+
+
+@hookimpl
+def slime_check(plan: RunPlan, options: ModelOptions) -> Iterator[str]:
+    """``--model`` against ``config.json``; the core compares ``config.json`` with the flags."""
+    if options.model is None:
+        return
+    try:
+        preset = find(options.model)
+    except ConfigError as mistake:
+        yield f"--model {options.model}: {mistake}"
+        return
+    folder = plan.settings.get("hf_checkpoint")
+    if not isinstance(folder, str):
+        yield f"--model {preset.name}: the run has the built-in model; name the checkpoint too: --hf-checkpoint DIR"
+        return
+    try:
+        found = list(disagreements(preset, config_of_folder(Path(folder))))
+    except (ShapeError, ConfigError) as mistake:
+        found = [str(mistake)]
+    yield from (f"--model {preset.name}: {one}" for one in found)

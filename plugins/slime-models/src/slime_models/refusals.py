@@ -10,7 +10,7 @@ from typing import Any
 
 from slime_core.modeling import unsupported
 
-__all__ = ["llama", "qwen2", "qwen3", "qwen3_moe"]
+__all__ = ["deepseek_v3", "glm4", "glm4_moe", "glm4_moe_lite", "llama", "qwen2", "qwen3", "qwen3_moe"]
 
 PLAIN_MIXTURE: Mapping[str, Any] = {
     "attention_bias": False,
@@ -33,19 +33,81 @@ def qwen3(config: Mapping[str, Any]) -> Iterator[str]:
     yield from _biases(config, attention_bias="attention")
 
 
+LLAMA_3: Mapping[str, Any] = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""The only constants of scaled positions that Megatron has; their factor is free."""
+
+
 def llama(config: Mapping[str, Any]) -> Iterator[str]:
     """Also biases in the attention or the MLP: mbridge maps some of them and loses the others."""
-    yield from unsupported(config)
+    yield from unsupported(config, rope_types=("default", "llama3"))
     yield from _biases(config, attention_bias="attention", mlp_bias="MLP")
+    rope = _rope(config)
+    if rope.get("rope_type") == "llama3":
+        yield from _others(rope, LLAMA_3)
+        if missing := [name for name in ("factor", *LLAMA_3) if rope.get(name) is None]:
+            yield f"asks for rotary positions of type 'llama3' without {' and '.join(missing)}"
+
+
+def glm4(config: Mapping[str, Any]) -> Iterator[str]:
+    """Scaled positions, other activations."""
+    yield from unsupported(config)
+
+
+SIGMOID_ROUTER: Mapping[str, Any] = {"norm_topk_prob": True, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+"""The only values of a router that are built; a field that is missing has it."""
+
+
+def glm4_moe(config: Mapping[str, Any]) -> Iterator[str]:
+    """Also routers of another kind."""
+    yield from unsupported(config)
+    yield from _others(config, SIGMOID_ROUTER)
+    yield from _groups(config)
+
+
+def glm4_moe_lite(config: Mapping[str, Any]) -> Iterator[str]:
+    """Also biases in the attention, which no weight mapping has."""
+    yield from deepseek_v3(config)
+
+
+def deepseek_v3(config: Mapping[str, Any]) -> Iterator[str]:
+    """Also routers of another kind, and rotary entries that are not interleaved."""
+    yield from unsupported(config, rope_types=("default", "yarn"))
+    yield from _biases(config, attention_bias="attention")
+    yield from _others(config, {**SIGMOID_ROUTER, "rope_interleave": True, "moe_layer_freq": 1})
+    yield from _groups(config)
+    if _rope(config).get("truncate") is False:
+        yield "asks for YaRN with bounds that are not rounded (truncate = false); only rounded ones are built"
+
+
+def _groups(config: Mapping[str, Any]) -> Iterator[str]:
+    """Transformers adds the two best scores of a group, Megatron the best ``topk / groups chosen``."""
+    groups, chosen, experts = (config.get(name) for name in ("n_group", "topk_group", "num_experts_per_tok"))
+    if groups and groups > 1 and (not chosen or not experts or experts // chosen != 2):
+        yield (
+            f"asks for {experts} experts from {chosen} of {groups} groups (num_experts_per_tok, topk_group, n_group); "
+            "only two experts a chosen group are built"
+        )
 
 
 def qwen3_moe(config: Mapping[str, Any]) -> Iterator[str]:
     """Also all that makes the model more than a plain stack of mixtures."""
     yield from unsupported(config)
-    for name, built in PLAIN_MIXTURE.items():
-        found = config.get(name) or built
-        if found != built:
-            yield f"asks for {name} = {found}; only {built} is built"
+    yield from _others({name: value for name, value in config.items() if value}, PLAIN_MIXTURE)
+
+
+def _others(config: Mapping[str, Any], built: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in built.items():
+        if (found := config.get(name)) is not None and found != value:
+            yield f"asks for {name} = {found}; only {value} is built"
+
+
+def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return found if isinstance(found, Mapping) else {}
 
 
 def _biases(config: Mapping[str, Any], **places: str) -> Iterator[str]:

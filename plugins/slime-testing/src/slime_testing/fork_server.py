@@ -126,9 +126,12 @@ def _import() -> None:
     from slime_core.harness.megatron import prepare_megatron
 
     prepare_megatron()
+    import mbridge  # noqa: F401
     import transformers.models.auto.modeling_auto  # noqa: F401
+    from megatron.core.models.gpt import gpt_model  # noqa: F401
 
     import slime_testing.model_process  # noqa: F401
+    from slime_core.modeling import MBridgeSpec  # noqa: F401
 
 
 def _execute(request: dict[str, Any]) -> int:

@@ -38,12 +38,25 @@ TINY: Mapping[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "num_experts": 4,
+    "n_routed_experts": 4,
     "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 40,
+    "qk_nope_head_dim": 20,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 28,
     "max_position_embeddings": 128,
+    "pad_token_id": None,
     "initializer_range": 0.1,
     "use_cache": False,
 }
-"""Fields of a config, as far as the architecture has them; heads are grouped, and no two sizes of a layer are equal."""
+"""Fields of a config, as far as the architecture has them; heads are grouped, and no two sizes of a layer are equal.
+
+``head_dim`` is ``qk_rope_head_dim``: configs of multi-latent attention have both.
+"""
 
 LENGTHS = (5, 1, 17, 8)
 MOVED = 0.1
@@ -154,8 +167,10 @@ def _reference(architecture: str, fields: Mapping[str, Any], folder: Path) -> An
     torch.manual_seed(0)
     model = family(config).to(torch.float32).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(MOVED * torch.randn_like(parameter))
+        saved = model.state_dict().keys()
+        buffers = [buffer for name, buffer in model.named_buffers() if name in saved]  # such as biases of routers
+        for tensor in [*model.parameters(), *buffers]:
+            tensor.add_(MOVED * torch.randn_like(tensor))
     model.save_pretrained(folder)
     return model
 
@@ -205,7 +220,7 @@ def _rows_are_separate(case: _Case) -> str | None:
 
 def _every_tensor_acts(case: _Case) -> str | None:
     """Move one tensor after the other, by name, in both models; those of all experts of a layer together."""
-    rows, weights = case.rows(), case.weights()
+    rows, weights = [max(case.rows(), key=len)], case.weights()
     # As saved, so that a tensor means what a checkpoint of Hugging Face means by it.
     wrong: dict[str, float] = {}
     together = groupby(sorted(weights, key=_of_all_experts), key=_of_all_experts)

@@ -103,7 +103,10 @@ def test_a_qwen_mixture_norms_the_weights_of_its_experts_or_takes_them_from_all(
     described = {"model_type": "qwen3_moe", "num_local_experts": 8, "norm_topk_prob": normed}
     assert expected("moe_router_pre_softmax", True, described) is not normed
     assert expected("moe_router_score_function", "softmax", described) == "softmax"
-    assert expected("moe_router_pre_softmax", True, MIXTURE) is None
+
+
+def test_a_sigmoid_scores_each_expert_before_some_are_chosen() -> None:
+    assert expected("moe_router_pre_softmax", False, MIXTURE) is True
 
 
 def test_the_arguments_of_a_mixtures_launch_script_agree_with_its_checkpoint(tmp_path: Path) -> None:

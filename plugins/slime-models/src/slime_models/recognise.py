@@ -1,0 +1,99 @@
+"""Which family and which presets a ``config.json`` is, and where it differs from a preset."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from slime_core.errors import ConfigError
+from slime_core.types import JsonValue
+from slime_models.families import ALL, Family, Preset, presets
+from slime_models.shape import Shape, ShapeError, differences, read
+
+__all__ = ["Match", "disagreements", "find", "recognise"]
+
+PLACE_IN_TEXT = ("max_position_embeddings", "num_nextn_predict_layers")
+"""How far a model reads and what else its files hold; models that differ in nothing else have the same weights."""
+
+
+def find(name: str) -> Preset:
+    """The preset of this name, in any case.
+
+    Raises:
+        ConfigError: there is none; names the nearest.
+    """
+    known = {preset.lower(): found for preset, found in presets().items()}
+    if name.lower() in known:
+        return known[name.lower()]
+    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
+    hint = f" Did you mean {' or '.join(known[one].name for one in near)}?" if near else ""
+    raise ConfigError(f"There is no preset {name!r}.{hint} slime models list shows all of them.")
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a checkpoint is.
+
+    Arguments:
+        families: of its architecture and model type; more than one where they share them.
+        presets: those of its shape.
+        nearest: the preset that differs in the fewest fields; None: the file is one of ``presets``.
+    """
+
+    families: tuple[Family, ...]
+    shape: Shape
+    presets: tuple[Preset, ...]
+    nearest: Preset | None
+
+
+def recognise(config: Mapping[str, JsonValue]) -> Match:
+    """What the object of a ``config.json`` is.
+
+    Raises:
+        ConfigError: no family has its architecture, or a field has no accepted value.
+    """
+    families = tuple(_families(config))
+    try:
+        shape = read(config)
+    except ShapeError as mistake:
+        raise ConfigError(f"config.json {mistake}.") from mistake
+    offered = [preset for family in families for preset in family.presets]
+    same = tuple(preset for preset in offered if not list(_real_differences(preset.shape, shape)))
+    nearest = min(offered, key=lambda preset: len(list(_real_differences(preset.shape, shape))), default=None)
+    return Match(families, shape, same, None if same else nearest)
+
+
+def _families(config: Mapping[str, JsonValue]) -> Iterator[Family]:
+    named, kind = config.get("architectures"), config.get("model_type")
+    architecture = named[0] if isinstance(named, list) and named else None
+    found = [family for family in ALL if (family.architecture, family.model_type) == (architecture, kind)]
+    if found:
+        return iter(found)
+    known = sorted({family.architecture for family in ALL})
+    near = difflib.get_close_matches(str(architecture), known, n=1, cutoff=0.0)[0]
+    closest = next(family for family in ALL if family.architecture == near)
+    raise ConfigError(
+        f"config.json names architecture {architecture!r} with model_type {kind!r}, which no family of slime-models "
+        f"is. The closest is {closest.title} ({closest.architecture}, {closest.model_type}). A plugin for it needs a "
+        "model spec that builds the model in Megatron and maps its weights (docs/models.md), and a claim of the "
+        'architecture in [project.entry-points."slime.models"].'
+    )
+
+
+def _real_differences(ours: Shape, theirs: Shape) -> Iterator[tuple[str, object, object]]:
+    return (one for one in differences(ours, theirs) if one[0] not in PLACE_IN_TEXT)
+
+
+def disagreements(preset: Preset, config: Mapping[str, JsonValue]) -> Iterator[str]:
+    """``field = what the preset has, but config.json says ...`` for every field in which they differ.
+
+    Raises:
+        ShapeError: a field of ``config`` has no accepted value.
+    """
+    for field, ours, theirs in _real_differences(preset.shape, read(config)):
+        yield f"{field} = {_text(ours)}, but config.json says {_text(theirs)}"
+
+
+def _text(value: object) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

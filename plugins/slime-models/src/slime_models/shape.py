@@ -1,0 +1,291 @@
+"""The shape of a decoder: what ``config.json`` says about it, in one typed form, and what follows from that.
+
+Field names are those of Hugging Face's ``config.json``, so that messages name what the user can look up. A checkpoint's
+file is read by :func:`read`; a preset is written down as a :class:`Shape` and turned into a file's object by
+:func:`config_of`. Nothing heavy is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Literal
+
+from slime_core.types import JsonValue
+
+__all__ = ["Experts", "Latent", "Positions", "Shape", "ShapeError", "config_of", "differences", "read"]
+
+
+class ShapeError(ValueError):
+    """``config.json`` lacks a field, or one has no accepted value; the text names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Positions:
+    """Rotary positions (RoFormer, 2104.09864).
+
+    Arguments:
+        rope_theta: base of the angles.
+        partial_rotary_factor: share of a head's entries that are rotated.
+        rope_type: ``llama3`` (Llama 3, 2407.21783) and ``yarn`` (2309.00071) scale the angles.
+        factor: by how much the trained context was lengthened.
+        original_max_position_embeddings: tokens of the trained context; read with a ``rope_type`` that scales.
+        mscale, mscale_all_dim: of YaRN, as DeepSeek-V3 uses them for the scale of scores.
+    """
+
+    rope_theta: float
+    partial_rotary_factor: float = 1.0
+    rope_type: str = "default"
+    factor: float = 1.0
+    original_max_position_embeddings: int | None = None
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Multi-latent attention (DeepSeek-V2, 2405.04434): sizes of the compressed queries, keys and values."""
+
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Routed experts of a mixture, and the shared ones that every token passes.
+
+    Arguments:
+        scoring_func: of the router. ``sigmoid``: with a bias per expert that only chooses (DeepSeek-V3, 2412.19437).
+        n_group, topk_group: experts are chosen within the best ``topk_group`` of ``n_group`` groups.
+        first_k_dense_replace: layers at the start without experts.
+    """
+
+    n_routed_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    n_shared_experts: int = 0
+    first_k_dense_replace: int = 0
+    scoring_func: Literal["softmax", "sigmoid"] = "softmax"
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 1.0
+    n_group: int = 1
+    topk_group: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A decoder with gated MLPs or experts, RMS norms and rotary positions.
+
+    Arguments:
+        architecture, model_type: how ``config.json`` names it.
+        head_dim: entries of a query head; with ``latent``, its rotated ones.
+        attention_bias: on queries, keys and values.
+        use_qk_norm: norms on queries and keys; multi-latent attention has norms of its own.
+        sandwich_norm: further norms after attention and MLP (GLM-4).
+        num_nextn_predict_layers: multi-token prediction layers in the checkpoint, which slime does not build.
+    """
+
+    architecture: str
+    model_type: str
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    positions: Positions
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    use_qk_norm: bool = False
+    sandwich_norm: bool = False
+    latent: Latent | None = None
+    experts: Experts | None = None
+    num_nextn_predict_layers: int = 0
+
+    @property
+    def dense_layers(self) -> int:
+        """Layers without experts."""
+        return self.experts.first_k_dense_replace if self.experts else self.num_hidden_layers
+
+
+def differences(ours: Shape, theirs: Shape) -> Iterator[tuple[str, object, object]]:
+    """(field, of ours, of theirs) for every field in which they differ; parts are compared field by field."""
+    yield from _different(ours, theirs)
+
+
+def _different(ours: object, theirs: object) -> Iterator[tuple[str, object, object]]:
+    if not is_dataclass(ours):
+        return
+    for field in fields(ours):
+        a, b = getattr(ours, field.name), getattr(theirs, field.name)
+        if type(a) is type(b) and is_dataclass(a):
+            yield from _different(a, b)
+        elif a != b:
+            yield field.name, a, b
+
+
+# --- config.json ------------------------------------------------------------------------------------------------------
+
+QK_NORMS = ("qwen3", "qwen3_moe")
+"""Families whose files do not mention their norms on queries and keys."""
+
+QKV_BIASES = ("qwen2",)
+"""Families whose files do not mention their biases on queries, keys and values."""
+
+GLM_MIXTURES = ("glm4_moe", "glm4_moe_lite")
+SIGMOID = ("deepseek_v3", "kimi_k2", *GLM_MIXTURES)
+"""Families whose routers score by a sigmoid; some files do not say so."""
+
+
+def read(config: Mapping[str, JsonValue]) -> Shape:
+    """The shape that the object of a ``config.json`` describes, in the form of transformers 4 or 5.
+
+    Raises:
+        ShapeError: a field is missing or has no accepted value.
+    """
+    kind = str(config.get("model_type"))
+    heads, hidden = _whole(config, "num_attention_heads"), _whole(config, "hidden_size")
+    latent = _latent(config) if config.get("kv_lora_rank") else None
+    return Shape(
+        architecture=_architecture(config),
+        model_type=kind,
+        hidden_size=hidden,
+        intermediate_size=_whole(config, "intermediate_size"),
+        num_hidden_layers=_whole(config, "num_hidden_layers"),
+        num_attention_heads=heads,
+        num_key_value_heads=_whole(config, "num_key_value_heads", default=heads),
+        head_dim=latent.qk_rope_head_dim if latent else _whole(config, "head_dim", default=hidden // heads),
+        vocab_size=_whole(config, "vocab_size"),
+        max_position_embeddings=_whole(config, "max_position_embeddings"),
+        rms_norm_eps=_number(config, "rms_norm_eps"),
+        positions=_positions(config),
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        attention_bias=bool(config.get("attention_bias") or kind in QKV_BIASES) and latent is None,
+        use_qk_norm=bool(config.get("use_qk_norm") or kind in QK_NORMS),
+        sandwich_norm=kind == "glm4",
+        latent=latent,
+        experts=_experts(config, kind),
+        num_nextn_predict_layers=_whole(config, "num_nextn_predict_layers", default=0),
+    )
+
+
+def _architecture(config: Mapping[str, JsonValue]) -> str:
+    found = config.get("architectures")
+    if not isinstance(found, list) or not found or not isinstance(found[0], str):
+        raise ShapeError("names no architecture (architectures)")
+    return found[0]
+
+
+def _whole(config: Mapping[str, JsonValue], *names: str, default: int | None = None) -> int:
+    found = next((config[name] for name in names if config.get(name) is not None), default)
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found < 2**31:
+        raise ShapeError(f"has {names[0]} = {found!r}; accepted: a whole number")
+    return found
+
+
+def _number(config: Mapping[str, JsonValue], name: str, default: float | None = None) -> float:
+    found = config.get(name)
+    found = default if found is None else found
+    if not isinstance(found, int | float) or isinstance(found, bool):
+        raise ShapeError(f"has {name} = {found!r}; accepted: a number")
+    return float(found)
+
+
+def _positions(config: Mapping[str, JsonValue]) -> Positions:
+    table = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(table, Mapping):
+        raise ShapeError(f"has rope parameters {table!r}; accepted: an object")
+    held = {**config, **table}
+    kind = str(table.get("rope_type") or table.get("type") or "default")
+    scaled = kind != "default"
+    share = 0.5 if str(config.get("model_type")) in ("glm4", "glm4_moe") else 1.0
+    return Positions(
+        rope_theta=_number(held, "rope_theta"),
+        partial_rotary_factor=_number(held, "partial_rotary_factor", share),
+        rope_type=kind,
+        factor=_number(held, "factor", 1.0) if scaled else 1.0,
+        original_max_position_embeddings=_whole(held, "original_max_position_embeddings") if scaled else None,
+        mscale=_number(held, "mscale", 1.0) if scaled else 1.0,
+        mscale_all_dim=_number(held, "mscale_all_dim", 0.0) if scaled else 0.0,
+    )
+
+
+def _latent(config: Mapping[str, JsonValue]) -> Latent:
+    return Latent(
+        q_lora_rank=_whole(config, "q_lora_rank", default=0) or None,
+        kv_lora_rank=_whole(config, "kv_lora_rank"),
+        qk_nope_head_dim=_whole(config, "qk_nope_head_dim"),
+        qk_rope_head_dim=_whole(config, "qk_rope_head_dim"),
+        v_head_dim=_whole(config, "v_head_dim"),
+    )
+
+
+def _experts(config: Mapping[str, JsonValue], kind: str) -> Experts | None:
+    if not (number := _whole(config, "n_routed_experts", "num_experts", "num_local_experts", default=0)):
+        return None
+    first = 1 if kind == "glm4_moe_lite" else 0
+    return Experts(
+        n_routed_experts=number,
+        num_experts_per_tok=_whole(config, "num_experts_per_tok"),
+        moe_intermediate_size=_whole(config, "moe_intermediate_size"),
+        n_shared_experts=_whole(config, "n_shared_experts", default=0),
+        first_k_dense_replace=_whole(config, "first_k_dense_replace", default=first),
+        scoring_func="sigmoid" if kind in SIGMOID else "softmax",
+        norm_topk_prob=bool(config.get("norm_topk_prob", False)),
+        routed_scaling_factor=_number(config, "routed_scaling_factor", 1.0),
+        n_group=_whole(config, "n_group", default=1),
+        topk_group=_whole(config, "topk_group", default=1),
+    )
+
+
+def config_of(shape: Shape) -> dict[str, JsonValue]:
+    """The object of a ``config.json`` in the form of transformers 4, which 5 reads as well; :func:`read` inverts it."""
+    held: dict[str, JsonValue] = {"architectures": [shape.architecture], "hidden_act": "silu"}
+    whole = ("architecture", "positions", "latent", "experts", "sandwich_norm", "use_qk_norm", "attention_bias")
+    held |= {field.name: getattr(shape, field.name) for field in fields(shape) if field.name not in whole}
+    if shape.model_type not in QKV_BIASES:
+        held["attention_bias"] = shape.attention_bias
+    if shape.model_type == "glm4_moe":
+        held["use_qk_norm"] = shape.use_qk_norm
+    if shape.latent is not None:
+        held |= {field.name: getattr(shape.latent, field.name) for field in fields(shape.latent)}
+        del held["head_dim"]
+    if shape.experts is not None:
+        held |= _config_of_experts(shape.experts, shape.model_type)
+    if shape.model_type not in SIGMOID:  # for these, transformers takes 1 where the file names no number
+        del held["num_nextn_predict_layers"]
+    return held | _config_of_positions(shape.positions)
+
+
+def _config_of_experts(experts: Experts, kind: str) -> dict[str, JsonValue]:
+    if kind == "qwen3_moe":
+        names = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
+        return {"num_experts": experts.n_routed_experts, **{name: getattr(experts, name) for name in names}}
+    held: dict[str, JsonValue] = {field.name: getattr(experts, field.name) for field in fields(experts)}
+    if kind in GLM_MIXTURES:  # their files name neither
+        del held["scoring_func"]
+        return held
+    return {**held, "topk_method": "noaux_tc"}
+
+
+def _config_of_positions(positions: Positions) -> dict[str, JsonValue]:
+    held: dict[str, JsonValue] = {"rope_theta": positions.rope_theta}
+    if positions.partial_rotary_factor != 1.0:
+        held["partial_rotary_factor"] = positions.partial_rotary_factor
+    scaling: dict[str, JsonValue] = {
+        "rope_type": positions.rope_type,
+        "factor": positions.factor,
+        "original_max_position_embeddings": positions.original_max_position_embeddings,
+    }
+    if positions.rope_type == "llama3":
+        held["rope_scaling"] = {**scaling, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    if positions.rope_type == "yarn":
+        yarn = {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": positions.mscale}
+        held["rope_scaling"] = {**scaling, **yarn, "mscale_all_dim": positions.mscale_all_dim}
+    return held
