@@ -106,9 +106,9 @@ ledger: setup ## kill and resume a run repeatedly, and account for every prompt 
 	$(BIN)/python -m tests.campaigns.ledger outputs/ledger
 	$(BIN)/python -m tests.campaigns.ledger outputs/ledger-long --longest 100 --kills 2 --rollouts 10 --max-staleness 3
 
-.PHONY: ends
-ends: setup ## end runs at every stage, by signals and by the death of each process: docs/troubleshooting.md
-	$(BIN)/python -m tests.campaigns.fault_matrix outputs/ends
+.PHONY: faults
+faults: setup ## inject faults at every stage of a run (signals, dead processes): docs/troubleshooting.md
+	$(BIN)/python -m tests.campaigns.fault_matrix outputs/faults
 
 .PHONY: layouts
 layouts: setup ## one rollout trained in every layout of the learner, compared with one rank: docs/layouts.md

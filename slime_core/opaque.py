@@ -27,7 +27,7 @@ ARRAY = "__array__"
 """Key of an object that stands for an array: its dtype; ``shape`` and the bytes in base 64 are further keys."""
 
 KINDS = "biuf"
-"""Of NumPy's dtypes: truth values, integers, floats."""
+"""Kinds of the accepted NumPy dtypes: truth values, integers, floats."""
 
 BITS = {1: "uint8", 2: "int16"}
 """Bytes of a number that NumPy does not know -> what holds them."""

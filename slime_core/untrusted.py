@@ -165,7 +165,7 @@ def _signal_after(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def _raised_after(seconds: float) -> Iterator[None]:
-    """As :func:`_signal_after`, for a thread that gets no signals: another one raises the error in it."""
+    """Like :func:`_signal_after`, for a thread that gets no signals: another thread raises the error in it."""
     _WATCH.start(seconds)
     is_raised = False
     try:

@@ -91,7 +91,7 @@ CORE = PluginIdentity("core", "slime-rl", "0.1.0", entry_point_of("slime-rl", PL
 
 
 class UnknownPlugin(PluginError):
-    """Nothing is called ``name``, or the file of that name is not there."""
+    """No plugin is called ``name``, or the file of that name does not exist."""
 
     def __init__(self, message: str, name: str) -> None:
         super().__init__(message, name)

@@ -38,7 +38,7 @@ SELECTED_BY: dict[str, Kind] = {
 """Setting -> the kind whose components it names."""
 
 FOR_TRAINING = frozenset({"sample_transforms", "data_source", "rollout_source", "advantage_estimator", "corrections"})
-"""Of these settings, those that an evaluation has no use for."""
+"""Settings among them that an evaluation does not use."""
 
 HEAVY = frozenset({Kind.POLICY_LOSS, Kind.CORRECTION, Kind.MODEL_SPEC})
 """Kinds whose targets may import torch and Megatron."""

@@ -66,9 +66,9 @@ def nccl_environment(config: RunConfig) -> dict[str, str]:
 def rank_environment(config: RunConfig, *, on_gpu: bool) -> dict[str, str]:
     """Variables of a process that trains or samples.
 
-    On a GPU, besides NCCL's, those that are unset: with one queue of kernels, tensor parallelism overlaps communication
-    in the order that Megatron-core expects; and cuBLAS repeats its results where a run has to (CUDA, cuBLAS
-    documentation, "Results reproducibility").
+    On a GPU: those of NCCL, and defaults for unset variables. With one queue of kernels, tensor parallelism overlaps
+    communication in the order that Megatron-core expects; and cuBLAS repeats its results where a run has to (CUDA,
+    cuBLAS documentation, "Results reproducibility").
     """
     if not on_gpu:
         # A CPU run on a machine with GPUs must not see them, because torch would use them.

@@ -51,8 +51,9 @@ WIDE = (".gate_proj.", ".up_proj.", ".down_proj.")
 HEADS = (".q_proj.", ".k_proj.", ".v_proj.", ".o_proj.")
 COLUMNS = (".o_proj.weight", ".down_proj.weight")
 UNCUT = (".o_proj.bias", ".down_proj.bias")
-"""What an engine cuts: by tokens, by intermediate size, by heads; its rows, or its columns. Everything else is whole in
-every process (srt/layers/linear.py, ``QKVParallelLinear``, ``MergedColumnParallelLinear``, ``RowParallelLinear``)."""
+"""Weights that an engine splits over its processes: VOCABULARY by tokens, WIDE by intermediate size, HEADS by heads; by
+rows, COLUMNS by columns. UNCUT and all other weights are whole in every process (srt/layers/linear.py,
+``QKVParallelLinear``, ``MergedColumnParallelLinear``, ``RowParallelLinear``)."""
 
 VOCABULARY_ROWS = 64
 """DEFAULT_VOCAB_PADDING_SIZE, srt/layers/vocab_parallel_embedding.py."""

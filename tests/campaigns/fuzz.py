@@ -3,7 +3,7 @@
     python -m tests.campaigns.fuzz [--cases 10000] [--seed 1] [--first 0] [--kind KIND]
 
 Case N of a seed is the same in every run, so ``--first N --cases 1`` repeats a finding. A case is a finding where it
-raises anything but a SlimeError, takes more than 20 s of CPU, fails without a message, or leaves a file behind.
+raises anything but a SlimeError, takes more than 20 s of CPU, fails without a message, or leaves a file.
 """
 
 from __future__ import annotations

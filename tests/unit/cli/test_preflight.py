@@ -175,9 +175,10 @@ def test_sets_that_a_run_does_not_evaluate_are_named(tmp_path: Path, line: str, 
     mine = tmp_path / "mine.jsonl"
     mine.write_text((ARITHMETIC / "data" / "held_out.jsonl").read_text())
     given = config(f"--prompt-data {mine} --eval-prompt-data mine {mine} {line}")
-    said: list[str] = []
-    check_files(given, activate(["grpo"]).registry, trains=True, warn=said.append)
-    assert [one.startswith("evaluation sets mine: the run does not evaluate them") for one in said] == [True] * count
+    warnings: list[str] = []
+    check_files(given, activate(["grpo"]).registry, trains=True, warn=warnings.append)
+    found = [one.startswith("evaluation sets mine: the run does not evaluate them") for one in warnings]
+    assert found == [True] * count
 
 
 def test_prompt_files_are_read_by_the_formats_of_the_plugins(tmp_path: Path) -> None:
