@@ -2,8 +2,9 @@
 
     python -m tests.campaigns.search FOLDER        finished runs are only read
 
-The controls take one thing away each: rewards that mean something, and passages. FOLDER/curves.svg shows held-out exact
-match, FOLDER/curves.json holds the numbers; the command ends with an error if the run did not learn or a control did.
+The controls take one thing away each: rewards that mean something, and passages, from the training and from the
+trained model. FOLDER/curves.svg shows held-out exact match, FOLDER/curves.json holds the numbers; the command ends with
+an error if the run did not learn, a control did, or the trained model does without passages.
 """
 
 from __future__ import annotations
@@ -52,14 +53,28 @@ def main(folder: Path) -> None:
     curves = {name: run(folder, name) for name in RUNS}
     plot(folder / "curves.svg", {name: {at: row[SCORE] for at, row in one.items()} for name, one in curves.items()})
     took_s = {name: float((at(folder, name) / "seconds").read_text()) for name in RUNS}
-    (folder / "curves.json").write_text(json.dumps({"took_s": took_s, "curves": curves}, indent=1) + "\n")
+    without = without_passages(folder, "search")
+    found = {"took_s": took_s, "curves": curves, "trained model without passages": without}
+    (folder / "curves.json").write_text(json.dumps(found, indent=1) + "\n")
     print_table(curves, took_s)
-    sys.exit("\n".join(missed(curves, took_s)) or 0)
+    print("trained model without passages: " + ", ".join(f"{what} {without[key]:.3f}" for what, key in METRICS.items()))
+    sys.exit("\n".join(missed(curves, took_s, without[SCORE])) or 0)
 
 
 def at(folder: Path, name: str) -> Path:
     """Folder of a run."""
     return folder / name.replace(" ", "-")
+
+
+def without_passages(folder: Path, name: str) -> dict[str, float]:
+    """The scores of a trained model whose searches find nothing (``slime eval``)."""
+    output = at(folder, f"{name} without passages")
+    if not (output / "scores.json").exists():
+        words = ["eval", str(at(folder, name)), "--output-dir", str(output), *RUNS["empty retriever"]]
+        given = [one.format(folder=folder) for one in words]
+        subprocess.run([sys.executable, "-m", "slime_core", *given], check=True)
+    scores = json.loads((output / "scores.json").read_text())["metrics"]
+    return {key: scores[key] for key in METRICS.values()}
 
 
 def run(folder: Path, name: str) -> Points:
@@ -88,8 +103,12 @@ def print_table(curves: Mapping[str, Points], took_s: Mapping[str, float]) -> No
         print(f"{name}: {seconds:.0f} s")
 
 
-def missed(curves: Mapping[str, Points], took_s: Mapping[str, float]) -> list[str]:
-    """What does not hold of what the example promises."""
+def missed(curves: Mapping[str, Points], took_s: Mapping[str, float], without: float) -> list[str]:
+    """What does not hold of what the example promises.
+
+    Arguments:
+        without: exact match of the trained model without passages.
+    """
     ends = {name: (points[min(points)][SCORE], points[max(points)][SCORE]) for name, points in curves.items()}
     found = []
     start, end = ends["search"]
@@ -97,6 +116,8 @@ def missed(curves: Mapping[str, Points], took_s: Mapping[str, float]) -> list[st
         found.append(f"exact match went from {start:.3f} to {end:.3f}; wanted at most {HIGHEST_START} and {RISE} more")
     if took_s["search"] > LIMIT_S:
         found.append(f"the run took {took_s['search']:.0f} s, more than {LIMIT_S}")
+    if without > FLOOR:
+        found.append(f"the trained model reaches {without:.3f} without passages, more than {FLOOR}")
     start, end = ends["random rewards"]
     if end > start + DRIFT:
         found.append(f"random rewards went from {start:.3f} to {end:.3f}, more than {DRIFT} up")
