@@ -15,7 +15,7 @@ What there is:
 How it is read:
 
     settings    one value, from a flag or from TOML; what a setting accepts, in words
-    sources     a command line, a TOML file, and evaluation sets in slime's form
+    sources     a command line, a TOML file
     load        lays them over each other
     check       what settings need and exclude, from their annotations; calls the rules
     rules       arithmetic on several settings, and whether files are there

@@ -22,8 +22,16 @@ from slime_core.config.options import DerivedSetting, NamesCode, Part, PluginSet
 from slime_core.config.schema import ARITHMETIC, EMBEDDED_DEFAULTS, OF_EVALUATIONS, OF_THE_MODEL, RunConfig
 from slime_core.config.secrets import without_secrets
 from slime_core.config.section import EngineSection, Value
-from slime_core.config.settings import Contested, Setting, Unacceptable, anchored, core_settings, plugin_settings
-from slime_core.config.sources import CommandLine, Document, read_command_line, read_document, read_eval_config
+from slime_core.config.settings import (
+    Contested,
+    Setting,
+    Unacceptable,
+    anchored,
+    as_words,
+    core_settings,
+    plugin_settings,
+)
+from slime_core.config.sources import CommandLine, Document, read_command_line, read_document
 from slime_core.errors import ConfigError, Mistake, config_error, nearest
 from slime_core.types import JsonValue
 
@@ -279,19 +287,6 @@ class _Reading:
                 origin = Provenance("flag", setting.flag)
                 self._put(setting, origin, partial(setting.read_flag, words), setting.flag)
 
-    def read_eval_config(self) -> None:
-        """Evaluation sets of the file that ``eval_config`` names, where no later layer gives some."""
-        path, origin = self.values.get("eval_config"), self.provenance.get("eval_config", DEFAULT)
-        tables = self.provenance.get("eval_datasets", DEFAULT)
-        if path is None or (tables.layer == "flag" and origin.layer != "flag"):
-            return
-        if tables.layer == origin.layer:
-            message = f"eval_config ({origin}) and eval_datasets ({tables}) both give evaluation sets; keep one of them"
-            self.mistakes.append(Mistake(message, "eval_datasets"))
-            return
-        where = f"{origin}: {path}"
-        self._put(self.settings["eval_datasets"], Provenance("file", str(path)), partial(read_eval_config, path), where)
-
     def read_derived(self, options: Options, derive: Derive) -> None:
         """What options of plugins mean for settings of the core."""
         made = {plugin: found for plugin, kind in options.items() if (found := self._plain_options(plugin, kind))}
@@ -315,21 +310,33 @@ class _Reading:
 
     def _derive(self, setting: Setting, one: DerivedSetting, option: Setting | None, plugin: str) -> None:
         by = f"plugin {plugin}" if option is None else option.flag
-        known, origin = self.values.get(setting.key), self.provenance.get(setting.key, DEFAULT)
+        origin = Provenance("preset", plugin) if option is None else self.provenance.get(option.key, DEFAULT)
         try:
             value = setting.read_python(one.value)
         except Unacceptable as error:
             self.mistakes.append(Mistake(f"{setting.key}, which follows from {by}: {error}", setting.key))
             return
-        if one.given == "keep" and known is not None and known != setting.default:
-            return
-        if one.given == "refuse" and origin.layer in ("file", "flag") and known not in (None, (), value):
-            message = f"{by} stands in for {setting.key}, and {origin} says {known}; accepted: one of the two"
-            self.mistakes.append(Mistake(message, setting.key))
-            return
-        self.values[setting.key] = value
-        by_plugin = Provenance("preset", plugin)
-        self.provenance[setting.key] = by_plugin if option is None else self.provenance.get(option.key, DEFAULT)
+        match self._beside(setting, one, origin, value):
+            case "refuse":
+                other, known = self.provenance[setting.key], as_words(self.values[setting.key])
+                message = f"{by} stands in for {setting.key}, and {other} says {known}; accepted: one of the two"
+                self.mistakes.append(Mistake(message, setting.key))
+            case "replace":
+                self.values[setting.key], self.provenance[setting.key] = value, origin
+
+    def _beside(
+        self, setting: Setting, one: DerivedSetting, origin: Provenance, value: object
+    ) -> Literal["refuse", "keep", "replace"]:
+        """What becomes of the value that the run gives, where ``value`` follows from an option given at ``origin``."""
+        known, layer = self.values.get(setting.key), self.provenance.get(setting.key, DEFAULT).layer
+        match one.given:
+            case "keep" if known is not None and known != setting.default:
+                return "keep"
+            case "refuse" if layer in ("file", "flag") and known not in (None, (), value):
+                return "refuse"
+            case "later" if layer in ("file", "flag"):
+                return "refuse" if layer == origin.layer else "keep" if layer == "flag" else "replace"
+        return "replace"
 
     def code(self) -> Iterator[NamedCode]:
         """The functions that options name by path."""
@@ -382,7 +389,7 @@ class _Reading:
             for key, setting in self.settings.items()
             if any(isinstance(entry, Provides) and "evaluation" in entry.parts for entry in setting.info.metadata)
         ]
-        given = [*provided, "hf_checkpoint", "eval_prompt_data", "eval_datasets", "eval_config"]
+        given = [*provided, "hf_checkpoint", "eval_prompt_data", "eval_datasets"]
         if self.values.get("eval_interval") and not any(self.values.get(key) or key in self.broken for key in given):
             self.values["eval_prompt_data"] = EMBEDDED_DEFAULTS["eval_prompt_data"]
             self.provenance["eval_prompt_data"] = Provenance("embedded default")
@@ -468,7 +475,6 @@ def _read_layers(
     reading.read_file(document)
     reading.mistakes += line.mistakes
     reading.read_flags(line)
-    reading.read_eval_config()
     if derive is not None:
         reading.read_derived(options, derive)
     reading.fill_embedded()

@@ -229,17 +229,19 @@ class DerivedSetting:
         option: of the plugin, from which it follows; messages and records name it. None: it follows from other settings
             of the core, as :func:`slime_settings` is given them, and counts as a preset of the plugin.
         given: where the run has another value. ``refuse``: one of a flag or a file is an error, one of a preset is
-            replaced. ``keep``: one that is not the default stays. ``replace``: this one takes its place.
+            replaced. ``keep``: one that is not the default stays. ``replace``: this one takes its place. ``later``: a
+            flag wins over the option in a file and the option as a flag over a file; two of one layer are an error.
     """
 
     name: str
     value: JsonValue
     option: str | None = None
-    given: Literal["refuse", "keep", "replace"] = "refuse"
+    given: Literal["refuse", "keep", "replace", "later"] = "refuse"
 
     def __post_init__(self) -> None:
-        if self.given not in ("refuse", "keep", "replace"):
-            raise ValueError(f"DerivedSetting({self.name!r}, given={self.given!r}): accepted: refuse, keep, replace")
+        if self.given not in ("refuse", "keep", "replace", "later"):
+            accepted = "accepted: refuse, keep, replace, later"
+            raise ValueError(f"DerivedSetting({self.name!r}, given={self.given!r}): {accepted}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PlainValidator, ValidationError
 
 from slime_core.config.choices import RewardSum
-from slime_core.config.options import NO_ENGINES, ONE_HALF, Conflicts, Needs, Once
+from slime_core.config.options import NO_ENGINES, ONE_HALF, Conflicts, Needs
 from slime_core.config.section import All, Count, CountOrZero, Name, Positive, PositiveOrZero, Section, Share, rejected
 from slime_core.config.serving import EngineGroup
 from slime_core.errors import nearest
@@ -262,18 +262,6 @@ def _set_name(name: str) -> str:
 SetName = Annotated[Name, AfterValidator(_set_name)]
 """Name of an evaluation set."""
 
-NOT_TAKEN = {
-    "custom_rm_path": "a set names a component, rm_type; code by path is for the whole run, --custom-rm-path",
-    "custom_generate_function_path": "a set names a component, generate_function; code by path is for the whole run",
-    "skip_special_tokens": "texts are decoded from the ids here, which are kept whole",
-    "no_stop_trim": "texts are decoded from the ids here, which are kept whole",
-    "metadata_overrides": "not built yet; rows hold their metadata",
-    "multimodal_keys": "not built yet for a single set",
-    "apply_chat_template_kwargs": "not built yet for a single set",
-    "tool_key": "not built yet for a single set",
-}
-"""What an evaluation set of slime may hold in addition, and why there is no such key."""
-
 
 class EvalDataset(Section):
     """One evaluation set with settings of its own; what it leaves out is that of ``eval_*``, then of ``[rollout]`` and
@@ -362,11 +350,7 @@ def _parsed(text: str) -> object:
 
 def _unknown(table: dict[str, Any]) -> list[str]:
     known = EvalDataset.model_fields
-    return [
-        f"{key}: {NOT_TAKEN[key]}" if key in NOT_TAKEN else f"no such key {key}{nearest(str(key), known)}"
-        for key in table
-        if key not in known
-    ]
+    return [f"no such key {key}{nearest(str(key), known)}" for key in table if key not in known]
 
 
 def _missing(table: dict[str, Any]) -> list[str]:
@@ -394,8 +378,6 @@ class EvalConfig(Section):
         Conflicts(*NO_ENGINES, because="evaluations need engines"),
     ] = ()
     """Further evaluation sets with their own settings: tables with at least name and path."""
-    eval_config: Annotated[Path | None, Once()] = None
-    """YAML or TOML file with evaluation sets and defaults for them, read into eval_datasets. None: there is none."""
     eval_interval: Annotated[
         Count | None,
         Needs(*EVALUATION_DATA, part="evaluation"),

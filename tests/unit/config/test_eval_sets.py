@@ -9,7 +9,6 @@ import pytest
 
 from slime_core.config.check import mistakes
 from slime_core.config.eval_sets import EvalSet, eval_sets
-from slime_core.config.explain import explain, to_toml
 from slime_core.config.load import load
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import ConfigError
@@ -79,44 +78,6 @@ def test_the_longest_prompt_leaves_room_for_a_token(folder: Path) -> None:
     assert sets("--eval-prompt-data", "a", "aime.jsonl")["a"].longest_prompt is None
 
 
-CONFIGS = {
-    "eval.yaml": "eval:\n  defaults: {temperature: 0.6}\n  datasets:\n    - {name: aime, path: aime.jsonl}\n"
-    "    - {name: gpqa, path: gpqa.jsonl, temperature: 1.0, rm_type: exact_match}\n",
-    "by_name.yaml": "defaults: {temperature: 0.6}\ndatasets:\n  aime: {path: aime.jsonl}\n"
-    "  gpqa: {path: gpqa.jsonl, temperature: 1.0, rm_type: exact_match}\n",
-    "eval.toml": '[defaults]\ntemperature = 0.6\n[[datasets]]\nname = "aime"\npath = "aime.jsonl"\n'
-    '[[datasets]]\nname = "gpqa"\npath = "gpqa.jsonl"\ntemperature = 1.0\nrm_type = "exact_match"\n',
-}
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_file_of_sets_is_read_in_every_form_and_written_down_with_the_run(name: str, folder: Path) -> None:
-    (folder / name).write_text(CONFIGS[name])
-    resolved = load([*NONE.split(), "--eval-config", name], purpose="eval")
-    aime, gpqa = eval_sets(resolved.config)
-    assert (aime.temperature, aime.path, gpqa.temperature, gpqa.rm_type) == (
-        0.6,
-        folder / "aime.jsonl",
-        1.0,
-        "exact_match",
-    )
-    (folder / "config.toml").write_text(to_toml(resolved))
-    (folder / name).unlink()
-    again = load(["--config", "config.toml"], purpose="eval")
-    assert again.config.eval.eval_datasets == resolved.config.eval.eval_datasets
-    assert '"temperature" = 0.6' in explain("eval_datasets", again)
-
-
-def test_sets_of_a_flag_take_the_place_of_those_of_a_file(folder: Path) -> None:
-    (folder / "run.toml").write_text('[[eval.eval_datasets]]\nname = "old"\npath = "aime.jsonl"\n')
-    (folder / "eval.yaml").write_text(CONFIGS["eval.yaml"])
-    argv = ("--config", "run.toml", *NONE.split())
-    assert list(sets(*argv)) == ["old"]
-    assert list(sets(*argv, "--eval-config", "eval.yaml")) == ["aime", "gpqa"]
-    (folder / "run.toml").write_text('[eval]\neval_config = "eval.yaml"\n')
-    assert list(sets(*argv, "--eval-datasets", "name='x', path='x.jsonl'")) == ["x"]
-
-
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
@@ -131,63 +92,12 @@ def test_sets_of_a_flag_take_the_place_of_those_of_a_file(folder: Path) -> None:
             'evaluation set a: n_samples_per_eval_prompt = 0: input should be greater than or equal to 1; top_p = "5": '
             "input should be a valid number",
         ),
-        (
-            "name='a', path='x', custom_rm_path='m.f'",
-            "evaluation set a: custom_rm_path: a set names a component, rm_type; code by path is for the whole run, "
-            "--custom-rm-path",
-        ),
     ],
 )
 def test_a_wrong_table_is_reported(table: str, expected: str, folder: Path) -> None:
     assert refused("--eval-datasets", table) == f"--eval-datasets: {expected}"
     (folder / "run.toml").write_text(f"[eval]\neval_datasets = [{{ {table} }}]\n")
     assert refused("--config", "run.toml") == f"run.toml:2 [eval] eval_datasets: {expected}"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("datasets: []", "found no evaluation sets; accepted: datasets, a list of tables, and defaults, a table"),
-        ("[1]", "found list; accepted: a table with datasets"),
-        (
-            "datasets: {aime: aime.jsonl}",
-            "found 'aime.jsonl'; accepted: a table such as {name: aime, path: aime.jsonl}",
-        ),
-        ("datasets: [aime.jsonl]", "found 'aime.jsonl'; accepted: a table such as {name: aime, path: aime.jsonl}"),
-        (
-            "datasets:\n  aime: {path: aime.jsonl}\n  aime: {path: gpqa.jsonl}\n",
-            "cannot be read: aime stands in one table twice; give each name once",
-        ),
-        ("datasets: [{name: a, path: aime.jsonl, 5: 6}]", "evaluation set a: no such key 5"),
-        ("a: [", "cannot be read: not YAML: while parsing a flow node expected the node content, but found "),
-        (
-            "dataset: 1\ndefaults: {path: x, topk: 3}\ndatasets: {a: {path: aime.jsonl}}",
-            "no such key dataset; did you mean datasets?; defaults: path is of one set, not of all; evaluation set a: "
-            "no such key topk; did you mean top_k?",
-        ),
-    ],
-)
-def test_a_wrong_file_of_evaluation_sets_is_reported(text: str, expected: str, folder: Path) -> None:
-    (folder / "eval.yaml").write_text(text)
-    message = refused("--eval-config", "eval.yaml")
-    assert message.startswith(f"flag --eval-config: {folder}/eval.yaml: {expected}")
-
-
-def test_shared_settings_of_sets_can_be_merged_and_overridden(folder: Path) -> None:
-    (folder / "eval.yaml").write_text(
-        "datasets:\n- &a {name: a, path: aime.jsonl, temperature: 0.5}\n- &b {<<: *a, name: b}\n- {<<: *b, name: c, "
-        "temperature: 1.0}\n"
-    )
-    found = sets("--eval-config", "eval.yaml")
-    assert {name: one.temperature for name, one in found.items() if name in "abc"} == {"a": 0.5, "b": 0.5, "c": 1.0}
-
-
-def test_sets_are_given_in_one_place(folder: Path) -> None:
-    (folder / "eval.yaml").write_text(CONFIGS["eval.yaml"])
-    assert refused("--eval-config", "eval.yaml", "--eval-datasets", "name='x', path='x'") == (
-        "eval_config (flag --eval-config) and eval_datasets (flag --eval-datasets) both give evaluation sets; keep one "
-        "of them"
-    )
 
 
 @pytest.mark.parametrize(

@@ -68,12 +68,6 @@ def test_names_with_dots_in_texts_are_no_keys(tmp_path: Path) -> None:
     load(["--config", str(tmp_path / "run.toml")], check_rules=False)
 
 
-def test_aliases_of_yaml_are_counted_before_they_are_written_out(tmp_path: Path) -> None:
-    rows = ["defaults: &a0 {x: 1}", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9))]
-    (tmp_path / "sets.yaml").write_text("\n".join(rows))
-    assert "its aliases stand for more than 100,000 values" in refusal(["--eval-config", str(tmp_path / "sets.yaml")])
-
-
 @pytest.mark.parametrize("setting", PATHS, ids=lambda setting: setting.name)
 @pytest.mark.parametrize("path", ["x" * 5000, "x/" * 2500])
 def test_no_path_of_5000_characters_reaches_the_file_system(setting: object, path: str) -> None:

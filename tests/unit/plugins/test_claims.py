@@ -158,7 +158,7 @@ def test_the_sets_of_an_evaluation_file_count(install, tmp_path: Path):
     add(install)
     sets = {"datasets": [{"name": "short", "path": "a.jsonl", "rm_type": "length"}]}
     (tmp_path / "eval.yaml").write_text(json.dumps(sets))
-    assert names(activated("--eval-config", str(tmp_path / "eval.yaml"))) == ["core", "acme"]
+    assert names(activated("--eval-config", str(tmp_path / "eval.yaml"))) == ["core", "compat", "acme"]
 
 
 def test_the_preset_of_a_named_plugin_counts_unless_the_run_says_otherwise(install):

@@ -95,6 +95,9 @@ class CompatOptions(PluginOptions):
 
     custom_config_path: Annotated[Path | None, Flag("--custom-config-path", section=SECTION)] = None
     """YAML file whose entries become attributes of args, the argument of functions named by path. None: no file."""
+    eval_config: Annotated[Path | None, Flag("--eval-config", section="eval"), Once()] = None
+    """YAML or TOML file with evaluation sets and defaults for them; they are recorded as eval_datasets. None: there is
+    none."""
     sglang_config: Annotated[Path | None, Flag("--sglang-config", section="engine"), Once()] = None
     """YAML file with groups and models in slime's form; they are recorded as engine_groups and engine_models.
 

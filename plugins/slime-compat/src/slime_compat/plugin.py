@@ -129,6 +129,10 @@ def slime_options() -> type[CompatOptions]:
 @hookimpl
 def slime_settings(options: CompatOptions, settings: Mapping[str, JsonValue]) -> Iterator[DerivedSetting]:
     yield from selected(options, settings)
+    if options.eval_config is not None:
+        from slime_compat.evaluation import derived_sets
+
+        yield from derived_sets(options.eval_config)
     if options.sglang_config is not None:
         from slime_compat.engines import derived_engines
 

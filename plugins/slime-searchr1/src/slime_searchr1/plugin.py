@@ -88,7 +88,7 @@ def slime_settings(options: SearchOptions, settings: Mapping[str, JsonValue]) ->
                 yield DerivedSetting(key, number)
     if _is_ours(settings.get("generate_function")) and not any(map(settings.get, ("hf_checkpoint", "prompt_data"))):
         reads = settings.get("debug_train_only") or settings.get("load_debug_rollout_data")  # starts no engine
-        evaluates = not reads and not {"eval_prompt_data", "eval_config"} & settings.keys()
+        evaluates = not reads and "eval_prompt_data" not in settings
         task = {**TASK, **(EVALUATION if evaluates else {})}
         yield from (DerivedSetting(key, value) for key, value in task.items() if key not in settings)
 
