@@ -1,17 +1,14 @@
 """Sections [megatron] and [sglang]: the engines' own flags, and what a run may do with each of them.
 
-For every name that Megatron-core or its scripts know there is a decision:
+For every field of Megatron-core's configs, and for the flags by which its scripts set them, there is a decision:
 
     sets      reaches the named field of one of Megatron's configs, and takes effect there
     agrees    describes the model, which is the checkpoint's; it must say what config.json says (``model_config``)
     fixed     is always so here; only that value is accepted, so that launch scripts which say it keep working
-    refused   is not passed on; the text says why, or what to write instead
+    refused   is not passed on: it is in no table, and that it takes effect with the layers built here has to be shown
+              first (``tests/engines/test_megatron_flags.py``)
 
-A field of Megatron's configs that is in no table is refused as well: that it takes effect with the layers built here
-has to be shown first (``tests/engines/test_megatron_flags.py``).
-
-Where the names come from: the fields of megatron-core's configs, and ``megatron/training/arguments.py`` of Megatron-LM
-for those that its parser writes by hand.
+slime-compat says what to write in place of further flags of Megatron's scripts (``megatron_flags.txt``).
 
 SGLang's flags become arguments of its servers, except those that the core decides itself.
 """
@@ -21,14 +18,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 from slime_core.config.options import Conflicts, Needs
 from slime_core.config.section import EngineSection, Value
 from slime_core.config.tables import Row, megatron_rows, sglang_rows
-
-_DATA = Path(__file__).resolve().parent / "data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +116,6 @@ _AGREES: Mapping[str, str] = {
 }
 
 _LOCAL = "the layers are Megatron's local ones, without fused kernels"
-_EXPERTS = "experts are cut as the model's other matrices, and no token is dropped"
 _ROUTER = "a router is trained by the policy's loss alone"
 _OVERLAP = "gradients are reduced after the last micro-batch; overlapping that is not built yet"
 
@@ -160,84 +153,20 @@ _FIXED: Mapping[tuple[str, object], str] = {
     (_ROUTER, 0.0): "moe_aux_loss_coeff moe_router_bias_update_rate",
 }
 
-_REFUSED: Mapping[str, str] = {
-    "write --hf-checkpoint, whose tokenizer it is": "tokenizer_model vocab_file merge_file tokenizer_metadata",
-    "write --hf-checkpoint, the start weights": """
-        finetune pretrained_checkpoint no_load_optim no_load_rng load_optim load_rng
-    """,
-    "the start weights are the checkpoint's, so nothing is initialised": """
-        init_method_std embedding_init_method_std perform_initialization use_cpu_initialization
-        init_model_with_meta_device init_method_xavier_uniform
-    """,
-    "write --prompt-data": "data_path train_data_path data_args_path mock_data",
-    "write --eval-prompt-data": "valid_data_path test_data_path eval_iters",
-    "write --num-rollout": "train_iters train_samples exit_interval",
-    "write --lr-warmup-iters": "warmup lr_warmup_fraction lr_warmup_samples lr_warmup_steps",
-    "write --lr-decay-iters": "lr_decay_samples lr_decay_steps",
-    "write --lr-wsd-decay-iters": "lr_wsd_decay_samples wsd_decay_steps",
-    "write --weight-decay, which stays the same": "start_weight_decay end_weight_decay weight_decay_incr_style",
-    "write --load with the path of the checkpoint": "ckpt_step use_checkpoint_args",
-    "write --output-dir": "tensorboard_dir wandb_save_dir",
-    "write --bf16 or leave it out": "params_dtype",
-    "write --num-virtual-stages-per-pipeline-rank": """
-        virtual_pipeline_model_parallel_size num_layers_per_virtual_pipeline_stage
-    """,
-    "write --tensor-model-parallel-size": "model_parallel_size",
-    "write --recompute-activations": "checkpoint_activations",
-    "write --num-experts": "num_moe_experts",
-    "write --disable-bias-linear": "bias_linear",
-    "write --swiglu": "gated_linear_unit",
-    "sequences are packed as long as they are, so leave it out; to limit a prompt and its response together, write "
-    "--sglang-context-length": "seq_length encoder_seq_length decoder_seq_length",
-    "write --global-batch-size, which stays the same": "rampup_batch_size",
-    "every rollout is logged": "log_interval tensorboard_log_interval",
-    "attention is torch's scaled_dot_product_attention, which chooses its kernel itself": "use_flash_attn flash_decode",
-    _OVERLAP: "overlap_param_gather_with_optimizer_step ddp_bucket_size ddp_num_buckets bucket_size no_sync_func",
-    _EXPERTS: """
-        expert_tensor_parallel_size moe_enable_deepep moe_expert_capacity_factor moe_pad_expert_input_to_capacity
-        moe_flex_dispatcher_backend moe_router_fusion
-    """,
-    _ROUTER: "moe_z_loss_coeff moe_router_force_load_balancing moe_input_jitter_eps",
-    "write --use-routing-replay or --use-rollout-routing-replay": "moe_enable_routing_replay",
-    "keeping the optimizer in host memory is not built yet": """
-        optimizer_cpu_offload optimizer_offload_fraction overlap_cpu_optimizer_d2h_h2d use_precision_aware_optimizer
-        use_torch_optimizer_for_cpu_offload main_grads_dtype main_params_dtype exp_avg_dtype exp_avg_sq_dtype
-    """,
-    "stages of different numbers of layers are not built yet": """
-        decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers num_layers_in_first_pipeline_stage
-        num_layers_in_last_pipeline_stage pipeline_model_parallel_layout account_for_embedding_in_pipeline_split
-        account_for_loss_in_pipeline_split
-    """,
-    "the loss is scaled for float16 only, which is not built": """
-        loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis
-    """,
-    "it needs TransformerEngine, which is not used": """
-        fp8 fp8_format fp8_recipe fp8_param fp8_param_gather fp8_margin fp8_interval fp8_amax_history_len
-        fp8_amax_compute_algo fp8_wgrad fp4 fp4_recipe fp4_param tp_comm_overlap use_te_rng_tracker cpu_offloading
-    """,
-}
-
 _UNTRIED = "no test has shown yet that it takes effect with the layers and the loop that are built here"
-_SCRIPT = "Megatron's own training script reads it, and slime runs no such script"
 
 
 @cache
 def megatron_flags() -> Mapping[str, MegatronFlag]:
-    """The decision for every name of Megatron, by name.
+    """The decision for each name, by name.
 
     Raises:
         ConfigError: as ``tables.megatron_rows``.
     """
     fields = {row.name: row for row in megatron_rows()}
-    decided = {flag.name: flag for flag in [*_refused(), *_fixed(fields), *_agreeing(), *_setting(fields)]}
-    found = {name: MegatronFlag(name, "refused", text=_SCRIPT) for name in _script_names()}
-    found |= {name: MegatronFlag(name, "refused", text=_UNTRIED) for name in fields}
+    decided = {flag.name: flag for flag in [*_fixed(fields), *_agreeing(), *_setting(fields)]}
+    found = {name: MegatronFlag(name, "refused", text=_UNTRIED) for name in fields}
     return {name: flag for name, flag in found.items() if name.removeprefix("no_") not in decided} | decided
-
-
-def _refused() -> Iterator[MegatronFlag]:
-    for text, names in _REFUSED.items():
-        yield from (MegatronFlag(name, "refused", text=text) for name in names.split())
 
 
 def _fixed(fields: Mapping[str, Row]) -> Iterator[MegatronFlag]:
@@ -272,11 +201,6 @@ def _setting(fields: Mapping[str, Row]) -> Iterator[MegatronFlag]:
         text=text,
         conditions=_CONDITIONS["recompute_activations"],
     )
-
-
-def _script_names() -> list[str]:
-    lines = (_DATA / "megatron_scripts.txt").read_text(encoding="utf-8").splitlines()
-    return [name for line in lines if not line.startswith("#") for name in line.split()]
 
 
 class MegatronConfig(EngineSection):

@@ -7,6 +7,8 @@ The table is ``flags.txt``; a row is ``flag | verdict | text``. Verdicts:
     refused   the text says why there is no such flag
     later     the feature is not built yet; the text says which it is
 
+``megatron_flags.txt`` holds the flags of Megatron's scripts that a run does not pass on, by the reason.
+
 ``python -m slime_compat.flags docs/flags.md`` writes the page.
 """
 
@@ -28,6 +30,7 @@ BEYOND = ("parsed elsewhere", "named by users, not by slime's parser")
 
 _TABLE = Path(__file__).resolve().parent / "flags.txt"
 _METRICS = _TABLE.with_name("metrics.txt")
+_MEGATRON = _TABLE.with_name("megatron_flags.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,17 @@ def slime_flags() -> Mapping[str, SlimeFlag]:
 
 
 def advice() -> Mapping[str, str]:
-    """The error message for each flag of slime that is no setting here, by flag."""
-    return {row.flag: row.message for row in slime_flags().values() if row.verdict != "kept"}
+    """The error message for each flag of slime, or of Megatron's scripts, that is no setting here, by flag."""
+    return _megatron_advice() | {row.flag: row.message for row in slime_flags().values() if row.verdict != "kept"}
+
+
+def _megatron_advice() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for part in _MEGATRON.read_text(encoding="utf-8").split("\n\n")[1:]:
+        reason, _, names = part.partition("\n")
+        flags = ("--" + name.replace("_", "-") for name in names.split())
+        found |= {flag: f"{flag}: not passed on to Megatron: {reason}" for flag in flags}
+    return found
 
 
 def page() -> str:
