@@ -14,7 +14,7 @@ from slime_core.errors import PluginError
 from slime_core.plugins.claims import (
     Need,
     Withheld,
-    architecture_source,
+    architecture_need,
     claimed_by,
     flag_needs,
     inactive_flags,
@@ -208,12 +208,11 @@ class _Start:
     def built(self, architecture: str | None, registry: Registry) -> Iterator[Need]:
         """The plugin that claims the architecture, where no active one has a model spec for it."""
         if architecture is not None and registry.model_spec(architecture) is None:
-            why = f"the model's architecture {architecture} needs it"
-            yield Need(self.claimant(architecture).plugin, why)
+            yield self.claimant(architecture)
 
-    def claimant(self, architecture: str) -> PluginSource:
+    def claimant(self, architecture: str) -> Need:
         """The plugin that claims ``architecture``."""
-        return architecture_source(architecture, withheld=self.withheld, declared=self.declared)
+        return architecture_need(architecture, withheld=self.withheld, declared=self.declared)
 
     def load(self, admit: Admit | None) -> tuple[Registry, Manifest]:
         """Check what can be checked from outside, then import."""

@@ -23,14 +23,13 @@ from slime_core.plugins.declared import (
     FORMAT_GROUP,
     KIND_GROUPS,
     OUR_DISTRIBUTIONS,
+    Declaration,
     Declared,
-    canonical,
     distribution_of,
     scan,
 )
 from slime_core.plugins.discovery import (
     CORE,
-    Claim,
     PluginIdentity,
     PluginSource,
     activated_by,
@@ -38,7 +37,7 @@ from slime_core.plugins.discovery import (
     claims_for,
     few_ways,
     installed,
-    is_for,
+    own_plugins,
     required_by,
     similar,
 )
@@ -57,17 +56,16 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Withheld:
-    """What ``--no-plugin`` takes away: by name, as ``distribution:name``, or as ``--plugin`` names a file or module."""
+    """What ``--no-plugin`` takes away: plugins by their names, in any form in which ``--plugin`` names one."""
 
     names: tuple[str, ...] = ()
 
     def __contains__(self, plugin: PluginIdentity) -> bool:
-        owned = f"{canonical(plugin.distribution)}:{plugin.name}"
-        return any(_written(name) in (plugin.name, owned) or _is_where(name, plugin) for name in self.names)
+        return plugin.name in self.tables
 
     def leaves_out(self, name: str) -> bool:
         """Whether ``name``, as a run writes it after ``--plugin``, is taken away; the plugin need not be there."""
-        return any(_are_same(name, one) for one in self.names)
+        return table_of(name) in self.tables
 
     @property
     def tables(self) -> frozenset[str]:
@@ -83,13 +81,12 @@ class Withheld:
         Raises:
             PluginError: one means nothing, or ``core``.
         """
-        known = [*installed(declared), *(source.plugin for source in chosen)]
+        known = {plugin.name for plugin in (*installed(declared), *(source.plugin for source in chosen))}
         for name in self.names:
-            if CORE in Withheld((name,)):
+            if table_of(name) == CORE.name:
                 raise PluginError(f"--no-plugin {name}: core is slime itself, and no run goes without it.")
-            is_named = any(map(Withheld((name,)).leaves_out, gone))
-            if not is_named and not any(plugin in Withheld((name,)) for plugin in known):
-                names = sorted({plugin.name for plugin in known})
+            if table_of(name) not in known.union(map(table_of, gone)):
+                names = sorted(known)
                 raise PluginError(
                     f"--no-plugin {name}: the run names no such plugin, and none is installed{similar(name, names)}. "
                     f"Installed or named are: {', '.join(names)}."
@@ -102,59 +99,63 @@ def with_required(
     """``chosen``, and after it what it requires, and what that requires; and why each of those is there.
 
     Raises:
-        PluginError: a required plugin is not installed, withheld, claimed by two distributions, or requires in turn
-            what requires it.
+        PluginError: a required plugin is not installed, withheld, or claimed by two distributions.
     """
     sources, needs = list(chosen), []
     for source in sources:  # grows while it is walked
         for name in required_by(source.plugin, declared):
-            _refuse_cycle(name, (source.plugin.name,), declared)
             if not any(one.plugin.name == name for one in sources):
                 sources.append(_required(name, source.plugin, withheld, declared))
                 needs.append(Need(sources[-1].plugin, f"{source.plugin.name} requires it"))
     return sources, needs
 
 
-def architecture_source(architecture: str, *, withheld: Withheld, declared: Declared) -> PluginSource:
-    """The one installed plugin that its own distribution claims ``architecture`` for, and that is not withheld.
-
-    Claims of other distributions do not count, so that none can make a run load a plugin, or stop one.
+def architecture_need(architecture: str, *, withheld: Withheld, declared: Declared) -> Need:
+    """The one installed plugin that claims ``architecture`` and that is not withheld.
 
     Raises:
         PluginError: none does, or several do.
     """
-    claims = claimants(architecture, declared)
-    found = [(claim, PluginSource(own)) for claim in claims if (own := _own(claim, declared))]
-    left = [(claim, source) for claim, source in found if source.plugin not in withheld]
+    found = claimants(architecture, declared)
+    left = _left(
+        found,
+        withheld,
+        needs=f"architecture {architecture} needs {' and '.join(map(str, found))}, which claims it",
+        step="Leave that --no-plugin out, or name another plugin that has a model spec for it: --plugin ./mine.py",
+    )
     if len(left) > 1:
-        both = " and ".join(str(claim) for claim, _ in left)
+        both = " and ".join(map(str, left))
         raise PluginError(f"architecture {architecture} is claimed twice: by {both}.\nName one of them with --plugin.")
-    if left:
-        return left[0][1]
-    if found:
-        who = " and ".join(str(claim) for claim, _ in found)
-        raise PluginError(
-            f"architecture {architecture} needs {who}, which claims it, and --no-plugin takes that away.\n"
-            "Leave that --no-plugin out, or name another plugin that has a model spec for it: --plugin ./mine.py"
-        )
-    raise PluginError(_unclaimed(architecture, claims, declared))
+    if not left:
+        raise PluginError(_unclaimed(architecture, declared))
+    return Need(left[0], f"the model's architecture {architecture} needs it")
 
 
-def _unclaimed(architecture: str, claims: Sequence[Claim], declared: Declared) -> str:
+def _left(found: Sequence[PluginIdentity], withheld: Withheld, *, needs: str, step: str) -> list[PluginIdentity]:
+    """Those of ``found`` that are not withheld.
+
+    Arguments:
+        needs, step: the message where all are: what needs them, and what to do.
+
+    Raises:
+        PluginError: all are withheld.
+    """
+    left = [plugin for plugin in found if plugin not in withheld]
+    if found and not left:
+        raise PluginError(f"{needs}, and --no-plugin takes that away.\n{step}")
+    return left
+
+
+def _unclaimed(architecture: str, declared: Declared) -> str:
     names = {entry.name for entry in declared.group(ARCHITECTURE_GROUP)}
-    known = sorted(name for name in names if any(_own(one, declared) for one in claimants(name, declared)))
+    known = sorted(name for name in names if claimants(name, declared))
     ours = distribution_of(ARCHITECTURE_GROUP, architecture)
     step = "Install a plugin that claims it (docs/models.md: how to write one)" if ours is None else f"Install {ours}"
     near = difflib.get_close_matches(architecture, known, n=1, cutoff=0.0) if ours is None else []
     closest = "".join(f"The closest is {name}.\n" for name in near)
-    strangers = "".join(
-        f"{claim.distribution} {claim.version} claims it for plugin {claim.plugin!r} of another distribution, which "
-        f"has no effect. Report it to the author of {claim.distribution}.\n"
-        for claim in claims
-    )
     return (
         f"no active plugin has a model spec for architecture {architecture}, and no installed one claims it. "
-        f"Claimed are: {', '.join(known) or 'none'}.\n{strangers}{closest}"
+        f"Claimed are: {', '.join(known) or 'none'}.\n{closest}"
         f"{step}, or name one that has a model spec for it: --plugin ./mine.py"
     )
 
@@ -162,33 +163,6 @@ def _unclaimed(architecture: str, claims: Sequence[Claim], declared: Declared) -
 def table_of(name: str) -> str:
     """The name of a plugin that a run writes as ``name``: of ``slime-grpo:grpo``, ``./grpo.py``, ``grpo``: grpo."""
     return Path(name).stem if name.endswith(".py") else name.rpartition(":")[2].replace(".", "_")
-
-
-def _are_same(name: str, other: str) -> bool:
-    """Whether two names of plugins, as a run writes them, can mean the same one."""
-    if name.endswith(".py") and other.endswith(".py"):
-        return Path(name).absolute().resolve() == Path(other).absolute().resolve()
-    if ":" in name and ":" in other:
-        return _written(name) == _written(other)
-    return table_of(name) == table_of(other)
-
-
-def _written(name: str) -> str:
-    distribution, colon, plugin = name.rpartition(":")
-    return f"{canonical(distribution)}{colon}{plugin}"
-
-
-def _is_where(name: str, plugin: PluginIdentity) -> bool:
-    """Whether ``name`` is the file or the module that holds a plugin which no distribution declares."""
-    if name.endswith(".py"):
-        is_file = plugin.distribution.endswith(".py") and plugin.version.startswith("sha256:")
-        return is_file and Path(name).absolute().resolve() == Path(plugin.distribution).absolute().resolve()
-    return plugin.distribution == f"module {name}"
-
-
-def _own(claim: Claim, declared: Declared) -> PluginIdentity | None:
-    """The plugin that a claim means, which the claim's own distribution has to declare; None: it does not."""
-    return next((plugin for plugin in installed(declared) if is_for(claim, plugin)), None)
 
 
 def _required(name: str, by: PluginIdentity, withheld: Withheld, declared: Declared) -> PluginSource:
@@ -213,26 +187,6 @@ def _required(name: str, by: PluginIdentity, withheld: Withheld, declared: Decla
     return PluginSource(found[0])
 
 
-def _refuse_cycle(name: str, path: tuple[str, ...], declared: Declared) -> None:
-    """Follow what ``name`` requires; ``path`` led to it, each requiring the next."""
-    if name in path:
-        round_trip = " requires ".join([*path[path.index(name) :], name])
-        raise PluginError(
-            f"plugins require one another in a circle: {round_trip}.\n"
-            "Report it to their authors; a plugin requires only what can do without it."
-        )
-    for plugin in installed(declared):
-        if plugin.name == name:
-            for further in required_by(plugin, declared):
-                _refuse_cycle(further, (*path, name), declared)
-
-
-def _split_name(name: str) -> tuple[str, str]:
-    """``plugin:component`` as two; the plugin of a plain name is empty."""
-    plugin, _, component = name.rpartition(":")
-    return plugin, component
-
-
 def _group_of(kind: str) -> str:
     """The group of claims of a kind of component, or of prompt formats."""
     return FORMAT_GROUP if kind == PROMPT_FORMAT else KIND_GROUPS[kind]
@@ -244,19 +198,19 @@ def claimed_by(choice: Choice, *, withheld: Withheld, declared: Declared) -> Nee
     Raises:
         PluginError: two do; ``plugin:component`` names no installed plugin, or two; or ``withheld`` has it.
     """
-    plugin, component = _split_name(choice.name)
+    plugin, _, component = choice.name.rpartition(":")
     if plugin:
         found = _called(plugin, choice, declared)
     else:
-        found = list(_own_plugins(claimants(component, declared, group=_group_of(choice.kind)), declared))
-    left = [one for one in found if one not in withheld]
+        found = claimants(component, declared, group=_group_of(choice.kind))
+    left = _left(
+        found,
+        withheld,
+        needs=f"{choice.where} names {choice.name}, which {' and '.join(map(str, found))} has",
+        step=f"Leave that --no-plugin out, or choose another {_words(choice.kind)}.",
+    )
     if len(left) > 1:
         raise PluginError(_claimed_twice(choice, left))
-    if not left and found:
-        raise PluginError(
-            f"{choice.where} names {choice.name}, which {found[0]} has, and --no-plugin takes that away.\n"
-            f"Leave that --no-plugin out, or choose another {_words(choice.kind)}."
-        )
     return Need(left[0], f"{choice.where} names {choice.name}") if left else None
 
 
@@ -270,38 +224,30 @@ def flag_needs(flags: Mapping[str, str], *, withheld: Withheld, declared: Declar
         PluginError: two plugins claim such a flag, or ``withheld`` has the one that does.
     """
     for flag, where in flags.items():
-        claims = _activating(flag, in_file=where != f"--{flag}", declared=declared)
-        found = list(_own_plugins(claims, declared))
-        left = [one for one in found if one not in withheld]
+        is_flag = where == f"--{flag}"
+        found = own_plugins(_activating(flag, in_file=not is_flag, declared=declared), declared)
+        if not is_flag and all(plugin in withheld for plugin in found):
+            continue  # the config.toml of a run holds every setting
+        needs = f"{where}: this setting is one of {' and '.join(map(str, found))}"
+        left = _left(found, withheld, needs=needs, step="Leave one of the two out.")
         if len(left) > 1:
             both = " and ".join(map(str, left))
             raise PluginError(f"{where}: this setting is claimed by {both}.\nName the one that is meant with --plugin.")
-        if not left and found and where != f"--{flag}":
-            continue  # the config.toml of a run holds every setting
-        if not left and found:
-            raise PluginError(
-                f"{where}: this setting is one of {found[0]}, and --no-plugin takes that away.\n"
-                "Leave one of the two out."
-            )
         if left:
             yield Need(left[0], f"{where} is one of its settings")
 
 
-def _activating(flag: str, *, in_file: bool, declared: Declared) -> list[Claim]:
+def _activating(flag: str, *, in_file: bool, declared: Declared) -> list[Declaration]:
     """The claims by which ``flag``, or ``PLUGIN.flag`` of a table ``[PLUGIN]``, activates a plugin."""
     table, _, name = flag.rpartition(".")
-    claims = claimants(name, declared, group=FLAG_GROUP)
+    of_flags = declared.group(FLAG_GROUP)
+    claims = [claim for claim in of_flags if claim.name == name]
     if table:  # a file has the option's own name, which is not always that of its flag
-        own = [claim for claim in _flag_claims(declared) if claim.plugin == table]
+        own = [claim for claim in of_flags if claim.plugin == table]
         # A table that no plugin has may be the core section in which an option was before it moved to a plugin.
         return (own or [claim for claim in claims if claim.activates]) if in_file else []
     is_of_core = name.replace("-", "_") in core_settings()
     return [claim for claim in claims if claim.activates or (in_file and not is_of_core)]
-
-
-def _flag_claims(declared: Declared) -> list[Claim]:
-    names = dict.fromkeys(entry.name for entry in declared.group(FLAG_GROUP))
-    return [claim for name in names for claim in claimants(name, declared, group=FLAG_GROUP)]
 
 
 def inactive_flags(
@@ -345,7 +291,7 @@ def how_to_get(kind: str, name: str, *, declared: Declared | None = None) -> str
         return None
     group = _group_of(kind)
     declared = declared or scan()
-    plugins = list(_own_plugins(claimants(name, declared, group=group), declared))
+    plugins = claimants(name, declared, group=group)
     if plugins:
         return f"add --plugin {plugins[0].name}: {plugins[0]} has it"
     distribution = distribution_of(group, name)
@@ -356,21 +302,12 @@ def claimed_names(kind: str) -> list[str]:
     """Every component of a kind that an installed plugin claims, sorted."""
     declared = scan()
     names = {entry.name for entry in declared.group(_group_of(kind))} if kind in KIND_GROUPS else set()
-    return sorted(
-        name for name in names if list(_own_plugins(claimants(name, declared, group=_group_of(kind)), declared))
-    )
+    return sorted(name for name in names if claimants(name, declared, group=_group_of(kind)))
 
 
-def _how_to_activate(plugin: PluginIdentity, claims: Mapping[str, Sequence[Claim]]) -> str:
+def _how_to_activate(plugin: PluginIdentity, claims: Mapping[str, Sequence[Declaration]]) -> str:
     ways = " or with ".join([f"--plugin {plugin.name}", *few_ways(list(activated_by(claims)), plugin.name)])
     return f"activate it with {ways}, or leave this out"
-
-
-def _own_plugins(claims: Sequence[Claim], declared: Declared) -> Iterator[PluginIdentity]:
-    """The plugins that the claims mean, each once; what a distribution claims for another's plugin does not count."""
-    plugins = installed(declared)
-    found = (plugin for claim in claims for plugin in plugins if is_for(claim, plugin))
-    yield from dict.fromkeys(found)
 
 
 def _called(plugin: str, choice: Choice, declared: Declared) -> list[PluginIdentity]:

@@ -81,15 +81,33 @@ class _Distribution(Protocol):
     def requires(self) -> list[str] | None: ...
 
 
+ACTIVATES = "activates"
+"""After the plugin's name in a claim of a flag: giving the flag activates the plugin."""
+
+
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """One entry point: ``group``, ``name = value``, and the distribution that has it."""
+    """One entry point: ``group``, ``name = value``, and the distribution that has it.
+
+    In the groups of claims ``name`` is what the distribution says that one of its plugins has: a component, a
+    checkpoint's architecture, a prompt format, a flag.
+    """
 
     group: str
     name: str
     value: str
     distribution: str
     version: str
+
+    @property
+    def plugin(self) -> str:
+        """The plugin that a claim is made for."""
+        return self.value.partition(":")[0]
+
+    @property
+    def activates(self) -> bool:
+        """Of a claim of a flag: giving it activates the plugin. Every other claim activates always."""
+        return self.value.partition(":")[2] == ACTIVATES
 
 
 @dataclass(frozen=True, slots=True)

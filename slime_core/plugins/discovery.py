@@ -47,10 +47,6 @@ LOCAL_MODULE = "slime_local_"
 MANY_WAYS = 4
 """Ways to activate a plugin that a message lists."""
 
-ACTIVATES = "activates"
-"""After the plugin's name in a claim of a flag: giving the flag activates the plugin."""
-
-
 _FLAG_OF_KIND = {
     "generate_function": "--generate-function",
     "reward_model": "--rm-type",
@@ -118,25 +114,6 @@ class PluginSource:
     content: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A distribution says that one of its plugins has what a run names: a component, a checkpoint's architecture, a
-    prompt format or a flag.
-
-    Arguments:
-        activates: of a flag: giving it activates the plugin. Everything else activates always.
-    """
-
-    name: str
-    plugin: str
-    distribution: str
-    version: str
-    activates: bool = False
-
-    def __str__(self) -> str:
-        return f"plugin {self.plugin!r} ({self.distribution} {self.version})"
-
-
 def installed(declared: Declared | None = None) -> list[PluginIdentity]:
     """Every plugin that installed metadata declares, and ``core``, by name; two claims of one name are both listed.
 
@@ -151,23 +128,33 @@ def installed(declared: Declared | None = None) -> list[PluginIdentity]:
     return sorted([CORE, *found], key=lambda plugin: (plugin.name, plugin.distribution))
 
 
-def claimants(name: str, declared: Declared | None = None, *, group: str = ARCHITECTURE_GROUP) -> list[Claim]:
-    """Every installed claim of ``name``, which is an architecture (the first of ``architectures`` in a ``config.json``)
-    or a name of another ``group`` of claims."""
-    found = [_claim(entry) for entry in (declared or scan()).group(group) if entry.name == name]
-    return sorted(found, key=lambda claim: (claim.plugin, claim.distribution))
+def claimants(name: str, declared: Declared | None = None, *, group: str = ARCHITECTURE_GROUP) -> list[PluginIdentity]:
+    """The plugins that have ``name`` by a claim of their own distribution, sorted.
+
+    Arguments:
+        name: an architecture (the first of ``architectures`` in a ``config.json``), or a name of another ``group`` of
+            claims.
+    """
+    declared = declared or scan()
+    return own_plugins([entry for entry in declared.group(group) if entry.name == name], declared)
 
 
-def claims_for(plugin: PluginIdentity, declared: Declared) -> dict[str, list[Claim]]:
+def own_plugins(claims: Iterable[Declaration], declared: Declared) -> list[PluginIdentity]:
+    """The plugins that the claims mean, sorted; what a distribution claims for another's plugin does not count, so that
+    none can make a run load a plugin, or stop one."""
+    plugins = installed(declared)
+    found = {plugin for claim in claims for plugin in plugins if is_for(claim, plugin)}
+    return sorted(found, key=lambda plugin: (plugin.name, plugin.distribution))
+
+
+def claims_for(plugin: PluginIdentity, declared: Declared) -> dict[str, list[Declaration]]:
     """Group -> what the distribution of ``plugin`` claims for it, by name; groups without a claim are left out."""
     groups = (ARCHITECTURE_GROUP, *KIND_GROUPS.values(), FORMAT_GROUP, FLAG_GROUP)
-    found = {
-        group: [claim for entry in declared.group(group) if is_for(claim := _claim(entry), plugin)] for group in groups
-    }
+    found = {group: [claim for claim in declared.group(group) if is_for(claim, plugin)] for group in groups}
     return {group: claims for group, claims in found.items() if claims}
 
 
-def activated_by(claims: Mapping[str, Sequence[Claim]]) -> Iterator[str]:
+def activated_by(claims: Mapping[str, Sequence[Declaration]]) -> Iterator[str]:
     """What a run gives to activate the plugin of these claims: ``--corrections tis, icepop``, ``--buffer-data``."""
     flags = [claim.name for claim in claims.get(FLAG_GROUP, ()) if claim.activates]
     for kind, flag in _FLAG_OF_KIND.items():
@@ -186,7 +173,7 @@ def few_ways(ways: Sequence[str], plugin: str) -> list[str]:
     return [*ways[:MANY_WAYS], f"{len(ways) - MANY_WAYS} other settings (slime plugins show {plugin})"]
 
 
-def is_for(claim: Claim, plugin: PluginIdentity) -> bool:
+def is_for(claim: Declaration, plugin: PluginIdentity) -> bool:
     """Whether the claim is made for ``plugin`` by its own distribution: no other one's counts."""
     return claim.plugin == plugin.name and canonical(claim.distribution) == canonical(plugin.distribution)
 
@@ -255,11 +242,6 @@ def _read_file(path: Path) -> PluginSource:
     except PluginError as problem:
         raise UnknownPlugin(str(problem), os.fspath(path)) from problem.__cause__
     return local_file(content, path=os.fspath(path))
-
-
-def _claim(entry: Declaration) -> Claim:
-    plugin, _, activates = entry.value.partition(":")
-    return Claim(entry.name, plugin, entry.distribution, entry.version, activates=activates == ACTIVATES)
 
 
 def _is_of(plugin: PluginIdentity, distribution: str) -> bool:

@@ -206,7 +206,9 @@ def test_a_dotted_name_that_no_distribution_declares_is_a_module():
     )
 
 
-def test_claims_of_an_architecture_carry_plugin_distribution_and_version(install):
-    install("acme-models", "4", claims={"AcmeForCausalLM": "acme"}, files={"acme.py": ""})
-    assert [str(claim) for claim in claimants("AcmeForCausalLM")] == ["plugin 'acme' (acme-models 4)"]
+def test_an_architecture_is_that_of_the_plugin_whose_own_distribution_claims_it(install):
+    claims = {"AcmeForCausalLM": "acme"}
+    install("acme-models", "4", plugins={"acme": "acme"}, claims=claims, files={"acme.py": ""})
+    install("other", claims=claims, files={"other.py": ""})
+    assert [plugin.distribution for plugin in claimants("AcmeForCausalLM")] == ["acme-models"]
     assert claimants("NobodyForCausalLM") == []
