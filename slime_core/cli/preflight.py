@@ -10,12 +10,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.cli.activation import architecture_of
 from slime_core.cli.needs import GIB, KIB, MIB, Needs
-from slime_core.config.eval_sets import EvalSet, eval_sets
+from slime_core.config.eval_sets import eval_sets
 from slime_core.config.model_config import context_length, described, start_weights, whole_number
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.errors import Mistake, config_error
@@ -232,21 +233,12 @@ def _screen_training(
     room = _room(
         config,
         registry,
+        config.rollout.generate_function,
         response=config.rollout.rollout_max_response_len,
         leaves_out=data.rollout_max_prompt_len,
+        apply_chat_template=data.apply_chat_template,
     )
-
-    def look(path: Path, *, setting: str, share: float = 1.0) -> list[str]:
-        return screen(
-            path,
-            rows,
-            room=room,
-            setting=setting,
-            skips_bad=data.on_bad_data == "skip",
-            share=share,
-            warn=warn,
-        )
-
+    look = partial(screen, reading=rows, room=room, skips_bad=data.on_bad_data == "skip", warn=warn)
     traits = registry.find(Kind.DATA_SOURCE, data.data_source).traits
     bad: list[str] = []
     if isinstance(traits, DataTraits) and traits.reads_prompt_files and data.prompt_data is not None:
@@ -273,7 +265,16 @@ def _screen_evaluations(
     for one in eval_sets(config):
         if not _is_embedded(config, one.path):
             rows = replace(rows, input_key=one.input_key, label_key=one.label_key, metadata_key=one.metadata_key)
-            room = _room_of(one, config, registry)
+            room = None
+            if one.model is None:  # another model decides how long its prompts may be
+                room = _room(
+                    config,
+                    registry,
+                    one.generate_function,
+                    response=1 if one.max_context_len else one.max_response_len,
+                    leaves_out=one.longest_prompt,
+                    apply_chat_template=one.apply_chat_template,
+                )
             screen(one.path, rows, room=room, setting=f"eval_prompt_data {one.name}", warn=warn)
 
 
@@ -291,25 +292,17 @@ def _warn_of_unused_sets(config: RunConfig, warn: Warn) -> None:
         )
 
 
-def _room_of(one: EvalSet, config: RunConfig, registry: Registry) -> Room | None:
-    """How long the prompts of an evaluation set may be; None: the generate function, or another model, decides."""
-    traits = registry.find(Kind.GENERATE_FUNCTION, one.generate_function).traits
-    if one.model is not None or not (isinstance(traits, GenerateTraits) and traits.sends_prompts_whole):
-        return None
-    folder = start_weights(config)
-    return Room(
-        context=config.engine.sglang_context_length or context_length(folder),
-        response=1 if one.max_context_len else one.max_response_len,
-        folder=folder,
-        apply_chat_template=one.apply_chat_template,
-        leaves_out=one.longest_prompt,
-        template_arguments=template_arguments(config.data),
-    )
-
-
-def _room(config: RunConfig, registry: Registry, *, response: int, leaves_out: int | None = None) -> Room | None:
+def _room(
+    config: RunConfig,
+    registry: Registry,
+    generate_function: str,
+    *,
+    response: int,
+    leaves_out: int | None,
+    apply_chat_template: bool,
+) -> Room | None:
     """How long prompts may be; None: the generate function decides what it makes of them."""
-    traits = registry.find(Kind.GENERATE_FUNCTION, config.rollout.generate_function).traits
+    traits = registry.find(Kind.GENERATE_FUNCTION, generate_function).traits
     if not (isinstance(traits, GenerateTraits) and traits.sends_prompts_whole):
         return None
     folder = start_weights(config)
@@ -317,7 +310,7 @@ def _room(config: RunConfig, registry: Registry, *, response: int, leaves_out: i
         context=config.engine.sglang_context_length or context_length(folder),
         response=response,
         folder=folder,
-        apply_chat_template=config.data.apply_chat_template,
+        apply_chat_template=apply_chat_template,
         leaves_out=leaves_out,
         template_arguments=template_arguments(config.data),
     )

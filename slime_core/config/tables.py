@@ -4,7 +4,7 @@ The tables of the pinned versions lie in ``data/``, so that checking a flag load
 version the engine's names are read in a child process (seconds) and kept in the user's cache folder. What they mean
 here, and which of them a run may set, is decided in ``engine_sections``.
 
-``python -m slime_core.config.tables`` writes the files of ``data/`` for the installed versions.
+``python -m tests.guards.test_engine_tables`` writes the files of ``data/`` for the installed versions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from slime_core.cpu import serve as cpu
 from slime_core.errors import ConfigError
@@ -154,14 +154,3 @@ def _keep(path: Path, table: Mapping[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft.write_text(json.dumps(table), encoding="utf-8")
         draft.replace(path)
-
-
-def _text(table: Mapping[str, Any]) -> str:
-    """One row a line, so that a change of version is a readable difference."""
-    rows = ",\n".join(json.dumps(row) for row in table["rows"])
-    return f'{{"version": {json.dumps(table["version"])}, "rows": [\n{rows}\n]}}\n'
-
-
-if __name__ == "__main__":
-    for name in get_args(Engine):
-        (_DATA / f"{name}.json").write_text(_text(installed_rows(name)), encoding="utf-8")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slime_core.config.choices import RewardTerm, reward_names, reward_terms
+from slime_core.config.choices import KIND_NAMED_BY, RewardTerm, reward_names, reward_terms
 from slime_core.config.eval_sets import eval_sets
 from slime_core.config.options import UsedBy
 from slime_core.config.rules.models import recomputes
@@ -26,16 +26,8 @@ FILLED = {
 }
 """Columns that an advantage estimator is handed, by its scope."""
 
-SELECTED_BY: dict[str, Kind] = {
-    "generate_function": Kind.GENERATE_FUNCTION,
-    "rm_type": Kind.REWARD_MODEL,
-    "sample_transforms": Kind.SAMPLE_TRANSFORM,
-    "data_source": Kind.DATA_SOURCE,
-    "rollout_source": Kind.ROLLOUT_SOURCE,
-    "advantage_estimator": Kind.ADVANTAGE_ESTIMATOR,
-    "corrections": Kind.CORRECTION,
-}
-"""Setting -> the kind whose components it names."""
+SELECTED_BY = {setting: Kind(kind) for setting, kind in KIND_NAMED_BY.items() if setting != "policy_loss"}
+"""Setting -> the kind whose components it names; the policy loss may follow from the estimator."""
 
 FOR_TRAINING = frozenset({"sample_transforms", "data_source", "rollout_source", "advantage_estimator", "corrections"})
 """Settings among them that an evaluation does not use."""

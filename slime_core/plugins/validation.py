@@ -16,18 +16,16 @@ function is refused, also one that would return such an object, because its resu
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+from typing import Any, Final
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from slime_core.config.settings import Setting, Unacceptable
+from slime_core.config.settings import Setting, Unacceptable, as_toml
 from slime_core.errors import PluginError
 from slime_core.plugins import contracts, hooks
 from slime_core.plugins.component import AdvantageTraits, Component, GenerateTraits, Kind, TransformTraits
@@ -158,9 +156,6 @@ _CHOOSES_CODE: Final = frozenset(
 )
 """Settings that say which code and weights a run loads, and are read before plugins are or instead of them."""
 
-_PLAIN: Final = (bool, int, float, str, Path)
-_HELD: Final = "true or false, numbers, text, paths, choices of these, and tuples, lists and tables of these"
-
 
 def checked_components(kind: Kind, found: Any) -> list[Component]:
     """What a registration hook of ``kind`` returned or yielded, traits filled in.
@@ -198,8 +193,8 @@ def checked_options(options: Any) -> type[BaseModel]:
     """What ``slime_options`` returned.
 
     Raises:
-        TypeError, ValueError: it is no frozen model, or a field of it lacks a default or help, has an alias, or cannot
-            be written to a run's file of settings and read from there.
+        TypeError, ValueError: it is no frozen model, or a field of it lacks a default or help, has an alias, or has a
+            default that cannot be written to a run's file of settings and read from there.
     """
     if not (isinstance(options, type) and issubclass(options, BaseModel)):
         raise TypeError(f"it returned {options!r}; return a subclass of slime_core.PluginOptions")
@@ -227,48 +222,18 @@ def _check_field(field: str, name: str, info: FieldInfo) -> None:
         raise ValueError(
             f"{field} has an alias or letters beyond a to z; a setting has the one name that files can hold"
         )
-    kinds = _alternatives(info.annotation)
-    refused = [kind for kind in kinds if kind is not NoneType and not _is_held(kind)]
-    if refused:
-        raise ValueError(f"{field} is of type {_called(refused[0])}, which config.toml cannot hold; accepted: {_HELD}")
     if info.get_default(call_default_factory=True) is not None:
         _check_default(field, Setting("plugin", name, info, owner="plugin"))
 
 
 def _check_default(field: str, setting: Setting) -> None:
+    """Refuse a default that a run's ``config.toml`` cannot hold. Given values are looked at when it is written."""
     try:
-        written = json.loads(json.dumps(setting.default, default=_path_text))
-        setting.read_toml(written, base=Path())
+        setting.read_toml(tomllib.loads(f"it = {as_toml(setting.default)}")["it"], base=Path())
     except (TypeError, Unacceptable) as mistake:
         raise ValueError(
             f"{field} has the default {setting.default!r}, which config.toml cannot hold: {mistake}"
         ) from None
-
-
-def _path_text(value: object) -> str:
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"found {type(value).__name__}; accepted: {_HELD}")
-
-
-def _alternatives(annotation: Any) -> Iterable[Any]:
-    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-
-
-def _is_held(annotation: Any) -> bool:
-    """Whether TOML can hold every value of the annotation; None, which it has no word for, stands outermost only."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return all(type(value) in (bool, int, str) for value in arguments)
-    if origin is Annotated:
-        return _is_held(arguments[0])
-    if origin in (Union, UnionType, tuple, list, dict):
-        return all(entry is Ellipsis or _is_held(entry) for entry in arguments)
-    return annotation in _PLAIN or (isinstance(annotation, type) and issubclass(annotation, StrEnum))
-
-
-def _called(annotation: Any) -> str:
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
 
 _CONTRACTS: dict[Kind, type] = {

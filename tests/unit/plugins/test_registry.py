@@ -228,32 +228,12 @@ def test_a_preset_of_two_plugins_is_neither_of_theirs_even_if_they_agree(install
             "O.x has an alias or letters beyond a to z; a sett",
         ),
         (
-            options("timedelta = Field(timedelta(1), description='x')"),
-            "O.x is of type timedelta, which config.toml cann",
-        ),
-        (
-            options("timedelta | None = Field(None, description='x')"),
-            "O.x is of type timedelta, which config.toml cann",
-        ),
-        (
-            options("Inner = Field(Inner(), description='x')"),
-            "O.x is of type Inner, which config.toml cannot hold; acc",
-        ),
-        (
-            options("dict[str, set[int]] = Field({}, description='x')"),
-            "O.x is of type dict[str, set[int]], which config",
-        ),
-        (
-            options("tuple[int | None, ...] = Field((), description='x')"),
-            "which config.toml cannot hold; accepted: true ",
-        ),
-        (
             options("int = Field('a', description='x')"),
             "O.x has the default 'a', which config.toml cannot hold: found \"a\"; accepted: a whole number",
         ),
         (
             options("str = Field(timedelta(1), description='x')"),
-            "O.x has the default datetime.timedelta(days=1), which config.toml cannot hold: found timedelta; accep",
+            "O.x has the default datetime.timedelta(days=1), which config.toml cannot hold: a setting of ",
         ),
         (
             presets("{'load': '/elsewhere', 'lock_file': 'mine', 'gamma': 1.0}"),
