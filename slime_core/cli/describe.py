@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from slime_core.config.load import DEFAULT
-from slime_core.config.settings import plugin_settings
+from slime_core.config.settings import as_words, plugin_settings
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.discovery import PluginIdentity
@@ -56,7 +56,7 @@ def page(found: Mapping[str, Any]) -> Iterator[str]:
     yield from _listed("presets", (f"--{key.replace('_', '-')} {value}" for key, value in found["presets"].items()))
     for flag, option in found["options"].items():
         yield from [] if flag != next(iter(found["options"])) else ["  options"]
-        yield f"    {flag} ({option['accepts']}; default {_plain(option['default'])})"
+        yield f"    {flag} ({option['accepts']}; default {as_words(option['default'])})"
         yield f"    {'':<28} {option['help']}"
     yield from _listed(
         "hooks of the run's life",
@@ -112,13 +112,6 @@ def _traits_in_words(traits: Mapping[str, Any]) -> str:
         for name, value in traits.items()
     ]
     return "; ".join([*words, ""])
-
-
-def _plain(value: Any) -> str:
-    """The value as one would write it after its flag."""
-    if isinstance(value, tuple):
-        return " ".join(map(_plain, value)) or "empty"
-    return str(value).lower() if isinstance(value, bool | None) else str(value)
 
 
 USAGE = """\

@@ -9,7 +9,7 @@ given, what it needs or excludes, the reason where the annotation has one, and t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -188,7 +188,7 @@ def mistakes(
     readable = _without(config, broken)
     messages = [
         *unmet(values | dict(of_plugins or {}), sections=OF_EVALUATIONS if purpose == "eval" else None, broken=broken),
-        *(message for rule in rules for message in _messages(rule, readable)),
+        *(message for rule in rules for message in _messages(rule, readable, is_whole=not broken)),
     ]
     return list(map(Mistake, messages))
 
@@ -204,38 +204,21 @@ def _of_engines(config: RunConfig) -> dict[str, tuple[Setting, Any]]:
     return found
 
 
-class _UnreadError(Exception):
-    """A rule has used a setting whose value could not be read."""
-
-
-class _Unread:
-    """Stands in for such a value: every use of it raises."""
-
-    def _used(self, *_: object) -> NoReturn:
-        raise _UnreadError
-
-    __bool__ = __eq__ = __hash__ = __len__ = __iter__ = __lt__ = __le__ = __gt__ = __ge__ = _used
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __floordiv__ = _used
-    __rfloordiv__ = __truediv__ = __rtruediv__ = __contains__ = __getattr__ = __str__ = __format__ = _used
-
-
 def _without(config: RunConfig, settings: frozenset[str]) -> RunConfig:
-    """``config`` with a value in the place of each of ``settings`` that no rule can use."""
-    known = core_settings()
-    sections = {known[key].section for key in settings if key in known}
-    update = {
-        name: (section := getattr(config, name)).model_copy(
-            update={key: _Unread() for key in settings if key in type(section).model_fields}
-        )
-        for name in sections
-    }
-    return config.model_copy(update=update)
+    """``config``, in which each of ``settings`` is missing, so that no rule can use its default."""
+    copies = {name: section.model_copy() for name, section in config}
+    for section in copies.values():
+        for key in settings & type(section).model_fields.keys():
+            del section.__dict__[key]
+    return config.model_copy(update=copies)
 
 
-def _messages(rule: Rule, config: RunConfig) -> list[str]:
+def _messages(rule: Rule, config: RunConfig, *, is_whole: bool) -> list[str]:
     try:
         return list(rule(config))
-    except (_UnreadError, ValidationError):  # the latter: what is derived from such a value cannot be built
+    except (AttributeError, KeyError, ValidationError):  # it uses a setting that is missing, or what is made of one
+        if is_whole:
+            raise
         return []
 
 

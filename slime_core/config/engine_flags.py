@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from slime_core.config.engine_sections import MegatronFlag, megatron_flags, owned, rows_by_name
-from slime_core.config.settings import InWords, Setting, core_settings
+from slime_core.config.settings import InWords, Setting, as_words, core_settings
 from slime_core.errors import ConfigError
 
 ENGINES: Mapping[str, str] = {"megatron": "Megatron", "sglang": "SGLang"}
@@ -126,21 +126,14 @@ def _of_megatron(name: str, shown: str) -> Setting | Refusal | None:
     return Setting("megatron", name, info, owner="engine")
 
 
-def value_text(value: object) -> str:
-    """The value as one would write it after its flag."""
-    if isinstance(value, tuple):
-        return " ".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _does(flag: MegatronFlag) -> str:
     if flag.verdict != "fixed":
         return flag.text
-    return f"Always {value_text(flag.value)}: {flag.text}. Accepted so that launch scripts that say so keep working."
+    return f"Always {as_words(flag.value)}: {flag.text}. Accepted so that launch scripts that say so keep working."
 
 
 def _default(flag: MegatronFlag) -> str:
-    defaults = {"fixed": value_text(flag.value), "agrees": "what the checkpoint says"}
+    defaults = {"fixed": as_words(flag.value), "agrees": "what the checkpoint says"}
     return defaults.get(flag.verdict, "left to Megatron")
 
 

@@ -8,10 +8,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slime_core.config.options import NO_ENGINES, ONE_HALF, Conflicts, Needs
+from slime_core.config.options import NO_ENGINES, ONE_HALF, Conflicts, Needs, ReadBy
 from slime_core.config.section import Count, CountOrZero, Distinct, Fraction, Name, Positive, PositiveOrZero, Section
 
 SHARED_ACTIVATIONS = "tensor-parallel ranks share the activations"
+OF_CRITIC = ReadBy("advantage_estimator", "values")
+CHANGES_ADVANTAGES = ReadBy("policy_loss", "advantages")
 OF_SEPARATE_CRITIC = Needs("critic_num_gpus", because="otherwise the critic shares the actor's ranks")
 
 
@@ -61,13 +63,17 @@ class AlgorithmConfig(Section):
 
     Without it, where transforms or filters mask half of the rollouts, the others weigh twice as much.
     """
-    normalize_advantages: bool = False
+    normalize_advantages: Annotated[bool, CHANGES_ADVANTAGES] = False
     """Whiten the advantages over all trained tokens of a rollout: mean 0, variance 1."""
-    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    gamma: Annotated[float, Field(ge=0, le=1), ReadBy("advantage_estimator", "gamma")] = 1.0
     """Discount factor of later rewards, for token-level estimators. 1: no discount."""
-    lambd: Annotated[float, Field(ge=0, le=1)] = 1.0
+    lambd: Annotated[float, Field(ge=0, le=1), ReadBy("advantage_estimator", "lambd")] = 1.0
     """Lambda of generalised advantage estimation (GAE), for estimators with a critic. 1: returns minus values."""
-    kl_coef: Annotated[PositiveOrZero, Conflicts("kl_loss_coef", because="the divergence would count twice")] = 0.0
+    kl_coef: Annotated[
+        PositiveOrZero,
+        ReadBy("advantage_estimator", "kl"),
+        Conflicts("kl_loss_coef", because="the divergence would count twice"),
+    ] = 0.0
     """Weight of the KL divergence from the reference model, subtracted from each token's reward. 0: none.
 
     For token-level estimators; above 0 the reference takes the memory of a second model.
@@ -107,6 +113,7 @@ class AlgorithmConfig(Section):
     """
     use_opd: Annotated[
         bool,
+        CHANGES_ADVANTAGES,
         Needs("opd_teacher_load"),
         Conflicts("opd_kl_coef", equals=0, because="a weight of 0 leaves the teacher without effect"),
     ] = False
@@ -189,37 +196,38 @@ class OptimizerConfig(Section):
 class CriticConfig(Section):
     """The critic, for advantage estimators that read values. None: as the actor."""
 
-    critic_load: Path | None = None
+    critic_load: Annotated[Path | None, OF_CRITIC] = None
     """Hugging Face folder with the critic's start weights: a causal language model of the actor's architecture.
 
     Its vocabulary head is not used. None: the actor's weights.
     """
-    critic_lr: PositiveOrZero | None = None
+    critic_lr: Annotated[PositiveOrZero | None, OF_CRITIC] = None
     """Learning rate of the critic after warm-up. None: lr."""
-    critic_lr_warmup_iters: CountOrZero | None = None
+    critic_lr_warmup_iters: Annotated[CountOrZero | None, OF_CRITIC] = None
     """Warm-up steps of the critic's learning rate. None: lr_warmup_iters."""
-    critic_weight_decay: PositiveOrZero | None = None
+    critic_weight_decay: Annotated[PositiveOrZero | None, OF_CRITIC] = None
     """Decoupled weight decay of the critic. None: weight_decay."""
-    critic_clip_grad: PositiveOrZero | None = None
+    critic_clip_grad: Annotated[PositiveOrZero | None, OF_CRITIC] = None
     """Largest global norm of the critic's gradient. None: clip_grad."""
-    value_clip: Positive | None = 0.2
+    value_clip: Annotated[Positive | None, OF_CRITIC] = 0.2
     """Clip range for value updates (PPO), in the unit of the rewards. None: no clipping."""
-    num_critic_only_steps: CountOrZero = 0
+    num_critic_only_steps: Annotated[CountOrZero, OF_CRITIC] = 0
     """Number of rollouts at the start that train only the critic."""
-    critic_num_gpus: Count | None = None
+    critic_num_gpus: Annotated[Count | None, OF_CRITIC] = None
     """Devices of a separate critic; on a CPU, processes. None: the critic shares the actor's ranks."""
-    critic_tensor_model_parallel_size: Annotated[Count | None, OF_SEPARATE_CRITIC] = None
+    critic_tensor_model_parallel_size: Annotated[Count | None, OF_CRITIC, OF_SEPARATE_CRITIC] = None
     """tensor_model_parallel_size of a separate critic. None: as the actor."""
     critic_sequence_parallel: Annotated[
         bool | None,
+        OF_CRITIC,
         OF_SEPARATE_CRITIC,
         Needs("critic_tensor_model_parallel_size", "tensor_model_parallel_size", when=True, because=SHARED_ACTIVATIONS),
         Conflicts("critic_tensor_model_parallel_size", equals=1, when=True, because=SHARED_ACTIVATIONS),
     ] = None
     """sequence_parallel of a separate critic. None: as the actor."""
-    critic_pipeline_model_parallel_size: Annotated[Count | None, OF_SEPARATE_CRITIC] = None
+    critic_pipeline_model_parallel_size: Annotated[Count | None, OF_CRITIC, OF_SEPARATE_CRITIC] = None
     """pipeline_model_parallel_size of a separate critic. None: as the actor."""
-    critic_context_parallel_size: Annotated[Count | None, OF_SEPARATE_CRITIC] = None
+    critic_context_parallel_size: Annotated[Count | None, OF_CRITIC, OF_SEPARATE_CRITIC] = None
     """context_parallel_size of a separate critic. None: as the actor."""
 
 

@@ -5,6 +5,7 @@
     UsedBy      the components that read the setting
     Needs       another setting without which this one has no effect
     Conflicts   another setting that excludes this one
+    ReadBy      of the core: the kind of component that has to read it
     NamesCode   its value names functions by path
     Once        the setting holds for one start
     Provides    what the plugin does in place of the core where the setting is set
@@ -21,22 +22,6 @@ from pathlib import Path
 from typing import Literal
 
 from slime_core.types import JsonValue
-
-__all__ = [
-    "NO_ENGINES",
-    "ONE_HALF",
-    "Conflicts",
-    "DerivedSetting",
-    "Flag",
-    "NamesCode",
-    "NamesPrompts",
-    "Needs",
-    "Once",
-    "Part",
-    "PluginSettings",
-    "Provides",
-    "UsedBy",
-]
 
 NO_ENGINES = ("debug_train_only", "load_debug_rollout_data")
 """Settings with which rollouts are read, so that no engine is started."""
@@ -170,6 +155,18 @@ class Conflicts(_Relation):
     """
 
     __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBy:
+    """The setting takes effect only where the run's component of ``kind`` says in the ``reads`` of its traits that it
+    reads ``column``; else a run that sets it is refused.
+
+    Example: ``ReadBy("advantage_estimator", "values")``, of the settings of the critic.
+    """
+
+    kind: str
+    column: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,24 +11,6 @@ from pydantic_core import PydanticCustomError
 
 from slime_core.errors import PluginError
 
-__all__ = [
-    "REJECTED",
-    "All",
-    "Count",
-    "CountOrZero",
-    "Distinct",
-    "EngineSection",
-    "Fraction",
-    "Name",
-    "PluginOptions",
-    "Positive",
-    "PositiveOrZero",
-    "Section",
-    "Share",
-    "Value",
-    "rejected",
-]
-
 
 def _require_readable_distributions() -> None:
     """pydantic reads the entry points of every installed distribution for the first model; torch does so too."""

@@ -11,23 +11,6 @@ from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from typing import Literal
 
-__all__ = [
-    "AdvantageTraits",
-    "Component",
-    "CorrectionTraits",
-    "DataTraits",
-    "GenerateTraits",
-    "Kind",
-    "ModelSpecTraits",
-    "PolicyLossTraits",
-    "PromptFormatTraits",
-    "RewardTraits",
-    "RolloutSourceTraits",
-    "TrackerTraits",
-    "TransformTraits",
-]
-
-
 TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 """How the import path of what a component names is written."""
 

@@ -33,64 +33,6 @@ if TYPE_CHECKING:
     from slime_core.generation import GenerateContext
     from slime_core.plugins.loading import FunctionSource
 
-__all__ = [
-    "CHECK",
-    "CHECK_ROW",
-    "DECLARATIONS",
-    "LIFECYCLE_HOOKS",
-    "OBSERVES",
-    "OF_SETTINGS",
-    "PREPARE",
-    "PROJECT",
-    "REGISTRATION_HOOKS",
-    "RESTORE",
-    "SETTINGS",
-    "STATE",
-    "Lifecycle",
-    "hookimpl",
-    "hookspec",
-    "observer",
-    "slime_after_collect",
-    "slime_after_generate",
-    "slime_after_rollout",
-    "slime_after_train_step",
-    "slime_after_weight_sync",
-    "slime_after_weight_write",
-    "slime_before_log_probs",
-    "slime_before_rollout",
-    "slime_before_shards",
-    "slime_before_train_step",
-    "slime_before_training",
-    "slime_check",
-    "slime_check_row",
-    "slime_checkpoint_restore",
-    "slime_checkpoint_state",
-    "slime_evaluate",
-    "slime_learner_start",
-    "slime_log_evaluation",
-    "slime_log_rollout",
-    "slime_loss_parts",
-    "slime_model_spec",
-    "slime_options",
-    "slime_prepare",
-    "slime_presets",
-    "slime_register_advantage_estimators",
-    "slime_register_corrections",
-    "slime_register_data_sources",
-    "slime_register_generate_functions",
-    "slime_register_model_specs",
-    "slime_register_policy_losses",
-    "slime_register_prompt_formats",
-    "slime_register_reward_models",
-    "slime_register_rollout_sources",
-    "slime_register_sample_transforms",
-    "slime_register_trackers",
-    "slime_run_end",
-    "slime_run_start",
-    "slime_sampler_start",
-    "slime_settings",
-]
-
 PROJECT = "slime"
 
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -437,3 +379,6 @@ OF_SETTINGS = (SETTINGS, CHECK, CHECK_ROW, PREPARE)
 
 DECLARATIONS = (*REGISTRATION_HOOKS, "slime_presets", "slime_options", *OF_SETTINGS)
 """The hooks that declare; those before the last four are called once, at start, in this order."""
+
+HOOKS = (*DECLARATIONS, *LIFECYCLE_HOOKS)
+"""Every hook; a test compares it with the functions above."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
 from slime_core.config.choices import KIND_NAMED_BY, RewardTerm, reward_names, reward_terms
 from slime_core.config.eval_sets import eval_sets
-from slime_core.config.options import UsedBy
+from slime_core.config.options import ReadBy, UsedBy
 from slime_core.config.rules.models import recomputes
-from slime_core.config.schema import CriticConfig, RunConfig
+from slime_core.config.schema import RunConfig
 from slime_core.config.serving import EngineModel
-from slime_core.config.settings import plugin_settings
+from slime_core.config.settings import Setting, as_words, core_settings, core_values, plugin_settings
 from slime_core.errors import PluginError
 from slime_core.plugins.component import SETTINGS_READ, AdvantageTraits, Component, Kind
 from slime_core.plugins.discovery import CORE, PluginIdentity, similar
@@ -97,18 +99,12 @@ def check_selection(
     """
     for found in selected(config, registry, trains=trains, architecture=None):
         _refuse_missing_setting(found, config, registry, options)
+        _refuse_unread(found, config)
         if found.kind is Kind.ADVANTAGE_ESTIMATOR:
             _refuse_unfilled(found)
-            _refuse_idle_kl(found, config.algorithm.kl_coef)
-            _refuse_idle_critic(found, config.critic)
             _refuse_idle_replay(found, config)
-            for setting in ("gamma", "lambd"):
-                _refuse_unused(found, setting, getattr(config.algorithm, setting))
         elif found.kind is Kind.REWARD_MODEL:
             _refuse_other_model(found, config)
-        elif found.kind is Kind.POLICY_LOSS and not config.provided("policy_loss"):
-            for setting in ("normalize_advantages", "use_opd"):
-                _refuse_idle_advantages(found, setting, getattr(config.algorithm, setting))
         elif found.kind is Kind.CORRECTION and config.algorithm.use_rollout_logprobs:
             _refuse_equal_policies(found)
     check_numbers(config, registry, trains=trains)
@@ -204,27 +200,22 @@ def _refuse_unfilled(found: Selected) -> None:
         )
 
 
-def _refuse_idle_kl(found: Selected, kl_coef: float) -> None:
-    traits: Any = found.component.traits
-    if kl_coef and "kl" not in traits.reads:
-        raise PluginError(
-            f"kl_coef = {kl_coef:g} has no effect: advantage estimator {found.component.name!r} of {found.plugin} "
-            "takes no divergence off the rewards. Leave --kl-coef out, have the divergence in the loss with "
-            "--use-kl-loss, or choose another estimator."
-        )
-
-
-def _refuse_idle_critic(found: Selected, critic: CriticConfig) -> None:
-    traits: Any = found.component.traits
-    if "values" in traits.reads:
+def _refuse_unread(found: Selected, config: RunConfig) -> None:
+    """Refuse settings that say with :class:`~slime_core.config.options.ReadBy` that the component has to read them."""
+    if found.kind is Kind.POLICY_LOSS and config.provided("policy_loss"):
         return
-    defaults = {name: field.default for name, field in type(critic).model_fields.items()}
-    given = [f"{name} = {value}" for name, value in critic if value != defaults[name]]
-    if given:
+    reads: AbstractSet[str] = getattr(found.component.traits, "reads", frozenset())
+    values, unread = core_values(config), defaultdict[str, list[Setting]](list)
+    for name, setting in core_settings().items():
+        for entry in setting.info.metadata if values[name] != setting.default else ():
+            if isinstance(entry, ReadBy) and entry.kind == found.kind and entry.column not in reads:
+                unread[entry.column].append(setting)
+    for column, settings in unread.items():
+        given = ", ".join(f"{setting.name} = {as_words(values[setting.name])}" for setting in settings)
         raise PluginError(
-            f"{', '.join(given)}: no effect without a critic, and advantage estimator {found.component.name!r} of "
-            f"{found.plugin} does not read values, so there is none. Leave the settings of the critic out, or choose "
-            "an estimator that reads values, such as --plugin ppo."
+            f"{given}: no effect, because {found.kind.words} {found.component.name!r} of {found.plugin}, chosen by "
+            f"{found.by}, does not read {column}. Leave {' and '.join(setting.flag for setting in settings)} out, or "
+            f"choose another {found.kind.words}."
         )
 
 
@@ -247,27 +238,6 @@ def _refuse_idle_replay(found: Selected, config: RunConfig) -> None:
             f"are those of the step itself, and advantage estimator {found.component.name!r} of {found.plugin} reads "
             "none, so the learner passes over a token once and nothing is replayed. Leave --use-routing-replay out, or "
             "give --num-steps-per-rollout 2 or more."
-        )
-
-
-def _refuse_unused(found: Selected, setting: str, value: float) -> None:
-    traits: Any = found.component.traits
-    if value != 1.0 and setting not in traits.reads:
-        raise PluginError(
-            f"{setting} = {value:g} has no effect: advantage estimator {found.component.name!r} of {found.plugin} does "
-            f"not read it. Leave --{setting} out, or choose another estimator. An estimator that reads it says so with "
-            f"AdvantageTraits(reads={{{setting!r}}})."
-        )
-
-
-def _refuse_idle_advantages(found: Selected, setting: str, is_given: bool) -> None:
-    traits: Any = found.component.traits
-    if is_given and "advantages" not in traits.reads:
-        flag = setting.replace("_", "-")
-        raise PluginError(
-            f"{setting} = true has no effect: it changes advantages, and policy loss {found.component.name!r} of "
-            f"{found.plugin}, chosen by {found.by}, reads none. Leave --{flag} out, or choose a policy loss that reads "
-            "them, such as --policy-loss clipped with --plugin grpo --advantage-estimator grpo."
         )
 
 

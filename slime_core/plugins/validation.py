@@ -34,7 +34,6 @@ from slime_core.plugins.loading import boundary
 
 _PREFIX = f"{hooks.PROJECT}_"
 _MARKER = f"{hooks.PROJECT}_impl"
-_HOOKS = frozenset(name for name in hooks.__all__ if name.startswith(_PREFIX))
 _NEVER_PASSED = {
     inspect.Parameter.POSITIONAL_ONLY: "positional-only",
     inspect.Parameter.KEYWORD_ONLY: "keyword-only",
@@ -93,8 +92,8 @@ def _mistake(name: str, function: Callable[..., Any]) -> str | None:
         return _unmarked(name, markers)
     options = markers[_MARKER]
     hook = options["specname"] or name
-    if hook not in _HOOKS:
-        return f"implements no hook of slime{similar(hook, _HOOKS)}.\nHooks are: {', '.join(sorted(_HOOKS))}."
+    if hook not in hooks.HOOKS:
+        return f"implements no hook of slime{similar(hook, hooks.HOOKS)}.\nHooks are: {', '.join(sorted(hooks.HOOKS))}."
     lifecycle = hooks.LIFECYCLE_HOOKS.get(hook)
     if lifecycle is not None and lifecycle.is_async and not inspect.iscoroutinefunction(function):
         return "is not async; this hook is awaited.\nWrite it with async def, and return."

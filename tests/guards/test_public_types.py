@@ -20,6 +20,7 @@ from slime_core import FunctionSource, RunView, generation
 from slime_core.cpu.megatron import install
 from slime_core.generation import GenerateContext, ProcessedPrompt, SamplingParams
 from slime_core.modeling.layout import ParallelLayout
+from slime_core.plugins import hooks
 
 PROMPTS = (
     *("chat", "left_out", "numbered", "requests", "row_checks"),
@@ -86,7 +87,7 @@ def hints(room: str) -> Iterator[tuple[str, object]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Megatron warns of what torch has deprecated, and of what is not installed
         module = importlib.import_module(room)
-    for name in module.__all__:
+    for name in module.HOOKS if module is hooks else module.__all__:
         value = getattr(module, name)
         if not inspect.isclass(value):
             found = get_type_hints(value, localns=dict(FOR_CHECKERS)) if inspect.isfunction(value) else {"": value}

@@ -7,13 +7,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from slime_core.config.engine_flags import Refusal, find_key, value_text
+from slime_core.config.engine_flags import Refusal, find_key
 from slime_core.config.engine_sections import MegatronFlag, megatron_flags, rows_by_name, speculates
 from slime_core.config.model_config import described, expected, start_weights, whole_number
 from slime_core.config.rules import Rule
 from slime_core.config.schema import RunConfig
 from slime_core.config.section import Value
 from slime_core.config.serving import EngineGroup
+from slime_core.config.settings import as_words
 from slime_core.errors import nearest
 
 CUT_OTHERWISE = frozenset({"enable_dp_attention", "dp_size", "attn_cp_size"})
@@ -206,8 +207,8 @@ def _flags(given: Mapping[str, Value], verdict: str) -> Iterator[tuple[MegatronF
 def _other_than_fixed(given: Mapping[str, Value]) -> Iterator[str]:
     for flag, value in _flags(given, "fixed"):
         if value != flag.value:
-            always = f"slime always uses {value_text(flag.value)}: {flag.text}"
-            yield f"megatron.{flag.name} = {value_text(value)}, but {always}; leave it out"
+            always = f"slime always uses {as_words(flag.value)}: {flag.text}"
+            yield f"megatron.{flag.name} = {as_words(value)}, but {always}; leave it out"
 
 
 def _other_than_the_model(given: Mapping[str, Value], config: RunConfig) -> Iterator[str]:
@@ -217,9 +218,9 @@ def _other_than_the_model(given: Mapping[str, Value], config: RunConfig) -> Iter
             return
         expected_value = expected(flag.name, value, model)
         if expected_value != value:
-            says = "does not set it" if expected_value is None else f"says {value_text(expected_value)}"
+            says = "does not set it" if expected_value is None else f"says {as_words(expected_value)}"
             yield (
-                f"megatron.{flag.name} = {value_text(value)}, but {folder / 'config.json'} {says}; the checkpoint "
+                f"megatron.{flag.name} = {as_words(value)}, but {folder / 'config.json'} {says}; the checkpoint "
                 "decides, so leave it out"
             )
 

@@ -41,15 +41,9 @@ def _checkpoint_is_a_model(config: RunConfig) -> Iterator[str]:
     yield from _no_model(config.model.hf_checkpoint, "hf_checkpoint")
 
 
-def _reference_is_a_model(config: RunConfig) -> Iterator[str]:
+def _further_models_are_models(config: RunConfig) -> Iterator[str]:
     yield from _no_model(config.model.ref_load, "ref_load")
-
-
-def _critic_is_a_model(config: RunConfig) -> Iterator[str]:
     yield from _no_model(config.critic.critic_load, "critic_load")
-
-
-def _teacher_is_a_model(config: RunConfig) -> Iterator[str]:
     yield from _no_model(config.algorithm.opd_teacher_load, "opd_teacher_load")
 
 
@@ -200,9 +194,7 @@ def _unwritable(folder: Path, what: str) -> Iterator[str]:
 FILES: tuple[Rule, ...] = (_eval_files_are_readable, _checkpoint_is_a_model, _load_exists, _output_is_writable)
 FILES_OF_RUN: tuple[Rule, ...] = (
     _prompts_are_readable,
-    _reference_is_a_model,
-    _critic_is_a_model,
-    _teacher_is_a_model,
+    _further_models_are_models,
     _disk_folder_is_used,
     _every_rollout_has_a_file,
     _every_rank_has_a_file,

@@ -195,9 +195,8 @@ def test_settings_that_change_advantages_are_refused_where_the_loss_reads_none(s
         check_selection(config(*SUPERVISED, *flags), registry, trains=True)
     flag = setting.replace("_", "-")
     assert str(failure.value) == (
-        f"{setting} = true has no effect: it changes advantages, and policy loss 'sft' of {CORE}, chosen by "
-        f"advantage estimator sft, reads none. Leave --{flag} out, or choose a policy loss that reads them, such "
-        "as --policy-loss clipped with --plugin grpo --advantage-estimator grpo."
+        f"{setting} = true: no effect, because policy loss 'sft' of {CORE}, chosen by advantage estimator sft, does "
+        f"not read advantages. Leave --{flag} out, or choose another policy loss."
     )
 
 
