@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from slime_core.config.engine_flags import ENGINES, engine_settings
 from slime_core.config.eval_sets import EVALUATION
-from slime_core.config.options import Conflicts, Needs, Provides
+from slime_core.config.options import Conflicts, Needs, Relation
 from slime_core.config.rules import Rule
 from slime_core.config.rules.engines import SERVING, SERVING_OF_EVAL, SERVING_OF_RUN
 from slime_core.config.rules.files import FILES, FILES_OF_RUN
@@ -44,19 +44,12 @@ def unmet(
         PluginError: a plugin's setting names one that does not exist.
     """
     by_flag = {pair[0].flag: pair for pair in values.values()}
-    provided = {
-        part
-        for setting, value in values.values()
-        for entry in (setting.info.metadata if value != setting.default else ())
-        for part in (entry.parts if isinstance(entry, Provides) else ())
-    }
+    provided = {part for setting, value in values.values() if value != setting.default for part in setting.provides}
     for setting, value in values.values():
         if value == setting.default or setting.key in broken or (sections and setting.section not in sections):
             continue
-        for condition in setting.info.metadata:
-            if not isinstance(condition, Needs | Conflicts) or condition.part in provided:
-                continue
-            if condition.when in (None, value):
+        for condition in setting.notes(Relation):
+            if condition.part not in provided and condition.when in (None, value):
                 names = (*condition.settings, *(name for name, _ in condition.unless))
                 found = {name: _find(setting, name, values, by_flag) for name in names}
                 if not any(pair and pair[0].key in broken for pair in found.values()):
@@ -80,17 +73,16 @@ def _find(setting: Setting, name: str, values: Mapping[str, Pair], by_flag: Mapp
 
 def stated(setting: Setting) -> Iterator[tuple[str, str]]:
     """The conditions of a setting in words: ``("needs", "use_kl_loss or kl_coef")``, ``("excludes", "colocate")``."""
-    for condition in setting.info.metadata:
-        if isinstance(condition, Needs | Conflicts):
-            is_need = isinstance(condition, Needs)
-            names = (" or " if is_need else ", ").join(condition.settings)
-            equals = "" if condition.equals is None else f" = {as_words(condition.equals)}"
-            when = "" if condition.when is None else f" where it is {as_words(condition.when)}"
-            unless = " or ".join(
-                name if value is None else f"{name} = {as_words(value)}" for name, value in condition.unless
-            )
-            lifted = f" unless {unless}" if unless else ""
-            yield "needs" if is_need else "excludes", f"{names}{equals}{when}{lifted}"
+    for condition in setting.notes(Relation):
+        is_need = isinstance(condition, Needs)
+        names = (" or " if is_need else ", ").join(condition.settings)
+        equals = "" if condition.equals is None else f" = {as_words(condition.equals)}"
+        when = "" if condition.when is None else f" where it is {as_words(condition.when)}"
+        unless = " or ".join(
+            name if value is None else f"{name} = {as_words(value)}" for name, value in condition.unless
+        )
+        lifted = f" unless {unless}" if unless else ""
+        yield "needs" if is_need else "excludes", f"{names}{equals}{when}{lifted}"
 
 
 def called(setting: Setting) -> str:
@@ -98,7 +90,7 @@ def called(setting: Setting) -> str:
     return setting.flag.removeprefix("--").replace("-", "_")
 
 
-def _judged(given: Pair, condition: Needs | Conflicts, found: Mapping[str, Pair | None]) -> Iterator[str]:
+def _judged(given: Pair, condition: Relation, found: Mapping[str, Pair | None]) -> Iterator[str]:
     lifting = [(pair, value) for name, value in condition.unless if (pair := found[name]) is not None]
     if any(_counts(pair, value) for pair, value in lifting):
         return
@@ -115,7 +107,7 @@ def _counts(pair: Pair, equals: object) -> bool:
     return bool(value != setting.default if equals is None else value == equals)
 
 
-def _exclusive(given: Pair, others: list[Pair], lifting: list[tuple[Pair, JsonValue]], condition: Conflicts) -> str:
+def _exclusive(given: Pair, others: list[Pair], lifting: list[tuple[Pair, JsonValue]], condition: Relation) -> str:
     outs = " or ".join(map(_flag, [given, *others])) if len(others) == 1 else f"{_flag(given)}, or all of the others,"
     steps = [one.flag if value is None else f"{one.flag} {as_words(value)}" for (one, _), value in lifting]
     unless = f", or add {' or '.join(steps)}" if steps else ""
@@ -125,7 +117,7 @@ def _exclusive(given: Pair, others: list[Pair], lifting: list[tuple[Pair, JsonVa
     )
 
 
-def _missing(given: Pair, others: list[Pair], condition: Needs) -> str:
+def _missing(given: Pair, others: list[Pair], condition: Relation) -> str:
     """Several settings, of which one is enough, are named without their values, which are their defaults."""
     out = f"or leave {_flag(given)} out"
     first = others[0][0] if others else None
@@ -150,7 +142,7 @@ def _others(setting: Setting) -> str:
     return f"another value ({setting.accepts})"
 
 
-def _reason(condition: Needs | Conflicts) -> str:
+def _reason(condition: Relation) -> str:
     return f", because {condition.because}" if condition.because else ""
 
 

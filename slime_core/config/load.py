@@ -18,7 +18,7 @@ from slime_core.config import check
 from slime_core.config.choices import Choice, NamedCode, choices
 from slime_core.config.engine_flags import ENGINES, engine_settings
 from slime_core.config.model_config import context_length
-from slime_core.config.options import DerivedSetting, NamesCode, Part, PluginSettings, Provides
+from slime_core.config.options import DerivedSetting, NamesCode, Part, PluginSettings
 from slime_core.config.schema import ARITHMETIC, EMBEDDED_DEFAULTS, OF_EVALUATIONS, OF_THE_MODEL, RunConfig
 from slime_core.config.secrets import without_secrets
 from slime_core.config.section import EngineSection, Value
@@ -263,7 +263,7 @@ class _Reading:
                 continue
             where = f"{key}, set by plugin {plugin}"
             setting = self.settings[key]
-            if any(isinstance(entry, NamesCode) for entry in setting.info.metadata):
+            if setting.notes(NamesCode):
                 message = f"preset {key} of plugin {plugin}: which code a run loads, only the run says"
                 self.mistakes.append(Mistake(f"{message}; report it to the plugin's author"))
                 continue
@@ -341,10 +341,9 @@ class _Reading:
     def code(self) -> Iterator[NamedCode]:
         """The functions that options name by path."""
         for key, setting in self.settings.items():
-            for names in setting.info.metadata if setting.of_plugin else ():
-                if isinstance(names, NamesCode):
-                    for path in names.paths(self.values.get(key)):
-                        yield NamedCode(setting.section, setting.name, setting.flag, path)
+            for names in setting.notes(NamesCode):
+                for path in names.paths(self.values.get(key)):
+                    yield NamedCode(setting.section, setting.name, setting.flag, path)
 
     def refuse_contested(self, presets: Presets) -> None:
         flags = {setting.flag: key for key, setting in self.settings.items()}
@@ -384,11 +383,7 @@ class _Reading:
 
     def _fill_evaluation(self) -> None:
         """The built-in model's own evaluation set, where a run of it asks for evaluations and names none."""
-        provided = [
-            key
-            for key, setting in self.settings.items()
-            if any(isinstance(entry, Provides) and "evaluation" in entry.parts for entry in setting.info.metadata)
-        ]
+        provided = [key for key, setting in self.settings.items() if "evaluation" in setting.provides]
         given = [*provided, "hf_checkpoint", "eval_prompt_data", "eval_datasets"]
         if self.values.get("eval_interval") and not any(self.values.get(key) or key in self.broken for key in given):
             self.values["eval_prompt_data"] = EMBEDDED_DEFAULTS["eval_prompt_data"]
@@ -439,9 +434,8 @@ class _Reading:
         provided: dict[Part, tuple[str, ...]] = {}
         for setting in (self.settings[key] for key in values):
             value = values[setting.key]
-            for entry in setting.info.metadata if value != setting.default else ():
-                for part in entry.parts if isinstance(entry, Provides) else ():
-                    provided[part] = (*provided.get(part, ()), f"{setting.name} = {value}")
+            for part in setting.provides if value != setting.default else ():
+                provided[part] = (*provided.get(part, ()), f"{setting.name} = {value}")
         return PluginSettings(
             values=without_secrets(values),
             files={self.settings[key].name: value for key, value in values.items() if isinstance(value, Path)},

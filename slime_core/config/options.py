@@ -94,7 +94,7 @@ Part = Literal["correction", "evaluation", "policy_loss", "reward_model", "rewar
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class _Relation:
+class Relation:
     """What a setting says about others.
 
     Arguments:
@@ -137,7 +137,7 @@ class _Relation:
             object.__setattr__(self, name, value)
 
 
-class Needs(_Relation):
+class Needs(Relation):
     """Another setting without which this one has no effect; of several, one is enough.
 
     Example: ``Needs("use_kl_loss", "kl_coef")``, ``Needs("failed_samples", equals="retry")``,
@@ -147,7 +147,7 @@ class Needs(_Relation):
     __slots__ = ()
 
 
-class Conflicts(_Relation):
+class Conflicts(Relation):
     """Other settings of which none may be set too.
 
     Example: ``Conflicts("colocate", because="engines and learner take turns on the same devices")``,

@@ -15,18 +15,20 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from slime_core.config.options import Flag, NamesCode, NamesPrompts, Once
+from slime_core.config.options import Flag, NamesCode, NamesPrompts, Once, Part, Provides
 from slime_core.config.sampling import EvalDataset
 from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import without_secret
 from slime_core.config.section import REJECTED, EngineSection
 from slime_core.errors import nearest
+
+T = TypeVar("T")
 
 _WORDS = {
     bool: "true or false",
@@ -222,12 +224,20 @@ class Setting:
     @property
     def names_prompts(self) -> bool:
         """Whether it is a plugin's, and its paths are prompt files."""
-        return self.of_plugin and any(isinstance(entry, NamesPrompts) for entry in self.info.metadata)
+        return self.of_plugin and bool(self.notes(NamesPrompts))
+
+    @property
+    def provides(self) -> list[Part]:
+        """What its plugin does in place of the core where it is set."""
+        return [part for entry in self.notes(Provides) for part in entry.parts]
+
+    def notes(self, kind: type[T]) -> list[T]:
+        """What its annotation says by objects of ``kind``, which :mod:`slime_core.config.options` has."""
+        return [entry for entry in self.info.metadata if isinstance(entry, kind)]
 
     @property
     def _own_flag(self) -> Flag | None:
-        found = (entry for entry in self.info.metadata if isinstance(entry, Flag))
-        return next(found, None) if self.of_plugin else None
+        return next(iter(self.notes(Flag)), None) if self.of_plugin else None
 
     @property
     def of_plugin(self) -> bool:
@@ -252,7 +262,7 @@ class Setting:
     @property
     def is_once(self) -> bool:
         """Whether it applies to one start only, so that the recorded settings of the run leave it out."""
-        return any(isinstance(entry, Once) for entry in self.info.metadata)
+        return bool(self.notes(Once))
 
     @property
     def is_sequence(self) -> bool:
@@ -327,11 +337,7 @@ class Setting:
         absolute paths, so that they are found again from another working directory."""
         if self.section in _OF_ENGINES:
             return _existing_paths(value)
-        return _code_paths(value, Path()) if self._names_code else value
-
-    @property
-    def _names_code(self) -> bool:
-        return any(isinstance(entry, NamesCode) for entry in self.info.metadata)
+        return _code_paths(value, Path()) if self.notes(NamesCode) else value
 
     def read_python(self, value: object) -> Any:
         """The value that a plugin's preset means.
@@ -363,7 +369,7 @@ class Setting:
     def _placed(self, value: Any, base: Path) -> Any:
         if self.key == _PLUGINS:
             return tuple(str(_absolute(Path(name), base)) if name.endswith(".py") else name for name in value)
-        if self._names_code and base != Path():
+        if self.notes(NamesCode) and base != Path():
             return _code_paths(value, base)
         return anchored(value, base)
 

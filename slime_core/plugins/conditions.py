@@ -75,13 +75,11 @@ class _Settings:
     def mistakes(self) -> Iterator[str]:
         given = [(setting, value) for setting, value in self.values.values() if value != setting.default]
         for setting, value in given:
-            for condition in setting.info.metadata:
-                # A function that is named by path reads every setting.
-                if isinstance(condition, UsedBy) and not self.runs_functions:
-                    yield from self._unused(setting, value, condition)
+            # A function that is named by path reads every setting.
+            for condition in () if self.runs_functions else setting.notes(UsedBy):
+                yield from self._unused(setting, value, condition)
         for setting, value in given:
-            says_itself = any(isinstance(condition, UsedBy) for condition in setting.info.metadata)
-            if setting.of_plugin and not says_itself and self._is_idle(setting.section):
+            if setting.of_plugin and not setting.notes(UsedBy) and self._is_idle(setting.section):
                 yield (
                     f"{called(setting)} = {as_words(value)} has no effect: the run uses no component of plugin "
                     f"{setting.section!r}. Leave {setting.flag} out, or name one: {self._offered(setting.section)}"

@@ -138,9 +138,8 @@ def missing_setting(
     declared = {plugin: registry.options[plugin]} if plugin in registry.options else {}
     given: Any = registry.options_of(plugin, options)
     for setting in plugin_settings(declared).values():
-        required = [one for one in setting.info.metadata if isinstance(one, UsedBy) and one.required]
-        conditions = [one for one in required if one.kind in (None, kind)]
-        if any(name in one.components for one in conditions) and dict(given)[setting.name] == setting.default:
+        required = [one for one in setting.notes(UsedBy) if one.required and one.kind in (None, kind)]
+        if any(name in one.components for one in required) and dict(given)[setting.name] == setting.default:
             return setting.flag.removeprefix("--").replace("-", "_")
     return None
 
@@ -207,8 +206,8 @@ def _refuse_unread(found: Selected, config: RunConfig) -> None:
     reads: AbstractSet[str] = getattr(found.component.traits, "reads", frozenset())
     values, unread = core_values(config), defaultdict[str, list[Setting]](list)
     for name, setting in core_settings().items():
-        for entry in setting.info.metadata if values[name] != setting.default else ():
-            if isinstance(entry, ReadBy) and entry.kind == found.kind and entry.column not in reads:
+        for entry in setting.notes(ReadBy) if values[name] != setting.default else ():
+            if entry.kind == found.kind and entry.column not in reads:
                 unread[entry.column].append(setting)
     for column, settings in unread.items():
         given = ", ".join(f"{setting.name} = {as_words(values[setting.name])}" for setting in settings)
