@@ -130,8 +130,7 @@ def _plugin_mistakes(resolved: Resolved, registry: Registry, code: Code, *, trai
         options = resolved.plugin_options.get(name)
         given = {"plan": plan, "options": options, "trains": trains, "code": code.get(name, {})}
         with boundary(one.plugin, f"calling {hooks.CHECK}", locate=True, passes=(SlimeError,)):
-            found = one.function(**{wanted: given[wanted] for wanted in one.wants})
-            messages = list(_messages(found))
+            messages = list(_messages(one(given)))
         yield from (message if one.plugin == CORE else f"{message} (plugin {one.plugin.name})" for message in messages)
 
 

@@ -73,7 +73,7 @@ def prepare_options(
         name = one.plugin.name
         given = {"plan": plan, "options": options.get(name), "code": code.get(name, {})}
         with boundary(one.plugin, f"calling {hooks.PREPARE}", locate=True, passes=(SlimeError,)):
-            found[name] = one.function(**{wanted: given[wanted] for wanted in one.wants})
+            found[name] = one(given)
     return found
 
 

@@ -84,8 +84,7 @@ class _Called:
     failures: int = 0
 
     def __call__(self, given: Mapping[str, object]) -> Any:
-        every = {**given, "options": self.options}
-        return self.of.function(**{name: every[name] for name in self.of.wants})
+        return self.of({**given, "options": self.options})
 
 
 class LifecycleHooks:

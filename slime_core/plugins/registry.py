@@ -48,6 +48,10 @@ class Implementation:
     wants: tuple[str, ...] = ()
     observes: bool = False
 
+    def __call__(self, given: Mapping[str, object]) -> Any:
+        """What the function returns for those of ``given`` that it takes."""
+        return self.function(**{name: given[name] for name in self.wants})
+
 
 @dataclass(frozen=True, slots=True)
 class Registry:
@@ -89,9 +93,8 @@ class Registry:
             name = one.plugin.name
             if name not in options:
                 continue
-            given = {"options": options[name], "settings": settings}
             with boundary(one.plugin, f"calling {hooks.SETTINGS}", locate=True, passes=(ConfigError,)):
-                derived = list(one.function(**{wanted: given[wanted] for wanted in one.wants}) or ())
+                derived = list(one({"options": options[name], "settings": settings}) or ())
                 if wrong := [entry for entry in derived if not isinstance(entry, DerivedSetting)]:
                     raise TypeError(f"it yielded {wrong[0]!r:.80}; yield DerivedSetting")
             found += [(name, entry) for entry in derived]

@@ -267,7 +267,7 @@ def mistakes_of_plugins(
         for one in implementations:
             given = {"metadata": metadata, "plan": plan, "options": registry.options_of(one.plugin.name, options)}
             with boundary(one.plugin, f"calling {hooks.CHECK_ROW}", locate=True):
-                found = list(one.function(**{name: given[name] for name in one.wants}) or ())
+                found = list(one(given) or ())
             yield from found
 
     return mistakes
