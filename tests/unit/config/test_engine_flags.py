@@ -102,7 +102,7 @@ def test_a_mistake_in_a_file_says_where(text: str, mistake: str, tmp_path: Path)
         ("--recompute-method", ["megatron.recompute_method = (not given)", "  from     default"]),
         ("sglang.log_level", ["sglang.log_level = (not given)", "  default  left to SGLang, whose own is info"]),
         ("--sglang-log-level", ["  file     [sglang] log_level"]),
-        ("megatron.hidden_dropout", ["  default  0.0"]),
+        ("megatron.hidden_dropout", ["  default  0"]),
         ("tensor_model_parallel_size", ["parallel.tensor_model_parallel_size = 1"]),
     ],
 )

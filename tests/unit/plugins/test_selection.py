@@ -214,7 +214,7 @@ def test_a_run_may_name_its_policy_loss_independently_of_its_estimator():
 
 def test_a_loss_that_is_named_counts_for_what_changes_advantages():
     named = ("--plugin", "grpo", "--advantage-estimator", "grpo", "--policy-loss", "sft", "--normalize-advantages")
-    with pytest.raises(PluginError, match=r"policy loss 'sft' of .*, chosen by policy_loss, reads none"):
+    with pytest.raises(PluginError, match=r"policy loss 'sft' of .*, chosen by policy_loss, does not read advantages"):
         check_selection(config(*named), activate(["grpo"]).registry, trains=True)
 
 
