@@ -139,6 +139,12 @@ GAP = 1e-4
 WEIGHT_SEEDS = {"moonlight": 1}
 """Where two experts nearly tie with the weights of seed 0."""
 
+AS_PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+    "kimi_k2": {"model_type": "kimi_k2"},  # transformers has no class of this name; the checkpoint brings its own
+    "glm4_moe_lite": {"first_k_dense_replace": 1},  # transformers 5 writes mlp_layer_types only; SGLang reads this
+}
+"""Fields of the published config.json that transformers does not write."""
+
 MODULES = {
     "Qwen3": "qwen3",
     "Qwen2": "qwen2",
@@ -170,9 +176,8 @@ def write(name: str, folder: Path, **changes: Any) -> Path:
             if parameter.dim() == 1:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(folder)
-    if name == "kimi_k2":  # transformers has no class of this name; the checkpoint brings its own
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**config, "model_type": "kimi_k2"}))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **AS_PUBLISHED.get(name, {})}))
     for file in (ARITHMETIC / "model").iterdir():
         if file.name not in ("config.json", "model.safetensors"):
             shutil.copy(file, folder / file.name)
