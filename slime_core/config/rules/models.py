@@ -201,49 +201,31 @@ ENGINE_LAYOUT: tuple[Rule, ...] = (_processes_can_be_counted, _engine_heads_divi
 RUN_LAYOUT: tuple[Rule, ...] = (*LEARNER_LAYOUT, _colocated_engines_have_devices)
 
 
-def _reference_is_the_same_model(config: RunConfig) -> Iterator[str]:
-    if _has_reference(config) and config.model.ref_load is not None:
-        yield from _other_model(config, "ref_load", "reference")
+def _further_models_are_the_same_model(config: RunConfig) -> Iterator[str]:
+    """Compare what further models are loaded from with the actor, as far as config.json shows."""
+    algorithm, folders = config.algorithm, {"critic_load": config.critic.critic_load}
+    if algorithm.use_kl_loss or algorithm.kl_coef > 0:
+        folders["ref_load"] = config.model.ref_load
+    if algorithm.use_opd:
+        folders["opd_teacher_load"] = algorithm.opd_teacher_load
+    ours = described(start_weights(config))
+    for setting, folder in folders.items():
+        theirs = described(folder) if folder is not None else None
+        found = differences(theirs, ours) if theirs is not None and ours is not None else []
+        if found:  # another rule reports a folder without config.json
+            yield (
+                f"{setting} = {folder}: {_SAME_MODEL[setting]}, but its config.json differs from that of "
+                f"{start_weights(config)}: {'; '.join(found)}; give a model of the same architecture, sizes and "
+                "vocabulary"
+            )
 
 
-def _teacher_is_the_same_model(config: RunConfig) -> Iterator[str]:
-    if config.algorithm.use_opd and config.algorithm.opd_teacher_load is not None:
-        yield from _other_model(config, "opd_teacher_load", "teacher")
-
-
-def _has_reference(config: RunConfig) -> bool:
-    return config.algorithm.use_kl_loss or config.algorithm.kl_coef > 0
-
-
-def _other_model(config: RunConfig, setting: str, role: str) -> Iterator[str]:
-    """Why the weights of ``setting`` cannot be loaded into the actor's model, as far as config.json shows."""
-    folder = config.model.ref_load if setting == "ref_load" else config.algorithm.opd_teacher_load
-    yield from other_model(
-        config, setting, folder, why=f"the {role} and the actor are computed with the same model object"
-    )
-
-
-def other_model(config: RunConfig, setting: str, folder: Path | None, *, why: str) -> Iterator[str]:
-    """A message if ``folder`` of ``setting`` has another model than the actor's, as far as config.json shows.
-
-    Arguments:
-        why: they have to be the same, in words.
-    """
-    theirs, ours = described(folder) if folder is not None else None, described(start_weights(config))
-    if theirs is None or ours is None:
-        return  # another rule says so
-    found = differences(theirs, ours)
-    if found:
-        yield (
-            f"{setting} = {folder}: {why}, but its config.json differs from that of "
-            f"{start_weights(config)}: {'; '.join(found)}; give a model of the same architecture, sizes and vocabulary"
-        )
-
-
-_ROLES: tuple[Rule, ...] = (
-    _reference_is_the_same_model,
-    _teacher_is_the_same_model,
-)
+_SAME_MODEL = {
+    "critic_load": "the critic has the architecture of the actor, except for its head",
+    "ref_load": "the reference and the actor are computed with the same model object",
+    "opd_teacher_load": "the teacher and the actor are computed with the same model object",
+}
+"""Setting -> why its model has to be the actor's."""
 
 
 def _separate_critic_fits_its_devices(config: RunConfig) -> Iterator[str]:
@@ -261,11 +243,6 @@ def _separate_critic_fits_its_devices(config: RunConfig) -> Iterator[str]:
         yield "critic: " + _in_words_of_the_critic(message, ranks)
 
 
-def _critic_is_the_same_model(config: RunConfig) -> Iterator[str]:
-    why = "the critic has the architecture of the actor, except for its head"
-    yield from other_model(config, "critic_load", config.critic.critic_load, why=why)
-
-
 def _in_words_of_the_critic(message: str, ranks: int) -> str:
     message = message.replace(
         f"actor_num_nodes x actor_num_gpus_per_node = 1 x {ranks} = {ranks}", f"critic_num_gpus = {ranks}"
@@ -279,11 +256,6 @@ _OWN_LAYOUT = (
     "critic_sequence_parallel",
     "critic_pipeline_model_parallel_size",
     "critic_context_parallel_size",
-)
-
-_CRITIC: tuple[Rule, ...] = (
-    _separate_critic_fits_its_devices,
-    _critic_is_the_same_model,
 )
 
 
@@ -315,12 +287,6 @@ def recomputes(config: RunConfig) -> bool:
     return bool(config.megatron.transformer.get("recompute_granularity"))
 
 
-_ROUTING: tuple[Rule, ...] = (
-    _a_mixture_is_there,
-    _routes_come_from_whole_engines,
-)
-
-
 def _work_can_be_counted(config: RunConfig) -> Iterator[str]:
     folder = start_weights(config)
     content = described(folder)
@@ -332,4 +298,10 @@ def _work_can_be_counted(config: RunConfig) -> Iterator[str]:
         yield f"balance_by_flops: {folder / 'config.json'} {error}; leave it out, and ranks are balanced by tokens"
 
 
-MODELS: tuple[Rule, ...] = (*_ROLES, *_CRITIC, *_ROUTING, _work_can_be_counted)
+MODELS: tuple[Rule, ...] = (
+    _further_models_are_the_same_model,
+    _separate_critic_fits_its_devices,
+    _a_mixture_is_there,
+    _routes_come_from_whole_engines,
+    _work_can_be_counted,
+)
