@@ -73,14 +73,21 @@ class Checkpoint:
 
 @contextmanager
 def drafted(folder: Path, step: int) -> Iterator[Path]:
-    """A draft folder to write into; it becomes ``folder/step-NNNNNN`` when the block ends, and is removed when it
-    fails. An older checkpoint of that name is removed only when the new one has replaced it.
+    """A draft of the checkpoint ``folder/step-NNNNNN``; see :func:`replacing`."""
+    next_step = "Free space or choose another --output-dir, then resume with --load."
+    with replacing(folder / f"step-{step:06d}", next_step=next_step) as draft:
+        yield draft
+
+
+@contextmanager
+def replacing(final: Path, *, next_step: str) -> Iterator[Path]:
+    """A draft folder to write into; it becomes ``final`` when the block ends, and is removed when it fails. What was
+    there before is removed only when the new one has replaced it.
 
     Raises:
-        CheckpointError: the folder cannot be written.
+        CheckpointError: the folder cannot be written; says ``next_step``.
     """
-    final = folder / f"step-{step:06d}"
-    draft = folder / f".{final.name}.draft"
+    draft = final.with_name(f".{final.name}.draft")
     try:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
@@ -88,10 +95,7 @@ def drafted(folder: Path, step: int) -> Iterator[Path]:
         _sync(draft)
         _replace(draft, final)
     except OSError as problem:
-        raise CheckpointError(
-            f"checkpoint {final} cannot be written: {problem}. Free space or choose another --output-dir, "
-            "then resume with --load."
-        ) from problem
+        raise CheckpointError(f"checkpoint {final} cannot be written: {problem}. {next_step}") from problem
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

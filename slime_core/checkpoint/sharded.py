@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from io import BytesIO
@@ -22,8 +22,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing import dict_utils, mapping
 from megatron.core.dist_checkpointing.strategies import filesystem_async
-from torch.distributed.checkpoint import filesystem, metadata, planner
+from megatron.core.dist_checkpointing.strategies import torch as torch_dist
+from torch.distributed.checkpoint import filesystem, metadata, planner, planner_helpers, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
 from slime_core.errors import CheckpointError
@@ -42,6 +44,12 @@ FOREIGN = "No code of it was run. It was not written by a run, or was changed: t
 MB = 2**20
 SMALL_BYTES = 4 * MB
 
+UNREADABLE = (dist_checkpointing.core.CheckpointingException, CheckpointException, KeyError, OSError, EOFError)
+"""What Megatron and torch raise for a checkpoint that they cannot read."""
+
+NOT_WEIGHTS = re.compile(r"(chained_\d+\.)?optimizer\.|rng_state|.*_extra_state")
+"""Keys of tensors in a checkpoint that are no weights of the model."""
+
 
 def save(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) -> None:
     """Write the learner's state into ``folder``, which exists and is empty. Collective over all ranks.
@@ -54,8 +62,12 @@ def save(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) 
     _write(state, folder)
 
 
-def save_weights(folder: Path, *, chunks: Sequence[Any]) -> None:
+def save_weights(folder: Path, *, chunks: Sequence[Any], fill: Callable[[torch.Tensor], None] | None = None) -> None:
     """Write the chunks' weights into ``folder``, which is created. Collective over all ranks.
+
+    Arguments:
+        fill: called with each parameter, or part of one, just before it is written, to load its weights; parameters
+            are then written one after the other. None: the chunks hold their weights.
 
     Raises:
         CheckpointError: a rank could not write its part.
@@ -65,16 +77,49 @@ def save_weights(folder: Path, *, chunks: Sequence[Any]) -> None:
         dist.barrier()  # rank 0 checks that it exists and is empty before any rank writes
     except OSError as problem:
         raise CheckpointError(f"{folder} cannot be made: {problem}. Free space, then resume.") from problem
-    _write(_model(chunks, _metadata()), folder)
+    _write(_model(chunks, _metadata()), folder, strategy=None if fill is None else _OneByOne(fill))
 
 
-def _write(state: dict[str, Any], folder: Path) -> None:
+def _write(state: dict[str, Any], folder: Path, *, strategy: Any = None) -> None:
     try:
         with _local_results_queue():
-            dist_checkpointing.save(state, str(folder))
+            dist_checkpointing.save(state, str(folder), strategy)
     except (CheckpointException, OSError, RuntimeError) as problem:  # torch's file writer raises a bare RuntimeError
         cause = _first(problem) if isinstance(problem, CheckpointException) else problem
         raise CheckpointError(f"{folder} cannot be written: {cause}. {_next_step(folder, str(cause))}") from problem
+
+
+class _OneByOne(torch_dist.TorchDistSaveShardedStrategy):  # type: ignore[misc]
+    """Writes with torch's own writer: one tensor after the other, without copies of the whole state."""
+
+    def __init__(self, fill: Callable[[torch.Tensor], None]) -> None:
+        super().__init__("torch_dist", 1)
+        self._fill = fill
+
+    def save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: str | Path) -> None:
+        state, _, _ = torch_dist._replace_state_dict_keys_with_sharded_keys(sharded_state_dict, True)
+        state_dict_saver.save(
+            torch_dist.mcore_to_pyt_state_dict(state, False),
+            storage_writer=_Writer(checkpoint_dir),
+            planner=_Filling(self._fill),
+        )
+
+
+class _Writer(filesystem.FileSystemWriter):
+    def storage_meta(self) -> metadata.StorageMeta | None:
+        return None  # torch would record the path of the folder on this machine
+
+
+class _Filling(torch_dist.MCoreSavePlanner):  # type: ignore[misc]
+    def __init__(self, fill: Callable[[torch.Tensor], None]) -> None:
+        super().__init__(dedup_replicated_tensors=False, flatten_state_dict=False)
+        self._fill = fill
+
+    def resolve_data(self, write_item: Any) -> Any:
+        found = super().resolve_data(write_item)
+        if isinstance(found, torch.Tensor):
+            self._fill(found)
+        return found
 
 
 def _next_step(folder: Path, cause: str) -> str:
@@ -126,13 +171,128 @@ def load_weights(folder: Path, *, chunks: Sequence[Any]) -> None:
     _put(_read(_model(chunks, _metadata()), folder), chunks)
 
 
+class StoredTensors:
+    """The weights in a torch_dist folder, read one by one into the chunks of a model. Not collective.
+
+    Arguments:
+        folder: written by a run, by ``slime convert`` or by Megatron; only its weights are read, not its other state.
+
+    Attributes:
+        held: key -> shape and dtype of each stored weight.
+
+    Raises:
+        CheckpointError: the folder cannot be read, or names files of other folders.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with _as_checkpoint_error(folder), _without_code():
+            found = self._metadata = filesystem.FileSystemReader(folder).read_metadata()
+        for place in (found.storage_data or {}).values():
+            name = place.relative_path
+            if Path(name).name != name or not (folder / name).is_file() or (folder / name).is_symlink():
+                raise CheckpointError(
+                    f"{folder / '.metadata'} says that weights are in {name!r:.80}; accepted is the name of a file in "
+                    "the same folder, and that file. Copy the checkpoint again from a source that you trust."
+                )
+        self._tensors = {
+            key: one
+            for key, one in found.state_dict_metadata.items()
+            if isinstance(one, metadata.TensorStorageMetadata) and not NOT_WEIGHTS.match(key)
+        }
+        self.held: Mapping[str, tuple[tuple[int, ...], torch.dtype]] = {
+            key: (tuple(one.size), one.properties.dtype) for key, one in self._tensors.items()
+        }
+
+    def read(self, tensors: Sequence[Any]) -> None:
+        """Fill ``tensors``, which :func:`sharded_tensors` returned, with the stored weights, cast to their dtype.
+
+        Raises:
+            CheckpointError: the folder lacks one, has it with another shape, or its files are damaged.
+        """
+        reader = filesystem.FileSystemReader(self._folder)
+        reader.set_up_storage_reader(self._metadata, is_coordinator=True)
+        with _as_checkpoint_error(self._folder), _without_code():
+            for tensor in tensors:
+                self._read(tensor, reader)
+
+    def _read(self, tensor: Any, reader: filesystem.FileSystemReader) -> None:
+        target = tensor.data.detach().view((1,) * tensor.prepend_axis_num + tuple(tensor.local_shape))
+        part = metadata.ChunkStorageMetadata(torch.Size(tensor.global_offset), target.size())
+        stored, padded = self.held[tensor.key][0], int(tensor.allow_shape_mismatch)
+        if stored[padded:] != tuple(tensor.global_shape)[padded:]:
+            raise CheckpointError(
+                f"{self._folder}: {tensor.key} has shape {list(stored)}, the model {list(tensor.global_shape)}. Give a "
+                "checkpoint of this very model."
+            )
+        items = planner_helpers.create_read_items_for_chunk_list(tensor.key, self._tensors[tensor.key], [part])
+        if tensor.allow_shape_mismatch:
+            target.zero_()  # the model may pad its vocabulary to more rows than are stored
+        elif sum(item.lengths.numel() for item in items) != target.numel():
+            raise CheckpointError(
+                f"{self._folder} holds only a part of {tensor.key}, or parts of it twice. Copy the checkpoint again."
+            )
+        try:
+            reader.read_data(planner.LoadPlan(items), _Into(target))
+        except (AssertionError, RuntimeError, ValueError) as problem:  # torch raises these for a truncated file
+            raise CheckpointError(
+                f"{self._folder} cannot be loaded: {tensor.key}: {_first_line(problem)}. Copy the checkpoint again."
+            ) from problem
+
+
+class _Into(planner.LoadPlanner):
+    """Reads into one tensor."""
+
+    def __init__(self, target: torch.Tensor) -> None:
+        self._target = target
+
+    def set_up_planner(
+        self, state_dict: Any, metadata: metadata.Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        raise NotImplementedError
+
+    def create_local_plan(self) -> planner.LoadPlan:
+        raise NotImplementedError
+
+    def create_global_plan(self, global_plan: list[planner.LoadPlan]) -> list[planner.LoadPlan]:
+        raise NotImplementedError
+
+    def finish_plan(self, central_plan: planner.LoadPlan) -> planner.LoadPlan:
+        raise NotImplementedError
+
+    def load_bytes(self, read_item: planner.ReadItem, value: BytesIO) -> None:
+        raise ValueError("it holds an object where a tensor was expected")
+
+    def resolve_tensor(self, read_item: planner.ReadItem) -> torch.Tensor:
+        found = self._target
+        for dim, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+            found = found.narrow(dim, start, length)
+        return found
+
+    def commit_tensor(self, read_item: planner.ReadItem, tensor: torch.Tensor) -> None:
+        """Nothing to do: ``resolve_tensor`` returned a view of the target."""
+
+
+def sharded_tensors(chunks: Sequence[Any]) -> list[Any]:
+    """Megatron's ShardedTensor of each parameter and buffer of the chunks, or part of one; their data are views."""
+    state = _model(chunks, _metadata())
+    mapping.apply_factories(state)
+    return [one for one in dict_utils.nested_values(state) if isinstance(one, mapping.ShardedTensor)]
+
+
 def _read(wanted: dict[str, Any], folder: Path) -> Any:
+    with _as_checkpoint_error(folder), _without_code():
+        return dist_checkpointing.load(wanted, str(folder))
+
+
+@contextmanager
+def _as_checkpoint_error(folder: Path) -> Iterator[None]:
+    """Raise what reading fails with in the block as a CheckpointError that names ``folder``."""
     try:
-        with _without_code():
-            return dist_checkpointing.load(wanted, str(folder))
+        yield
     except pickle.UnpicklingError as problem:
         raise CheckpointError(f"{folder} cannot be loaded: {_first_line(problem)}. {FOREIGN}") from problem
-    except (dist_checkpointing.core.CheckpointingException, CheckpointException, KeyError) as problem:
+    except UNREADABLE as problem:
         cause = _first(problem) if isinstance(problem, CheckpointException) else problem
         raise CheckpointError(f"{folder} cannot be loaded: {cause}. {_advice(str(cause), folder)}") from problem
 

@@ -22,6 +22,7 @@ CORE_COMMANDS: Mapping[str, tuple[str, ...]] = {
     "run": (),
     "check": (),
     "eval": (),
+    "convert": ("hf-to-torch-dist", "torch-dist-to-hf", "verify"),
     "ledger": (),
     "plugins": ("list", "show", "trace", "lock", "verify"),
     "config": ("explain", "show"),

@@ -1,9 +1,9 @@
 """What a Hugging Face folder's ``config.json`` says about its model, read without transformers.
 
-:func:`described` reads it; :func:`forward_flops` counts what a forward pass over a sequence costs; :func:`expected`
-compares Megatron's flags that describe a model, which users' launch scripts carry. The model is the checkpoint's, and
-nothing here changes it: a flag that disagrees with the file, or that the file does not decide, is a mistake, because it
-was meant for another checkpoint.
+:func:`described` reads it; :func:`torch_dist_folder` finds weights in Megatron's format; :func:`forward_flops` counts
+what a forward pass over a sequence costs; :func:`expected` compares Megatron's flags that describe a model, which
+users' launch scripts carry. The model is the checkpoint's, and nothing here changes it: a flag that disagrees with the
+file, or that the file does not decide, is a mistake, because it was meant for another checkpoint.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.config.section import Value
-from slime_core.untrusted import read_object
+from slime_core.untrusted import read_object, read_text
 
 NOT_THE_MODEL = frozenset(
     [
@@ -28,6 +28,12 @@ NOT_THE_MODEL = frozenset(
 )
 """What two config.json may differ in and still describe one model: how it was trained and saved, how far it reads, and
 windows, which count only where the layers' types say so."""
+
+CARRIED = "huggingface"
+"""Subfolder of a torch_dist folder with the model's config.json, tokenizer and chat template."""
+
+TRACKER = "latest_checkpointed_iteration.txt"
+"""File in which Megatron records its newest checkpoint, a folder in the same place."""
 
 LARGEST = 2**31 - 1
 """The largest size of a model's part; what is more is no size, and nothing is built from it."""
@@ -42,6 +48,28 @@ def described(folder: Path) -> dict[str, Any] | None:
         return read_object(folder / "config.json")
     except (OSError, ValueError):
         return None
+
+
+def torch_dist_folder(path: Path) -> Path | None:
+    """The torch_dist folder that ``path`` names, or None.
+
+    Arguments:
+        path: the folder itself, one of Megatron with a tracker file, a checkpoint of a run, or a run folder (then its
+            newest checkpoint).
+    """
+    checkpoints = [*path.glob("checkpoints/step-*/torch_dist"), *path.glob("step-*/torch_dist")]
+    newest = max(checkpoints, key=lambda one: (len(one.parent.name), one.parent.name), default=None)
+    places = [path, path / "torch_dist", *([newest] if newest else [])]
+    if (path / TRACKER).is_file():
+        iteration = read_text(path / TRACKER, limit=100).strip()
+        places.append(path / (f"iter_{int(iteration):07d}" if iteration.isdecimal() else "release"))
+    return next((place for place in places if (place / ".metadata").is_file()), None)
+
+
+def config_folder(torch_dist: Path) -> Path | None:
+    """The folder with the config.json and the tokenizer of a torch_dist folder; None: it carries none."""
+    places = (torch_dist / CARRIED, torch_dist.parent / "hf")
+    return next((place for place in places if (place / "config.json").is_file()), None)
 
 
 def start_weights(config: RunConfig) -> Path:

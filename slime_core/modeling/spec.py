@@ -22,7 +22,7 @@ import difflib
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MBridgeSpec",
+    "MappedWeight",
     "NamedForMBridge",
     "classic_config",
     "local_bridge",
@@ -138,12 +139,70 @@ class NamedForMBridge:
         self._names = {name: _engine_name(name, state) for name in state}
         self._state = {self._names[name]: tensor for name, tensor in state.items()}
         self._parameters = [(self._names[name], parameter) for name, parameter in chunk.named_parameters()]
+        # A state holds parameters without Megatron's attributes, which say how they are split.
+        self.tensors: Mapping[str, torch.Tensor] = self._state | dict(self._parameters)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return self._state
 
     def named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         return self._parameters
+
+
+@dataclass(frozen=True, slots=True)
+class MappedWeight:
+    """A tensor of a chunk, and the weights of a Hugging Face checkpoint that it is made of.
+
+    Arguments:
+        tensor: this rank's share: a parameter, or a buffer such as a router's bias.
+        names: Hugging Face names of the weights, such as those of query, key and value for one fused matrix.
+    """
+
+    tensor: torch.Tensor
+    names: tuple[str, ...]
+    _bridge: object
+    _name: str
+    _whole_name: str
+
+    def load(self, read: Callable[[list[str]], Mapping[str, torch.Tensor]]) -> None:
+        """Copy this rank's share into the tensor. Not collective.
+
+        Arguments:
+            read: Hugging Face names -> full weights.
+        """
+        bridge: Any = self._bridge
+        held = read(list(self.names))
+        whole = bridge._weight_to_mcore_format(self._name, [held[name] for name in self.names])
+        size, rank = self._split
+        shares = bridge._weight_split_across_tp(self._name, whole, self.tensor, size)
+        with torch.no_grad():
+            self.tensor.copy_(shares[rank])
+
+    def export(self) -> dict[str, torch.Tensor]:
+        """Hugging Face name -> full weight, perhaps a view; only where no tensor-parallel rank has a share of it."""
+        return self._named(self.tensor.detach())
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Hugging Face name -> shape of the full weight."""
+        bridge: Any = self._bridge
+        share = self.tensor.detach().to("meta")
+        size, _ = self._split
+        if size > 1 and getattr(self.tensor, "tensor_model_parallel", False):
+            share = bridge._weight_merge_across_tp(self._whole_name, [share] * size, self.tensor)
+        return {name: tuple(weight.shape) for name, weight in self._named(share).items()}
+
+    def _named(self, whole: torch.Tensor) -> dict[str, torch.Tensor]:
+        bridge: Any = self._bridge
+        return dict(zip(*bridge._weight_to_hf_format(self._whole_name, whole), strict=True))
+
+    @property
+    def _split(self) -> tuple[int, int]:
+        """How many ranks share the tensor, and which of them this is."""
+        bridge: Any = self._bridge
+        ranks = bridge.mpu
+        if ".mlp.experts.linear_fc" in self._name:
+            return ranks.etp_size, ranks.etp_rank
+        return ranks.tp_size, ranks.tp_rank
 
 
 def _engine_name(name: str, state: Mapping[str, Any]) -> str:
@@ -273,10 +332,23 @@ class MBridgeSpec:
             RunError: nothing was built yet.
         """
         bridge = self._built()
-        views = [NamedForMBridge(chunk) for chunk in chunks]
-        _refuse_mismatch(bridge, views, Path(folder))
-        with torch.no_grad():
-            bridge.load_weights(views, str(folder))
+        _refuse_mismatch(bridge, [NamedForMBridge(chunk) for chunk in chunks], Path(folder))
+        files = bridge._get_safetensor_io(str(folder))
+        for weight in self.mapped(chunks):
+            weight.load(files.load_some_hf_weight)
+
+    def leaves_out(self, name: str) -> bool:
+        """Whether the model has no place for weight ``name``: of multi-token prediction, a table of angles."""
+        return _is_left_out(name, self._built().hf_config)
+
+    def mapped(self, chunks: Sequence[torch.nn.Module]) -> list[MappedWeight]:
+        """Every tensor of the chunks with the Hugging Face weights that it holds.
+
+        Raises:
+            RunError: nothing was built yet.
+        """
+        bridge = self._built()
+        return [weight for chunk in chunks for weight in _mapped(bridge, NamedForMBridge(chunk))]
 
     def export_weights(self, chunks: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
         """Every weight of the whole model once, under its Hugging Face name, gathered over tensor and pipeline ranks.
@@ -422,9 +494,17 @@ def _is_left_out(name: str, config: PretrainedConfig) -> bool:
 
 
 def _hf_names(bridge: Any, view: NamedForMBridge) -> Iterator[str]:
-    for name in bridge._weight_name_mapping_mcore_local_to_global(view).values():
+    for weight in _mapped(bridge, view):
+        yield from weight.names
+
+
+def _mapped(bridge: Any, view: NamedForMBridge) -> Iterator[MappedWeight]:
+    whole_names = bridge._weight_name_mapping_mcore_local_to_global(view)
+    for local, tensor in view.tensors.items():
+        name = whole_names[local]
         try:
-            yield from bridge._weight_name_mapping_mcore_to_hf(name)
+            names = tuple(bridge._weight_name_mapping_mcore_to_hf(name))
+            yield MappedWeight(tensor, names, bridge, local, name)
         except NotImplementedError as error:
             raise CheckpointError(
                 f"the model has a parameter {name}, which stands for no weight of a {bridge.hf_config.model_type} "

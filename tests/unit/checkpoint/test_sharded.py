@@ -56,7 +56,7 @@ def test_state_that_a_frozen_weight_lacks_is_distinguished_from_another_model(
 def test_a_full_shared_memory_is_not_blamed_on_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str, disk_mb: int, shared_mb: int, advice: str
 ) -> None:
-    def save(state: object, folder: str) -> None:
+    def save(state: object, folder: str, strategy: object) -> None:
         raise RuntimeError(cause)
 
     def free(path: Path) -> SimpleNamespace:

@@ -1,0 +1,197 @@
+"""What a folder holds, and the weights of a Hugging Face folder by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from slime_core.config.model_config import CARRIED, config_folder, described
+from slime_core.errors import CheckpointError, ConfigError
+from slime_core.weights.specs import TIED, WeightSpec, expected_specs, is_tied, require_complete_files, weight_files
+
+EMBEDDING = "model.embed_tokens.weight"
+
+SHOWN = 8
+"""Names listed of one kind of difference."""
+
+
+def carried_folder(folder: Path) -> Path:
+    """The folder with the config and the tokenizer of a torch_dist folder.
+
+    Raises:
+        ConfigError: it carries none, because another program wrote it.
+    """
+    if (found := config_folder(folder)) is not None:
+        return found
+    raise ConfigError(
+        f"{folder} carries no {CARRIED}/config.json, as the checkpoints of runs and of slime convert do, so nothing "
+        "says which model it is. Give --origin-hf-dir: the Hugging Face folder that it was made from."
+    )
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """The object of the folder's ``config.json``.
+
+    Raises:
+        ConfigError: there is none, it names no architecture, or describes a quantised model.
+    """
+    found = described(folder)
+    if found is None:
+        raise ConfigError(
+            f"{folder / 'config.json'} is missing, or no JSON object; accepted is a Hugging Face folder on this machine"
+        )
+    match found.get("architectures"):
+        case [str(), *_]:
+            pass
+        case _:
+            raise ConfigError(f"{folder / 'config.json'} names no architecture; give the folder of a language model")
+    if method := found.get("quantization_config"):
+        name = method.get("quant_method") if isinstance(method, dict) else method
+        raise ConfigError(
+            f"{folder / 'config.json'} describes quantised weights (quantization_config: {name}); converting them is "
+            "not built. Give a folder with weights in bfloat16, float16 or float32."
+        )
+    return found
+
+
+class HuggingFaceWeights:
+    """The weights of a Hugging Face folder.
+
+    Attributes:
+        folder: where they are.
+        specs: name -> dtype and shape. The output weight of a tied model is left out: it is the embedding.
+
+    Raises:
+        ConfigError: the folder has no config, or its weights are quantised.
+        CheckpointError: a tied model's output weight differs from its embedding.
+        WeightSyncError: a file is missing, incomplete, or no safetensors file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        config_of(folder)
+        self.folder = folder
+        require_complete_files(folder)
+        self._files = {name: file for file in weight_files(folder) for name in _names(file)}
+        self.specs: dict[str, WeightSpec] = expected_specs(folder)
+        if is_tied(folder) and TIED in self.specs:
+            self._refuse_untied()
+            del self.specs[TIED]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the most bytes."""
+        return main_dtype({spec.dtype: 0 for spec in self.specs.values()} | _bytes_by_dtype(self.specs.values()))
+
+    def read(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """The weights ``names``; file-backed memory."""
+        found = {}
+        with ExitStack() as stack:
+            opened: dict[Path, Any] = {}
+            for name in names:
+                file = self._files[name]
+                if file not in opened:
+                    opened[file] = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
+                found[name] = opened[file].get_tensor(name)
+        return found
+
+    def _refuse_untied(self) -> None:
+        if EMBEDDING in self.specs and not _same(*self.read([EMBEDDING, TIED]).values()):
+            raise CheckpointError(
+                f"{self.folder / 'config.json'} says tie_word_embeddings, but {TIED} differs from {EMBEDDING}. Set "
+                "tie_word_embeddings to false if both are trained."
+            )
+
+
+def _names(file: Path) -> list[str]:
+    with safe_open(file, framework="pt", device="cpu") as opened:
+        return list(opened.keys())
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(_bits(a), _bits(b)))
+
+
+def _bits(weight: torch.Tensor) -> torch.Tensor:
+    return weight.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _bytes_by_dtype(specs: Any) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for spec in specs:
+        found[spec.dtype] = found.get(spec.dtype, 0) + spec.nbytes
+    return found
+
+
+def main_dtype(sizes: Mapping[str, int]) -> torch.dtype:
+    """The floating dtype with the largest size.
+
+    Arguments:
+        sizes: torch's name of a dtype -> bytes, or elements.
+
+    Raises:
+        ConfigError: the weights are in another dtype than those that a model is built in.
+    """
+    name = max(sizes, key=lambda one: sizes[one], default="")
+    if name not in ("float32", "bfloat16", "float16"):
+        raise ConfigError(
+            f"most weights have dtype {name or 'unknown'}; converting is built for float32, bfloat16 and float16"
+        )
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """What differs between two sets of weights; empty: nothing.
+
+    Arguments:
+        kinds: kind of difference -> a text for each.
+    """
+
+    kinds: Mapping[str, Sequence[str]]
+
+    def __bool__(self) -> bool:
+        return any(self.kinds.values())
+
+    def __str__(self) -> str:
+        return "; ".join(f"{kind}: {_listed(found)}" for kind, found in self.kinds.items() if found)
+
+
+Shapes = Mapping[str, tuple[tuple[int, ...], str]]
+"""Name -> shape, and torch's name of the dtype."""
+
+
+def compare(found: Shapes, expected: Shapes) -> Differences:
+    """Names, shapes and dtypes of ``found`` against ``expected``."""
+    both = [name for name in found if name in expected]
+    return Differences(
+        {
+            "missing": [f"{name} {_kind(expected[name])}" for name in expected if name not in found],
+            "extra": [f"{name} {_kind(found[name])}" for name in found if name not in expected],
+            "wrong shape": [
+                f"{name} has {list(found[name][0])}, expected {list(expected[name][0])}"
+                for name in both
+                if found[name][0] != expected[name][0]
+            ],
+            "wrong dtype": [
+                f"{name} has {found[name][1]}, expected {expected[name][1]}"
+                for name in both
+                if found[name][1] != expected[name][1]
+            ],
+        }
+    )
+
+
+def _kind(one: tuple[tuple[int, ...], str]) -> str:
+    return f"{one[1]}{list(one[0])}"
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+    return ", ".join(texts[:SHOWN]) + more

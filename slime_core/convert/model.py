@@ -1,0 +1,287 @@
+"""The processes of a conversion, and a model that holds memory for a few of its weights at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from slime_core.checkpoint import sharded
+from slime_core.config.schema import ModelConfig, RunConfig
+from slime_core.convert.formats import Shapes, compare, main_dtype
+from slime_core.errors import CheckpointError, ConfigError
+from slime_core.learner import LearnerSettings
+from slime_core.learner.components import build_model_spec, model_spec_label
+from slime_core.learner.process import COLLECTIVE_TIMEOUT, initialize_model_parallel
+from slime_core.modeling.layout import ParallelLayout
+from slime_core.modeling.spec import MappedWeight, MBridgeSpec
+from slime_core.plugins.activation import activate
+from slime_core.plugins.construction import refusals
+from slime_core.plugins.contracts import Place
+from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.plugins.loading import boundary
+from slime_core.weights.specs import WeightSpec, spec_of
+
+BATCH_BYTES = 256 * 2**20
+"""Bytes of weights that are read from a torch_dist folder at once."""
+
+MOST_PADDING = 8192
+"""Rows that an embedding can have beyond the vocabulary: Megatron pads to 128 times the tensor-parallel size."""
+
+T = TypeVar("T")
+
+
+def world_size() -> int:
+    """The number of processes of a conversion: as torchrun started them, or this one alone."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+@contextmanager
+def parallel_groups(layout: ParallelLayout) -> Iterator[None]:
+    """Join the other processes and Megatron's parallel groups for the block, on the CPU.
+
+    A process that is in Megatron's groups already stays in them.
+    """
+    from megatron.core import parallel_state
+
+    if parallel_state.model_parallel_is_initialized():
+        yield
+        return
+    if world_size() == 1:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    else:
+        dist.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT)
+    try:
+        initialize_model_parallel(layout, seed=0)
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+def gather(value: T) -> list[T]:
+    """The values of all ranks."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def on_first(do: Callable[[], object]) -> None:
+    """Call ``do`` on rank 0 only.
+
+    Raises:
+        CheckpointError: on the other ranks, where it fails; rank 0 raises what it failed with.
+    """
+    problem: Exception | None = None
+    if dist.get_rank() == 0:
+        try:
+            do()
+        except Exception as error:
+            problem = error
+    failed: list[bool] = [problem is not None]
+    dist.broadcast_object_list(failed, src=0)
+    if problem is not None:
+        raise problem
+    if failed[0]:
+        raise CheckpointError("the conversion stops here because rank 0 failed; its message says why")
+
+
+def build_spec(
+    folder: Path, config: Mapping[str, Any], *, plugins: Sequence[str], trust_remote_code: bool
+) -> MBridgeSpec:
+    """The model spec of the family, as a run would build it.
+
+    Arguments:
+        folder: with the config and the tokenizer.
+        config: the object of its ``config.json``.
+
+    Raises:
+        PluginError: no plugin has a model spec for the architecture.
+        ConfigError: the spec does not build something that the config asks for, or maps no single weights.
+    """
+    architecture = str(config["architectures"][0])
+    registry = activate(plugins, architecture=architecture).registry
+    if problems := refusals(registry, architecture, config):
+        raise ConfigError(f"{folder / 'config.json'} {', and '.join(problems)}")
+    run = RunConfig(model=ModelConfig(trust_remote_code=trust_remote_code))
+    settings = LearnerSettings(run, folder, architecture, policy_loss="", options={}, num_steps=0)
+    hooks = LifecycleHooks(registry, place=Place.RANK, options={}, where="slime convert")
+    spec = build_model_spec(registry, settings, hooks=hooks)
+    label = model_spec_label(registry, architecture)
+    if not isinstance(spec, MBridgeSpec):
+        raise ConfigError(
+            f"{label} does not say which Hugging Face weights a parameter is made of, so its checkpoints cannot be "
+            "converted; accepted is a subclass of slime_core.modeling.MBridgeSpec"
+        )
+    return spec
+
+
+class ConvertedModel:
+    """A model whose weights have memory only inside :meth:`held`. Building it is collective.
+
+    Arguments:
+        spec: builds it.
+        config: the object of ``config.json``.
+        dtype: of the parameters.
+        layout: what Megatron was initialised with.
+
+    Attributes:
+        weights: this rank's.
+        specs: Hugging Face name -> dtype and shape of this rank's weights.
+        owned: names in ``specs`` that no lower rank has; a tied embedding is on two pipeline stages.
+        tensors: Megatron's ShardedTensors of this rank.
+    """
+
+    def __init__(
+        self, spec: MBridgeSpec, config: Mapping[str, Any], *, dtype: torch.dtype, layout: ParallelLayout
+    ) -> None:
+        # Nothing writes to the parameters, and Linux gives untouched memory no pages. perform_initialization=False
+        # would leave out the attributes that say how a parameter is split (tensor_parallel/layers.py:265).
+        methods = ("init_method", "embedding_init_method", "output_layer_init_method")
+        settings: dict[str, Any] = {**dict.fromkeys(methods, _leave_alone), "calculate_per_token_loss": True}
+        with boundary("the model spec", "building the model", locate=True, passes=(ConfigError, CheckpointError)):
+            self.chunks = spec.build(config, dtype=dtype, parallel=layout, overrides=settings)
+        self.weights = spec.mapped(self.chunks)
+        self.tensors = sharded.sharded_tensors(self.chunks)
+        self.specs = {name: one for weight in self.weights for name, one in _specs(weight)}
+        on_lower_ranks = {name for names in gather(list(self.specs))[: dist.get_rank()] for name in names}
+        self.owned = [name for name in self.specs if name not in on_lower_ranks]
+        self._sizes = {_storage_id(weight.tensor): weight.tensor.untyped_storage().nbytes() for weight in self.weights}
+        self._by_storage = {_storage_id(weight.tensor): weight for weight in self.weights}
+
+    @contextmanager
+    def held(self, weights: Sequence[MappedWeight]) -> Iterator[None]:
+        """``weights`` have memory inside the block; their content is lost when it ends."""
+        storages = [weight.tensor.untyped_storage() for weight in weights]
+        for storage in storages:
+            if storage.nbytes() == 0:
+                storage.resize_(self._sizes[storage._cdata])
+        try:
+            yield
+        finally:
+            for storage in storages:
+                storage.resize_(0)
+
+    def weight_of(self, tensor: torch.Tensor) -> MappedWeight:
+        """The weight that ``tensor`` is, or is a part of."""
+        return self._by_storage[_storage_id(tensor)]
+
+    def tensors_of(self, weights: Sequence[MappedWeight]) -> list[Any]:
+        """The ShardedTensors that are ``weights``, or parts of them."""
+        wanted = {_storage_id(weight.tensor) for weight in weights}
+        return [tensor for tensor in self.tensors if _storage_id(tensor.data) in wanted]
+
+    def batches(self, wanted: Iterable[str]) -> Iterator[list[MappedWeight]]:
+        """The weights that have a name in ``wanted``, about ``BATCH_BYTES`` at a time."""
+        names = set(wanted)
+        batch: list[MappedWeight] = []
+        for weight in (one for one in self.weights if names.intersection(one.names)):
+            batch.append(weight)
+            if sum(self._sizes[_storage_id(one.tensor)] for one in batch) >= BATCH_BYTES:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
+
+def _leave_alone(parameter: torch.Tensor) -> None:
+    """Initialises nothing."""
+
+
+def _storage_id(tensor: torch.Tensor) -> int:
+    """Identifies the storage of ``tensor``, also while its memory is released."""
+    found: int = tensor.untyped_storage()._cdata
+    return found
+
+
+def _specs(weight: MappedWeight) -> Iterator[tuple[str, WeightSpec]]:
+    dtype = spec_of("", weight.tensor).dtype
+    for name, shape in weight.shapes().items():
+        yield name, WeightSpec(name, dtype, shape)
+
+
+class TorchDistWeights:
+    """The weights of a torch_dist folder under their Hugging Face names. Opening is collective, reading is not.
+
+    Arguments:
+        folder: the torch_dist folder.
+        spec, config: of its model.
+        layout: what Megatron was initialised with.
+        casts: name -> dtype of weights whose Hugging Face file had another one than the model.
+
+    Attributes:
+        specs: name -> dtype and shape of this rank's weights that no lower rank has.
+
+    Raises:
+        CheckpointError: it does not fit the model.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: MBridgeSpec,
+        config: Mapping[str, Any],
+        *,
+        layout: ParallelLayout,
+        casts: Mapping[str, str] | None = None,
+    ) -> None:
+        self._stored = sharded.StoredTensors(folder)
+        self._casts = casts or {}
+        sizes: dict[str, int] = {}
+        for shape, dtype in self._stored.held.values():
+            name = str(dtype).removeprefix("torch.")
+            sizes[name] = sizes.get(name, 0) + torch.Size(shape).numel()
+        self._model = ConvertedModel(spec, config, dtype=main_dtype(sizes), layout=layout)
+        on_first_of = [one for of_rank in gather(_described(self._model.tensors)) for one in of_rank.items()]
+        on_first(lambda: _require_fit(folder, self._stored, dict(on_first_of)))
+        held = {name: self._model.specs[name] for name in self._model.owned}
+        self.specs = {n: WeightSpec(n, self._casts.get(n, one.dtype), one.shape) for n, one in held.items()}
+
+    def parts(self) -> Iterator[dict[str, torch.Tensor]]:
+        """All weights of ``specs``, some at a time; valid until the next ones."""
+        for batch in self._model.batches(self.specs):
+            with self._model.held(batch):
+                yield {name: weight for name, weight in self._read(batch).items() if name in self.specs}
+
+    def read(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Copies of the weights ``names``."""
+        found: dict[str, torch.Tensor] = {}
+        for batch in self._model.batches(names):
+            with self._model.held(batch):
+                found |= {name: one.clone() for name, one in self._read(batch).items() if name in names}
+        return found
+
+    def _read(self, batch: Sequence[MappedWeight]) -> dict[str, torch.Tensor]:
+        self._stored.read(self._model.tensors_of(batch))
+        exported = {name: one for weight in batch for name, one in weight.export().items()}
+        return {n: one.to(getattr(torch, self._casts[n])) if n in self._casts else one for n, one in exported.items()}
+
+
+Described = dict[str, tuple[tuple[int, ...], str, bool]]
+"""Key -> shape, dtype, and whether the first dimension is a padded vocabulary."""
+
+
+def _described(tensors: Sequence[Any]) -> Described:
+    return {
+        one.key: (tuple(one.global_shape), str(one.dtype).removeprefix("torch."), bool(one.allow_shape_mismatch))
+        for one in tensors
+    }
+
+
+def _require_fit(folder: Path, stored: sharded.StoredTensors, expected: Described) -> None:
+    found: Shapes = {key: (shape, str(dtype).removeprefix("torch.")) for key, (shape, dtype) in stored.held.items()}
+    wanted = {key: (shape, dtype) for key, (shape, dtype, _) in expected.items()}
+    for key, (shape, dtype, padded) in expected.items():
+        rows = found[key][0][0] if padded and key in found and len(found[key][0]) == len(shape) else shape[0]
+        if rows != shape[0] and shape[0] < rows < shape[0] + MOST_PADDING:
+            wanted[key] = ((rows, *shape[1:]), dtype)
+    if differences := compare(found, wanted):
+        raise CheckpointError(
+            f"{folder} does not fit the model of its config.json: {differences}. Give the folder that it was made from "
+            "(--origin-hf-dir), or the number of rows without padding (--vocab-size)."
+        )
