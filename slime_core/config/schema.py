@@ -138,8 +138,16 @@ class ModelConfig(Section):
 
     hf_checkpoint: Path | None = None
     """Hugging Face folder: start weights, config.json, tokenizer. None: the built-in arithmetic model."""
+    initial_megatron_checkpoint: Annotated[
+        Path | None,
+        Conflicts(
+            "debug_rollout_only",
+            because="no learner loads weights; give engines the weights with --hf-checkpoint",
+        ),
+    ] = None
+    """torch_dist folder with the start weights, of slime convert, a run or Megatron. None: those of hf_checkpoint."""
     ref_load: Annotated[Path | None, Needs("use_kl_loss", "kl_coef", because="only these use a reference model")] = None
-    """Hugging Face folder of the reference model that the KL term compares with. None: the start weights."""
+    """Hugging Face or torch_dist folder of the reference model for the KL term. None: the start weights."""
     load: Annotated[
         Path | None,
         Conflicts(

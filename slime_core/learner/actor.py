@@ -18,6 +18,7 @@ import numpy as np
 import ray
 
 from slime_core.checkpoint.folder import Checkpoint, RunState, drafted, write_state
+from slime_core.config.model_config import CARRIED
 from slime_core.learner import LearnerSettings
 from slime_core.learner.critic_reshard import TokenValues, values_of_shard
 from slime_core.plugins.contracts import Place
@@ -177,6 +178,9 @@ class LearnerActor(Rendezvous):
 
         learner = self._learner
         learner.save(draft)
+        if learner.is_sender:
+            (draft / "torch_dist" / CARRIED).mkdir()
+            hf.copy_small_files(template, draft / "torch_dist" / CARRIED)
         if export:
             hf.write(draft / "hf", learner.export_weights(), template=template, writes=learner.is_sender)
 

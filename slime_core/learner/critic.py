@@ -54,8 +54,8 @@ class Critic:
             CheckpointError: the weights do not fit the model.
         """
         config = settings.config
-        folder = config.critic.critic_load or settings.folder
-        if folder != settings.folder:
+        folder = config.critic.critic_load or config.model.initial_megatron_checkpoint or settings.folder
+        if config.critic.critic_load is not None and folder != settings.folder:
             why = "is built as the actor is, its head aside"
             remote = config.model.trust_remote_code
             require_same_model(folder, settings.folder, role="critic", why=why, trust_remote_code=remote)

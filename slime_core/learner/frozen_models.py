@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 
+from slime_core.config.model_config import config_folder, torch_dist_folder
 from slime_core.config.schema import RunConfig
 from slime_core.learner.checks import require_same_model
 from slime_core.learner.trained_model import ACTOR, OLD_ACTOR, REFERENCE, TEACHER, TrainedModel
@@ -53,16 +54,20 @@ class FrozenModels:
         self._old_actor_differs = False
         self._reference_was_updated = False
         if reads_reference:
-            self._load_role(REFERENCE, config.model.ref_load or folder)
+            self._load_role(REFERENCE, config.model.ref_load)
         if config.algorithm.use_opd:
-            self._load_role(TEACHER, config.algorithm.opd_teacher_load or folder)
+            self._load_role(TEACHER, config.algorithm.opd_teacher_load)
 
-    def _load_role(self, role: str, folder: Path) -> None:
-        if folder == self._start_folder:
+    def _load_role(self, role: str, folder: Path | None) -> None:
+        start = self._config.model.initial_megatron_checkpoint or self._start_folder
+        if folder is None or folder == start:
             self._snapshots.snapshot(role)
             return
         trusts = self._config.model.trust_remote_code
-        require_same_model(folder, self._start_folder, role=role, trust_remote_code=trusts)
+        stored = torch_dist_folder(folder)
+        described = folder if stored is None else config_folder(stored)
+        if described is not None:  # what Megatron wrote has no config; its tensors are compared when they are read
+            require_same_model(described, self._start_folder, role=role, trust_remote_code=trusts)
         self._snapshots.load(role, lambda: self._actor.load_weights(folder))
 
     @property

@@ -129,7 +129,8 @@ class Learner:
     def _build_actor(self, registry: Registry) -> TrainedModel:
         settings, config = self._settings, self._config
         label = model_spec_label(registry, settings.architecture)
-        chunks = build_chunks(self._spec, label=label, settings=settings, folder=settings.folder)
+        folder = config.model.initial_megatron_checkpoint or settings.folder
+        chunks = build_chunks(self._spec, label=label, settings=settings, folder=folder)
         freeze(
             chunks,
             only=config.optimizer.only_train_params_name_list,

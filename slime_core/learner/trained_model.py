@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from slime_core.config.model_config import described
+from slime_core.config.model_config import described, torch_dist_folder
 from slime_core.config.schema import LearnerConfig, OptimizerConfig
 from slime_core.errors import ConfigError, RunError, SlimeError
 from slime_core.learner import LearnerSettings
@@ -51,7 +51,7 @@ def build_chunks(spec: Any, *, label: str, settings: LearnerSettings, folder: Pa
         spec: the model spec.
         label: the spec in messages, with its plugin.
         settings: of the rank; its folder's config.json is built.
-        folder: Hugging Face folder with the start weights.
+        folder: Hugging Face or torch_dist folder with the start weights.
     """
     config = described(settings.folder)
     if config is None:
@@ -97,7 +97,7 @@ class TrainedModel:
         self.schedule = build_schedule(self.optimizer, optimizer, num_steps=settings.num_steps)
 
     def load_weights(self, folder: Path) -> None:
-        """Load the weights of the Hugging Face folder ``folder`` into the chunks."""
+        """Load the weights of ``folder``, Hugging Face or torch_dist, into the chunks."""
         _load_weights(self._spec, self._label, self.chunks, folder)
 
     def begin_rollout(self) -> None:
@@ -139,6 +139,11 @@ class TrainedModel:
 
 
 def _load_weights(spec: Any, label: str, chunks: Chunks, folder: Path) -> None:
+    if (stored := torch_dist_folder(folder)) is not None:
+        from slime_core.checkpoint import sharded
+
+        sharded.StoredTensors(stored).read(sharded.sharded_tensors(chunks))
+        return
     with boundary(label, f"loading weights of {folder}", locate=True, passes=(SlimeError,)):
         spec.load_weights(chunks, folder)
 

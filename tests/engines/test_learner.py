@@ -552,6 +552,41 @@ def test_one_rank_continues_from_a_checkpoint_of_two(children, folder, samples, 
     assert distance(resumed.weights, whole.weights) < NEAR
 
 
+@pytest.mark.parametrize(
+    ("saved_in", "resumed_in"),
+    [({}, {"tensor": 2}), ({"pipeline": 2}, {"tensor": 2})],
+    ids=["TP1 to TP2", "PP2 to TP2"],
+)
+def test_a_checkpoint_resumes_in_another_layout(children, folder, samples, tmp_path, saved_in, resumed_in):
+    job = Job(settings(**FALLING), folder)
+    (tmp_path / "saved").mkdir()
+
+    def train(layout: dict[str, int], num_rollouts: int, **options: Any) -> Outcome:
+        world_size = 2 if layout else 1  # these ranks train the same samples
+        here = replace(job, rollouts=[cut(samples) * world_size] * num_rollouts, **layout, **options)
+        return children.run(here, world_size=world_size)[0]
+
+    whole = train(saved_in, 2)
+    train(saved_in, 1, save=tmp_path / "saved")
+    resumed = train(resumed_in, 1, load=tmp_path / "saved")
+    assert distance(resumed.weights, whole.weights) < NEAR
+
+
+def test_a_run_starts_from_the_weights_of_a_torch_dist_folder(children, folder, samples, tmp_path):
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    (trained,) = children.run(Job(settings(), folder, [cut(samples)], save=saved))
+    start = {"initial_megatron_checkpoint": saved}
+    (started,) = children.run(Job(settings(model=start), folder))
+    assert equal(started.weights, trained.weights)
+    measured = {"use_kl_loss": True, "kl_loss_type": "k3"}
+    divergences = [
+        children.run(Job(settings(algorithm=measured, model=chosen, lr=0.0), folder, [cut(samples)]))[0].metrics[0]
+        for chosen in (start, {**start, "ref_load": saved}, {"ref_load": saved}, {**start, "ref_load": folder})
+    ]
+    assert [metrics["train/kl_loss"] > 0 for metrics in divergences] == [False, False, True, True]
+
+
 def test_a_missing_checkpoint_and_one_of_another_model_are_refused(children, folder, tmp_path):
     with pytest.raises(CheckpointError, match="absent cannot be loaded"):
         children.run(Job(settings(), folder, load=tmp_path / "absent"))

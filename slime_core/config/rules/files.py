@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slime_core.config.model_config import described
+from slime_core.config.model_config import described, torch_dist_folder
 from slime_core.config.prompt_paths import unreadable
 from slime_core.config.rules import Rule
 from slime_core.config.schema import RunConfig
@@ -42,9 +42,21 @@ def _checkpoint_is_a_model(config: RunConfig) -> Iterator[str]:
 
 
 def _further_models_are_models(config: RunConfig) -> Iterator[str]:
-    yield from _no_model(config.model.ref_load, "ref_load")
+    reference = config.model.ref_load
+    if reference is None or torch_dist_folder(reference) is None:
+        yield from _no_model(reference, "ref_load", formats="Hugging Face or torch_dist folder")
     yield from _no_model(config.critic.critic_load, "critic_load")
     yield from _no_model(config.algorithm.opd_teacher_load, "opd_teacher_load")
+
+
+def _initial_checkpoint_is_torch_dist(config: RunConfig) -> Iterator[str]:
+    folder = config.model.initial_megatron_checkpoint
+    if folder is not None and torch_dist_folder(folder) is None:
+        yield (
+            f"initial_megatron_checkpoint: {folder} holds no torch_dist checkpoint (no .metadata); accepted: a folder "
+            "of slime convert hf-to-torch-dist, a run or one of its checkpoints, Megatron's own. Give a Hugging Face "
+            "folder as --hf-checkpoint"
+        )
 
 
 def _load_exists(config: RunConfig) -> Iterator[str]:
@@ -67,10 +79,10 @@ def _unreadable(path: Path, what: str) -> Iterator[str]:
     yield from (f"{what}: {problem}" for problem in unreadable(path))
 
 
-def _no_model(folder: Path | None, what: str) -> Iterator[str]:
+def _no_model(folder: Path | None, what: str, *, formats: str = "Hugging Face folder") -> Iterator[str]:
     if folder is None:
         return
-    accepted = "accepted: a Hugging Face folder on this machine (download a hub model first)"
+    accepted = f"accepted: a {formats} on this machine (download a hub model first)"
     if not (folder / "config.json").is_file():
         found = "holds no config.json" if folder.is_dir() else "is no folder"
         yield f"{what}: {folder} {found}; {accepted}"
@@ -195,6 +207,7 @@ FILES: tuple[Rule, ...] = (_eval_files_are_readable, _checkpoint_is_a_model, _lo
 FILES_OF_RUN: tuple[Rule, ...] = (
     _prompts_are_readable,
     _further_models_are_models,
+    _initial_checkpoint_is_torch_dist,
     _disk_folder_is_used,
     _every_rollout_has_a_file,
     _every_rank_has_a_file,

@@ -13,11 +13,13 @@ from pathlib import Path
 
 from slime_core.config.model_config import (
     EXPERTS,
+    config_folder,
     described,
     differences,
     forward_flops,
     routes_shape,
     start_weights,
+    torch_dist_folder,
     whole_number,
 )
 from slime_core.config.rules import Rule
@@ -210,7 +212,9 @@ def _further_models_are_the_same_model(config: RunConfig) -> Iterator[str]:
         folders["opd_teacher_load"] = algorithm.opd_teacher_load
     ours = described(start_weights(config))
     for setting, folder in folders.items():
-        theirs = described(folder) if folder is not None else None
+        stored = torch_dist_folder(folder) if folder is not None else None
+        source = (config_folder(stored) if stored is not None else None) or folder
+        theirs = described(source) if source is not None else None
         found = differences(theirs, ours) if theirs is not None and ours is not None else []
         if found:  # another rule reports a folder without config.json
             yield (

@@ -129,8 +129,9 @@ own with `--sglang-` before them: `slime run --help sglang`.
 - `train.py` is `slime run --plugin grpo`: the plugin brings the estimator. `slime check` with the same flags reports
   all mistakes at once and starts nothing.
 - `train_async.py` is the same with `--async-buffer-size 1`.
-- Nothing is converted to torch_dist: `--hf-checkpoint`, `--ref-load` and the others name Hugging Face folders, and
-  every checkpoint holds one (`hf/`).
+- Nothing has to be converted to torch_dist: `--hf-checkpoint`, `--ref-load` and the others take Hugging Face folders,
+  and every checkpoint holds one (`hf/`). What is in torch_dist already stays usable: see
+  [checkpoints](checkpoints.md).
 - `--load` and `--save` were often one folder. A run has its own, `--output-dir`; `--load RUN` resumes it with its
   settings.
 - `--colocate` plans engines on all of the learner's devices, as slime does; `--rollout-num-gpus N` takes fewer.
