@@ -74,7 +74,10 @@ SP2_EP2 = ParallelLayout(tensor=2, expert=2, sequence=True)
 INTERLEAVED = ParallelLayout(pipeline=2, virtual_pipeline=2)
 MIXTURE = "qwen3_moe"
 DENSE = ("qwen3", "qwen2, tied", "llama", "llama, scaled", "glm4")
-MIXTURES = (MIXTURE, "glm4_moe", "glm4_moe_lite", "deepseek_v3", "kimi_k2", "moonlight")
+MIXTURES = (MIXTURE, "glm4_moe")
+LATENT = ("glm4_moe_lite", "deepseek_v3", "kimi_k2", "moonlight")
+"""Mixtures with multi-latent attention, whose tensors are not split."""
+
 
 CUTS = (("TP2, SP", 2, SP2), ("PP2", 2, PP2), ("EP2", 2, EP2), ("TP2 x EP2, SP", 4, SP2_EP2))
 REPLAY: Callable[..., Case] = partial(Case, MIXTURE, replays=True)
@@ -84,6 +87,7 @@ CASES = (
     *(Case(family, name, 2, layout) for family in DENSE for name, layout in (("TP2", TP2), ("PP2", PP2))),
     Case("qwen2, untied", "PP2", 2, PP2),
     *(Case(family, name, ranks, layout) for family in MIXTURES for name, ranks, layout in CUTS),
+    *(Case(family, name, 2, layout) for family in LATENT for name, layout in (("PP2", PP2), ("EP2", EP2))),
     Case("qwen3_moe, not normed, tied", "PP2", 2, PP2),
     REPLAY("one rank"),
     REPLAY("one rank, recompute", overrides=tuple(RECOMPUTE.items())),
