@@ -44,6 +44,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_tensor_model_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
@@ -395,11 +400,32 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
 
 
 class PackedLatentAttention(MLASelfAttention):  # type: ignore[misc]
-    """Megatron's multi-latent attention layer; the rotary angles of a packed row are looked up in one go."""
+    """Megatron's multi-latent attention layer; the rotary angles of a packed row are looked up in one go.
+
+    With tensor parallelism, Megatron's local layers lose part of a gradient (multi_latent_attention.py:602-622): every
+    head reads the positional part of the keys, a rank has some of the heads, and their gradients are not summed over
+    ranks. Here they are.
+    """
 
     def __init__(self, *args: object, **options: object) -> None:
         super().__init__(*args, **options)
         self.rotary_pos_emb: _AnglesByPosition = _AnglesByPosition(self.rotary_pos_emb)
+        if self.config.tensor_model_parallel_size > 1:
+            self.linear_kv_down_proj.register_forward_hook(self._gather_latent)
+
+    def _gather_latent(
+        self, _: object, __: object, output: tuple[torch.Tensor, torch.Tensor | None]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Compressed keys and values with positional keys, in full width, as from a layer that is not split.
+
+        Under sequence parallelism every rank keeps its tokens; upstream then gathers the positional part over tokens,
+        which sums its gradients.
+        """
+        combined: torch.Tensor = gather_from_tensor_model_parallel_region(output[0])
+        if self.config.sequence_parallel:
+            return scatter_to_sequence_parallel_region(combined), output[1]
+        latent, positional = combined.split([self.config.kv_lora_rank, self.config.qk_pos_emb_head_dim], dim=-1)
+        return torch.cat([latent, copy_to_tensor_model_parallel_region(positional)], dim=-1), output[1]
 
     def forward(
         self,

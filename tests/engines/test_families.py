@@ -227,6 +227,7 @@ LAYOUTS = (
     "qwen3_moe: EP2",
     "glm4: TP2",
     "deepseek_v3: PP2",
+    "moonlight: TP2, SP",
     "glm4_moe: TP2 x EP2, SP",
     "qwen3_moe: one rank, recompute moe, replay",
     "qwen3_moe: TP2, SP, replay",

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from slime_core.errors import ConfigError
 from slime_core.modeling import MBridgeSpec, ParallelLayout, local_layers
 from slime_core.types import JsonValue
 from slime_models import refusals
@@ -41,16 +40,7 @@ class DeepseekV3(MBridgeSpec):
         parallel: ParallelLayout,
         overrides: Mapping[str, JsonValue] | None = None,
     ) -> list[torch.nn.Module]:
-        """As :meth:`MBridgeSpec.build`; Kimi's config has the fields of DeepSeek's under another model type.
-
-        Raises:
-            ConfigError: tensors are split. Log-probs are right then and gradients wrong, by a third of their norm.
-        """
-        if parallel.tensor > 1:
-            raise ConfigError(
-                f"tensor_model_parallel_size = {parallel.tensor}, but multi-latent attention trains with 1 only: its "
-                "gradients come out wrong otherwise. Use pipeline or expert parallelism."
-            )
+        """As :meth:`MBridgeSpec.build`; Kimi's config has the fields of DeepSeek's under another model type."""
         if config.get("model_type") == "kimi_k2":
             config = {**config, "model_type": "deepseek_v3"}
         self.layers = self.layers or latent_layers
