@@ -1,6 +1,5 @@
 """From a prompt, and from its images, to token ids with the checkpoint's own tokenizer or processor.
 
-
 The engine is sent the prompt as the tokenizer makes it, with one placeholder an image, and the images; it puts as many
 placeholders in as an image has patches. The learner gets the ids with all of these, which the processor makes here, and
 the images as numbers. Both run the same processor; that they read the same prompt is held by its number of tokens.
@@ -32,6 +31,11 @@ __all__ = ["InputProcessor", "Processed", "PromptEncoder", "has_processor"]
 PLACEHOLDER = "0assistant0turn0"
 """Stands for an assistant's turn while the template renders what follows it."""
 
+UNREADABLE = (
+    "Where they are Python code that the checkpoint brings, as of Kimi K2, read the code and add --trust-remote-code; "
+    "else take the files from where the checkpoint came from."
+)
+
 TEMPLATE_SECONDS, TEMPLATE_BYTES = 5.0, 2**30
 """CPU time and memory for rendering one conversation; a template is a program that came with the checkpoint."""
 
@@ -59,9 +63,10 @@ class PromptEncoder:
     ) -> None:
         from transformers import AutoConfig, AutoTokenizer
 
-        config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        with boundary(f"config and tokenizer in {folder}", "reading them", error=DataError, next_step=UNREADABLE):
+            config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
         self._vocab_size = int(config.get_text_config().vocab_size)
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
         self._end_ids = _end_ids(folder, config, self.tokenizer)
         self._folder = folder
         self._uses_template = apply_chat_template

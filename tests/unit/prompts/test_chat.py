@@ -106,6 +106,14 @@ def test_ends_are_those_of_tokenizer_config_and_generation_config(plain, tmp_pat
     assert PromptEncoder(tmp_path, apply_chat_template=False).end_ids == (END, 9, 7)
 
 
+def test_a_checkpoint_whose_config_is_code_of_its_own_says_how_to_trust_it(tmp_path):
+    folder = shutil.copytree(FOLDER, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "kimi_k2"}))
+    with pytest.raises(DataError, match=r"(?s)reading them failed with .*kimi_k2.* add --trust-remote-code"):
+        PromptEncoder(folder, apply_chat_template=False)
+
+
 def test_a_tokenizer_without_a_template_is_refused_at_once(tmp_path):
     for name in ("tokenizer.json", "config.json"):
         shutil.copy(FOLDER / name, tmp_path)
