@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from slime_core.config.learning import PARITY_BOUNDS, STRICT_PARITY_BOUNDS
-from slime_core.config.model_config import context_length, start_weights
+from slime_core.config.model_config import context_length, is_mixture, start_weights
 from slime_core.config.rules import Rule
 from slime_core.config.schema import RunConfig
 
@@ -65,7 +65,8 @@ def _one_step_on_policy(config: RunConfig) -> Iterator[str]:
 
 
 def _parity_bounds(config: RunConfig) -> Iterator[str]:
-    settings, number = config.weights, "bfloat16" if config.model.bf16 else "float32"
+    settings = config.weights
+    number = "bfloat16" if config.model.bf16 else "mixture" if is_mixture(config.model.hf_checkpoint) else "float32"
     names = ("parity_mean_tolerance", "parity_max_tolerance")
     given = (settings.parity_mean_tolerance, settings.parity_max_tolerance)
     if config.algorithm.true_on_policy_mode:
@@ -77,10 +78,11 @@ def _parity_bounds(config: RunConfig) -> Iterator[str]:
                 )
     defaults = PARITY_BOUNDS[number]
     mean, largest = (value or default for value, default in zip(given, defaults, strict=True))
+    kind = "for mixtures of experts in float32" if number == "mixture" else f"in {number}"
     if settings.parity_interval and mean > largest:
         yield (
             f"parity_mean_tolerance = {mean:g} is above parity_max_tolerance = {largest:g}, which bounds the mean, "
-            f"too. Give both flags; in {number} the defaults are {defaults[0]:g} and {defaults[1]:g}"
+            f"too. Give both flags; {kind} the defaults are {defaults[0]:g} and {defaults[1]:g}"
         )
 
 

@@ -57,3 +57,12 @@ def test_routes_that_no_pass_records_before_training_cannot_be_replayed(tmp_path
         broken_rules(f"{line} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1") == []
     )
     assert broken_rules(f"{line} --recompute-activations") == []
+
+
+def test_a_mixture_may_differ_more_on_average_than_a_dense_model(tmp_path: Path) -> None:
+    line = f"--hf-checkpoint {tmp_path} --rollout-max-response-len 8 --parity-mean-tolerance"
+    for experts, most in ((8, "0.05"), (0, "0.001")):
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": ["X"], "num_experts": experts}))
+        assert broken_rules(f"{line} {most}") == []
+        (mistake,) = broken_rules(f"{line} 0.06")
+        assert f"is above parity_max_tolerance = {most}" in mistake
