@@ -158,7 +158,7 @@ def load(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) 
     """
     found = _read(_state(chunks, optimizer, loading=True) | {"schedule": schedule.state_dict()}, folder)
     _put(found, chunks)
-    optimizer.load_state_dict(found["optimizer"])
+    optimizer.load_state_dict(_regrouped(found["optimizer"], num_parts=len(optimizer.chained_optimizers)))
     _continue_schedule(schedule, optimizer, num_steps=found["schedule"]["num_steps"])
 
 
@@ -390,6 +390,21 @@ def _agree_on_steps(state: dict[Any, Any]) -> None:
     if counted:
         for group in groups:
             group["step"] = counted
+
+
+def _regrouped(stored: dict[Any, Any], *, num_parts: int) -> dict[Any, Any]:
+    """``stored`` for an optimizer of ``num_parts``, whatever the number in the run that saved it.
+
+    Experts that ranks share have an optimizer of their own, and so parameter groups of their own. Tensors are stored
+    under the names of weights, but the settings of a group and its step count by optimizer and by kind.
+    """
+    saved = [stored] if "optimizer" in stored else [part for part in stored.values() if "optimizer" in part]
+    groups = [group for part in saved for group in part["optimizer"]["param_groups"]]
+    both = [{**group, "is_expert_parallel": experts} for experts in (True, False) for group in groups]
+    settings = {**saved[0], "optimizer": {**saved[0]["optimizer"], "param_groups": [*both, *groups]}}
+    if num_parts == 1:
+        return {**settings, "param_state": stored["param_state"]}
+    return {n: {**settings, "param_state": stored[n]["param_state"]} for n in range(num_parts)}
 
 
 def _gathered(value: Any) -> list[Any]:

@@ -29,8 +29,8 @@ sums of softmax are never split, so that the result is that of one rank up to th
 In a row that holds the prompt of several responses once, the responses continue it: they see its keys, and their rotary
 positions continue after it (:mod:`slime_core.modeling.rows`, ``docs/shared-prompts.md``).
 
-Left out: sliding windows, attention that is not causal, and context parallelism for multi-latent attention or padded
-batches. All are refused.
+Left out: sliding windows, attention that is not causal, context parallelism for multi-latent attention or padded
+batches, and tensor without sequence parallelism for multi-latent attention. All are refused.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel.mappings import (
-    copy_to_tensor_model_parallel_region,
     gather_from_tensor_model_parallel_region,
     scatter_to_sequence_parallel_region,
 )
@@ -203,8 +202,8 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
     Arguments: those that Megatron hands to every core attention (transformer/attention.py:318).
 
     Raises:
-        ConfigError: a sliding window, attention that is not causal, or context parallelism for multi-latent attention
-            was requested.
+        ConfigError: a sliding window, attention that is not causal, or, for multi-latent attention, context
+            parallelism or tensor parallelism without sequence parallelism was requested.
     """
 
     def __init__(
@@ -364,6 +363,12 @@ def _refuse_unsupported(config: TransformerConfig, mask_type: AttnMaskType, atte
             f"context parallel size {config.context_parallel_size} with multi-latent attention, for which only "
             "1 is built; use tensor or pipeline parallelism for long sequences"
         )
+    if config.tensor_model_parallel_size > 1 and config.multi_latent_attention and not config.sequence_parallel:
+        # Upstream counts a gradient twice (distributed/finalize_model_grads.py:355, q_layernorm).
+        raise ConfigError(
+            f"tensor parallel size {config.tensor_model_parallel_size} with multi-latent attention trains only with "
+            "sequence parallelism; add --sequence-parallel"
+        )
     if config.window_size is not None:
         raise ConfigError(f"sliding-window attention {config.window_size} is not built; accepted: full attention")
     if attention_type != "self" or mask_type not in (AttnMaskType.causal, AttnMaskType.padding_causal):
@@ -416,16 +421,12 @@ class PackedLatentAttention(MLASelfAttention):  # type: ignore[misc]
     def _gather_latent(
         self, _: object, __: object, output: tuple[torch.Tensor, torch.Tensor | None]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compressed keys and values with positional keys, in full width, as from a layer that is not split.
+        """Compressed keys and values with positional keys, in full width, for this rank's tokens.
 
-        Under sequence parallelism every rank keeps its tokens; upstream then gathers the positional part over tokens,
-        which sums its gradients.
+        As from a layer that is not split: upstream gathers the positional part over tokens, which sums its gradients.
         """
         combined: torch.Tensor = gather_from_tensor_model_parallel_region(output[0])
-        if self.config.sequence_parallel:
-            return scatter_to_sequence_parallel_region(combined), output[1]
-        latent, positional = combined.split([self.config.kv_lora_rank, self.config.qk_pos_emb_head_dim], dim=-1)
-        return torch.cat([latent, copy_to_tensor_model_parallel_region(positional)], dim=-1), output[1]
+        return scatter_to_sequence_parallel_region(combined), output[1]
 
     def forward(
         self,

@@ -148,6 +148,13 @@ def test_two_processes_convert_both_ways_in_different_layouts(megatron, tmp_path
     assert same(weights_of(source), weights_of(back))
 
 
+def test_one_process_converts_back_what_two_saved_with_tensor_parallelism(source, tmp_path):
+    stored = tmp_path / "torch_dist"
+    layout = ("--tensor-model-parallel-size", "2")
+    of_two_processes("hf-to-torch-dist", "--hf-checkpoint", source, "--save", stored, *layout)
+    assert same(weights_of(source), weights_of(to_hugging_face(stored, tmp_path / "back")))
+
+
 # --- verify -----------------------------------------------------------------------------------------------------------
 
 

@@ -210,14 +210,19 @@ def test_another_layout_than_the_initialised_one_is_refused(megatron, folder):
         build(folder, ParallelLayout(tensor=2))
 
 
-def test_context_parallelism_with_multi_latent_attention_is_refused(megatron, folder):
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [("context_parallel_size", "context parallel size 2"), ("tensor_model_parallel_size", "add --sequence-parallel")],
+)
+def test_layouts_in_which_multi_latent_attention_does_not_train_are_refused(megatron, folder, size, said):
     from megatron.core.transformer.enums import AttnMaskType
 
     from slime_core.modeling.layers import PackedAttention
 
     _, (chunk,) = build(folder, megatron)
-    chunk.config.context_parallel_size, chunk.config.multi_latent_attention = 2, True
-    with pytest.raises(ConfigError, match="context parallel size 2"):
+    setattr(chunk.config, size, 2)
+    chunk.config.multi_latent_attention = True
+    with pytest.raises(ConfigError, match=said):
         PackedAttention(chunk.config, 1, AttnMaskType.causal, "self")
 
 
