@@ -150,7 +150,11 @@ def _unclaimed(architecture: str, declared: Declared) -> str:
     names = {entry.name for entry in declared.group(ARCHITECTURE_GROUP)}
     known = sorted(name for name in names if claimants(name, declared))
     ours = distribution_of(ARCHITECTURE_GROUP, architecture)
-    step = "Install a plugin that claims it (docs/models.md: how to write one)" if ours is None else f"Install {ours}"
+    write = (
+        "Write a plugin that claims it, with a model spec that builds it in Megatron and maps its weights "
+        "(docs/models.md)"
+    )
+    step = write if ours is None else f"Install {ours}"
     near = difflib.get_close_matches(architecture, known, n=1, cutoff=0.0) if ours is None else []
     closest = "".join(f"The closest is {name}.\n" for name in near)
     return (

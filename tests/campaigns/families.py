@@ -1,7 +1,7 @@
 """Holds every model family in several layouts against Hugging Face transformers, and against real engines.
 
-    python -m tests.campaigns.families [--json FILE]    layouts: under a minute on two cores; exit code 1: a bound broke
-    python -m tests.campaigns.families --engines FOLDER    trainer and engine: five minutes; finished runs are only read
+    python -m tests.campaigns.families [--json FILE]    layouts; exit code 1: a bound broke
+    python -m tests.campaigns.families --engines FOLDER    trainer and engine; finished runs are only read
 
 Layouts: tiny random models of every family. The learner trains one step on samples whose ``rollout_log_probs`` are
 those of transformers, so its own metrics say how far its log-probabilities are from them; gradients are compared under
@@ -9,7 +9,8 @@ their Hugging Face names, the exported weights with the file, bit for bit, and w
 with Adam's formula for the gradients of transformers. In the cases called ``replay`` every token is given random
 experts, in the learner by ``use_rollout_routing_replay`` and in transformers by hand.
 
-Engines: runs of ``slime run`` with random rewards and the parity gate, so that weights move and are published.
+Engines: runs of ``slime run`` with random rewards and the parity gate, so that weights move and are published. The
+log-probs of the last rollout, from an updated engine, are compared with those of a fresh server of the saved folder.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, TrainBatch
 from tests.campaigns.families_reference import Expected, advantage, expect
 from tests.campaigns.ranks import distance, free_address, learner_of, prepare, run_ranks
-from tests.engines.families import FAMILIES, live_run, write
+from tests.engines.families import FAMILIES, ROLLOUTS, fresh_server_difference, live_run, write
 
 BOUND = 1e-5
 """Largest relative difference in float32 that counts as equal."""
@@ -280,17 +281,16 @@ IN_LAYOUTS = ("Qwen3", "Qwen2.5", "Llama", "Qwen3-MoE", "Qwen3-MoE, replay")
 
 
 def live(folder: Path, only: Sequence[str]) -> bool:
-    """Print the table of trainer and engine; whether all means are below 1e-4."""
-    print("| model | parameters | learner | mean before an update | largest | mean after updates | largest |")
-    print("|---|---|---|---|---|---|---|")
+    """Print the table of trainer and engine; whether all means, and the last column, are below 1e-4."""
+    print("| model | parameters | learner | mean before an update | largest | mean after | largest | fresh server |")
+    print("|---|---|---|---|---|---|---|---|")
     every = [(name, learner) for name in LIVE for learner in LEARNERS if learner == ONE_RANK or name in IN_LAYOUTS]
     rows = [(name, learner) for name, learner in every if not only or f"{name}: {learner}" in only]
-    means = [mean for name, learner in rows for mean in live_row(name, learner, folder)]
-    return max(means) < 1e-4
+    return max(one for name, learner in rows for one in live_row(name, learner, folder)) < 1e-4
 
 
-def live_row(name: str, learner: str, folder: Path) -> tuple[float, float]:
-    """One run; its mean difference before and after the weights moved."""
+def live_row(name: str, learner: str, folder: Path) -> tuple[float, float, float]:
+    """One run; its mean difference before and after the weights moved, and the largest from a fresh server."""
     model, family = folder / "models" / LIVE[name], LIVE[name]
     if not model.exists():
         write(family, model)
@@ -302,9 +302,11 @@ def live_row(name: str, learner: str, folder: Path) -> tuple[float, float]:
         flags = (*flags, "--use-routing-replay", "--num-steps-per-rollout", "2")
     first, *later = live_run(model, run, *flags)
     found = [max(row[f"parity/{what}"] for row in rows) for rows in ([first], later) for what in ("mean", "max")]
+    saved = run / "checkpoints" / f"step-{ROLLOUTS - 1:06d}" / "hf"
+    found.append(fresh_server_difference(run, ROLLOUTS - 1, saved, run / "fresh.log"))
     numbers = " | ".join(f"{value:.1e}" for value in found)
     print(f"| {name} | {size(model):,} | {learner} | {numbers} |", flush=True)
-    return found[0], found[2]
+    return found[0], found[2], found[4]
 
 
 def size(model: Path) -> int:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import torch
 
@@ -21,7 +22,7 @@ LIVE = (
     *("--plugin", "grpo", "--rm-type", "random", "--progress", "none", "--skip-eval-before-train"),
     *("--prompt-data", str(ARITHMETIC / "data" / "train.jsonl"), "--apply-chat-template", "--lr", "1e-3"),
     *("--rollout-batch-size", "4", "--n-samples-per-prompt", "8", "--rollout-max-response-len", "24"),
-    *("--num-rollout", str(ROLLOUTS), "--save-hf", "false", "--parity-interval", "1", "--check-weight-update-equal"),
+    *("--num-rollout", str(ROLLOUTS), "--save-interval", "1", "--parity-interval", "1", "--check-weight-update-equal"),
     *("--parity-mean-tolerance", "1000", "--parity-max-tolerance", "1000"),
 )
 """Random rewards, so that weights move; every rollout is compared, and no difference ends the run."""
@@ -263,3 +264,31 @@ def live_run(model: Path, run: Path, *flags: str) -> list[dict[str, float]]:
         assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [row for row in rows if "parity/mean" in row]
+
+
+def fresh_server_difference(run: Path, step: int, folder: Path, log: Path) -> float:
+    """Largest difference of log-probabilities of rollout ``step``: a fresh server of ``folder`` to the run's engine.
+
+    Arguments:
+        run: its folder; the first samples of a rollout are stored with tokens.
+        folder: Hugging Face folder with the weights of version ``step``.
+    """
+    from slime_core.config.secrets import engine_headers
+    from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
+
+    lines = (run / "samples" / f"train-{step:06d}.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row.get("rollout_log_probs")]
+    assert rows
+    assert all(row["weight_versions"] == [str(step)] for row in rows)
+    asked = {"sampling_params": {"max_new_tokens": 1}, "return_logprob": True, "logprob_start_len": 0}
+    found = []
+    with SGLangServer(EngineSettings(folder, log, dtype="float32")) as server:
+        server.wait_ready()
+        for row in rows:
+            body = json.dumps({"input_ids": row["tokens"], **asked}).encode()
+            headers = {"Content-Type": "application/json", **engine_headers(server.url)}
+            with urlopen(Request(f"{server.url}/generate", body, headers), timeout=60) as answer:
+                of_tokens = json.load(answer)["meta_info"]["input_token_logprobs"]
+            live = row["rollout_log_probs"]
+            found += [abs(a[0] - b) for a, b in zip(of_tokens[-len(live) :], live, strict=True)]
+    return max(found)

@@ -55,6 +55,19 @@ def test_show_prints_arguments_for_launch_scripts(capsys):
     assert "'" not in text
 
 
+@pytest.mark.parametrize("name", ["qwen2.5-0.5B", "llama3.2-1B", "qwen3-30B-A3B", "glm4-9B", "glm4.5-106B-A12B"])
+def test_a_run_of_that_checkpoint_accepts_the_arguments_and_one_of_another_does_not(tmp_path, capsys, name):
+    from slime_core.cli.main import main as slime
+
+    words = [word for line in printed(capsys, "show", name, "--format", "args").splitlines() for word in line.split()]
+    check = ["check", "--plugin", "grpo", "--hf-checkpoint", str(folder_of(tmp_path, name)), *words]
+    assert slime(check) == 2
+    assert "no *.safetensors file" in capsys.readouterr().err  # which is looked at once all settings are right
+    folder_of(tmp_path, name, intermediate_size=6912)
+    assert slime(check) == 2
+    assert "6912" in capsys.readouterr().err
+
+
 def test_show_prints_a_table_of_a_run_file(capsys):
     found = tomllib.loads(printed(capsys, "show", "deepseek-v3", "--format", "toml"))
     assert found["megatron"]["moe_layer_freq"] == "[0]*3+[1]*58"

@@ -375,7 +375,7 @@ def test_an_architecture_without_a_claim_says_what_to_install(install):
     assert found.startswith(
         "no active plugin has a model spec for architecture NobodyLM, and no installed one claims it. Claimed are: Acme"
     )
-    assert "Install a plugin that claims it" in found
+    assert "Write a plugin that claims it, with a model spec" in found
 
 
 def test_a_claim_that_the_plugin_does_not_keep_is_an_error(install):
