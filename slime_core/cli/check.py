@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from slime_core.cli.describe import because
 from slime_core.cli.needs import GIB, Needs
-from slime_core.cli.preflight import check_files, check_machine, joins_a_cluster, print_warning
+from slime_core.cli.preflight import check_files, check_machine, joins_a_cluster, precision, print_warning
 from slime_core.cli.run import continued, half_of, options_of, resumed, written
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, PlacementError
@@ -69,6 +69,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     print(f"plugins: {listed(active.manifest.entries)}")
     for line in _components(resolved, active, architecture):
         print(f"  {line}")
+    print(precision(resolved))
     print("\nplacement")
     for line in _plan(resolved, needs):
         print(f"  {line}")

@@ -224,6 +224,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
 def _resolve(argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run") -> tuple[Resolved, ActivePlugins]:
     from slime_core.cli import run
     from slime_core.cli.consent import Consent
+    from slime_core.cli.preflight import finds_gpus
     from slime_core.config.load import load, peek
     from slime_core.plugins.conditions import check_settings
     from slime_core.plugins.selection import check_selection
@@ -231,7 +232,7 @@ def _resolve(argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run") ->
     argv = run.expand(argv) if purpose == "run" else argv
     seen = peek(argv)
     active = activate_named(seen)
-    resolved = load(argv, **active.for_settings, purpose=purpose)
+    resolved = load(argv, **active.for_settings, purpose=purpose, finds_gpus=finds_gpus)
     Consent(seen).check(resolved)
     trains = purpose == "run"
     check_selection(resolved.config, active.registry, trains=trains, options=resolved.plugin_options)
@@ -250,6 +251,7 @@ def _resolve_unchecked(argv: Sequence[str]) -> tuple[Resolved, ActivePlugins]:
     """For reading about settings: neither the rules between them nor a plugin for the model is needed."""
     from slime_core.cli import run
     from slime_core.cli.consent import Consent
+    from slime_core.cli.preflight import finds_gpus
     from slime_core.config.load import load, peek
     from slime_core.plugins.activation import activate
 
@@ -257,7 +259,7 @@ def _resolve_unchecked(argv: Sequence[str]) -> tuple[Resolved, ActivePlugins]:
     seen = peek(argv)
     admit = Consent(seen).admit
     active = activate(seen.plugins, choices=seen.choices, flags=seen.flags, without=seen.no_plugins, admit=admit)
-    return load(argv, **active.for_settings, check_rules=False), active
+    return load(argv, **active.for_settings, check_rules=False, finds_gpus=finds_gpus), active
 
 
 def _asks_help(argv: Sequence[str]) -> bool:

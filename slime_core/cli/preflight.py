@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from slime_core.cli.activation import architecture_of
 from slime_core.cli.needs import GIB, KIB, MIB, Needs
 from slime_core.config.eval_sets import eval_sets
+from slime_core.config.internals import missing_internals
 from slime_core.config.model_config import context_length, described, start_weights, whole_number
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.errors import Mistake, config_error
@@ -31,6 +32,7 @@ from slime_core.rollout.rollout_files import RolloutFiles, screen_rollouts
 from slime_core.runtime.machine import Machine, free_resources
 
 if TYPE_CHECKING:
+    from slime_core.config.load import Resolved
     from slime_core.plugins.registry import Registry
 
 
@@ -88,6 +90,8 @@ def check_files(
         PluginError: the model spec's plugin fails to say what it builds.
         DataError: a prompt file, or a saved rollout, with file and line.
     """
+    for missing in missing_internals() if warn is not None else ():
+        warn(missing)
     if trains and config.debug.trains:
         _check_model(config, registry)
     recorded = config.debug.load_debug_rollout_data
@@ -154,6 +158,22 @@ def check_machine(config: RunConfig, needs: Needs) -> None:
 def joins_a_cluster(config: RunConfig) -> bool:
     """Whether the run goes to a Ray cluster that runs already, rather than to one of its own on this machine."""
     return bool(config.cluster.ray_address or os.environ.get("RAY_ADDRESS"))
+
+
+def finds_gpus(ray_address: str | None) -> bool:
+    """Whether ``device = auto`` means GPUs: a cluster that is joined is taken to have some."""
+    machine = free_resources()
+    joined = bool(ray_address or os.environ.get("RAY_ADDRESS"))
+    return machine.can_use_gpus or (joined and not machine.torch.endswith("+cpu"))
+
+
+def precision(resolved: Resolved) -> str:
+    """The type that learner and engines compute in, and where it came from."""
+    origin = resolved.provenance["bf16"]
+    if not resolved.config.model.bf16:
+        return f"computes in: float32 ({origin})"
+    more = "; --no-bf16: float32" if origin.layer == "model" else ""
+    return f"computes in: bfloat16 ({origin}{more})"
 
 
 def machine_mistakes(config: RunConfig, needs: Needs, machine: Machine) -> Iterator[str]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from slime_core.checkpoint.folder import Checkpoint, critic_part, find, set_aside
 from slime_core.cli.consent import remember
-from slime_core.cli.preflight import preflight, print_warning
+from slime_core.cli.preflight import precision, preflight, print_warning
 from slime_core.cli.progress import LiveProgress, PlainProgress, Progress, SilentProgress, summary
 from slime_core.config.explain import to_toml
 from slime_core.config.schema import RunConfig
@@ -95,7 +95,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     )
     signal.signal(signal.SIGTERM, _as_interrupt)
     evaluations = _Evaluations()
-    _announce(record, active, config)
+    _announce(record, active, resolved)
     progress = _progress(config)
     listeners: list[Listener] = [progress, evaluations]
     with no_trace_if_refused(record, stood):
@@ -254,11 +254,12 @@ def _progress(config: RunConfig) -> Progress:
     return LiveProgress(steps=steps) if live else PlainProgress(steps=steps)
 
 
-def _announce(record: RunRecord, active: ActivePlugins, config: RunConfig) -> None:
+def _announce(record: RunRecord, active: ActivePlugins, resolved: Resolved) -> None:
     print(f"plugins: {listed(active.manifest.entries)}")
     for need in active.by_need:
         print(f"  {need}")
-    if (half := half_of(config)) is not None:
+    print(precision(resolved))
+    if (half := half_of(resolved.config)) is not None:
         print(half)
     print(f"run folder: {record.directory}", flush=True)
     if record.lock_warning:

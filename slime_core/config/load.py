@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from slime_core.config import check
 from slime_core.config.choices import Choice, NamedCode, choices
 from slime_core.config.engine_flags import ENGINES, engine_settings
-from slime_core.config.model_config import context_length
+from slime_core.config.model_config import context_length, weights_dtype
 from slime_core.config.options import DerivedSetting, NamesCode, Part, PluginSettings
 from slime_core.config.schema import ARITHMETIC, EMBEDDED_DEFAULTS, OF_EVALUATIONS, OF_THE_MODEL, RunConfig
 from slime_core.config.secrets import without_secrets
@@ -38,6 +38,8 @@ from slime_core.types import JsonValue
 Presets = Mapping[str, tuple[object, str]]
 Options = Mapping[str, type[BaseModel]]
 Purpose = Literal["run", "eval"]
+FindsGPUs = Callable[[str | None], bool]
+"""Whether ``device = auto`` means GPUs; the argument is ``ray_address``."""
 
 
 class Derive(Protocol):
@@ -205,6 +207,7 @@ def load(
     derive: Derive | None = None,
     purpose: Purpose = "run",
     check_rules: bool = True,
+    finds_gpus: FindsGPUs = lambda _: False,
 ) -> Resolved:
     """The settings that ``argv`` and the file it names mean, validated.
 
@@ -217,6 +220,7 @@ def load(
         derive: what options mean for settings of the core; None: nothing.
         purpose: whose rules to check; an evaluation needs no advantage estimator.
         check_rules: False leaves out the rules between settings and the look at files.
+        finds_gpus: decides ``device = auto``, for defaults that depend on the device.
 
     Raises:
         ConfigError: lists every mistake in flags, file, presets and rules.
@@ -225,6 +229,7 @@ def load(
     settings = {**core_settings(), **plugin_settings(options)}
     reading = _read_layers(argv, _Reading(settings, inactive=inactive or {}), presets or {}, options, derive)
     reading.refuse_contested(presets or {})
+    reading.follow_device(finds_gpus)
     config, plugins = reading.build(options)
     if check_rules and not reading.is_incomplete:
         of_plugins = {key: pair for key, pair in Resolved(config, plugins).values().items() if pair[0].of_plugin}
@@ -380,6 +385,16 @@ class _Reading:
         left = longest - self.values.get(response.key, response.default)
         if self.values.get("num_data_workers") and prompt.key not in self.values and left > 0:
             self.values[prompt.key], self.provenance[prompt.key] = left, origin
+
+    def follow_device(self, finds_gpus: FindsGPUs) -> None:
+        """Compute in bfloat16 on GPUs, where the checkpoint's weights are bfloat16 and nothing else is given."""
+        device = self.values.get("device", self.settings["device"].default)
+        given = {"bf16", "true_on_policy_mode"} & self.values.keys()  # that mode is for float32
+        if given or device == "cpu" or {"bf16", "device", "hf_checkpoint"} & self.broken:
+            return
+        found = weights_dtype(Path(self.values.get("hf_checkpoint") or ARITHMETIC / "model"))
+        if found == "bfloat16" and (device == "cuda" or finds_gpus(self.values.get("ray_address"))):
+            self.values["bf16"], self.provenance["bf16"] = True, Provenance("model", "dtype = bfloat16, on GPUs")
 
     def _fill_evaluation(self) -> None:
         """The built-in model's own evaluation set, where a run of it asks for evaluations and names none."""

@@ -117,6 +117,13 @@ def context_length(folder: Path) -> int | None:
     return whole_number(folder, "max_position_embeddings")
 
 
+def weights_dtype(folder: Path) -> str | None:
+    """The type that ``config.json`` gives its weights, such as ``bfloat16``; transformers 4 calls it torch_dtype."""
+    found = described(folder) or {}
+    name = found.get("dtype") or found.get("torch_dtype")
+    return name.removeprefix("torch.") if isinstance(name, str) else None
+
+
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 SHARED = "shared_expert_intermediate_size"
 

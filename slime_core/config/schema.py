@@ -161,7 +161,10 @@ class ModelConfig(Section):
     has used it, or if you name it again; reading a checkpoint runs none.
     """
     bf16: bool = False
-    """Compute in bfloat16; the optimizer keeps float32 masters. False: float32."""
+    """Compute in bfloat16; the optimizer keeps float32 masters. False: float32.
+
+    Not given: on GPUs bfloat16 if the checkpoint's config.json says so (dtype, torch_dtype); else float32.
+    """
     trust_remote_code: bool = False
     """Let transformers run Python code from the checkpoint folder."""
 

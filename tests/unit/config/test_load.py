@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from slime_core.config.explain import to_toml
 from slime_core.config.load import Resolved, load, peek
 from slime_core.config.schema import ARITHMETIC, EMBEDDED_DEFAULTS
 from slime_core.errors import ConfigError
@@ -197,3 +199,44 @@ def test_the_built_in_model_is_evaluated_on_its_own_set_where_none_is_named(tmp_
     assert [name for name, _ in load(argv, check_rules=False).config.eval.eval_prompt_data] == ["arithmetic"]
     other = [*argv, "--hf-checkpoint", str(tmp_path)]
     assert load(other, check_rules=False).config.eval.eval_prompt_data == ()
+
+
+# --- What follows from the device -------------------------------------------------------------------------------------
+
+
+def checkpoint(folder: Path, **fields: object) -> Path:
+    (folder / "config.json").write_text(json.dumps(fields))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+def test_on_gpus_a_bfloat16_checkpoint_is_computed_in_bfloat16(tmp_path, name):
+    line = f"--hf-checkpoint {checkpoint(tmp_path, **{name: 'bfloat16'})}"
+    found = resolve(line, finds_gpus=lambda _: True)
+    assert (found.config.model.bf16, str(found.provenance["bf16"])) == (True, "model dtype = bfloat16, on GPUs")
+    assert resolve(f"{line} --device cuda").config.model.bf16
+
+
+@pytest.mark.parametrize("given", ["--no-bf16", "--device cpu", "--true-on-policy-mode"])
+def test_a_flag_or_a_cpu_keeps_float32(tmp_path, given):
+    line = f"--hf-checkpoint {checkpoint(tmp_path, dtype='bfloat16')} {given}"
+    assert not resolve(line, finds_gpus=lambda _: True).config.model.bf16
+
+
+@pytest.mark.parametrize(("dtype", "gpus"), [("float32", True), (None, True), (7, True), ("bfloat16", False)])
+def test_without_gpus_or_a_bfloat16_checkpoint_float32_stays(tmp_path, dtype, gpus):
+    found = resolve(f"--hf-checkpoint {checkpoint(tmp_path, dtype=dtype)}", finds_gpus=lambda _: gpus)
+    assert not found.config.model.bf16
+    assert str(found.provenance["bf16"]) == "default"
+
+
+def test_auto_asks_about_the_cluster_that_is_joined(tmp_path):
+    asked: list[str | None] = []
+    line = f"--hf-checkpoint {checkpoint(tmp_path, dtype='bfloat16')} --ray-address head:6379"
+    resolve(line, finds_gpus=lambda address: asked.append(address) is None)
+    assert asked == ["head:6379"]
+
+
+def test_the_run_file_records_what_the_default_became(tmp_path):
+    found = resolve(f"--hf-checkpoint {checkpoint(tmp_path, dtype='bfloat16')} --device cuda")
+    assert "bf16 = true  # model dtype = bfloat16, on GPUs" in to_toml(found)

@@ -1,0 +1,122 @@
+"""Private parts of other libraries that the core reads or replaces, and the versions in which it found them.
+
+Another version may name them otherwise, and then fails late and obscurely; so a run looks for the names when it starts
+(:func:`missing_internals`), in the source files and without importing anything. Where a part is used, a comment says
+why and when it can go.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+__all__ = ["INTERNALS", "READ_FROM", "missing_internals"]
+
+READ_FROM: Mapping[str, str] = {
+    "torch": "2.13.0",
+    "megatron-core": "0.16.1",
+    "mbridge": "0.15.1",
+    "sglang": "0.5.23",
+    "ray": "2.60.0",
+}
+"""Distribution -> the version whose source was read."""
+
+INTERNALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "torch": {
+        "torch.distributed.distributed_c10d": ("_new_process_group_helper", "_world"),  # weights/update_group.py
+        "torch.utils.weak": ("WeakTensorKeyDictionary",),  # modeling/rows.py
+    },
+    "megatron-core": {
+        # cpu/megatron.py
+        "megatron.core.jit": ("disable_jit_fuser",),
+        "megatron.core.tensor_parallel.random": ("_get_cuda_rng_state", "_set_cuda_rng_state"),
+        "megatron.core.tensor_parallel.mappings": ("_gather_along_first_dim", "_reduce_scatter_along_first_dim"),
+        "megatron.core.transformer.moe.moe_utils": ("maybe_move_tensor_to_cpu", "te_general_gemm"),
+        "megatron.core.transformer.multi_latent_attention": ("MLASelfAttention", "HAVE_TE"),
+        "megatron.core.optimizer.distrib_optimizer": (
+            "DistributedOptimizer",
+            "HAVE_APEX_OR_TE",
+            "DistributedOptimizer._set_main_param_and_optimizer_states",
+            "DistributedOptimizer.model_param_group_index_map",
+        ),
+        "megatron.core.dist_checkpointing.strategies.filesystem_async": ("FileSystemWriterAsync.preload_tensors",),
+        "megatron.core.dist_checkpointing.strategies.async_utils": ("mp",),
+        # checkpoint/sharded.py
+        "megatron.core.dist_checkpointing.strategies.torch": (
+            "_replace_state_dict_keys_with_sharded_keys",
+            "mcore_to_pyt_state_dict",
+        ),
+        # modeling/layers.py
+        "megatron.core.transformer.moe.router": ("TopKRouter.router_replay",),
+        "megatron.core.transformer.moe.router_replay": ("RouterReplay.get_replay_topk",),
+        # learner/process.py
+        "megatron.core.models.common.embeddings.rotary_pos_embedding": ("RotaryEmbedding.forward",),
+    },
+    "mbridge": {
+        "mbridge.core.bridge": (  # modeling/spec.py
+            "_MODEL_REGISTRY",
+            "Bridge._get_safetensor_io",
+            "Bridge._weight_merge_across_tp",
+            "Bridge._weight_name_mapping_mcore_local_to_global",
+            "Bridge._weight_name_mapping_mcore_to_hf",
+            "Bridge._weight_split_across_tp",
+            "Bridge._weight_to_hf_format",
+            "Bridge._weight_to_mcore_format",
+        ),
+        "mbridge.core.llm_bridge": ("LLMBridge._build_base_config", "LLMBridge._get_transformer_layer_spec"),
+    },
+    "sglang": {
+        # cpu/stand_ins/_slime_server.py
+        "sglang.srt.layers.rotary_embedding.factory": ("get_rope_cpu", "get_rope"),
+        "sglang.srt.models.deepseek_common.attention_backend_handler": (
+            "AttentionBackendRegistry.register",
+            "_dispatch_mla_subtype",
+        ),
+        "sglang.srt.mem_cache.pool_host.common": ("alloc_with_host_register", "ALLOC_MEMORY_FUNCS"),
+    },
+    "ray": {
+        # runtime/session.py, runtime/actors.py
+        "ray._common.utils": ("get_default_ray_temp_dir",),
+        "ray._private.node": (
+            "Node.start_monitor",
+            "Node.start_api_server",
+            "Node.start_log_monitor",
+            "Node.start_raylet",
+        ),
+        "ray._private.ray_constants": ("ENABLE_RAY_CLUSTER",),
+        "ray._private.services": ("ConsolePopen",),
+        "ray._private.worker": ("_global_node",),
+        "ray._raylet": ("AuthenticationTokenLoader", "DASHBOARD_AGENT_LISTEN_PORT_NAME", "persist_port"),
+    },
+}
+"""Distribution -> module -> names, of a class with its attribute."""
+
+
+def missing_internals() -> Iterator[str]:
+    """``megatron-core 0.17.0 has no ...``, for each part of an installed distribution that is not there."""
+    for distribution, modules in INTERNALS.items():
+        try:
+            found = metadata.distribution(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+        for module, names in modules.items():
+            missing = _missing(Path(f"{found.locate_file('')}"), module, names)
+            if missing:
+                yield (
+                    f"{distribution} {found.version} has no {', '.join(missing)} in {module}, which slime uses; it was "
+                    f"written for {distribution} {READ_FROM[distribution]}"
+                )
+
+
+def _missing(site: Path, module: str, names: tuple[str, ...]) -> list[str]:
+    path = site.joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if next(path.parent.glob(f"{path.name}*.so"), None):
+        return []  # compiled; its import says what it lacks
+    try:
+        words = set(re.findall(r"\w+", file.read_text("utf-8")))
+    except OSError:
+        return list(names)
+    return [name for name in names if not words.issuperset(name.split("."))]
