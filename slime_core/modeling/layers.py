@@ -8,14 +8,15 @@
     PackedLatentAttention  the same for multi-latent attention
     PackedRow            Megatron's description of a row, and which of its sequences continue others
 
-A row holds hundreds of short sequences. The core gathers them into right-padded batches ``[n, L]``, one batch for all
-lengths between two powers of two, so that at most half of a batch is padding and a row costs a handful of calls. Under
-a causal mask no token looks at what stands to its right, so the padding needs no mask: it repeats the sequence's last
-token, and since nothing reads the output there, its gradient is exactly zero.
+A row holds hundreds of short sequences. On CUDA a kernel takes them as they lie (:mod:`slime_core.modeling.attention`).
+Elsewhere the core gathers them into right-padded batches ``[n, L]``, one batch for all lengths between two powers of
+two, so that at most half of a batch is padding and a row costs a handful of calls. Under a causal mask no token looks
+at what stands to its right, so the padding needs no mask: it repeats the sequence's last token, and since nothing reads
+the output there, its gradient is exactly zero.
 
 The rotary part avoids three things in Megatron's THD path (models/common/embeddings/rope_utils.py:178), which cuts
 the table of angles once a sequence, for queries and for keys, in every layer: its time (with 256 sequences of 12
-tokens some 7 % of a small model's step), a wait for the device in every layer (``cu_seqlens.tolist()``), and its
+tokens some 7 % of a small model's step), six waits for the device in every layer (``cu_seqlens.tolist()``), and its
 refusal of padding at the end of a row. The same function takes a table that already has one entry a token, which it
 recognises by the length (:211). So the layer looks the entries up by position and hands them over as one sequence,
 which Megatron itself cuts to what a context-parallel rank holds. Multi-latent attention makes its own table, so there
@@ -53,10 +54,10 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
-from torch.nn.functional import scaled_dot_product_attention
 
 from slime_core.errors import ConfigError
-from slime_core.modeling.rows import Packing, Share
+from slime_core.modeling.attention import attend_batch, attend_spans, takes_spans
+from slime_core.modeling.rows import Packing, Positions, Share, Spans
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
@@ -263,7 +264,10 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
     ) -> torch.Tensor:
         if self._context is not None:
             return self._attend_share(query, key, value, packed.cu_seqlens_q, self._context)
-        return self._attend_whole(query, key, value, _packing(packed, num_tokens=query.size(0)))
+        row = {"num_tokens": query.size(0), "continues": _continues(packed)}
+        if takes_spans(query, dropout=self._active_dropout):
+            return attend_spans(query, key, value, Spans.of(packed.cu_seqlens_q, **row), scale=self._scale)
+        return self._attend_whole(query, key, value, Packing.of(packed.cu_seqlens_q, **row))
 
     def _attend_whole(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing
@@ -278,11 +282,17 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
     ) -> torch.Tensor:
         """The tokens of this context-parallel rank; ``cu_seqlens`` are of the whole row."""
         share = Share.of(cu_seqlens, num_tokens=query.size(0), rank=group.rank(), size=group.size())
+        has_kernel = takes_spans(query, dropout=self._active_dropout)
         if not share.exchanges:
+            if has_kernel:
+                return attend_spans(query, key, value, share.spans, scale=self._scale)
             return self._attend_whole(query, key, value, share.rest)
         # One collective for both; its backward is a reduce-scatter.
         pairs = torch.cat([key, value], dim=-1)
         everywhere = tensor_parallel.gather_from_sequence_parallel_region(pairs, group=group)
+        if has_kernel:
+            all_k, all_v = everywhere.split([key.size(-1), value.size(-1)], dim=-1)
+            return attend_spans(query, all_k, all_v, share.spans, scale=self._scale)
         first, rest_1, second, rest_2 = query.split(share.sizes)
         _, pairs_1, _, pairs_2 = pairs.split(share.sizes)
         # The empty slice makes every rank take part in the backward collective, also one into which nothing crosses.
@@ -320,18 +330,12 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor | None) -> torch.Tensor:
         """[b, heads, s, size] each; ``visible`` None: causal."""
-        dropout = self._dropout if self.training else 0.0
-        with self._random_state(dropout):
-            return scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                attn_mask=visible,
-                is_causal=visible is None,
-                dropout_p=dropout,
-                scale=self._scale,
-                enable_gqa=q.size(1) != k.size(1),
-            )
+        with self._random_state(self._active_dropout):
+            return attend_batch(q, k, v, visible, dropout=self._active_dropout, scale=self._scale)
+
+    @property
+    def _active_dropout(self) -> float:
+        return self._dropout if self.training else 0.0
 
     def _random_state(self, dropout: float) -> AbstractContextManager[Any]:
         """Every tensor-parallel rank drops entries of its own heads; sequence parallelism sees to that already."""
@@ -341,9 +345,12 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         return state
 
 
-def _packing(packed: PackedSeqParams, *, num_tokens: int) -> Packing:
-    continues = packed.continues if isinstance(packed, PackedRow) else None
-    return Packing.of(packed.cu_seqlens_q, num_tokens=num_tokens, continues=continues)
+def _continues(packed: PackedSeqParams) -> torch.Tensor | None:
+    return packed.continues if isinstance(packed, PackedRow) else None
+
+
+def _positions(packed: PackedSeqParams, *, num_tokens: int) -> Positions:
+    return Positions.of(packed.cu_seqlens_q, num_tokens=num_tokens, continues=_continues(packed))
 
 
 def _visible(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
@@ -391,9 +398,9 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As upstream; ``rotary_pos_emb`` [longest sequence, 1, 1, size] are the angles by position."""
         if packed_seq_params is not None and rotary_pos_emb is not None:
-            packing = _packing(packed_seq_params, num_tokens=_num_tokens(hidden_states, self.config))
-            rotary_pos_emb = rotary_pos_emb.index_select(0, packing.positions_T)
-            packed_seq_params = _as_one_sequence(packed_seq_params, packing)
+            row = _positions(packed_seq_params, num_tokens=_num_tokens(hidden_states, self.config))
+            rotary_pos_emb = rotary_pos_emb.index_select(0, row.positions_T)
+            packed_seq_params = _as_one_sequence(packed_seq_params, row)
         found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
             hidden_states,
             attention_mask,
@@ -439,9 +446,9 @@ class PackedLatentAttention(MLASelfAttention):  # type: ignore[misc]
         """As upstream."""
         self.rotary_pos_emb.positions_T = None
         if packed_seq_params is not None:
-            packing = _packing(packed_seq_params, num_tokens=_num_tokens(hidden_states, self.config))
-            self.rotary_pos_emb.positions_T = packing.positions_T
-            packed_seq_params = _as_one_sequence(packed_seq_params, packing)
+            row = _positions(packed_seq_params, num_tokens=_num_tokens(hidden_states, self.config))
+            self.rotary_pos_emb.positions_T = row.positions_T
+            packed_seq_params = _as_one_sequence(packed_seq_params, row)
         found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
             hidden_states, attention_mask, packed_seq_params=packed_seq_params, **options
         )
@@ -475,6 +482,6 @@ def _num_tokens(hidden_states: torch.Tensor, config: TransformerConfig) -> int:
     return hidden_states.size(0) * int(shards * config.context_parallel_size)
 
 
-def _as_one_sequence(packed: PackedSeqParams, packing: Packing) -> PackedSeqParams:
+def _as_one_sequence(packed: PackedSeqParams, row: Positions) -> PackedSeqParams:
     """``packed`` for a table of angles that has one entry a token."""
-    return replace(packed, cu_seqlens_q_padded=packing.whole, cu_seqlens_kv_padded=packing.whole)
+    return replace(packed, cu_seqlens_q_padded=row.whole, cu_seqlens_kv_padded=row.whole)

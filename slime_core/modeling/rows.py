@@ -1,9 +1,14 @@
-"""Packed rows: the padded batches in which attention computes them, and the tokens of each context-parallel rank.
+"""Packed rows: what attention has to know of their sequences, and the tokens of each context-parallel rank.
 
-    Packing      the sequences of a row as right-padded batches; computed once for a row, shared by all layers
+    Positions    the position of each token in its sequence, for rotary embeddings
+    Spans        queries and keys of each sequence, for kernels that take sequences of unequal length
+    Packing      the sequences of a row as right-padded batches
     SharedKeys   the keys of a row in which sequences continue others; part of its packing
     zigzag       which tokens of a row one context-parallel rank holds
     Share        what such a rank computes of the row's attention, and which keys of other ranks it needs for that
+
+Each is computed once for a row and shared by all its layers. Lengths are read from the device once, and nothing waits
+for the device in a layer.
 
 A sequence may *continue* another one of its row: a response whose prompt is in the row once for its whole group. Its
 queries see the keys of both. Such sequences share a batch if what they continue is equally long, so that one mask
@@ -31,10 +36,97 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 __all__ = [
     "Packing",
+    "Positions",
     "Share",
     "SharedKeys",
+    "Spans",
     "zigzag",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Where each of the t tokens of a row stands in its sequence.
+
+    Arguments:
+        positions_T: int64 [t], counted from the start of the sequence that the token's own one continues.
+        whole: int32 [2] on the host, ``[0, t]``: the row taken for one sequence. Megatron reads it as numbers, three
+            times for queries and keys each in every layer, which would wait for a device.
+    """
+
+    positions_T: torch.Tensor
+    whole: torch.Tensor
+
+    @classmethod
+    def of(cls, cu_seqlens: torch.Tensor, *, num_tokens: int, continues: torch.Tensor | None = None) -> Positions:
+        """The positions of ``cu_seqlens``; arguments, memory and errors are those of :meth:`Packing.of`."""
+        found: Positions | None = _POSITIONS.get(cu_seqlens)
+        if found is None or found.positions_T.numel() != num_tokens:
+            positions_T = _positions(_ends(cu_seqlens, num_tokens), continues).to(cu_seqlens.device)
+            whole = torch.tensor([0, num_tokens], dtype=torch.int32)
+            found = _POSITIONS[cu_seqlens] = cls(positions_T, whole)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Which keys each of the t queries of a row sees: query i of a sequence of q queries and m keys sees m - q + i + 1.
+
+    Example: sequence 0 has 2 tokens; 1 and 2, of 1 and 2 tokens, continue it: ``cu_queries = [0, 2, 3, 5]``,
+    ``cu_keys = [0, 2, 5, 9]``, ``longest = (2, 4)``, ``rows_K = [0, 1, 0, 1, 2, 0, 1, 3, 4]``.
+
+    Arguments:
+        cu_queries, cu_keys: int32 [n + 1], where queries and keys of each sequence start and end; none is empty.
+        longest: queries and keys of the longest sequence.
+        rows_K: int64 [k], the token of each key; None: keys are the row's tokens in order.
+        sources: as those of :class:`SharedKeys`, for the gradient.
+    """
+
+    cu_queries: torch.Tensor
+    cu_keys: torch.Tensor
+    longest: tuple[int, int]
+    rows_K: torch.Tensor | None = None
+    sources: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+
+    @classmethod
+    def of(cls, cu_seqlens: torch.Tensor, *, num_tokens: int, continues: torch.Tensor | None = None) -> Spans:
+        """The spans of ``cu_seqlens``; arguments, memory and errors are those of :meth:`Packing.of`."""
+        known, found = _SPANS.get(cu_seqlens, (0, None))
+        if found is None or known != num_tokens:
+            ends = _ends(cu_seqlens, num_tokens)
+            starts, lengths = ends[:-1], ends.diff()
+            before = _continued(lengths, continues)
+            prefixes = torch.where(before < 0, 0, lengths[before])
+            rows_K = None if continues is None else _prefixed_rows(starts, lengths, starts[before], prefixes)
+            found = cls.between(lengths, prefixes + lengths, rows_K, num_tokens, cu_seqlens.device)
+            _SPANS[cu_seqlens] = num_tokens, found
+        spans: Spans = found
+        return spans
+
+    @classmethod
+    def between(
+        cls, queries: torch.Tensor, keys: torch.Tensor, rows_K: torch.Tensor | None, num_keys: int, device: torch.device
+    ) -> Spans:
+        """The spans of sequences with these numbers of queries and keys, int64 [n], taken from ``num_keys`` tokens."""
+        queries, keys = queries[queries > 0], keys[queries > 0]
+        zero = torch.zeros(1, dtype=torch.int64)
+        sources: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+        if rows_K is not None:
+            sources = _sources(rows_K, torch.arange(len(rows_K)), num_keys, device)
+        return cls(
+            cu_queries=torch.cat([zero, queries.cumsum(0)]).to(device, torch.int32),
+            cu_keys=torch.cat([zero, keys.cumsum(0)]).to(device, torch.int32),
+            longest=(int(queries.max()) if len(queries) else 0, int(keys.max()) if len(keys) else 0),
+            rows_K=None if rows_K is None else rows_K.to(device),
+            sources=sources,
+        )
+
+    def gather(self, values_TNH: torch.Tensor) -> torch.Tensor:
+        """Keys or values [t, heads, size] in the order of the spans, [k, heads, size]."""
+        if self.rows_K is None:
+            return values_TNH
+        gathered: torch.Tensor = _PadKeys.apply(values_TNH, self.rows_K, *_flat(self.sources))  # type: ignore[no-untyped-call]
+        return gathered
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +153,18 @@ class Packing:
     """Where the t tokens of a row stand in right-padded batches of s slots altogether.
 
     Example: sequences of 4 and 3 tokens share a batch of 2 x 4 slots: ``rows_S = [0, 1, 2, 3, 4, 5, 6, 6]``,
-    ``slots_T = [0, 1, 2, 3, 4, 5, 6]``, ``shapes = ((2, 4),)``, ``positions_T = [0, 1, 2, 3, 0, 1, 2]``.
+    ``slots_T = [0, 1, 2, 3, 4, 5, 6]``, ``shapes = ((2, 4),)``.
 
     Arguments:
         rows_S: int64 [s], the token each slot takes; padding takes its sequence's last one.
         slots_T: int64 [t], the slot each token stands in.
-        positions_T: int64 [t], position of each token in its own sequence, counted from the one that this continues.
         shapes: sequences and slots a sequence of each batch, in the order of the slots.
-        whole: int32 [2], ``[0, t]``: the row taken for one sequence.
         shared: where keys and values go; None: where queries do.
     """
 
     rows_S: torch.Tensor
     slots_T: torch.Tensor
-    positions_T: torch.Tensor
     shapes: tuple[tuple[int, int], ...]
-    whole: torch.Tensor
     shared: SharedKeys | None = None
 
     @classmethod
@@ -94,7 +182,7 @@ class Packing:
             ValueError: a sequence ends after the row does.
         """
         found: Packing | None = _PACKINGS.get(cu_seqlens)
-        if found is None or found.positions_T.numel() != num_tokens:
+        if found is None or found.slots_T.numel() != num_tokens:
             found = _PACKINGS[cu_seqlens] = _pack(cu_seqlens, num_tokens, continues)
         return found
 
@@ -126,15 +214,39 @@ class Packing:
         return result
 
 
-_PACKINGS = WeakTensorKeyDictionary()
+_PACKINGS, _POSITIONS, _SPANS = WeakTensorKeyDictionary(), WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
 
 
-def _pack(cu_seqlens: torch.Tensor, num_tokens: int, continues: torch.Tensor | None = None) -> Packing:
-    device = cu_seqlens.device
+def _ends(cu_seqlens: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """int64 on the host: where sequences start and end, up to that of the padding."""
     ends = torch.cat([cu_seqlens.detach().to("cpu", torch.int64), torch.tensor([num_tokens])])
     if bool((ends.diff() < 0).any()):
         raise ValueError(f"cu_seqlens ends at {int(ends[-2])}, but the packed row holds {num_tokens} tokens")
-    batches, positions_T = list(_batches(ends, continues)), _positions(ends, continues)
+    return ends
+
+
+def _continued(lengths: torch.Tensor, continues: torch.Tensor | None) -> torch.Tensor:
+    """int64, for each sequence the number of the one that it continues; -1: none."""
+    before = torch.full_like(lengths, -1)
+    if continues is not None:
+        before[: len(continues)] = continues.to(before)
+    return before
+
+
+def _prefixed_rows(
+    starts: torch.Tensor, lengths: torch.Tensor, prefix_starts: torch.Tensor, prefixes: torch.Tensor
+) -> torch.Tensor:
+    """Tokens of every sequence after those of the one that it continues; sequences without tokens are left out."""
+    prefixes = torch.where(lengths > 0, prefixes, 0)
+    sizes = torch.stack([prefixes, lengths], dim=1).flatten()
+    firsts = torch.stack([prefix_starts, starts], dim=1).flatten()
+    places = torch.arange(int(sizes.sum())) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    return firsts.repeat_interleave(sizes) + places
+
+
+def _pack(cu_seqlens: torch.Tensor, num_tokens: int, continues: torch.Tensor | None = None) -> Packing:
+    device, ends = cu_seqlens.device, _ends(cu_seqlens, num_tokens)
+    batches = list(_batches(ends, continues))
     slots_T, used = torch.empty(num_tokens, dtype=torch.int64), 0
     for batch in batches:
         slots_T[batch.rows_nL[batch.home_nL]] = used + batch.home_nL.flatten().nonzero().squeeze(1)
@@ -142,9 +254,7 @@ def _pack(cu_seqlens: torch.Tensor, num_tokens: int, continues: torch.Tensor | N
     return Packing(
         rows_S=torch.cat([ends[:0], *(batch.rows_nL.flatten() for batch in batches)]).to(device),
         slots_T=slots_T.to(device),
-        positions_T=positions_T.to(device),
         shapes=tuple((batch.rows_nL.size(0), batch.rows_nL.size(1)) for batch in batches),
-        whole=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
         shared=None if continues is None else _shared_keys(batches, num_tokens, device),
     )
 
@@ -163,9 +273,7 @@ class _Batch:
 def _batches(ends: torch.Tensor, continues: torch.Tensor | None) -> Iterator[_Batch]:
     """One for all sequences between two powers of two that continue equally long ones."""
     starts, lengths = ends[:-1], ends.diff()
-    before = torch.full_like(lengths, -1)
-    if continues is not None:
-        before[: len(continues)] = continues.to(before)
+    before = _continued(lengths, continues)
     prefixes = torch.where(before < 0, 0, lengths[before])
     classes = torch.stack([prefixes, torch.ceil(torch.log2(lengths.double())).long()], dim=1)
     for size_class in torch.unique(classes[lengths > 0], dim=0):
@@ -184,16 +292,23 @@ def _batch(own_nL: torch.Tensor, real_nL: torch.Tensor, starts_n: torch.Tensor, 
 
 
 def _positions(ends: torch.Tensor, continues: torch.Tensor | None) -> torch.Tensor:
-    starts, lengths = ends[:-1].clone(), ends.diff()
-    if continues is not None:
-        found = continues.to(starts)
-        starts[: len(found)] -= torch.where(found < 0, 0, lengths[found])
+    lengths = ends.diff()
+    before = _continued(lengths, continues)
+    starts = ends[:-1] - torch.where(before < 0, 0, lengths[before])
     return torch.arange(int(ends[-1])) - starts.repeat_interleave(lengths)
 
 
 def _shared_keys(batches: list[_Batch], num_tokens: int, device: torch.device) -> SharedKeys:
     rows_K = torch.cat([batch.keys_nK.flatten() for batch in batches])
     slots = torch.cat([batch.real_nK.flatten() for batch in batches]).nonzero().squeeze(1)
+    sources = _sources(rows_K, slots, num_tokens, device)
+    return SharedKeys(rows_K.to(device), tuple(batch.keys_nK.size(1) for batch in batches), sources)
+
+
+def _sources(
+    rows_K: torch.Tensor, slots: torch.Tensor, num_tokens: int, device: torch.device
+) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+    """For each count of slots: the tokens that so many of ``slots`` take, and these slots."""
     slots = slots[rows_K[slots].argsort(stable=True)]
     counts_T = torch.bincount(rows_K[slots], minlength=num_tokens)
     firsts_T = counts_T.cumsum(0) - counts_T
@@ -201,7 +316,7 @@ def _shared_keys(batches: list[_Batch], num_tokens: int, device: torch.device) -
     for count in torch.unique(counts_T).tolist():
         tokens = (counts_T == count).nonzero().squeeze(1)
         sources.append((tokens.to(device), slots[firsts_T[tokens][:, None] + torch.arange(count)].to(device)))
-    return SharedKeys(rows_K.to(device), tuple(batch.keys_nK.size(1) for batch in batches), tuple(sources))
+    return tuple(sources)
 
 
 def _flat(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
@@ -296,12 +411,14 @@ class Share:
         keys: int64, of each chunk's crossing tokens: rows of the gathered keys from their sequence's start to
             themselves; empty if none cross.
         rest: the packing of the tokens that do not cross.
+        spans: of all tokens of this rank, with keys among the gathered ones; without exchange, among its own.
         exchanges: whether any rank has crossing tokens, so that keys have to be gathered.
     """
 
     sizes: tuple[int, int, int, int]
     keys: tuple[torch.Tensor, torch.Tensor]
     rest: Packing
+    spans: Spans
     exchanges: bool
 
     @classmethod
@@ -324,24 +441,28 @@ _SHARES = WeakTensorKeyDictionary()
 
 def _share(ends: torch.Tensor, chunk: int, rank: int, size: int, device: torch.device) -> Share:
     """``ends``: int64, where sequences start and end, each once, from 0 to the end of the row."""
-    sizes, keys, lengths = [], [], []
-    for start in (rank * chunk, (2 * size - 1 - rank) * chunk):
+    sizes, keys, queries, places, lengths = [], [], [], [], []
+    starts = (rank * chunk, (2 * size - 1 - rank) * chunk)
+    for own, start in zip((2 * rank * chunk, (2 * rank + 1) * chunk), starts, strict=True):
         sequence_start, crossing = _crossing(ends, start, chunk)
         inner = ends[(ends > start + crossing) & (ends < start + chunk)]
         borders = torch.cat([torch.tensor([start + crossing]), inner, torch.tensor([start + chunk])])
         sizes += [crossing, chunk - crossing]
         lengths.append(borders.diff())
         keys.append(
-            _gathered(torch.arange(sequence_start, start + crossing if crossing else sequence_start), chunk, size).to(
-                device
-            )
+            _gathered(torch.arange(sequence_start, start + crossing if crossing else sequence_start), chunk, size)
         )
+        queries.append(torch.cat([torch.tensor([crossing]), lengths[-1]]))
+        places += [keys[-1], torch.arange(own + crossing, own + chunk)]
     rest = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat(lengths).cumsum(0)]).to(device)
     exchanges = any(start not in ends for start in range(0, 2 * size * chunk, chunk))
+    num_keys = torch.cat([torch.cat([torch.tensor([len(k)]), own]) for k, own in zip(keys, lengths, strict=True)])
+    rows_K = torch.cat(places) if exchanges else None
     return Share(
         sizes=(sizes[0], sizes[1], sizes[2], sizes[3]),
-        keys=(keys[0], keys[1]),
+        keys=(keys[0].to(device), keys[1].to(device)),
         rest=Packing.of(rest, num_tokens=sizes[1] + sizes[3]),
+        spans=Spans.between(torch.cat(queries), num_keys, rows_K, 2 * size * chunk, device),
         exchanges=exchanges,
     )
 

@@ -241,3 +241,38 @@ def test_only_a_chunk_that_embeds_tokens_is_handed_inputs(megatron, embeds, name
     wrapped: Any = SimpleNamespace(module=SimpleNamespace(pre_process=embeds))
     assert model_inputs(wrapped, RowInputs(pixels, (1, 0)), torch.device("cpu")).keys() == names
     assert model_inputs(wrapped, RowInputs(), torch.device("cpu")) == {}
+
+
+def test_rotary_positions_wait_for_no_device(megatron):
+    """Reading a number of a meta tensor fails, as it waits on a GPU; what Megatron reads is on the host."""
+    from megatron.core.models.common.embeddings.rope_utils import apply_rotary_pos_emb
+
+    from slime_core.modeling.rows import Positions
+
+    group = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
+    config = SimpleNamespace(apply_rope_fusion=False, rotary_interleaved=False, multi_latent_attention=False)
+    angles, keys = torch.empty(5, 1, 1, 8, device="meta"), torch.empty(5, 2, 8, device="meta")
+    whole = Positions.of(torch.tensor([0, 2, 5]), num_tokens=5).whole
+    rotated = apply_rotary_pos_emb(keys, angles, config, cu_seqlens=whole, cp_group=group)
+    assert rotated.shape == (5, 2, 8)
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        apply_rotary_pos_emb(keys, angles, config, cu_seqlens=whole.to("meta"), cp_group=group)
+
+
+def test_the_kernel_for_unequal_lengths_gives_the_same_logits_and_gradients(megatron, folder, monkeypatch):
+    from torch.nn.attention import varlen
+
+    from slime_core.modeling import layers
+    from tests.unit.modeling.test_attention import loop
+
+    _, (chunk,) = build(folder, megatron)
+    found = []
+    for taken in (False, True):
+        monkeypatch.setattr(layers, "takes_spans", lambda *_, taken=taken, **__: taken)
+        monkeypatch.setattr(varlen, "varlen_attn", loop)
+        chunk.zero_grad()
+        logits = packed_logits(chunk, rows())
+        logits.square().sum().backward()
+        found.append([logits.detach(), *(parameter.grad.clone() for parameter in chunk.parameters())])
+    for padded, taken in zip(*found, strict=True):
+        assert torch.allclose(padded, taken, rtol=1e-4, atol=1e-4 * float(padded.abs().max()))

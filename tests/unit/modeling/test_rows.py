@@ -4,31 +4,37 @@ import numpy as np
 import pytest
 import torch
 
-from slime_core.modeling.rows import Packing
+from slime_core.modeling.rows import Packing, Positions, Spans
 
 
 def test_lengths_up_to_the_same_power_of_two_share_a_batch():
-    packing = Packing.of(torch.tensor([0, 4, 5, 8]), num_tokens=8)
+    ends = torch.tensor([0, 4, 5, 8])
+    packing = Packing.of(ends, num_tokens=8)
     assert packing.shapes == ((1, 1), (2, 4))
     assert packing.rows_S.tolist() == [4, 0, 1, 2, 3, 5, 6, 7, 7]
     assert packing.slots_T.tolist() == [1, 2, 3, 4, 0, 5, 6, 7]
-    assert packing.positions_T.tolist() == [0, 1, 2, 3, 0, 0, 1, 2]
+    assert Positions.of(ends, num_tokens=8).positions_T.tolist() == [0, 1, 2, 3, 0, 0, 1, 2]
 
 
 def test_empty_sequences_take_no_slot_and_the_tail_is_a_sequence_of_its_own():
-    packing = Packing.of(torch.tensor([0, 2, 2]), num_tokens=4)
-    assert packing.shapes == ((2, 2),)
-    assert packing.positions_T.tolist() == [0, 1, 0, 1]
+    ends = torch.tensor([0, 2, 2])
+    assert Packing.of(ends, num_tokens=4).shapes == ((2, 2),)
+    assert Positions.of(ends, num_tokens=4).positions_T.tolist() == [0, 1, 0, 1]
+    assert Spans.of(ends, num_tokens=4).cu_queries.tolist() == [0, 2, 4]
 
 
 def test_the_packing_of_a_row_is_computed_once():
     ends = torch.tensor([0, 3, 5])
     assert Packing.of(ends, num_tokens=5) is Packing.of(ends, num_tokens=5)
+    assert Spans.of(ends, num_tokens=5) is Spans.of(ends, num_tokens=5)
+    assert Positions.of(ends, num_tokens=5) is Positions.of(ends, num_tokens=5)
+    assert Spans.of(ends, num_tokens=6).cu_keys.tolist() == [0, 3, 5, 6]
 
 
 def test_a_row_shorter_than_its_sequences_is_refused():
-    with pytest.raises(ValueError, match="ends at 5, but the packed row holds 4"):
-        Packing.of(torch.tensor([0, 3, 5]), num_tokens=4)
+    for one in (Packing, Positions, Spans):
+        with pytest.raises(ValueError, match="ends at 5, but the packed row holds 4"):
+            one.of(torch.tensor([0, 3, 5]), num_tokens=4)
 
 
 def continued(lengths: list[int], continues: list[int]) -> Packing:
@@ -38,7 +44,8 @@ def continued(lengths: list[int], continues: list[int]) -> Packing:
 
 def test_a_short_continuation_brings_the_keys_before_it():
     packing = continued([2, 1, 2], [-1, 0, 0])
-    assert packing.positions_T.tolist() == [0, 1, 2, 2, 3]
+    ends, before = torch.tensor([0, 2, 3, 5]), torch.tensor([-1, 0, 0])
+    assert Positions.of(ends, num_tokens=5, continues=before).positions_T.tolist() == [0, 1, 2, 2, 3]
     assert packing.shapes == ((1, 2), (1, 1), (1, 2))
     assert packing.rows_S.tolist() == [0, 1, 2, 3, 4]
     assert packing.shared.lengths == (2, 3, 4)

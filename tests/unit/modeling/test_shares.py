@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 
-from slime_core.modeling.rows import Share, zigzag
+from slime_core.modeling.rows import Share, Spans, zigzag
 
 
 def test_a_rank_takes_an_early_and_a_late_chunk():
@@ -31,11 +33,13 @@ def test_two_sequences_over_two_ranks_by_hand():
     second = share([0, 3, 8], num_tokens=4, rank=1)
     assert second.sizes == (1, 1, 2, 0)
     assert [keys.tolist() for keys in second.keys] == [[0, 1, 4], [5, 6, 7]]
-    assert second.rest.positions_T.tolist() == [0]
+    assert second.rest.slots_T.tolist() == [0]
+    assert second.spans.cu_queries.tolist() == [0, 1, 2, 4]
+    assert second.spans.rows_K.tolist() == [0, 1, 4, 5, 5, 6, 7]
     first = share([0, 3, 8], num_tokens=4, rank=0)
     assert first.sizes == (0, 2, 2, 0)
     assert [keys.tolist() for keys in first.keys] == [[], [5, 6, 7, 2, 3]]
-    assert first.rest.positions_T.tolist() == [0, 1]
+    assert first.rest.slots_T.tolist() == [0, 1]
 
 
 def test_sequences_that_end_where_chunks_end_need_no_exchange():
@@ -70,8 +74,23 @@ def check_share(ends: list[int], row: int, gathered: np.ndarray, rank: int, size
     for crossing, keys in zip((crossing_1, crossing_2), found.keys, strict=True):
         seen = list(range(start_of[int(crossing[-1])], int(crossing[-1]) + 1)) if len(crossing) else []
         assert gathered[keys].tolist() == seen
-    rest = torch.cat([rest_1, rest_2]).tolist()
-    assert found.rest.positions_T.tolist() == [token - start_of[token] for token in rest]
+    assert found.rest.slots_T.numel() == len(rest_1) + len(rest_2)
+    assert seen_by_spans(found.spans, gathered if found.exchanges else held) == {
+        token: list(range(start_of[token], token + 1)) for token in held.tolist()
+    }
+
+
+def seen_by_spans(spans: Spans, tokens_of_keys: np.ndarray) -> dict[int, list[int]]:
+    """Token -> the tokens that it sees, read off the spans one query after the other."""
+    rows = range(spans.cu_keys[-1]) if spans.rows_K is None else spans.rows_K.tolist()
+    keys, found = [int(tokens_of_keys[row]) for row in rows], {}
+    for (q, q_end), (k, k_end) in zip(
+        pairwise(spans.cu_queries.tolist()), pairwise(spans.cu_keys.tolist()), strict=True
+    ):
+        for place in range(q_end - q):
+            seen = keys[k : k_end - (q_end - q) + place + 1]
+            found[seen[-1]] = seen
+    return found
 
 
 # --- Sequences that continue others -----------------------------------------------------------------------------------

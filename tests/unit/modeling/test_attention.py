@@ -1,0 +1,221 @@
+"""The kernel for sequences of unequal length and padded batches give the same numbers, to a loop and flex_attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import varlen
+
+from slime_core.errors import RunError
+from slime_core.modeling import attention
+from slime_core.modeling.attention import attend_batch, attend_spans, takes_spans
+from slime_core.modeling.rows import Packing, Share, Spans, zigzag
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def loop(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """What ``varlen_attn`` documents, one sequence after the other: causal, aligned to the end of the keys."""
+    assert window_size == (-1, 0)
+    assert query.size(-1) == key.size(-1) == value.size(-1)
+    assert query.size(-1) % 8 == 0
+    assert (max_q, max_k) == tuple(int(cu.diff().max()) for cu in (cu_q, cu_k))
+    assert (cu_q.dtype, cu_k.dtype) == (torch.int32, torch.int32)
+    assert enable_gqa == (query.size(1) != key.size(1))
+    found = []
+    for (q, q_end), (k, k_end) in zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True):
+        groups = query.size(1) // key.size(1)
+        keys, values = (part[k:k_end].repeat_interleave(groups, 1) for part in (key, value))
+        scores = torch.einsum("qhd,khd->hqk", query[q:q_end], keys) * scale
+        hidden = torch.ones(q_end - q, k_end - k).triu(k_end - k - (q_end - q) + 1).bool()
+        found.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values))
+    return torch.cat(found)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(varlen, "varlen_attn", loop)
+
+
+def padded(packing: Packing, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    parts = []
+    for one, keys, values in zip(packing.pad(q), packing.pad_keys(k), packing.pad_keys(v), strict=True):
+        s, m = one.size(2), keys.size(2)
+        visible = torch.ones(s, m, dtype=torch.bool).tril(m - s)
+        parts.append(attend_batch(one, keys, values, visible, dropout=0.0, scale=None))
+    return packing.unpad(parts)
+
+
+def sequences(seed: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Ends, what each sequence continues, and the tokens with two of padding; responses may be empty."""
+    random = np.random.default_rng(seed)
+    lengths, continues = [], []
+    for _ in range(4):
+        head = len(lengths)
+        lengths.append(int(random.integers(1, 5)))
+        continues.append(-1)
+        for _ in range(random.integers(0, 4)):
+            lengths.append(int(random.integers(0, 9)))
+            continues.append(head)
+    ends = torch.tensor([0, *lengths]).cumsum(0).int()
+    return ends, torch.tensor(continues, dtype=torch.int32), int(ends[-1]) + 2
+
+
+def inputs(tokens: int, heads: tuple[int, int], sizes: tuple[int, int], *, seed: int = 0) -> Tensors:
+    random = torch.Generator().manual_seed(seed)
+    shapes = [(heads[0], sizes[0]), (heads[1], sizes[0]), (heads[1], sizes[1])]
+    q, k, v = (torch.randn(tokens, *shape, generator=random, requires_grad=True) for shape in shapes)
+    return q, k, v
+
+
+SHAPES = {
+    "plain": ((2, 2), (8, 8)),
+    "grouped heads": ((4, 2), (16, 16)),
+    "an odd size": ((2, 1), (6, 6)),
+    "latent attention": ((2, 2), (24, 16)),
+    "values wider than keys": ((2, 2), (8, 12)),
+}
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shared", [False, True])
+def test_both_give_the_same_numbers_and_gradients(shape, shared):
+    for seed in range(3):
+        ends, continues, tokens = sequences(seed)
+        row: dict[str, Any] = {"num_tokens": tokens, "continues": continues if shared else None}
+        q, k, v = inputs(tokens, *SHAPES[shape], seed=seed)
+        found = attend_spans(q, k, v, Spans.of(ends, **row), scale=None)
+        expected = padded(Packing.of(ends.clone(), **row), q, k, v)
+        assert torch.allclose(found, expected, atol=1e-6)
+        weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(seed))
+        mine = torch.autograd.grad((found * weights).sum(), (q, k, v))
+        theirs = torch.autograd.grad((expected * weights).sum(), (q, k, v))
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_loop_over_sequences_builds_the_same_index(shared):
+    for seed in range(20):
+        ends, continues, tokens = sequences(seed)
+        found = Spans.of(ends, num_tokens=tokens, continues=continues if shared else None)
+        borders = [*ends.tolist(), tokens]
+        rows, queries, keys = [], [0], [0]
+        for number, (start, end) in enumerate(pairwise(borders)):
+            before = int(continues[number]) if shared and number < len(continues) else -1
+            if end > start:
+                seen = [*(range(*borders[before : before + 2]) if before >= 0 else ()), *range(start, end)]
+                rows += seen
+                queries.append(queries[-1] + end - start)
+                keys.append(keys[-1] + len(seen))
+        assert (found.cu_queries.tolist(), found.cu_keys.tolist()) == (queries, keys)
+        assert found.longest == (int(np.diff(queries).max()), int(np.diff(keys).max()))
+        assert (list(range(tokens)) if found.rows_K is None else found.rows_K.tolist()) == rows
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_flex_attention_gives_the_same_numbers(shared):
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    ends, continues, tokens = sequences(7)
+    row: dict[str, Any] = {"num_tokens": tokens, "continues": continues if shared else None}
+    q, k, v = (part.detach() for part in inputs(tokens, (4, 2), (16, 16)))  # flex has no backward on a CPU
+    lengths = torch.tensor([*ends.tolist(), tokens]).diff()
+    own = torch.arange(len(lengths)).repeat_interleave(lengths)
+    before = torch.tensor([*continues.tolist(), -1])[own] if shared else torch.full_like(own, -1)
+    mask = create_block_mask(
+        lambda b, h, i, j: (i >= j) & ((own[i] == own[j]) | (before[i] == own[j])), None, None, tokens, tokens, "cpu"
+    )
+    expected = flex_attention(*(part.transpose(0, 1)[None] for part in (q, k, v)), block_mask=mask, enable_gqa=True)
+    found = attend_spans(q, k, v, Spans.of(ends, **row), scale=None)
+    assert torch.allclose(found, expected[0].transpose(0, 1).flatten(1), atol=1e-6)
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_share_a_row_give_what_one_rank_gives(size):
+    random = np.random.default_rng(size)
+    for _ in range(5):
+        ends = torch.tensor(np.concatenate([[0], random.integers(1, 12, 6).cumsum()]), dtype=torch.int32)
+        tokens = int(ends[-1]) + -int(ends[-1]) % (2 * size)
+        q, k, v = inputs(tokens, (4, 2), (8, 8))
+        expected = padded(Packing.of(ends, num_tokens=tokens), q, k, v)
+        held = [zigzag(tokens, rank=rank, size=size) for rank in range(size)]
+        everywhere = [part[np.concatenate(held)] for part in (k, v)]
+        for rank, mine in enumerate(held):
+            share = Share.of(ends.clone(), num_tokens=len(mine), rank=rank, size=size)
+            keys = everywhere if share.exchanges else [part[mine] for part in (k, v)]
+            assert torch.allclose(attend_spans(q[mine], *keys, share.spans, scale=None), expected[mine], atol=1e-6)
+
+
+# --- Which kernel -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "size", "dropout", "taken"),
+    [
+        ("cuda", torch.bfloat16, 128, 0.0, True),
+        ("cuda", torch.float16, 256, 0.0, True),
+        ("cuda", torch.float32, 128, 0.0, False),
+        ("cuda", torch.bfloat16, 264, 0.0, False),
+        ("cuda", torch.bfloat16, 128, 0.1, False),
+        ("cpu", torch.bfloat16, 128, 0.0, False),
+    ],
+)
+def test_the_kernel_for_unequal_lengths_takes_half_precision_on_cuda(device, dtype, size, dropout, taken):
+    with FakeTensorMode():
+        assert takes_spans(torch.empty(3, 2, size, dtype=dtype, device=device), dropout=dropout) is taken
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_torch_takes_the_call_forward_and_backward(shape):
+    """torch's own operator, on tensors that have shapes and no numbers."""
+    ends, continues, tokens = sequences(1)
+    spans = Spans.of(ends, num_tokens=tokens, continues=continues)
+    on_device = replace(
+        spans,
+        cu_queries=spans.cu_queries.to("meta"),
+        cu_keys=spans.cu_keys.to("meta"),
+        rows_K=None if spans.rows_K is None else spans.rows_K.to("meta"),
+        sources=tuple((tokens_of.to("meta"), slots.to("meta")) for tokens_of, slots in spans.sources),
+    )
+    heads, sizes = SHAPES[shape]
+    parts = [part.detach().to("meta", torch.bfloat16).requires_grad_() for part in inputs(tokens, heads, sizes)]
+    output = attend_spans(parts[0], parts[1], parts[2], on_device, scale=0.3)
+    assert (output.shape, output.dtype) == ((tokens, heads[0] * sizes[1]), torch.bfloat16)
+    gradients = torch.autograd.grad(output, parts, torch.empty_like(output))
+    assert [gradient.shape for gradient in gradients] == [part.shape for part in parts]
+
+
+def test_a_call_that_would_store_all_scores_is_an_error():
+    query: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32, size=lambda _: 512)
+    wanted = r"no attention kernel on this GPU for float32 and heads of size 512 .* --bf16"
+    with pytest.raises(RunError, match=wanted), attention._linear_memory(query):
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def test_other_errors_of_a_kernel_pass():
+    query: Any = SimpleNamespace(is_cuda=True)
+    with pytest.raises(RuntimeError, match="out of memory"), attention._linear_memory(query):
+        raise RuntimeError("CUDA out of memory")
