@@ -295,9 +295,17 @@ class ParallelConfig(Section):
     context_parallel_size: Count = 1
     """Context parallelism: ranks that share every sequence."""
     expert_model_parallel_size: Count = 1
-    """Expert parallelism: ranks that share the experts of a mixture, within the data-parallel axis.
+    """Expert parallelism: ranks that share the experts of a mixture.
 
-    A separate critic uses the same size if its ranks are divisible by it, else every rank holds all experts.
+    Times expert_tensor_parallel_size it divides the ranks of a pipeline stage. A separate critic uses the same size if
+    its ranks are divisible by it, else every rank holds all experts.
+    """
+    expert_tensor_parallel_size: Annotated[
+        Count | None, Needs("expert_model_parallel_size", "tensor_model_parallel_size", because="else one rank has all")
+    ] = None
+    """Ranks that share every matrix of an expert. None: tensor_model_parallel_size.
+
+    With 1, the tensor-parallel ranks hold whole experts: 8 ranks train with tensor size 4 and expert size 8.
     """
 
     @property

@@ -370,7 +370,8 @@ class RunConfig(Section):
         tensor = own.critic_tensor_model_parallel_size or actor.tensor_model_parallel_size
         pipeline = own.critic_pipeline_model_parallel_size or actor.pipeline_model_parallel_size
         sequence, stages = own.critic_sequence_parallel, actor.num_virtual_stages_per_pipeline_rank
-        replicas, experts = self.num_critic_ranks // (tensor * pipeline), actor.expert_model_parallel_size
+        experts = actor.expert_model_parallel_size * (actor.expert_tensor_parallel_size or tensor)
+        shares = self.num_critic_ranks // pipeline % experts == 0
         return actor.model_copy(
             update={
                 "tensor_model_parallel_size": tensor,
@@ -378,7 +379,8 @@ class RunConfig(Section):
                 "pipeline_model_parallel_size": pipeline,
                 "num_virtual_stages_per_pipeline_rank": stages if pipeline > 1 else 1,
                 "context_parallel_size": own.critic_context_parallel_size or actor.context_parallel_size,
-                "expert_model_parallel_size": experts if replicas % experts == 0 else 1,
+                "expert_model_parallel_size": actor.expert_model_parallel_size if shares else 1,
+                "expert_tensor_parallel_size": actor.expert_tensor_parallel_size if shares else None,
             }
         )
 

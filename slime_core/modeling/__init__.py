@@ -5,7 +5,9 @@
     layout       ParallelLayout: how a model is cut over ranks
     layers       the norm; routers that record the experts they chose, or take those of the engine; core attention and
                  rotary positions over a packed row, without a loop over sequences
-    rows         the sequences of a row as padded batches, for attention; the tokens of each context-parallel rank
+    attention    attention over a row, by the kernel that the device has
+    rows         the sequences of a row, for attention; the tokens of each context-parallel rank
+    experts      the experts of a mixture, as products over all of them
 
 :func:`unsupported` says what of a ``config.json`` these layers do not build. The trait ``unsupported`` of a model spec
 that subclasses ``MBridgeSpec`` starts there, so that a run is refused before anything has started; the ranks say the

@@ -20,7 +20,9 @@ class ParallelLayout:
         tensor: ranks that share every matrix.
         pipeline: ranks that share the stack of layers.
         context: ranks that share every sequence.
-        expert: ranks that share the experts of a mixture; they lie inside the data-parallel axis.
+        expert: ranks that share the experts of a mixture.
+        expert_tensor: ranks that share every matrix of an expert; 0: as many as share the other matrices. Fewer leave
+            tensor-parallel ranks to share out experts.
         virtual_pipeline: chunks of layers a pipeline rank holds, interleaved; 1: not interleaved.
         sequence: tensor-parallel ranks also share the tokens between matrices (sequence parallelism).
     """
@@ -29,6 +31,7 @@ class ParallelLayout:
     pipeline: int = 1
     context: int = 1
     expert: int = 1
+    expert_tensor: int = 0
     virtual_pipeline: int = 1
     sequence: bool = False
 
@@ -44,12 +47,15 @@ class ParallelLayout:
             pipeline=settings.pipeline_model_parallel_size,
             context=settings.context_parallel_size,
             expert=settings.expert_model_parallel_size,
+            expert_tensor=settings.expert_tensor_parallel_size or 0,
             virtual_pipeline=settings.num_virtual_stages_per_pipeline_rank,
             # Megatron-core refuses it without tensor-parallel ranks, where Megatron's arguments turn it off.
             sequence=settings.sequence_parallel and settings.tensor_model_parallel_size > 1,
         )
 
     def __post_init__(self) -> None:
+        if self.expert_tensor == 0:
+            object.__setattr__(self, "expert_tensor", self.tensor)
         wrong = {name: size for name, size in self._sizes().items() if size < 1}
         if wrong:
             raise ConfigError(f"parallel sizes must be at least 1, not {wrong}")
@@ -127,10 +133,12 @@ class ParallelLayout:
                 f"tensor {self.tensor} x pipeline {self.pipeline} x context {self.context} on "
                 f"{world_size} ranks; the number of ranks must be a multiple of {self.model_size}"
             )
-        if (data * self.context) % self.expert:
+        sharing = data * self.context * self.tensor
+        if sharing % (self.expert * self.expert_tensor):
             raise ConfigError(
-                f"expert size {self.expert} with {data * self.context} data- and context-parallel ranks; "
-                "the former must divide the latter"
+                f"expert size {self.expert} x expert tensor size {self.expert_tensor} on the {sharing} ranks of a "
+                f"pipeline stage (data {data} x context {self.context} x tensor {self.tensor}); the former must divide "
+                "the latter"
             )
         return data
 
@@ -140,5 +148,6 @@ class ParallelLayout:
             "pipeline": self.pipeline,
             "context": self.context,
             "expert": self.expert,
+            "expert_tensor": self.expert_tensor,
             "virtual_pipeline": self.virtual_pipeline,
         }

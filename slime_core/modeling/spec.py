@@ -450,6 +450,7 @@ def _refuse_other_state(parallel: ParallelLayout) -> None:
         pipeline=state.get_pipeline_model_parallel_world_size(),
         context=state.get_context_parallel_world_size(),
         expert=state.get_expert_model_parallel_world_size(),
+        expert_tensor=state.get_expert_tensor_parallel_world_size(),
         virtual_pipeline=state.get_virtual_pipeline_model_parallel_world_size() or 1,
         sequence=parallel.sequence,  # a property of the model, not of Megatron's groups
     )
@@ -525,9 +526,11 @@ def local_layers(config: TransformerConfig, *, vp_stage: int | None = None) -> T
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.transformer.attention import SelfAttention
     from megatron.core.transformer.identity_op import IdentityOp
+    from megatron.core.transformer.moe.experts import SequentialMLP
     from megatron.core.transformer.moe.moe_layer import MoESubmodules
     from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
+    from slime_core.modeling.experts import GroupedExperts
     from slime_core.modeling.layers import (
         KeepingRouter,
         PackedAttention,
@@ -550,4 +553,6 @@ def local_layers(config: TransformerConfig, *, vp_stage: int | None = None) -> T
         mixture = layer.submodules.mlp.submodules
         if isinstance(mixture, MoESubmodules):
             mixture.router = KeepingRouter
+            if mixture.experts.module is SequentialMLP:
+                mixture.experts.module = GroupedExperts
     return block

@@ -117,16 +117,24 @@ def _experts_have_whole_sequences(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _experts_lie_in_the_replicas(config: RunConfig) -> Iterator[str]:
-    size, context = config.parallel.expert_model_parallel_size, config.parallel.context_parallel_size
-    whole = config.num_learner_ranks % config.parallel.model_size == 0
-    replicas = config.num_data_ranks * context
-    if whole and replicas % size:
+def _experts_lie_in_a_stage(config: RunConfig) -> Iterator[str]:
+    sizes = config.parallel
+    size, each = sizes.expert_model_parallel_size, sizes.expert_tensor_parallel_size or sizes.tensor_model_parallel_size
+    whole = config.num_learner_ranks % sizes.model_size == 0
+    ranks = config.num_learner_ranks // sizes.pipeline_model_parallel_size
+    if not whole or ranks % (size * each) == 0:
+        return
+    if ranks % each:
         yield (
-            f"expert_model_parallel_size = {size} does not divide the {config.num_data_ranks} x {context} = {replicas} "
-            "data- and context-parallel ranks that experts are shared over; accepted: "
-            f"{_listed(_divisors(replicas))}, or more learner ranks"
+            f"expert_tensor_parallel_size = {each} does not divide the {ranks} learner ranks of a pipeline stage; "
+            f"accepted: {_listed(_divisors(ranks))}"
         )
+        return
+    shares = f" of {each} that share an expert (expert_tensor_parallel_size)" if each > 1 else ""
+    yield (
+        f"expert_model_parallel_size = {size} does not divide the {ranks // each} groups{shares} in the {ranks} "
+        f"learner ranks of a pipeline stage; accepted: {_listed(_divisors(ranks // each))}, or more learner ranks"
+    )
 
 
 def _every_copy_has_samples(config: RunConfig) -> Iterator[str]:
@@ -195,7 +203,7 @@ LEARNER_LAYOUT: tuple[Rule, ...] = (
     _every_chunk_has_a_layer,
     _experts_divide,
     _experts_have_whole_sequences,
-    _experts_lie_in_the_replicas,
+    _experts_lie_in_a_stage,
 )
 
 ENGINE_LAYOUT: tuple[Rule, ...] = (_processes_can_be_counted, _engine_heads_divide)

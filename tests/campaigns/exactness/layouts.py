@@ -31,6 +31,8 @@ _ALL = (
     Layout("PP2xVPP2", 2, ParallelLayout(pipeline=2, virtual_pipeline=2)),
     Layout("CP2", 2, ParallelLayout(context=2)),
     Layout("EP2", 2, ParallelLayout(expert=2)),
+    Layout("TP2 SPxEP2 ETP1", 2, ParallelLayout(tensor=2, expert=2, expert_tensor=1, sequence=True)),
+    Layout("TP2 SPxETP1", 2, ParallelLayout(tensor=2, expert_tensor=1, sequence=True)),
     Layout("DP4", 4),
     Layout("CP4", 4, ParallelLayout(context=4)),
     Layout("TP2xPP2", 4, ParallelLayout(tensor=2, pipeline=2)),
@@ -47,6 +49,7 @@ _ALL = (
     Layout("PP2xEP2", 4, ParallelLayout(pipeline=2, expert=2)),
     Layout("CP2xEP2", 4, ParallelLayout(context=2, expert=2)),
     Layout("TP2 SPxEP2", 4, ParallelLayout(tensor=2, expert=2, sequence=True)),
+    Layout("TP2 SPxEP4 ETP1", 4, ParallelLayout(tensor=2, expert=4, expert_tensor=1, sequence=True)),
 )
 LAYOUTS = {layout.name: layout for layout in _ALL}
 
@@ -57,7 +60,7 @@ _MIXED = ("experts", "experts, gspo", "experts, tokens")
 def _cases_of(layout: Layout) -> tuple[str, ...]:
     """A dense model has no experts to share, and a mixture trains tensor parallel only with sequence parallelism."""
     cut = layout.parallel
-    dense = _DENSE if cut.expert == 1 else ()
+    dense = _DENSE if cut.expert == 1 and cut.expert_tensor == cut.tensor else ()
     mixed = _MIXED if cut.tensor == 1 or cut.sequence else ()
     return (*dense, *mixed, *(("trained",) if layout.name in (ONE, "TP2 SP", "CP2") else ()))
 
@@ -71,6 +74,7 @@ SMALL: Mapping[str, tuple[str, ...]] = {
     "PP2xVPP2": ("clipped", "divisor", "tokens", "tied", "experts"),
     "CP2": ("clipped", "gspo", "divisor", "tokens", "corrected", "ppo"),
     "EP2": ("experts",),
+    "TP2 SPxEP2 ETP1": ("experts",),
     "CP2xDP2": ("gspo", "tokens"),
     "TP2xPP2": ("clipped",),
     "PP2xEP2": ("experts",),

@@ -20,6 +20,15 @@ def test_the_settings_of_a_run_become_a_layout():
     assert ParallelLayout.of(settings) == expected
 
 
+def test_experts_are_cut_as_other_matrices_unless_given():
+    assert ParallelLayout(tensor=4, sequence=True).expert_tensor == 4
+    given = ParallelConfig(tensor_model_parallel_size=4, expert_model_parallel_size=8, expert_tensor_parallel_size=1)
+    assert ParallelLayout.of(given).expert_tensor == 1
+    assert ParallelLayout.of(given).data_size(8) == 2
+    with pytest.raises(ConfigError, match="expert size 8 x expert tensor size 4 on the 8 ranks of a pipeline stage"):
+        ParallelLayout(tensor=4, expert=8).data_size(8)
+
+
 def test_sequence_parallelism_needs_tensor_parallel_ranks():
     with pytest.raises(ConfigError, match="sequence parallelism with tensor size 1"):
         ParallelLayout(sequence=True)

@@ -50,14 +50,33 @@ def test_a_layout_that_can_be_breaks_no_rule(line: str) -> None:
         ),
         (
             "--expert-model-parallel-size 3 --actor-num-gpus-per-node 4",
-            "does not divide the 4 x 1 = 4 data- and context-parallel ranks that experts are shared over; accepted: 1, "
-            "2, 4, or more learner ranks",
+            "does not divide the 4 groups in the 4 learner ranks of a pipeline stage; accepted: 1, 2, 4, or more learner "
+            "ranks",
+        ),
+        (
+            "--expert-model-parallel-size 3 --actor-num-gpus-per-node 4 --tensor-model-parallel-size 2 "
+            "--sequence-parallel",
+            "does not divide the 2 groups of 2 that share an expert (expert_tensor_parallel_size) in the 4 learner ranks "
+            "of a pipeline stage; accepted: 1, 2, or more learner ranks",
+        ),
+        (
+            "--expert-model-parallel-size 2 --expert-tensor-parallel-size 3 --actor-num-gpus-per-node 4",
+            "expert_tensor_parallel_size = 3 does not divide the 4 learner ranks of a pipeline stage; accepted: 1, 2, 4",
         ),
     ],
 )
-def test_experts_divide_over_the_replicas(line: str, says: str, tmp_path: Path) -> None:
+def test_experts_divide_over_the_ranks_of_a_stage(line: str, says: str, tmp_path: Path) -> None:
     (message,) = broken_rules(f"{described(tmp_path, num_experts=6)} {line}")
     assert message.endswith(says)
+
+
+def test_tensor_parallel_ranks_share_out_experts_that_are_whole(tmp_path: Path) -> None:
+    line = (
+        "--tensor-model-parallel-size 4 --sequence-parallel --actor-num-gpus-per-node 8 --expert-model-parallel-size 8"
+    )
+    model = described(tmp_path, num_experts=128, num_attention_heads=32, num_key_value_heads=4)
+    assert [text for text in broken_rules(f"{model} {line}") if "expert" in text] != []
+    assert broken_rules(f"{model} {line} --expert-tensor-parallel-size 1") == []
 
 
 def test_layers_need_not_divide_but_every_chunk_has_one(tmp_path: Path) -> None:

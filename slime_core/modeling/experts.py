@@ -1,0 +1,89 @@
+"""The experts of a mixture, as a few matrix products over all of them.
+
+Megatron's local layers call one expert after the other, three kernels each. Here torch's grouped product multiplies the
+tokens of all experts at once. Experts keep parameters of their own, under the names of Megatron's, so checkpoints,
+freezing and exports know no difference. The matrices are stacked for the time of a product, forward and again backward:
+a copy costs their bytes once, and nothing stays in memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.transformer.moe.experts import SequentialMLP
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import grouped_mm
+
+__all__ = ["GroupedExperts", "grouped_linear"]
+
+ALIGNMENT_BYTES = 16
+"""torch's grouped product takes rows that start at multiples of it (aten/native/GroupedMMUtils.h)."""
+
+
+class GroupedExperts(SequentialMLP):  # type: ignore[misc]
+    """Megatron's experts of one rank, computed together; takes the place of SequentialMLP in the layer spec."""
+
+    def forward(
+        self,
+        permuted_local_hidden_states: torch.Tensor,
+        tokens_per_expert: torch.Tensor,
+        permuted_probs: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As upstream: from tokens [n, hidden], sorted by expert, the number of each, and weights [n]; [n, hidden]."""
+        tokens = permuted_local_hidden_states
+        first = [expert.linear_fc1.weight for expert in self.local_experts]
+        second = [expert.linear_fc2.weight for expert in self.local_experts]
+        if not (self._is_gated and tokens.numel() and _are_aligned(first[0], second[0])):
+            found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(tokens, tokens_per_expert, permuted_probs)
+            return found
+        ends = tokens_per_expert.cumsum(0).to(tokens.device, torch.int32)
+        gate, up = grouped_linear(tokens, ends, first).chunk(2, dim=-1)
+        inner = self.config.activation_func(gate) * up * permuted_probs.unsqueeze(-1)
+        return grouped_linear(inner.to(tokens.dtype), ends, second), None
+
+    @property
+    def _is_gated(self) -> bool:
+        """Whether the MLP is the plain gated one, without bias, limits or offsets of other families."""
+        config = self.config
+        return (
+            config.gated_linear_unit
+            and not (config.add_bias_linear or config.bias_activation_fusion or config.moe_apply_probs_on_input)
+            and config.activation_func_clamp_value is None
+            and config.glu_linear_offset == 0
+        )
+
+
+def _are_aligned(*weights: torch.Tensor) -> bool:
+    return all(size * weight.element_size() % ALIGNMENT_BYTES == 0 for weight in weights for size in weight.shape)
+
+
+def grouped_linear(tokens: torch.Tensor, ends: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+    """Row by row the product with the transposed matrix of the row's group: [n, out].
+
+    Arguments:
+        tokens: [n, in], sorted by group.
+        ends: int32 [groups], where each group ends; the last is n.
+        weights: [out, in] for each group; a group without tokens gets a gradient of zeros.
+    """
+    product: torch.Tensor = _GroupedLinear.apply(tokens, ends, *weights)  # type: ignore[no-untyped-call]
+    return product
+
+
+class _GroupedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: torch.Tensor, ends: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(tokens, ends, *weights)
+        return grouped_mm(tokens, torch.stack(weights).transpose(1, 2), offs=ends)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        tokens, ends, *weights = ctx.saved_tensors
+        gradient = gradient.contiguous()  # that of a sum is one number with strides of 0, which is refused
+        of_tokens, of_weights = None, [None] * len(weights)
+        if ctx.needs_input_grad[0]:
+            of_tokens = grouped_mm(gradient, torch.stack(weights), offs=ends)
+        if any(ctx.needs_input_grad[2:]):
+            of_weights = list(grouped_mm(gradient.t(), tokens, offs=ends).unbind())
+        return of_tokens, None, *of_weights
