@@ -90,8 +90,9 @@ def check_files(
         PluginError: the model spec's plugin fails to say what it builds.
         DataError: a prompt file, or a saved rollout, with file and line.
     """
-    for missing in missing_internals() if warn is not None else ():
-        warn(missing)
+    if warn is not None:
+        for missing in missing_internals():
+            warn(missing)
     if trains and config.debug.trains:
         _check_model(config, registry)
     recorded = config.debug.load_debug_rollout_data

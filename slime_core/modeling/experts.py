@@ -81,9 +81,10 @@ class _GroupedLinear(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         tokens, ends, *weights = ctx.saved_tensors
         gradient = gradient.contiguous()  # that of a sum is one number with strides of 0, which is refused
-        of_tokens, of_weights = None, [None] * len(weights)
+        of_tokens: torch.Tensor | None = None
+        of_weights: tuple[torch.Tensor | None, ...] = (None,) * len(weights)
         if ctx.needs_input_grad[0]:
             of_tokens = grouped_mm(gradient, torch.stack(weights), offs=ends)
         if any(ctx.needs_input_grad[2:]):
-            of_weights = list(grouped_mm(gradient.t(), tokens, offs=ends).unbind())
+            of_weights = grouped_mm(gradient.t(), tokens, offs=ends).unbind()
         return of_tokens, None, *of_weights

@@ -264,10 +264,12 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
     ) -> torch.Tensor:
         if self._context is not None:
             return self._attend_share(query, key, value, packed.cu_seqlens_q, self._context)
-        row = {"num_tokens": query.size(0), "continues": _continues(packed)}
+        ends, num_tokens, continues = packed.cu_seqlens_q, query.size(0), _continues(packed)
         if takes_spans(query, dropout=self._active_dropout):
-            return attend_spans(query, key, value, Spans.of(packed.cu_seqlens_q, **row), scale=self._scale)
-        return self._attend_whole(query, key, value, Packing.of(packed.cu_seqlens_q, **row))
+            spans = Spans.of(ends, num_tokens=num_tokens, continues=continues)
+            return attend_spans(query, key, value, spans, scale=self._scale)
+        packing = Packing.of(ends, num_tokens=num_tokens, continues=continues)
+        return self._attend_whole(query, key, value, packing)
 
     def _attend_whole(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing

@@ -50,18 +50,18 @@ def test_a_layout_that_can_be_breaks_no_rule(line: str) -> None:
         ),
         (
             "--expert-model-parallel-size 3 --actor-num-gpus-per-node 4",
-            "does not divide the 4 groups in the 4 learner ranks of a pipeline stage; accepted: 1, 2, 4, or more learner "
-            "ranks",
+            "does not divide the 4 groups in the 4 learner ranks of a pipeline stage; accepted: 1, 2, 4, or more "
+            "learner ranks",
         ),
         (
             "--expert-model-parallel-size 3 --actor-num-gpus-per-node 4 --tensor-model-parallel-size 2 "
             "--sequence-parallel",
-            "does not divide the 2 groups of 2 that share an expert (expert_tensor_parallel_size) in the 4 learner ranks "
-            "of a pipeline stage; accepted: 1, 2, or more learner ranks",
+            "does not divide the 2 groups of 2 that share an expert (expert_tensor_parallel_size) in the 4 learner "
+            "ranks of a pipeline stage; accepted: 1, 2, or more learner ranks",
         ),
         (
             "--expert-model-parallel-size 2 --expert-tensor-parallel-size 3 --actor-num-gpus-per-node 4",
-            "expert_tensor_parallel_size = 3 does not divide the 4 learner ranks of a pipeline stage; accepted: 1, 2, 4",
+            "= 3 does not divide the 4 learner ranks of a pipeline stage; accepted: 1, 2, 4",
         ),
     ],
 )
