@@ -301,7 +301,8 @@ class ParallelConfig(Section):
     its ranks are divisible by it, else every rank holds all experts.
     """
     expert_tensor_parallel_size: Annotated[
-        Count | None, Needs("expert_model_parallel_size", "tensor_model_parallel_size", because="else one rank has all")
+        Count | None,
+        Needs("expert_model_parallel_size", because="Megatron cuts experts that all ranks hold as the other matrices"),
     ] = None
     """Ranks that share every matrix of an expert. None: tensor_model_parallel_size.
 

@@ -59,6 +59,11 @@ class ParallelLayout:
         wrong = {name: size for name, size in self._sizes().items() if size < 1}
         if wrong:
             raise ConfigError(f"parallel sizes must be at least 1, not {wrong}")
+        if self.expert == 1 and self.expert_tensor != self.tensor:
+            raise ConfigError(
+                f"expert tensor size {self.expert_tensor} with tensor size {self.tensor} and expert size 1; another one "
+                "needs experts that ranks share: an expert size of at least 2"
+            )
         if self.virtual_pipeline > 1 and self.pipeline == 1:
             raise ConfigError(
                 f"virtual pipeline size {self.virtual_pipeline} with pipeline size 1; "

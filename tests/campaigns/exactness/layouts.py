@@ -32,7 +32,6 @@ _ALL = (
     Layout("CP2", 2, ParallelLayout(context=2)),
     Layout("EP2", 2, ParallelLayout(expert=2)),
     Layout("TP2 SPxEP2 ETP1", 2, ParallelLayout(tensor=2, expert=2, expert_tensor=1, sequence=True)),
-    Layout("TP2 SPxETP1", 2, ParallelLayout(tensor=2, expert_tensor=1, sequence=True)),
     Layout("DP4", 4),
     Layout("CP4", 4, ParallelLayout(context=4)),
     Layout("TP2xPP2", 4, ParallelLayout(tensor=2, pipeline=2)),
@@ -60,7 +59,7 @@ _MIXED = ("experts", "experts, gspo", "experts, tokens")
 def _cases_of(layout: Layout) -> tuple[str, ...]:
     """A dense model has no experts to share, and a mixture trains tensor parallel only with sequence parallelism."""
     cut = layout.parallel
-    dense = _DENSE if cut.expert == 1 and cut.expert_tensor == cut.tensor else ()
+    dense = _DENSE if cut.expert == 1 else ()
     mixed = _MIXED if cut.tensor == 1 or cut.sequence else ()
     return (*dense, *mixed, *(("trained",) if layout.name in (ONE, "TP2 SP", "CP2") else ()))
 

@@ -60,7 +60,7 @@ def test_a_layout_that_can_be_breaks_no_rule(line: str) -> None:
             "ranks of a pipeline stage; accepted: 1, 2, or more learner ranks",
         ),
         (
-            "--expert-model-parallel-size 2 --expert-tensor-parallel-size 3 --actor-num-gpus-per-node 4",
+            "--expert-model-parallel-size 3 --expert-tensor-parallel-size 3 --actor-num-gpus-per-node 4",
             "= 3 does not divide the 4 learner ranks of a pipeline stage; accepted: 1, 2, 4",
         ),
     ],
