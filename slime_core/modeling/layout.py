@@ -61,8 +61,8 @@ class ParallelLayout:
             raise ConfigError(f"parallel sizes must be at least 1, not {wrong}")
         if self.expert == 1 and self.expert_tensor != self.tensor:
             raise ConfigError(
-                f"expert tensor size {self.expert_tensor} with tensor size {self.tensor} and expert size 1; another one "
-                "needs experts that ranks share: an expert size of at least 2"
+                f"expert tensor size {self.expert_tensor} with tensor size {self.tensor} and expert size 1; a size of "
+                "its own needs experts that ranks share: an expert size of at least 2"
             )
         if self.virtual_pipeline > 1 and self.pipeline == 1:
             raise ConfigError(
