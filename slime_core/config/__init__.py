@@ -25,6 +25,7 @@ What it is compared with:
 
     tables, readers    the names that the installed Megatron and SGLang know
     engine_flags    what a name means that is no setting of the core
+    internals    the private parts of libraries that the core touches
     model_config    what a model's ``config.json`` says
 
 The rule between them: nothing here is heavier than pydantic, so every mistake is found before anything starts.
