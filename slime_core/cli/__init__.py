@@ -8,7 +8,8 @@
     progress    what a person sees of a run
     activation  what a command line means before its settings are read: its file and its plugins
     consent     code that a run folder names: imported only if this user has run it before, or names it again
-    preflight, needs    what can be found wrong before the first process starts: prompts, weights, the machine
+    preflight, needs, gpu_memory    what can be found wrong before the first process starts: prompts, weights, the
+                machine, the memory of a GPU
 
     plugins, describe    ``slime plugins list``, ``lock`` and ``verify``; ``show`` and ``trace``
 

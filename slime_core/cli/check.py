@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slime_core.cli import gpu_memory
 from slime_core.cli.describe import because
 from slime_core.cli.needs import GIB, Needs
 from slime_core.cli.preflight import check_files, check_machine, joins_a_cluster, precision, print_warning
@@ -172,7 +173,7 @@ def placement_plan(config: RunConfig, needs: Needs, machine: Machine) -> Iterato
         yield "sampler, router: one process each, which ask for no share of their own"
     else:
         yield "sampler: one process, which asks for no share of its own"
-    yield from _memory(needs, layout)
+    yield from _memory(config, needs, layout)
     yield from _environment(config, layout)
     yield half_of(config) or f"weights travel to the engines by: {config.transport}"
 
@@ -229,7 +230,7 @@ def _place(*block: Seat) -> str:
     return f"{block[0].node}, bundle {', '.join(str(seat.bundle) for seat in block)}"
 
 
-def _memory(needs: Needs, layout: Layout) -> Iterator[str]:
+def _memory(config: RunConfig, needs: Needs, layout: Layout) -> Iterator[str]:
     if layout.device == "cpu":
         yield f"memory, at least, in GiB: {needs.memory_sum}; activations and the KV cache come on top"
         return
@@ -241,6 +242,7 @@ def _memory(needs: Needs, layout: Layout) -> Iterator[str]:
         f"optimizer), {critic}{engine / GIB:.1f} GiB of weights on each GPU of an engine; activations and the KV cache "
         "come on top"
     )
+    yield from gpu_memory.lines(config, gpu_memory.model_size(config, needs.sizes), needs)
 
 
 def _environment(config: RunConfig, layout: Layout) -> Iterator[str]:

@@ -7,7 +7,8 @@ themselves. Left out: activations, the KV cache, buffers while weights are loade
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from slime_core.config.model_config import start_weights
@@ -55,6 +56,7 @@ class Needs:
         critic_parameters: of the critic; 0: there is none.
         critic_ranks: processes of a separate critic; 0: it shares the learner's.
         critic_copies: of the critic that its ranks hold together.
+        sizes: Hugging Face name -> parameters, of the model.
     """
 
     parameters: int
@@ -67,6 +69,7 @@ class Needs:
     critic_parameters: int = 0
     critic_ranks: int = 0
     critic_copies: int = 0
+    sizes: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, config: RunConfig, *, trains: bool, critic: bool = False) -> Needs:
@@ -93,6 +96,7 @@ class Needs:
             critic_parameters=sum(sizes.values()) - sizes.get(OUTPUT_LAYER, 0) if has_critic else 0,
             critic_ranks=config.num_critic_ranks if has_critic else 0,
             critic_copies=_critic_copies(config) if has_critic else 0,
+            sizes=sizes,
         )
 
     @property

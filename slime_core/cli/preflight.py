@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slime_core.cli import gpu_memory
 from slime_core.cli.activation import architecture_of
 from slime_core.cli.needs import GIB, KIB, MIB, Needs
 from slime_core.config.eval_sets import eval_sets
@@ -151,7 +152,10 @@ def check_machine(config: RunConfig, needs: Needs) -> None:
         ConfigError: it is too small; lists all that it has too little of.
     """
     # What other machines have is Ray's to say, and the placement's.
-    found = [] if joins_a_cluster(config) else list(machine_mistakes(config, needs, free_resources()))
+    machine = free_resources()
+    found = [] if joins_a_cluster(config) else list(machine_mistakes(config, needs, machine))
+    if config.cluster.device == "cuda" or (config.cluster.device == "auto" and finds_gpus(config.cluster.ray_address)):
+        found += gpu_memory.mistakes(config, gpu_memory.model_size(config, needs.sizes), needs)
     if found:
         raise config_error([Mistake(message) for message in found])
 

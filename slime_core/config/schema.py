@@ -192,6 +192,11 @@ class ClusterConfig(Section):
         ),
     ] = False
     """Learner and engines share devices in turns; rollout_num_gpus must not exceed the learner's."""
+    gpu_memory_gib: Positive | None = None
+    """Memory of one GPU in GiB, by which a run that does not fit is refused. None: what nvidia-smi says here.
+
+    Where neither says it, slime check prints what a GPU has to hold, and nothing is refused.
+    """
     ray_address: Name | None = None
     """Ray cluster to join: "auto" or an address. None: start a local one and stop it at the end."""
 

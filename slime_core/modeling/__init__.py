@@ -7,6 +7,7 @@
                  rotary positions over a packed row, without a loop over sequences
     attention    attention over a row, by the kernel that the device has
     rows         the sequences of a row, for attention; the tokens of each context-parallel rank
+    memory       bytes of a GPU that training takes, for every layout
     experts      the experts of a mixture, as products over all of them
 
 :func:`unsupported` says what of a ``config.json`` these layers do not build. The trait ``unsupported`` of a model spec

@@ -12,9 +12,10 @@ import pytest
 
 from slime_core import RunPlan
 from slime_core.errors import ConfigError
+from slime_core.modeling.memory import GIB, layouts
 from slime_models.command import main
 from slime_models.families import presets
-from slime_models.memory import GIB, layouts
+from slime_models.memory import size_of
 from slime_models.options import ModelOptions
 from slime_models.plugin import slime_check
 from slime_models.recognise import recognise
@@ -124,14 +125,15 @@ def test_a_field_of_another_type_is_refused(tmp_path):
 
 
 def test_layouts_that_fit_come_best_first():
-    found = layouts(presets()["qwen3-4B"].shape, 8, 80, tokens=8192)
-    assert (found[0].layout.tensor, found[0].layout.pipeline, found[0].layout.data) == (1, 1, 8)
+    found = layouts(size_of(presets()["qwen3-4B"].shape), 8, 80, tokens=8192)
+    cut = found[0].cut
+    assert (cut.tensor, cut.pipeline, cut.data, cut.recompute) == (1, 1, 8, "full")
     assert all(one.total <= 0.9 * 80 * GIB for one in found)
 
 
 def test_the_bytes_of_one_layout_by_hand():
     """Qwen3-4B on one rank: 2, 4 and 12 bytes a parameter."""
-    (whole,) = layouts(presets()["qwen3-4B"].shape, 1, 200, tokens=1024)
+    whole, _ = layouts(size_of(presets()["qwen3-4B"].shape), 1, 200, tokens=1024)
     assert (whole.weights, whole.gradients, whole.optimizer) == tuple(n * 4_022_468_096 for n in (2, 4, 12))
     assert whole.logits == 1024 * 151936 * 8
 

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slime_core.errors import ConfigError
+from slime_core.modeling.memory import GIB, SHARE, Usage, layouts
 from slime_models.arguments import arguments
 from slime_models.checkpoint import config_of_folder
 from slime_models.count import Counts, Parameters, count
 from slime_models.families import ALL, Preset, presets
-from slime_models.memory import GIB, SHARE, Usage, layouts
+from slime_models.memory import size_of
 from slime_models.recognise import disagreements, find, recognise
 from slime_models.shape import Shape, config_of
 
@@ -77,6 +78,8 @@ def _list(options: argparse.Namespace) -> Iterator[str]:
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
+
+HEAD = "tensor  pipeline  expert (tensor)  data  recompute"
 
 COUNTS: Mapping[Counts, str] = {
     "all": "",
@@ -167,7 +170,7 @@ def _plan(preset: Preset, gpus: int, memory_gib: float, tokens: int) -> Iterator
             f"--gpus {gpus} --gpu-memory-gib {memory_gib:g} --tokens {tokens}; accepted: 1 to 8 GPUs or a multiple of "
             "8, memory in GiB above 0, at least 1 token."
         )
-    found = layouts(preset.shape, gpus, memory_gib, tokens=tokens)
+    found = layouts(size_of(preset.shape), gpus, memory_gib, tokens=tokens)
     if not found:
         raise ConfigError(
             f"No layout of {preset.name} fits on {gpus} GPUs of {memory_gib:g} GiB with {tokens} tokens a micro-batch. "
@@ -176,18 +179,21 @@ def _plan(preset: Preset, gpus: int, memory_gib: float, tokens: int) -> Iterator
     limit = memory_gib * SHARE
     yield f"{preset.name} on {gpus} GPUs of {memory_gib:g} GiB, {tokens} tokens a micro-batch; at most {limit:.1f} GiB:"
     yield ""
-    yield "tensor  pipeline  expert  data | weights  gradients  optimizer  activations  logits   total  GiB a GPU"
+    yield f"{HEAD} | weights  gradients  optimizer  activations  logits   total  GiB a GPU"
     yield from (_row(one) for one in found[:5])
     yield ""
     yield "The best:"
-    yield found[0].layout.flags
+    yield found[0].cut.flags
 
 
 def _row(one: Usage) -> str:
-    cut = one.layout
-    sizes = f"{cut.tensor:>6}  {cut.pipeline:>8}  {cut.expert:>6}  {cut.data:>4} |"
-    parts = [(one.weights, 8), (one.gradients, 11), (one.optimizer, 11), (one.activations, 13), (one.logits, 8)]
-    return sizes + "".join(f"{size / GIB:>{width}.1f}" for size, width in [*parts, (one.total, 8)])
+    cut = one.cut
+    expert = f"{cut.expert} ({cut.expert_tensor or cut.tensor})"
+    sizes = f"{cut.tensor:>6}  {cut.pipeline:>8}  {expert:>15}  {cut.data:>4}  {cut.recompute:>9} |"
+    widths = (8, 11, 11, 13, 8, 8)
+    return sizes + "".join(
+        f"{size / GIB:>{width}.1f}" for size, width in zip((*one.parts.values(), one.total), widths, strict=True)
+    )
 
 
 # --- A checkpoint -----------------------------------------------------------------------------------------------------
