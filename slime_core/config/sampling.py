@@ -213,7 +213,7 @@ class RolloutConfig(Section):
     sglang_server_concurrency: Count = 64
     """Requests in flight per engine; the rest wait in the sampler."""
     rollout_request_timeout_s: Positive = 300.0
-    """Seconds after which a generation request has failed."""
+    """Seconds without an answer and without progress of the engine after which a generation request has failed."""
 
 
 class DataConfig(Section):

@@ -53,7 +53,8 @@ class Client(Protocol):
             input_ids: the prompt.
             sampling: how tokens are sampled.
             n: number of responses.
-            timeout_s: seconds until there must be an answer; None: the client's own limit.
+            timeout_s: seconds until there must be an answer, whatever the engine does; None: the client's own limit,
+                which counts from the engine's last progress.
             extra: further fields of SGLang's request (``image_data``, ``lora_path``).
             session: id of the conversation; its requests go to one engine where ``sglang_router_policy`` supports it.
 

@@ -20,7 +20,7 @@ def connect(url: str, *, vocab_size: int | None = None, timeout_s: float = 20.0)
     Arguments:
         url: of an engine, fake or real, or of a router.
         vocab_size: ids of an answer have to be below it; None: any are taken.
-        timeout_s: longest time for one request.
+        timeout_s: longest time for one request, from the engine's last progress on.
     """
     return GenerateClient(url, timeout_s=timeout_s, vocab_size=vocab_size)
 

@@ -203,13 +203,16 @@ class GroupGenerator:
     async def _resume_aborted(
         self, attempt: GroupAttempt, reward: RoutedComponent, samples: list[Sample]
     ) -> list[Sample]:
-        """``samples`` of an evaluation; aborted ones resume, for as long as a request may take.
+        """``samples`` of an evaluation; aborted ones resume, unless they have got no token for as long as a request may
+        stand still.
 
         Over-sampling aborts every request in flight, including those of a concurrent evaluation
         (``eval_interleaved``).
         """
-        deadline_s = time.monotonic() + self._rollout.rollout_request_timeout_s
-        while any(sample.status is Status.ABORTED for sample in samples) and time.monotonic() < deadline_s:
+        limit_s, grown_s, tokens = self._rollout.rollout_request_timeout_s, time.monotonic(), 0
+        while any(sample.status is Status.ABORTED for sample in samples) and time.monotonic() < grown_s + limit_s:
+            if (found := sum(sample.response_length for sample in samples)) > tokens:
+                grown_s, tokens = time.monotonic(), found
             await asyncio.sleep(ABORT_INTERVAL_S)
             prepare_group(samples, attempt.generator, reward, resumes=True)
             samples = await attempt.generate(samples)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import time
 import urllib.error
@@ -18,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from slime_core.config.secrets import engine_access
-from slime_core.errors import EngineError, NonFiniteError, WeightSyncError
+from slime_core.errors import EngineError, NonFiniteError, RequestFailed, WeightSyncError
 from slime_core.generation import Generation, SamplingParams
 from slime_core.rollout.components import run_all
 from slime_core.rollout.engines import server as server_module
@@ -139,6 +141,33 @@ def test_an_engine_hangs_where_its_scheduler_stands_still_and_not_where_it_is_pa
 
 
 # --- Generation -------------------------------------------------------------------------------------------------------
+
+
+async def test_requests_outlast_their_limit_while_the_engine_computes_and_fail_once_it_stands_still(
+    engine: Any,
+) -> None:
+    limit_s, long, some = 4.0, SamplingParams(max_new_tokens=110, ignore_eos=True), 50
+    async with GenerateClient(engine.server.url, timeout_s=limit_s, max_in_flight=10_000) as client:
+        started_s = time.monotonic()
+        await run_all(client.generate([3, 8, 4], sampling=long) for _ in range(some))
+        many = int(3 * limit_s / (time.monotonic() - started_s) * some)
+        started_s = time.monotonic()
+        answers = await run_all(client.generate([3, 8, 4], sampling=long) for _ in range(many))
+        assert time.monotonic() - started_s > limit_s
+        assert {answer.finish_reason for (answer,) in answers} == {"length"}
+        asked = [asyncio.create_task(client.generate([3, 8, 4], sampling=long)) for _ in range(many)]
+        await asyncio.sleep(1)
+        processes = engine.server._process.running()
+        for process in processes:
+            os.kill(process, signal.SIGSTOP)
+        try:
+            outcomes = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10 * limit_s)
+        finally:
+            for process in processes:
+                os.kill(process, signal.SIGCONT)
+        failed = [outcome for outcome in outcomes if isinstance(outcome, RequestFailed)]
+        assert {failure.cause for failure in failed} == {"engine_timeout"}
+        assert "counters of its engines (/v1/loads) stood still" in str(failed[0])
 
 
 def test_a_server_imports_no_file_of_a_model_that_it_does_not_serve(engine: Any) -> None:

@@ -18,6 +18,8 @@ from slime_core.generation.sampling import until_stop
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.components import run_all
 from slime_core.rollout.engines.client import GenerateClient
+from slime_core.rollout.engines.progress import COUNTERS, LOADS
+from slime_core.rollout.engines.server import READY
 from slime_core.weights.engine_control import EngineControl, call
 from slime_core.weights.specs import Bucket, WeightSpec
 from slime_testing.fake_engine import FakeEngine
@@ -106,6 +108,31 @@ async def test_every_token_has_a_log_probability_and_ids_are_in_range(client: Ge
     assert all(0 <= token < 16 for answer in answers for token in answer.token_ids)
     assert all(log_prob <= 0 for answer in answers for log_prob in answer.log_probs)
     assert {answer.weight_versions for answer in answers} == {("default",)}
+
+
+def counters(url: str) -> Any:
+    return [[load.get(name) for name in COUNTERS] for load in call(url, LOADS, timeout_s=120)["loads"]]
+
+
+async def test_the_counters_advance_while_a_request_is_under_way_and_stand_still_after_it(
+    subject: Subject, client: GenerateClient
+) -> None:
+    tasks = await subject.busy(client)
+    seen = [await asyncio.to_thread(counters, subject.url) for _ in range(2)]
+    while seen[-1] == seen[0]:
+        seen.append(await asyncio.to_thread(counters, subject.url))
+    await asyncio.to_thread(subject.end_all)
+    await asyncio.gather(*tasks)
+    await asyncio.sleep(1)
+    assert await asyncio.to_thread(counters, subject.url) == await asyncio.to_thread(counters, subject.url)
+
+
+def test_a_paused_engine_is_not_ready(control: EngineControl, url: str) -> None:
+    call(url, READY, timeout_s=120)
+    control.pause()
+    with pytest.raises(WeightSyncError, match="status 503"):
+        call(url, READY, timeout_s=120)
+    control.resume()
 
 
 async def test_a_cut_response_and_an_ended_one_say_so(client: GenerateClient) -> None:

@@ -32,6 +32,8 @@ from slime_core.config.secrets import engine_headers, key_advice, send_key_to
 from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.generation import FinishReason, Generation, SamplingParams
 from slime_core.generation.sampling import NOTHING
+from slime_core.rollout.engines.progress import EngineProgress
+from slime_core.rollout.engines.server import PROBE_INTERVAL_S
 from slime_core.rollout.engines.truncated_sampling import Truncation, truncate
 from slime_core.types import Sample, SpecInfo
 from slime_core.untrusted import parse_json
@@ -52,6 +54,9 @@ MALFORMED = "engine_malformed"
 TIMEOUT = "engine_timeout"
 """Cause of a failure: no response within the limit."""
 
+LOOKS = 8
+"""Fewest looks at the engines' progress within the limit of a request: some of them may fail."""
+
 ROUTES = "return_routed_experts"
 """The field of a request that asks for :attr:`Generation.routed_experts`."""
 
@@ -62,7 +67,8 @@ class GenerateClient:
     Arguments:
         url: of the router (or of one engine).
         max_in_flight: requests in flight at once; more wait in the client.
-        timeout_s: limit of a request in seconds, with its retries, without its wait in the client.
+        timeout_s: limit of a request in seconds, with its retries, without its wait in the client. It counts from the
+            last progress of the engines that it was sent to (:mod:`.progress`): a long response may take longer.
         vocab_size: ids must be below it; None: not checked. An id beyond the embedding kills the server.
         routes: layers of the model and experts per token, to request the routed experts of each token; None: not
             requested.
@@ -86,6 +92,7 @@ class GenerateClient:
         self._routes = routes
         self._room = asyncio.Semaphore(max_in_flight)
         self._aborter = RequestAborter(self.url, self._open)
+        self._progress = EngineProgress(self._aborter.get, self._engines_behind)
         self._session: aiohttp.ClientSession | None = None
 
     async def generate(
@@ -116,6 +123,7 @@ class GenerateClient:
 
     async def close(self) -> None:
         """Close all connections; the engines abort the requests in flight."""
+        self._progress.close()
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -143,8 +151,8 @@ class GenerateClient:
             fields["top_k"] = cut.top_k
         body = {"input_ids": ids, "sampling_params": fields, "return_logprob": True, **top_logprobs, **extra}
         async with self._room:
-            limit_s = self._timeout_s if timeout_s is None else timeout_s
-            answer = await self._post(json.dumps(body).encode(), limit_s, session)
+            limit = _Limit(self._timeout_s if timeout_s is None else timeout_s, follows_progress=timeout_s is None)
+            answer = await self._post(json.dumps(body).encode(), limit, session)
         if answer is None:
             return [NOTHING] * n
         rows = answer if isinstance(answer, list) else [answer]
@@ -163,48 +171,63 @@ class GenerateClient:
                 "Encode prompts with the tokenizer of the model's folder."
             )
 
-    async def _post(self, body: bytes, timeout_s: float, session: str | None) -> Any:
+    async def _post(self, body: bytes, limit: _Limit, session: str | None) -> Any:
         """The answer; None: requests are being aborted, so it was not sent, or not retried."""
-        deadline_s = time.monotonic() + timeout_s
         attempts, failure = 0, _Failure("", "")
         failed: list[str] = []
         while not self._aborter.is_on:
             attempts += 1
             with self._targets.one(session=session, failed=failed) as url:
-                found = await self._attempt(url, body, deadline_s, session)
+                found = await self._attempt(url, body, limit, session)
             if not isinstance(found, _Failure):
                 return found
             failed.append(url)
             # A last attempt that ran into the limit says less than the failure before it.
             failure = failure if attempts > 1 and found.cause == TIMEOUT else found
             pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempts - 1)) * random.uniform(0.5, 1.0)
-            if time.monotonic() + pause_s >= deadline_s:
+            if pause_s >= limit.left_s():
                 raise RequestFailed(
-                    f"{url}/generate gave no answer within {timeout_s:g} s and {attempts} attempts; "
+                    f"{url}/generate gave no answer within {limit.seconds:g} s and {attempts} attempts; "
                     f"the last one failed with {failure.reason}. Are the engines alive?",
                     failure.cause,
                 )
             await asyncio.sleep(pause_s)
         return None
 
-    async def _attempt(self, url: str, body: bytes, deadline_s: float, session: str | None) -> Any:
-        limit = aiohttp.ClientTimeout(total=max(0.001, deadline_s - time.monotonic()))
+    async def _attempt(self, url: str, body: bytes, limit: _Limit, session: str | None) -> Any:
+        sending = asyncio.ensure_future(self._send(url, body, session))
         try:
-            headers = session_headers(session)
-            async with self._open().post(f"{url}/generate", data=body, timeout=limit, headers=headers) as response:
-                content = await response.read()
-        except TimeoutError as error:
-            return _Failure(repr(error), TIMEOUT)
+            await self._wait_answer(sending, url, limit)
+            if not sending.done():
+                return _Failure(f"a TimeoutError{limit.unmoved}", TIMEOUT)
+            status, content = sending.result()
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
             return _Failure(repr(error), "engine_connection")
         except aiohttp.ClientResponseError as error:
             return _Failure(f"an answer that is no HTTP: {error!r}", MALFORMED)
-        if response.status == OK:
+        finally:
+            sending.cancel()
+        if status == OK:
             return _read(content)
         text = content.decode(errors="replace")[:BODY_SHOWN]
-        if response.status in REFUSED:
-            raise _refusal(response.status, url, text)
-        return _Failure(f"status {response.status}: {text}", f"engine_status_{response.status}")
+        if status in REFUSED:
+            raise _refusal(status, url, text)
+        return _Failure(f"status {status}: {text}", f"engine_status_{status}")
+
+    async def _send(self, url: str, body: bytes, session: str | None) -> tuple[int, bytes]:
+        headers, unlimited = session_headers(session), aiohttp.ClientTimeout()
+        async with self._open().post(f"{url}/generate", data=body, timeout=unlimited, headers=headers) as response:
+            return response.status, await response.read()
+
+    async def _wait_answer(self, sending: asyncio.Future[tuple[int, bytes]], url: str, limit: _Limit) -> None:
+        """Return when there is an answer, or when the limit has passed since the engines' last progress."""
+        while not sending.done() and limit.left_s() > 0:
+            await asyncio.wait([sending], timeout=min(limit.left_s(), limit.interval_s))
+            if limit.follows_progress and not sending.done():
+                limit.extend(self._progress.last_s(url, interval_s=limit.interval_s))
+
+    async def _engines_behind(self, url: str) -> list[str]:
+        return await self._aborter.engines() if url == self.url else [url]
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -213,6 +236,29 @@ class GenerateClient:
                 headers={"Content-Type": "application/json", **engine_headers(self.url)},
             )
         return self._session
+
+
+class _Limit:
+    """The time that a request has.
+
+    Arguments:
+        seconds: from now on; with ``follows_progress`` from the engines' last progress on.
+    """
+
+    def __init__(self, seconds: float, *, follows_progress: bool) -> None:
+        self.seconds = seconds
+        self.follows_progress = follows_progress
+        self.interval_s = min(PROBE_INTERVAL_S, seconds / LOOKS)
+        self.unmoved = ", while the counters of its engines (/v1/loads) stood still" if follows_progress else ""
+        self._deadline_s = time.monotonic() + seconds
+
+    def left_s(self) -> float:
+        """Seconds left."""
+        return self._deadline_s - time.monotonic()
+
+    def extend(self, moved_s: float) -> None:
+        """The engines computed at ``moved_s``, which is ``time.monotonic``'s."""
+        self._deadline_s = max(self._deadline_s, moved_s + self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,18 +396,21 @@ class RequestAborter:
 
     async def engines(self) -> list[str]:
         """URLs of the engines of the router; an engine itself has no such list."""
-        match await self._call("GET", f"{self._url}/workers"):
-            case {"workers": [*entries]}:
+        match await self.get(f"{self._url}/workers"):
+            case (200, {"workers": [*entries]}):
                 return [entry["url"] for entry in entries if isinstance(entry, dict) and "url" in entry]
         return [self._url]
 
-    async def _call(self, method: str, url: str) -> Any:
-        """The answer; None: there was none, or a refusal."""
+    async def get(self, url: str) -> tuple[int, Any]:
+        """Status and parsed answer at ``url``; status 0: there was none."""
+        return await self._call("GET", url)
+
+    async def _call(self, method: str, url: str) -> tuple[int, Any]:
         limit, body = aiohttp.ClientTimeout(total=ABORT_LIMIT_S), {"abort_all": True} if method == "POST" else None
         with suppress(*OUT_OF_REACH, ValueError):
             async with self._session().request(method, url, json=body, timeout=limit) as response:
-                return await response.json(content_type=None) if response.status == OK else None
-        return None
+                return response.status, await response.json(content_type=None) if response.status == OK else None
+        return 0, None
 
 
 def read_generation(

@@ -217,7 +217,8 @@ class RouterSettings:
         health_endpoint: path of the health check; the module says why not ``/health``.
         health_interval_s: seconds between two health checks of an engine.
         health_failures: failed checks in a row after which an engine gets no more requests.
-        request_timeout_s: seconds until an answer must be complete, pauses included.
+        request_timeout_s: seconds until an answer must be complete, pauses included; the client, whose limit counts
+            from progress, hangs up long before.
         start_timeout_s: seconds until the router must be ready, and as many until it has registered the engines.
     """
 
@@ -228,7 +229,7 @@ class RouterSettings:
     health_endpoint: str = "/model_info"
     health_interval_s: int = 5
     health_failures: int = 2
-    request_timeout_s: int = 14_400
+    request_timeout_s: int = 604_800
     start_timeout_s: float = 60.0
 
     def arguments(self, *, port: int, metrics_port: int, workers: Sequence[str]) -> list[str]:

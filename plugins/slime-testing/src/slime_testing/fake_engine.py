@@ -186,6 +186,8 @@ class FakeEngine(FakeServer):
         fail_with: statuses that the next generate requests are answered with, first one first.
         delay_s: seconds that every generate request takes.
         partial: tokens that a response has when it is aborted.
+        stuck: its counters (``/v1/loads``) stand still; otherwise each look at them while it generates finds one more
+            decode step.
         aborts: every response is, as soon as its request has been under way.
         most_in_flight: generate requests that were under way at once; those that came while it was paused wait before.
         info: further fields of its server info.
@@ -206,6 +208,7 @@ class FakeEngine(FakeServer):
         self.fail_with: list[int] = []
         self.delay_s = 0.0
         self.partial = 0
+        self.stuck = False
         self.aborts = False
         self.most_in_flight = 0
         self.info: dict[str, JsonValue] = {}
@@ -214,6 +217,7 @@ class FakeEngine(FakeServer):
         self._vocab_size = vocab_size
         self._context_length = context_length
         self._in_flight = 0
+        self._steps = 0
         self._keeps_running = False
         self._version = version
         self._updating = False
@@ -318,6 +322,14 @@ class FakeEngine(FakeServer):
 
     async def _server_info(self, _: dict[str, Any]) -> Answer:
         return 200, {"weight_version": self._version, **self.info}
+
+    async def _loads(self, _: dict[str, Any]) -> Answer:
+        if self._in_flight and self._running.is_set() and not self.stuck:
+            self._steps += 1
+        return 200, {"loads": [{"decode_moments": [float(self._steps)], "num_used_tokens": self._in_flight}]}
+
+    async def _readiness(self, _: dict[str, Any]) -> Answer:
+        return (200, None) if self._running.is_set() else (503, None)
 
     async def _pause(self, body: dict[str, Any]) -> Answer:
         self._running.clear()
@@ -455,6 +467,8 @@ class FakeEngine(FakeServer):
             "/model_info": self._model_info,
             "/parse_function_call": self._parse_calls,
             "/server_info": self._server_info,
+            "/v1/loads": self._loads,
+            "/ready": self._readiness,
             "/pause_generation": self._pause,
             "/continue_generation": self._continue,
             "/flush_cache": self._nothing,

@@ -19,9 +19,9 @@ async def aborted(workers: Any) -> list[str]:
 
     async def call(method: str, url: str) -> Any:
         if method == "GET":
-            return workers
+            return 200, workers
         found.append(url)
-        return None
+        return 200, None
 
     ending._call = call  # type: ignore[method-assign]
     async with ending.aborting():

@@ -105,6 +105,50 @@ async def test_an_engine_that_hangs_ends_with_the_time_limit(client: GenerateCli
         await client.generate([3], sampling=SHORT, timeout_s=0.2)
 
 
+async def test_a_slow_response_outlasts_the_limit_while_its_engine_computes(engine: FakeEngine) -> None:
+    engine.delay_s = 2
+    async with GenerateClient(engine.url, timeout_s=0.5) as client:
+        answers = await client.generate([3, 4], sampling=SHORT, n=2)
+    assert [list(answer.token_ids) for answer in answers] == [[9, 4, 8, 2, 1]] * 2
+    assert engine.calls.count("/generate") == 1
+
+
+async def test_an_engine_whose_counters_stand_still_fails_the_request(engine: FakeEngine) -> None:
+    engine.delay_s, engine.stuck = 60, True
+    async with GenerateClient(engine.url, timeout_s=0.5) as client:
+        with pytest.raises(RequestFailed, match=r"within 0.5 s and 1 attempts; .*\(/v1/loads\) stood still") as failed:
+            await asyncio.wait_for(client.generate([3], sampling=SHORT), 30)
+    assert failed.value.cause == "engine_timeout"
+    assert engine.calls.count("/v1/loads") >= 3
+
+
+async def test_an_engine_that_gets_stuck_later_fails_the_request(engine: FakeEngine) -> None:
+    engine.delay_s = 60
+    async with GenerateClient(engine.url, timeout_s=0.5) as client:
+        asked = asyncio.create_task(client.generate([3], sampling=SHORT))
+        await asyncio.sleep(1.5)
+        assert not asked.done()
+        engine.stuck = True
+        with pytest.raises(RequestFailed, match="stood still"):
+            await asyncio.wait_for(asked, 30)
+
+
+async def test_a_paused_engine_fails_no_request(engine: FakeEngine) -> None:
+    async with GenerateClient(engine.url, timeout_s=0.5) as client, aiohttp.ClientSession() as session:
+        await session.post(f"{engine.url}/pause_generation", json={"mode": "retract"})
+        asked = asyncio.create_task(client.generate([3, 4], sampling=SHORT))
+        await asyncio.sleep(1.5)
+        await session.post(f"{engine.url}/continue_generation", json={})
+        assert (await asked)[0].finish_reason == "stop"
+
+
+async def test_many_requests_share_one_look_at_an_engine(engine: FakeEngine) -> None:
+    engine.delay_s = 1
+    async with GenerateClient(engine.url, timeout_s=0.8) as client:
+        await asyncio.gather(*(client.generate([3], sampling=SHORT) for _ in range(20)))
+    assert 5 <= engine.calls.count("/v1/loads") <= 12
+
+
 @pytest.mark.parametrize("fault", ["reset", "torn", "garbage"])
 async def test_an_answer_that_breaks_off_is_requested_again(
     client: GenerateClient, engine: FakeEngine, fault: str
