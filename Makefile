@@ -101,6 +101,10 @@ transports: setup ## publish over every transport to real engines, and the table
 engines: setup ## runs with external engines, engine groups and auxiliary models: the table of docs/engines.md
 	$(BIN)/python -m tests.campaigns.engines outputs/engines
 
+.PHONY: two-nodes
+two-nodes: setup ## runs over two Ray nodes in network namespaces, submitted with `ray job submit`; needs root
+	$(BIN)/python -m tests.campaigns.two_nodes outputs/two-nodes
+
 .PHONY: ledger
 ledger: setup ## kill and resume a run repeatedly, and account for every prompt group: docs/ledger.md
 	$(BIN)/python -m tests.campaigns.ledger outputs/ledger

@@ -337,17 +337,10 @@ class WeightsConfig(Section):
     """Publish every this many rollouts. 0: only before the first."""
     update_weight_buffer_size: Count = 512 * 1024**2
     """Bytes per bucket of weights; a larger tensor gets a bucket of its own."""
-    update_weight_transport: Annotated[
-        Literal["auto", "distributed", "tensor", "disk"],
-        Conflicts(
-            "actor_num_nodes",
-            when="tensor",
-            because="tensor shares memory inside one machine; choose distributed or disk",
-        ),
-    ] = "auto"
+    update_weight_transport: Literal["auto", "distributed", "tensor", "disk"] = "auto"
     """Transport of weights: broadcast, shared memory, or files.
 
-    auto: distributed; with colocate tensor on one machine, and disk on several.
+    auto: distributed; with colocate tensor. tensor needs a learner rank on the machine of each engine.
     """
     update_weight_disk_dir: Annotated[Path | None, Needs("update_weight_transport", equals="disk")] = None
     """Folder of the disk transport, visible to learner and engines. None: inside the run folder."""

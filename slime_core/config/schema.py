@@ -397,7 +397,7 @@ class RunConfig(Section):
             return chosen
         if not self.cluster.colocate:
             return "distributed"
-        return "tensor" if self.cluster.actor_num_nodes == 1 else "disk"
+        return "tensor"
 
     @property
     def num_data_ranks(self) -> int:

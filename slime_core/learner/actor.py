@@ -109,6 +109,7 @@ class LearnerActor(Rendezvous):
 
     def setup(self, settings: LearnerSettings) -> None:
         """Build the model and load the start weights. Collective."""
+        self._host = settings.address.rpartition(":")[0]  # of the first rank, which serves the stores
         with uncollected():
             from slime_core.learner.rank import Learner  # with torch, which the driver does not need
 
@@ -127,7 +128,7 @@ class LearnerActor(Rendezvous):
         has_observers = settings.transport == "disk" and learner.hooks.implementers("slime_after_weight_write")
         publisher = Publisher(
             engine_urls,
-            settings=settings,
+            settings=replace(settings, address=self._host),
             weights=learner.export_weights(),
             sends=learner.is_sender,
             on_written=partial(self._on_written, engine_urls) if has_observers else None,
@@ -194,9 +195,9 @@ class LearnerActor(Rendezvous):
         learner.load(folder)
         learner.hooks.restore(states)
 
-    def sleep(self) -> int:
-        """Move all device memory to the host; returns its bytes."""
-        return self._learner.sleep()
+    def sleep(self, *, keeps_weights: bool = False) -> int:
+        """Move all device memory, or all but the actor's weights, to the host; returns its bytes."""
+        return self._learner.sleep(keeps_weights=keeps_weights)
 
     def wake(self) -> None:
         """Move everything back to the device."""
@@ -327,9 +328,10 @@ class LearnerHandle:
         calls = self._group.start(LearnerActor.publish_for_evaluation, version)
         self._wait(calls, what=f"weights of version {version} to reach the engines that only evaluate")
 
-    def sleep(self) -> None:
-        """Every rank has moved its device memory to the host when this returns."""
-        self._wait(self._group.start(LearnerActor.sleep), what="the learner to leave the devices")
+    def sleep(self, *, keeps_weights: bool = False) -> None:
+        """Every rank has moved its device memory, or all but the actor's weights, to the host when this returns."""
+        what = "the learner to free memory for publishing" if keeps_weights else "the learner to leave the devices"
+        self._wait(self._group.start(LearnerActor.sleep, keeps_weights=keeps_weights), what=what)
 
     def wake(self) -> None:
         """Every rank has moved everything back to its device when this returns."""

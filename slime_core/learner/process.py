@@ -9,7 +9,8 @@ of one another.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
@@ -112,13 +113,44 @@ def _rendezvous_store(settings: LearnerSettings) -> Any:
     return TCPStore(host, int(port), settings.world_size, is_master=False, timeout=COLLECTIVE_TIMEOUT)
 
 
+CHUNK = 2**28
+"""Bytes of a host buffer: torch rounds page-locked memory up to a power of two, which would double a large one."""
+
+
+class HostBuffers:
+    """Host memory for offloaded tensors, used again each time; page-locked where there is a GPU, because the driver
+    copies pageable memory through a small buffer of its own, and page-locking takes longer than the copy."""
+
+    def __init__(self) -> None:
+        self._free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
+
+    def store(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """A copy of ``flat``, which is of bytes, in buffers; on a GPU complete after a synchronisation."""
+        return [self._take(len(part)).copy_(part, non_blocking=True) for part in flat.split(CHUNK)]
+
+    def fetch(self, flat: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+        """Copy ``parts`` back into ``flat``; keep them unchanged until a synchronisation."""
+        for target, part in zip(flat.split(CHUNK), parts, strict=True):
+            target.copy_(part, non_blocking=True)
+
+    def reuse(self, parts: Iterable[torch.Tensor]) -> None:
+        """The buffers ``parts`` are free for the next copies."""
+        for part in parts:
+            self._free[len(part)].append(part)
+
+    def _take(self, nbytes: int) -> torch.Tensor:
+        if self._free[nbytes]:
+            return self._free[nbytes].pop()
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+
+
 @dataclass(frozen=True, slots=True)
 class _Offloaded:
     """A storage without memory; ``content`` is its copy in host memory, None where it comes back as zeros."""
 
     storage: torch.UntypedStorage
     nbytes: int
-    content: torch.Tensor | None
+    content: list[torch.Tensor] | None
 
 
 class Offloader:
@@ -127,15 +159,19 @@ class Offloader:
     Arguments:
         tensors: their content is kept; views of one memory count once.
         scratch: their content is not kept, as of gradients between steps. They come back as zeros.
+        buffers: of the host.
     """
 
-    def __init__(self, tensors: Iterable[torch.Tensor], scratch: Iterable[torch.Tensor] = ()) -> None:
+    def __init__(
+        self, tensors: Iterable[torch.Tensor], scratch: Iterable[torch.Tensor] = (), *, buffers: HostBuffers
+    ) -> None:
         self._tensors = list(tensors)
         self._scratch = list(scratch)
+        self._buffers = buffers
         self._offloaded: list[_Offloaded] = []
 
     @classmethod
-    def of(cls, models: Iterable[TrainedModel]) -> Offloader:
+    def of(cls, models: Iterable[TrainedModel], buffers: HostBuffers) -> Offloader:
         """For all that ``models`` hold now; their gradients, and what Megatron can compute again, are dropped."""
         trained_models = list(models)
         for trained in trained_models:
@@ -143,25 +179,43 @@ class Offloader:
         _drop_caches()
         found = [_device_tensors(trained.model, trained.optimizer) for trained in trained_models]
         tensors, scratch = zip(*found, strict=True)
-        return cls(chain.from_iterable(tensors), chain.from_iterable(scratch))
+        return cls(chain.from_iterable(tensors), chain.from_iterable(scratch), buffers=buffers)
 
-    def offload(self) -> int:
-        """Release the device memory; returns its bytes. A second call changes nothing."""
-        if not self._offloaded:
-            kept = _storages(self._tensors)
-            for pointer, storage in (_storages(self._scratch) | kept).items():
-                self._offloaded.append(_release(storage, keeps_content=pointer in kept))
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+    def offload(self, *, but: Iterable[torch.Tensor] = ()) -> int:
+        """Release the device memory of all but ``but``; returns the bytes released so far. May be called again with
+        fewer exceptions."""
+        kept, excepted = _storages(self._tensors), _storages(but)
+        released = [
+            _Offloaded(storage, storage.nbytes(), self._buffers.store(_flat(storage)) if pointer in kept else None)
+            for pointer, storage in (_storages(self._scratch) | kept).items()
+            if pointer not in excepted
+        ]
+        _synchronize()
+        for one in released:
+            one.storage.resize_(0)
+        self._offloaded += released
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
         return sum(one.nbytes for one in self._offloaded)
 
     def restore(self) -> None:
         """Put everything back on the device as it was; scratch is zero. A second call changes nothing."""
-        while self._offloaded:
-            one = self._offloaded.pop()
+        for one in self._offloaded:
             one.storage.resize_(one.nbytes)
-            flat = torch.empty(0, dtype=torch.uint8, device=one.storage.device).set_(one.storage)
-            flat.zero_() if one.content is None else flat.copy_(one.content)
+            flat = _flat(one.storage)
+            flat.zero_() if one.content is None else self._buffers.fetch(flat, one.content)
+        _synchronize()
+        while self._offloaded:
+            self._buffers.reuse(self._offloaded.pop().content or ())
+
+
+def _flat(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def _device_tensors(model: Iterable[Any], optimizer: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -190,15 +244,6 @@ def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage
     found = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
     # Memory that is not torch's own cannot be given back: on a CPU, what was read through numpy.
     return {pointer: storage for pointer, storage in found.items() if pointer and storage.resizable()}
-
-
-def _release(storage: torch.UntypedStorage, *, keeps_content: bool) -> _Offloaded:
-    nbytes, content = storage.nbytes(), None
-    if keeps_content:
-        flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        content = torch.empty(nbytes, dtype=torch.uint8).copy_(flat)
-    storage.resize_(0)
-    return _Offloaded(storage, nbytes, content)
 
 
 def _drop_caches() -> None:

@@ -43,7 +43,7 @@ from slime_core.learner.freezing import freeze
 from slime_core.learner.frozen_models import FrozenModels, RequiredColumns
 from slime_core.learner.metric_sums import average_metrics
 from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
-from slime_core.learner.process import Offloader, prepare_process
+from slime_core.learner.process import HostBuffers, Offloader, prepare_process
 from slime_core.learner.trained_model import ACTOR, RoutingReplay, TrainedModel, add_idle_micro_batches, build_chunks
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import LearnerInfo, Place, TrainStep
@@ -123,6 +123,7 @@ class Learner:
             learner=self._info,
         )
         self._offloader: Offloader | None = None  # set while the rank is offloaded to the host
+        self._host_buffers = HostBuffers()
 
     # --- Building ----------------------------------------------------------------------------------------------------
 
@@ -307,12 +308,18 @@ class Learner:
 
     # --- Devices -----------------------------------------------------------------------------------------------------
 
-    def sleep(self) -> int:
-        """Move all device memory to the host until :meth:`wake`; returns its bytes. Not collective."""
+    def sleep(self, *, keeps_weights: bool = False) -> int:
+        """Move all device memory to the host until :meth:`wake`; returns its bytes. Not collective.
+
+        Arguments:
+            keeps_weights: all but the actor's weights, which can still be published; a second call moves them too.
+        """
         if self._offloader is None:
             self.returns_U = None
-            self._offloader = Offloader.of(self._models)  # each time: an optimizer makes its state at its first step
-        return self._offloader.offload()
+            # Each time: an optimizer makes its state at its first step.
+            self._offloader = Offloader.of(self._models, self._host_buffers)
+        kept = [tensor for chunk in self.actor.chunks for tensor in (*chunk.parameters(), *chunk.buffers())]
+        return self._offloader.offload(but=kept if keeps_weights else ())
 
     def wake(self) -> None:
         """Move everything back to the device. Nothing to do if it is there."""

@@ -6,11 +6,12 @@ on the same devices, :class:`ColocatedDevices` moves memory in five phases:
     GENERATING   the engines hold weights and cache; the learner is offloaded
     CACHE_FREE   the engines have stopped generating and released their cache
     LEARNING     the engines have released their weights; the learner is on the devices and may train and save
-    PUBLISHING   the engines have memory for weights again and receive the learner's
+    PUBLISHING   the learner holds its weights only; the engines have memory for weights again and receive them
     REFILLED     the learner is offloaded; the engines hold the new weights, get their cache back and resume
 
-This order keeps memory from overflowing: the learner returns after the engines have released theirs, and their cache,
-the largest part, is allocated after the learner has left.
+This order keeps memory from overflowing: the learner returns after the engines have released theirs; gradients,
+optimizer and cached memory have left before a second copy of the weights arrives; and the engines' cache, the largest
+part, is allocated after the learner has left.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class Engines(Protocol):
 class OffloadableLearner(Protocol):
     """All ranks of the learner."""
 
-    def sleep(self) -> None:
-        """Move everything from the learner's devices to the host."""
+    def sleep(self, *, keeps_weights: bool = False) -> None:
+        """Move everything, or everything but the weights to publish, from the learner's devices to the host."""
 
     def wake(self) -> None:
         """Move everything back; a second call changes nothing."""
@@ -135,8 +136,9 @@ class ColocatedDevices:
         self._learner.wake()
 
     def make_room_for_weights(self) -> None:
-        """The engines allocate memory for weights; the learner stays, because it sends them."""
+        """The learner leaves but for its weights, which it sends; then the engines allocate memory for theirs."""
         self._require(Phase.LEARNING)
+        self._learner.sleep(keeps_weights=True)
         self._engines.resume_memory(WEIGHTS)
         self.phase = Phase.PUBLISHING
 

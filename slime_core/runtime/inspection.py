@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from slime_core.errors import ManifestMismatch, PluginError, SlimeError, WaitTimeout
+from slime_core.errors import ConfigError, ManifestMismatch, PluginError, SlimeError, WaitTimeout
 from slime_core.plugins.manifest import Difference, Manifest, attach, difference_text, mismatches
 from slime_core.runtime.actors import Call, Ref
 from slime_core.runtime.waiting import wait
@@ -85,6 +86,43 @@ def _look(manifest: Manifest) -> Report:
     except PluginError as broken:
         return Report(broken=str(broken))
     return Report()
+
+
+def require_folders(node_ids: Collection[str], folders: Sequence[Path], *, limit_s: float = LIMIT_S) -> None:
+    """Returns if every node of ``node_ids`` has all ``folders``, in one task a node.
+
+    Raises:
+        ConfigError: names every node that lacks one, and what it lacks.
+        WaitTimeout: a node has not answered in time.
+    """
+    nodes = {node: label for node, label in labels(ray.nodes()).items() if node in node_ids}
+    calls = [
+        Call(_missing_on(node, [str(folder) for folder in folders]), f"node {label}", "look")
+        for node, label in nodes.items()
+    ]
+    missing = wait(calls, what="every node to look for the model", fail_after_s=limit_s)
+    lines = [f"  node {label}: {path}" for label, paths in zip(nodes.values(), missing, strict=True) for path in paths]
+    if lines:
+        raise ConfigError(
+            "\n".join(
+                [
+                    f"folders that the run reads are missing on nodes of its {len(nodes)}; nothing was started:",
+                    *lines,
+                    "Copy them there under the same path, or put them on a file system that all nodes share.",
+                ]
+            )
+        )
+
+
+def _missing_on(node: str, paths: list[str]) -> Ref[list[str]]:
+    task: Any = ray.remote(num_cpus=0, max_retries=0)(_missing)
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    reference: Ref[list[str]] = task.options(scheduling_strategy=strategy).remote(paths)
+    return reference
+
+
+def _missing(paths: list[str]) -> list[str]:
+    return [path for path in paths if not Path(path).exists()]
 
 
 def labels(nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -58,10 +58,10 @@ from slime_core.rollout.engines.fleet import EngineFleet, ModelServers, Site
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, start_actor
 from slime_core.runtime.device_pool import ColocatedDevices, DevicePool
-from slime_core.runtime.inspection import inspect_nodes
+from slime_core.runtime.inspection import inspect_nodes, require_folders
 from slime_core.runtime.layout import Device, device_of, requested_layout, require_device_support
 from slime_core.runtime.machine import cpu_threads, rank_environment
-from slime_core.runtime.placement import Placement, Slot, place
+from slime_core.runtime.placement import Placement, Slot, nearest_ranks, place
 from slime_core.runtime.session import Session, head_address
 from slime_core.runtime.waiting import RunWait
 from slime_core.track.track import Track
@@ -100,6 +100,12 @@ class Job:
     def model(self) -> Path:
         """Hugging Face folder with the start weights."""
         return self.config.model.hf_checkpoint or ARITHMETIC / "model"
+
+    @property
+    def start_weights(self) -> list[Path]:
+        """The folders that learner and engines read at their start."""
+        megatron = self.config.model.initial_megatron_checkpoint
+        return [self.model] if megatron is None else [self.model, megatron]
 
     @property
     def prompts(self) -> Path:
@@ -151,14 +157,19 @@ def sampler_settings(job: Job, servers: EngineFleet, device: Device, *, trains: 
 
 
 def publisher_settings(
-    job: Job, ranks: tuple[int, ...], gpus: Sequence[tuple[str, ...]], *, device: Device, address: str | None
+    job: Job,
+    ranks: tuple[int, ...],
+    gpus: Sequence[tuple[str, ...]],
+    *,
+    device: Device,
+    holders: tuple[tuple[int, ...], ...] = (),
 ) -> PublisherSettings:
-    """Settings of the publisher, which sends weights to the engines.
+    """Settings of the publisher, which sends weights to the engines; the first rank fills in its address.
 
     Arguments:
         ranks: processes of each engine.
         gpus: of each engine; empty where it has none.
-        address: of the head node; None: the cluster is this machine.
+        holders: learner ranks, as :class:`PublisherSettings` has them.
     """
     config = job.config
     return PublisherSettings(
@@ -167,10 +178,10 @@ def publisher_settings(
         bytes_limit=config.weights.update_weight_buffer_size,
         backend="nccl" if device == "gpu" else "gloo",
         devices_per_engine=ranks,
-        address=address or "127.0.0.1",
         transport=config.transport,
         disk_folder=job.weights_folder,
         engine_gpus=tuple(gpus) if all(gpus) and len(gpus) == len(ranks) else (),
+        holders=holders if len(holders) == len(ranks) else (),
         pause_mode=config.rollout.pause_generation_mode,
         resumes=not config.cluster.colocate,
     )
@@ -303,6 +314,8 @@ def processes(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) -
             if job.config.transport == "disk":
                 stack.callback(shutil.rmtree, job.weights_folder, ignore_errors=True)
             placement = stack.enter_context(place(layout))
+            if not session.own:
+                require_folders(placement.nodes, job.start_weights)
             started = Processes(job, placement, device=device, warn=warn, failures=failures)
             stack.callback(started.stop)
             yield started
@@ -437,7 +450,8 @@ class Processes:
 
     def _publisher_settings(self, servers: ModelServers) -> PublisherSettings:
         gpus = self._wait(servers.engines.start(EngineActor.gpus), what="the engines' GPUs")
-        return publisher_settings(self._job, servers.ranks, gpus, device=self._device, address=self._address)
+        holders = nearest_ranks(servers.slots, self._placement.learner)
+        return publisher_settings(self._job, servers.ranks, gpus, device=self._device, holders=holders)
 
 
 class DelayedInterrupts:

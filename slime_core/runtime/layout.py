@@ -9,6 +9,7 @@ the learner's seats. The sampler and the router need no device: they mostly wait
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -38,6 +39,7 @@ class Layout:
         device: ``"cpu"`` or ``"gpu"``.
         colocated: engines sit on the learner's devices.
         critic_ranks: processes of a separate critic, one device each, which they do not share.
+        tensor, critic_tensor: consecutive ranks of learner and critic that share every layer (tensor parallelism).
         groups: further engines of the policy, as pairs of their number and the devices of each.
         auxiliary: engines of auxiliary models, and those that only evaluate, as such pairs; they do not share their
             devices.
@@ -51,6 +53,8 @@ class Layout:
     critic_ranks: int = 0
     groups: tuple[tuple[int, int], ...] = ()
     auxiliary: tuple[tuple[int, int], ...] = ()
+    tensor: int = 1
+    critic_tensor: int = 1
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -206,6 +210,8 @@ def requested_layout(config: RunConfig, device: Device, *, learner_ranks: int) -
         critic_ranks=config.num_critic_ranks if learner_ranks else 0,
         groups=tuple(others),
         auxiliary=tuple((group.num_engines, group.size) for group in config.auxiliary_groups),
+        tensor=config.parallel.tensor_model_parallel_size,
+        critic_tensor=config.critic_parallel.tensor_model_parallel_size,
     )
 
 
@@ -262,48 +268,78 @@ def _gpu_plan(layout: Layout, capacity: Capacity) -> Plan:
 def assign(layout: Layout, *, seats: Sequence[Seat]) -> Assignment:
     """Seats ordered by node and device: engines take whole blocks from the last node backwards, the learner the rest.
 
-    Engines choose first because they must not straddle nodes, and from the end so that the learner's ranks stay
-    together. Colocated, the learner takes the first seats of all, and engines whole blocks from the first node on. A
-    separate critic takes the last of the seats that the engines leave. Auxiliary engines choose before all others, from
-    the end.
+    Engines, and the learner's tensor-parallel groups, take blocks on one node; whichever has the larger blocks chooses
+    first. Engines choose from the end so that the learner's ranks stay together. Colocated, both choose from all seats,
+    from the first node on. A separate critic takes the last of the seats that the others leave. Auxiliary engines
+    choose before all others, from the end. A tensor-parallel group that is larger than every node spans nodes.
 
     Raises:
-        PlacementError: the free seats of the nodes do not add up to whole engines.
+        PlacementError: the free seats of the nodes do not add up to whole engines, or whole tensor-parallel groups.
     """
     ordered = sorted(seats, key=_order)
+    tensor, critic_tensor = _group_size(ordered, layout.tensor), _group_size(ordered, layout.critic_tensor)
     auxiliary = _blocks(ordered, layout.auxiliary_sizes)
-    ordered = [seat for seat in ordered if not any(seat in block for block in auxiliary)]
+    ordered = _without(ordered, auxiliary)
     if layout.colocated:
-        ordered, critic = ordered[: len(ordered) - layout.critic_ranks], ordered[len(ordered) - layout.critic_ranks :]
-        engines = _blocks(ordered[::-1], layout.sizes[::-1])
-        return Assignment(
-            tuple(ordered[: layout.learner_ranks]), engines[::-1], critic=tuple(critic), auxiliary=auxiliary
-        )
-    engines = _blocks(ordered, layout.sizes)
-    taken = {seat for block in engines for seat in block}
-    left = tuple(seat for seat in ordered if seat not in taken)
-    count = layout.learner_ranks
-    return Assignment(left[:count], engines, critic=left[count:], auxiliary=auxiliary)
+        ordered, left = ordered[: len(ordered) - layout.critic_ranks], ordered[len(ordered) - layout.critic_ranks :]
+        engines = _blocks(ordered[::-1], layout.sizes[::-1])[::-1]
+        learner = _first_ranks(ordered, layout.learner_ranks, tensor, LEARNER)
+    elif tensor > max(layout.sizes, default=1):
+        learner = _first_ranks(ordered, layout.learner_ranks, tensor, LEARNER)
+        engines = _blocks(_without(ordered, [learner]), layout.sizes)
+        left = _without(ordered, [learner, *engines])
+    else:
+        engines = _blocks(ordered, layout.sizes)
+        learner = _first_ranks(_without(ordered, engines), layout.learner_ranks, tensor, LEARNER)
+        left = _without(ordered, [learner, *engines])
+    critic = _first_ranks(left, layout.critic_ranks, critic_tensor, CRITIC)
+    return Assignment(learner, engines, critic, auxiliary)
 
 
-def _blocks(ordered: Sequence[Seat], sizes: Sequence[int]) -> tuple[tuple[Seat, ...], ...]:
+def _without(ordered: Sequence[Seat], blocks: Sequence[Sequence[Seat]]) -> list[Seat]:
+    return [seat for seat in ordered if not any(seat in block for block in blocks)]
+
+
+def _group_size(ordered: Sequence[Seat], tensor: int) -> int:
+    """Seats on one node that a tensor-parallel group takes; 1: it is larger than every node."""
+    largest = max(Counter(seat.node for seat in ordered).values(), default=0)
+    return tensor if tensor <= largest else 1
+
+
+def _first_ranks(ordered: Sequence[Seat], count: int, tensor: int, what: str) -> tuple[Seat, ...]:
+    """The seats of ``count`` ranks from the first node on, each tensor-parallel group of them on one node."""
+    blocks = _blocks(ordered[::-1], [tensor] * (count // tensor), what)
+    return tuple(seat for block in reversed(blocks) for seat in block)
+
+
+ENGINES = "engines of {size} GPUs, each on one node"
+LEARNER = "tensor-parallel groups of {size} learner ranks, each on one node"
+CRITIC = "tensor-parallel groups of {size} critic ranks, each on one node"
+
+SMALLER = {
+    ENGINES: "--rollout-num-gpus-per-engine and --actor-num-gpus-per-node",
+    LEARNER: "--tensor-model-parallel-size, --actor-num-gpus-per-node and --rollout-num-gpus",
+    CRITIC: "--critic-tensor-model-parallel-size, --critic-num-gpus and --rollout-num-gpus",
+}
+
+
+def _blocks(ordered: Sequence[Seat], sizes: Sequence[int], what: str = ENGINES) -> tuple[tuple[Seat, ...], ...]:
     """A block of seats on one node for each of ``sizes``, the last of them from the end."""
     free: dict[str, list[Seat]] = {}
     for seat in ordered:
         free.setdefault(seat.node, []).append(seat)
-    return tuple([_take(free, size, sizes) for size in reversed(sizes)][::-1])
+    return tuple([_take(free, size, sizes, what) for size in reversed(sizes)][::-1])
 
 
-def _take(free: dict[str, list[Seat]], size: int, sizes: Sequence[int]) -> tuple[Seat, ...]:
+def _take(free: dict[str, list[Seat]], size: int, sizes: Sequence[int], what: str) -> tuple[Seat, ...]:
     for node in reversed(free.values()):
         if len(node) >= size:
             block, node[-size:] = node[-size:], []
             return tuple(sorted(block, key=_order))
     found = ", ".join(f"{node[0].address}: {len(node)}" for node in free.values() if node)
     raise PlacementError(
-        f"The run needs {sizes.count(size)} engines of {size} GPUs, each on one node, but the devices left are "
-        f"{found or 'none'}. "
-        "Choose --rollout-num-gpus-per-engine and --actor-num-gpus-per-node so that they divide a node's devices."
+        f"The run needs {sizes.count(size)} {what.format(size=size)}, but the devices left are {found or 'none'}. "
+        f"Choose {SMALLER[what]} so that they divide a node's devices."
     )
 
 

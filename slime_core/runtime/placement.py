@@ -21,6 +21,7 @@ class Slot:
     Arguments:
         group: the placement group.
         seat: which bundle, where.
+        block: all seats whose devices the actor sees, in their order; the first is ``seat``.
         cpus, gpus: what the actor takes.
         env: environment variables that show the actor its devices, all those of its engine.
     """
@@ -30,6 +31,7 @@ class Slot:
     cpus: float
     gpus: float
     env: dict[str, str] = field(default_factory=dict)
+    block: tuple[Seat, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,12 @@ class Placement:
 
     def __exit__(self, *reason: object) -> None:
         self.release()
+
+    @property
+    def nodes(self) -> set[str]:
+        """Ids of the nodes with a process that reads a model."""
+        slots = (*self.learner, *self.engines, *self.critic, *self.auxiliary)
+        return {slot.seat.node for slot in slots}
 
     def release(self) -> None:
         """Release all bundles; every actor in them dies."""
@@ -75,6 +83,15 @@ def place(layout: Layout, *, timeout_s: float = 60.0) -> Placement:
     critic = tuple(_slot(group, wanted, (seat,)) for seat in seats.critic)
     auxiliary = tuple(_slot(group, wanted, block) for block in seats.auxiliary)
     return Placement(wanted, learner, engines, group, critic, auxiliary)
+
+
+def nearest_ranks(engines: Sequence[Slot], learner: Sequence[Slot]) -> tuple[tuple[int, ...], ...]:
+    """For each seat of each engine, the learner rank that shares it, or else the first on its node, or else rank 0."""
+    shares = {slot.seat.bundle: rank for rank, slot in enumerate(learner)}
+    on_node = {slot.seat.node: rank for rank, slot in reversed(list(enumerate(learner)))}
+    return tuple(
+        tuple(shares.get(seat.bundle, on_node.get(seat.node, 0)) for seat in engine.block) for engine in engines
+    )
 
 
 def capacity() -> Capacity:
@@ -115,7 +132,7 @@ def _visible_device() -> str:
 
 def _slot(group: PlacementGroup, wanted: Plan, block: tuple[Seat, ...]) -> Slot:
     cpus, gpus = wanted.tenant
-    return Slot(group, block[0], cpus, gpus, env=_visible(block))
+    return Slot(group, block[0], cpus, gpus, env=_visible(block), block=block)
 
 
 def _visible(block: tuple[Seat, ...]) -> dict[str, str]:

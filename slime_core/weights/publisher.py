@@ -29,7 +29,14 @@ from slime_core.weights.specs import (
     require_matching_specs,
     spec_of,
 )
-from slime_core.weights.transports import DiskTransport, DistributedTransport, TensorTransport, Transport, TransportName
+from slime_core.weights.transports import (
+    DiskTransport,
+    DistributedTransport,
+    TensorTransport,
+    Transport,
+    TransportName,
+    held_by_first_rank,
+)
 from slime_core.weights.update_group import Backend, join_update_group
 
 if TYPE_CHECKING:
@@ -231,12 +238,14 @@ class PublisherSettings:
         bytes_limit: largest bucket.
         backend: ``nccl`` where learner and engines have GPUs, else ``gloo``.
         devices_per_engine: processes of one engine; one number for all engines, or one for each.
-        address: of the learner's first rank as the engines see it.
+        address: of the learner's first rank as the engines see it; that rank binds it.
         timeout_s: limit of every call.
-        transport: how weights travel; ``tensor`` only to engines on the learner's machine.
+        transport: how weights travel; ``tensor`` only to engines on the machine of the rank that holds their copy.
         disk_folder: for ``disk``: a folder that learner and engines see.
         engine_gpus: for ``tensor`` on GPUs: UUID of the GPU of each process of each engine, one tuple an engine; empty:
             they read the weights from the machine's memory, which is slower.
+        holders: for ``tensor``: the learner rank whose memory each process of each engine reads, one tuple an engine;
+            empty: the first rank's.
         pause_mode: whether requests in flight are aborted, retracted or kept.
         resumes: whether the publisher resumes the engines after an update; False: its caller does.
     """
@@ -251,12 +260,14 @@ class PublisherSettings:
     transport: TransportName = "distributed"
     disk_folder: Path | None = None
     engine_gpus: tuple[tuple[str, ...], ...] = ()
+    holders: tuple[tuple[int, ...], ...] = ()
     pause_mode: PauseMode = "retract"
     resumes: bool = True
 
 
 class Publisher:
-    """Sends from the learner's first rank; the other ranks only take part in gathering.
+    """Sends from the learner's first rank. The other ranks take part in gathering, and with ``holders`` each hands out
+    its own copy.
 
     Arguments:
         engine_urls: all engines.
@@ -283,18 +294,19 @@ class Publisher:
         self._settings = settings
         self._on_written = on_written
         specs = [spec_of(name, weight) for name, weight in weights]
-        self._buckets: list[Bucket] = []
-        self._control: EngineControl | None = None
-        if not sends:
-            return
-        require_matching_specs(
-            specs, expected_specs(settings.model), tied=is_tied(settings.model), dtype=settings.dtype
-        )
         self._buckets = plan_buckets(specs, bytes_limit=settings.bytes_limit)
-        self._control = EngineControl(
-            engine_urls, timeout_s=settings.timeout_s, ranks_per_engine=settings.devices_per_engine
-        )
-        self._transport = _transport(settings, self._control, on_written)
+        self._control: EngineControl | None = None
+        self._transport: Transport | None = None
+        if sends:
+            require_matching_specs(
+                specs, expected_specs(settings.model), tied=is_tied(settings.model), dtype=settings.dtype
+            )
+            self._control = EngineControl(
+                engine_urls, timeout_s=settings.timeout_s, ranks_per_engine=settings.devices_per_engine
+            )
+            self._transport = _transport(settings, self._control, on_written)
+        elif settings.transport == "tensor" and not held_by_first_rank(settings.holders):
+            self._transport = _tensor_transport(engine_urls, settings, control=None)
 
     def publish(self, weights: NamedWeights, *, version: str) -> float:
         """Every engine holds ``weights`` and reports ``version`` when this returns; it generates again if the settings
@@ -310,15 +322,14 @@ class Publisher:
             NonFiniteError: a weight is NaN or infinite; no engine was given a complete update.
             WeightSyncError: an engine refused, or does not hold the weights. Engines stay paused: the run must end.
         """
-        if self._control is None:
-            for _ in weights:
-                continue  # gathering is collective
+        if self._control is None or self._transport is None:
+            self._gather(weights)
             if self._on_written is not None:
                 self._on_written(None)
             return 1.0
         self._control.pause(self._settings.pause_mode)
         self._transport.start(version)
-        sent = self._send(weights)
+        sent = self._send(self._transport, weights)
         self._transport.end()
         proven = self._prove(self._control, sent, version)
         if self._settings.resumes:
@@ -346,11 +357,21 @@ class Publisher:
 
     def close(self) -> None:
         """Close the transport and the connections to the engines."""
-        if self._control is not None:
+        if self._transport is not None:
             self._transport.close()
+        if self._control is not None:
             self._control.close()
 
-    def _send(self, weights: NamedWeights) -> dict[int, SentWeights]:
+    def _gather(self, weights: NamedWeights) -> None:
+        """The part of a rank that sends nothing: gathering is collective."""
+        if self._transport is None:
+            for _ in weights:
+                continue
+            return
+        for number, (bucket, tensors) in enumerate(_filled(self._buckets, weights), start=1):
+            self._transport.send(bucket, tensors, last=number == len(self._buckets))
+
+    def _send(self, transport: Transport, weights: NamedWeights) -> dict[int, SentWeights]:
         """Processes of an engine -> the checksums of engines of that size; empty: they cannot be computed here."""
         settings = self._settings
         # Engines on GPUs report another digest than the one that can be computed here; see checksums.py.
@@ -364,7 +385,7 @@ class Publisher:
                 _require_finite(name, tensor)
                 for one in sent.values():
                     one.add(name, tensor)
-            self._transport.send(bucket, tensors, last=number == len(self._buckets))
+            transport.send(bucket, tensors, last=number == len(self._buckets))
         return sent
 
     def _prove(self, control: EngineControl, sent: Mapping[int, SentWeights], version: str) -> float:
@@ -383,7 +404,7 @@ def _transport(
     settings: PublisherSettings, control: EngineControl, on_written: Callable[[Path], None] | None
 ) -> Transport:
     if settings.transport == "tensor":
-        return TensorTransport(control, gpus=settings.engine_gpus)
+        return _tensor_transport(control.urls, settings, control=control)
     if settings.transport == "disk":
         if settings.disk_folder is None:
             raise WeightSyncError("The disk transport of weights has no folder; give --update-weight-disk-dir.")
@@ -396,6 +417,15 @@ def _transport(
         timeout_s=settings.timeout_s,
     )
     return DistributedTransport(control, group)
+
+
+def _tensor_transport(
+    urls: Sequence[str], settings: PublisherSettings, *, control: EngineControl | None
+) -> TensorTransport:
+    holders = settings.holders
+    if control is not None and not holders:
+        holders = tuple((0,) * ranks for ranks in control.ranks)
+    return TensorTransport(urls, control=control, holders=holders, gpus=settings.engine_gpus)
 
 
 def _filled(buckets: Sequence[Bucket], weights: NamedWeights) -> Iterator[tuple[Bucket, list[torch.Tensor]]]:

@@ -1,7 +1,7 @@
 """Three ways in which the bytes of a publication reach the engines.
 
     DistributedTransport   one broadcast a bucket over a process group of learner rank 0 and all engines
-    TensorTransport        one block of shared memory a bucket, on the learner's own machine
+    TensorTransport        one block of memory a bucket and learner rank, which the engines beside the rank read
     DiskTransport          a Hugging Face folder for each version, which the engines read
 
 A transport carries weights that :class:`~slime_core.weights.publisher.Publisher` has compared with the plan, in the
@@ -22,6 +22,10 @@ Trust: the learner only writes pickles, it reads none. A server unpickles what i
 (srt/utils/common.py, ``SafeUnpickler``), so a client that reaches its port decides what it loads: servers listen on
 loopback unless other nodes have to reach them. Nothing of sglang is imported here: the list's entries are plain
 namespaces, which are allowed and have the attributes that the server reads.
+
+Each learner rank shares its own copy of a bucket with the engine processes that ``holders`` gives it; the first rank
+collects the handles and passes them on. So the weights of colocated engines stay on their GPU, and engines may be on
+several nodes.
 
 **Files.** The slowest transport; it needs a folder that learner and engines share, but no network between the processes
 and no extra memory. Each version is written under a draft name and renamed, so an engine never reads an incomplete one.
@@ -57,7 +61,8 @@ TransportName = Literal["distributed", "tensor", "disk"]
 
 
 class Transport(Protocol):
-    """Carries publications to all engines; used by the learner's first rank only, one publication at a time."""
+    """Carries publications to all engines, one at a time; used by the learner's first rank, and by every rank where
+    others hold what engines read (:class:`TensorTransport`)."""
 
     def start(self, version: str) -> None:
         """Start a publication of ``version``; the engines are paused."""
@@ -130,40 +135,101 @@ MB = 10**6
 
 
 class TensorTransport:
-    """A :class:`~slime_core.weights.transports.Transport` through shared memory.
+    """A :class:`~slime_core.weights.transports.Transport` through memory that learner ranks share with engines.
 
     Arguments:
-        control: the engines, all of them on this machine.
-        gpus: UUID of the GPU of each process of each engine, one tuple an engine, in the order of ``control.urls``;
-            empty: not known, all of them read from /dev/shm.
+        urls: all engines.
+        control: of these; None on every rank but the first.
+        holders: for each process of each engine, the learner rank whose memory it reads.
+        gpus: UUID of the GPU of each of these processes, in the same form; empty: not known, all of them read from
+            /dev/shm.
 
     Raises:
-        WeightSyncError: an engine runs elsewhere.
+        WeightSyncError: an engine that this rank serves runs elsewhere.
     """
 
-    def __init__(self, control: EngineControl, *, gpus: Sequence[Sequence[str]] = ()) -> None:
-        _require_local(control.urls)
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        control: EngineControl | None,
+        holders: Sequence[Sequence[int]],
+        gpus: Sequence[Sequence[str]] = (),
+    ) -> None:
         self._control = control
-        self._gpus = gpus or [[""] * ranks for ranks in control.ranks]
+        self._holders = holders
+        self._is_alone = held_by_first_rank(holders)
+        rank = 0 if self._is_alone else _rank()
+        self._places = [
+            (engine, process)
+            for engine, of_engine in enumerate(holders)
+            for process, holder in enumerate(of_engine)
+            if holder == rank
+        ]
+        self._gpus = [gpus[engine][process] if gpus else "" for engine, process in self._places]
+        _require_local([urls[engine] for engine in dict.fromkeys(engine for engine, _ in self._places)])
         self._version = ""
 
     def start(self, version: str) -> None:
         """See the protocol."""
         self._version = version
-        self._control.begin_update()
+        if self._control is not None:
+            self._control.begin_update()
 
     def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
-        """See the protocol. What was shared is free again afterwards, also if an engine refused."""
+        """See the protocol. What was shared is free again afterwards, also if an engine refused. Collective, unless the
+        first rank holds everything."""
         with _shared(flatten(tensors), self._gpus) as copies:
-            payloads = [[_payload(bucket, copy) for copy in of_engine] for of_engine in copies]
-            self._control.update_from_tensor(payloads, version=self._version if last else None, flush_cache=last)
+            own = {place: _payload(bucket, copy) for place, copy in zip(self._places, copies, strict=True)}
+            found = own if self._is_alone else _gathered(own)
+            if self._control is not None:
+                payloads = _in_order(found, self._holders)
+                self._control.update_from_tensor(payloads, version=self._version if last else None, flush_cache=last)
+            if not self._is_alone:
+                _wait_for_first_rank()
 
     def end(self) -> None:
         """See the protocol."""
-        self._control.end_update()
+        if self._control is not None:
+            self._control.end_update()
 
     def close(self) -> None:
         """See the protocol."""
+
+
+Payloads = dict[tuple[int, int], str]
+"""Engine and process -> the pickle that it reads."""
+
+
+def _in_order(payloads: Payloads, holders: Sequence[Sequence[int]]) -> list[list[str]]:
+    return [[payloads[engine, process] for process in range(len(of))] for engine, of in enumerate(holders)]
+
+
+def held_by_first_rank(holders: Sequence[Sequence[int]]) -> bool:
+    """Whether the learner's first rank holds what all engines read."""
+    return not any(any(of_engine) for of_engine in holders)
+
+
+def _rank() -> int:
+    import torch.distributed as dist
+
+    return dist.get_rank()
+
+
+def _gathered(own: Payloads) -> Payloads:
+    """The payloads of all ranks, on the first one; nothing on the others."""
+    import torch.distributed as dist
+
+    found: list[Payloads] | None = [{} for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else None
+    dist.gather_object(own, found)
+    return {place: payload for payloads in found or () for place, payload in payloads.items()}
+
+
+def _wait_for_first_rank() -> None:
+    """Return once the engines have read what this rank shares."""
+    import torch.distributed as dist
+
+    dist.barrier()
 
 
 def _require_local(urls: Sequence[str]) -> None:
@@ -171,7 +237,8 @@ def _require_local(urls: Sequence[str]) -> None:
     if remote:
         raise WeightSyncError(
             f"The transport tensor shares memory, but engine {remote[0]} is "
-            "not on the learner's machine. Choose --update-weight-transport distributed, or disk with a shared folder."
+            "not on the machine of the learner rank that serves it. Choose --update-weight-transport distributed, or "
+            "disk with a shared folder."
         )
 
 
@@ -187,16 +254,16 @@ def _is_here(host: str) -> bool:
 
 
 @contextmanager
-def _shared(flat: torch.Tensor, gpus: Sequence[Sequence[str]]) -> Iterator[list[list[torch.Tensor]]]:
-    """Copies of ``flat`` that each process of each engine can read; the engines free them within the block."""
+def _shared(flat: torch.Tensor, gpus: Sequence[str]) -> Iterator[list[torch.Tensor]]:
+    """For each process on one of ``gpus``, a copy of ``flat`` that it can read; it frees the copy within the block."""
     devices = _visible_gpus() if flat.is_cuda else {}
-    copies = {uuid: flat.to(device) for uuid, device in devices.items() if any(uuid in ranks for ranks in gpus)}
-    if all(uuid in copies for ranks in gpus for uuid in ranks):
-        yield [[copies[uuid] for uuid in ranks] for ranks in gpus]
+    copies = {uuid: flat.to(device) for uuid, device in devices.items() if uuid in gpus}
+    if all(uuid in copies for uuid in gpus):
+        yield [copies[uuid] for uuid in gpus]
     else:
         host = flat.cpu()
         with _named(host):
-            yield [[copies.get(uuid, host) for uuid in ranks] for ranks in gpus]
+            yield [copies.get(uuid, host) for uuid in gpus]
     if copies:
         _collect()
 

@@ -147,8 +147,14 @@ def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
 
 
 def nap(learner: Any) -> int:
-    """Sleep and wake; returns the bytes that were given away."""
+    """Sleep in two stages and wake; returns the bytes that were given away. Weights can be published between them."""
+    before = {name: weight.clone() for name, weight in learner.export_weights()}
+    first = learner.sleep(keeps_weights=True)
+    between = dict(learner.export_weights())
+    assert all(torch.equal(weight, between[name]) for name, weight in before.items())
+    del between
     given_away = learner.sleep()
+    assert 0 < first < given_away
     assert all(
         parameter.untyped_storage().nbytes() == 0 for chunk in learner.actor.chunks for parameter in chunk.parameters()
     )

@@ -237,6 +237,7 @@ class ModelServers:
 
     Attributes:
         engines: actors of the engines that were started here.
+        slots: of these.
         starts: the pending calls that start them; each returns a URL.
         ranks: number of processes of each engine, in the order of :meth:`urls`.
     """
@@ -253,6 +254,7 @@ class ModelServers:
     ) -> None:
         self._name = name
         self._watch = watch
+        self.slots = slots
         self._settings = settings
         self._others = others
         self.ranks = (*(one.tensor_parallel for one in settings), *(one.ranks for one in others))

@@ -16,17 +16,21 @@ from slime_testing.fake_engine import FakeEngine
 
 
 class Sleepy:
-    """A learner that knows whether it is awake, and whether the engines have left when it is."""
+    """A learner that knows what it holds on the devices, and what the engines hold when that changes."""
 
     def __init__(self, engine: FakeEngine) -> None:
-        self.awake, self._engine = True, engine
+        self.holds, self._engine = "everything", engine
+        self.order: list[tuple[str, set[str]]] = []
 
-    def sleep(self) -> None:
-        self.awake = False
+    def sleep(self, *, keeps_weights: bool = False) -> None:
+        self._become("weights" if keeps_weights else "nothing")
 
     def wake(self) -> None:
-        assert self._engine.released == {CACHE, WEIGHTS}, "the engines are still on the devices"
-        self.awake = True
+        self._become("everything")
+
+    def _become(self, holds: str) -> None:
+        self.holds = holds
+        self.order.append((holds, set(self._engine.released)))
 
 
 class Sent:
@@ -85,11 +89,18 @@ def test_shared_devices_go_through_five_phases(control: EngineControl, engine: F
     colocated = ColocatedDevices(control, learner)
     for _ in range(2):
         with DevicePool(colocated).held_by("learner"):
-            assert (colocated.phase, learner.awake, engine.released) == (Phase.LEARNING, True, {CACHE, WEIGHTS})
+            assert (colocated.phase, learner.holds) == (Phase.LEARNING, "everything")
+            assert engine.released == {CACHE, WEIGHTS}
             colocated.make_room_for_weights()
-            assert (colocated.phase, learner.awake, engine.released) == (Phase.PUBLISHING, True, {CACHE})
+            assert (colocated.phase, learner.holds, engine.released) == (Phase.PUBLISHING, "weights", {CACHE})
             publish(control)
-        assert (colocated.phase, learner.awake, engine.released) == (Phase.GENERATING, False, set())
+        assert (colocated.phase, learner.holds, engine.released) == (Phase.GENERATING, "nothing", set())
+    # Each entry: what the learner holds from then on, and which memory the engines have released at that moment.
+    assert learner.order == 2 * [
+        ("everything", {CACHE, WEIGHTS}),
+        ("weights", {CACHE, WEIGHTS}),
+        ("nothing", {CACHE}),
+    ]
     assert [path for path in engine.calls if "memory" in path] == 2 * [
         "/release_memory_occupation",
         "/release_memory_occupation",

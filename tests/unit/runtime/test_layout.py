@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from slime_core.errors import PlacementError
 from slime_core.runtime.layout import Capacity, Layout, Plan, Seat, assign, plan
+from slime_core.runtime.placement import Slot, nearest_ranks
 
 GPUS_8 = Capacity(cpus=64, gpus=8, largest_node_gpus=8)
 GPUS_16 = Capacity(cpus=128, gpus=16, largest_node_gpus=8)
@@ -155,3 +158,62 @@ def test_engines_that_fit_no_node_any_more_are_an_error() -> None:
 def test_the_order_of_the_seats_given_does_not_matter() -> None:
     layout, found = Layout(4, 2, 2, "gpu"), seats(n1=4, n2=4)
     assert assign(layout, seats=found) == assign(layout, seats=found[::-1])
+
+
+def nodes_of(block: tuple[Seat, ...], size: int) -> list[set[str]]:
+    return [{seat.node for seat in block[start : start + size]} for start in range(0, len(block), size)]
+
+
+def test_no_tensor_parallel_group_straddles_two_nodes() -> None:
+    layout = Layout(8, 4, 1, "gpu", tensor=4)
+    found = assign(layout, seats=seats(a=6, b=6))
+    assert nodes_of(found.learner, 4) == [{"a"}, {"b"}]
+    assert sorted(seat.node for block in found.engines for seat in block) == ["a", "a", "b", "b"]
+
+
+def test_larger_engines_choose_before_tensor_parallel_groups() -> None:
+    found = assign(Layout(4, 1, 4, "gpu", tensor=2), seats=seats(a=4, b=4))
+    assert {seat.node for seat in found.engines[0]} == {"b"}
+    assert nodes_of(found.learner, 2) == [{"a"}, {"a"}]
+
+
+def test_tensor_parallel_groups_that_fit_no_node_any_more_are_an_error() -> None:
+    with pytest.raises(
+        PlacementError,
+        match=r"needs 2 tensor-parallel groups of 4 learner ranks, each on one node, but .* left are .*: 2, .*: 2\. "
+        r"Choose --tensor-model-parallel-size, --actor-num-gpus-per-node and --rollout-num-gpus so that",
+    ):
+        assign(Layout(8, 0, 1, "gpu", tensor=4), seats=seats(a=6, b=2))
+
+
+def test_a_tensor_parallel_group_that_is_larger_than_every_node_spans_nodes() -> None:
+    found = assign(Layout(8, 0, 1, "gpu", tensor=8), seats=seats(a=4, b=4))
+    assert nodes_of(found.learner, 8) == [{"a", "b"}]
+
+
+def test_a_critics_tensor_parallel_groups_stay_on_one_node_too() -> None:
+    layout = Layout(3, 0, 1, "gpu", critic_ranks=4, critic_tensor=4)
+    with pytest.raises(PlacementError, match="1 tensor-parallel groups of 4 critic ranks"):
+        assign(layout, seats=seats(a=4, b=3))
+    assert nodes_of(assign(layout, seats=seats(a=3, b=4)).critic, 4) == [{"b"}]
+
+
+def test_colocated_engines_and_learner_ranks_of_two_nodes_share_their_seats() -> None:
+    layout = Layout(4, 2, 2, "gpu", colocated=True, tensor=2)
+    found = assign(layout, seats=seats(a=2, b=2))
+    assert found.learner == tuple(seat for block in found.engines for seat in block)
+    assert [{seat.node for seat in block} for block in found.engines] == [{"a"}, {"b"}]
+    group: Any = None
+    learner = [Slot(group, seat, 0, 0, block=(seat,)) for seat in found.learner]
+    engines = [Slot(group, block[0], 0, 0, block=block) for block in found.engines]
+    assert nearest_ranks(engines, learner) == ((0, 1), (2, 3))
+
+
+def test_an_engine_beside_no_learner_rank_reads_from_the_first_rank_of_its_node() -> None:
+    found = assign(Layout(2, 2, 1, "gpu"), seats=seats(a=2, b=2))
+    group: Any = None
+    slots = {seat: Slot(group, seat, 0, 0, block=(seat,)) for seat in (*found.learner, *(b[0] for b in found.engines))}
+    learner = [slots[seat] for seat in found.learner]
+    assert nearest_ranks([slots[block[0]] for block in found.engines], learner) == ((0,), (0,))
+    moved = [slots[found.engines[0][0]], slots[found.learner[1]]]
+    assert nearest_ranks([slots[found.engines[1][0]], slots[found.learner[0]]], moved) == ((0,), (1,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -45,6 +46,11 @@ class Recorder(EngineControl):
         super().update_from_tensor(payloads, version=version, flush_cache=flush_cache)
 
 
+def transport_of(control: EngineControl) -> TensorTransport:
+    """All processes read from this one."""
+    return TensorTransport(control.urls, control=control, holders=[(0,) * ranks for ranks in control.ranks])
+
+
 def shared_names() -> list[str]:
     return [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{os.getpid()}_")]
 
@@ -63,7 +69,7 @@ def engine() -> Iterator[FakeEngine]:
 
 def test_every_process_of_an_engine_reads_all_weights_from_one_block_that_is_gone_afterwards(engine):
     control = Recorder([engine.url], ranks_per_engine=2)
-    transport = TensorTransport(control)
+    transport = transport_of(control)
     transport.start("7")
     transport.send(BUCKET, TENSORS, last=False)
     assert control.read == "norm [0.0, 1.0, 2.0, 3.0]\ngate [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]\n" * 2
@@ -74,7 +80,7 @@ def test_every_process_of_an_engine_reads_all_weights_from_one_block_that_is_gon
 
 def test_the_last_bucket_brings_the_version(engine):
     control = EngineControl([engine.url])
-    transport = TensorTransport(control)
+    transport = transport_of(control)
     transport.start("7")
     transport.send(BUCKET, TENSORS, last=False)
     assert control.version() == "default"
@@ -88,14 +94,14 @@ def test_shared_memory_is_freed_when_an_engine_refuses(engine):
     control = EngineControl([engine.url])
     strategy = get_sharing_strategy()
     with pytest.raises(WeightSyncError, match="must run between"):
-        TensorTransport(control).send(BUCKET, TENSORS, last=True)
+        transport_of(control).send(BUCKET, TENSORS, last=True)
     assert (shared_names(), get_sharing_strategy()) == ([], strategy)
     control.close()
 
 
 def test_the_learners_own_weights_are_not_shared(engine):
     control = EngineControl([engine.url])
-    transport = TensorTransport(control)
+    transport = transport_of(control)
     source = [torch.zeros(4), torch.zeros(2, 3)]
     transport.start("7")
     transport.send(BUCKET, source, last=True)
@@ -107,7 +113,7 @@ def test_a_full_shared_memory_is_an_error_and_no_signal(engine, monkeypatch):
     monkeypatch.setattr(module.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 39}))
     control = EngineControl([engine.url])
     with pytest.raises(WeightSyncError, match=r"/dev/shm has 0\.0 MB free.*--shm-size.*update-weight-buffer-size"):
-        TensorTransport(control).send(BUCKET, TENSORS, last=True)
+        transport_of(control).send(BUCKET, TENSORS, last=True)
     assert shared_names() == []
     control.close()
 
@@ -115,6 +121,59 @@ def test_a_full_shared_memory_is_an_error_and_no_signal(engine, monkeypatch):
 @pytest.mark.parametrize("host", ["192.0.2.7", "no-such-host.invalid"])
 def test_an_engine_on_another_machine_is_refused(host):
     control = EngineControl(["http://127.0.0.1:1", f"http://{host}:80"])
-    with pytest.raises(WeightSyncError, match=rf"engine http://{host}:80 is not on the learner's machine. Choose"):
-        TensorTransport(control)
+    with pytest.raises(
+        WeightSyncError, match=rf"engine http://{host}:80 is not on the machine of the learner rank that serves it"
+    ):
+        transport_of(control)
     control.close()
+
+
+RANK = """
+import json, sys
+import torch
+import torch.distributed as dist
+from slime_core.weights.engine_control import EngineControl
+from slime_core.weights.specs import Bucket, WeightSpec
+from slime_core.weights.transports import TensorTransport
+
+class Recorder(EngineControl):
+    def update_from_tensor(self, payloads, *, version=None, flush_cache=False):
+        print(json.dumps([list(of_engine) for of_engine in payloads]), flush=True)
+        sys.stdin.readline()  # the test reads what is shared before the ranks take it back
+
+rank, store, urls = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+control = Recorder(urls, ranks_per_engine=(1, 2)) if rank == 0 else None
+transport = TensorTransport(urls, control=control, holders=((1,), (0, 1)))
+bucket = Bucket((WeightSpec("norm", "float32", (2,)),))
+transport.start("7")
+transport.send(bucket, [torch.full((2,), 10.0 + rank)], last=True)
+transport.end()
+dist.destroy_process_group()
+"""
+
+
+def test_each_rank_hands_its_own_copy_to_the_processes_that_it_holds(tmp_path):
+    """Ranks send different weights here, so that the payloads tell whose memory each process reads."""
+    with FakeEngine() as one, FakeEngine() as two:
+        words = [str(tmp_path / "store"), one.url, two.url]
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", RANK, str(rank), *words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        payloads = json.loads(ranks[0].stdout.readline())
+        lines = [payload for of_engine in payloads for payload in of_engine]
+        read = subprocess.run(
+            [sys.executable, "-c", READER], input="\n".join(lines), text=True, capture_output=True, check=True
+        ).stdout
+        ranks[0].communicate("go on\n", timeout=120)
+        ranks[1].communicate(timeout=120)
+    assert [len(of_engine) for of_engine in payloads] == [1, 2]
+    assert read.splitlines() == ["norm [11.0, 11.0]", "norm [10.0, 10.0]", "norm [11.0, 11.0]"]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(tuple(f"torch_{one.pid}_" for one in ranks))]

@@ -106,8 +106,8 @@ async def test_an_engine_that_hangs_ends_with_the_time_limit(client: GenerateCli
 
 
 async def test_a_slow_response_outlasts_the_limit_while_its_engine_computes(engine: FakeEngine) -> None:
-    engine.delay_s = 2
-    async with GenerateClient(engine.url, timeout_s=0.5) as client:
+    engine.delay_s = 5
+    async with GenerateClient(engine.url, timeout_s=3) as client:
         answers = await client.generate([3, 4], sampling=SHORT, n=2)
     assert [list(answer.token_ids) for answer in answers] == [[9, 4, 8, 2, 1]] * 2
     assert engine.calls.count("/generate") == 1
@@ -115,8 +115,8 @@ async def test_a_slow_response_outlasts_the_limit_while_its_engine_computes(engi
 
 async def test_an_engine_whose_counters_stand_still_fails_the_request(engine: FakeEngine) -> None:
     engine.delay_s, engine.stuck = 60, True
-    async with GenerateClient(engine.url, timeout_s=0.5) as client:
-        with pytest.raises(RequestFailed, match=r"within 0.5 s and 1 attempts; .*\(/v1/loads\) stood still") as failed:
+    async with GenerateClient(engine.url, timeout_s=3) as client:
+        with pytest.raises(RequestFailed, match=r"within 3 s and 1 attempts; .*\(/v1/loads\) stood still") as failed:
             await asyncio.wait_for(client.generate([3], sampling=SHORT), 30)
     assert failed.value.cause == "engine_timeout"
     assert engine.calls.count("/v1/loads") >= 3
@@ -124,9 +124,9 @@ async def test_an_engine_whose_counters_stand_still_fails_the_request(engine: Fa
 
 async def test_an_engine_that_gets_stuck_later_fails_the_request(engine: FakeEngine) -> None:
     engine.delay_s = 60
-    async with GenerateClient(engine.url, timeout_s=0.5) as client:
+    async with GenerateClient(engine.url, timeout_s=3) as client:
         asked = asyncio.create_task(client.generate([3], sampling=SHORT))
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(4.5)
         assert not asked.done()
         engine.stuck = True
         with pytest.raises(RequestFailed, match="stood still"):
@@ -134,19 +134,19 @@ async def test_an_engine_that_gets_stuck_later_fails_the_request(engine: FakeEng
 
 
 async def test_a_paused_engine_fails_no_request(engine: FakeEngine) -> None:
-    async with GenerateClient(engine.url, timeout_s=0.5) as client, aiohttp.ClientSession() as session:
+    async with GenerateClient(engine.url, timeout_s=3) as client, aiohttp.ClientSession() as session:
         await session.post(f"{engine.url}/pause_generation", json={"mode": "retract"})
         asked = asyncio.create_task(client.generate([3, 4], sampling=SHORT))
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(4.5)
         await session.post(f"{engine.url}/continue_generation", json={})
         assert (await asked)[0].finish_reason == "stop"
 
 
 async def test_many_requests_share_one_look_at_an_engine(engine: FakeEngine) -> None:
-    engine.delay_s = 1
-    async with GenerateClient(engine.url, timeout_s=0.8) as client:
+    engine.delay_s = 5
+    async with GenerateClient(engine.url, timeout_s=3) as client:
         await asyncio.gather(*(client.generate([3], sampling=SHORT) for _ in range(20)))
-    assert 5 <= engine.calls.count("/v1/loads") <= 12
+    assert 2 <= engine.calls.count("/v1/loads") <= 14  # 5 s with a look each 3/8 s
 
 
 @pytest.mark.parametrize("fault", ["reset", "torn", "garbage"])

@@ -1,0 +1,228 @@
+"""Runs over two Ray nodes in network namespaces of their own, joined by a veth pair, submitted with ``ray job submit``.
+
+    python -m tests.campaigns.two_nodes FOLDER [PART ...]        about five minutes on two idle cores; needs root
+
+Loopback is not shared, so a store or a server that listens there, or at the address of another node, is out of reach.
+``separate``: learner and engines have cores of their own, weights travel by gloo. ``colocated``: one learner rank and
+one engine on each node; each rank hands its own engine the weights. ``missing``: the second node does not have the
+model's folder. The exit code says whether all is as promised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from slime_core.config.schema import ARITHMETIC
+
+START_LIMIT_S, RUN_LIMIT_S = 300, 1500
+"""Seconds on a busy machine; an idle one needs a tenth."""
+
+PARTS = ("separate", "colocated", "missing")
+HEAD, OTHER = "10.117.0.1", "10.117.0.2"
+PORT, DASHBOARD = 6390, 8290
+SMALL = ("--rollout-batch-size", "8", "--n-samples-per-prompt", "4", "--num-rollout", "2", "--eval-prompt-data", "none")
+BRIEF = (
+    *SMALL,
+    "--eval-interval",
+    "none",
+    "--progress",
+    "lines",
+    "--device",
+    "cpu",
+    "--plugin",
+    "grpo",
+    "--no-save-hf",
+)
+TWO_RANKS = ("--actor-num-nodes", "2", "--actor-num-gpus-per-node", "1", "--rollout-num-gpus", "2")
+LAYOUTS = {
+    "separate": TWO_RANKS,
+    "colocated": (*TWO_RANKS, "--colocate", "--check-weight-update-equal"),
+    "missing": TWO_RANKS,
+}
+
+
+def program(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
+class Node:
+    """A network namespace with one address, in which commands run."""
+
+    def __init__(self, name: str, address: str, device: str, folder: Path) -> None:
+        self.name, self.address, self.device, self.folder = name, address, device, folder
+
+    def environment(self) -> dict[str, str]:
+        """Each node names its own interface: the host name resolves to an address outside the namespace."""
+        interface = {"GLOO_SOCKET_IFNAME": self.device, "NCCL_SOCKET_IFNAME": self.device}
+        return {**os.environ, **interface, "RAY_USAGE_STATS_ENABLED": "0", "TMPDIR": "/tmp", "SLIME_NODE": self.name}
+
+    def run(self, *words: str, limit_s: float, hides: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """``words`` inside the namespace; where ``hides`` is given, with an empty folder over that path."""
+        inside = ["ip", "netns", "exec", self.name, *words]
+        if hides is not None:
+            covered = f'mount -t tmpfs none "{hides}" && exec "$@"'
+            inside = ["unshare", "--mount", "sh", "-c", covered, "sh", *inside]
+        return subprocess.run(
+            inside, env=self.environment(), capture_output=True, text=True, timeout=limit_s, check=False
+        )
+
+
+def checked(*words: str) -> None:
+    found = subprocess.run(words, capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise SystemExit(f"{' '.join(words)}: {found.stderr.strip()}")
+
+
+def require_privileges() -> None:
+    """Ends with the reason where namespaces cannot be made."""
+    for tool in ("ip", "unshare"):
+        if shutil.which(tool) is None:
+            raise SystemExit(f"two_nodes needs the program {tool} (packages iproute2 and util-linux); it is not here")
+    probe = f"slime-probe-{os.getpid()}"
+    found = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise SystemExit(
+            f"two_nodes makes network namespaces, which this user may not: {found.stderr.strip()}. Run it as root, or "
+            "with CAP_NET_ADMIN and CAP_SYS_ADMIN (docker run --privileged)"
+        )
+    checked("ip", "netns", "del", probe)
+
+
+@contextmanager
+def nodes(folder: Path) -> Iterator[tuple[Node, Node]]:
+    """Two namespaces and the pair of interfaces between them."""
+    pair = [
+        Node(f"slime-{letter}-{os.getpid()}", address, f"sl{letter}{os.getpid()}", folder / letter)
+        for letter, address in (("a", HEAD), ("b", OTHER))
+    ]
+    with ExitStack() as stack:
+        for node in pair:
+            checked("ip", "netns", "add", node.name)
+            stack.callback(subprocess.run, ["ip", "netns", "del", node.name], check=False)
+        first, second = pair
+        checked("ip", "link", "add", first.device, "type", "veth", "peer", "name", second.device)
+        for node in pair:
+            checked("ip", "link", "set", node.device, "netns", node.name)
+            inside = ("ip", "-n", node.name)
+            checked(*inside, "addr", "add", f"{node.address}/24", "dev", node.device)
+            for device in (node.device, "lo"):
+                checked(*inside, "link", "set", device, "up")
+        yield first, second
+
+
+@contextmanager
+def cluster(folder: Path, *, hides: Path | None = None) -> Iterator[Node]:
+    """A Ray cluster of both nodes; yields the head's."""
+    with nodes(folder) as (head, other):
+        shared = ("--num-cpus=2", "--disable-usage-stats", "--object-store-memory=200000000")
+        start = [program("ray"), "start", *shared]
+        stores = [Path(f"/tmp/slr{letter}{os.getpid()}") for letter in "ab"]
+        try:
+            for node, store, words, hidden in (
+                (head, stores[0], ("--head", f"--port={PORT}", "--dashboard-host=0.0.0.0"), None),
+                (other, stores[1], (f"--address={HEAD}:{PORT}",), hides),
+            ):
+                if node is head:
+                    words = (*words, f"--dashboard-port={DASHBOARD}", f"--temp-dir={store}")
+                found = node.run(
+                    *start, *words, f"--node-ip-address={node.address}", limit_s=START_LIMIT_S, hides=hidden
+                )
+                if found.returncode:
+                    raise SystemExit(f"ray start on {node.name}: {found.stdout[-1500:]}{found.stderr[-1500:]}")
+            wait_for_dashboard(head)
+            yield head
+        finally:
+            for node in (other, head):
+                end_processes(node)
+            for store in stores:
+                shutil.rmtree(store, ignore_errors=True)
+
+
+def wait_for_dashboard(head: Node) -> None:
+    ended_s = time.monotonic() + START_LIMIT_S
+    while head.run(program("ray"), "job", "list", f"--address=http://{HEAD}:{DASHBOARD}", limit_s=120).returncode:
+        if time.monotonic() > ended_s:
+            raise SystemExit("ray's dashboard does not answer")
+        time.sleep(2)
+
+
+def end_processes(node: Node) -> None:
+    """End every process that is left in the namespace: those that were started there, and no others."""
+    listed = subprocess.run(["ip", "netns", "pids", node.name], capture_output=True, text=True, check=False)
+    for pid in map(int, listed.stdout.split()):
+        with suppress(ProcessLookupError):
+            os.kill(pid, 9)
+
+
+def submit(head: Node, part: str, model: Path, output: Path) -> str:
+    """Everything that the job printed, and its state."""
+    prompts = ARITHMETIC / "data" / "train.jsonl"
+    run = [program("slime"), "run", *BRIEF, *LAYOUTS[part], "--hf-checkpoint", str(model)]
+    run += ["--prompt-data", str(prompts), "--rm-type", "arithmetic", "--output-dir", str(output)]
+    address = f"--address=http://{HEAD}:{DASHBOARD}"
+    found = head.run(program("ray"), "job", "submit", address, "--log-style=record", "--", *run, limit_s=RUN_LIMIT_S)
+    return found.stdout + found.stderr
+
+
+def rows(output: Path) -> list[dict[str, Any]]:
+    path = output / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def require(holds: bool, what: str, printed: str) -> None:
+    print(f"{'holds' if holds else 'FAILS'}: {what}", flush=True)
+    if not holds:
+        raise SystemExit(printed[-6000:])
+
+
+def learns(part: str, folder: Path) -> None:
+    """Two steps over both nodes; their processes listen at the nodes' own addresses."""
+    output = folder / part / "run"
+    with cluster(folder / part) as head:
+        printed = submit(head, part, ARITHMETIC / "model", output)
+    found = [row for row in rows(output) if "train/grad_norm" in row]
+    require(len(found) == 2, f"{part}: two steps", printed)
+    worst = max(row["parity/mean"] for row in found if "parity/mean" in row)
+    require(worst < 1e-5, f"{part}: learner and engines compute the same, {worst:.1e}", printed)
+    logs = [path.read_text(errors="replace") for path in sorted((output / "logs").glob("engine-*.log"))]
+    hosts = {address for log in logs for address in (HEAD, OTHER) if f"http://{address}:" in log}
+    wanted = {HEAD, OTHER} if part == "colocated" else hosts
+    require(bool(hosts) and hosts == wanted, f"{part}: engines listen at {', '.join(sorted(hosts))}", printed)
+
+
+def names_the_node(folder: Path) -> None:
+    """The second node does not see the model: one message, and nothing is started."""
+    model = folder / "missing" / "model"
+    shutil.copytree(ARITHMETIC / "model", model)
+    output = folder / "missing" / "run"
+    with cluster(folder / "missing", hides=model) as head:
+        printed = submit(head, "missing", model, output)
+    require(f"({OTHER}): {model}" in printed, f"missing: the node {OTHER} and the folder are named", printed)
+    require(not list((output / "logs").glob("engine-*.log")), "missing: no engine was started", printed)
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []])
+    given = parser.parse_args(arguments)
+    require_privileges()
+    folder = given.folder.resolve()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for part in given.parts or PARTS:
+        names_the_node(folder) if part == "missing" else learns(part, folder)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
