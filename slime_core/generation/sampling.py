@@ -22,7 +22,7 @@ import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from slime_core.errors import EngineError, RequestFailed
 from slime_core.types import JsonValue, Sample, SpecInfo, Status, TokenIds
@@ -166,7 +166,8 @@ class Generation:
         weight_versions: of the weights that sampled the tokens, oldest first, each once.
         weight_spans: which of them sampled which tokens, ``(version, start, end)`` with ``end`` excluded.
         text: decoded by the engine; empty when its tokenizer was left out.
-        routed_experts: int16 [prompt + response - 1, layers, k], which experts of a mixture each token took; None: not
+        routed_experts: int8 (or int16, for numbers above 127) [prompt + response - 1, layers, k], which experts of a
+            mixture each token took; None: not
             requested.
         spec_info: counters of speculative decoding; None: the engine does none.
         kept: what each token was sampled from, which ``log_probs`` are about; None: from all.
@@ -178,7 +179,7 @@ class Generation:
     finish_reason: FinishReason
     weight_versions: tuple[str, ...] = ()
     text: str = ""
-    routed_experts: NDArray[np.int16] | None = field(default=None, compare=False)
+    routed_experts: NDArray[np.integer[Any]] | None = field(default=None, compare=False)
     weight_spans: tuple[tuple[str, int, int], ...] = ()
     spec_info: SpecInfo | None = None
     kept: Kept | None = field(default=None, compare=False)
@@ -316,7 +317,7 @@ def engine_inputs(sample: Sample) -> EngineInputs:
     return {"extra": {f"{kind}_data": value for kind, value in inputs.items()}}
 
 
-def routes_of(sample: Sample) -> NDArray[np.int16] | None:
+def routes_of(sample: Sample) -> NDArray[np.integer[Any]] | None:
     """The experts that the sample's tokens took; a file gives them as lists."""
     import numpy as np  # here: the edges of the core load no numpy
 
@@ -324,7 +325,9 @@ def routes_of(sample: Sample) -> NDArray[np.int16] | None:
     return np.asarray(routes, np.int16) if isinstance(routes, list) else routes
 
 
-def joined_routes(before: NDArray[np.int16] | None, routes: NDArray[np.int16] | None) -> NDArray[np.int16] | None:
+def joined_routes(
+    before: NDArray[np.integer[Any]] | None, routes: NDArray[np.integer[Any]] | None
+) -> NDArray[np.integer[Any]] | None:
     """Tokens so far keep the experts that they took then; what was added since comes from the newest answer."""
     if before is None or routes is None:
         return routes if before is None else before
@@ -333,7 +336,7 @@ def joined_routes(before: NDArray[np.int16] | None, routes: NDArray[np.int16] | 
     return np.concatenate([before, routes[len(before) :]])
 
 
-def padded_routes(routes: NDArray[np.int16] | None, count: int) -> NDArray[np.int16] | None:
+def padded_routes(routes: NDArray[np.integer[Any]] | None, count: int) -> NDArray[np.integer[Any]] | None:
     """``routes`` with -1 for tokens that were added after the last turn, which no engine read."""
     if routes is None or len(routes) >= count:
         return routes

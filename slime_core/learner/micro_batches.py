@@ -113,7 +113,7 @@ class MicroBatch:
         shared: which sequences continue others; None: every sequence is a sample.
         routes: int16 [n, k] by the number of a layer, from 1: the k experts that its router takes for each of its n
             tokens; a layer that is missing chooses. See :mod:`slime_core.learner.trained_model`.
-        given_routes_TLK: int16 [t, layers, k], those of the engine, -1 where it has none; None: none at all.
+        given_routes_TLK: int8 or int16 [t, layers, k], those of the engine, -1 where it has none; None: none at all.
         kept: the tokens that top-p and top-k kept where each response token was sampled; None: all tokens.
         inputs: what the samples carry for the model in addition to tokens.
     """
@@ -297,7 +297,7 @@ def _given_routes(
     if shard.routes_TLK is None:
         return None
     row_TLK = np.pad(shard.routes_TLK[taken], ((0, padding), (0, 0), (0, 0)), constant_values=-1)
-    return place.tensor(row_TLK[held_T], torch.int16)
+    return place.tensor(row_TLK[held_T], torch.int8 if row_TLK.dtype == np.int8 else torch.int16)
 
 
 def _kept(shard: TrainBatch, take_U: np.ndarray, place: _RowPlacement) -> KeptTokens | None:

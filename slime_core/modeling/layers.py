@@ -97,7 +97,7 @@ class Routed(Protocol):
 
     Attributes:
         routes: layer -> int16 [t, k], the experts that this layer took for each token.
-        given_routes_TLK: int16 [t, layers, k], those of the engine, -1 where it has none; None: none at all.
+        given_routes_TLK: int8 or int16 [t, layers, k], those of the engine, -1 where it has none; None: none at all.
     """
 
     @property

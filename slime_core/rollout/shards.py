@@ -384,8 +384,8 @@ def _cut(step: list[int], lengths: list[int], shared: Prompts | None, plan: Batc
     return [plan.pack(members, lengths) for members in balance(step, list(map(plan.cost, lengths)), plan.num_ranks)]
 
 
-def _routes(sample: Sample, *, like: Sample) -> NDArray[np.int16]:
-    """int16 [tokens, layers, k]: what the engine returned, and -1 for the last token, which it never read."""
+def _routes(sample: Sample, *, like: Sample) -> NDArray[np.integer[Any]]:
+    """int8 or int16 [tokens, layers, k]: what the engine returned, and -1 for the last token, which it never read."""
     given, others_given = sample.rollout_routed_experts, like.rollout_routed_experts
     found = () if given is None else np.shape(given)
     others = () if others_given is None else np.shape(others_given)
@@ -397,8 +397,8 @@ def _routes(sample: Sample, *, like: Sample) -> NDArray[np.int16]:
             f"{list(found) if found else 'none'}. A generate function copies routed_experts from the engine's last "
             "answer to rollout_routed_experts of its sample"
         )
-    routes_TLK = np.asarray(sample.rollout_routed_experts, np.int16)
-    return np.pad(routes_TLK, ((0, 1), (0, 0), (0, 0)), constant_values=-1)
+    is_small = isinstance(given, np.ndarray) and given.dtype == np.int8
+    return np.pad(np.asarray(given, np.int8 if is_small else np.int16), ((0, 1), (0, 0), (0, 0)), constant_values=-1)
 
 
 def _weight_version(sample: Sample) -> int:

@@ -117,8 +117,8 @@ class TrainBatch:
         weight_version_B: int64 [b], the version of the weights that sampled the whole response; -1 where several did,
             or an unknown one. None: unknown for all.
         shares_prompts: the plans count a prompt once that several samples of a micro-batch have, token by token.
-        routes_TLK: int16 [t, layers, k], the experts that the engine took for each token in each layer; -1 for the last
-            token of a sample, which no engine read. None: not requested.
+        routes_TLK: int8 or int16 [t, layers, k], the experts that the engine took for each token in each layer; -1 for
+            the last token of a sample, which no engine read. None: not requested.
         kept_counts_U: int64 [u], how many tokens each response token was sampled from; 0: all. None: all, everywhere.
         kept_ids_S: int64 [s], those tokens, response token after response token.
         inputs: what samples carry for the model in addition to tokens; names, dtypes and shapes after the first

@@ -163,7 +163,7 @@ class Sample:
             all.
         rollout_top_p_token_offsets: where each position starts in these ids, followed by the end of the last one; a
             position without ids, such as one that a tool wrote, was sampled from all tokens.
-        rollout_routed_experts: int16 [tokens - 1, layers, experts a token], which experts of a mixture the engine took;
+        rollout_routed_experts: int8 or int16 [tokens - 1, layers, experts a token], which experts of a mixture took it;
             None: it was not requested (``use_rollout_routing_replay``).
         remove_sample: keep the sample out of the loss; it still counts in its group's statistics.
         custom_rm_path: a field of slime's samples, kept and written down; nothing reads it. A sample's own reward
@@ -192,7 +192,7 @@ class Sample:
     rollout_log_probs: list[float] | LogProbs | None = None
     rollout_top_p_token_ids: list[int] | TokenIds | None = None
     rollout_top_p_token_offsets: list[int] | TokenIds | None = None
-    rollout_routed_experts: NDArray[np.int16] | list[list[list[int]]] | None = field(default=None, compare=False)
+    rollout_routed_experts: NDArray[np.integer[Any]] | list[list[list[int]]] | None = field(default=None, compare=False)
     remove_sample: bool = False
     generate_function_path: str | None = None
     custom_rm_path: str | None = None

@@ -64,7 +64,14 @@ class Node:
     def environment(self) -> dict[str, str]:
         """Each node names its own interface: the host name resolves to an address outside the namespace."""
         interface = {"GLOO_SOCKET_IFNAME": self.device, "NCCL_SOCKET_IFNAME": self.device}
-        return {**os.environ, **interface, "RAY_USAGE_STATS_ENABLED": "0", "TMPDIR": "/tmp", "SLIME_NODE": self.name}
+        return {
+            **os.environ,
+            **interface,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_raylet_start_wait_time_s": "300",
+            "TMPDIR": "/tmp",
+            "SLIME_NODE": self.name,
+        }
 
     def run(self, *words: str, limit_s: float, hides: Path | None = None) -> subprocess.CompletedProcess[str]:
         """``words`` inside the namespace; where ``hides`` is given, with an empty folder over that path."""

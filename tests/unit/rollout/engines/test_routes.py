@@ -30,8 +30,25 @@ def answer(routes: bytes | None) -> dict[str, Any]:
 def test_routes_are_read_token_by_token_layer_by_layer():
     sent = np.arange(24, dtype=np.int32)
     found = read_generation(answer(sent.tobytes()), (3, 2)).routed_experts
-    assert found.dtype == np.int16
+    assert found.dtype == np.int8
     assert found.tolist() == sent.reshape(4, 3, 2).tolist()
+
+
+@pytest.mark.parametrize(("largest", "dtype"), [(127, np.int8), (128, np.int16), (383, np.int16)])
+def test_routes_have_the_smallest_type_that_holds_every_number_and_minus_1(largest: int, dtype: type) -> None:
+    sent = np.array([0, largest] * 3, np.int32)
+    found = read_generation(answer(sent.tobytes()), (3, 2)).routed_experts
+    assert (found.dtype, int(found.max())) == (dtype, largest)
+
+
+@pytest.mark.parametrize(("dtypes", "found"), [((np.int8, np.int8), np.int8), ((np.int8, np.int16), np.int16)])
+def test_a_shard_has_the_type_of_its_widest_sample(dtypes: tuple[type, type], found: type) -> None:
+    routes = [np.full((3, 1, 2), 1 + place, dtype) for place, dtype in enumerate(dtypes)]
+    samples = [sample(place, prompt=2, response=2, rollout_routed_experts=one) for place, one in enumerate(routes)]
+    routes_TLK = shard(*samples).routes_TLK
+    assert routes_TLK is not None
+    assert routes_TLK.dtype == found
+    assert routes_TLK[:, 0, 0].tolist() == [1, 1, 1, -1, 2, 2, 2, -1]
 
 
 def test_routes_that_were_not_requested_are_dropped():
