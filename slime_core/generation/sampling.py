@@ -333,7 +333,8 @@ def joined_routes(
         return routes if before is None else before
     import numpy as np
 
-    return np.concatenate([before, routes[len(before) :]])
+    joined: NDArray[np.integer[Any]] = np.concatenate([before, routes[len(before) :]])
+    return joined
 
 
 def padded_routes(routes: NDArray[np.integer[Any]] | None, count: int) -> NDArray[np.integer[Any]] | None:

@@ -106,7 +106,8 @@ def require_folders(node_ids: Collection[str], folders: Sequence[Path], *, limit
         raise ConfigError(
             "\n".join(
                 [
-                    f"folders that the run reads are missing on nodes of its {len(nodes)}; nothing was started:",
+                    f"the run reads folders that some of its {len(nodes)} nodes do not have, or have empty; nothing was "
+                    "started:",
                     *lines,
                     "Copy them there under the same path, or put them on a file system that all nodes share.",
                 ]
@@ -122,7 +123,8 @@ def _missing_on(node: str, paths: list[str]) -> Ref[list[str]]:
 
 
 def _missing(paths: list[str]) -> list[str]:
-    return [path for path in paths if not Path(path).exists()]
+    # An empty folder is where a shared file system was not mounted.
+    return [path for path in paths if not Path(path).is_dir() or not any(Path(path).iterdir())]
 
 
 def labels(nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -131,7 +131,8 @@ def nodes(folder: Path) -> Iterator[tuple[Node, Node]]:
 def cluster(folder: Path, *, hides: Path | None = None) -> Iterator[Node]:
     """A Ray cluster of both nodes; yields the head's."""
     with nodes(folder) as (head, other):
-        shared = ("--num-cpus=2", "--disable-usage-stats", "--object-store-memory=200000000")
+        # One core each: Ray packs bundles, and would put all on one node.
+        shared = ("--num-cpus=1", "--disable-usage-stats", "--object-store-memory=200000000")
         start = [program("ray"), "start", *shared]
         stores = [Path(f"/tmp/slr{letter}{os.getpid()}") for letter in "ab"]
         try:
@@ -171,11 +172,9 @@ def end_processes(node: Node) -> None:
             os.kill(pid, 9)
 
 
-def submit(head: Node, part: str, model: Path, output: Path) -> str:
+def submit(head: Node, part: str, output: Path, *more: str) -> str:
     """Everything that the job printed, and its state."""
-    prompts = ARITHMETIC / "data" / "train.jsonl"
-    run = [program("slime"), "run", *BRIEF, *LAYOUTS[part], "--hf-checkpoint", str(model)]
-    run += ["--prompt-data", str(prompts), "--rm-type", "arithmetic", "--output-dir", str(output)]
+    run = [program("slime"), "run", *BRIEF, *LAYOUTS[part], *more, "--output-dir", str(output)]
     address = f"--address=http://{HEAD}:{DASHBOARD}"
     found = head.run(program("ray"), "job", "submit", address, "--log-style=record", "--", *run, limit_s=RUN_LIMIT_S)
     return found.stdout + found.stderr
@@ -196,14 +195,15 @@ def learns(part: str, folder: Path) -> None:
     """Two steps over both nodes; their processes listen at the nodes' own addresses."""
     output = folder / part / "run"
     with cluster(folder / part) as head:
-        printed = submit(head, part, ARITHMETIC / "model", output)
+        printed = submit(head, part, output)
     found = [row for row in rows(output) if "train/grad_norm" in row]
     require(len(found) == 2, f"{part}: two steps", printed)
+    require(all(row["train/grad_norm"] > 0 for row in found), f"{part}: each step changes the weights", printed)
     worst = max(row["parity/mean"] for row in found if "parity/mean" in row)
     require(worst < 1e-5, f"{part}: learner and engines compute the same, {worst:.1e}", printed)
     logs = [path.read_text(errors="replace") for path in sorted((output / "logs").glob("engine-*.log"))]
-    hosts = {address for log in logs for address in (HEAD, OTHER) if f"http://{address}:" in log}
-    wanted = {HEAD, OTHER} if part == "colocated" else hosts
+    hosts = {address for log in logs for address in (HEAD, OTHER) if f"'host': '{address}'" in log}
+    wanted = {HEAD, OTHER} if part == "colocated" else {OTHER}  # engines take the last node
     require(bool(hosts) and hosts == wanted, f"{part}: engines listen at {', '.join(sorted(hosts))}", printed)
 
 
@@ -213,7 +213,8 @@ def names_the_node(folder: Path) -> None:
     shutil.copytree(ARITHMETIC / "model", model)
     output = folder / "missing" / "run"
     with cluster(folder / "missing", hides=model) as head:
-        printed = submit(head, "missing", model, output)
+        words = ("--hf-checkpoint", str(model), "--prompt-data", str(ARITHMETIC / "data" / "train.jsonl"))
+        printed = submit(head, "missing", output, *words, "--rm-type", "exact_match")
     require(f"({OTHER}): {model}" in printed, f"missing: the node {OTHER} and the folder are named", printed)
     require(not list((output / "logs").glob("engine-*.log")), "missing: no engine was started", printed)
 
