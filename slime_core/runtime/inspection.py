@@ -106,8 +106,8 @@ def require_folders(node_ids: Collection[str], folders: Sequence[Path], *, limit
         raise ConfigError(
             "\n".join(
                 [
-                    f"the run reads folders that some of its {len(nodes)} nodes do not have, or have empty; nothing was "
-                    "started:",
+                    f"the run reads folders that some of its {len(nodes)} nodes do not have, or have empty; nothing "
+                    "was started:",
                     *lines,
                     "Copy them there under the same path, or put them on a file system that all nodes share.",
                 ]
