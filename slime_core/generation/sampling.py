@@ -22,7 +22,7 @@ import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from slime_core.errors import EngineError, RequestFailed
 from slime_core.types import JsonValue, Sample, SpecInfo, Status, TokenIds
@@ -179,7 +179,7 @@ class Generation:
     finish_reason: FinishReason
     weight_versions: tuple[str, ...] = ()
     text: str = ""
-    routed_experts: NDArray[np.integer[Any]] | None = field(default=None, compare=False)
+    routed_experts: NDArray[np.int8 | np.int16] | None = field(default=None, compare=False)
     weight_spans: tuple[tuple[str, int, int], ...] = ()
     spec_info: SpecInfo | None = None
     kept: Kept | None = field(default=None, compare=False)
@@ -317,7 +317,7 @@ def engine_inputs(sample: Sample) -> EngineInputs:
     return {"extra": {f"{kind}_data": value for kind, value in inputs.items()}}
 
 
-def routes_of(sample: Sample) -> NDArray[np.integer[Any]] | None:
+def routes_of(sample: Sample) -> NDArray[np.int8 | np.int16] | None:
     """The experts that the sample's tokens took; a file gives them as lists."""
     import numpy as np  # here: the edges of the core load no numpy
 
@@ -326,18 +326,18 @@ def routes_of(sample: Sample) -> NDArray[np.integer[Any]] | None:
 
 
 def joined_routes(
-    before: NDArray[np.integer[Any]] | None, routes: NDArray[np.integer[Any]] | None
-) -> NDArray[np.integer[Any]] | None:
+    before: NDArray[np.int8 | np.int16] | None, routes: NDArray[np.int8 | np.int16] | None
+) -> NDArray[np.int8 | np.int16] | None:
     """Tokens so far keep the experts that they took then; what was added since comes from the newest answer."""
     if before is None or routes is None:
         return routes if before is None else before
     import numpy as np
 
-    joined: NDArray[np.integer[Any]] = np.concatenate([before, routes[len(before) :]])
+    joined: NDArray[np.int8 | np.int16] = np.concatenate([before, routes[len(before) :]])
     return joined
 
 
-def padded_routes(routes: NDArray[np.integer[Any]] | None, count: int) -> NDArray[np.integer[Any]] | None:
+def padded_routes(routes: NDArray[np.int8 | np.int16] | None, count: int) -> NDArray[np.int8 | np.int16] | None:
     """``routes`` with -1 for tokens that were added after the last turn, which no engine read."""
     if routes is None or len(routes) >= count:
         return routes

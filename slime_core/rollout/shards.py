@@ -384,7 +384,7 @@ def _cut(step: list[int], lengths: list[int], shared: Prompts | None, plan: Batc
     return [plan.pack(members, lengths) for members in balance(step, list(map(plan.cost, lengths)), plan.num_ranks)]
 
 
-def _routes(sample: Sample, *, like: Sample) -> NDArray[np.integer[Any]]:
+def _routes(sample: Sample, *, like: Sample) -> NDArray[np.int8 | np.int16]:
     """int8 or int16 [tokens, layers, k]: what the engine returned, and -1 for the last token, which it never read."""
     given, others_given = sample.rollout_routed_experts, like.rollout_routed_experts
     found = () if given is None else np.shape(given)

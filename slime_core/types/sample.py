@@ -192,7 +192,9 @@ class Sample:
     rollout_log_probs: list[float] | LogProbs | None = None
     rollout_top_p_token_ids: list[int] | TokenIds | None = None
     rollout_top_p_token_offsets: list[int] | TokenIds | None = None
-    rollout_routed_experts: NDArray[np.integer[Any]] | list[list[list[int]]] | None = field(default=None, compare=False)
+    rollout_routed_experts: NDArray[np.int8 | np.int16] | list[list[list[int]]] | None = field(
+        default=None, compare=False
+    )
     remove_sample: bool = False
     generate_function_path: str | None = None
     custom_rm_path: str | None = None

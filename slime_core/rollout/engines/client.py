@@ -463,7 +463,7 @@ def _span(span: Mapping[str, Any], count: int) -> tuple[str, int, int]:
     return span["version"], span.get("start", 0), span.get("end", count)
 
 
-def _routed_experts(meta: Mapping[str, Any], layers: int, experts: int) -> NDArray[np.integer[Any]]:
+def _routed_experts(meta: Mapping[str, Any], layers: int, experts: int) -> NDArray[np.int8 | np.int16]:
     """int32 in base64, token after token (sglang 0.5.23, srt/state_capturer/routed_experts.py:166), as numbers of the
     fewest bytes: a response of 32,000 tokens of 48 layers with 8 experts a token has 12 MB then, instead of 49."""
     sent = meta.get("routed_experts")
