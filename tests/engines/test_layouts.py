@@ -27,6 +27,7 @@ ROWS = {
     "PP2xVPP2": ("clipped", "divisor", "tokens", "tied", "experts"),
     "CP2": ("clipped", "gspo", "divisor", "tokens", "corrected", "ppo"),
     "EP2": ("experts",),
+    "TP2 SPxEP2 ETP1": ("experts",),
     "CP2xDP2": ("gspo", "tokens"),
     "TP2xPP2": ("clipped",),
     "PP2xEP2": ("experts",),
