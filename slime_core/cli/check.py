@@ -102,7 +102,7 @@ def _components(resolved: Resolved, active: ActivePlugins, architecture: str) ->
 
 HERE = "127.0.0.1"
 COMMON_GPUS = 8
-"""Of a machine: what a run on a single one is taken to fit into."""
+"""GPUs of the machine that a run on one machine is assumed to have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Machines:
 
     @property
     def capacity(self) -> Capacity:
-        """Of all of them together."""
+        """The machines together."""
         return Capacity(cpus=self.count * self.cpus, gpus=self.count * self.gpus, largest_node_gpus=self.gpus)
 
     def __str__(self) -> str:

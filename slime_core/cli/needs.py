@@ -27,7 +27,7 @@ ENGINE_BYTES = int(0.5 * GIB)
 before its first step 0.43 GB, an engine 0.73 GB; less a margin, because processes share what they import."""
 
 START_SECONDS = 4.0
-"""Of a core, for an engine or a learner rank; nearly all of it imports. Measured: 6 s and 5 s."""
+"""CPU time to start an engine or a learner rank, nearly all of it for imports. Measured: 6 s and 5 s."""
 
 SEMAPHORE_BYTES = 24 * 2**10
 """All that a run of two steps put into a /dev/shm of 1 MiB."""

@@ -126,7 +126,7 @@ def _check_model(config: RunConfig, registry: Registry) -> None:
 
 
 def _unseen_images(config: RunConfig, registry: Registry, architecture: str | None) -> Iterator[str]:
-    """Of images that engines are shown and that the learner's model cannot be handed."""
+    """Mistakes about images that the engines are shown and that the learner's model cannot take."""
     keys, component = config.data.multimodal_keys, registry.model_spec(architecture or "")
     if keys is None or component is None or not has_processor(config.model.hf_checkpoint or start_weights(config)):
         return
@@ -182,7 +182,7 @@ def precision(resolved: Resolved) -> str:
 
 
 def machine_mistakes(config: RunConfig, needs: Needs, machine: Machine) -> Iterator[str]:
-    """Of what ``machine`` has too little for ``needs``."""
+    """Mistakes about what ``machine`` has too little of for ``needs``."""
     if config.cluster.device == "cuda" and not machine.can_use_gpus:
         yield from _no_gpu(machine)
     elif config.cluster.device == "cpu" or not machine.can_use_gpus:

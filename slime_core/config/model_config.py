@@ -143,12 +143,12 @@ class ForwardFlops:
     per_pair: int
 
     def of(self, length: int) -> int:
-        """Of a sequence of ``length`` tokens that attends causally, ``length (length + 1) / 2`` pairs."""
+        """Operations of one sequence of ``length`` tokens with causal attention: ``length (length + 1) / 2`` pairs."""
         return self.per_token * length + self.per_pair * (length * (length + 1) // 2)
 
 
 def forward_flops(described: Mapping[str, Any]) -> ForwardFlops:
-    """Of the decoder that ``config.json`` describes: grouped-query attention, gated MLPs or experts, and logits.
+    """Operations of the decoder that ``config.json`` describes: grouped-query attention, gated MLPs or experts, logits.
 
     A matrix of n x m costs 2 n m a token (Kaplan et al., 2001.08361, section 2.1). Of h hidden entries, q query heads
     and k key-value heads of d entries, a layer has ``2 h d (2 q + 2 k)`` for its projections, ``6 h i`` for a gated MLP

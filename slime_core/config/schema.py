@@ -92,10 +92,10 @@ EMBEDDED_DEFAULTS: Final[dict[str, object]] = {
     "eval_interval": 20,
     "eval_prompt_data": (("arithmetic", ARITHMETIC / "data" / "held_out.jsonl"),),
 }
-"""The same with those of the built-in task."""
+"""Defaults of the built-in model with its own task."""
 
 OF_EVALUATIONS: Final = frozenset({"eval_interval", "eval_prompt_data"})
-"""Those that ask for evaluations."""
+"""Settings that ask for evaluations."""
 
 
 def _folder_name(name: str) -> str:

@@ -80,7 +80,7 @@ def shown(url: str) -> str:
 
 
 def unset(*names: str) -> Iterator[str]:
-    """Those of ``names`` that are not set in this process."""
+    """The environment variables among ``names`` that are not set in this process."""
     yield from (name for name in names if name not in os.environ)
 
 

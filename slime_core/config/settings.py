@@ -165,7 +165,7 @@ _NO_NAMES = {
 
 
 LARGEST = 2**53
-"""Of a whole number: beyond it JSON's readers disagree, and there is no such count, size or seed."""
+"""Largest whole number: readers of JSON disagree beyond it, and no count, size or seed is as large."""
 
 MOST_OF_NAME, MOST_OF_PATH = 255, 4000
 """Bytes of a file's name, as file systems have it, and of a path: Linux has 4096, and names of files are appended."""

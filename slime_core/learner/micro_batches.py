@@ -323,7 +323,7 @@ def _held(places: np.ndarray, held_T: np.ndarray, num_tokens: int) -> tuple[np.n
 
 
 def idle_micro_batch(micro: MicroBatch) -> MicroBatch:
-    """The same row with nothing to train: it completes the schedule of a step (see
+    """A copy of the row with nothing to train: it completes the schedule of a step (see
     :func:`~slime_core.learner.trained_model.add_idle_micro_batches`) and changes no sum.
     """
     nothing_U = torch.zeros_like(micro.mask_U)

@@ -489,8 +489,8 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 def compare(difference_U: torch.Tensor, micro: MicroBatch) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Of the fresh, trained tokens' absolute differences the number, the sum, how many reach the bound, and the
-    largest; empty unless marked.
+    """Number, sum, count above the bound, and maximum of the absolute differences of the fresh, trained tokens; empty
+    unless marked.
 
     Arguments:
         difference_U: absolute differences of log-probabilities in nats, without gradient.

@@ -214,7 +214,8 @@ def _gradient(
     places_r: tuple[torch.Tensor, torch.Tensor],
     how: _How,
 ) -> torch.Tensor:
-    """Of a block, in the precision of the logits; ``ones_r`` is added at ``places_r``, the chosen tokens and sets."""
+    """The gradient of a block, in the precision of the logits; ``ones_r`` is added at ``places_r``, the chosen tokens
+    and sets."""
     logs_rv = _numbers(logits_TV.index_select(0, rows.numbers_R), how)
     logs_rv.sub_(rows.highest_R[:, None]).sub_(rows.log_sum_R[:, None])
     if rows.bend_R is None:

@@ -132,7 +132,7 @@ def architecture_need(architecture: str, *, withheld: Withheld, declared: Declar
 
 
 def _left(found: Sequence[PluginIdentity], withheld: Withheld, *, needs: str, step: str) -> list[PluginIdentity]:
-    """Those of ``found`` that are not withheld.
+    """The plugins among ``found`` that are not withheld.
 
     Arguments:
         needs, step: the message where all are: what needs them, and what to do.

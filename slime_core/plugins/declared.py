@@ -106,7 +106,7 @@ class Declaration:
 
     @property
     def activates(self) -> bool:
-        """Of a claim of a flag: giving it activates the plugin. Every other claim activates always."""
+        """Whether giving the claimed flag activates the plugin; claims of other groups always do."""
         return self.value.partition(":")[2] == ACTIVATES
 
 

@@ -40,7 +40,7 @@ __all__ = [
 
 
 MOST_FIELDS, MOST_LETTERS = 12, 40
-"""Of a row that are shown, and of the name of one."""
+"""Most fields of a row, and most letters of a name, that a message shows."""
 
 
 def without_gaps(value: JsonValue) -> JsonValue:

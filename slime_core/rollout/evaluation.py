@@ -228,7 +228,7 @@ MOST_VALUES = 12
 """A metadata field with more values than this describes single prompts, not kinds of prompts."""
 
 MOST_LETTERS = 60
-"""Of a metadata field and of its values; a longer one is text."""
+"""Longest name and value of a metadata field; what is longer is text."""
 
 
 @dataclass(frozen=True, slots=True)

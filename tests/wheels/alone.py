@@ -31,7 +31,7 @@ from packaging.utils import canonicalize_name
 
 REPO = Path(__file__).resolve().parents[2]
 CORE = "slime-rl"
-LIMIT_S = 400
+LIMIT_S = 900
 GENERATE = "--debug-rollout-only --num-rollout 1 --rollout-batch-size 2 --n-samples-per-prompt 2"
 """A run that generates and rewards and starts no learner, so that it needs no model spec."""
 
@@ -150,17 +150,21 @@ class Shell:
         return self.call(str(self.python.with_name("slime")), *words)
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """A program of the environment, to its end."""
+        """A program of the environment, to its end or for ``LIMIT_S``; it then counts as failed."""
         around = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-        return subprocess.run(
-            [self.python, *words],
-            cwd=self.folder,
-            env=around | {"HF_HUB_OFFLINE": "1", "COLUMNS": "200"},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        command = [str(self.python), *words]
+        try:
+            return subprocess.run(
+                command,
+                cwd=self.folder,
+                env=around | {"HF_HUB_OFFLINE": "1", "COLUMNS": "200"},
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(command, 124, "", f"not ended after {LIMIT_S} s")
 
 
 def listed(shell: Shell, ours: list[str]) -> str:

@@ -61,7 +61,7 @@ def _models_have_names_of_their_own(config: RunConfig) -> Iterator[str]:
 
 
 def _models_share_their_heads_evenly(config: RunConfig) -> Iterator[str]:
-    """Of auxiliary models. Engines that divide attention in another way are left to SGLang's own check."""
+    """Auxiliary models only; SGLang itself checks engines that divide attention in another way."""
     for model in config.engine.engine_models:
         heads = whole_number(model.model_path, "num_attention_heads") or 0
         for size in sorted({one.size for one in model.groups if not _cuts_otherwise(config, one)}):

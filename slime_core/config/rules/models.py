@@ -28,7 +28,7 @@ from slime_core.config.schema import RunConfig
 KEY_VALUE_HEADS = "num_key_value_heads"
 
 MOST_PROCESSES = 65_536
-"""Of a run; more than any cluster has."""
+"""Most processes of a run; no cluster has as many."""
 
 SOME_ARE_DENSE = ("mlp_only_layers", "first_k_dense_replace")
 """With these, layers of a mixture have no experts; so they have with a ``decoder_sparse_step`` above 1."""

@@ -127,7 +127,7 @@ class Toolbox:
 
     @property
     def descriptions(self) -> list[JsonValue]:
-        """Of all tools, as chat templates and parsers of tool calls take them."""
+        """The descriptions of all tools, in the form of chat templates and parsers of tool calls."""
         return [tool.description for tool in self._tools.values()]
 
     async def call(self, call: ToolCall) -> str:

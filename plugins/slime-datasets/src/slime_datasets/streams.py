@@ -13,7 +13,7 @@ from slime_datasets.streamed import Streamed
 __all__ = ["PromptStreams", "screen_prompts"]
 
 SHARE = 0.125
-"""Of what is looked at of a file that is held in memory: a stream is there to start at once."""
+"""Share of the rows screened for a file in memory that are screened for a stream, which should start at once."""
 
 
 class PromptStreams(NumberedPrompts):

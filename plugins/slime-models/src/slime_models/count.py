@@ -53,7 +53,7 @@ class Parameters:
 
     @property
     def active(self) -> int:
-        """Those that one token passes, embedding and output weights included."""
+        """Parameters that one token uses, embedding and output weights included."""
         return self.embedding + self.output + self.dense + self.active_experts
 
     def published(self, counts: Counts) -> tuple[int, int]:

@@ -40,7 +40,7 @@ RULES = (
 """Reward models that follow rules: name, target, summary. They run in processes of their own."""
 
 NUMBERS = {"dapo": {"score", "acc"}, "instructions": {"strict", "loose", "strict_share", "loose_share"}}
-"""Of these, the numbers of those that give a response several."""
+"""Rule-based reward models that give a response several numbers -> the names of these."""
 
 SERVICES = (
     (

@@ -53,7 +53,7 @@ TOO_LONG = "context length"
 ``_validate_one_request``)."""
 
 TIMEOUT_S = 30.0
-"""Of a question, where the settings of the run do not say it, as in a test of a reward model alone."""
+"""Time limit of a question where the run's settings give none, as in a test of a reward model alone."""
 
 PASSING = (408, 425, 429)
 """Refusals that say nothing about the request: too slow, too early, too many."""

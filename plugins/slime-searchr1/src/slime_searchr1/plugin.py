@@ -40,7 +40,7 @@ EVALUATION: Mapping[str, JsonValue] = {
         }
     ],
 }
-"""Those of its evaluations."""
+"""Settings of its evaluations."""
 
 
 @hookimpl
@@ -127,7 +127,7 @@ def slime_log_rollout(samples: Sequence[Sample], metrics: dict[str, float]) -> N
 
 @hookimpl
 def slime_log_evaluation(sets: Mapping[str, EvalSamples], metrics: dict[str, float]) -> None:
-    """The same for each evaluation set, under ``eval/SET/search_r1/``."""
+    """The metrics of each evaluation set, under ``eval/SET/search_r1/``."""
     for name, found in sets.items():
         metrics |= {f"eval/{name}/search_r1/{key}": value for key, value in _averages(found.samples).items()}
 

@@ -33,7 +33,7 @@ _NAME = one_of(
     "Elijah Layla Nicholas Audrey David Hannah Christopher Penelope Thomas Nora Andrew Aria Joseph Claire Ryan Stella "
     "Jonathan"
 )
-"""Those that the instruction's prompt lists."""
+"""Names that the instruction's prompt lists."""
 
 _CLUSTER = re.compile(r"[bcdfghjklmnpqrstvwxyz]{2}")
 _JAPANESE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
