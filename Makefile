@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 # An environment keeps the Python that it was made with; `make clean` before changing it.
 PYTHON ?= $(or $(shell sed -n 's/^executable = //p' $(VENV)/pyvenv.cfg 2>/dev/null),python3)
 UV_VERSION := 0.13.8
-PACKAGES := . plugins/slime-agents plugins/slime-compat plugins/slime-grpo plugins/slime-offpolicy plugins/slime-ppo plugins/slime-rewards plugins/slime-searchr1 plugins/slime-models plugins/slime-testing plugins/slime-datasets plugins/slime-plots
+PACKAGES := . plugins/slime-agents plugins/slime-compat plugins/slime-grpo plugins/slime-offpolicy plugins/slime-ppo plugins/slime-rewards plugins/slime-searchr1 plugins/slime-models plugins/slime-testing plugins/slime-datasets plugins/slime-plots plugins/slime-trackers
 
 # The environment is what these files and the place of this checkout say; a change in either makes `setup` run again.
 STAMP := $(VENV)/.setup
@@ -137,6 +137,14 @@ agents: setup ## openai-agents and mini-swe-agent, as they come from PyPI, again
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python outputs/agents
 	@$(BIN)/uv pip install --quiet --python outputs/agents/bin/python -r plugins/slime-agents/tests/frameworks/requirements.txt
 	@SLIME_AGENTS_PYTHON=$(CURDIR)/outputs/agents/bin/python $(BIN)/python -m pytest plugins/slime-agents/tests/frameworks/check.py
+
+.PHONY: trackers
+trackers: setup ## the trackers of slime-trackers with the real clients of W&B and MLflow, which come from PyPI
+	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python outputs/trackers
+	@$(BIN)/uv pip install --quiet --python outputs/trackers/bin/python -r plugins/slime-trackers/tests/clients/requirements.txt
+	@site=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))"); \
+	echo "import site; site.addsitedir('$$site')" >"$${site/$(VENV)/outputs/trackers}/ours.pth"
+	@outputs/trackers/bin/python -m pytest plugins/slime-trackers/tests/clients/check.py
 
 .PHONY: worked-examples
 worked-examples: setup ## two steps of every example that `make test` leaves out, on real engines; three minutes

@@ -77,6 +77,7 @@ CASES = (
     Case(("slime-rewards",), f"{PLAIN} --rm-type math {GENERATE}"),
     Case(("slime-searchr1",), f"--plugin searchr1 --no-eval {GENERATE}"),
     Case(("slime-searchr1", "slime-models"), "--plugin searchr1 --no-eval --num-rollout 1", trains=1),
+    Case(("slime-trackers",), f"{PLAIN} --plugin prometheus --prometheus.port 0 {GENERATE}"),
     Case(("slime-testing",), None, more=("plugins new reward-model mine", "plugins check ./exact.py")),
 )
 FILES = {

@@ -1,0 +1,124 @@
+"""Plugin ``mlflow``: settings and metrics of a run go to an MLflow tracking server.
+
+Only the client's methods that name a run are used: MLflow's functions for "the active run" keep state of the whole
+process, which a reward function or another plugin may use for itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from slime_core import Component, PluginOptions, RunView, hookimpl
+from slime_trackers.tracked_run import TrackedRun, not_installed
+
+__all__ = ["MLflow", "MlflowOptions"]
+
+PARAMS_A_REQUEST = 100
+LONGEST_PARAM = 6000
+"""Most that a tracking server takes (MLflow 3, ``mlflow/utils/validation.py``); metrics: 1,000 a request."""
+
+
+class MlflowOptions(PluginOptions):
+    """Where the run appears. User and password come from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
+
+    tracking_uri: str | None = None
+    """Address of the tracking server, such as http://127.0.0.1:5000, or sqlite:///FILE. None: MLFLOW_TRACKING_URI."""
+    experiment: str = "slime"
+    """Experiment that the run belongs to; it is created if the server has none of this name."""
+
+    @property
+    def uri(self) -> str:
+        """The address; empty: none is given."""
+        return self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or ""
+
+
+@hookimpl
+def slime_options() -> type[MlflowOptions]:
+    return MlflowOptions
+
+
+@hookimpl
+def slime_register_trackers() -> Iterator[Component]:
+    yield Component("mlflow", target=f"{__name__}:MLflow", summary="Settings and metrics to an MLflow server")
+
+
+@hookimpl
+def slime_check(options: MlflowOptions) -> Iterator[str]:
+    if missing := not_installed("mlflow", "mlflow"):
+        yield missing
+    if not options.uri:
+        yield (
+            "--plugin mlflow needs the address of a tracking server: give --mlflow.tracking-uri, such as "
+            "http://127.0.0.1:5000 for a server started with mlflow server, or set MLFLOW_TRACKING_URI."
+        )
+    elif urlsplit(options.tracking_uri or "").password is not None:
+        yield (
+            "mlflow.tracking_uri holds a password, and the run's files would hold it too. Give it in "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
+        )
+
+
+class MLflow:
+    """Logs the settings once and the metrics of each step; a resumed run goes on in its run on the server."""
+
+    def __init__(self, options: MlflowOptions, run: RunView) -> None:
+        self._options = options
+        self._client: Any = None
+        self._run_id = ""
+
+    def start(self, run: RunView) -> None:
+        # MLflow's defaults wait for minutes for a server that is down; the run would wait with it.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=self._options.uri)
+        kept = TrackedRun(run.folder, "mlflow")
+        run_id = kept.read()
+        if run_id is None:
+            self._run_id = self._created(run)
+            kept.write(self._run_id)
+        else:
+            self._run_id = run_id
+            self._client.update_run(run_id, status="RUNNING")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1000)
+        rows = [Metric(allowed(name), value, now_ms, step) for name, value in metrics.items()]
+        self._client.log_batch(self._run_id, metrics=rows)
+
+    def close(self, error: BaseException | None) -> None:
+        if self._run_id:
+            self._client.set_terminated(self._run_id, status="FINISHED" if error is None else "FAILED")
+
+    def _created(self, run: RunView) -> str:
+        """A new run on the server with the settings as its parameters, which cannot be changed later."""
+        from mlflow.entities import Param
+
+        name = self._options.experiment
+        found = self._client.get_experiment_by_name(name)
+        experiment = self._client.create_experiment(name) if found is None else found.experiment_id
+        run_id = str(self._client.create_run(experiment, run_name=run.folder and run.folder.name).info.run_id)
+        params = [Param(allowed(key), _text(value)) for key, value in run.settings.items()]
+        for start in range(0, len(params), PARAMS_A_REQUEST):
+            self._client.log_batch(run_id, params=params[start : start + PARAMS_A_REQUEST])
+        return run_id
+
+
+def allowed(name: str) -> str:
+    """``name`` with ``_`` for each character that MLflow's names may not have: ``eval/sums/digits=1`` becomes
+    ``eval/sums/digits_1``."""
+    return re.sub(r"[^\w/.\- :]", "_", name)
+
+
+def _text(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text[:LONGEST_PARAM]

@@ -1,0 +1,121 @@
+"""Plugin ``wandb``: the metrics of a run go to Weights & Biases, or into a folder that ``wandb sync`` uploads later.
+
+A row of metrics is logged with its own ``step``, which every chart uses as its axis: W&B drops what is logged under a
+step of its own that is not the latest, and an evaluation that ran while training went on belongs to an earlier one.
+"""
+
+from __future__ import annotations
+
+import netrc
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from slime_core import Component, Flag, PluginOptions, RunView, hookimpl
+from slime_trackers.tracked_run import TrackedRun, not_installed
+
+__all__ = ["WandbOptions", "WeightsAndBiases"]
+
+CLOUD = "https://api.wandb.ai"
+
+
+class WandbOptions(PluginOptions):
+    """Where the run appears at Weights & Biases. The API key comes from WANDB_API_KEY or from ``wandb login``."""
+
+    use_wandb: Annotated[bool, Flag("--use-wandb")] = True
+    """Track the run with Weights & Biases. With --plugin wandb it is; the flag activates the plugin too."""
+    mode: Annotated[Literal["online", "offline", "disabled"] | None, Flag("--wandb-mode")] = None
+    """online: upload while the run goes on. offline: write a folder for wandb sync. None: WANDB_MODE, else online."""
+    project: Annotated[str | None, Flag("--wandb-project", value="NAME")] = None
+    """Project of the run. None: WANDB_PROJECT, else slime."""
+    team: Annotated[str | None, Flag("--wandb-team", value="NAME")] = None
+    """Team or user (W&B's entity). None: WANDB_ENTITY, else the key's default."""
+    group: Annotated[str | None, Flag("--wandb-group", value="NAME")] = None
+    """Group of runs, such as the seeds of one experiment."""
+    host: Annotated[str | None, Flag("--wandb-host", value="URL")] = None
+    """Address of a W&B server of one's own. None: WANDB_BASE_URL, else https://api.wandb.ai."""
+    dir: Annotated[Path | None, Flag("--wandb-dir", value="DIR")] = None
+    """Where W&B keeps its files. None: the run folder."""
+
+    @property
+    def effective_mode(self) -> str:
+        """The mode with W&B's environment variable taken into account."""
+        return self.mode or os.environ.get("WANDB_MODE") or "online"
+
+    @property
+    def address(self) -> str:
+        """The server."""
+        return self.host or os.environ.get("WANDB_BASE_URL") or CLOUD
+
+
+@hookimpl
+def slime_options() -> type[WandbOptions]:
+    return WandbOptions
+
+
+@hookimpl
+def slime_register_trackers() -> Iterator[Component]:
+    yield Component("wandb", target=f"{__name__}:WeightsAndBiases", summary="Metrics to Weights & Biases")
+
+
+@hookimpl
+def slime_check(options: WandbOptions) -> Iterator[str]:
+    if not options.use_wandb:
+        return
+    if missing := not_installed("wandb", "wandb"):
+        yield missing
+    # Without a key, W&B would ask on the terminal for one when the run starts.
+    if options.effective_mode == "online" and not _has_key(options.address):
+        yield (
+            f"--plugin wandb uploads to {options.address}, but there is no API key: set WANDB_API_KEY, or log in with "
+            f"wandb login --host {options.address}. Without a network, give --wandb-mode offline."
+        )
+
+
+def _has_key(address: str) -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(urlsplit(address).hostname or "") is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+class WeightsAndBiases:
+    """Logs rows of metrics; a resumed run goes on in its run at W&B."""
+
+    def __init__(self, options: WandbOptions, run: RunView) -> None:
+        self._options = options
+        self._run: Any = None
+
+    def start(self, run: RunView) -> None:
+        if not self._options.use_wandb:
+            return
+        import wandb
+
+        options, kept = self._options, TrackedRun(run.folder, "wandb")
+        self._run = wandb.init(
+            project=options.project or os.environ.get("WANDB_PROJECT") or "slime",
+            entity=options.team,
+            group=options.group,
+            name=None if run.folder is None else run.folder.name,
+            id=kept.read(),
+            resume="allow",
+            mode=options.effective_mode,
+            dir=options.dir or run.folder,
+            config=dict(run.settings),
+            # The run prints and logs to files of its own; W&B would replace stdout and stderr of the driver.
+            settings=wandb.Settings(base_url=options.address, console="off"),
+        )
+        self._run.define_metric("*", step_metric="step")
+        kept.write(self._run.id)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._run is not None:
+            self._run.log({**metrics, "step": step})
+
+    def close(self, error: BaseException | None) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code=0 if error is None else 1)
