@@ -19,7 +19,7 @@ FLAGS = {
     setting.flag
     for setting in (
         *core_settings().values(),
-        *plugin_settings(activate(["compat", "datasets", "offpolicy", "rewards"]).options).values(),
+        *plugin_settings(activate(["compat", "datasets", "offpolicy", "rewards", "wandb"]).options).values(),
     )
 }
 
