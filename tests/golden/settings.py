@@ -34,6 +34,10 @@ CORE_PLUGINS = ("core",)
 """Plugins that every run has and that need no name."""
 
 
+WITHOUT_CLIENT = {"mlflow", "wandb"}
+"""Plugins that are refused here, because the clients of their services are not installed (``make trackers``)."""
+
+
 def resolve_all() -> dict[str, Any]:
     """``defaults`` (flag -> value), ``cases`` (name -> settings and components, or that the command is refused)."""
     defaults: dict[str, Any] = {}
@@ -48,7 +52,7 @@ def resolve_all() -> dict[str, Any]:
             for name, line in lines.items():
                 argv = shlex.split(line.format(repo=REPO, model=model))
                 cases[f"{group}.{name}"] = _case(argv, places, defaults)
-        every = [word for name in sorted(_plugins() - set(CORE_PLUGINS)) for word in ("--plugin", name)]
+        every = [word for name in sorted(_plugins() - set(CORE_PLUGINS) - WITHOUT_CLIENT) for word in ("--plugin", name)]
         # The presets of searchr1 are for models that search, which the built-in one does not.
         instead = ("--generate-function", "single_turn", "--reward-key", "score", "--eval-reward-key", "exact_match")
         _case([*every, "--advantage-estimator", "grpo", *instead], places, defaults)
