@@ -52,7 +52,9 @@ def resolve_all() -> dict[str, Any]:
             for name, line in lines.items():
                 argv = shlex.split(line.format(repo=REPO, model=model))
                 cases[f"{group}.{name}"] = _case(argv, places, defaults)
-        every = [word for name in sorted(_plugins() - set(CORE_PLUGINS) - WITHOUT_CLIENT) for word in ("--plugin", name)]
+        every = [
+            word for name in sorted(_plugins() - set(CORE_PLUGINS) - WITHOUT_CLIENT) for word in ("--plugin", name)
+        ]
         # The presets of searchr1 are for models that search, which the built-in one does not.
         instead = ("--generate-function", "single_turn", "--reward-key", "score", "--eval-reward-key", "exact_match")
         _case([*every, "--advantage-estimator", "grpo", *instead], places, defaults)
