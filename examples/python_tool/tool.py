@@ -22,9 +22,15 @@ from slime_agents.openai_agent import AgentTask
 # One for all tasks: a client of its own for each would load the certificates of this machine every time.
 CLIENT = AsyncOpenAI(api_key="given for each task")
 
-SECONDS = 5.0
+CPU_S = 5
+LIMIT_S = 60.0
+"""Of computing, and of waiting: a machine that trains gives a program its seconds late."""
+
 MEMORY_MIB = 512
 OUTPUT_CHARS = 10_000
+
+KILLED = 9
+"""Exit status of a program that the system ended."""
 
 ROOM = asyncio.Semaphore(2 * (os.cpu_count() or 1))
 """Programs at once: the seconds of a program count from its start."""
@@ -41,15 +47,16 @@ child = os.fork()
 if not child:
     libc.prctl(PDEATHSIG, KILL)
     resource.setrlimit(resource.RLIMIT_AS, ({MEMORY_MIB} << 20,) * 2)
-    resource.setrlimit(resource.RLIMIT_CPU, ({int(SECONDS) + 1},) * 2)
+    resource.setrlimit(resource.RLIMIT_CPU, ({CPU_S},) * 2)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20,) * 2)
     os.execv(sys.executable, [sys.executable, "-I", "-c", sys.argv[1]])
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 127)
+ended = os.waitpid(child, 0)[1]
+sys.exit({KILLED} if os.WIFSIGNALED(ended) else 0)
 """
 
 
 async def run_python(code: str) -> str:
-    """Run a Python program and return what it prints, errors included. It has 5 seconds and no network."""
+    """Run a Python program and return what it prints, errors included. It has 5 seconds of CPU time and no network."""
     async with ROOM:
         with tempfile.TemporaryDirectory() as folder:
             output = await _run(code, folder)
@@ -69,10 +76,13 @@ async def _run(code: str, folder: str) -> str:
         start_new_session=True,
     )
     try:
-        async with asyncio.timeout(SECONDS):
-            return await _read(process)
+        async with asyncio.timeout(LIMIT_S):
+            output = await _read(process)
+            if len(output) <= OUTPUT_CHARS and await process.wait() == KILLED:
+                raise ToolError(f"the program was ended: it has {CPU_S} s of CPU time and {MEMORY_MIB} MiB")
+            return output
     except TimeoutError:
-        raise ToolError(f"the program took more than {SECONDS:g} s") from None
+        raise ToolError(f"the program did not end in {LIMIT_S:g} s") from None
     finally:  # also where the sample is cancelled
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -49,11 +49,17 @@ async def test_a_program_that_floods_is_cut(example) -> None:
     assert found.endswith("[cut here]")
 
 
+async def test_a_program_that_computes_for_too_long_is_ended(example, monkeypatch) -> None:
+    monkeypatch.setattr(example, "PROGRAM", example.PROGRAM.replace("RLIMIT_CPU, (5,)", "RLIMIT_CPU, (1,)"))
+    with pytest.raises(ToolError, match=r"the program was ended: it has 5 s of CPU time and 512 MiB"):
+        await example.run_python("while True: pass")
+
+
 async def test_a_program_that_hangs_ends_with_all_that_it_started(example, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(example, "SECONDS", 1.0)
+    monkeypatch.setattr(example, "LIMIT_S", 1.0)
     mark = f"{os.getpid()}{tmp_path.name}"
     code = f"import os, time\nfor _ in range(3): os.fork()\nos.getpid() == 1 or os.setsid()\ntime.sleep(60) # {mark}"
-    with pytest.raises(ToolError, match="more than 1 s"):
+    with pytest.raises(ToolError, match="did not end in 1 s"):
         await example.run_python(code)
     await asyncio.sleep(0.1)
     assert mark not in "".join(map(_command, Path("/proc").glob("[0-9]*")))

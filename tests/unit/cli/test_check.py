@@ -92,7 +92,7 @@ def test_colocated_engines_say_whose_gpu_they_share() -> None:
         "  engine 0         machine 0, GPU 0, 1          tensor parallel over 2, shares with learner ranks 0, 1",
         "  engine 1         machine 1, GPU 0, 1          tensor parallel over 2, shares with learner ranks 2, 3",
     ]
-    assert lines[-1] == "weights travel to the engines by: disk"
+    assert lines[-1] == "weights travel to the engines by: tensor"
 
 
 def test_the_gpus_that_are_here_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

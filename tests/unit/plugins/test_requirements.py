@@ -152,7 +152,7 @@ def test_a_claim_for_another_s_plugin_imports_nothing(install):
 def test_a_name_that_means_nothing_takes_nothing_away_and_is_an_error():
     assert refusal("grpo", without=("gpro",)).startswith(
         "--no-plugin gpro: the run names no such plugin, and none is installed (did you mean 'grpo'?). "
-        "Installed or named are: agents, compat, core, datasets, grpo, models, offpolicy, "
+        "Installed or named are: agents, compat, core, datasets, grpo, mlflow, models, offpolicy, "
     )
 
 
