@@ -126,6 +126,9 @@ class DistributedTransport:
 
 
 SHARED = Path("/dev/shm")
+SHARE_ATTEMPTS = 10
+"""torch waits one second for its helper (libshm/socket.h), which a busy machine may not have scheduled by then."""
+
 
 DEVICE_ARGUMENT = 6
 """Position of the device's index in a pickled CUDA tensor; a server also takes a GPU's UUID there, because its numbers
@@ -283,12 +286,29 @@ def _named(flat: torch.Tensor) -> Iterator[None]:
             "it more (docker run --shm-size), or lower --update-weight-buffer-size."
         )
     storage = flat.untyped_storage()
-    _, handle, _ = storage._share_filename_cpu_()  # what torch.multiprocessing's file_system strategy does
+    handle = _share(storage)
     storage._shared_incref()
     try:
         yield
     finally:
         SHARED.joinpath(handle.decode().lstrip("/")).unlink(missing_ok=True)
+
+
+def _share(storage: torch.UntypedStorage) -> bytes:
+    """Move the bytes into shared memory, as torch.multiprocessing's file_system strategy does; returns their handle."""
+    for _ in range(SHARE_ATTEMPTS - 1):
+        try:
+            return _handle(storage)
+        except RuntimeError as error:
+            if "timed out" not in str(error):
+                raise
+    return _handle(storage)
+
+
+def _handle(storage: torch.UntypedStorage) -> bytes:
+    _, handle, _ = storage._share_filename_cpu_()
+    found: bytes = handle
+    return found
 
 
 def _payload(bucket: Bucket, flat: torch.Tensor) -> str:

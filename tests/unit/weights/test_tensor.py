@@ -109,6 +109,23 @@ def test_the_learners_own_weights_are_not_shared(engine):
     control.close()
 
 
+def test_a_helper_of_torch_that_a_busy_machine_starts_late_is_asked_again(monkeypatch):
+    real, failures = module._handle, iter([RuntimeError("Shared memory manager connection has timed out")] * 3)
+
+    def late(storage):
+        for failure in failures:
+            raise failure
+        return real(storage)
+
+    monkeypatch.setattr(module, "_handle", late)
+    with module._named(torch.zeros(4)):
+        assert len(shared_names()) == 1
+    assert shared_names() == []
+    monkeypatch.setattr(module, "_handle", lambda storage: (_ for _ in ()).throw(RuntimeError("no such file")))
+    with pytest.raises(RuntimeError, match="no such file"), module._named(torch.zeros(4)):
+        pass
+
+
 def test_a_full_shared_memory_is_an_error_and_no_signal(engine, monkeypatch):
     monkeypatch.setattr(module.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 39}))
     control = EngineControl([engine.url])
