@@ -1,5 +1,5 @@
 """Finds what a name means that is no setting of the core: one of Megatron's or SGLang's flags, or one that an installed
-distribution gives advice on.
+distribution gives advice on or accepts without effect.
 
 The engines' names become :class:`~slime_core.config.settings.Setting` objects, so that flags and TOML are read, checked
 and explained as for the core's own. The tables are opened only when a name asks for it.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache, partial
@@ -19,8 +19,8 @@ import importlib_metadata as metadata
 from pydantic import AfterValidator, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from slime_core.config.engine_sections import MegatronFlag, megatron_flags, owned, rows_by_name
-from slime_core.config.settings import InWords, Setting, as_words, core_settings
+from slime_core.config.engine_sections import megatron_fields, megatron_flags, owned, rows_by_name
+from slime_core.config.settings import InWords, Setting, core_settings
 from slime_core.errors import ConfigError
 
 ENGINES: Mapping[str, str] = {"megatron": "Megatron", "sglang": "SGLang"}
@@ -45,7 +45,19 @@ class Refusal:
         return " ".join([self.message, *words]) if _INSTEAD.search(self.message) else self.message
 
 
-def find_flag(flag: str) -> tuple[Setting, bool] | Refusal | None:
+@dataclass(frozen=True, slots=True)
+class WithoutEffect:
+    """A name that is accepted and changes nothing, if it is true of the model.
+
+    Arguments:
+        check: called with the words after the flag and the object in the checkpoint's ``config.json``; returns what is
+            wrong, or None.
+    """
+
+    check: Callable[[Sequence[str], Mapping[str, Any]], str | None]
+
+
+def find_flag(flag: str) -> tuple[Setting, bool] | Refusal | WithoutEffect | None:
     """What ``--flag`` means, and whether it switches that off (``--no-flag``); None: the name is unknown.
 
     Raises:
@@ -57,8 +69,8 @@ def find_flag(flag: str) -> tuple[Setting, bool] | Refusal | None:
     match _find(name, flag):
         case Setting() as setting:
             return setting, False
-        case Refusal() as refusal:
-            return refusal
+        case Refusal() | WithoutEffect() as found:
+            return found
     off = _find(positive, flag) if (positive := _positive(name)) else None
     return (off, True) if isinstance(off, Setting) and off.is_switch else None
 
@@ -70,7 +82,10 @@ def find_key(section: str, name: str) -> Setting | Refusal | None:
     home = core_settings().get(name)
     if home is None and name.startswith("sglang_"):
         return Refusal(f"it belongs to [sglang], as {name.removeprefix('sglang_')}")
-    return Refusal(f"it belongs to [{home.section}]") if home else _find(name, name)
+    found = Refusal(f"it belongs to [{home.section}]") if home else _find(name, name)
+    if isinstance(found, WithoutEffect):
+        return Refusal("no setting: a command line may have it, and it changes nothing; leave it out")
+    return found
 
 
 @cache
@@ -87,10 +102,10 @@ def known_flags() -> list[str]:
     return [*flag_advice(), *("--" + name.replace("_", "-") for name in engines)]
 
 
-def _find(name: str, shown: str) -> Setting | Refusal | None:
+def _find(name: str, shown: str) -> Setting | Refusal | WithoutEffect | None:
     advice = flag_advice().get("--" + name.replace("_", "-"))
     if advice is not None:
-        return Refusal(advice)
+        return Refusal(advice) if isinstance(advice, str) else WithoutEffect(advice)
     if name.startswith(_SGLANG):
         return _of_sglang(name.removeprefix(_SGLANG), shown)
     return _of_megatron(name, shown)
@@ -118,23 +133,13 @@ def _of_sglang(name: str, shown: str) -> Setting | Refusal | None:
 def _of_megatron(name: str, shown: str) -> Setting | Refusal | None:
     flag = megatron_flags().get(name)
     if flag is None:
-        return None
-    if flag.verdict == "refused":
-        return Refusal(f"{shown}: not passed on to Megatron: {flag.text}")
-    info = _info(flag.type, flag.choices, _does(flag), _default(flag))
+        return Refusal(f"{shown}: not passed on to Megatron: {_UNTRIED}") if name in megatron_fields() else None
+    info = _info(flag.type, flag.choices, flag.text, "left to Megatron")
     info.metadata += flag.conditions
     return Setting("megatron", name, info, owner="engine")
 
 
-def _does(flag: MegatronFlag) -> str:
-    if flag.verdict != "fixed":
-        return flag.text
-    return f"Always {as_words(flag.value)}: {flag.text}. Accepted so that launch scripts that say so keep working."
-
-
-def _default(flag: MegatronFlag) -> str:
-    defaults = {"fixed": as_words(flag.value), "agrees": "what the checkpoint says"}
-    return defaults.get(flag.verdict, "left to Megatron")
+_UNTRIED = "the checkpoint or slime decides it, or no test shows that it takes effect with the layers built here"
 
 
 def _info(kind: str, choices: tuple[str, ...], text: str, default: str) -> FieldInfo:
@@ -181,24 +186,28 @@ _JSON = Annotated[str, AfterValidator(_json_text), InWords("JSON")]
 
 ADVICE_GROUP = "slime.flag_advice"
 
+FlagAdvice = str | Callable[[Sequence[str], Mapping[str, Any]], str | None]
+"""A message, or the check of a flag without effect."""
+
 _BROKEN = (OSError, ValueError, TypeError, AttributeError, LookupError, metadata.PackageNotFoundError)
 """What metadata raises that is cut short or none at all; ``slime plugins list`` names such a distribution."""
 
 
 @cache
-def flag_advice() -> Mapping[str, str]:
+def flag_advice() -> Mapping[str, FlagAdvice]:
     """Flag with its dashes -> the message for a user who writes it, as installed distributions declare them::
 
         [project.entry-points."slime.flag_advice"]
         compat = "slime_compat.flags:advice"
 
     The function takes nothing and returns flag -> message. It is called only when a command line or a file holds a name
-    that is no setting. Where two distributions give advice on one flag, the first by name counts.
+    that is no setting. In place of a message stands a function for a flag that is accepted and changes nothing: it is
+    called as :class:`WithoutEffect` says. Where two distributions give advice on one flag, the first by name counts.
 
     Raises:
         ConfigError: a function cannot be imported or returned something else.
     """
-    found: dict[str, str] = {}
+    found: dict[str, FlagAdvice] = {}
     for point in sorted(_declared(), key=lambda one: (one.name, one.value)):
         for flag, message in _advice(point).items():
             found.setdefault(flag, message)
@@ -213,13 +222,15 @@ def _declared() -> Iterator[metadata.EntryPoint]:
             continue
 
 
-def _advice(point: metadata.EntryPoint) -> Mapping[str, str]:
+def _advice(point: metadata.EntryPoint) -> Mapping[str, FlagAdvice]:
     try:
         advice: object = point.load()()
     except (ImportError, AttributeError, OSError, TypeError, ValueError) as mistake:
         raise ConfigError(f"{_entry(point)} failed with {type(mistake).__name__}: {mistake}. {_NEXT}") from mistake
-    if not isinstance(advice, Mapping) or not all(isinstance(text, str) for pair in advice.items() for text in pair):
-        raise ConfigError(f"{_entry(point)} returned {advice!r:.80}; accepted: texts by flag. {_NEXT}")
+    if not isinstance(advice, Mapping) or not all(
+        isinstance(flag, str) and (isinstance(one, str) or callable(one)) for flag, one in advice.items()
+    ):
+        raise ConfigError(f"{_entry(point)} returned {advice!r:.80}; accepted: texts or functions by flag. {_NEXT}")
     return dict(advice)
 
 

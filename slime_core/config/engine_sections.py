@@ -1,14 +1,8 @@
-"""Sections [megatron] and [sglang]: the engines' own flags, and what a run may do with each of them.
+"""Sections [megatron] and [sglang]: the engines' own flags that a run passes on.
 
-For every field of Megatron-core's configs, and for the flags by which its scripts set them, there is a decision:
-
-    sets      reaches the named field of one of Megatron's configs, and takes effect there
-    agrees    describes the model, which is the checkpoint's; it must say what config.json says (``model_config``)
-    fixed     is always so here; only that value is accepted, so that launch scripts which say it keep working
-    refused   is not passed on: it is in no table, and that it takes effect with the layers built here has to be shown
-              first (``tests/engines/test_megatron_flags.py``)
-
-slime-compat says what to write in place of further flags of Megatron's scripts (``megatron_flags.txt``).
+Of Megatron's, a run passes on those that are shown to take effect with the layers built here
+(``tests/engines/test_megatron_flags.py``); the other fields of its configs are refused. slime-compat accepts what
+launch scripts say of the model where it is so, and says what to write in place of other flags.
 
 SGLang's flags become arguments of its servers, except those that the core decides itself.
 """
@@ -18,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from slime_core.config.options import Conflicts, Needs
 from slime_core.config.section import EngineSection, Value
@@ -27,28 +21,27 @@ from slime_core.config.tables import Row, megatron_rows, sglang_rows
 
 @dataclass(frozen=True, slots=True)
 class MegatronFlag:
-    """The decision for one name.
+    """A flag that sets a field of one of Megatron's configs.
 
-    Example: ``--recompute-activations`` is ``MegatronFlag("recompute_activations", "sets", "bool",
-    home="transformer", field="recompute_granularity", value="selective", text=...)``.
+    Example: ``--recompute-activations`` is ``MegatronFlag("recompute_activations", "bool", "transformer",
+    "recompute_granularity", text, value="selective")``.
 
     Arguments:
         name: of the flag, with underscores.
         type, choices: as in ``tables.Row``.
         home, field: which of Megatron's configs it sets, and what there.
-        value: the only one that is accepted where it is fixed; what a switch sets where it is no switch's field.
-        text: what it does, why it is fixed, or why it is refused.
+        text: what it does.
+        value: what a switch sets where the field is no switch.
         conditions: what it needs and excludes.
     """
 
     name: str
-    verdict: Literal["sets", "agrees", "fixed", "refused"]
-    type: str = "str"
+    type: str
+    home: str
+    field: str
+    text: str
     choices: tuple[str, ...] = ()
-    home: str = ""
-    field: str = ""
     value: Any = None
-    text: str = ""
     conditions: tuple[Needs | Conflicts, ...] = ()
 
 
@@ -99,88 +92,25 @@ _SETS: Sequence[tuple[str, str, str]] = [
 ]
 """Field, its config, what it does; the flag has the field's name."""
 
-_AGREES: Mapping[str, str] = {
-    "int": """
-        num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels vocab_size
-        max_position_embeddings make_vocab_size_divisible_by num_experts moe_router_topk moe_ffn_hidden_size
-        moe_shared_expert_intermediate_size moe_router_num_groups moe_router_group_topk q_lora_rank kv_lora_rank
-        qk_head_dim qk_pos_emb_head_dim v_head_dim
-    """,
-    "float": "norm_epsilon layernorm_epsilon rotary_base rotary_percent moe_router_topk_scaling_factor",
-    "str": "normalization position_embedding_type moe_layer_freq moe_router_score_function",
-    "bool": """
-        swiglu group_query_attention untie_embeddings_and_output_weights disable_bias_linear add_bias_linear
-        add_qkv_bias qk_layernorm use_rotary_position_embeddings no_position_embedding multi_latent_attention
-        moe_router_enable_expert_bias moe_router_pre_softmax
-    """,
-}
-
-_LOCAL = "the layers are Megatron's local ones, without fused kernels"
-_ROUTER = "a router is trained by the policy's loss alone"
-_OVERLAP = "gradients are reduced after the last micro-batch; overlapping that is not built yet"
-
-_FIXED: Mapping[tuple[str, object], str] = {
-    ("it would make two passes over the same tokens differ", 0.0): "hidden_dropout attention_dropout",
-    (_LOCAL, False): """
-        masked_softmax_fusion bias_activation_fusion bias_gelu_fusion bias_swiglu_fusion bias_dropout_fusion
-        apply_rope_fusion rope_fusion gradient_accumulation_fusion persist_layer_norm moe_grouped_gemm
-        moe_permute_fusion moe_shared_expert_overlap cross_entropy_loss_fusion
-    """,
-    (_LOCAL, "local"): "transformer_impl",
-    ("attention is torch's scaled_dot_product_attention, which chooses its kernel itself", "auto"): "attention_backend",
-    ("softmax and reductions are computed in float32", True): """
-        attention_softmax_in_fp32 grad_reduce_in_fp32 accumulate_allreduce_grads_in_fp32
-    """,
-    ("softmax and reductions are computed in float32", False): "grad_reduce_in_bf16",
-    ("the optimizer's state is always spread over the data-parallel ranks", True): "use_distributed_optimizer",
-    ("the optimizer is Adam with decoupled weight decay", "adam"): "optimizer",
-    ("the optimizer is Adam with decoupled weight decay", True): "decoupled_weight_decay",
-    ("gradients are summed, because the divisors are in the loss", False): """
-        average_in_collective ddp_average_in_collective
-    """,
-    (_OVERLAP, False): "overlap_grad_reduce overlap_param_gather",
-    ("a run always stops at a loss or a gradient that is not finite", True): "check_for_nan_in_loss_and_grad",
-    ("models are Megatron-core's", True): "use_mcore_models",
-    ("checkpoints are distributed ones", "torch_dist"): "ckpt_format dist_ckpt_format",
-    ("checkpoints are distributed ones", True): "use_dist_ckpt",
-    ("the tokenizer is the checkpoint's", "HuggingFaceTokenizer"): "tokenizer_type",
-    ("only a plain RMSNorm is built", False): "layernorm_zero_centered_gamma apply_layernorm_1p",
-    ("float16 is not built; --bf16 computes in bfloat16", False): "fp16",
-    ("experts exchange tokens all to all", "alltoall"): "moe_token_dispatcher_type",
-    ("scores of a router are computed in float32", "fp32"): "moe_router_dtype",
-    ("no token is dropped", "probs"): "moe_token_drop_policy",
-    (_ROUTER, "none"): "moe_router_load_balancing_type",
-    (_ROUTER, 0.0): "moe_aux_loss_coeff moe_router_bias_update_rate",
-}
-
-_UNTRIED = "no test has shown yet that it takes effect with the layers and the loop that are built here"
-
 
 @cache
 def megatron_flags() -> Mapping[str, MegatronFlag]:
-    """The decision for each name, by name.
+    """What a run passes on, by name.
 
     Raises:
         ConfigError: as ``tables.megatron_rows``.
     """
-    fields = {row.name: row for row in megatron_rows()}
-    decided = {flag.name: flag for flag in [*_fixed(fields), *_agreeing(), *_setting(fields)]}
-    found = {name: MegatronFlag(name, "refused", text=_UNTRIED) for name in fields}
-    return {name: flag for name, flag in found.items() if name.removeprefix("no_") not in decided} | decided
+    return {flag.name: flag for flag in _setting({row.name: row for row in megatron_rows()})}
 
 
-def _fixed(fields: Mapping[str, Row]) -> Iterator[MegatronFlag]:
-    for (text, value), names in _FIXED.items():
-        for name in names.split():
-            kind = type(value).__name__
-            choices = fields[name].choices if name in fields else ()
-            yield MegatronFlag(name, "fixed", kind, choices=choices, value=value, text=text)
+@cache
+def megatron_fields() -> frozenset[str]:
+    """Every field of Megatron's configs, also those that a run does not pass on.
 
-
-def _agreeing() -> Iterator[MegatronFlag]:
-    text = "Describes the model: must say what config.json of the checkpoint says."
-    for kind, names in _AGREES.items():
-        yield from (MegatronFlag(name, "agrees", kind, text=text) for name in names.split())
+    Raises:
+        ConfigError: as ``tables.megatron_rows``.
+    """
+    return frozenset(row.name for row in megatron_rows())
 
 
 def _setting(fields: Mapping[str, Row]) -> Iterator[MegatronFlag]:
@@ -188,17 +118,14 @@ def _setting(fields: Mapping[str, Row]) -> Iterator[MegatronFlag]:
         row = fields[name]
         choices = _MODULES if name == "recompute_modules" else row.choices
         conditions = _CONDITIONS.get(name, ())
-        yield MegatronFlag(name, "sets", row.type, choices, home, field=name, text=text, conditions=conditions)
-    text = "The same as recompute_granularity selective."
-    field, home = "recompute_granularity", "transformer"
+        yield MegatronFlag(name, row.type, home, name, text, choices=choices, conditions=conditions)
     yield MegatronFlag(
         "recompute_activations",
-        "sets",
         "bool",
-        home=home,
-        field=field,
+        "transformer",
+        "recompute_granularity",
+        "Means recompute_granularity selective.",
         value="selective",
-        text=text,
         conditions=_CONDITIONS["recompute_activations"],
     )
 

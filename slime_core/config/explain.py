@@ -12,12 +12,12 @@ from slime_core.config.check import stated
 from slime_core.config.engine_flags import (
     ENGINES,
     Refusal,
+    WithoutEffect,
     engine_settings,
     find_flag,
     find_key,
     known_flags,
 )
-from slime_core.config.engine_sections import megatron_flags
 from slime_core.config.load import DEFAULT, Resolved
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import Setting, as_toml, as_words, core_settings, plugin_settings
@@ -111,6 +111,8 @@ def _of_engine(wanted: str, name: str, names: Iterable[str]) -> Setting:
             return setting
         case Refusal(message):
             raise ConfigError(message)
+        case WithoutEffect():
+            raise ConfigError(f"{name}: no setting; a command line may have the flag, and it changes nothing")
     near = nearest(wanted, [*names, *(flag.removeprefix("--").replace("-", "_") for flag in known_flags())])
     raise ConfigError(f"{name}: no such setting{near}; slime run --help all lists them")
 
@@ -196,30 +198,10 @@ def _plugin_parts(options: Mapping[str, type[BaseModel]]) -> Iterator[str]:
 
 
 def _engine_parts(engine: str) -> Iterator[str]:
-    """The rows of an engine; of Megatron's, those that set something before those that only have to agree."""
-    settings = engine_settings(engine)
-    yield _title(engine)
-    for title, names in _engine_groups(engine, settings).items():
-        yield from ["", title, *_rows((_flag(settings[name], short=True), _tail(settings[name])) for name in names)]
-
-
-def _engine_groups(engine: str, settings: Mapping[str, Setting]) -> dict[str, list[str]]:
-    if engine == "sglang":
-        return {"Types and choices; python -m sglang.launch_server --help says what each does.": list(settings)}
-    titles = {
-        "sets": "Taking effect in the learner:",
-        "agrees": "Describing the model; each must say what config.json of the checkpoint says:",
-        "fixed": "Always so; accepted with that value only:",
-    }
-    verdicts = {name: megatron_flags()[name].verdict for name in settings}
-    return {title: [name for name in settings if verdicts[name] == verdict] for verdict, title in titles.items()}
-
-
-def _tail(setting: Setting) -> str:
-    if setting.section == "sglang":
-        return setting.accepts
-    verdict = megatron_flags()[setting.name].verdict
-    return _does(setting) if verdict == "sets" else setting.accepts if verdict == "agrees" else str(setting.default)
+    settings = engine_settings(engine).values()
+    title = "Types and choices; python -m sglang.launch_server --help says what each does."
+    yield from [_title(engine), "", "Taking effect in the learner:" if engine == "megatron" else title]
+    yield from _rows((_flag(one, short=True), one.accepts if engine == "sglang" else _does(one)) for one in settings)
 
 
 def _flag(setting: Setting, *, short: bool = False) -> str:

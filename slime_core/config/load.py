@@ -16,8 +16,8 @@ from pydantic import BaseModel, ValidationError
 
 from slime_core.config import check
 from slime_core.config.choices import Choice, NamedCode, choices
-from slime_core.config.engine_flags import ENGINES, engine_settings
-from slime_core.config.model_config import context_length, weights_dtype
+from slime_core.config.engine_flags import ENGINES, WithoutEffect, engine_settings
+from slime_core.config.model_config import context_length, described, start_weights, weights_dtype
 from slime_core.config.options import DerivedSetting, NamesCode, Part, PluginSettings
 from slime_core.config.schema import ARITHMETIC, EMBEDDED_DEFAULTS, OF_EVALUATIONS, OF_THE_MODEL, RunConfig
 from slime_core.config.secrets import without_secrets
@@ -232,6 +232,7 @@ def load(
     reading.follow_device(finds_gpus)
     config, plugins = reading.build(options)
     if check_rules and not reading.is_incomplete:
+        reading.refuse_untrue(start_weights(config))
         of_plugins = {key: pair for key, pair in Resolved(config, plugins).values().items() if pair[0].of_plugin}
         reading.mistakes += check.mistakes(config, purpose=purpose, broken=reading.broken, of_plugins=of_plugins)
     if reading.mistakes:
@@ -248,6 +249,7 @@ class _Reading:
     provenance: dict[str, Provenance] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
     is_incomplete: bool = False
+    without_effect: list[tuple[str, list[str], WithoutEffect]] = field(default_factory=list)
     inactive: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -286,6 +288,7 @@ class _Reading:
 
     def read_flags(self, line: CommandLine, *, only: Mapping[str, Setting] | None = None) -> None:
         self.settings |= line.engine
+        self.without_effect = line.without_effect
         for key, words in line.words.items():
             if only is None or key in only:
                 setting = self.settings[key]
@@ -349,6 +352,16 @@ class _Reading:
             for names in setting.notes(NamesCode):
                 for path in names.paths(self.values.get(key)):
                     yield NamedCode(setting.section, setting.name, setting.flag, path)
+
+    def refuse_untrue(self, model: Path) -> None:
+        """Refuse flags without effect that are not true of ``model``, the folder of the start weights."""
+        config = described(model)
+        if config is None:  # a rule of the settings says so
+            return
+        for flag, words, accepted in self.without_effect:
+            wrong = accepted.check(words, config)
+            if wrong is not None:
+                self.mistakes.append(Mistake(f"{' '.join([flag, *words])}: {wrong}"))
 
     def refuse_contested(self, presets: Presets) -> None:
         flags = {setting.flag: key for key, setting in self.settings.items()}

@@ -20,7 +20,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from slime_core.config.engine_flags import ENGINES, Refusal, engine_settings, find_flag, find_key, known_flags
+from slime_core.config.engine_flags import (
+    ENGINES,
+    Refusal,
+    WithoutEffect,
+    engine_settings,
+    find_flag,
+    find_key,
+    known_flags,
+)
 from slime_core.config.settings import Setting
 from slime_core.errors import ConfigError, Mistake, nearest
 from slime_core.untrusted import MOST_TOML, parse_toml, read_text
@@ -50,6 +58,7 @@ class CommandLine:
         words: setting key -> the words given for it; a switch that stood alone has none.
         config: words after ``--config``.
         engine: by key, the engines' settings that stood there.
+        without_effect: flags that change nothing, with their words.
         flags: every flag, known or not, as it stood there.
         mistakes: what could not be understood.
     """
@@ -57,6 +66,7 @@ class CommandLine:
     words: dict[str, list[str]] = field(default_factory=dict)
     config: list[str] = field(default_factory=list)
     engine: dict[str, Setting] = field(default_factory=dict)
+    without_effect: list[tuple[str, list[str], WithoutEffect]] = field(default_factory=list)
     flags: list[str] = field(default_factory=list)
     mistakes: list[Mistake] = field(default_factory=list)
 
@@ -155,6 +165,8 @@ def _take_foreign(flag: str, words: list[str], line: CommandLine, by_flag: Mappi
     match find_flag(flag):
         case Refusal() as refusal:
             line.blame(refusal.given(words))
+        case WithoutEffect() as found:
+            line.without_effect.append((flag, words, found))
         case (setting, off):
             line.engine[setting.key] = setting
             (_switch_off(setting, flag, words, line) if off else _take(setting, words, line))

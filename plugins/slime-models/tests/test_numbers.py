@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slime_core.config.model_config import expected
+from slime_compat.launch_flags import expected
 from slime_models.arguments import arguments
 from slime_models.count import count
 from slime_models.families import ALL, Preset, presets

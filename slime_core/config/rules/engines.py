@@ -8,13 +8,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from slime_core.config.engine_flags import Refusal, find_key
-from slime_core.config.engine_sections import MegatronFlag, megatron_flags, rows_by_name, speculates
-from slime_core.config.model_config import described, expected, start_weights, whole_number
+from slime_core.config.engine_sections import rows_by_name, speculates
+from slime_core.config.model_config import described, start_weights, whole_number
 from slime_core.config.rules import Rule
 from slime_core.config.schema import RunConfig
 from slime_core.config.section import Value
 from slime_core.config.serving import EngineGroup
-from slime_core.config.settings import as_words
 from slime_core.errors import nearest
 
 CUT_OTHERWISE = frozenset({"enable_dp_attention", "dp_size", "attn_cp_size"})
@@ -191,38 +190,9 @@ def _all_groups(config: RunConfig) -> Iterator[tuple[str, EngineGroup]]:
 
 def _flags_of_engines_take_effect(config: RunConfig) -> Iterator[str]:
     given = dict(config.megatron.given)
-    yield from _other_than_fixed(given)
-    yield from _other_than_the_model(given, config)
     yield from _recomputes_by_layers(given, config)
     yield from _has_no_such_rate(given)
     yield from _copies_need_attention(dict(config.sglang.given))
-
-
-def _flags(given: Mapping[str, Value], verdict: str) -> Iterator[tuple[MegatronFlag, Value]]:
-    for name, value in given.items():
-        if megatron_flags()[name].verdict == verdict:
-            yield megatron_flags()[name], value
-
-
-def _other_than_fixed(given: Mapping[str, Value]) -> Iterator[str]:
-    for flag, value in _flags(given, "fixed"):
-        if value != flag.value:
-            always = f"slime always uses {as_words(flag.value)}: {flag.text}"
-            yield f"megatron.{flag.name} = {as_words(value)}, but {always}; leave it out"
-
-
-def _other_than_the_model(given: Mapping[str, Value], config: RunConfig) -> Iterator[str]:
-    folder = start_weights(config)
-    for flag, value in _flags(given, "agrees"):
-        if (model := described(folder)) is None:  # another rule reports a checkpoint without it
-            return
-        expected_value = expected(flag.name, value, model)
-        if expected_value != value:
-            says = "does not set it" if expected_value is None else f"says {as_words(expected_value)}"
-            yield (
-                f"megatron.{flag.name} = {as_words(value)}, but {folder / 'config.json'} {says}; the checkpoint "
-                "decides, so leave it out"
-            )
 
 
 def _recomputes_by_layers(given: Mapping[str, Value], config: RunConfig) -> Iterator[str]:

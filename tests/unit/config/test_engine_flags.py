@@ -24,7 +24,7 @@ def mistakes_of(line: str) -> list[str]:
 
 def test_megatrons_flags_become_fields_of_its_configs() -> None:
     config = config_of(
-        "--recompute-granularity selective --recompute-modules core_attn mlp --decoupled-lr 1e-5 --swiglu"
+        "--recompute-granularity selective --recompute-modules core_attn mlp --decoupled-lr 1e-5"
     ).megatron
     assert config.transformer == {"recompute_granularity": "selective", "recompute_modules": ["core_attn", "mlp"]}
     assert config.optimizer == {"decoupled_lr": 1e-5}
@@ -79,7 +79,7 @@ def test_flags_that_are_settings_of_the_core_stay_so() -> None:
             "[sglang] gc_threshold: found 3; accepted: any number of values, each a whole number",
         ),
         ("[megatron]\nlr = 1e-3", "[megatron] lr: it belongs to [optimizer]"),
-        ("[model]\nswiglu = true", "[model] swiglu: no such setting; it belongs to [megatron]"),
+        ("[model]\ndecoupled_lr = 1e-5", "[model] decoupled_lr: no such setting; it belongs to [megatron]"),
         (
             "[engine]\nsglang_log_level = 'info'",
             "[engine] sglang_log_level: no such setting; it belongs to [sglang] as log_level",
@@ -102,7 +102,6 @@ def test_a_mistake_in_a_file_says_where(text: str, mistake: str, tmp_path: Path)
         ("--recompute-method", ["megatron.recompute_method = (not given)", "  from     default"]),
         ("sglang.log_level", ["sglang.log_level = (not given)", "  default  left to SGLang, whose own is info"]),
         ("--sglang-log-level", ["  file     [sglang] log_level"]),
-        ("megatron.hidden_dropout", ["  default  0"]),
         ("tensor_model_parallel_size", ["parallel.tensor_model_parallel_size = 1"]),
     ],
 )
@@ -133,5 +132,10 @@ def test_help_lists_the_engines_flags_only_on_request() -> None:
 
 
 def test_the_order_of_flags_does_not_matter() -> None:
-    first, second = "--sglang-log-level info --swiglu", "--sglang-page-size 1 --decoupled-lr 1e-5"
+    first, second = "--sglang-log-level info --recompute-activations", "--sglang-page-size 1 --decoupled-lr 1e-5"
     assert config_of(f"{first} {second}") == config_of(f"{second} {first}")
+
+
+def test_attention_in_parallel_copies_is_passed_on() -> None:
+    line = ["--advantage-estimator", "grpo", "--sglang-dp-size", "2", "--sglang-enable-dp-attention"]
+    assert load(line).config.sglang.arguments == ("--dp-size=2", "--enable-dp-attention")

@@ -39,6 +39,19 @@ def test_an_unknown_flag_gets_the_advice_of_a_distribution(install):
         load(["--acme-rate", "1"], check_rules=False)
 
 
+def test_a_flag_with_a_check_is_accepted_where_it_is_true_of_the_model(install):
+    code = (
+        "def check(words, model):\n    layers = model['num_hidden_layers']\n"
+        "    return None if words == [str(layers)] else f'there are {layers}'\n"
+        "def advice():\n    return {'--acme-layers': check}\n"
+    )
+    install("acme", code)
+    plain = ["--advantage-estimator", "grpo"]
+    assert load([*plain, "--acme-layers", "3"]).config == load(plain).config
+    with pytest.raises(ConfigError, match=r"\n  - --acme-layers 5: there are 3\n"):
+        load([*plain, "--acme-layers", "5"])
+
+
 def test_of_two_distributions_the_first_by_name_gives_the_advice(install):
     install("zulu", "def advice():\n    return {'--rate': 'zulu'}\n")
     install("acme", "def advice():\n    return {'--rate': 'acme'}\n")
@@ -53,7 +66,7 @@ def test_a_setting_of_the_core_needs_no_advice(install):
 @pytest.mark.parametrize(
     ("code", "found"),
     [
-        ("def advice():\n    return ['--rate']\n", "returned ['--rate']; accepted: texts by flag"),
+        ("def advice():\n    return ['--rate']\n", "returned ['--rate']; accepted: texts or functions by flag"),
         ("def advice(): raise ValueError('no table')\n", "failed with ValueError: no table"),
         ("", "failed with AttributeError"),
     ],

@@ -15,11 +15,13 @@ The table is ``flags.txt``; a row is ``flag | verdict | text``. Verdicts:
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal, cast, get_args
+
+from slime_compat.launch_flags import Described, checks
 
 __all__ = ["BEYOND", "SlimeFlag", "advice", "groups", "metrics", "page", "slime_flags"]
 
@@ -70,9 +72,11 @@ def slime_flags() -> Mapping[str, SlimeFlag]:
     return {row.flag: row for rows in groups().values() for row in rows}
 
 
-def advice() -> Mapping[str, str]:
-    """The error message for each flag of slime, or of Megatron's scripts, that is no setting here, by flag."""
-    return _megatron_advice() | {row.flag: row.message for row in slime_flags().values() if row.verdict != "kept"}
+def advice() -> Mapping[str, str | Callable[[Sequence[str], Described], str | None]]:
+    """Each flag of slime, or of Megatron's scripts, that is no setting here -> the error message, or the check of one
+    that is accepted without effect."""
+    refused = {row.flag: row.message for row in slime_flags().values() if row.verdict != "kept"}
+    return {**checks(), **_megatron_advice(), **refused}
 
 
 def _megatron_advice() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What the engines' flags may say: what is fixed, what the checkpoint says, and what has an effect."""
+"""What launch scripts say of a model is accepted where it is true, and changes nothing."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from slime_compat.flags import advice
+from slime_compat.launch_flags import Value, always, checks, describing, expected
+from slime_core.config.engine_flags import engine_settings
 from slime_core.config.load import load
-from slime_core.config.model_config import expected
-from slime_core.config.section import Value
+from slime_core.config.settings import core_settings
 from slime_core.errors import ConfigError
 
 MODEL_ARGS = """
@@ -63,16 +65,45 @@ def mistakes_of(line: str) -> list[str]:
     return [text.removeprefix("  - ") for text in str(caught.value).splitlines() if text.startswith("  - ")]
 
 
-def test_the_arguments_of_a_launch_script_agree_with_its_checkpoint() -> None:
-    given = dict(load(["--advantage-estimator", "grpo", *MODEL_ARGS.split()]).config.megatron.given)
-    assert given["rotary_base"] == 10000
-    assert given["masked_softmax_fusion"] is False
-    assert len(given) == 28
+def test_the_arguments_of_a_launch_script_are_accepted_and_change_nothing() -> None:
+    plain = ["--advantage-estimator", "grpo"]
+    assert load([*plain, *MODEL_ARGS.split()]).config == load(plain).config
 
 
-def test_attention_in_parallel_copies_is_passed_on() -> None:
-    line = ["--advantage-estimator", "grpo", "--sglang-dp-size", "2", "--sglang-enable-dp-attention"]
-    assert load(line).config.sglang.arguments == ("--dp-size=2", "--enable-dp-attention")
+@pytest.mark.parametrize(
+    ("line", "mistake"),
+    [
+        ("--num-layers 5", "--num-layers 5: the model's config.json says 3; the checkpoint decides, so leave it out"),
+        ("--no-swiglu", "--no-swiglu: the model's config.json says true; the checkpoint decides, so leave it out"),
+        ("--num-experts 8", "the model's config.json does not set it; the checkpoint decides, so leave it out"),
+        ("--rope-fusion", "slime always uses false: the layers are Megatron's local ones, without fused kernels"),
+        ("--transformer-impl transformer_engine", "slime always uses local: the layers are Megatron's local ones"),
+        ("--hidden-size", "--hidden-size: accepted: a whole number"),
+        ("--hidden-size 64 64", "--hidden-size 64 64: accepted: a whole number"),
+        ("--rotary-base ten", "--rotary-base ten: accepted: a number"),
+        ("--swiglu true", "--swiglu true: accepted: no value"),
+    ],
+)
+def test_what_is_not_true_is_refused(line: str, mistake: str) -> None:
+    (found,) = mistakes_of(line)
+    assert mistake in found
+
+
+@pytest.mark.parametrize("key", ["num_layers", "hidden_dropout"])
+def test_in_a_file_such_a_name_is_refused(key: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f"[megatron]\n{key} = 3\n")
+    (found,) = mistakes_of(f"--config {file}")
+    assert found.endswith(f"{key}: no setting: a command line may have it, and it changes nothing; leave it out")
+
+
+def test_each_name_is_in_one_table_and_no_setting() -> None:
+    names = [*describing(), *always()]
+    assert len(names) == len({*names}) == 84
+    refused = {flag for flag, what in advice().items() if isinstance(what, str)}
+    assert not refused & checks().keys()
+    settings = {setting.flag for setting in (*core_settings().values(), *engine_settings("megatron").values())}
+    assert not refused.union(checks()) & settings
 
 
 def test_a_checkpoint_without_config_is_reported_once(tmp_path: Path) -> None:
@@ -112,23 +143,21 @@ def test_a_sigmoid_scores_each_expert_before_some_are_chosen() -> None:
 def test_the_arguments_of_a_mixtures_launch_script_agree_with_its_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN_MIXTURE))
     line = ["--advantage-estimator", "grpo", "--rollout-max-response-len", "8", "--hf-checkpoint", str(tmp_path)]
-    given = dict(load([*line, *MIXTURE_ARGS.split()]).config.megatron.given)
-    assert given["moe_aux_loss_coeff"] == 0
-    assert len(given) == 12
+    assert load([*line, *MIXTURE_ARGS.split()]).config == load(line).config
 
 
 @pytest.mark.parametrize(
-    ("line", "mistake"),
+    ("line", "says"),
     [
-        ("--moe-router-topk 8", "megatron.moe_router_topk = 8, but {file} says 2"),
-        ("--moe-router-pre-softmax", "megatron.moe_router_pre_softmax = true, but {file} says false"),
-        ("--moe-layer-freq [0,1]", "megatron.moe_layer_freq = [0,1], but {file} says [1,1]"),
+        ("--moe-router-topk 8", "2"),
+        ("--moe-router-pre-softmax", "false"),
+        ("--moe-layer-freq [0,1]", "[1,1]"),
     ],
 )
-def test_arguments_of_another_mixture_are_mistakes(line: str, mistake: str, tmp_path: Path) -> None:
+def test_arguments_of_another_mixture_are_mistakes(line: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN_MIXTURE))
     (found,) = mistakes_of(f"--rollout-max-response-len 8 --hf-checkpoint {tmp_path} {line}")
-    assert found == f"{mistake.format(file=tmp_path / 'config.json')}; the checkpoint decides, so leave it out"
+    assert found == f"{line}: the model's config.json says {says}; the checkpoint decides, so leave it out"
 
 
 @pytest.mark.parametrize("pattern", ["([0]*1+[1]*3)", "[0,1,1,1]", "[0]*1 + [1] * 3".replace(" * ", "*")])

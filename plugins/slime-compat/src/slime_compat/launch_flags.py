@@ -1,0 +1,333 @@
+"""What launch scripts of Megatron say of the model and of the training: checked, and otherwise without effect.
+
+slime's scripts repeat what the checkpoint says (``--num-layers 36 --swiglu``) and switch off what is never on here
+(``--no-rope-fusion``). So that they keep working, each of these flags is accepted where it is true. One that disagrees
+with the model's config.json, or that the file does not decide, was meant for another checkpoint.
+
+:func:`checks` gives them to the command line, by the entry point that :func:`slime_compat.flags.advice` stands in.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+
+__all__ = ["Described", "Value", "always", "checks", "describing", "expected"]
+
+Value = bool | int | float | str
+Described = Mapping[str, Any]
+"""The object in a checkpoint's config.json."""
+
+_DESCRIBING: Mapping[str, str] = {
+    "int": """
+        num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels vocab_size
+        max_position_embeddings make_vocab_size_divisible_by num_experts moe_router_topk moe_ffn_hidden_size
+        moe_shared_expert_intermediate_size moe_router_num_groups moe_router_group_topk q_lora_rank kv_lora_rank
+        qk_head_dim qk_pos_emb_head_dim v_head_dim
+    """,
+    "float": "norm_epsilon layernorm_epsilon rotary_base rotary_percent moe_router_topk_scaling_factor",
+    "str": "normalization position_embedding_type moe_layer_freq moe_router_score_function",
+    "bool": """
+        swiglu group_query_attention untie_embeddings_and_output_weights disable_bias_linear add_bias_linear
+        add_qkv_bias qk_layernorm use_rotary_position_embeddings no_position_embedding multi_latent_attention
+        moe_router_enable_expert_bias moe_router_pre_softmax
+    """,
+}
+
+_LOCAL = "the layers are Megatron's local ones, without fused kernels"
+_ROUTER = "a router is trained by the policy's loss alone"
+_OVERLAP = "gradients are reduced after the last micro-batch; overlapping that is not built yet"
+
+_ALWAYS: Mapping[tuple[str, Value], str] = {
+    ("it would make two passes over the same tokens differ", 0.0): "hidden_dropout attention_dropout",
+    (_LOCAL, False): """
+        masked_softmax_fusion bias_activation_fusion bias_gelu_fusion bias_swiglu_fusion bias_dropout_fusion
+        apply_rope_fusion rope_fusion gradient_accumulation_fusion persist_layer_norm moe_grouped_gemm
+        moe_permute_fusion moe_shared_expert_overlap cross_entropy_loss_fusion
+    """,
+    (_LOCAL, "local"): "transformer_impl",
+    ("attention is torch's scaled_dot_product_attention, which chooses its kernel itself", "auto"): "attention_backend",
+    ("softmax and reductions are computed in float32", True): """
+        attention_softmax_in_fp32 grad_reduce_in_fp32 accumulate_allreduce_grads_in_fp32
+    """,
+    ("softmax and reductions are computed in float32", False): "grad_reduce_in_bf16",
+    ("the optimizer's state is always spread over the data-parallel ranks", True): "use_distributed_optimizer",
+    ("the optimizer is Adam with decoupled weight decay", "adam"): "optimizer",
+    ("the optimizer is Adam with decoupled weight decay", True): "decoupled_weight_decay",
+    ("gradients are summed, because the divisors are in the loss", False): """
+        average_in_collective ddp_average_in_collective
+    """,
+    (_OVERLAP, False): "overlap_grad_reduce overlap_param_gather",
+    ("a run always stops at a loss or a gradient that is not finite", True): "check_for_nan_in_loss_and_grad",
+    ("models are Megatron-core's", True): "use_mcore_models",
+    ("checkpoints are distributed ones", "torch_dist"): "ckpt_format dist_ckpt_format",
+    ("checkpoints are distributed ones", True): "use_dist_ckpt",
+    ("the tokenizer is the checkpoint's", "HuggingFaceTokenizer"): "tokenizer_type",
+    ("only a plain RMSNorm is built", False): "layernorm_zero_centered_gamma apply_layernorm_1p",
+    ("float16 is not built; --bf16 computes in bfloat16", False): "fp16",
+    ("experts exchange tokens all to all", "alltoall"): "moe_token_dispatcher_type",
+    ("scores of a router are computed in float32", "fp32"): "moe_router_dtype",
+    ("no token is dropped", "probs"): "moe_token_drop_policy",
+    (_ROUTER, "none"): "moe_router_load_balancing_type",
+    (_ROUTER, 0.0): "moe_aux_loss_coeff moe_router_bias_update_rate",
+}
+
+_READ: Mapping[str, tuple[Callable[[str], Value], str]] = {
+    "int": (int, "a whole number"),
+    "float": (float, "a number"),
+    "str": (str, "one word"),
+}
+"""Type -> how its word is read, and what it accepts."""
+
+
+@cache
+def describing() -> Mapping[str, str]:
+    """Each flag that describes the model, with underscores -> its type."""
+    return {name: kind for kind, names in _DESCRIBING.items() for name in names.split()}
+
+
+@cache
+def always() -> Mapping[str, tuple[Value, str]]:
+    """Each flag that can say one thing only, with underscores -> that value, and why."""
+    return {name: (value, why) for (why, value), names in _ALWAYS.items() for name in names.split()}
+
+
+def checks() -> Mapping[str, Callable[[Sequence[str], Described], str | None]]:
+    """The check of every flag, by the flag with its dashes; switches also with ``--no-`` before the name."""
+    return dict(_checks())
+
+
+def _checks() -> Iterator[tuple[str, Callable[[Sequence[str], Described], str | None]]]:
+    kinds = dict(describing()) | {name: type(value).__name__ for name, (value, _) in always().items()}
+    for name, kind in kinds.items():
+        flag = "--" + name.replace("_", "-")
+        yield flag, partial(_check, name, kind, True)
+        if kind == "bool" and not name.startswith("no_"):
+            yield flag.replace("--", "--no-", 1), partial(_check, name, kind, False)
+
+
+def _check(name: str, kind: str, switch: bool, words: Sequence[str], described: Described) -> str | None:
+    """What is wrong with a flag and its ``words``; None: it is true of the model."""
+    if kind == "bool":
+        if words:
+            return "accepted: no value"
+        value: Value = switch
+    else:
+        read, accepted = _READ[kind]
+        try:
+            (word,) = words
+            value = read(word)
+        except ValueError:
+            return f"accepted: {accepted}"
+    if name in always():
+        only, why = always()[name]
+        return None if value == only else f"slime always uses {_text(only)}: {why}; leave it out"
+    found = expected(name, value, described)
+    if found == value:
+        return None
+    says = "does not set it" if found is None else f"says {_text(found)}"
+    return f"the model's config.json {says}; the checkpoint decides, so leave it out"
+
+
+def _text(value: Value) -> str:
+    """As it stands after a flag: ``true``, ``0``, ``1e-06``, ``local``."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def expected(name: str, value: Value, described: Described) -> Value | None:
+    """What ``--name`` must say for the model: ``value`` itself where it agrees; None: ``config.json`` does not tell.
+
+    Arguments:
+        name: of a flag that describes the model, with underscores.
+        value: what was given.
+        described: the JSON object of the file.
+    """
+    try:
+        return _expected(name, value, described)
+    except (TypeError, ValueError, AttributeError, ArithmeticError):
+        return None  # text where a number belongs, or the like
+
+
+def _expected(name: str, value: Value, described: Described) -> Value | None:
+    if name == "make_vocab_size_divisible_by":
+        return _divisor(value, described)
+    if name == "moe_layer_freq":
+        return _frequency(value, described)
+    found: Value | None = _EXPECTED[name](described)
+    close = isinstance(found, float) and isinstance(value, float) and math.isclose(found, value, rel_tol=1e-9)
+    return value if close else found
+
+
+def _divisor(value: Value, described: Described) -> Value | None:
+    """Megatron pads the vocabulary to a multiple of it; here nothing is padded."""
+    size = described.get("vocab_size")
+    return None if size is None else (value if isinstance(value, int) and value and size % value == 0 else 1)
+
+
+def _frequency(value: Value, described: Described) -> Value | None:
+    layers = _expert_layers(described)
+    if layers is None or _listed(str(value), len(layers)) == layers:
+        return None if layers is None else value
+    return str(layers).replace(" ", "")
+
+
+def _expert_layers(described: Described) -> list[int] | None:
+    """1 for each layer with experts, 0 for each without."""
+    number = described.get("num_hidden_layers")
+    if _experts(described) is None or number is None:
+        return None
+    dense, every = described.get("first_k_dense_replace", 0), described.get("decoder_sparse_step", 1)
+    only = described.get("mlp_only_layers") or ()
+    return [int(place >= dense and (place + 1) % every == 0 and place not in only) for place in range(number)]
+
+
+def _listed(text: str, number: int) -> list[int]:
+    """``([0]*1+[1]*45)``, ``[0,1,1]`` or ``2`` (every second layer) as one entry a layer."""
+    if text.isdigit():
+        return [int(place % max(int(text), 1) == 0) for place in range(number)]
+    found: list[int] = []
+    for part in re.sub(r"[\s()]", "", text).split("+"):
+        entries = re.fullmatch(r"\[([\d,]+)\](?:\*(\d{1,4}))?", part)
+        found += [int(entry) for entry in entries[1].split(",")] * int(entries[2] or 1) if entries else []
+    return found
+
+
+def _first(*names: str) -> Callable[[Described], Any]:
+    """The first of these keys that the file has."""
+    return lambda described: next((described[name] for name in names if described.get(name) is not None), None)
+
+
+def _number(*names: str) -> Callable[[Described], float | None]:
+    return lambda described: None if (found := _first(*names)(described)) is None else float(found)
+
+
+_experts = _first("num_experts", "n_routed_experts", "num_local_experts")
+_heads = _first("num_attention_heads")
+
+
+def _rope(described: Described) -> Mapping[str, Any] | None:
+    """Parameters of rotary positions; transformers 5 has them in a table of their own, 4 among the others."""
+    held = {**described, **(described.get("rope_parameters") or {})}
+    return held if "rope_theta" in held else None
+
+
+def _base(described: Described) -> float | None:
+    rope = _rope(described)
+    return None if rope is None else float(rope["rope_theta"])
+
+
+def _share(described: Described) -> float | None:
+    rope = _rope(described)
+    return None if rope is None else float(rope.get("partial_rotary_factor") or 1.0)
+
+
+def _head_size(described: Described) -> int | None:
+    size, heads = described.get("hidden_size"), _heads(described)
+    return described.get("head_dim") or (size // heads if size and heads else None)
+
+
+def _is_grouped(described: Described) -> bool | None:
+    heads, groups = _heads(described), _first("num_key_value_heads", "num_attention_heads")(described)
+    return None if heads is None else groups != heads
+
+
+def _shared_size(described: Described) -> int | None:
+    number, size = described.get("n_shared_experts"), described.get("moe_intermediate_size")
+    return described.get("shared_expert_intermediate_size") or (number * size if number and size else None)
+
+
+def _is_untied(described: Described) -> bool | None:
+    tied = described.get("tie_word_embeddings")
+    return None if tied is None else not tied
+
+
+def _has_qkv_bias(described: Described) -> bool:
+    return bool(described.get("attention_bias", described.get("model_type") in _BIASED))
+
+
+_BIASED = ("qwen2", "qwen2_moe")
+"""What config.json calls the models that have biases on queries, keys and values without saying so."""
+
+
+def _has_qk_norm(described: Described) -> bool:
+    normed = described.get("kv_lora_rank") is not None or str(described.get("model_type")).startswith("qwen3")
+    return bool(described.get("use_qk_norm", normed))
+
+
+def _score_function(described: Described) -> str | None:
+    """The files of Qwen and GLM do not name it."""
+    named: str | None = described.get("scoring_func")
+    if named is None and described.get("model_type") in _GLM_MIXTURES:
+        return "sigmoid"
+    return "softmax" if named is None and described.get("model_type") in _QWEN_MIXTURES else named
+
+
+def _softmax_comes_first(described: Described) -> bool | None:
+    """Over all experts, before some are chosen; else over the chosen ones, which norms their sum to 1.
+
+    A sigmoid scores each expert by itself, so always before.
+    """
+    if _score_function(described) == "sigmoid":
+        return True
+    normed = described.get("norm_topk_prob")
+    return None if normed is None or described.get("model_type") not in _QWEN_MIXTURES else not normed
+
+
+_QWEN_MIXTURES = ("qwen2_moe", "qwen3_moe")
+_GLM_MIXTURES = ("glm4_moe", "glm4_moe_lite")
+"""What config.json calls them."""
+
+
+def _corrects_routing(described: Described) -> bool | None:
+    if _experts(described) is None:
+        return None
+    return described.get("topk_method") == "noaux_tc" or described.get("model_type") in _GLM_MIXTURES
+
+
+_EXPECTED: Mapping[str, Callable[[Described], Any]] = {
+    "num_layers": _first("num_hidden_layers"),
+    "hidden_size": _first("hidden_size"),
+    "ffn_hidden_size": _first("intermediate_size"),
+    "num_attention_heads": _heads,
+    "num_query_groups": _first("num_key_value_heads", "num_attention_heads"),
+    "group_query_attention": _is_grouped,
+    "kv_channels": _head_size,
+    "vocab_size": _first("vocab_size"),
+    "max_position_embeddings": _first("max_position_embeddings"),
+    "norm_epsilon": _number("rms_norm_eps"),
+    "layernorm_epsilon": _number("rms_norm_eps"),
+    "normalization": lambda described: "RMSNorm" if "rms_norm_eps" in described else None,
+    "swiglu": lambda described: described.get("hidden_act") == "silu",
+    "untie_embeddings_and_output_weights": _is_untied,
+    "disable_bias_linear": lambda described: not described.get("mlp_bias", False),
+    "add_bias_linear": lambda described: bool(described.get("mlp_bias", False)),
+    "add_qkv_bias": _has_qkv_bias,
+    "qk_layernorm": _has_qk_norm,
+    "position_embedding_type": lambda described: None if _rope(described) is None else "rope",
+    "use_rotary_position_embeddings": lambda described: _rope(described) is not None,
+    "no_position_embedding": lambda described: _rope(described) is not None,  # no *learned* ones
+    "rotary_base": _base,
+    "rotary_percent": _share,
+    "num_experts": _experts,
+    "moe_router_topk": _first("num_experts_per_tok"),
+    "moe_ffn_hidden_size": _first("moe_intermediate_size"),
+    "moe_shared_expert_intermediate_size": _shared_size,
+    "moe_router_num_groups": _first("n_group"),
+    "moe_router_group_topk": _first("topk_group"),
+    "moe_router_topk_scaling_factor": _number("routed_scaling_factor"),
+    "moe_router_score_function": _score_function,
+    "moe_router_pre_softmax": _softmax_comes_first,
+    "moe_router_enable_expert_bias": _corrects_routing,
+    "multi_latent_attention": lambda described: described.get("kv_lora_rank") is not None,
+    "q_lora_rank": _first("q_lora_rank"),
+    "kv_lora_rank": _first("kv_lora_rank"),
+    "qk_head_dim": _first("qk_nope_head_dim"),
+    "qk_pos_emb_head_dim": _first("qk_rope_head_dim"),
+    "v_head_dim": _first("v_head_dim"),
+}
+"""Flag -> what the file tells of it, by the names that Hugging Face's configs use."""
