@@ -22,7 +22,6 @@ EXEMPT = ("builtin", "testing", "cpu/stand_ins")
 SHIPPED = ["grpo", "ppo", "searchr1", "models"]
 
 OTHER_MEANINGS = {
-    ("config/model_config.py", "qwen3"): "model_type of a config.json",
     ("config/serving.py", "random"): "a policy of sglang-router",
     ("prompts/numbered.py", "prompts"): "key of the data source's own state",
 }

@@ -186,14 +186,16 @@ async def test_conversations_run_ahead_of_the_training_and_keep_their_versions(s
     engine._version = "0"
     async with sampler(f"{function} {words}") as one:
         one.published(0)
-        await one.sample(0)
-        while sum(prompt[1] == ids("2")[0] for prompt, _ in engine.sampled) < 4:  # the next rollout, two turns of two
+        first = await one.sample(0)
+        # Of the first two prompts, that whose responses are complete first is the first rollout.
+        (ahead,) = {ids("1")[0], ids("2")[0]} - {one[1] for one in responses(first.shards[0])}
+        while sum(prompt[1] == ahead for prompt, _ in engine.sampled) < 4:  # the next rollout, two turns of two
             await asyncio.sleep(0.01)
         engine._version = "1"
         one.published(1)
         second = await one.sample(1)
     (shard,) = second.shards
-    assert [one[1] for one in responses(shard)] == [ids("2")[0]] * 2
+    assert [one[1] for one in responses(shard)] == [ahead] * 2
     assert shard.weight_version_B is not None
     assert shard.weight_version_B.tolist() == [0, 0]
     assert second.metrics["rollout/staleness/max"] == 1
