@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 from hypothesis import HealthCheck, settings
 
@@ -22,3 +26,22 @@ settings.load_profile("slime")
 # Runs of tests record the code that they name in a state folder of their own, not in the user's.
 _STATE = tempfile.TemporaryDirectory(prefix="slime-tests-state-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
+
+
+class _PatchesFirst:
+    """Patches Megatron when a process of the tests first imports it: every file that does so may come first, and
+    modules that were imported without the patches cannot get them later."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in ("megatron.core", "mbridge"):
+            return None
+        from slime_core.cpu import megatron
+
+        sys.meta_path.remove(self)
+        megatron.install()
+        return next(filter(None, (finder.find_spec(fullname, path, target) for finder in sys.meta_path)), None)
+
+
+sys.meta_path.insert(0, _PatchesFirst())
