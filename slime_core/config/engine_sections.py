@@ -60,6 +60,15 @@ _CONDITIONS: Mapping[str, tuple[Needs | Conflicts, ...]] = {
         ),
     ),
     "decoupled_min_lr": (Needs("decoupled_lr"),),
+    "optimizer_cpu_offload": (
+        Needs("use_precision_aware_optimizer", because="Megatron's hybrid optimizer holds the float32 weights itself"),
+        Needs("bf16", because="the hybrid optimizer cannot resume weights that are float32 already"),
+    ),
+    "use_precision_aware_optimizer": (
+        Needs("optimizer_cpu_offload", because="on the GPU only TransformerEngine's Adam has it"),
+    ),
+    "optimizer_offload_fraction": (Needs("optimizer_cpu_offload"),),
+    "overlap_cpu_optimizer_d2h_h2d": (Needs("optimizer_cpu_offload"),),
 }
 """What these flags need and exclude. Megatron fails only when the model is built, or not at all."""
 
@@ -88,6 +97,27 @@ _SETS: Sequence[tuple[str, str, str]] = [
     ),
     ("decoupled_lr", "optimizer", "Learning rate of embedding and output weights. Not given: lr."),
     ("decoupled_min_lr", "optimizer", "Where that learning rate ends. Not given: min_lr."),
+    (
+        "optimizer_cpu_offload",
+        "optimizer",
+        "Keep Adam's state in host memory and update it there. On a CPU, where it is anyway, nothing changes.",
+    ),
+    (
+        "use_precision_aware_optimizer",
+        "optimizer",
+        "Leave the float32 weights to the optimizer, which optimizer_cpu_offload needs. State and gradients stay "
+        "float32.",
+    ),
+    (
+        "optimizer_offload_fraction",
+        "optimizer",
+        "Share of the optimizer's state that is on the host, from 0 to 1. Not given: 1.",
+    ),
+    (
+        "overlap_cpu_optimizer_d2h_h2d",
+        "optimizer",
+        "Copy gradients and weights between GPU and host while other weights are updated.",
+    ),
     ("apply_wd_to_qk_layernorm", "optimizer", "Decay the weights of the norms of queries and keys too."),
 ]
 """Field, its config, what it does; the flag has the field's name."""

@@ -36,6 +36,12 @@ INTERNALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "megatron.core.tensor_parallel.mappings": ("_gather_along_first_dim", "_reduce_scatter_along_first_dim"),
         "megatron.core.transformer.moe.moe_utils": ("maybe_move_tensor_to_cpu", "te_general_gemm"),
         "megatron.core.transformer.multi_latent_attention": ("MLASelfAttention", "HAVE_TE"),
+        "megatron.core.optimizer": ("CPUAdam", "USING_PYTORCH_OPTIMIZER"),
+        "megatron.core.optimizer.cpu_offloading.hybrid_optimizer": (
+            "HybridDeviceOptimizer.sub_optimizers",
+            "HybridDeviceOptimizer._sync_sub_optimizers_state_to_hdo",
+        ),
+        "megatron.core.optimizer.optimizer_config": ("is_te_min_version",),
         "megatron.core.optimizer.distrib_optimizer": (
             "DistributedOptimizer",
             "HAVE_APEX_OR_TE",

@@ -33,7 +33,8 @@ import pickle
 import sys
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
+from importlib.util import find_spec
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -275,12 +276,21 @@ def _patch_mla(module: Any) -> None:
     module.HAVE_TE = sys.modules["megatron.core.extensions.transformer_engine"].HAVE_TE
 
 
+_OF_THE_RUN = frozenset({
+    "fused", "offload_fraction", "cpu_optimizer_cls", "gpu_optimizer_cls", "param_update_in_fp32", "bias_correction",
+    "pin_cpu_grads", "pin_cpu_params", "overlap_cpu_optimizer_d2h_h2d",
+})  # fmt: skip
+"""Entries of a parameter group that say how and where this run computes; a checkpoint has no word in that, and the
+classes among them could not be read from it without running code."""
+
+
 def _patch_distributed_optimizer(module: Any) -> None:
-    """Three mistakes of optimizer/distrib_optimizer.py where torch's AdamW stands in for Apex and TransformerEngine.
+    """Mistakes of optimizer/distrib_optimizer.py where torch's AdamW stands in for Apex and TransformerEngine.
 
     :642 wants exactly one step count, which a fresh optimizer has none of, nor one on a rank that trains no parameter.
-    :825 hands *all* parameters one step tensor, which AdamW then increments once for each of them. :939 copies every
-    key of the live state, and "step" is no key of a checkpoint. Goes when torch's AdamW is tested upstream.
+    :729 gives a fresh hybrid optimizer a state by a step with random gradients, which changes the weights. :825 hands
+    *all* parameters one step tensor, which AdamW then increments once for each of them. :939 copies every key of the
+    live state, and "step" is no key of a checkpoint. Goes when torch's AdamW is tested upstream.
     """
     if module.HAVE_APEX_OR_TE:
         return
@@ -288,12 +298,17 @@ def _patch_distributed_optimizer(module: Any) -> None:
     state_dict, load_state_dict = optimizer.state_dict, optimizer.load_state_dict
 
     def state_dict_of_fresh(self: Any) -> Any:
-        for parameter in (p for group in self.optimizer.param_groups for p in group["params"]):
-            if not self.optimizer.state[parameter]:
-                self.optimizer.state[parameter] = _fresh_state(parameter)
-        return state_dict(self) if self.optimizer.state else _state_of_nothing(self.optimizer)
+        _begin_state(self.optimizer)
+        found = state_dict(self) if self.optimizer.state else _state_of_nothing(self.optimizer)
+        groups = found["optimizer"]["param_groups"]
+        found["optimizer"]["param_groups"] = [_without(group, _OF_THE_RUN) for group in groups]
+        return found
 
     def load_with_own_steps(self: Any, loaded: Any) -> None:
+        _begin_state(self.optimizer)
+        own = {name: value for name, value in self.optimizer.param_groups[0].items() if name in _OF_THE_RUN}
+        for group in loaded["optimizer"]["param_groups"]:
+            group |= own
         load_state_dict(self, loaded)
         for state in self.optimizer.state.values():
             if "step" in state:
@@ -302,7 +317,8 @@ def _patch_distributed_optimizer(module: Any) -> None:
     def set_states(self: Any, model_param: Any, tensors: Any) -> None:
         group, order = self.model_param_group_index_map[model_param]
         main = self.optimizer.param_groups[group]["params"][order]
-        live = {"param": main, **self.optimizer.state[main]}
+        state = self.optimizer.state[main]
+        live = {**state, "param": state.get("master_param", main)}
         for name in live.keys() & tensors.keys() - {"step"}:
             live[name].copy_(tensors[name])
 
@@ -311,17 +327,56 @@ def _patch_distributed_optimizer(module: Any) -> None:
     optimizer._set_main_param_and_optimizer_states = set_states
 
 
+def _begin_state(adam: Any) -> None:
+    """Give ``adam``, torch's or Megatron's hybrid one, the state before its first step where it has none."""
+    parts = getattr(adam, "sub_optimizers", None)
+    for part in [adam] if parts is None else parts:
+        for group in part.param_groups:
+            for parameter in group["params"]:
+                if not part.state[parameter]:
+                    part.state[parameter] = _fresh_state(parameter, is_fused=group["fused"])
+    if parts is not None:
+        adam._sync_sub_optimizers_state_to_hdo()
+
+
 def _state_of_nothing(adam: torch.optim.Optimizer) -> dict[str, Any]:
     groups = ({**group, "step": 0.0} for group in adam.state_dict()["param_groups"])
-    return {"optimizer": {"param_groups": [{key: group[key] for key in group if key != "params"} for group in groups]}}
+    return {"optimizer": {"param_groups": [_without(group, {"params"}) for group in groups]}}
 
 
-def _fresh_state(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+def _without(group: dict[str, Any], names: Set[str]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name not in names}
+
+
+def _fresh_state(parameter: torch.Tensor, *, is_fused: bool) -> dict[str, torch.Tensor]:
     return {
-        "step": torch.tensor(0.0),
+        "step": torch.zeros((), device=parameter.device if is_fused else "cpu"),
         "exp_avg": torch.zeros_like(parameter),
         "exp_avg_sq": torch.zeros_like(parameter),
     }
+
+
+def _patch_optimizer_config(module: Any) -> None:
+    """optimizer/optimizer_config.py:383 asks whether the version of TransformerEngine, None, is at least 2.1.
+
+    Goes when utils.is_te_min_version answers without it.
+    """
+    if find_spec("transformer_engine") is None:
+        module.is_te_min_version = lambda version: False
+
+
+class HostAdamW(torch.optim.AdamW):
+    """torch's AdamW, for the part of a hybrid optimizer that is on the host."""
+
+
+def _patch_optimizer(module: Any) -> None:
+    """optimizer/__init__.py:9 and :31 use one class for both parts of a hybrid optimizer, by which
+    cpu_offloading/hybrid_optimizer.py:359 then takes the state of either for that of the host.
+
+    Goes when upstream asks the parameter for its device.
+    """
+    if module.USING_PYTORCH_OPTIMIZER:
+        module.CPUAdam = HostAdamW
 
 
 def copy_before_write(write_buckets: list[Any], non_blocking: bool = True) -> list[Any]:
@@ -385,6 +440,8 @@ def _patch_async(module: Any) -> None:
 _LIBRARY_PATCHES: dict[str, Callable[[Any], None]] = {
     "megatron.core.transformer.moe.moe_utils": _patch_moe_utils,
     "megatron.core.transformer.multi_latent_attention": _patch_mla,
+    "megatron.core.optimizer": _patch_optimizer,
+    "megatron.core.optimizer.optimizer_config": _patch_optimizer_config,
     "megatron.core.optimizer.distrib_optimizer": _patch_distributed_optimizer,
 }
 

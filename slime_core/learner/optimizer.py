@@ -22,6 +22,15 @@ from megatron.core.transformer.module import Float16Module
 from slime_core.config.schema import OptimizerConfig as OptimizerSettings
 
 
+OFFLOADING = (
+    "optimizer_cpu_offload",
+    "use_precision_aware_optimizer",
+    "optimizer_offload_fraction",
+    "overlap_cpu_optimizer_d2h_h2d",
+)
+"""Fields of Megatron's OptimizerConfig that move Adam's state, and its work, from a GPU to the host."""
+
+
 def wrap(chunks: list[torch.nn.Module], *, bf16: bool) -> list[Any]:
     """The chunks under Megatron's DDP, with fp32 gradient reduction and gradients summed over ranks."""
     settings = DistributedDataParallelConfig(
@@ -54,9 +63,16 @@ def build_optimizer(
 ) -> Any:
     """Adam with decoupled weight decay, fp32 master weights, gradient clipping, sharded over data-parallel ranks.
 
+    torch's Adam, which stands in where Apex and TransformerEngine are absent, runs its fused kernel: one pass over the
+    state, and no copies of it (``python -m bench.adam``).
+
     Arguments:
-        overrides: further fields of Megatron's OptimizerConfig.
+        overrides: further fields of Megatron's OptimizerConfig. Those of :data:`OFFLOADING` are left out where the
+            model is in host memory already.
     """
+    fields = {"optimizer_offload_fraction": 1.0, **(overrides or {})}  # 1.0: of Megatron's own command line
+    if not next(model[0].parameters()).is_cuda:
+        fields = {name: value for name, value in fields.items() if name not in OFFLOADING}
     config = OptimizerConfig(
         optimizer="adam",
         lr=settings.lr,
@@ -69,11 +85,15 @@ def build_optimizer(
         bf16=bf16,
         params_dtype=torch.bfloat16 if bf16 else torch.float32,
         use_distributed_optimizer=True,
-        **(overrides or {}),
+        **fields,
     )
     optimizer = get_megatron_optimizer(config, model)
     # A part of which no weight trains on any rank cannot be saved (optimizer/optimizer.py:1401).
     optimizer.chained_optimizers = [part for part in optimizer.chained_optimizers if not part.is_stub_optimizer]
+    for adam in (part.optimizer for part in optimizer.chained_optimizers):
+        if isinstance(adam, torch.optim.AdamW):
+            for group in adam.param_groups:
+                group["fused"] = True
     model[0].config.grad_scale_func = optimizer.scale_loss
     return optimizer
 

@@ -231,13 +231,15 @@ def _device_tensors(model: Iterable[Any], optimizer: Any) -> tuple[list[torch.Te
 
 
 def _optimizer_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
+    """Master weights and state that are where the model is; those of a hybrid optimizer may be on the host."""
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         if part.is_stub_optimizer:  # of weights that are all frozen
             continue
-        for group in part.optimizer.param_groups:
-            yield from group["params"]
-        for state in part.optimizer.state.values():
-            yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+        adams = [part.optimizer, *getattr(part.optimizer, "sub_optimizers", ())]
+        held = [tensor for adam in adams for group in adam.param_groups for tensor in group["params"]]
+        states = (state.values() for state in part.optimizer.state.values())
+        held += [value for values in states for value in values if isinstance(value, torch.Tensor)]
+        yield from (tensor for tensor in held if tensor.is_cuda == held[0].is_cuda)
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:

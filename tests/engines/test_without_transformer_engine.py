@@ -1,6 +1,8 @@
 """Megatron on a GPU without TransformerEngine and Apex: only the patches for these libraries are active.
 
-The GPU is simulated: what Megatron places on ``cuda`` stays on the CPU, and ``torch.cuda`` answers as for one device.
+The GPU is simulated: what Megatron places on ``cuda`` stays on the CPU, and ``torch.cuda`` answers as for one device. A
+tensor is on that device unless it was made from one that was copied to the host. Attention, whose kernels are real,
+sees the CPU.
 """
 
 from __future__ import annotations
@@ -10,6 +12,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ON_GPU = """
 import json, sys, warnings
@@ -27,8 +32,17 @@ class SimulatedGPU(TorchFunctionMode):
             kwargs["device"] = "cpu"
         if function in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
-        found = function(*args, **kwargs)
+        if function == torch.Tensor.is_cuda.__get__:
+            return not is_on_host(args[0]) and "attention" not in sys._getframe(1).f_code.co_filename
+        moves_to = next((one for one in args if isinstance(one, str) and one in ("cpu", "cuda")), "")
+        found = function(*("cpu" if one is moves_to else one for one in args), **kwargs)
+        on_host = function == torch.Tensor.cpu or moves_to == "cpu" or (args and is_on_host(args[0]))
+        if isinstance(found, torch.Tensor) and on_host and moves_to != "cuda":
+            found.is_on_host = True
         return found.replace("torch.", "torch.cuda.", 1) if function is torch.Tensor.type and len(args) == 1 else found
+
+def is_on_host(tensor):
+    return getattr(tensor, "is_on_host", False)
 
 torch.cuda.is_available = lambda: True
 from slime_core.cpu import megatron
@@ -39,62 +53,138 @@ for name, value in vars(megatron.CUDA).items():
         setattr(torch.cuda, name, value)
 torch.cuda.current_device = lambda: 0
 torch.cuda._lazy_call = lambda function: function()
+torch.Tensor.record_stream = lambda tensor, stream: None
 torch.cuda.random.get_rng_state = megatron.CUDA.get_rng_state
 torch.cuda.manual_seed = torch.cuda.manual_seed_all = lambda seed: None
 
 from slime_core.harness.megatron import start_single_rank
-with SimulatedGPU():
-    layout = start_single_rank()
-    from slime_core.checkpoint import sharded
-    from slime_core.config.schema import OptimizerConfig
-    from slime_core.learner.optimizer import build_optimizer, build_schedule, wrap
-    from tests.engines.families import build, write
-    from tests.engines.test_freezing import FAMILY, micro_batch
 
-    folder = Path(sys.argv[1])
-    write(FAMILY, folder / "model")
+folder = Path(sys.argv[1])
+gpu = SimulatedGPU()
+gpu.__enter__()
+layout = start_single_rank()
+from slime_core.checkpoint import sharded
+from slime_core.config.schema import OptimizerConfig
+from slime_core.learner.optimizer import build_optimizer, build_schedule, reset_optimizer_states, wrap
+from tests.engines.families import build, write
+from tests.engines.test_freezing import FAMILY, micro_batch
 
-    class Run:
-        def __init__(self):
-            settings = OptimizerConfig(lr=1e-3)
-            _, self.chunks = build(FAMILY, folder / "model", layout)
-            self.model = wrap(self.chunks, bf16=False)
-            self.optimizer = build_optimizer(self.model, settings, bf16=False)
-            self.schedule = build_schedule(self.optimizer, settings, num_steps=4)
-            self.parts = {"chunks": self.chunks, "optimizer": self.optimizer, "schedule": self.schedule}
+write(FAMILY, folder / "model")
 
-        def step(self):
-            micro = micro_batch()
-            self.model[0].zero_grad_buffer()
-            self.optimizer.zero_grad()
-            packed = micro.packed_sequence
-            logits = self.model[0](micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=packed)
-            logits.log_softmax(-1)[..., 3].sum().backward()
-            self.model[0].finish_grad_sync()
-            self.optimizer.step()
+class Run:
+    def __init__(self, *, bf16=False, **overrides):
+        settings = OptimizerConfig(lr=1e-3)
+        _, self.chunks = build(FAMILY, folder / "model", layout)
+        if bf16:
+            self.chunks = [chunk.bfloat16() for chunk in self.chunks]
+            for chunk in self.chunks:
+                chunk.config.bf16, chunk.config.params_dtype = True, torch.bfloat16
+        self.model = wrap(self.chunks, bf16=bf16)
+        self.optimizer = build_optimizer(self.model, settings, bf16=bf16, overrides=overrides)
+        self.schedule = build_schedule(self.optimizer, settings, num_steps=4)
+        self.parts = {"chunks": self.chunks, "optimizer": self.optimizer, "schedule": self.schedule}
+        self.inner = [one.optimizer for one in self.optimizer.chained_optimizers]
 
-        def steps(self):
-            inner = [one.optimizer for one in getattr(self.optimizer, "chained_optimizers", [self.optimizer])]
-            return sorted({float(state["step"]) for one in inner for state in one.state.values()})
+    def step(self):
+        micro = micro_batch()
+        self.model[0].zero_grad_buffer()
+        self.optimizer.zero_grad()
+        packed = micro.packed_sequence
+        logits = self.model[0](micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=packed)
+        logits.log_softmax(-1)[..., 3].sum().backward()
+        self.model[0].finish_grad_sync()
+        self.optimizer.step()
 
-    first, second = Run(), Run()
-    first.step()
-    sharded.save(folder / "saved", **first.parts)
-    first.step()
-    sharded.load(folder / "saved", **second.parts)
-    loaded = second.steps()
-    second.step()
-    pairs = zip(first.chunks[0].parameters(), second.chunks[0].parameters(), strict=True)
-    literal = sys.modules["megatron.core.optimizer.optimizer"].__dict__.get("_slime_cuda")
-    print(json.dumps([loaded, second.steps(), all(torch.equal(a, b) for a, b in pairs), literal is None]))
+    def steps(self):
+        return sorted({float(state["step"]) for one in self.inner for state in one.state.values()})
+
+    def weights(self):
+        return [parameter.detach().clone() for chunk in self.chunks for parameter in chunk.parameters()]
+
+def same(first, second):
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 """
+
+RESUMING = """
+first, second = Run(), Run()
+first.step()
+sharded.save(folder / "saved", **first.parts)
+first.step()
+sharded.load(folder / "saved", **second.parts)
+loaded = second.steps()
+second.step()
+literal = sys.modules["megatron.core.optimizer.optimizer"].__dict__.get("_slime_cuda")
+print(json.dumps([loaded, second.steps(), same(first.weights(), second.weights()), literal is None]))
+"""
+
+OFFLOADING = """
+from slime_core.learner.process import _optimizer_tensors
+
+fraction, overlaps = float(sys.argv[2]), sys.argv[3] == "overlaps"
+hybrid = {"optimizer_cpu_offload": True, "use_precision_aware_optimizer": True,
+          "optimizer_offload_fraction": fraction, "overlap_cpu_optimizer_d2h_h2d": overlaps}
+plain, offloaded = Run(bf16=True), Run(bf16=True, **hybrid)
+found = {}
+sharded.save(folder / "fresh", **offloaded.parts) if (folder / "fresh").mkdir() is None else None
+found["a save before the first step changes no weight"] = same(plain.weights(), offloaded.weights())
+for run in (plain, offloaded):
+    run.step()
+    run.step()
+found["equal to the plain optimizer"] = same(plain.weights(), offloaded.weights())
+state = [(parameter, value) for one in offloaded.inner for part in one.sub_optimizers
+         for parameter, held in part.state.items() for value in held.values() if value.dim()]
+on_host = sum(value.numel() for parameter, value in state if is_on_host(parameter))
+found["share on the host"] = on_host / sum(value.numel() for _, value in state)
+slept = [tensor for tensor in _optimizer_tensors(offloaded.optimizer) if is_on_host(tensor)]
+found["a sleeping rank leaves alone what is on the host"] = not slept
+for name, saved, loads in (("offloaded", offloaded, {}), ("plain", plain, hybrid), ("both", offloaded, hybrid)):
+    (folder / name).mkdir()
+    sharded.save(folder / name, **saved.parts)
+    resumed = Run(bf16=True, **loads)
+    sharded.load(folder / name, **resumed.parts)
+    held = resumed.steps()
+    reference = Run(bf16=True)
+    sharded.load(folder / name, **reference.parts)
+    equal = same(resumed.weights(), plain.weights())
+    for run in (resumed, reference):
+        run.step()
+    found[f"resumes {name}"] = [held, equal, resumed.steps(), same(resumed.weights(), reference.weights())]
+for run in (plain, offloaded):
+    reset_optimizer_states(run.optimizer)
+    run.step()
+found["equal after a reset"] = [offloaded.steps(), same(plain.weights(), offloaded.weights())]
+print(json.dumps(found))
+"""
+
+
+def run_on_gpu(script: str, folder: Path, *words: str) -> Any:
+    # On a GPU, Megatron compiles functions of a line; here that would take minutes.
+    environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1"}
+    command = [sys.executable, "-c", ON_GPU + script, str(folder), *words]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
 def test_a_mixture_trains_and_resumes_with_the_patches_for_missing_libraries_alone(tmp_path: Path) -> None:
     (tmp_path / "saved").mkdir()
-    # On a GPU, Megatron compiles functions of a line; here that would take minutes.
-    environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1"}
-    command = [sys.executable, "-c", ON_GPU, tmp_path]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout.splitlines()[-1]) == [[1.0], [2.0], True, True]
+    assert run_on_gpu(RESUMING, tmp_path) == [[1.0], [2.0], True, True]
+
+
+@pytest.mark.parametrize(
+    ("fraction", "overlaps", "share"), [(0.0, "no", 0), (0.5, "overlaps", 0.5), (1.0, "no", 1), (1.0, "overlaps", 1)]
+)
+def test_a_hybrid_optimizer_trains_and_resumes_as_the_plain_one(
+    tmp_path: Path, fraction: float, overlaps: str, share: float
+) -> None:
+    found = run_on_gpu(OFFLOADING, tmp_path, f"{fraction}", overlaps)
+    assert found.pop("share on the host") == pytest.approx(share, abs=0.1)
+    assert found == {
+        "a save before the first step changes no weight": True,
+        "equal to the plain optimizer": True,
+        "a sleeping rank leaves alone what is on the host": True,
+        "resumes offloaded": [[2.0], True, [3.0], True],
+        "resumes plain": [[2.0], True, [3.0], True],
+        "resumes both": [[2.0], True, [3.0], True],
+        "equal after a reset": [[1.0], True],
+    }

@@ -223,6 +223,9 @@ def _has_no_such_rate(given: Mapping[str, Value]) -> Iterator[str]:
         rate = given.get(name)
         if isinstance(rate, float) and not 0 <= rate < math.inf:
             yield f"megatron.{name} = {rate}; accepted: a finite number of at least 0"
+    share = given.get("optimizer_offload_fraction")
+    if isinstance(share, float) and not 0 <= share <= 1:
+        yield f"megatron.optimizer_offload_fraction = {share}; accepted: 0 to 1"
 
 
 def _copies_need_attention(given: Mapping[str, Value]) -> Iterator[str]:
