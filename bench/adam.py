@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-SHAPES = {
+SHAPES: Mapping[str, Sequence[tuple[int, ...]]] = {
     "small": [*[(48, 48)] * 24, *[(16, 48)] * 6, *[(48,)] * 48],
     "large": [(1024, 1024)] * 60,
 }

@@ -21,7 +21,6 @@ from megatron.core.transformer.module import Float16Module
 
 from slime_core.config.schema import OptimizerConfig as OptimizerSettings
 
-
 OFFLOADING = (
     "optimizer_cpu_offload",
     "use_precision_aware_optimizer",

@@ -202,3 +202,34 @@ def test_auxiliary_models_share_their_heads_evenly(tmp_path):
         "number of GPUs that divides them"
     ]
     assert broken(settings(tmp_path, f"{judge}\n[sglang]\nenable_dp_attention = true")) == []
+
+
+OFFLOADED = "--bf16 --optimizer-cpu-offload --use-precision-aware-optimizer"
+
+
+def test_the_flags_of_an_offloaded_optimizer_reach_megatron() -> None:
+    line = f"{OFFLOADED} --optimizer-offload-fraction 0.5 --overlap-cpu-optimizer-d2h-h2d"
+    assert load([*TOY, *line.split()]).config.megatron.optimizer == {
+        "optimizer_cpu_offload": True,
+        "use_precision_aware_optimizer": True,
+        "optimizer_offload_fraction": 0.5,
+        "overlap_cpu_optimizer_d2h_h2d": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "mistake"),
+    [
+        ("--use-precision-aware-optimizer", "needs optimizer_cpu_offload, because on the GPU only"),
+        ("--bf16 --optimizer-cpu-offload", "needs use_precision_aware_optimizer"),
+        ("--optimizer-cpu-offload --use-precision-aware-optimizer", "needs bf16"),
+        ("--optimizer-offload-fraction 0.5", "needs optimizer_cpu_offload"),
+        ("--overlap-cpu-optimizer-d2h-h2d", "needs optimizer_cpu_offload"),
+        (f"{OFFLOADED} --optimizer-offload-fraction 1.5", "optimizer_offload_fraction = 1.5; accepted: 0 to 1"),
+    ],
+)
+def test_half_an_offloaded_optimizer_is_one_mistake(line: str, mistake: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load([*TOY, *line.split()])
+    (found,) = (text for text in str(caught.value).splitlines() if text.startswith("  - "))
+    assert mistake in found
