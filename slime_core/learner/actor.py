@@ -149,13 +149,12 @@ class LearnerActor(Rendezvous):
             number: of the shard among all.
         """
         learner, shard = self._learner, ray.get(shards[0])
-        if not values:
-            return RankResult(learner.train(shard), learner.hooks.failures.take())
+        known = values_of_shard(ray.get(list(values)), shard, number=number) if values else None
+        metrics = learner.train(shard, known) | learner.speed(shard)
+        failures, returns_U = learner.hooks.failures.take(), learner.returns_U
         from slime_core.learner.critic_rank import reports_shard
 
-        metrics = learner.train(shard, values_of_shard(ray.get(list(values)), shard, number=number))
-        failures, returns_U = learner.hooks.failures.take(), learner.returns_U
-        if returns_U is None or not reports_shard():
+        if not values or returns_U is None or not reports_shard():
             return RankResult(metrics, failures)
         return RankResult(metrics, failures, (ray.put(returns_U.cpu().numpy()),))
 

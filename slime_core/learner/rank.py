@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from safetensors.numpy import save
 
+from slime_core.config.model_config import ForwardFlops, described, forward_flops
 from slime_core.config.secrets import engine_access
 from slime_core.config.settings import core_values
 from slime_core.learner import LearnerSettings
@@ -50,6 +51,7 @@ from slime_core.plugins.contracts import LearnerInfo, Place, TrainStep
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import Registry
 from slime_core.track.record import write_atomically
+from slime_core.track.timeline import Timeline
 from slime_core.types import TrainBatch
 
 
@@ -122,6 +124,8 @@ class Learner:
             hooks=self.hooks,
             learner=self._info,
         )
+        self._timeline = Timeline(settings.run_folder, f"learner-{settings.rank}")
+        self._flops = _forward_flops(settings.folder)
         self._offloader: Offloader | None = None  # set while the rank is offloaded to the host
         self._host_buffers = HostBuffers()
 
@@ -196,9 +200,11 @@ class Learner:
         steps = self._make_micro_batches(shard)
         self.parity.mark(shard, steps[0])
         trains_actor = shard.rollout >= self._critic_only
-        self._fill_columns(shard, steps, trains_actor=trains_actor, critic_values_U=critic_values_U)
-        critic_steps = [self.critic.step(step, rollout=shard.rollout) for step in steps if self.critic]
-        actor_steps = [self._hooked_step(step, shard, i) for i, step in enumerate(steps if trains_actor else [])]
+        with self._timeline.span("log_probs", shard.rollout):
+            self._fill_columns(shard, steps, trains_actor=trains_actor, critic_values_U=critic_values_U)
+        critic_steps = self._train_critic(steps, shard.rollout)
+        with self._timeline.span("actor_train", shard.rollout):
+            actor_steps = [self._hooked_step(step, shard, i) for i, step in enumerate(steps if trains_actor else [])]
         require_finite_weights(self.actor.chunks, rollout=shard.rollout)
         if self.critic is not None:
             self.critic.require_finite_weights(shard.rollout)
@@ -206,6 +212,27 @@ class Learner:
             self._frozen.trained(shard.rollout)
         metrics = average_metrics(actor_steps) | average_metrics(critic_steps)
         return {f"train/{name}": value for name, value in metrics.items()} | self.parity.report()
+
+    def _train_critic(self, steps: list[list[MicroBatch]], rollout: int) -> list[dict[str, float]]:
+        if self.critic is None:
+            return []
+        with self._timeline.span("critic_train", rollout):
+            return [self.critic.step(step, rollout=rollout) for step in steps]
+
+    def speed(self, shard: TrainBatch) -> dict[str, float]:
+        """``perf/...`` of the last :meth:`train`, whose shard this is: seconds of this rank by part, and the work of
+        the actor's steps in TFLOP/s.
+
+        Forward and backward are three times the forward pass (Kaplan et al., 2001.08361, section 2.1); what is
+        recomputed counts once. Ranks that share a sample share its work.
+        """
+        seconds = self._timeline.take_seconds()
+        found = {f"perf/{name}_time": value for name, value in seconds.items()}
+        if self._flops is not None and shard.rollout >= self._critic_only:
+            layout = self._settings.layout
+            work = 3 * sum(map(self._flops.of, map(int, shard.lengths_B))) / layout.model_size
+            found["perf/actor_train_tflops"] = work / seconds["actor_train"] / 1e12
+        return found
 
     def _make_micro_batches(self, shard: TrainBatch) -> list[list[MicroBatch]]:
         """The packed micro-batches of every optimizer step of ``shard``."""
@@ -339,6 +366,14 @@ FORMAT, VERSION = "slime train data", "1"
 
 LEFT_OUT = frozenset({"rows_U", "targets_U", "samples_U", "places_U", "fresh_U"})
 """Indices into the row, which the shard holds already, and which tokens parity compares, which depends on engines."""
+
+
+def _forward_flops(folder: Path) -> ForwardFlops | None:
+    """The work of a forward pass; None: it is not counted for this kind of model."""
+    try:
+        return forward_flops(described(folder) or {})
+    except ValueError:
+        return None
 
 
 def save_train_data(

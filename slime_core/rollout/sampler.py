@@ -33,6 +33,7 @@ from slime_core.rollout.rollout_files import Recorded, RolloutFiles, write_rollo
 from slime_core.rollout.sampler_components import SamplerComponents, SamplerSettings
 from slime_core.rollout.shards import BatchPlan, batch_metrics, grouped_rewards, loss_masks, make_shards
 from slime_core.track.ledger import LEDGER, PendingGroups, PromptLedger
+from slime_core.track.timeline import Timeline
 from slime_core.types import Sample, TrainBatch
 
 
@@ -110,6 +111,7 @@ class Sampler:
         self._staleness = Staleness.of(config)
         self._collector = self._components.make_collector() if config.debug.generates else None
         self._rollouts = self._make_group_source()
+        self._timeline = Timeline(settings.run_folder, "sampler")
         self._last_end_s: float | None = None  # when the last rollout was complete, on time.monotonic's clock
         self.evaluation = self._components.make_evaluation()
         saved = config.debug.save_debug_rollout_data
@@ -150,11 +152,13 @@ class Sampler:
         groups, source_metrics = await self._collect(rollout)
         self._last_end_s = time.monotonic()
         rollout_s = self._last_end_s - start_s
+        self._timeline.ended("generate", rollout, rollout_s)
         trained = self._require_trainable(groups, rollout)
         metrics = self._collect_metrics(groups, trained, rollout) | source_metrics
         selected = self._select_train_samples(trained, rollout)
         warnings = groups.warnings() + self._plan.warnings([len(sample.tokens) for sample in selected.samples])
-        shards = self._make_shards(selected, rollout)
+        with self._timeline.span("pack", rollout):
+            shards = self._make_shards(selected, rollout)
         metrics |= batch_metrics(shards, self._plan) | spec_metrics(groups.samples)
         if not self._rollouts.is_replay:
             per_second = metrics["rollout/response_tokens"] / rollout_s
@@ -276,7 +280,8 @@ class Sampler:
         Groups in flight finish first, so that the evaluation has the engines to itself.
         """
         await self._rollouts.drain()
-        return await self.evaluation.run(self._components.context(step, evaluation=True), self._rollouts.prompts)
+        with self._timeline.span("evaluate", step):
+            return await self.evaluation.run(self._components.context(step, evaluation=True), self._rollouts.prompts)
 
     # --- State -------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ metrics.jsonl   one row a step
 tensorboard/    the same for TensorBoard
 samples/        what was generated and how it was rewarded: one JSON object a line, one file a rollout or evaluation set
 logs/           one file a process
+timeline/       what each process did when: one file a process
 checkpoints/    what a resume starts from
 run.lock        locked by the process that writes here, and names it
 """
@@ -32,7 +33,7 @@ from slime_core.untrusted import as_object, parse_json
 PRIVATE = 0o700
 """Mode of a new run folder."""
 
-FOLDERS = ("tensorboard", "samples", "logs", "checkpoints")
+FOLDERS = ("tensorboard", "samples", "logs", "timeline", "checkpoints")
 LOCK = "run.lock"
 FILES = ("config.toml", "plugins.json", "metrics.jsonl", LOCK)
 

@@ -31,6 +31,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from slime_core.errors import NonFiniteError
 from slime_core.track.record import JsonLines, RunRecord, read_samples
+from slime_core.track.timeline import Timeline
 from slime_core.types import SampleRecord
 
 
@@ -216,6 +217,7 @@ class Track:
         self.record = record
         self._started_s = time.monotonic()
         self._rows = JsonLines(record.metrics)
+        self._timeline = Timeline(record.directory, "driver")
         self._listeners = [(listener, self._observer(f"Listener {listener!r}")) for listener in listeners]
         sinks = dict(trackers or {})
         if tensorboard:
@@ -260,8 +262,10 @@ class Track:
         self.emit(PhaseStarted(phase, self._step))
         started_s = time.monotonic()
         yield
+        seconds = time.monotonic() - started_s
+        self._timeline.ended(phase, self._step, seconds)
         if self._step is not None:
-            self._metrics.add(f"perf/{phase}_time", time.monotonic() - started_s)
+            self._metrics.add(f"perf/{phase}_time", seconds)
 
     def evaluation(self, version: int, metrics: Mapping[str, float]) -> None:
         """Add an evaluation of the weights of ``version`` to row ``version``; the last one counts.
