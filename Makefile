@@ -35,13 +35,20 @@ demo: setup ## train a tiny model with GRPO on this machine's CPU
 RANK_TESTS := $(wildcard $(patsubst %,tests/%.py,e2e/test_one_sample engines/test_layouts e2e/test_bad_input e2e/test_train_only \
     $(addprefix engines/test_,critic function_paths learner harness inputs families roles shared_prompts processes \
     convert freezing routing gloo log_probs megatron_flags model llama schedules)))
-PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder -m $(MARKED)
+MARKED := "not long"
 
 # Two parts, each of which keeps two cores busy. Guards use the cache of `types`. Servers wait while they start.
 .PHONY: test
 test: setup ## all checks: lint, types, import contracts, tests
 	@$(MAKE) -j 4 lint types contracts test-ranks
 	@$(MAKE) -j 2 test-units test-servers
+
+.PHONY: test-long
+test-long: setup ## the long tests, which `make test` leaves out: more layouts, whole runs, faults
+	@$(MAKE) MARKED=long test-ranks
+	@$(MAKE) MARKED=long test-servers
+	@$(MAKE) MARKED=long test-units
 
 .PHONY: test-ranks
 test-ranks: setup
@@ -147,7 +154,7 @@ trackers: setup ## the trackers of slime-trackers with the real clients of W&B a
 	@outputs/trackers/bin/python -m pytest plugins/slime-trackers/tests/clients/check.py
 
 .PHONY: worked-examples
-worked-examples: setup ## two steps of every example that `make test` leaves out, on real engines; three minutes
+worked-examples: setup ## two steps of every example that `make test-long` leaves out, on real engines; three minutes
 	$(BIN)/python -m pytest tests/e2e/worked_examples.py
 
 .PHONY: warm-up

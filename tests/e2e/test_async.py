@@ -12,6 +12,8 @@ import pytest
 
 from tests.e2e.conftest import ONE_ANSWER, Finished, train
 
+pytestmark = pytest.mark.long
+
 SIZES = ("--num-rollout", "4", "--save-interval", "2", "--eval-interval", "2", "--skip-eval-before-train")
 SMALL = ("--rollout-batch-size", "8", "--n-samples-per-prompt", "4", "--lr", "0.0001")
 AHEAD = (*SMALL, "--async-buffer-size", "1", "--max-staleness", "2")

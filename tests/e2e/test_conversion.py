@@ -51,6 +51,7 @@ def test_transformers_computes_what_the_updated_engine_did(trained: Finished, co
     assert found.tolist() == pytest.approx(row["rollout_log_probs"], abs=1e-4)
 
 
+@pytest.mark.long
 def test_a_run_starts_from_a_torch_dist_folder_with_the_arguments_that_show_prints(trained: Finished, tmp_path: Path):
     """Its --hf-checkpoint has other weights; a learning rate of zero keeps those that it starts with."""
     start = trained.folder / "checkpoints" / "step-000002"

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e import worked_examples
 from tests.e2e.conftest import NO_EVAL
 from tests.e2e.worked_examples import EXAMPLES, example
+
+pytestmark = pytest.mark.long
 
 
 def test_every_example_has_a_test() -> None:

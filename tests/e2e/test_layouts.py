@@ -10,6 +10,8 @@ import pytest
 from tests.campaigns.live_layouts import LAYOUTS
 from tests.engines.families import ROLLOUTS, live_run, write
 
+pytestmark = pytest.mark.long
+
 RUNS = {
     "qwen2, tied": ("colocated, tensor 2, engine tensor 2", ("--rollout-temperature", "0.7")),
     "llama": ("pipeline 2, two engines, disk", ("--num-virtual-stages-per-pipeline-rank", "2")),

@@ -12,6 +12,8 @@ import pytest
 
 from tests.e2e.conftest import Finished, slime
 
+pytestmark = pytest.mark.long
+
 PLUGIN = Path(__file__).with_name("watcher.py")
 
 SMALL = (

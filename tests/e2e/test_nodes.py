@@ -30,6 +30,8 @@ cluster.shutdown()
 """
 HOOKS = """
 from slime_core import Component, hookimpl
+
+pytestmark = pytest.mark.long
 @hookimpl
 def slime_register_reward_models():
     yield Component("length", target="acme_toy.code:Length")

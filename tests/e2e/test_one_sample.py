@@ -8,7 +8,11 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import BRIEF, LIMIT_S, command
+
+pytestmark = pytest.mark.long
 
 PAGE = Path(__file__).parents[2] / "docs" / "one-sample.md"
 ASIDE = ("types/", "ops/", "errors.py")

@@ -16,6 +16,8 @@ from dataclasses import replace
 from slime_core import Component, GenerateTraits, hookimpl
 from slime_core.builtin.responses import SingleTurn
 
+pytestmark = pytest.mark.long
+
 
 @hookimpl
 def slime_register_generate_functions():

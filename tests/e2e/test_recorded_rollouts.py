@@ -13,6 +13,8 @@ from safetensors import safe_open
 from slime_core.config.schema import ARITHMETIC
 from tests.e2e.conftest import Finished, train, weights
 
+pytestmark = pytest.mark.long
+
 SMALL = ("--num-rollout", "2", "--rollout-batch-size", "16", "--num-steps-per-rollout", "2", "--seed", "5")
 KL = ("--use-kl-loss", "--kl-loss-coef", "0.1", "--kl-loss-type", "k3")
 

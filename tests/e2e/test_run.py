@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from slime_core.config.load import load
+from slime_core.config.model_config import forward_flops
+from slime_core.config.schema import ARITHMETIC
 from slime_core.plugins.activation import activate
 from slime_core.plugins.manifest import Manifest, attach
 from tests.e2e.conftest import ONE_ANSWER, Finished, slime
@@ -24,6 +26,9 @@ PROMISED = {
     "train/train_rollout_logprob_abs_diff",
     "perf/rollout_time",
     "perf/train_time",
+    "perf/log_probs_time",
+    "perf/actor_train_time",
+    "perf/actor_train_tflops",
     "perf/update_weights_time",
     "perf/step_time",
     "perf/tokens_per_gpu_per_sec",
@@ -35,6 +40,31 @@ def test_every_step_has_a_row_with_the_promised_metrics(trained: Finished):
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
     assert all(row.keys() >= PROMISED for row in rows[:4])
     assert all(math.isfinite(value) for row in rows for value in row.values())
+
+
+def test_the_speed_of_training_is_three_forward_passes_over_the_samples(trained: Finished):
+    samples = trained.samples("train-000000.jsonl")
+    templates = {len(one["tokens"]) - one["response_length"] - len(one["prompt"]) for one in samples if "tokens" in one}
+    (template,) = templates  # the tokenizer has a token for each character
+    flops = forward_flops(json.loads((ARITHMETIC / "model" / "config.json").read_text()))
+    work = 3 * sum(flops.of(template + len(one["prompt"]) + one["response_length"]) for one in samples)
+    row = trained.rows[0]
+    assert row["perf/actor_train_tflops"] * row["perf/actor_train_time"] == pytest.approx(work / 1e12)
+    assert row["perf/log_probs_time"] + row["perf/actor_train_time"] <= row["perf/train_time"]
+
+
+def test_every_process_says_what_it_did_when(trained: Finished):
+    spans = {
+        path.stem: [json.loads(line) for line in path.read_text().splitlines()]
+        for path in (trained.folder / "timeline").iterdir()
+    }
+    assert {one["name"] for one in spans["driver"]} >= {"start", "rollout", "train", "save", "update_weights", "eval"}
+    assert spans.keys() == {"driver", "sampler", "learner-0"}
+    for process, name, within in (("sampler", "generate", "rollout"), ("learner-0", "actor_train", "train")):
+        for inner in (one for one in spans[process] if one["name"] == name):
+            (outer,) = (one for one in spans["driver"] if (one["name"], one["step"]) == (within, inner["step"]))
+            assert outer["start"] - 0.05 <= inner["start"]
+            assert inner["start"] + inner["seconds"] <= outer["start"] + outer["seconds"] + 0.05
 
 
 def test_evaluation_stands_in_the_row_of_the_weights_it_measured(trained: Finished):

@@ -8,6 +8,8 @@ import pytest
 
 from tests.e2e.conftest import Finished, slime
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:

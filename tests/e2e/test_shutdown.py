@@ -51,7 +51,10 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 @pytest.mark.parametrize(
     ("moment", "signal_sent"),
-    [("logs/engine-0.log", signal.SIGINT), ("metrics.jsonl", signal.SIGTERM)],
+    [
+        pytest.param("logs/engine-0.log", signal.SIGINT, marks=pytest.mark.long),
+        ("metrics.jsonl", signal.SIGTERM),
+    ],
     ids=["Ctrl-C while starting", "SIGTERM while training"],
 )
 def test_a_run_that_is_interrupted_ends_and_leaves_nothing(tmp_path: Path, moment: str, signal_sent: signal.Signals):
@@ -82,7 +85,10 @@ def server_of(process: subprocess.Popen[str], name: str) -> tuple[psutil.Process
     pytest.fail(f"no process of the run is called {name}:\n{found}\n{process.communicate()}")
 
 
-@pytest.mark.parametrize(("victim", "name"), [("sglang::scheduler", "engine 0"), ("router", "router")])
+@pytest.mark.parametrize(
+    ("victim", "name"),
+    [("sglang::scheduler", "engine 0"), pytest.param("router", "router", marks=pytest.mark.long)],
+)
 def test_a_server_that_dies_ends_the_run_with_its_last_lines(tmp_path: Path, victim: str, name: str):
     with running(tmp_path / "run") as process:
         wait_for(tmp_path / "run" / "metrics.jsonl", process)

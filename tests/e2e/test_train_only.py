@@ -11,7 +11,12 @@ from tests.golden.train_only import CASES, STORED, train
 WANTED = json.loads(STORED.read_text())
 
 
-@pytest.mark.parametrize("name", CASES)
+SHORT = "grpo"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == SHORT else [pytest.mark.long]) for name in CASES]
+)
 def test_training_on_a_recorded_rollout_gives_the_stored_metrics(name: str) -> None:
     steps = [row["metrics"] for row in train(name)]
     assert len(steps) == len(WANTED[name])

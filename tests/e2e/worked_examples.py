@@ -1,4 +1,4 @@
-"""The worked examples that ``make test`` leaves out, for two steps each on real engines: ``make worked-examples``."""
+"""The worked examples that ``make test-long`` leaves out, for two steps each: ``make worked-examples``."""
 
 from __future__ import annotations
 

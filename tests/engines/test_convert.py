@@ -137,6 +137,7 @@ def of_two_processes(*words: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_two_processes_convert_both_ways_in_different_layouts(megatron, tmp_path):
     source = families.write("qwen3_moe, not normed, tied", tmp_path / "hf", num_hidden_layers=4)
     stored, back = tmp_path / "torch_dist", tmp_path / "back"
@@ -148,6 +149,7 @@ def test_two_processes_convert_both_ways_in_different_layouts(megatron, tmp_path
     assert same(weights_of(source), weights_of(back))
 
 
+@pytest.mark.long
 def test_one_process_converts_back_what_two_saved_with_tensor_parallelism(source, tmp_path):
     stored = tmp_path / "torch_dist"
     layout = ("--tensor-model-parallel-size", "2")

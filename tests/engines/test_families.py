@@ -247,6 +247,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     return {row["case"]: row for row in json.loads(target.read_text())}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_computes_what_hugging_face_computes_and_gives_every_bit_back(compared, layout):
     row = compared[layout]

@@ -39,6 +39,7 @@ def samples() -> list[Sample]:
     ]
 
 
+@pytest.mark.long
 def test_one_step_on_two_ranks_is_the_step_of_one():
     advantages_B = np.array([1.0, -1.0, 0.5, -0.5], np.float32)
     flags = ["--plugin", "grpo", "--lr", "1e-3"]

@@ -137,6 +137,7 @@ def test_every_packing_trains_what_plain_torch_trains(
     assert (found.weights["model.picture.weight"] - start["model.picture.weight"]).abs().max() > 1e-3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", ["data", "tensor", "sequence", "pipeline"])
 def test_two_ranks_train_what_one_does(
     children: Children, folder: Path, samples: list[Sample], expected: dict[str, torch.Tensor], layout: str
@@ -204,6 +205,7 @@ def test_a_model_that_takes_no_pixels_is_not_trained_without_them(
         train(children, blind, cut(samples), plugins=(), architecture="Qwen3ForCausalLM")
 
 
+@pytest.mark.long
 def test_parts_of_a_row_are_refused(children: Children, folder: Path, samples: list[Sample]) -> None:
     with pytest.raises(RunError, match=r"pixel_values .* context_parallel_size = 2 gives a rank parts of a row: .*"):
         train(children, folder, 2 * cut(samples), ranks=2, context=2)

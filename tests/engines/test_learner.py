@@ -402,6 +402,7 @@ def test_two_ranks_equal_one(children, folder, samples, alone):
     assert distance(first.weights, alone.weights) < NEAR
 
 
+@pytest.mark.long
 def test_latent_attention_split_over_two_ranks_trains_as_one_rank_does(children, samples, tmp_path):
     model = write("deepseek_v3", tmp_path / "model", vocab_size=48, num_hidden_layers=2, first_k_dense_replace=2)
     job = Job(settings(), model, [cut(samples)], architecture="DeepseekV3ForCausalLM")
@@ -421,6 +422,7 @@ def leave_gradients_alone() -> None:
     original, optimizer.finalize_model_grads = optimizer.finalize_model_grads, forgotten
 
 
+@pytest.mark.long
 def test_the_comparison_of_two_ranks_notices_gradients_that_were_not_summed(children, folder, samples):
     shards = {count: cut(samples, num_ranks=count, num_steps=1) for count in (1, 2)}
     (expected,) = children.run(Job(settings(), folder, [shards[1]]))
@@ -564,6 +566,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write("qwen3_moe", tmp_path_factory.mktemp("mixture") / "model", vocab_size=48)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("saved_in", "resumed_in"),
     [

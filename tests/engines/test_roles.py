@@ -448,6 +448,7 @@ def test_only_the_chosen_weights_change_and_a_resume_is_exact(children, tmp_path
     assert exact
 
 
+@pytest.mark.long
 def test_a_pipeline_rank_that_trains_nothing_keeps_up(children, tmp_path):
     """Untied, where it also resumes, and tied, where the last stage holds a copy of what the first one froze."""
     models = {tied: children.model(tmp_path / f"{tied}", seed=2, tie_word_embeddings=tied) for tied in (False, True)}

@@ -131,6 +131,7 @@ def test_a_model_with_other_layers_repeats_prompts(chunk, monkeypatch):
 # --- Layouts ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_layout_finds_the_gradients_of_repeated_prompts_on_one_rank(tmp_path):
     target = tmp_path / "rows.json"
     command = [sys.executable, "-m", "tests.campaigns.shared_layouts", "--json", target]

@@ -190,6 +190,7 @@ def test_spoiled_weights_are_restored_in_every_process(
     assert difference(generated(servers[width]), before) <= LARGEST_DIFFERENCE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("left_out", "named"), [(NORM, NORM), (KEYS, KEYS.replace("k_proj", "qkv_proj"))])
 def test_an_export_that_leaves_a_weight_out_is_found(
     servers: dict[int, str], width: int, left_out: str, named: str, weights: Weights, tmp_path: Path

@@ -94,6 +94,7 @@ def test_lint_and_format_find_nothing_whatever_the_length_of_the_name(folder: Pa
         python("-m", "ruff", *words, "--no-cache", folder, tmp_path, where=folder)
 
 
+@pytest.mark.long
 def test_types_hold_under_the_strict_settings_of_the_packages(folder: Path, monkeypatch: pytest.MonkeyPatch):
     packages = sorted(folder.iterdir())
     monkeypatch.setenv("MYPYPATH", os.pathsep.join(str(package / "src") for package in packages))
@@ -113,6 +114,7 @@ def test_the_settings_of_types_are_as_strict_as_ours(kind: str):
     assert "overrides" not in theirs
 
 
+@pytest.mark.long
 def test_the_tests_of_the_packages_pass_with_warnings_as_errors(folder: Path, site: Path):
     packages = sorted(folder.iterdir())
     words = ("-m", "pytest", "-v", "-p", "no:cacheprovider", "-c", packages[0] / "pyproject.toml", "--rootdir", folder)

@@ -20,7 +20,7 @@ def test_a_run_folder_has_its_places(tmp_path: Path) -> None:
     record.write_text("config.toml", "seed = 1\n")
     assert record.config.read_text() == "seed = 1\n"
     assert sorted(path.name for path in record.directory.iterdir()) == [
-        "checkpoints", "config.toml", "logs", "run.lock", "samples", "tensorboard",
+        "checkpoints", "config.toml", "logs", "run.lock", "samples", "tensorboard", "timeline",
     ]  # fmt: skip
 
 
