@@ -4,6 +4,7 @@
                  TensorBoard
     record       the run folder: config, metrics.jsonl (a row is on disk when its step ends), logs, checkpoints; one
                  file of readable samples a rollout or evaluation set
+    timeline     what each process did when
     ledger       prompt accounting: where every prompt group ended, from the files of the run folder
 
 The rule: **row k of every tracker describes the weights of version k**, the weights after k training steps. So
