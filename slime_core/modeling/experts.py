@@ -15,6 +15,8 @@ from megatron.core.transformer.moe.experts import SequentialMLP
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import grouped_mm
 
+from slime_core.modeling.swiglu import SwiGLU, swiglu
+
 __all__ = ["GroupedExperts", "grouped_linear"]
 
 ALIGNMENT_BYTES = 16
@@ -34,24 +36,17 @@ class GroupedExperts(SequentialMLP):  # type: ignore[misc]
         tokens = permuted_local_hidden_states
         first = [expert.linear_fc1.weight for expert in self.local_experts]
         second = [expert.linear_fc2.weight for expert in self.local_experts]
-        if not (self._is_gated and tokens.numel() and _are_aligned(first[0], second[0])):
+        if not (self._is_plain and tokens.numel() and _are_aligned(first[0], second[0])):
             found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(tokens, tokens_per_expert, permuted_probs)
             return found
         ends = tokens_per_expert.cumsum(0).to(tokens.device, torch.int32)
-        gate, up = grouped_linear(tokens, ends, first).chunk(2, dim=-1)
-        inner = self.config.activation_func(gate) * up * permuted_probs.unsqueeze(-1)
-        return grouped_linear(inner.to(tokens.dtype), ends, second), None
+        inner = swiglu(grouped_linear(tokens, ends, first), permuted_probs.unsqueeze(-1))
+        return grouped_linear(inner, ends, second), None
 
     @property
-    def _is_gated(self) -> bool:
-        """Whether the MLP is the plain gated one, without bias, limits or offsets of other families."""
-        config = self.config
-        return (
-            config.gated_linear_unit
-            and not (config.add_bias_linear or config.bias_activation_fusion or config.moe_apply_probs_on_input)
-            and config.activation_func_clamp_value is None
-            and config.glu_linear_offset == 0
-        )
+    def _is_plain(self) -> bool:
+        has_swiglu = isinstance(self.local_experts[0].activation_func, SwiGLU)
+        return has_swiglu and not self.config.moe_apply_probs_on_input
 
 
 def _are_aligned(*weights: torch.Tensor) -> bool:

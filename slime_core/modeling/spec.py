@@ -538,9 +538,11 @@ def local_layers(config: TransformerConfig, *, vp_stage: int | None = None) -> T
         PackedSelfAttention,
         RMSNorm,
     )
+    from slime_core.modeling.swiglu import SwiGLU, is_swiglu
 
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage)
     block.layer_norm = RMSNorm
+    config.use_te_activation_func = is_swiglu(config)  # by its name TransformerEngine's; any activation is taken there
     for layer in block.layer_specs:
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
         attention = layer.submodules.self_attention
@@ -550,9 +552,14 @@ def local_layers(config: TransformerConfig, *, vp_stage: int | None = None) -> T
                 setattr(attention.submodules, norm, RMSNorm)
         packed = {SelfAttention: PackedSelfAttention, MLASelfAttention: PackedLatentAttention}
         attention.module = packed.get(attention.module, attention.module)
+        mlps = [layer.submodules.mlp]
         mixture = layer.submodules.mlp.submodules
         if isinstance(mixture, MoESubmodules):
             mixture.router = KeepingRouter
             if mixture.experts.module is SequentialMLP:
                 mixture.experts.module = GroupedExperts
+            mlps = [mixture.experts, mixture.shared_experts]
+        if config.use_te_activation_func:
+            for mlp in mlps:
+                mlp.submodules.activation_func = SwiGLU
     return block
