@@ -8,14 +8,15 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from slime_core.cli.needs import OUTPUT_LAYER, Needs
-from slime_core.config.model_config import EXPERTS, described, start_weights
-from slime_core.config.schema import RunConfig
+from slime_core.config.model_config import EXPERTS, context_length, described, start_weights
+from slime_core.config.schema import ParallelConfig, RunConfig
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.modeling.memory import GIB, GPUS_OF_A_NODE, SHARE, Cut, ModelSize, Usage, layouts, usage
+from slime_core.modeling.memory import GIB, GPUS_OF_A_NODE, SHARE, Cut, ModelSize, Training, Usage, layouts, usage
 
 NVIDIA_SMI_LIMIT_S = 10
 
@@ -80,44 +81,92 @@ def _model_size(found: Mapping[str, Any], sizes: Mapping[str, int]) -> ModelSize
         output=output,
         dense=sum(sizes.values()) - embedding - sizes.get(OUTPUT_LAYER, 0) - routed,
         routed=routed,
+        latent=int(found["kv_lora_rank"]) + int(found["qk_rope_head_dim"]) if is_latent else 0,
     )
 
 
-def of_learner(config: RunConfig, size: ModelSize, needs: Needs) -> Usage:
-    """What a learner rank of the run needs."""
-    layout = ParallelLayout.of(config.parallel)
+def longest_response(config: RunConfig) -> int:
+    """Tokens of the longest prompt, as far as it has a limit, and its response."""
+    tokens = (config.data.rollout_max_prompt_len or 0) + config.rollout.rollout_max_response_len
+    return min(tokens, config.engine.sglang_context_length or context_length(start_weights(config)) or tokens)
+
+
+def training_of(config: RunConfig, needs: Needs, *, context: int) -> Training:
+    """What ranks train of which ``context`` share a row; a sample longer than a row gets one of its own."""
+    settings, longest = config.learner, longest_response(config)
+    given, tokens = config.megatron.optimizer, settings.max_tokens_per_gpu * context
+    if settings.micro_batch_size is not None:
+        tokens = settings.micro_batch_size * longest
+    elif not settings.hard_token_budget:
+        tokens = max(tokens, longest)
+    share = given.get("optimizer_offload_fraction", 1.0) if given.get("optimizer_cpu_offload") else 0.0
+    return Training(tokens=tokens, item=needs.item, on_host=share)
+
+
+def cut_of(config: RunConfig, parallel: ParallelConfig, ranks: int) -> Cut:
+    """How ``ranks`` share a model, and what they compute again."""
+    layout, given = ParallelLayout.of(parallel), config.megatron.transformer
+    kind, number = given.get("recompute_granularity"), int(given.get("recompute_num_layers") or 1)
     cut = Cut(
         tensor=layout.tensor,
         pipeline=layout.pipeline,
         context=layout.context,
         expert=layout.expert,
         expert_tensor=layout.expert_tensor,
-        data=max(1, config.num_data_ranks),
-        recompute="full" if config.megatron.transformer.get("recompute_granularity") == "full" else "none",
+        data=max(1, ranks // layout.model_size),
+        sequence=layout.sequence or layout.tensor == 1,
+        recompute="none",
     )
-    return usage(size, cut, tokens=config.learner.max_tokens_per_gpu, item=needs.item, roles=needs.roles)
+    if kind == "full":
+        if given.get("recompute_method") == "block":
+            return replace(cut, recompute="full", first=number)
+        return replace(cut, recompute="full", together=number)
+    is_of_mlp = kind == "selective" and "mlp" in (given.get("recompute_modules") or ())
+    return replace(cut, recompute="mlp") if is_of_mlp else cut
+
+
+def of_learner(config: RunConfig, size: ModelSize, needs: Needs) -> Usage:
+    """What a learner rank of the run needs, with a critic that shares it."""
+    cut = cut_of(config, config.parallel, config.num_learner_ranks)
+    training = training_of(config, needs, context=cut.context)
+    return usage(size, cut, replace(training, critic=bool(needs.critic_parameters and not needs.critic_ranks)))
+
+
+def of_critic(config: RunConfig, size: ModelSize, needs: Needs) -> Usage | None:
+    """What a rank of a separate critic needs; None: there is none."""
+    if not needs.critic_ranks:
+        return None
+    cut = cut_of(config, config.critic_parallel, needs.critic_ranks)
+    found = usage(replace(size, output=0), cut, training_of(config, needs, context=cut.context))
+    return replace(found, logits=0)
 
 
 def lines(config: RunConfig, size: ModelSize | None, needs: Needs) -> Iterator[str]:
     """What a GPU of the learner and one of an engine hold."""
     if size is None or not needs.ranks:
         return
-    found, memory = of_learner(config, size, needs), gpu_memory_gib(config)
-    parts = " + ".join(f"{number / GIB:.1f} {name}" for name, number in found.parts.items())
+    memory = gpu_memory_gib(config)
     held = "of an unknown size (--gpu-memory-gib)" if memory is None else f"of {memory:g} GiB"
-    yield (
-        f"memory of a learner GPU {held}, in GiB: {parts} = {found.total / GIB:.1f}, for "
-        f"{config.learner.max_tokens_per_gpu} tokens a micro-batch, recomputing {found.cut.recompute}"
-    )
+    roles = {"learner": of_learner(config, size, needs), "critic": of_critic(config, size, needs)}
+    for role, found in roles.items():
+        if found is not None:
+            parts = " + ".join(f"{number / GIB:.1f} {name}" for name, number in found.parts.items())
+            tokens = training_of(config, needs, context=found.cut.context).tokens // found.cut.context
+            yield (
+                f"memory of a {role} GPU {held}, in GiB: {parts} = {found.total / GIB:.1f}, for {tokens} tokens a "
+                f"micro-batch, recomputing {found.cut.recompute}"
+            )
     if memory is not None and needs.engines:
-        yield from _cache_line(config, size, needs, memory)
+        gpus = config.cluster.rollout_num_gpus_per_engine
+        token = size.cached(gpus) * needs.item * gpus
+        room = _room(config, size, needs, memory, gpus)
+        yield f"an engine's cache: room for {room:,} tokens of {token / 1024:.0f} KiB, at most"
 
 
-def _cache_line(config: RunConfig, size: ModelSize, needs: Needs, memory: float) -> Iterator[str]:
-    each = config.cluster.rollout_num_gpus_per_engine
-    token = 2 * size.layers * size.key_heads * size.head * needs.item
-    left = memory * GIB * (config.engine.sglang_mem_fraction_static or SHARE) * each - needs.of_engine
-    yield f"an engine's cache: room for {max(0, int(left / token)):,} tokens of {token / 1024:.0f} KiB, at most"
+def _room(config: RunConfig, size: ModelSize, needs: Needs, memory: float, gpus: int) -> int:
+    """Tokens in the cache of an engine of ``gpus``."""
+    left = memory * GIB * (config.engine.sglang_mem_fraction_static or SHARE) - needs.of_engine / gpus
+    return max(0, int(left / (size.cached(gpus) * needs.item)))
 
 
 def mistakes(config: RunConfig, size: ModelSize | None, needs: Needs) -> Iterator[str]:
@@ -125,19 +174,63 @@ def mistakes(config: RunConfig, size: ModelSize | None, needs: Needs) -> Iterato
     memory = gpu_memory_gib(config)
     if memory is None or size is None or not needs.ranks:
         return
-    found, limit = of_learner(config, size, needs), memory * SHARE
-    if found.total > limit * GIB:
-        name, largest = max(found.parts.items(), key=lambda part: part[1])
+    learner, critic = of_learner(config, size, needs), of_critic(config, size, needs)
+    limit = memory * SHARE
+    if learner.total > limit * GIB:
+        yield f"{_too_much('learner', learner, memory)}; {_what_fits(config, size, needs, memory)}"
+    if critic is not None and critic.total > limit * GIB:
         yield (
-            f"GPU memory: a learner rank needs {found.total / GIB:.1f} GiB, most of it {name} ({largest / GIB:.1f}), "
-            f"and {SHARE:.0%} of {memory:g} GiB are {limit:.1f}; {_what_fits(config, size, needs, memory)}"
+            f"{_too_much('critic', critic, memory)}; give it more GPUs (--critic-num-gpus), a larger "
+            "--critic-tensor-model-parallel-size or --critic-pipeline-model-parallel-size, or lower "
+            "--max-tokens-per-gpu"
+        )
+    if config.engine_groups:
+        yield from _engine_mistakes(config, size, needs, memory)
+        yield from _publishing_mistakes(config, learner, needs, memory)
+
+
+def _too_much(role: str, found: Usage, memory: float) -> str:
+    name, largest = max(found.parts.items(), key=lambda part: part[1])
+    return (
+        f"GPU memory: a {role} rank needs {found.total / GIB:.1f} GiB, most of it {name} ({largest / GIB:.1f}), "
+        f"and {SHARE:.0%} of {memory:g} GiB are {memory * SHARE:.1f}"
+    )
+
+
+def _engine_mistakes(config: RunConfig, size: ModelSize, needs: Needs, memory: float) -> Iterator[str]:
+    """An engine that has no room for one prompt and its response answers none of that length."""
+    gpus, longest = min(group.size for group in config.engine_groups), longest_response(config)
+    room = _room(config, size, needs, memory, gpus)
+    if room < longest:
+        sizes = (2**power for power in range(GPUS_OF_A_NODE.bit_length()))
+        fits = next((one for one in sizes if _room(config, size, needs, memory, one) >= longest), None)
+        step = "lower --rollout-max-response-len" if fits is None else f"--rollout-num-gpus-per-engine {fits} fits"
+        share = config.engine.sglang_mem_fraction_static or SHARE
+        yield (
+            f"GPU memory: an engine of {gpus} GPUs has {needs.of_engine / gpus / GIB:.1f} GiB of weights on each, and "
+            f"{share:.0%} of {memory:g} GiB leave its cache room for {room:,} tokens, while a prompt and its response "
+            f"may take {longest:,}; {step}"
+        )
+
+
+def _publishing_mistakes(config: RunConfig, learner: Usage, needs: Needs, memory: float) -> Iterator[str]:
+    """Colocated ranks and engines both hold their weights while these are published."""
+    gpus = min(group.size for group in config.engine_groups)
+    weights = learner.weights + needs.of_engine / gpus
+    if config.cluster.colocate and weights > memory * SHARE * GIB:
+        yield (
+            f"GPU memory: while weights are published, a colocated GPU holds {learner.weights / GIB:.1f} GiB of the "
+            f"learner's and {needs.of_engine / gpus / GIB:.1f} of the engine's, and {SHARE:.0%} of {memory:g} GiB are "
+            f"{memory * SHARE:.1f}; raise --rollout-num-gpus-per-engine, or leave --colocate out"
         )
 
 
 def _what_fits(config: RunConfig, size: ModelSize, needs: Needs, memory: float) -> str:
-    tokens, gpus = config.learner.max_tokens_per_gpu, config.num_learner_ranks
+    gpus = config.num_learner_ranks
+    shared = bool(needs.critic_parameters and not needs.critic_ranks)
+    training = replace(training_of(config, needs, context=1), critic=shared)
     while gpus <= 64 * config.num_learner_ranks:
-        found = layouts(size, gpus, memory, tokens=tokens, item=needs.item, roles=needs.roles)
+        found = layouts(size, gpus, memory, training)
         if found:
             return f"this fits ({found[0].total / GIB:.1f} GiB): {found[0].cut.flags}"
         gpus = 2 * gpus if gpus < GPUS_OF_A_NODE else gpus + GPUS_OF_A_NODE

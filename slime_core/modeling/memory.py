@@ -3,26 +3,42 @@
 Counted, in bytes a number: weights (2 in bfloat16), gradients (4), Adam's state, which is spread over data-parallel
 ranks (12: float32 copy, mean and variance; 8 where the weights are float32), the activations of one micro-batch, and
 its logits with their gradient (8). Not counted: what CUDA and NCCL reserve, unequal numbers of tokens for experts, and
-fragmentation, for which a tenth of the memory is left.
+fragmentation, for which a tenth of the memory is left; reference, teacher and old actor, which are in host memory.
 
 A layer of Megatron's local ones keeps, for each token of a row::
 
-    6 h + 6 q + 3 k + 8 d + 5 w
-    6 h + 6 q + 3 k + 8 d + n h + 5 (n e + s) + 1.25 E      in a layer that takes n of E experts
+    6 h + 6 q + 3 k + 8 d + 3 w
+    6 h + 6 q + 3 k + 8 d + n h + 3 (n e + s) + 1.25 E      in a layer that takes n of E experts
 
 entries: h hidden, q and k of all query and key heads, d of one head; inside the MLP, an expert and shared ones w, e and
 s. That is what torch keeps for the backward pass in float32 on a CPU, within 10 %; fused norms of a GPU keep 2 h less.
-With full recomputation a layer keeps h, and one layer at a time has all of the above.
+Without sequence parallelism the 6 h are on every tensor-parallel rank, the rest is shared.
+
+Recomputing the MLP keeps 3 w less in a layer without experts, and has them of one layer at a time. Recomputing whole
+layers keeps h a layer (or h for several together), and one of these at a time has all of the above. Recomputing
+attention alone counts as none: the kernels of a GPU keep next to nothing inside.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
-__all__ = ["GIB", "GPUS_OF_A_NODE", "SHARE", "Cut", "ModelSize", "Recompute", "Usage", "layouts", "usage"]
+__all__ = [
+    "GIB",
+    "GPUS_OF_A_NODE",
+    "RECOMPUTE",
+    "SHARE",
+    "Cut",
+    "ModelSize",
+    "Recompute",
+    "Training",
+    "Usage",
+    "layouts",
+    "usage",
+]
 
 GIB = 2**30
 GRADIENT, MOMENTS, MASTER, LOGIT = 4, 8, 4, 8
@@ -33,8 +49,13 @@ SHARE = 0.9
 
 GPUS_OF_A_NODE = 8
 
-Recompute = Literal["none", "full"]
-FULL_RECOMPUTE = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+Recompute = Literal["none", "mlp", "full"]
+RECOMPUTE: Mapping[Recompute, Mapping[str, str | int | tuple[str, ...]]] = {
+    "none": {},
+    "mlp": {"recompute_granularity": "selective", "recompute_modules": ("mlp",)},
+    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+"""What is computed again in the backward pass -> Megatron's settings for it, from the fastest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +70,7 @@ class ModelSize:
             that of shared ones; 0: there are none.
         embedding, output, routed, dense: parameters of the embedding, of output weights (0: tied), of routed experts,
             and of the rest.
+        latent: entries that an engine caches of a token in a layer of multi-latent attention; 0: keys and values.
     """
 
     layers: int
@@ -66,6 +88,18 @@ class ModelSize:
     expert_inner: int = 0
     shared_inner: int = 0
     routed: int = 0
+    latent: int = 0
+
+    @property
+    def in_mlp(self) -> int:
+        """Of :attr:`kept`, the entries that recomputing the MLP does not keep."""
+        return 0 if self.experts else 3 * self.inner
+
+    def cached(self, gpus: int) -> int:
+        """Entries that each of the GPUs of an engine caches for a token; latents are on each of them."""
+        if self.latent:
+            return self.layers * self.latent
+        return 2 * self.layers * math.ceil(self.key_heads / gpus) * self.head
 
     @property
     def kept(self) -> float:
@@ -74,8 +108,8 @@ class ModelSize:
         mixture = 0.0
         if self.experts:
             inner = self.taken * self.expert_inner + self.shared_inner
-            mixture = self.taken * self.hidden + 5 * inner + 1.25 * self.experts
-        return attention + max(5 * self.inner, mixture)
+            mixture = self.taken * self.hidden + 3 * inner + 1.25 * self.experts
+        return attention + max(3 * self.inner, mixture)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +118,9 @@ class Cut:
 
     Arguments:
         expert_tensor: ranks that share a matrix of an expert; 0: as many as ``tensor``.
+        sequence: tensor-parallel ranks share all activations.
+        together: layers that are computed again at once, where whole ones are.
+        first: of each stage, the only layers that are computed again; 0: all.
     """
 
     tensor: int = 1
@@ -92,7 +129,10 @@ class Cut:
     expert: int = 1
     expert_tensor: int = 0
     data: int = 1
+    sequence: bool = True
     recompute: Recompute = "full"
+    together: int = 1
+    first: int = 0
 
     @property
     def flags(self) -> str:
@@ -110,7 +150,9 @@ class Cut:
             found.append(f"--expert-model-parallel-size {self.expert}")
             if self.expert_tensor not in (0, self.tensor):
                 found.append(f"--expert-tensor-parallel-size {self.expert_tensor}")
-        return " ".join([*found, *([FULL_RECOMPUTE] if self.recompute == "full" else [])])
+        for name, value in RECOMPUTE[self.recompute].items():
+            found.append(f"--{name.replace('_', '-')} {' '.join(value) if isinstance(value, tuple) else value}")
+        return " ".join(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,26 +178,42 @@ class Usage:
         return {name: getattr(self, name) for name in names}
 
 
-def layouts(
-    size: ModelSize, gpus: int, memory_gib: float, *, tokens: int, item: int = 2, roles: int = 0
-) -> list[Usage]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What a rank does besides holding its part of a model.
+
+    Arguments:
+        tokens: of one micro-batch, over all ranks that share a row.
+        item: bytes of a weight, 2 or 4.
+        on_host: share of the optimizer's state that is in host memory.
+        critic: a critic shares the ranks; it has no output weights, and its activations come when the actor's are gone.
+    """
+
+    tokens: int
+    item: int = 2
+    on_host: float = 0.0
+    critic: bool = False
+
+
+def layouts(size: ModelSize, gpus: int, memory_gib: float, training: Training) -> list[Usage]:
     """Those that fit, the best first: few ranks for a copy of the model, few stages, few expert ranks.
 
     Arguments:
         gpus: for training; a whole number of nodes of 8 above 8.
         memory_gib: of one GPU.
-        tokens, item, roles: as :func:`usage` takes them.
     """
-    found = (usage(size, cut, tokens=tokens, item=item, roles=roles) for cut in _cuts(size, gpus))
+    found = (usage(size, cut, training) for cut in _cuts(size, gpus))
     return sorted((one for one in found if one.total <= memory_gib * GIB * SHARE), key=lambda one: _rank(one.cut))
 
 
 def _rank(cut: Cut) -> tuple[int, ...]:
     whole = cut.expert_tensor in (0, cut.tensor)
-    return cut.tensor * cut.pipeline, cut.pipeline, cut.expert, not whole, cut.recompute == "full"
+    effort = list(RECOMPUTE).index(cut.recompute)
+    return cut.tensor * cut.pipeline, cut.pipeline, cut.expert, not whole, effort
 
 
 def _cuts(size: ModelSize, gpus: int) -> Iterator[Cut]:
+    kinds: tuple[Recompute, ...] = ("none", "mlp", "full") if size.in_mlp else ("none", "full")
     for tensor in _powers(min(gpus, GPUS_OF_A_NODE)):
         if any(number % tensor for number in (size.heads, size.key_heads, size.vocab)):
             continue
@@ -163,11 +221,9 @@ def _cuts(size: ModelSize, gpus: int) -> Iterator[Cut]:
             data, rest = divmod(gpus, tensor * pipeline)
             if rest or pipeline > size.layers:
                 continue
+            cut = Cut(tensor=tensor, pipeline=pipeline, data=data)
             for expert, each in _expert_cuts(size, tensor, data):
-                for kind in ("none", "full"):
-                    yield Cut(
-                        tensor=tensor, pipeline=pipeline, expert=expert, expert_tensor=each, data=data, recompute=kind
-                    )
+                yield from (replace(cut, expert=expert, expert_tensor=each, recompute=kind) for kind in kinds)
 
 
 def _expert_cuts(size: ModelSize, tensor: int, data: int) -> Iterator[tuple[int, int]]:
@@ -184,32 +240,47 @@ def _powers(most: int) -> list[int]:
     return [2**exponent for exponent in range(max(most, 1).bit_length())]
 
 
-def usage(size: ModelSize, cut: Cut, *, tokens: int, item: int = 2, roles: int = 0) -> Usage:
-    """Bytes on the fullest rank.
-
-    Arguments:
-        tokens: of one micro-batch.
-        item: bytes of a weight, 2 or 4.
-        roles: further copies of the weights: reference, teacher.
-    """
-    layers = math.ceil(size.layers / cut.pipeline)
-    share, each = layers / size.layers, cut.expert_tensor or cut.tensor
-    ends = size.embedding + size.output if cut.pipeline == 1 else max(size.embedding, size.output or size.embedding)
-    dense = (size.dense * share + ends) / cut.tensor
-    routed = size.routed * share / (cut.expert * each)
-    replicas = cut.data * cut.context
+def usage(size: ModelSize, cut: Cut, training: Training) -> Usage:
+    """Bytes on the fullest rank."""
+    item = training.item
+    held = [_held(size, cut), *([_held(replace(size, output=0), cut)] if training.critic else [])]
+    parameters = sum(dense + routed for dense, routed in held)
+    state = MOMENTS + (MASTER if item < MASTER else 0)
+    replicas, each = cut.data * cut.context, cut.expert_tensor or cut.tensor
     # Experts are copied by the ranks of a stage that neither share them nor their matrices.
     copies = replicas * cut.tensor / (cut.expert * each)
-    state = MOMENTS + (MASTER if item < MASTER else 0)
-    # A stage holds the activations of as many micro-batches as there are stages before it is their turn backwards.
-    held = layers * min(cut.pipeline, size.layers) * (size.hidden if cut.recompute == "full" else size.kept)
-    entries = held + (size.kept if cut.recompute == "full" else 0)
-    part = tokens / (cut.tensor * cut.context)
+    spread = sum(dense / replicas + routed / copies for dense, routed in held)
+    part = training.tokens / cut.context
     return Usage(
         cut=cut,
-        weights=int(item * (dense + routed) * (1 + roles)),
-        gradients=int(GRADIENT * (dense + routed)),
-        optimizer=int(state * (dense / replicas + routed / copies)),
-        activations=int(part * entries * item),
-        logits=int(part * size.vocab * LOGIT),
+        weights=int(item * parameters),
+        gradients=int(GRADIENT * parameters),
+        optimizer=int(state * (1 - training.on_host) * spread),
+        activations=int(part * _entries(size, cut) * item),
+        logits=int(part * size.vocab * LOGIT / cut.tensor),
     )
+
+
+def _held(size: ModelSize, cut: Cut) -> tuple[float, float]:
+    """Parameters on the fullest rank: routed experts, and the rest first."""
+    share = math.ceil(size.layers / cut.pipeline) / size.layers
+    ends = size.embedding + size.output if cut.pipeline == 1 else max(size.embedding, size.output or size.embedding)
+    each = cut.expert_tensor or cut.tensor
+    return (size.dense * share + ends) / cut.tensor, size.routed * share / (cut.expert * each)
+
+
+def _entries(size: ModelSize, cut: Cut) -> float:
+    """Of activations, for each token of the row of a rank."""
+    layers, everywhere = math.ceil(size.layers / cut.pipeline), 1 if cut.sequence else cut.tensor
+    stream = size.hidden * everywhere / cut.tensor
+    # Six of the kept entries of a token have the hidden size.
+    kept = (size.kept + 6 * size.hidden * (everywhere - 1)) / cut.tensor
+    in_mlp = size.in_mlp / cut.tensor
+    # A stage holds the activations of as many micro-batches as there are stages before it is their turn backwards.
+    batches = min(cut.pipeline, size.layers)
+    if cut.recompute == "mlp":
+        return layers * batches * (kept - in_mlp) + in_mlp
+    if cut.recompute == "none":
+        return layers * batches * kept
+    again = min(cut.first or layers, layers)
+    return batches * (again / cut.together * stream + (layers - again) * kept) + cut.together * kept

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slime_core import RunView
-from slime_core.modeling.memory import Cut, ModelSize, usage
+from slime_core.modeling.memory import Cut, ModelSize, Training, usage
 from slime_core.modeling.spec import MBridgeSpec
 
 pytestmark = [
@@ -17,6 +17,7 @@ pytestmark = [
 ]
 
 TOKENS = 512
+TRAINING = Training(tokens=TOKENS, item=4)
 FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 DENSE = {"model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
 WIDE = {**DENSE, "hidden_size": 96, "intermediate_size": 320, "num_attention_heads": 8, "num_key_value_heads": 4}
@@ -77,25 +78,38 @@ def kept_bytes(chunk: Any) -> int:
     return sum(storage.nbytes() for storage in kept.values())
 
 
+RECOMPUTED: dict[str, tuple[dict[str, object], Cut]] = {
+    "none": ({}, Cut(recompute="none")),
+    "mlp": ({"recompute_granularity": "selective", "recompute_modules": ["mlp"]}, Cut(recompute="mlp")),
+    "full": (FULL, Cut()),
+    "two together": ({**FULL, "recompute_num_layers": 2}, Cut(together=2)),
+    "the first": ({**FULL, "recompute_method": "block"}, Cut(first=1)),
+}
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTED)
 @pytest.mark.parametrize("model", MODELS)
-def test_activations_of_layers_are_as_planned_within_a_tenth(megatron, model):
-    two, four = build(megatron, model, 2), build(megatron, model, 4)
-    measured = kept_bytes(four) - kept_bytes(two)
+def test_activations_of_layers_are_as_planned_within_a_tenth(megatron, model, recompute):
+    """Of the second and third pair of layers, because what is kept at the ends of the model is not planned."""
+    settings, cut = RECOMPUTED[recompute]
+    if model == "mixture" and recompute == "mlp":
+        cut = Cut(recompute="none")  # Megatron's mlp is that of layers without experts
+    sizes = [2, 4]
+    chunks = [build(megatron, model, layers, **settings) for layers in sizes]
+    measured = kept_bytes(chunks[1]) - kept_bytes(chunks[0])
     planned = [
-        usage(size_of(chunk, model, layers), Cut(recompute="none"), tokens=TOKENS, item=4).activations
-        for chunk, layers in ((two, 2), (four, 4))
+        usage(size_of(chunk, model, layers), cut, TRAINING).activations
+        for chunk, layers in zip(chunks, sizes, strict=True)
     ]
     assert planned[1] - planned[0] == pytest.approx(measured, rel=0.1)
 
 
-def test_full_recomputation_keeps_the_input_of_each_layer(megatron):
-    two, four = build(megatron, "dense", 2, **FULL), build(megatron, "dense", 4, **FULL)
-    assert kept_bytes(four) - kept_bytes(two) == 2 * TOKENS * 64 * 4
-    planned = [
-        usage(size_of(chunk, "dense", layers), Cut(recompute="full"), tokens=TOKENS, item=4).activations
-        for chunk, layers in ((two, 2), (four, 4))
-    ]
-    assert planned[1] - planned[0] == 2 * TOKENS * 64 * 4
+def test_a_shared_critic_adds_a_model_without_output_weights(megatron):
+    size = size_of(build(megatron, "dense", 2), "dense", 2)
+    alone, both = (usage(size, Cut(), Training(tokens=TOKENS, item=4, critic=critic)) for critic in (False, True))
+    assert both.weights - alone.weights == alone.weights - 4 * size.output
+    assert both.optimizer - alone.optimizer == 2 * (both.weights - alone.weights)
+    assert (both.activations, both.logits) == (alone.activations, alone.logits)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -104,7 +118,7 @@ def test_weights_gradients_and_optimizer_are_as_held(megatron, model):
     from slime_core.learner.optimizer import build_optimizer, wrap
 
     chunk = build(megatron, model, 2)
-    planned = usage(size_of(chunk, model, 2), Cut(), tokens=TOKENS, item=4)
+    planned = usage(size_of(chunk, model, 2), Cut(), TRAINING)
     assert planned.weights == sum(parameter.nbytes for parameter in chunk.parameters())
     wrapped = wrap([chunk], bf16=False)
     buffers = [*wrapped[0].buffers, *wrapped[0].expert_parallel_buffers]

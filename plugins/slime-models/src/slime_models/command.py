@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slime_core.errors import ConfigError
-from slime_core.modeling.memory import GIB, SHARE, Usage, layouts
+from slime_core.modeling.memory import GIB, SHARE, Training, Usage, layouts
 from slime_models.arguments import arguments
 from slime_models.checkpoint import config_of_folder
 from slime_models.count import Counts, Parameters, count
@@ -170,7 +170,7 @@ def _plan(preset: Preset, gpus: int, memory_gib: float, tokens: int) -> Iterator
             f"--gpus {gpus} --gpu-memory-gib {memory_gib:g} --tokens {tokens}; accepted: 1 to 8 GPUs or a multiple of "
             "8, memory in GiB above 0, at least 1 token."
         )
-    found = layouts(size_of(preset.shape), gpus, memory_gib, tokens=tokens)
+    found = layouts(size_of(preset.shape), gpus, memory_gib, Training(tokens=tokens))
     if not found:
         raise ConfigError(
             f"No layout of {preset.name} fits on {gpus} GPUs of {memory_gib:g} GiB with {tokens} tokens a micro-batch. "

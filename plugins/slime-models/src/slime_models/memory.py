@@ -31,4 +31,5 @@ def size_of(shape: Shape) -> ModelSize:
         expert_inner=experts.moe_intermediate_size if experts else 0,
         shared_inner=experts.moe_intermediate_size * experts.n_shared_experts if experts else 0,
         routed=counted.experts,
+        latent=latent.kv_lora_rank + latent.qk_rope_head_dim if latent else 0,
     )
