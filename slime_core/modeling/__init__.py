@@ -9,6 +9,7 @@
     rows         the sequences of a row, for attention; the tokens of each context-parallel rank
     memory       bytes of a GPU that training takes, for every layout
     experts      the experts of a mixture, as products over all of them
+    swiglu       the activation of gated MLPs
 
 :func:`unsupported` says what of a ``config.json`` these layers do not build. The trait ``unsupported`` of a model spec
 that subclasses ``MBridgeSpec`` starts there, so that a run is refused before anything has started; the ranks say the

@@ -29,7 +29,7 @@ PROMPTS = (
 """Modules of the prompts room."""
 
 OPS = ("groups", "log_probs", "loss_weights", "losses", "packing", "returns")
-MODELING = ("attention", "experts", "layers", "layout", "memory", "rows", "spec")
+MODELING = ("attention", "experts", "layers", "layout", "memory", "rows", "spec", "swiglu")
 HARNESS = ("engines", "learner", "megatron", "plugins")
 
 ROOMS = (
