@@ -35,8 +35,8 @@ demo: setup ## train a tiny model with GRPO on this machine's CPU
 RANK_TESTS := $(wildcard $(patsubst %,tests/%.py,e2e/test_one_sample engines/test_layouts e2e/test_bad_input e2e/test_train_only \
     $(addprefix engines/test_,critic function_paths learner harness inputs families roles shared_prompts processes \
     convert freezing routing gloo log_probs megatron_flags model llama schedules)))
-PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder -m $(MARKED)
-MARKED := "not long"
+MARKED := not long
+PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder -m "$(MARKED)"
 
 # Two parts, each of which keeps two cores busy. Guards use the cache of `types`. Servers wait while they start.
 .PHONY: test
