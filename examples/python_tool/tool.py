@@ -86,7 +86,7 @@ async def _run(code: str, folder: str) -> str:
     finally:  # also where the sample is cancelled
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        await process.communicate()  # `wait` returns only after the pipe is read to its end
 
 
 async def _read(process: asyncio.subprocess.Process) -> str:

@@ -13,6 +13,8 @@ import pytest
 
 from tests.e2e.conftest import LIMIT_S, Finished, command
 
+pytestmark = pytest.mark.long
+
 NODES = """
 import sys
 from ray.cluster_utils import Cluster
@@ -31,7 +33,7 @@ cluster.shutdown()
 HOOKS = """
 from slime_core import Component, hookimpl
 
-pytestmark = pytest.mark.long
+
 @hookimpl
 def slime_register_reward_models():
     yield Component("length", target="acme_toy.code:Length")

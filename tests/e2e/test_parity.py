@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import slime
+
+pytestmark = pytest.mark.long
 
 SMALL = ("--rollout-batch-size", "8", "--n-samples-per-prompt", "8", "--skip-eval-before-train", "--save-interval", "1")
 
@@ -15,8 +19,6 @@ from dataclasses import replace
 
 from slime_core import Component, GenerateTraits, hookimpl
 from slime_core.builtin.responses import SingleTurn
-
-pytestmark = pytest.mark.long
 
 
 @hookimpl
