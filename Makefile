@@ -165,6 +165,10 @@ warm-up: setup ## make the built-in model's checkpoint again, into outputs/warm-
 search: setup ## train a tiny model to search an invented world, and two controls: examples/search_r1
 	$(BIN)/python -m tests.campaigns.search outputs/search
 
+.PHONY: report
+report: setup ## the page of `slime report` for two short runs, opened in Chromium without a window (Debian: chromium)
+	$(BIN)/python -m tests.campaigns.report outputs/report
+
 .PHONY: scaffold
 scaffold: setup ## `slime plugins new` for every kind: test, build, install and train with the package
 	$(BIN)/python -m tests.campaigns.scaffold outputs/scaffold

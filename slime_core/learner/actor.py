@@ -160,8 +160,10 @@ class LearnerActor(Rendezvous):
 
     def publish(self, version: int) -> float:
         """Every engine holds the weights of the learner, as ``version``. Collective; see ``Publisher.publish``."""
-        proven = self._publisher.publish(self._learner.export_weights(), version=str(version))
-        self._learner.published(version)
+        learner = self._learner
+        with learner.timeline.span("publish", version - 1 if version else None):
+            proven = self._publisher.publish(learner.export_weights(), version=str(version))
+        learner.published(version)
         return proven
 
     def publish_for_evaluation(self, version: int) -> None:
@@ -177,12 +179,13 @@ class LearnerActor(Rendezvous):
         from slime_core.weights import export as hf
 
         learner = self._learner
-        learner.save(draft)
-        if learner.is_sender:
-            (draft / "torch_dist" / CARRIED).mkdir()
-            hf.copy_small_files(template, draft / "torch_dist" / CARRIED)
-        if export:
-            hf.write(draft / "hf", learner.export_weights(), template=template, writes=learner.is_sender)
+        with learner.timeline.span("save", None):
+            learner.save(draft)
+            if learner.is_sender:
+                (draft / "torch_dist" / CARRIED).mkdir()
+                hf.copy_small_files(template, draft / "torch_dist" / CARRIED)
+            if export:
+                hf.write(draft / "hf", learner.export_weights(), template=template, writes=learner.is_sender)
 
     def plugin_states(self) -> PlaceStates:
         """The plugins' states on this rank, for a checkpoint."""

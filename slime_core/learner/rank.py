@@ -54,6 +54,9 @@ from slime_core.track.record import write_atomically
 from slime_core.track.timeline import Timeline
 from slime_core.types import TrainBatch
 
+PASSES = ("log_probs", "critic_train", "actor_train")
+"""Spans of :meth:`Learner.train`."""
+
 
 class Learner:
     """The actor with its optimizer, and frozen models and a critic if they are needed.
@@ -67,6 +70,7 @@ class Learner:
         actor: the policy that trains.
         critic: on the actor's ranks; None: there is none, or it has ranks of its own.
         parity: compares log-probabilities of learner and engines.
+        timeline: of this rank; :meth:`speed` reports what its passes took.
         returns_U: the critic's targets of the last rollout, float32 [u] in the order of the shard; None on ranks that
             do not estimate them.
     """
@@ -124,7 +128,7 @@ class Learner:
             hooks=self.hooks,
             learner=self._info,
         )
-        self._timeline = Timeline(settings.run_folder, f"learner-{settings.rank}")
+        self.timeline = Timeline(settings.run_folder, f"learner-{settings.rank}")
         self._flops = _forward_flops(settings.folder)
         self._offloader: Offloader | None = None  # set while the rank is offloaded to the host
         self._host_buffers = HostBuffers()
@@ -200,10 +204,10 @@ class Learner:
         steps = self._make_micro_batches(shard)
         self.parity.mark(shard, steps[0])
         trains_actor = shard.rollout >= self._critic_only
-        with self._timeline.span("log_probs", shard.rollout):
+        with self.timeline.span("log_probs", shard.rollout):
             self._fill_columns(shard, steps, trains_actor=trains_actor, critic_values_U=critic_values_U)
         critic_steps = self._train_critic(steps, shard.rollout)
-        with self._timeline.span("actor_train", shard.rollout):
+        with self.timeline.span("actor_train", shard.rollout):
             actor_steps = [self._hooked_step(step, shard, i) for i, step in enumerate(steps if trains_actor else [])]
         require_finite_weights(self.actor.chunks, rollout=shard.rollout)
         if self.critic is not None:
@@ -216,7 +220,7 @@ class Learner:
     def _train_critic(self, steps: list[list[MicroBatch]], rollout: int) -> list[dict[str, float]]:
         if self.critic is None:
             return []
-        with self._timeline.span("critic_train", rollout):
+        with self.timeline.span("critic_train", rollout):
             return [self.critic.step(step, rollout=rollout) for step in steps]
 
     def speed(self, shard: TrainBatch) -> dict[str, float]:
@@ -226,8 +230,8 @@ class Learner:
         Forward and backward are three times the forward pass (Kaplan et al., 2001.08361, section 2.1); what is
         recomputed counts once. Ranks that share a sample share its work.
         """
-        seconds = self._timeline.take_seconds()
-        found = {f"perf/{name}_time": value for name, value in seconds.items()}
+        seconds = self.timeline.take_seconds()
+        found = {f"perf/{name}_time": seconds[name] for name in PASSES if name in seconds}
         if self._flops is not None and shard.rollout >= self._critic_only:
             layout = self._settings.layout
             work = 3 * sum(map(self._flops.of, map(int, shard.lengths_B))) / layout.model_size

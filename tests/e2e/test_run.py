@@ -60,7 +60,11 @@ def test_every_process_says_what_it_did_when(trained: Finished):
     }
     assert {one["name"] for one in spans["driver"]} >= {"start", "rollout", "train", "save", "update_weights", "eval"}
     assert spans.keys() == {"driver", "sampler", "learner-0"}
-    for process, name, within in (("sampler", "generate", "rollout"), ("learner-0", "actor_train", "train")):
+    for process, name, within in (
+        ("sampler", "generate", "rollout"),
+        ("learner-0", "actor_train", "train"),
+        ("learner-0", "publish", "update_weights"),
+    ):
         for inner in (one for one in spans[process] if one["name"] == name):
             (outer,) = (one for one in spans["driver"] if (one["name"], one["step"]) == (within, inner["step"]))
             assert outer["start"] - 0.05 <= inner["start"]

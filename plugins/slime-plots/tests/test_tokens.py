@@ -61,8 +61,22 @@ def test_without_colours_each_token_has_a_line(run: Path, capsys: pytest.Capture
 def test_a_file_gives_the_samples_that_hold_tokens(run: Path) -> None:
     (found,) = read_tokens(run / "samples" / "train-000002.jsonl")
     assert found == Tokens(
-        "group 3 index 7 reward 0.0 label 2", (3, 6, 4), ((7, True, -0.01), (7, False, -1.0), (1, True, -9.0))
+        "group 3 index 7 reward 0.0 label 2", (3, 6, 4), ((7, True, -0.01), (7, False, -1.0), (1, True, -9.0)), 7
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "versions"),
+    [
+        ({"weight_versions": ["5"]}, ("5", "5", "5")),
+        ({"weight_versions": ["5", "6"], "weight_spans": [["5", 0, 1], ["6", 2, 3]]}, ("5", None, "6")),
+        ({"weight_versions": []}, ()),
+    ],
+)
+def test_a_token_has_the_version_that_sampled_it(tmp_path: Path, given: dict[str, object], versions: object) -> None:
+    (tmp_path / "train-000000.jsonl").write_text(json.dumps(ROW | given))
+    (found,) = read_tokens(tmp_path / "train-000000.jsonl")
+    assert found.versions == versions
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,12 @@
-"""Charts of the metrics of runs.
+"""Charts, samples and timelines of runs.
 
 curves    reads metrics.jsonl and selects metrics: one chart a metric, one line a run
 draw      plots charts as text (plotext) and as a picture (matplotlib)
 tracker   plots a run's charts when it ends
 command   ``slime plot RUN ...``
+tokens    ``slime samples RUN``: tokens in a terminal
+report    ``slime report RUN ...``: an HTML page
+figures   its figures (plotly): curves, shares of a step, the timeline, distributions
+spans     reads RUN/timeline; who waited for what; the trace for Perfetto
+coloured  its samples: tokens coloured by log-probability, advantage or weight version
 """

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from slime_core.errors import DataError
-from slime_plots.curves import METRICS_FILE, Rows, charts, read
+from slime_plots.curves import METRICS_FILE, charts, named_runs
 
 __all__ = ["main"]
 
@@ -44,7 +44,8 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--out", metavar="FILE", type=Path, help="also write a picture: .svg, .png or .pdf")
     options = parser.parse_args(argv)
-    figures = charts(_runs(options.runs), options.metric)
+    runs = {name: rows for name, (_, rows) in named_runs(options.runs).items()}
+    figures = charts(runs, options.metric)
     if not figures:
         raise DataError("The runs have no reward and no evaluation yet. Select other metrics: --metric NAME ...")
     from slime_plots.draw import as_text, save  # matplotlib takes a second to import
@@ -53,10 +54,3 @@ def main(argv: Sequence[str]) -> int:
         save(figures, options.out)
     print(as_text(figures, width=shutil.get_terminal_size().columns, colour=sys.stdout.isatty()))
     return 0
-
-
-def _runs(folders: Sequence[Path]) -> Mapping[str, Rows]:
-    """The metrics of each run by the name of its folder; by the whole path where two names are equal."""
-    names = [folder.resolve().name for folder in folders]
-    unique = len(set(names)) == len(names)
-    return {name if unique else str(folder): read(folder) for name, folder in zip(names, folders, strict=True)}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slime_core.errors import DataError
 
-__all__ = ["MAX_CHARTS", "METRICS_FILE", "Chart", "charts", "read"]
+__all__ = ["MAX_CHARTS", "METRICS_FILE", "Chart", "Rows", "charts", "named_runs", "points", "read"]
 
 METRICS_FILE = "metrics.jsonl"
 MAX_CHARTS = 12
@@ -72,10 +72,25 @@ def charts(runs: Mapping[str, Rows], patterns: Sequence[str] = ()) -> list[Chart
             f"{len(chosen)} metrics are selected; at most {MAX_CHARTS} are drawn at once. "
             "Select fewer: --metric NAME ..."
         )
-    return [
-        Chart(metric, {name: sorted(rows[metric].items()) for name, rows in runs.items() if metric in rows})
-        for metric in chosen
-    ]
+    return [points(runs, metric) for metric in chosen]
+
+
+def points(runs: Mapping[str, Rows], metric: str) -> Chart:
+    """The chart of ``metric``, with the runs that have it."""
+    return Chart(metric, {name: sorted(rows[metric].items()) for name, rows in runs.items() if metric in rows})
+
+
+def named_runs(folders: Sequence[Path]) -> dict[str, tuple[Path, Rows]]:
+    """Folder and metrics of each run by the name of its folder; by the whole path where two names are equal.
+
+    Raises:
+        DataError: see :func:`read`.
+    """
+    names = [folder.resolve().name for folder in folders]
+    unique = len(set(names)) == len(names)
+    return {
+        name if unique else str(folder): (folder, read(folder)) for name, folder in zip(names, folders, strict=True)
+    }
 
 
 def _row(path: Path, number: int, line: str) -> tuple[int, dict[str, float]]:

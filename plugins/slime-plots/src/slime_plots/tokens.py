@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from slime_core import boundary
 from slime_core.errors import DataError
 
-__all__ = ["Tokens", "main", "read_tokens"]
+__all__ = ["Tokens", "last_samples", "main", "read_tokens", "shown", "tokenizer_of"]
 
 EPILOG = """examples:
   slime samples outputs/20261122-1                                     the last rollout
@@ -42,11 +42,15 @@ class Tokens:
         title: group, index, reward and label.
         prompt: token ids.
         response: id, whether it trains, and natural log-probability of each; None: the engine gave none.
+        index: of the sample in the run.
+        versions: of the weights that sampled each response token; None: no engine sampled it. Empty: unknown.
     """
 
     title: str
     prompt: tuple[int, ...]
     response: tuple[tuple[int, bool, float | None], ...]
+    index: int = -1
+    versions: tuple[str | None, ...] = ()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -67,8 +71,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--table", action="store_true", help="one token a line; always, where there are no colours")
     parser.add_argument("--model", metavar="FOLDER", type=Path, help="of the tokenizer [the run's last checkpoint]")
     options = parser.parse_args(argv)
-    file = _last(options.path) if options.path.is_dir() else options.path
-    tokenizer = _tokenizer(options.model, file.parent.parent)
+    file = last_samples(options.path) if options.path.is_dir() else options.path
+    tokenizer = tokenizer_of(options.model, file.parent.parent)
     console = Console(highlight=False)
     console.print(str(file), soft_wrap=True)
     console.print(_legend(), soft_wrap=True)
@@ -102,18 +106,37 @@ def _tokens(row: dict[str, Any]) -> Tokens:
     start = len(ids) - length
     title = " ".join(f"{name} {row[name]}" for name in ("group", "index", "reward", "label"))
     response = zip(ids[start:], map(bool, row["loss_mask"]), log_probs, strict=True)
-    return Tokens(title, tuple(ids[:start]), tuple(response))
+    return Tokens(title, tuple(ids[:start]), tuple(response), row["index"], _versions(row))
 
 
-def _last(run: Path) -> Path:
+def _versions(row: dict[str, Any]) -> tuple[str | None, ...]:
+    """Of each response token; a response of one version has no spans."""
+    named, length = row.get("weight_versions") or [], row["response_length"]
+    spans = row.get("weight_spans") or ([(named[0], 0, length)] if len(named) == 1 else [])
+    found: list[str | None] = [None for _ in range(length)] if spans else []
+    for version, start, end in spans:
+        found[start:end] = [str(version)] * (end - start)
+    return tuple(found)
+
+
+def last_samples(run: Path) -> Path:
+    """The file of the last rollout; of an evaluation, if there is none.
+
+    Raises:
+        DataError: the run has neither.
+    """
     files = sorted((run / "samples").glob("train-*.jsonl")) or sorted((run / "samples").glob("eval-*.jsonl"))
     if not files:
         raise DataError(f"{run} has no samples/*.jsonl. Give the folder of a run, or a file of samples.")
     return files[-1]
 
 
-def _tokenizer(model: Path | None, run: Path) -> Tokenizer | None:
-    """None: the run has no checkpoint; ids are printed then."""
+def tokenizer_of(model: Path | None, run: Path) -> Tokenizer | None:
+    """That of folder ``model``, or of the last checkpoint of ``run``; None: it has none, and ids are printed.
+
+    Raises:
+        DataError: ``model`` has no tokenizer.json that can be read.
+    """
     known = [model] if model is not None else sorted(run.glob("checkpoints/step-*/hf"))
     file = known[-1] / "tokenizer.json" if known else None
     if file is None or (model is None and not file.is_file()):
@@ -122,7 +145,8 @@ def _tokenizer(model: Path | None, run: Path) -> Tokenizer | None:
         return Tokenizer.from_file(str(file))
 
 
-def _shown(token: int, tokenizer: Tokenizer | None) -> str:
+def shown(token: int, tokenizer: Tokenizer | None) -> str:
+    """Its text, or its id without a tokenizer."""
     text = str(token) if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)
     return text.replace("\n", "\u21b5") if tokenizer is not None else f"{text} "
 
@@ -140,17 +164,17 @@ def _legend() -> Text:
 
 
 def _text(one: Tokens, tokenizer: Tokenizer | None) -> Text:
-    text = Text("".join(_shown(token, tokenizer) for token in one.prompt), style=PROMPT)
+    text = Text("".join(shown(token, tokenizer) for token in one.prompt), style=PROMPT)
     for token, trains, log_prob in one.response:
-        text.append(_shown(token, tokenizer), style=_style(trains, log_prob))
+        text.append(shown(token, tokenizer), style=_style(trains, log_prob))
     return text
 
 
 def _table(one: Tokens, tokenizer: Tokenizer | None) -> Table:
     table = Table("", "id", "token", "trains", "log-prob", box=None)
     for place, token in enumerate(one.prompt):
-        table.add_row(str(place), str(token), Text(_shown(token, tokenizer), style=PROMPT), "prompt", "")
+        table.add_row(str(place), str(token), Text(shown(token, tokenizer), style=PROMPT), "prompt", "")
     for place, (token, trains, log_prob) in enumerate(one.response, start=len(one.prompt)):
-        style, shown = _style(trains, log_prob), "" if log_prob is None else f"{log_prob:.4f}"
-        table.add_row(str(place), str(token), Text(_shown(token, tokenizer), style=style), str(int(trains)), shown)
+        style, number = _style(trains, log_prob), "" if log_prob is None else f"{log_prob:.4f}"
+        table.add_row(str(place), str(token), Text(shown(token, tokenizer), style=style), str(int(trains)), number)
     return table

@@ -1,0 +1,137 @@
+"""The figures of ``slime report``, as plotly draws them: curves, shares of a step, a timeline, distributions."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from slime_core.errors import DataError
+from slime_plots.curves import Chart
+from slime_plots.spans import Spans
+
+__all__ = ["curve_grid", "distribution", "sampled_rows", "step_shares", "timeline"]
+
+COLUMNS = 3
+CHART_PX = 230
+"""Height of one chart in the grid of curves, in pixels."""
+
+COLOURS = ("#3366cc", "#dc3912", "#109618", "#ff9900", "#990099", "#0099c6", "#dd4477", "#66aa00", "#b82e2e", "#316395")
+MAX_FILES = 60
+"""Sample files that are read for a distribution, at equal distances."""
+
+BINS = 30
+
+
+def curve_grid(charts: Sequence[Chart]) -> go.Figure:
+    """One chart a metric, one line a run; a run has the same colour in every chart."""
+    rows = math.ceil(len(charts) / COLUMNS)
+    titles = [chart.metric for chart in charts]
+    figure = make_subplots(rows=rows, cols=COLUMNS, subplot_titles=titles, vertical_spacing=0.3 / max(rows, 1))
+    runs = list(dict.fromkeys(run for chart in charts for run in chart.lines))
+    shown: set[str] = set()
+    for number, chart in enumerate(charts):
+        for run, points in chart.lines.items():
+            line = go.Scatter(
+                x=[step for step, _ in points],
+                y=[value for _, value in points],
+                name=run,
+                legendgroup=run,
+                showlegend=len(runs) > 1 and run not in shown,
+                mode="lines+markers" if len(points) < 20 else "lines",
+                line={"color": COLOURS[runs.index(run) % len(COLOURS)]},
+            )
+            figure.add_trace(line, row=number // COLUMNS + 1, col=number % COLUMNS + 1)
+            shown.add(run)
+    figure.update_annotations(font_size=12)
+    return _laid_out(figure, height=max(rows * CHART_PX, 300))
+
+
+def step_shares(spans: Spans) -> go.Figure:
+    """Seconds of the driver's spans, step by step, on top of each other."""
+    totals: dict[str, dict[int, float]] = {}
+    for span in spans.get("driver", ()):
+        if span.step is not None:
+            of_name = totals.setdefault(span.name, {})
+            of_name[span.step] = of_name.get(span.step, 0.0) + span.seconds
+    figure = go.Figure([go.Bar(x=list(steps), y=list(steps.values()), name=name) for name, steps in totals.items()])
+    figure.update_layout(barmode="stack", xaxis_title="step", yaxis_title="seconds")
+    return _laid_out(figure, height=300)
+
+
+def timeline(spans: Spans, *, steps: int) -> go.Figure:
+    """The spans of the last ``steps`` steps, a row for each process; x in seconds from the first of them."""
+    last = max((span.step for own in spans.values() for span in own if span.step is not None), default=0)
+    recent = [span.start for own in spans.values() for span in own if (span.step or 0) > last - steps]
+    first = (
+        min(recent, default=0.0) if last >= steps else min((own[0].start for own in spans.values() if own), default=0.0)
+    )
+    shown = [(process, span) for process, own in spans.items() for span in own if span.start >= first]
+    figure = go.Figure()
+    for name in dict.fromkeys(span.name for _, span in shown):
+        own = [(process, span) for process, span in shown if span.name == name]
+        bars = go.Bar(
+            base=[round(span.start - first, 6) for _, span in own],
+            x=[span.seconds for _, span in own],
+            y=[process for process, _ in own],
+            name=name,
+            orientation="h",
+            width=0.6,
+            customdata=["" if span.step is None else f"step {span.step}" for _, span in own],
+            hovertemplate=f"{name} %{{customdata}}<br>%{{x:.3f}} s from %{{base:.3f}} s<extra>%{{y}}</extra>",
+        )
+        figure.add_trace(bars)
+    figure.update_layout(barmode="overlay", xaxis_title="seconds", yaxis={"autorange": "reversed"})
+    return _laid_out(figure, height=160 + 45 * len(spans))
+
+
+def sampled_rows(run: Path) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:
+    """The samples of at most ``MAX_FILES`` rollouts, by the number of the rollout.
+
+    Raises:
+        DataError: a line is no sample.
+    """
+    files = sorted((run / "samples").glob("train-*.jsonl"))
+    for number in range(min(MAX_FILES, len(files))):
+        file = files[round(number * (len(files) - 1) / max(min(MAX_FILES, len(files)) - 1, 1))]
+        try:
+            rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+            yield int(file.stem.removeprefix("train-")), rows
+        except ValueError as problem:
+            raise DataError(f"{file} is no file of samples: {problem}. Remove it, or give another run.") from problem
+
+
+def distribution(title: str, values: Mapping[int, Sequence[float]]) -> go.Figure:
+    """A column for each rollout: the share of its samples whose value is in a bin."""
+    everything = [value for of_rollout in values.values() for value in of_rollout]
+    least, most = min(everything), max(everything)
+    width = (most - least) / BINS or 1.0
+    columns = []
+    for of_rollout in values.values():
+        counts = [0] * BINS
+        for value in of_rollout:
+            counts[min(int((value - least) / width), BINS - 1)] += 1
+        columns.append([count / max(len(of_rollout), 1) for count in counts])
+    figure = go.Figure(
+        go.Heatmap(
+            x=list(values),
+            y=[least + width * (number + 0.5) for number in range(BINS)],
+            z=[list(row) for row in zip(*columns, strict=True)],
+            colorscale="Blues",
+            zmin=0,
+            hovertemplate="rollout %{x}<br>about %{y:.4g}: %{z:.1%}<extra></extra>",
+        )
+    )
+    figure.update_layout(title=title, xaxis_title="rollout")
+    return _laid_out(figure, height=320)
+
+
+def _laid_out(figure: go.Figure, *, height: int) -> go.Figure:
+    return figure.update_layout(
+        height=height, margin={"l": 60, "r": 20, "t": 50, "b": 50}, template="plotly_white", colorway=COLOURS
+    )

@@ -1,0 +1,131 @@
+"""What the processes of a run did when, from ``RUN/timeline/PROCESS.jsonl``; and the trace of it for Perfetto."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from slime_core.errors import DataError
+
+__all__ = ["Span", "read_spans", "trace_events", "waits"]
+
+DRIVER = "driver"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """``name`` of ``step`` (None: outside the steps) lasted ``seconds`` from ``start``, seconds since 1970."""
+
+    name: str
+    step: int | None
+    start: float
+    seconds: float
+
+    @property
+    def end(self) -> float:
+        return self.start + self.seconds
+
+
+Spans = Mapping[str, Sequence[Span]]
+"""Process -> its spans by their start. The driver comes first."""
+
+
+def read_spans(run: Path) -> Spans:
+    """The spans of every process; empty where the run wrote none. A last line without its end is left out.
+
+    Raises:
+        DataError: a line is no span.
+    """
+    files = sorted((run / "timeline").glob("*.jsonl"), key=lambda file: (file.stem != DRIVER, _natural(file.stem)))
+    return {file.stem: sorted(_spans(file), key=lambda span: span.start) for file in files}
+
+
+def waits(spans: Spans) -> dict[str, dict[str, float]]:
+    """Process -> what the driver did meanwhile -> seconds that the process had no span.
+
+    From the process's first span to its last; the driver itself is left out. A process that waits during ``rollout``
+    waits for the engines, one that waits during ``train`` for the learner.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for process, own in spans.items():
+        if process == DRIVER or not own:
+            continue
+        idle = _gaps(_union(own))
+        names = dict.fromkeys(span.name for span in spans.get(DRIVER, ()))
+        meanwhile = {name: _union(span for span in spans[DRIVER] if span.name == name) for name in names}
+        found[process] = {name: _overlap(idle, phases) for name, phases in meanwhile.items()}
+    return found
+
+
+def trace_events(spans: Spans) -> dict[str, object]:
+    """The spans in Chrome's trace format, times in microseconds from the first; https://ui.perfetto.dev opens it."""
+    first = min((own[0].start for own in spans.values() if own), default=0.0)
+    events: list[dict[str, object]] = []
+    for number, (process, own) in enumerate(spans.items(), start=1):
+        place = {"pid": number, "tid": number}
+        events.append({"ph": "M", "name": "process_name", **place, "args": {"name": process}})
+        events.append({"ph": "M", "name": "process_sort_index", **place, "args": {"sort_index": number}})
+        events += [
+            {
+                "ph": "X",
+                "name": span.name,
+                "cat": "slime",
+                "ts": round((span.start - first) * 1e6),
+                "dur": round(span.seconds * 1e6),
+                **place,
+                "args": {} if span.step is None else {"step": span.step},
+            }
+            for span in own
+        ]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _natural(name: str) -> tuple[str, int]:
+    stem, _, number = name.rpartition("-")
+    return (stem, int(number)) if number.isdigit() else (name, -1)
+
+
+def _spans(file: Path) -> Iterable[Span]:
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(keepends=True), start=1):
+        if not line.endswith("\n"):
+            return
+        try:
+            row = json.loads(line)
+            step = None if row["step"] is None else int(row["step"])
+            yield Span(str(row["name"]), step, float(row["start"]), float(row["seconds"]))
+        except (ValueError, LookupError, TypeError) as error:
+            raise DataError(f"{file}:{number} is no span of a timeline: {error!r}. Remove the line.") from error
+
+
+Intervals = Sequence[tuple[float, float]]
+"""Disjoint, by their start."""
+
+
+def _union(spans: Iterable[Span]) -> Intervals:
+    found: list[tuple[float, float]] = []
+    for span in sorted(spans, key=lambda span: span.start):
+        if found and span.start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], span.end))
+        else:
+            found.append((span.start, span.end))
+    return found
+
+
+def _gaps(intervals: Intervals) -> Intervals:
+    return [(end, start) for (_, end), (start, _) in pairwise(intervals)]
+
+
+def _overlap(these: Intervals, those: Intervals) -> float:
+    """Seconds that are in both."""
+    total, one, other = 0.0, 0, 0
+    while one < len(these) and other < len(those):
+        start, end = max(these[one][0], those[other][0]), min(these[one][1], those[other][1])
+        total += max(0.0, end - start)
+        if these[one][1] < those[other][1]:
+            one += 1
+        else:
+            other += 1
+    return total
