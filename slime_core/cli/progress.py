@@ -32,13 +32,6 @@ PER_STEP = (
 )
 
 
-_IDLE = (
-    "the gradient is 0, so nothing was learnt{why}. Read samples/train-{step:06}.jsonl; often --apply-chat-template is "
-    "missing, or the reward looks for another answer than the responses give (--rm-type, --label-key)"
-)
-_SAME = ": all responses to a prompt got the same reward, on average {:.3f}"
-
-
 class Progress(Protocol):
     """A display: a context manager that listens."""
 
@@ -63,7 +56,6 @@ class Shown:
         done: number of steps that have ended, earlier sessions of a resumed run included.
         metrics: of the last step that ended.
         evaluations: by weight version, in the order measured.
-        idle: whether :meth:`idleness` has been reported.
     """
 
     steps: int
@@ -72,7 +64,6 @@ class Shown:
     done: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     evaluations: dict[int, Mapping[str, float]] = field(default_factory=dict)
-    idle: bool = False
 
     def hear(self, event: Event) -> None:
         """Fold ``event`` in."""
@@ -83,14 +74,6 @@ class Shown:
                 self.step, self.done, self.metrics = step, step + 1, metrics
             case EvalFinished(version, metrics):
                 self.evaluations[version] = metrics
-
-    def idleness(self) -> list[str]:
-        """What to look at, the first time that a step's gradient is 0."""
-        if self.idle or self.step is None or self.metrics.get("train/grad_norm") != 0:
-            return []
-        self.idle = True
-        same = "rollout/raw_reward" in self.metrics and self.metrics.get("rollout/zero_std_groups") == 1
-        return [_IDLE.format(why=_SAME.format(self.metrics["rollout/raw_reward"]) if same else "", step=self.step)]
 
     def counter(self) -> str:
         """``step 3/40``; people count from 1."""
@@ -131,8 +114,6 @@ class PlainProgress:
         match event:
             case StepFinished():
                 self._line(f"{self._shown.counter()}: {self._shown.numbers()}")
-                for remark in self._shown.idleness():
-                    self._line(f"warning: {remark}")
             case EvalFinished(version, metrics):
                 self._line(f"evaluation of weights {version}: {_headlines(metrics)}")
             case Warned(message):
@@ -170,9 +151,8 @@ class LiveProgress:
 
     def __call__(self, event: Event) -> None:
         self._shown.hear(event)
-        remarks = [event.message] if isinstance(event, Warned) else self._shown.idleness()
-        for remark in remarks:
-            self._console.print(f"warning: {remark}", style="yellow", markup=False, highlight=False)
+        if isinstance(event, Warned):
+            self._console.print(f"warning: {event.message}", style="yellow", markup=False, highlight=False)
 
     def render(self) -> RenderableType:
         """The table as it is now."""

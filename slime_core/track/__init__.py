@@ -4,6 +4,7 @@
                  TensorBoard
     record       the run folder: config, metrics.jsonl (a row is on disk when its step ends), logs, checkpoints; one
                  file of readable samples a rollout or evaluation set
+    advice       warnings about metrics that say a run will not learn
     timeline     what each process did when
     ledger       prompt accounting: where every prompt group ended, from the files of the run folder
 

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from slime_core.errors import NonFiniteError
+from slime_core.track.advice import Advice
 from slime_core.track.record import JsonLines, RunRecord, read_samples
 from slime_core.track.timeline import Timeline
 from slime_core.types import SampleRecord
@@ -225,6 +226,7 @@ class Track:
         self._sinks = [(sink, self._observer(f"Tracker {name!r}")) for name, sink in sinks.items()]
         self._step: int | None = None
         self._metrics = Metrics()
+        self._advice = Advice()
         self._last_row = -1
         self._evaluations: dict[int, dict[str, float]] = {}
         if record.resumed_step is not None and record.pending_evaluation:
@@ -255,6 +257,8 @@ class Track:
         self._write(step, dict(self._metrics))
         self._pass_samples_to_sinks("train", step)
         self.emit(StepFinished(step, dict(self._metrics)))
+        for message in self._advice.of(step, self._metrics):
+            self.warn(message)
 
     @contextmanager
     def timer(self, phase: str) -> Iterator[None]:

@@ -39,29 +39,6 @@ def test_plain_progress_is_one_line_an_event() -> None:
     ]
 
 
-def test_a_gradient_of_zero_is_explained_once() -> None:
-    stream = io.StringIO()
-    same = {"rollout/raw_reward": 0.0, "rollout/zero_std_groups": 1.0, "train/grad_norm": 0.0}
-    live = LiveProgress(steps=4)
-    with PlainProgress(steps=4, stream=stream) as progress, live._console.capture() as shown:
-        for step, metrics in enumerate([METRICS, same, same]):
-            progress(StepFinished(step, metrics))
-            live(StepFinished(step, metrics))
-    warning = (
-        "warning: the gradient is 0, so nothing was learnt: all responses to a prompt got the same reward, on average "
-        "0.000. Read samples/train-000001.jsonl; often --apply-chat-template is missing, or the reward looks for "
-        "another answer than the responses give (--rm-type, --label-key)"
-    )
-    assert [line for line in stream.getvalue().splitlines() if "step" not in line] == [warning]
-    assert " ".join(shown.get().split()) == warning
-
-
-def test_a_gradient_of_zero_though_rewards_differ_says_no_more_than_that() -> None:
-    stream = io.StringIO()
-    PlainProgress(steps=1, stream=stream)(StepFinished(0, {"train/grad_norm": 0.0, "rollout/zero_std_groups": 0.5}))
-    assert "so nothing was learnt. Read samples/train-000000.jsonl; " in stream.getvalue()
-
-
 def test_the_live_table_shows_phase_numbers_and_the_course_of_evaluations() -> None:
     now_s = [100.0]
     progress = LiveProgress(steps=40, now_s=lambda: now_s[0])

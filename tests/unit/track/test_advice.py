@@ -1,0 +1,95 @@
+"""Warnings about metrics that say a run will not learn."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from slime_core.track.advice import SIGNS, Advice
+from slime_core.track.record import RunRecord
+from slime_core.track.track import Event, StepFinished, Track, Warned
+
+DOCS = Path(__file__).parents[3] / "docs"
+SAME = {"rollout/raw_reward": 0.5, "rollout/zero_std_groups": 1.0, "train/grad_norm": 0.0}
+
+
+def warnings(*rows: dict[str, float]) -> list[list[str]]:
+    """Of each row."""
+    advice = Advice()
+    return [advice.of(step, row) for step, row in enumerate(rows)]
+
+
+def test_a_gradient_of_zero_is_explained_at_once_and_once() -> None:
+    first, second, third = warnings({"train/grad_norm": 1.0}, SAME, {**SAME, "rollout/zero_std_groups": 0.0})
+    assert (first, third) == ([], [])
+    assert second == [
+        "the gradient is 0, so nothing was learnt: all responses to a prompt got the same reward, on average 0.500. "
+        "Read samples/train-000001.jsonl; often --apply-chat-template is missing, or the reward looks for another "
+        "answer than the responses give (--rm-type, --label-key)"
+    ]
+
+
+def test_a_gradient_of_zero_though_rewards_differ_says_no_more_than_that() -> None:
+    ((message,),) = warnings({"train/grad_norm": 0.0, "rollout/zero_std_groups": 0.5})
+    assert "so nothing was learnt. Read samples/train-000000.jsonl; " in message
+
+
+@pytest.mark.parametrize(
+    ("metric", "good", "bad", "message"),
+    [
+        ("rollout/truncated_ratio", 0.5, 0.75, "75% of the responses are cut before their end"),
+        ("rollout/zero_std_groups", 0.9, 1.0, "in 100% of the groups all responses have the same reward"),
+        ("rollout/raw_reward", 0.1, 0.0, "no response of the first rollouts got a reward"),
+        ("train/kl_loss", 1.0, 2.5, "the policy is 2.5 nats a token from its reference"),
+        ("train/ppo_kl", -0.2, -0.5, "one rollout moves the policy by -0.5 nats a token"),
+        ("rollout/staleness/requeued", 0.0, 7.0, "older than --max-staleness and generated again, 7 in rollout 2"),
+        ("rollout/staleness/evicted", 0.0, 7.0, "older than --max-staleness and dropped, 7 in rollout 2"),
+        ("train/token_imbalance", 1.5, 3.0, "the busiest rank trains 3.0 times the tokens of the mean rank"),
+    ],
+)
+def test_a_sign_counts_when_it_held_for_three_rows(metric: str, good: float, bad: float, message: str) -> None:
+    none, good_row, bad_row = {"train/loss": 1.0}, {metric: good}, {metric: bad}
+    assert not any(warnings(bad_row, bad_row, none))
+    assert not any(warnings(*[good_row] * 6))
+    (found,) = [row for row in warnings(bad_row, bad_row, bad_row, bad_row, bad_row, bad_row, bad_row) if row]
+    assert message in found[0]
+
+
+def test_a_good_row_between_bad_ones_starts_the_count_again() -> None:
+    bad, good = {"train/kl_loss": 2.0}, {"train/kl_loss": 0.0}
+    assert [bool(row) for row in warnings(bad, bad, good, bad, bad, bad)] == [False] * 5 + [True]
+
+
+def test_a_reward_that_falls_to_zero_later_is_no_mistake_of_its_form() -> None:
+    assert not any(warnings({"rollout/raw_reward": 0.2}, *[{"rollout/raw_reward": 0.0}] * 5))
+
+
+def test_entropy_is_compared_with_that_of_the_first_row() -> None:
+    found = warnings(*({"train/entropy_loss": value} for value in (2.0, 0.05, 0.03, 0.02, 0.01)))
+    assert [bool(row) for row in found] == [False] * 4 + [True]
+    assert "the entropy fell from 2 to 0.01 nats" in found[-1][0]
+
+
+def test_rewards_that_time_out_are_reported_at_once() -> None:
+    ((message,),) = warnings({"rollout/reward_failures/timeout": 3.0})
+    assert message.startswith("rewards timed out, 3 in rollout 0")
+
+
+def test_metrics_and_flags_of_the_signs_are_documented() -> None:
+    metrics, settings = (DOCS / "metrics.md").read_text(), (DOCS / "settings.md").read_text()
+    for sign in SIGNS:
+        name = sign.metric.rpartition("/")[2]
+        assert f"`{sign.metric}`" in metrics or f"`/{name}`" in metrics or sign.metric.endswith("/timeout"), sign
+        for flag in re.findall(r"--[a-z-]+", sign.text):
+            assert re.search(rf"`{flag}[ `]", settings), flag
+
+
+def test_a_run_shows_them_after_the_step(tmp_path: Path) -> None:
+    seen: list[Event] = []
+    record = RunRecord(tmp_path / "run")
+    with Track(record, tensorboard=False, listeners=[seen.append]) as track, track.step(0) as metrics:
+        metrics.update(SAME)
+    kinds = [type(event) for event in seen]
+    assert kinds.index(StepFinished) < kinds.index(Warned)
