@@ -10,6 +10,7 @@
     consent     code that a run folder names: imported only if this user has run it before, or names it again
     preflight, needs, gpu_memory    what can be found wrong before the first process starts: prompts, weights, the
                 machine, the memory of a GPU
+    memory_defaults    rows and recomputation that fit that memory, where a run does not name them
 
     plugins, describe    ``slime plugins list``, ``lock`` and ``verify``; ``show`` and ``trace``
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from slime_core.cli import gpu_memory
 from slime_core.cli.describe import because
+from slime_core.cli.memory_defaults import chosen
 from slime_core.cli.needs import GIB, Needs
 from slime_core.cli.preflight import check_files, check_machine, joins_a_cluster, precision, print_warning
 from slime_core.cli.run import continued, half_of, options_of, resumed, written
@@ -71,6 +72,8 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     for line in _components(resolved, active, architecture):
         print(f"  {line}")
     print(precision(resolved))
+    for line in chosen(resolved):
+        print(line)
     print("\nplacement")
     for line in _plan(resolved, needs):
         print(f"  {line}")

@@ -141,21 +141,30 @@ def of_critic(config: RunConfig, size: ModelSize, needs: Needs) -> Usage | None:
     return replace(found, logits=0)
 
 
+def _roles(config: RunConfig, size: ModelSize, needs: Needs) -> Iterator[tuple[str, Usage]]:
+    yield "learner", of_learner(config, size, needs)
+    if (critic := of_critic(config, size, needs)) is not None:
+        yield "critic", critic
+
+
+def too_large(config: RunConfig, size: ModelSize, needs: Needs, memory: float) -> dict[str, Usage]:
+    """``learner`` and ``critic``, where a rank of it needs more than GPUs of ``memory`` GiB have for it."""
+    return {role: found for role, found in _roles(config, size, needs) if found.total > memory * SHARE * GIB}
+
+
 def lines(config: RunConfig, size: ModelSize | None, needs: Needs) -> Iterator[str]:
     """What a GPU of the learner and one of an engine hold."""
     if size is None or not needs.ranks:
         return
     memory = gpu_memory_gib(config)
     held = "of an unknown size (--gpu-memory-gib)" if memory is None else f"of {memory:g} GiB"
-    roles = {"learner": of_learner(config, size, needs), "critic": of_critic(config, size, needs)}
-    for role, found in roles.items():
-        if found is not None:
-            parts = " + ".join(f"{number / GIB:.1f} {name}" for name, number in found.parts.items())
-            tokens = training_of(config, needs, context=found.cut.context).tokens // found.cut.context
-            yield (
-                f"memory of a {role} GPU {held}, in GiB: {parts} = {found.total / GIB:.1f}, for {tokens} tokens a "
-                f"micro-batch, recomputing {found.cut.recompute}"
-            )
+    for role, found in _roles(config, size, needs):
+        parts = " + ".join(f"{number / GIB:.1f} {name}" for name, number in found.parts.items())
+        tokens = training_of(config, needs, context=found.cut.context).tokens // found.cut.context
+        yield (
+            f"memory of a {role} GPU {held}, in GiB: {parts} = {found.total / GIB:.1f}, for {tokens} tokens a "
+            f"micro-batch, recomputing {found.cut.recompute}"
+        )
     if memory is not None and needs.engines:
         gpus = config.cluster.rollout_num_gpus_per_engine
         token = size.cached(gpus) * needs.item * gpus
@@ -174,19 +183,18 @@ def mistakes(config: RunConfig, size: ModelSize | None, needs: Needs) -> Iterato
     memory = gpu_memory_gib(config)
     if memory is None or size is None or not needs.ranks:
         return
-    learner, critic = of_learner(config, size, needs), of_critic(config, size, needs)
-    limit = memory * SHARE
-    if learner.total > limit * GIB:
-        yield f"{_too_much('learner', learner, memory)}; {_what_fits(config, size, needs, memory)}"
-    if critic is not None and critic.total > limit * GIB:
+    found = too_large(config, size, needs, memory)
+    if "learner" in found:
+        yield f"{_too_much('learner', found['learner'], memory)}; {_what_fits(config, size, needs, memory)}"
+    if "critic" in found:
         yield (
-            f"{_too_much('critic', critic, memory)}; give it more GPUs (--critic-num-gpus), a larger "
+            f"{_too_much('critic', found['critic'], memory)}; give it more GPUs (--critic-num-gpus), a larger "
             "--critic-tensor-model-parallel-size or --critic-pipeline-model-parallel-size, or lower "
             "--max-tokens-per-gpu"
         )
     if config.engine_groups:
         yield from _engine_mistakes(config, size, needs, memory)
-        yield from _publishing_mistakes(config, learner, needs, memory)
+        yield from _publishing_mistakes(config, of_learner(config, size, needs), needs, memory)
 
 
 def _too_much(role: str, found: Usage, memory: float) -> str:

@@ -224,7 +224,8 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
 def _resolve(argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run") -> tuple[Resolved, ActivePlugins]:
     from slime_core.cli import run
     from slime_core.cli.consent import Consent
-    from slime_core.cli.preflight import finds_gpus
+    from slime_core.cli.memory_defaults import with_memory_defaults
+    from slime_core.cli.preflight import computes_on_gpus, finds_gpus
     from slime_core.config.load import load, peek
     from slime_core.plugins.conditions import check_settings
     from slime_core.plugins.selection import check_selection
@@ -235,6 +236,8 @@ def _resolve(argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run") ->
     resolved = load(argv, **active.for_settings, purpose=purpose, finds_gpus=finds_gpus)
     Consent(seen).check(resolved)
     trains = purpose == "run"
+    if trains and computes_on_gpus(resolved.config):
+        resolved = with_memory_defaults(resolved, active.registry)
     check_selection(resolved.config, active.registry, trains=trains, options=resolved.plugin_options)
     architecture = architecture_of(resolved.config.model.hf_checkpoint)
     check_settings(resolved, active.registry, architecture=architecture, code=active.functions, trains=trains)
@@ -251,7 +254,8 @@ def _resolve_unchecked(argv: Sequence[str]) -> tuple[Resolved, ActivePlugins]:
     """For reading about settings: neither the rules between them nor a plugin for the model is needed."""
     from slime_core.cli import run
     from slime_core.cli.consent import Consent
-    from slime_core.cli.preflight import finds_gpus
+    from slime_core.cli.memory_defaults import with_memory_defaults
+    from slime_core.cli.preflight import computes_on_gpus, finds_gpus
     from slime_core.config.load import load, peek
     from slime_core.plugins.activation import activate
 
@@ -259,7 +263,9 @@ def _resolve_unchecked(argv: Sequence[str]) -> tuple[Resolved, ActivePlugins]:
     seen = peek(argv)
     admit = Consent(seen).admit
     active = activate(seen.plugins, choices=seen.choices, flags=seen.flags, without=seen.no_plugins, admit=admit)
-    return load(argv, **active.for_settings, check_rules=False, finds_gpus=finds_gpus), active
+    resolved = load(argv, **active.for_settings, check_rules=False, finds_gpus=finds_gpus)
+    on_gpus = computes_on_gpus(resolved.config)
+    return with_memory_defaults(resolved, active.registry) if on_gpus else resolved, active
 
 
 def _asks_help(argv: Sequence[str]) -> bool:

@@ -154,10 +154,16 @@ def check_machine(config: RunConfig, needs: Needs) -> None:
     # What other machines have is Ray's to say, and the placement's.
     machine = free_resources()
     found = [] if joins_a_cluster(config) else list(machine_mistakes(config, needs, machine))
-    if config.cluster.device == "cuda" or (config.cluster.device == "auto" and finds_gpus(config.cluster.ray_address)):
+    if computes_on_gpus(config):
         found += gpu_memory.mistakes(config, gpu_memory.model_size(config, needs.sizes), needs)
     if found:
         raise config_error([Mistake(message) for message in found])
+
+
+def computes_on_gpus(config: RunConfig) -> bool:
+    """Whether learner and engines of the run compute on GPUs, as far as can be said before it starts."""
+    device = config.cluster.device
+    return device == "cuda" or (device == "auto" and finds_gpus(config.cluster.ray_address))
 
 
 def joins_a_cluster(config: RunConfig) -> bool:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from slime_core.checkpoint.folder import Checkpoint, critic_part, find, set_aside
 from slime_core.cli.consent import remember
+from slime_core.cli.memory_defaults import chosen
 from slime_core.cli.preflight import precision, preflight, print_warning
 from slime_core.cli.progress import LiveProgress, PlainProgress, Progress, SilentProgress, summary
 from slime_core.config.explain import to_toml
@@ -259,6 +260,8 @@ def _announce(record: RunRecord, active: ActivePlugins, resolved: Resolved) -> N
     for need in active.by_need:
         print(f"  {need}")
     print(precision(resolved))
+    for line in chosen(resolved):
+        print(line)
     if (half := half_of(resolved.config)) is not None:
         print(half)
     print(f"run folder: {record.directory}", flush=True)

@@ -80,7 +80,7 @@ _SETS: Sequence[tuple[str, str, str]] = [
         "recompute_granularity",
         "transformer",
         "What the backward pass computes again instead of keeping it. full: whole layers. "
-        "selective: recompute_modules.",
+        "selective: recompute_modules. Not given: on GPUs whose memory is known, what has to be for the run to fit it.",
     ),
     (
         "recompute_method",

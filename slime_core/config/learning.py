@@ -242,7 +242,10 @@ class LearnerConfig(Section):
         Count,
         Conflicts("micro_batch_size", unless="hard_token_budget", because="micro_batch_size counts samples instead"),
     ] = 8192
-    """Maximum tokens of a packed micro-batch on one rank; a longer sample gets a micro-batch of its own."""
+    """Maximum tokens of a packed micro-batch on one rank; a longer sample gets a micro-batch of its own.
+
+    Not given: on GPUs whose memory is known, 8192, 4096 or 2048, as fits it.
+    """
     hard_token_budget: bool = False
     """Refuse a run whose longest sequence does not fit max_tokens_per_gpu, instead of giving it a micro-batch of its
     own."""
