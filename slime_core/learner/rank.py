@@ -92,7 +92,7 @@ class Learner:
         self.device = prepare_process(settings)
         where = f"learner rank {settings.rank}"
         self.hooks = LifecycleHooks(registry, place=Place.RANK, options=settings.options, where=where)
-        self._info = LearnerInfo(settings.rank, settings.world_size, core_values(config))
+        self._info = LearnerInfo(settings.rank, settings.world_size, core_values(config), folder=settings.run_folder)
         self.hooks.call("slime_learner_start", learner=self._info)
         self._accepted_inputs = accepted_inputs(registry, settings)
         self._spec = build_model_spec(registry, settings, hooks=self.hooks)

@@ -275,6 +275,7 @@ class LearnerInfo:
         settings: setting name -> value of every setting of the core.
         model: the chunks of the model that the rank holds; empty before they are built.
         optimizer, schedule: Megatron's; None before they are built.
+        folder: of the run; None: there is none, as in a test.
     """
 
     rank: int
@@ -283,6 +284,7 @@ class LearnerInfo:
     model: Sequence[torch.nn.Module] = ()
     optimizer: Optimizer | None = None
     schedule: Schedule | None = None
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

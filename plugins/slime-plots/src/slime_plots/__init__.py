@@ -9,4 +9,5 @@ report    ``slime report RUN ...``: an HTML page
 figures   its figures (plotly): curves, shares of a step, the timeline, distributions
 spans     reads RUN/timeline; who waited for what; the trace for Perfetto
 coloured  its samples: tokens coloured by log-probability, advantage or weight version
+profiler  torch's profiler around optimizer steps
 """

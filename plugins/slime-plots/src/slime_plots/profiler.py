@@ -1,0 +1,87 @@
+"""Plugin ``profiler``: torch's profiler around optimizer steps of chosen rollouts and ranks, and GPU memory snapshots.
+
+slime run --plugin grpo --plugin profiler --profiler.rollouts 3 --profiler.ranks 0 1
+
+RUN/profiles/rollout-000003-step-0-rank-1.json.gz       https://ui.perfetto.dev opens it
+RUN/profiles/rollout-000003-step-0-rank-1.pickle        with --profiler.memory, on a GPU: docs.pytorch.org/memory_viz
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from slime_core import PluginOptions, TrainStep, hookimpl, observer
+
+if TYPE_CHECKING:
+    from torch.profiler import profile
+
+__all__ = ["ProfilerOptions"]
+
+FOLDER = "profiles"
+MEMORY_EVENTS = 1_000_000
+"""Allocations that a snapshot can hold; torch drops older ones."""
+
+
+class ProfilerOptions(PluginOptions):
+    """What is profiled. A profiled step takes longer, and its file has about 1 MB for each 10,000 operations."""
+
+    rollouts: Annotated[tuple[int, ...], Field(min_length=1)] = (1,)
+    """Rollouts whose optimizer steps are profiled. The first, 0, also measures what runs once, such as compiling."""
+    ranks: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
+    """Learner ranks that are profiled."""
+    shapes: bool = False
+    """Record the shapes of the tensors of every operation."""
+    memory: bool = False
+    """Record allocations. On a GPU also a snapshot of its memory with the stack of each allocation."""
+
+
+@hookimpl
+def slime_options() -> type[ProfilerOptions]:
+    return ProfilerOptions
+
+
+_running: list[profile] = []
+"""The profiler of the optimizer step that runs in this process."""
+
+
+@hookimpl
+@observer
+def slime_before_train_step(step: TrainStep, options: ProfilerOptions) -> None:
+    if step.rollout not in options.rollouts or step.learner.rank not in options.ranks or step.learner.folder is None:
+        return
+    import torch
+    from torch.profiler import profile
+
+    if options.memory and torch.cuda.is_available():
+        torch.cuda.memory._record_memory_history(max_entries=MEMORY_EVENTS)
+    profiler = profile(record_shapes=options.shapes, profile_memory=options.memory)
+    profiler.start()
+    _running.append(profiler)
+
+
+@hookimpl
+def slime_after_train_step(step: TrainStep, options: ProfilerOptions) -> None:
+    if not _running:
+        return
+    import torch
+
+    profiler = _running.pop()
+    profiler.stop()
+    assert step.learner.folder is not None
+    folder = step.learner.folder / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"rollout-{step.rollout:06d}-step-{step.step}-rank-{step.learner.rank}"
+    _write(profiler, folder / f"{name}.json.gz")
+    if options.memory and torch.cuda.is_available():
+        torch.cuda.memory._dump_snapshot(f"{folder / name}.pickle")
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def _write(profiler: profile, path: Path) -> None:
+    """Replace ``path`` when the trace is complete."""
+    partial = path.with_name(f".{path.name}")  # torch compresses what ends in .gz
+    profiler.export_chrome_trace(f"{partial}")
+    partial.replace(path)
