@@ -33,6 +33,7 @@ OURS: Mapping[str, tuple[str, str]] = {
     "models": ("slime-models", "presets of models, what memory they take, and which one a checkpoint is"),
     "plot": ("slime-plots", "charts of runs: in the terminal, and as SVG, PNG or PDF"),
     "samples": ("slime-plots", "samples of a run in the terminal, with a colour for each token"),
+    "report": ("slime-plots", "a page about a run, or about several"),
     "searchr1": ("slime-searchr1", "the retriever of passages over HTTP: slime searchr1 serve"),
     "plugins.new": ("slime-testing", "write a package with a plugin of one's own"),
     "plugins.check": ("slime-testing", "whether a plugin is sound: imports, hooks, contracts, metadata, files"),
