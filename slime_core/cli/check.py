@@ -20,7 +20,15 @@ from slime_core.cli import gpu_memory
 from slime_core.cli.describe import because
 from slime_core.cli.memory_defaults import chosen
 from slime_core.cli.needs import GIB, Needs
-from slime_core.cli.preflight import check_files, check_machine, joins_a_cluster, precision, print_warning
+from slime_core.cli.preflight import (
+    auto_device,
+    check_files,
+    check_machine,
+    finds_gpus,
+    joins_a_cluster,
+    precision,
+    print_warning,
+)
 from slime_core.cli.run import continued, half_of, options_of, resumed, written
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, PlacementError
@@ -73,6 +81,8 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
         print(f"  {line}")
     print(precision(resolved))
     for line in chosen(resolved):
+        print(line)
+    for line in auto_device(config):
         print(line)
     print("\nplacement")
     for line in _plan(resolved, needs):
@@ -136,9 +146,10 @@ class Machines:
 
 
 def layout_of(config: RunConfig, machine: Machine) -> Layout:
-    """What the run asks for; ``device = auto`` is decided by this machine, and for another cluster taken as GPUs."""
+    """What the run asks for; ``device = auto`` is decided by this machine, or by the nodes of the cluster it joins."""
     cluster = config.cluster
-    auto: Device = "gpu" if joins_a_cluster(config) or machine.can_use_gpus else "cpu"
+    has_gpus = finds_gpus(cluster.ray_address) if joins_a_cluster(config) else machine.can_use_gpus
+    auto: Device = "gpu" if has_gpus else "cpu"
     device: Device = {"auto": auto, "cuda": "gpu", "cpu": "cpu"}[cluster.device]
     return requested_layout(config, device, learner_ranks=config.num_started_ranks)
 

@@ -6,7 +6,6 @@ at. Estimates are lower bounds: what is refused here cannot work, what passes ma
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -30,7 +29,7 @@ from slime_core.prompts.requests import reading_of, template_arguments, training
 from slime_core.prompts.row_checks import RowChecks
 from slime_core.prompts.screen import Room, screen
 from slime_core.rollout.rollout_files import RolloutFiles, screen_rollouts
-from slime_core.runtime.machine import Machine, free_resources
+from slime_core.runtime.machine import Machine, cluster_address, free_resources
 
 if TYPE_CHECKING:
     from slime_core.config.load import Resolved
@@ -168,14 +167,36 @@ def computes_on_gpus(config: RunConfig) -> bool:
 
 def joins_a_cluster(config: RunConfig) -> bool:
     """Whether the run goes to a Ray cluster that runs already, rather than to one of its own on this machine."""
-    return bool(config.cluster.ray_address or os.environ.get("RAY_ADDRESS"))
+    return cluster_address(config.cluster.ray_address) is not None
 
 
 def finds_gpus(ray_address: str | None) -> bool:
-    """Whether ``device = auto`` means GPUs: a cluster that is joined is taken to have some."""
-    machine = free_resources()
-    joined = bool(ray_address or os.environ.get("RAY_ADDRESS"))
-    return machine.can_use_gpus or (joined and not machine.torch.endswith("+cpu"))
+    """Whether ``device = auto`` means GPUs: of this machine, or of the nodes of a cluster that is joined.
+
+    A cluster that does not answer is taken to have some.
+    """
+    address = cluster_address(ray_address)
+    return free_resources().can_use_gpus if address is None else _gpus_at(address) != 0
+
+
+def _gpus_at(address: str) -> int | None:
+    from slime_core.runtime.session import gpus_at  # brings Ray, which a look at this machine does without
+
+    return gpus_at(address)
+
+
+def auto_device(config: RunConfig) -> Iterator[str]:
+    """Why ``device = auto`` means what it does on a cluster that is joined; else nothing."""
+    address = cluster_address(config.cluster.ray_address)
+    if config.cluster.device != "auto" or address is None:
+        return
+    match _gpus_at(address):
+        case None:
+            yield f"device auto: no Ray cluster answers at {address} yet; it is taken to have GPUs"
+        case 0:
+            yield f"device auto: cpu, because no node of the Ray cluster at {address} has a GPU"
+        case gpus:
+            yield f"device auto: cuda, because the nodes of the Ray cluster at {address} have {gpus} GPUs"
 
 
 def precision(resolved: Resolved) -> str:

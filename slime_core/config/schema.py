@@ -173,7 +173,8 @@ class ClusterConfig(Section):
     """Which processes run where."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where learner and engines compute. auto: cuda if the cluster has GPUs and torch is a CUDA build, else cpu."""
+    """Where learner and engines compute. auto: cuda if a node of the joined Ray cluster has a GPU, or without
+    one if this machine has and torch is a CUDA build; else cpu."""
     actor_num_nodes: Count = 1
     """Nodes that train."""
     actor_num_gpus_per_node: Count = 1

@@ -18,6 +18,7 @@ from typing import Literal
 from slime_core.config.engine_sections import speculates
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, PlacementError
+from slime_core.runtime.machine import cluster_address
 
 Device = Literal["cpu", "gpu"]
 
@@ -155,9 +156,9 @@ class Assignment:
 
 
 def device_of(config: RunConfig) -> Device:
-    """Where learner and engines compute; ``auto``: on GPUs if the joined cluster has any."""
+    """Where learner and engines compute; ``auto``: on GPUs if the cluster has any."""
     setting = config.cluster.device
-    return "gpu" if setting == "cuda" or (setting == "auto" and _can_use_gpus()) else "cpu"
+    return "gpu" if setting == "cuda" or (setting == "auto" and _can_use_gpus(config)) else "cpu"
 
 
 def require_device_support(config: RunConfig, layout: Layout) -> None:
@@ -186,11 +187,13 @@ def require_device_support(config: RunConfig, layout: Layout) -> None:
         )
 
 
-def _can_use_gpus() -> bool:
+def _can_use_gpus(config: RunConfig) -> bool:
     from slime_core.runtime.session import cluster_has_gpus  # brings Ray, which a look at the settings does without
 
-    # The CPU build of torch says so in its version; importing torch to ask would cost the driver seconds.
-    return cluster_has_gpus() and not metadata.version("torch").endswith("+cpu")
+    # The CPU build of torch says so in its version; importing torch to ask would cost the driver seconds. The driver of
+    # a joined cluster may be on a node without a GPU, with another build than the nodes that compute.
+    joins = cluster_address(config.cluster.ray_address) is not None
+    return cluster_has_gpus() and (joins or not metadata.version("torch").endswith("+cpu"))
 
 
 def requested_layout(config: RunConfig, device: Device, *, learner_ranks: int) -> Layout:

@@ -41,6 +41,16 @@ class Machine:
         return self.has_gpus and not self.torch.endswith("+cpu")
 
 
+def cluster_address(ray_address: str | None) -> str | None:
+    """The Ray cluster that a run joins; None: it starts one of its own on this machine.
+
+    Arguments:
+        ray_address: the setting; where it is None, ``RAY_ADDRESS`` counts, which ``ray job submit`` sets.
+    """
+    address = ray_address or os.environ.get("RAY_ADDRESS")
+    return None if address == "local" else address or None
+
+
 def cpu_threads() -> int:
     """Threads of one operation on a CPU: ``OMP_NUM_THREADS``, or one for each core that this process may run on."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")

@@ -327,6 +327,21 @@ def cluster_has_gpus() -> bool:
     return bool(ray.cluster_resources().get("GPU", 0) > 0)
 
 
+@cache
+def gpus_at(address: str) -> int | None:
+    """GPUs of the nodes of the Ray cluster that runs at ``address``, as its nodes report them; None: none answers.
+
+    Joins the cluster for a moment, and starts nothing there.
+    """
+    if ray.is_initialized():
+        return int(ray.cluster_resources().get("GPU", 0))
+    try:
+        with Session(address, namespace="slime-look"):
+            return int(ray.cluster_resources().get("GPU", 0))
+    except PlacementError:
+        return None
+
+
 def head_address() -> str | None:
     """The address of the node that this process runs on, head or not; None where the cluster is this node alone."""
     nodes = [node for node in ray.nodes() if node["Alive"]]

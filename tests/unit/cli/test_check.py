@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from slime_core.cli import preflight
 from slime_core.cli.activation import expand
 from slime_core.cli.check import expected_machines, layout_of, placement_plan
 from slime_core.cli.main import main
@@ -31,6 +32,7 @@ def planned(line: str, machine: Machine = CPU, needs: Needs = BILLIONS) -> list[
 def no_cluster_and_no_gpus_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(preflight, "_gpus_at", lambda address: None)  # none answers
 
 
 def test_on_a_cpu_the_processes_share_this_machine() -> None:
