@@ -12,7 +12,6 @@ event loop.
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import random
 import time
@@ -25,14 +24,13 @@ from hashlib import blake2b
 from typing import Any, cast
 
 import aiohttp
-import numpy as np
-from numpy.typing import NDArray
 
 from slime_core.config.secrets import engine_headers, key_advice, send_key_to
 from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.generation import FinishReason, Generation, SamplingParams
 from slime_core.generation.sampling import NOTHING
 from slime_core.rollout.engines.progress import EngineProgress
+from slime_core.rollout.engines.routes import put_back, shaped, take_routes
 from slime_core.rollout.engines.server import PROBE_INTERVAL_S
 from slime_core.rollout.engines.truncated_sampling import Truncation, truncate
 from slime_core.types import Sample, SpecInfo
@@ -279,14 +277,18 @@ def _refusal(status: int, url: str, text: str) -> EngineError:
 
 
 def _read(content: bytes) -> Any:
-    """The parsed answer, or a failure."""
+    """The parsed answer, routes as numbers, or a failure."""
     try:
-        answer = parse_json(content)
+        rest, routes = take_routes(content)
+        answer = parse_json(rest)
     except ValueError as error:
         return _Failure(f"an answer that is no JSON: {error}", MALFORMED)
-    if not all(map(_is_response, answer if isinstance(answer, list) else [answer])):
-        text = content.decode(errors="replace")[:BODY_SHOWN]
+    rows = answer if isinstance(answer, list) else [answer]
+    if not all(map(_is_response, rows)):
+        text = rest.decode(errors="replace")[:BODY_SHOWN]
         return _Failure(f"the answer {text}, which is no response of SGLang's", MALFORMED)
+    for row in rows if routes else ():
+        row["meta_info"] = put_back(row["meta_info"], routes)
     return answer
 
 
@@ -419,7 +421,7 @@ def read_generation(
     """One response of an engine.
 
     Arguments:
-        row: as SGLang's ``/generate`` sends it.
+        row: as SGLang's ``/generate`` sends it, but for routes, which are numbers (:mod:`.routes`).
         routes: layers of the model and experts per token, where routes were requested.
         cut: the top-p and top-k limits, where log-probabilities are those of the truncated distribution.
 
@@ -451,7 +453,7 @@ def _generation(row: Mapping[str, Any], routes: tuple[int, int] | None, cut: Tru
         finish_reason=cast(FinishReason, reason),
         weight_versions=tuple(dict.fromkeys(span["version"] for span in spans)),
         text=row.get("text") or "",
-        routed_experts=None if routes is None else _routed_experts(meta, *routes),
+        routed_experts=None if routes is None else shaped(meta, *routes),
         weight_spans=tuple(_span(span, len(token_ids)) for span in spans if span["version"]),
         spec_info=spec_info(meta),
         kept=kept,
@@ -461,25 +463,6 @@ def _generation(row: Mapping[str, Any], routes: tuple[int, int] | None, cut: Tru
 
 def _span(span: Mapping[str, Any], count: int) -> tuple[str, int, int]:
     return span["version"], span.get("start", 0), span.get("end", count)
-
-
-def _routed_experts(meta: Mapping[str, Any], layers: int, experts: int) -> NDArray[np.int8 | np.int16]:
-    """int32 in base64, token after token (sglang 0.5.23, srt/state_capturer/routed_experts.py:166), as numbers of the
-    fewest bytes: a response of 32,000 tokens of 48 layers with 8 experts a token has 12 MB then, instead of 49."""
-    sent = meta.get("routed_experts")
-    if sent is None:
-        raise EngineError(
-            "The engine sent no routed experts, which the request needs; it must run with "
-            "--enable-return-routed-experts, as the engines of a run with --use-rollout-routing-replay do"
-        )
-    flat = np.frombuffer(base64.b64decode(sent), np.int32)
-    if flat.size % (layers * experts):
-        raise EngineError(
-            f"The engine sent {flat.size} numbers of experts, which are no multiple of {layers} layers x {experts} "
-            "experts a token; does it serve the model of the run?"
-        )
-    dtype = np.int8 if flat.max(initial=0) <= np.iinfo(np.int8).max else np.int16
-    return flat.reshape(-1, layers, experts).astype(dtype)
 
 
 def spec_info(meta: Mapping[str, Any]) -> SpecInfo | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 from slime_core.errors import EngineError
 from slime_core.learner.micro_batches import make_micro_batches
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.rollout.engines.client import read_generation
+from slime_core.rollout.engines import routes as room
+from slime_core.rollout.engines.client import _Failure, _read, read_generation
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, TrainBatch
 
@@ -27,9 +29,14 @@ def answer(routes: bytes | None) -> dict[str, Any]:
     return {"output_ids": [7, 5, 1], "meta_info": meta}
 
 
+def received(routes: bytes | None) -> Any:
+    """The same as the client has it."""
+    return _read(json.dumps(answer(routes)).encode())
+
+
 def test_routes_are_read_token_by_token_layer_by_layer():
     sent = np.arange(24, dtype=np.int32)
-    found = read_generation(answer(sent.tobytes()), (3, 2)).routed_experts
+    found = read_generation(received(sent.tobytes()), (3, 2)).routed_experts
     assert found.dtype == np.int8
     assert found.tolist() == sent.reshape(4, 3, 2).tolist()
 
@@ -37,7 +44,7 @@ def test_routes_are_read_token_by_token_layer_by_layer():
 @pytest.mark.parametrize(("largest", "dtype"), [(127, np.int8), (128, np.int16), (383, np.int16)])
 def test_routes_have_the_smallest_type_that_holds_every_number_and_minus_1(largest: int, dtype: type) -> None:
     sent = np.array([0, largest] * 3, np.int32)
-    found = read_generation(answer(sent.tobytes()), (3, 2)).routed_experts
+    found = read_generation(received(sent.tobytes()), (3, 2)).routed_experts
     assert (found.dtype, int(found.max())) == (dtype, largest)
 
 
@@ -52,7 +59,26 @@ def test_a_shard_has_the_type_of_its_widest_sample(dtypes: tuple[type, type], fo
 
 
 def test_routes_that_were_not_requested_are_dropped():
-    assert read_generation(answer(None), None).routed_experts is None
+    assert read_generation(received(None), None).routed_experts is None
+
+
+def test_routes_of_several_responses_are_read_in_pieces(monkeypatch) -> None:
+    monkeypatch.setattr(room, "PIECE", 16)
+    sent = [np.array(numbers, np.int32) for numbers in (range(7), [1, 2, 3, 127, 5, 6, 300], [], range(6))]
+    rows = [{"output_ids": [], "text": '"routed_experts":"AA', **answer(one.tobytes())} for one in sent]
+    found = [row["meta_info"]["routed_experts"] for row in _read(json.dumps(rows).encode())]
+    assert [one.tolist() for one in found] == [one.tolist() for one in sent]
+    assert [one.dtype for one in found] == [np.int8, np.int16, np.int8, np.int8]
+    assert [row["text"] for row in _read(json.dumps(rows).encode())] == ['"routed_experts":"AA'] * 4
+
+
+@pytest.mark.parametrize("text", ["AAA", "AAAA", "????????????????", "A" * 16 + "=" * 4])
+def test_what_are_no_routes_fails_the_attempt(text: str) -> None:
+    row = answer(b"")
+    row["meta_info"]["routed_experts"] = text
+    failure = _read(json.dumps(row).encode())
+    assert isinstance(failure, _Failure)
+    assert failure.cause == "engine_malformed"
 
 
 def test_an_engine_that_sends_no_routes_is_an_error():
@@ -60,12 +86,12 @@ def test_an_engine_that_sends_no_routes_is_an_error():
         EngineError,
         match="The engine sent no routed experts, which the request needs; it must run with --enable-",
     ):
-        read_generation(answer(None), (3, 2))
+        read_generation(received(None), (3, 2))
 
 
 def test_routes_of_another_model_are_an_error():
     with pytest.raises(EngineError, match="sent 25 numbers of experts, which are no multiple of 3 layers x 2 experts"):
-        read_generation(answer(np.zeros(25, np.int32).tobytes()), (3, 2))
+        read_generation(received(np.zeros(25, np.int32).tobytes()), (3, 2))
 
 
 def sample(index: int, *, prompt: int, response: int, **fields: Any) -> Sample:
