@@ -20,6 +20,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from slime_core.config.prompt_paths import unreadable
 from slime_core.errors import ConfigError, ManifestMismatch, PluginError, SlimeError, WaitTimeout
 from slime_core.plugins.manifest import Difference, Manifest, attach, difference_text, mismatches
 from slime_core.runtime.actors import Call, Ref
@@ -88,8 +89,8 @@ def _look(manifest: Manifest) -> Report:
     return Report()
 
 
-def require_folders(node_ids: Collection[str], folders: Sequence[Path], *, limit_s: float = LIMIT_S) -> None:
-    """Returns if every node of ``node_ids`` has all ``folders``, in one task a node.
+def require_inputs(node_ids: Collection[str], paths: Sequence[Path], *, limit_s: float = LIMIT_S) -> None:
+    """Returns if every node of ``node_ids`` has all ``paths``, in one task a node.
 
     Raises:
         ConfigError: names every node that lacks one, and what it lacks.
@@ -97,16 +98,15 @@ def require_folders(node_ids: Collection[str], folders: Sequence[Path], *, limit
     """
     nodes = {node: label for node, label in labels(ray.nodes()).items() if node in node_ids}
     calls = [
-        Call(_missing_on(node, [str(folder) for folder in folders]), f"node {label}", "look")
-        for node, label in nodes.items()
+        Call(_missing_on(node, [str(path) for path in paths]), f"node {label}", "look") for node, label in nodes.items()
     ]
-    missing = wait(calls, what="every node to look for the model", fail_after_s=limit_s)
+    missing = wait(calls, what="every node to look for what the run reads", fail_after_s=limit_s)
     lines = [f"  node {label}: {path}" for label, paths in zip(nodes.values(), missing, strict=True) for path in paths]
     if lines:
         raise ConfigError(
             "\n".join(
                 [
-                    f"the run reads folders that some of its {len(nodes)} nodes do not have, or have empty; nothing "
+                    f"some of the {len(nodes)} nodes of the run do not have, or have empty, what it reads; nothing "
                     "was started:",
                     *lines,
                     "Copy them there under the same path, or put them on a file system that all nodes share.",
@@ -124,7 +124,12 @@ def _missing_on(node: str, paths: list[str]) -> Ref[list[str]]:
 
 def _missing(paths: list[str]) -> list[str]:
     # An empty folder is where a shared file system was not mounted.
-    return [path for path in paths if not Path(path).is_dir() or not any(Path(path).iterdir())]
+    found = {path: Path(path) for path in paths}
+    return [path for path, one in found.items() if not (any(one.iterdir()) if one.is_dir() else _is_readable(one))]
+
+
+def _is_readable(prompts: Path) -> bool:
+    return next(unreadable(prompts), None) is None  # a pattern and a slice of rows are prompts too
 
 
 def labels(nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:

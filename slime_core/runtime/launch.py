@@ -58,7 +58,7 @@ from slime_core.rollout.engines.fleet import EngineFleet, ModelServers, Site
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, start_actor
 from slime_core.runtime.device_pool import ColocatedDevices, DevicePool
-from slime_core.runtime.inspection import inspect_nodes, require_folders
+from slime_core.runtime.inspection import inspect_nodes, require_inputs
 from slime_core.runtime.layout import Device, device_of, requested_layout, require_device_support
 from slime_core.runtime.machine import cpu_threads, rank_environment
 from slime_core.runtime.placement import Placement, Slot, nearest_ranks, place
@@ -102,10 +102,16 @@ class Job:
         return self.config.model.hf_checkpoint or ARITHMETIC / "model"
 
     @property
-    def start_weights(self) -> list[Path]:
-        """The folders that learner and engines read at their start."""
-        megatron = self.config.model.initial_megatron_checkpoint
-        return [self.model] if megatron is None else [self.model, megatron]
+    def inputs(self) -> list[Path]:
+        """The user's folders and files that processes on any node read: weights with their tokenizer, prompts."""
+        model, generates = self.config.model, self.config.debug.generates
+        learned = [model.initial_megatron_checkpoint, model.ref_load, self.config.critic.critic_load]
+        found = [self.model, *learned, self.config.algorithm.opd_teacher_load]
+        if generates:
+            prompts = [self.config.data.prompt_data, *(path for _, path in self.config.eval.files)]
+            found += [path for path in prompts if path and not path.is_relative_to(ARITHMETIC)]
+            found += [one.model_path for one in self.config.engine.engine_models]
+        return list(dict.fromkeys(path for path in found if path is not None))
 
     @property
     def prompts(self) -> Path:
@@ -315,7 +321,7 @@ def processes(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) -
                 stack.callback(shutil.rmtree, job.weights_folder, ignore_errors=True)
             placement = stack.enter_context(place(layout))
             if not session.own:
-                require_folders(placement.nodes, job.start_weights)
+                require_inputs(placement.nodes, job.inputs)
             started = Processes(job, placement, device=device, warn=warn, failures=failures)
             stack.callback(started.stop)
             yield started

@@ -18,7 +18,7 @@ from slime_core.plugins.manifest import Manifest
 from slime_core.rollout.actor import SamplerActor
 from slime_core.runtime import inspection
 from slime_core.runtime.actors import Launch, start_actor
-from slime_core.runtime.inspection import inspect_nodes, require_folders
+from slime_core.runtime.inspection import inspect_nodes, require_inputs
 from slime_core.runtime.session import Session
 from slime_core.runtime.waiting import wait
 
@@ -78,21 +78,22 @@ def test_a_node_without_a_plugin_is_refused_with_its_name(ray_session: Session, 
     assert lines[3] == "Install the same on every node (acme-toy==1.0), or share one environment between the nodes."
 
 
-def test_a_node_without_a_folder_that_the_run_reads_is_named(ray_session: Session, tmp_path: Path) -> None:
+def test_a_node_without_what_the_run_reads_is_named(ray_session: Session, tmp_path: Path) -> None:
     full, empty, absent = tmp_path / "full", tmp_path / "empty", tmp_path / "absent"
     empty.mkdir()
     full.mkdir()
     (full / "config.json").touch()
     here = {node["NodeID"] for node in ray.nodes()}
-    require_folders(here, [full])
-    require_folders(set(), [absent])
+    require_inputs(here, [full, full / "config.json", full / "*.json@[0:5]"])
+    require_inputs(set(), [absent])
     with pytest.raises(ConfigError) as failure:
-        require_folders(here, [full, empty, absent])
+        require_inputs(here, [full, empty, absent, full / "train.jsonl"])
     label = f"{socket.gethostname()} (127.0.0.1)"
     assert str(failure.value).splitlines() == [
-        "the run reads folders that some of its 1 nodes do not have, or have empty; nothing was started:",
+        "some of the 1 nodes of the run do not have, or have empty, what it reads; nothing was started:",
         f"  node {label}: {empty}",
         f"  node {label}: {absent}",
+        f"  node {label}: {full / 'train.jsonl'}",
         "Copy them there under the same path, or put them on a file system that all nodes share.",
     ]
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import importlib
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from slime_core.config.load import load
+from slime_core.config.schema import ARITHMETIC, RunConfig
+from slime_core.plugins.activation import activate
 from slime_core.plugins.lifecycle import Failures
+from slime_core.plugins.manifest import Manifest
 
 module = importlib.import_module("slime_core.runtime.launch")  # the package has a function of that name
 
@@ -35,3 +40,26 @@ def test_nodes_report_their_plugins_where_a_cluster_is_joined(
     with pytest.raises(_Enough), module.processes(job, learner_ranks=1, warn=print, failures=Failures()):
         pass
     assert found == requested
+
+
+def test_what_any_node_reads_is_the_weights_of_every_role_and_the_prompts_of_the_user(tmp_path: Path) -> None:
+    flags = {
+        "--hf-checkpoint": "actor",
+        "--ref-load": "reference",
+        "--opd-teacher-load": "teacher",
+        "--critic-load": "critic",
+        "--prompt-data": "train.jsonl@[0:9]",
+        "--eval-prompt-data": "own test.jsonl",
+    }
+    words = [word for flag, value in flags.items() for word in (flag, *value.split())]
+    words = [str(tmp_path / word) if not word.startswith("-") and word != "own" else word for word in words]
+    config = load(words, check_rules=False).config
+    names = ["actor", "reference", "critic", "teacher", "train.jsonl@[0:9]", "test.jsonl"]
+    assert job(config).inputs == [tmp_path / name for name in names]
+    replayed = load([*words, "--load-debug-rollout-data", "saved.jsonl"], check_rules=False).config
+    assert job(replayed).inputs == [tmp_path / name for name in names[:4]]
+    assert job(load([], check_rules=False).config).inputs == [ARITHMETIC / "model"]  # comes with slime, as its prompts
+
+
+def job(config: RunConfig) -> Any:
+    return module.Job(config, activate([]).registry, Manifest(()), architecture="", logs=Path("run/logs"))
