@@ -187,11 +187,7 @@ def mistakes(config: RunConfig, size: ModelSize | None, needs: Needs) -> Iterato
     if "learner" in found:
         yield f"{_too_much('learner', found['learner'], memory)}; {_what_fits(config, size, needs, memory)}"
     if "critic" in found:
-        yield (
-            f"{_too_much('critic', found['critic'], memory)}; give it more GPUs (--critic-num-gpus), a larger "
-            "--critic-tensor-model-parallel-size or --critic-pipeline-model-parallel-size, or lower "
-            "--max-tokens-per-gpu"
-        )
+        yield f"{_too_much('critic', found['critic'], memory)}; {_what_fits_critic(config, size, needs, memory)}"
     if config.engine_groups:
         yield from _engine_mistakes(config, size, needs, memory)
         yield from _publishing_mistakes(config, of_learner(config, size, needs), needs, memory)
@@ -243,3 +239,41 @@ def _what_fits(config: RunConfig, size: ModelSize, needs: Needs, memory: float) 
             return f"this fits ({found[0].total / GIB:.1f} GiB): {found[0].cut.flags}"
         gpus = 2 * gpus if gpus < GPUS_OF_A_NODE else gpus + GPUS_OF_A_NODE
     return "no layout of up to 64 times as many GPUs fits; lower --max-tokens-per-gpu"
+
+
+def _what_fits_critic(config: RunConfig, size: ModelSize, needs: Needs, memory: float) -> str:
+    """The nearest sizes of a separate critic, which recomputes what the actor does and has no logits."""
+    critic, gpus = replace(size, output=0, vocab=GPUS_OF_A_NODE), needs.critic_ranks
+    own, training = cut_of(config, config.critic_parallel, gpus), training_of(config, needs, context=1)
+    while gpus <= 64 * needs.critic_ranks:
+        for one in layouts(critic, gpus, memory, training):
+            cut = one.cut
+            if (cut.recompute, cut.expert) == (own.recompute, own.expert):
+                tensor = f" --critic-tensor-model-parallel-size {cut.tensor}"
+                more = f"{tensor} --critic-sequence-parallel" if cut.tensor > 1 else tensor
+                pipeline = f" --critic-pipeline-model-parallel-size {cut.pipeline}"
+                return f"this fits ({one.total / GIB:.1f} GiB): --critic-num-gpus {gpus}{more}{pipeline}"
+        gpus = 2 * gpus if gpus < GPUS_OF_A_NODE else gpus + GPUS_OF_A_NODE
+    return "no layout of up to 64 times as many GPUs fits; lower --max-tokens-per-gpu"
+
+
+def host_mistakes(config: RunConfig, size: ModelSize | None, needs: Needs, free: int) -> Iterator[str]:
+    """Why the optimizer's state does not fit the memory of a node, where it is on the host.
+
+    Arguments:
+        free: bytes of host memory that a node has left.
+    """
+    given = config.megatron.optimizer
+    if size is None or not needs.ranks or not given.get("optimizer_cpu_offload"):
+        return
+    share, ranks = given.get("optimizer_offload_fraction", 1.0), config.cluster.actor_num_gpus_per_node
+    cut = cut_of(config, config.parallel, config.num_learner_ranks)
+    training = training_of(config, needs, context=cut.context)
+    whole = usage(size, cut, replace(training, on_host=0.0, critic=bool(needs.critic_parameters))).optimizer
+    needed = int(share * whole * ranks)
+    if needed > free:
+        yield (
+            f"host memory: --optimizer-cpu-offload keeps {needed / GIB:.1f} GiB of Adam's state on a node, "
+            f"{whole * share / GIB:.1f} for each of {ranks} learner ranks, and this one has {free / GIB:.1f} GiB left; "
+            "spread the ranks over more nodes (--actor-num-nodes), or lower --optimizer-offload-fraction"
+        )

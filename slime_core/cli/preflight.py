@@ -154,7 +154,10 @@ def check_machine(config: RunConfig, needs: Needs) -> None:
     machine = free_resources()
     found = [] if joins_a_cluster(config) else list(machine_mistakes(config, needs, machine))
     if computes_on_gpus(config):
-        found += gpu_memory.mistakes(config, gpu_memory.model_size(config, needs.sizes), needs)
+        size = gpu_memory.model_size(config, needs.sizes)
+        found += gpu_memory.mistakes(config, size, needs)
+        if not joins_a_cluster(config):
+            found += gpu_memory.host_mistakes(config, size, needs, machine.memory)
     if found:
         raise config_error([Mistake(message) for message in found])
 

@@ -160,7 +160,23 @@ def test_a_critic_counts_where_it_is(tmp_path):
     separate = f"{line.replace('141', '70')} --critic-num-gpus 1"
     (message,) = mistakes(tmp_path, separate, critic_parameters=sum(SIZES.values()), critic_ranks=1)
     assert message.startswith("GPU memory: a critic rank needs 77.")
-    assert "--critic-num-gpus" in message
+    flags = message.partition("GiB): ")[2]
+    assert flags.startswith("--critic-num-gpus 2 --critic-tensor-model-parallel-size 1 ")
+    fitting = f"{line.replace('141', '70')} {flags}"
+    assert mistakes(tmp_path, fitting, critic_parameters=sum(SIZES.values()), critic_ranks=2) == []
+
+
+def test_an_optimizer_that_does_not_fit_the_host_is_refused(tmp_path):
+    line = "--actor-num-gpus-per-node 8 --bf16 --optimizer-cpu-offload --use-precision-aware-optimizer"
+    config, needs = planned(tmp_path, line)
+    size, state = gpu_memory.model_size(config, SIZES), 12 * sum(SIZES.values())
+    assert list(gpu_memory.host_mistakes(config, size, needs, state + 8)) == []
+    (message,) = gpu_memory.host_mistakes(config, size, needs, state // 2)
+    assert message.startswith("host memory: --optimizer-cpu-offload keeps 45.0 GiB of Adam's state on a node, 5.6 for")
+    half, _ = planned(tmp_path, f"{line} --optimizer-offload-fraction 0.5")
+    assert list(gpu_memory.host_mistakes(half, size, needs, state // 2 + 8)) == []
+    plain, _ = planned(tmp_path, "--actor-num-gpus-per-node 8 --bf16")
+    assert list(gpu_memory.host_mistakes(plain, size, needs, 0)) == []
 
 
 def test_an_engine_without_room_for_a_response_is_refused(tmp_path):
