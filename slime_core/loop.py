@@ -7,10 +7,12 @@ learner and engines share devices: neither needs a second loop.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
 from slime_core.checkpoint.folder import RunState
+from slime_core.checkpoint.schedule import SaveClock, is_due
 from slime_core.config.schema import RunConfig
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
@@ -87,12 +89,12 @@ def train(
     hooks: LifecycleHooks,
 ) -> RunState:
     """Run the remaining steps; returns the state after them. Engines serve only weights that the learner holds."""
-    total = config.rollout.num_rollout
+    saves = SaveClock(config)
     with devices.held_by("learner"):
         served = publish(learner, sampler, track, devices, hooks, version=state.step)
     if config.eval.eval_interval and not config.eval.skip_eval_before_train:
         evaluate(sampler, track, step=state.step, served=served)
-    for step in range(state.step, total):
+    for step in range(state.step, saves.total):
         with track.step(step) as metrics:
             with track.timer("rollout"):
                 rollout = sampler.sample(step)
@@ -101,23 +103,30 @@ def train(
                 with track.timer("train"):
                     metrics.update(learner.train(rollout.refs))
                 state = replace(state, step=step + 1)
-                if is_due(config.checkpoint.save_interval, state.step) or state.step == total:
+                if saves.is_due(state.step):
                     with track.timer("save"):
                         state = save(state, learner, sampler, hooks)
                 if is_due(config.weights.update_weights_interval, state.step):
                     served = publish(learner, sampler, track, devices, hooks, version=state.step)
             metrics.update(hooks.failures.report(track.warn))
-        if is_due(config.eval.eval_interval, state.step) or (config.eval.eval_interval and state.step == total):
+        if is_due(config.eval.eval_interval, state.step) or (config.eval.eval_interval and state.step == saves.total):
             evaluate(sampler, track, step=state.step, served=served)
     return state
 
 
-def save(state: RunState, learner: Learner, sampler: Sampler, hooks: LifecycleHooks) -> RunState:
-    """Write a checkpoint with the position in the data and the states of plugins; returns the state that it holds."""
+def save(
+    state: RunState, learner: Learner, sampler: Sampler, hooks: LifecycleHooks, devices: DevicePool | None = None
+) -> RunState:
+    """Write a checkpoint with the position in the data and the states of plugins; returns the state that it holds.
+
+    Arguments:
+        devices: to give to the learner, once the sampler's part is known; None: it holds them.
+    """
     found = sampler.state()
     states: dict[str, Any] = {Place.DRIVER: hooks.states(), Place.SAMPLER: found.plugin_states}
     state = replace(state, cursor=found.cursor, plugin_states=states)
-    learner.save(state)
+    with nullcontext() if devices is None else devices.held_by("learner"):
+        learner.save(state)
     return state
 
 
@@ -141,8 +150,3 @@ def evaluate(sampler: Sampler, track: Track, *, step: int, served: int) -> None:
         scores = sampler.evaluate(step)
     if scores is not None:
         track.evaluation(step, {**scores, "eval/weight_version": float(served)})
-
-
-def is_due(interval: int | None, count: int) -> bool:
-    """Whether something that happens every ``interval`` steps happens after ``count`` steps; None and 0: never."""
-    return bool(interval) and count % int(interval or 1) == 0

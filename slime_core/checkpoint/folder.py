@@ -6,6 +6,7 @@
         critic/        the same of the critic, where there is one
         roles/         frozen models that changed since the start: reference/, as torch_dist/ without an optimizer
         hf/            the weights as a Hugging Face folder (unless --save-hf is off)
+        temporary      empty, and only in a checkpoint that the next one replaces
 
 A checkpoint is written under a name that starts with a dot and renamed when it is complete, so a folder with a
 checkpoint's name is complete.
@@ -110,13 +111,13 @@ def set_aside(folder: Path, *, after: int) -> list[Path]:
 
     A run that resumed at ``after`` has abandoned them: the newest checkpoint must belong to the resumed run.
     """
-    later = [path for step, path in sorted(_by_step(folder).items()) if step > after]
+    later = [path for step, path in sorted(by_step(folder).items()) if step > after]
     return [path.rename(_unused(path.with_name(f".abandoned-{path.name}"))) for path in later]
 
 
 def newest(folder: Path) -> Checkpoint | None:
     """The checkpoint of the highest step in ``folder``, or None."""
-    found = _by_step(folder)
+    found = by_step(folder)
     return _read(found[max(found)]) if found else None
 
 
@@ -154,7 +155,8 @@ def critic_part(checkpoint: Path) -> Path:
     return checkpoint / "critic"
 
 
-def _by_step(folder: Path) -> dict[int, Path]:
+def by_step(folder: Path) -> dict[int, Path]:
+    """The checkpoints in ``folder`` by their steps."""
     return {int(match[1]): path for path in folder.glob("step-*") if (match := NAME.fullmatch(path.name))}
 
 

@@ -215,6 +215,12 @@ class RolloutConfig(Section):
     rollout_request_timeout_s: Positive = 300.0
     """Seconds without an answer and without progress of the engine after which a generation request has failed."""
 
+    @property
+    def keeps_groups(self) -> bool:
+        """Whether groups of other rollouts may be in the sampler's hands while one is sampled; if not, a rollout that
+        is interrupted can be sampled again from its start."""
+        return self.async_buffer_size > 0 or self.partial_rollout or self.rollout_source is not None
+
 
 class DataConfig(Section):
     """Where prompts come from."""

@@ -206,7 +206,14 @@ class CheckpointConfig(Section):
     """Saving; a checkpoint is always written at the end of a run."""
 
     save_interval: Annotated[Count | None, Conflicts("debug_rollout_only", because="nothing is trained")] = None
-    """Save every this many rollouts. None: only at the end."""
+    """Save every this many rollouts. None: only at the end, at SIGTERM, and as save_interval_minutes says."""
+    save_interval_minutes: Positive | None = 30.0
+    """Also save after the first rollout that ends this many minutes after the last checkpoint; the next checkpoint
+    replaces it. None: never."""
+    save_keep_last: Annotated[Count | None, Needs("save_interval", because="all other checkpoints are replaced")] = None
+    """Checkpoints of save_interval that stay on disk, the newest ones. None: all."""
+    save_keep_every: Annotated[Count | None, Needs("save_keep_last", because="otherwise all stay")] = None
+    """Checkpoints after a multiple of this many rollouts stay, however old they are. None: as save_keep_last says."""
     save_hf: bool = True
     """Also write each checkpoint's weights as a Hugging Face folder."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ import numpy as np
 import ray
 
 from slime_core.checkpoint.folder import Checkpoint, RunState, drafted, write_state
+from slime_core.checkpoint.schedule import Retention
 from slime_core.config.model_config import CARRIED
 from slime_core.learner import LearnerSettings
 from slime_core.learner.critic_reshard import TokenValues, values_of_shard
@@ -73,11 +74,13 @@ class SaveSettings:
         folder: of all checkpoints of the run.
         hf_template: Hugging Face folder whose config and tokenizer a Hugging Face export is completed with.
         save_hf: also export the weights as a Hugging Face folder.
+        retention: which of them stay.
     """
 
     folder: Path
     hf_template: Path
     save_hf: bool = True
+    retention: Retention = field(default_factory=Retention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +352,9 @@ class LearnerHandle:
             calls = self._group.start(LearnerActor.save, draft, export=saving.save_hf, template=saving.hf_template)
             calls += [] if self._critic is None else self._critic.save(draft)
             self._wait(calls, what=f"the checkpoint of step {state.step}")
+            saving.retention.mark(draft, state.step)
             write_state(draft, replace(state, plugin_states={**state.plugin_states, Place.RANK: states}))
+        saving.retention.tidy(saving.folder, newest=state.step)
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Continue from ``checkpoint``."""

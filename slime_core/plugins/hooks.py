@@ -303,7 +303,8 @@ def slime_after_weight_sync(version: int, options: object) -> None:
 def slime_checkpoint_state(place: Place, options: object) -> Mapping[str, object] | None:
     """Return what :func:`slime_checkpoint_restore` needs at this place, as JSON-ready values; None: nothing.
 
-    On the learner only rank 0 is called; :func:`slime_checkpoint_restore` gets its state on every rank.
+    On the learner only rank 0 is called; :func:`slime_checkpoint_restore` gets its state on every rank. In the sampler
+    it is also called before each rollout, for a checkpoint at a SIGTERM during the rollout.
     """
 
 

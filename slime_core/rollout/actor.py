@@ -52,9 +52,11 @@ class SamplerActor(Watched):
         # Before setup(), because its argument holds options, which are objects of the plugins' classes.
         self._manifest = manifest
         self._registry = attach(manifest)
+        self._before: SamplerState | None = None  # the state before the last rollout
 
     async def setup(self, settings: SamplerSettings) -> None:
         """Load data, tokenizer and components."""
+        self._keeps_groups = settings.config.rollout.keeps_groups
         send_key_to(settings.router_url, *settings.engine_urls, *settings.model_urls.values())
         with uncollected():
             if settings.trains:
@@ -64,6 +66,7 @@ class SamplerActor(Watched):
 
     async def sample(self, rollout: int) -> SampledShards:
         """Collect and pack one rollout."""
+        self._before = None if self._keeps_groups else self._train_sampler.state()
         sampled = await self._train_sampler.sample(rollout)
         # Wrapped in a list, a reference is passed on as it is; bare, Ray would fetch the shard into the driver.
         refs = [ray.put(shard) for shard in sampled.shards]
@@ -78,9 +81,13 @@ class SamplerActor(Watched):
         """The engines serve ``version``."""
         self._train_sampler.published(version)
 
-    async def state(self) -> SamplerState:
-        """The sampler's part of a checkpoint, in one call, so that its parts are of one moment."""
-        return self._train_sampler.state()
+    async def state(self, *, without_last: bool) -> SamplerState:
+        """The sampler's part of a checkpoint, in one call, so that its parts are of one moment.
+
+        Arguments:
+            without_last: as it was before the last rollout, which is not trained; it may not even be complete.
+        """
+        return self._before if without_last and self._before is not None else self._train_sampler.state()
 
     async def restore(self, cursor: dict[str, Any], states: PlaceStates) -> None:
         """Continue the data where ``cursor`` was taken, and the plugins with their states."""
@@ -114,6 +121,7 @@ class SamplerHandle:
         self._wait = wait
         self._warn = warn
         self._failures = failures
+        self._is_interrupted = False
 
     def setup(self, settings: SamplerSettings) -> Call[None]:
         """Start loading; the caller waits."""
@@ -121,7 +129,11 @@ class SamplerHandle:
 
     def sample(self, rollout: int) -> SampledShards:
         """Collect and pack rollout ``rollout``."""
-        (result,) = self._wait([self._actor.start(SamplerActor.sample, rollout)], what=f"rollout {rollout}")
+        try:
+            (result,) = self._wait([self._actor.start(SamplerActor.sample, rollout)], what=f"rollout {rollout}")
+        except KeyboardInterrupt:
+            self._is_interrupted = True
+            raise
         for warning in result.warnings:
             self._warn(f"rollout {rollout}: {warning}")
         self._failures.merge(result.failures)
@@ -140,8 +152,9 @@ class SamplerHandle:
         self._wait([self._actor.start(SamplerActor.published, version)], what="the sampler to continue")
 
     def state(self) -> SamplerState:
-        """The data cursor, and the states of the sampler's plugins."""
-        return self._wait([self._actor.start(SamplerActor.state)], what="the state of the sampler")[0]
+        """The data cursor, and the states of the sampler's plugins; those before a rollout that was interrupted."""
+        call = self._actor.start(SamplerActor.state, without_last=self._is_interrupted)
+        return self._wait([call], what="the state of the sampler")[0]
 
     def restore(self, cursor: dict[str, Any], states: PlaceStates) -> None:
         """Continue the data where ``cursor`` was taken, and the plugins with their states."""

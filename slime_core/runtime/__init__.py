@@ -8,6 +8,7 @@
                    and errors of actors on the driver
     waiting        every wait has a name, reports late calls, and ends
     device_pool    which role holds the devices
+    termination    SIGTERM: saves what was trained and ends
     machine        free resources of this machine, before anything is started
     inspection     whether every node has the driver's plugins
 

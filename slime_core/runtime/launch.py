@@ -25,7 +25,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from slime_core.checkpoint.folder import Checkpoint, RunState
+from slime_core.checkpoint.folder import Checkpoint, RunState, by_step
+from slime_core.checkpoint.schedule import Retention, is_due
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.config.secrets import add_key, key_of_run
 from slime_core.config.settings import core_values
@@ -39,7 +40,7 @@ from slime_core.learner.actor import (
     SaveSettings,
     manifest_record,
 )
-from slime_core.loop import is_due, train
+from slime_core.loop import save, train
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins.contracts import Place, RunInfo
 from slime_core.plugins.lifecycle import Failures, LifecycleHooks, lifetime, unclaimed_states
@@ -63,7 +64,9 @@ from slime_core.runtime.layout import Device, device_of, requested_layout, requi
 from slime_core.runtime.machine import cpu_threads, rank_environment
 from slime_core.runtime.placement import Placement, Slot, nearest_ranks, place
 from slime_core.runtime.session import Session, head_address
+from slime_core.runtime.termination import StoppableSampler, Terminated, Termination
 from slime_core.runtime.waiting import RunWait
+from slime_core.track.record import RunRecord
 from slime_core.track.track import Track
 from slime_core.weights.publisher import PublisherSettings
 
@@ -225,10 +228,29 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
             config = _loop_config(
                 job.config, evaluates_start=resume is not None and _has_lost_evaluation(job.config, track, state.step)
             )
-            state = train(learner, sampler, config=config, state=state, track=track, devices=devices, hooks=hooks)
+            with Termination() as stop:
+                stoppable = StoppableSampler(sampler, stop, keeps_groups=config.rollout.keeps_groups)
+                try:
+                    state = train(
+                        learner, stoppable, config=config, state=state, track=track, devices=devices, hooks=hooks
+                    )
+                except Terminated:
+                    done = replace(state, step=max(state.step, track.num_steps))
+                    if isinstance(learner, LearnerHandle) and not _is_saved(track.record, done.step):
+                        track.warn(SAVING.format(step=done.step))
+                        save(done, learner, sampler, hooks, devices)
+                    raise
             sampler.close()
             learner.close()
         return state
+
+
+SAVING = "SIGTERM: the run saves step {step} and ends. A second SIGTERM ends it at once."
+
+
+def _is_saved(record: RunRecord, step: int) -> bool:
+    """Whether there is nothing to save after ``step`` steps."""
+    return step <= max(by_step(record.checkpoints), default=record.resumed_step or 0)
 
 
 def _loop_config(config: RunConfig, *, evaluates_start: bool = False) -> RunConfig:
@@ -374,7 +396,17 @@ class Processes:
         learner = LearnerHandle(
             ActorGroup(ranks),
             wait=self._wait,
-            saving=SaveSettings(checkpoints, self._job.model, save_hf=config.checkpoint.save_hf),
+            saving=SaveSettings(
+                checkpoints,
+                self._job.model,
+                save_hf=config.checkpoint.save_hf,
+                retention=Retention(
+                    interval=config.checkpoint.save_interval,
+                    total=config.rollout.num_rollout,
+                    last=config.checkpoint.save_keep_last,
+                    every=config.checkpoint.save_keep_every,
+                ),
+            ),
             data_ranks=[layout.data_rank(rank, world_size=len(ranks)) for rank in range(len(ranks))],
             checks_equal=config.weights.check_weight_update_equal,
             ahead=config.rollout.async_buffer_size,

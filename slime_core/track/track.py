@@ -205,6 +205,9 @@ class Track:
         tensorboard: also write TensorBoard events.
         trackers: further trackers by name.
         listeners: called with every event, in the driver's thread.
+
+    Attributes:
+        num_steps: of the run that have a row; 0 before the first step of this process.
     """
 
     def __init__(
@@ -228,6 +231,7 @@ class Track:
         self._metrics = Metrics()
         self._advice = Advice()
         self._last_row = -1
+        self.num_steps = 0
         self._evaluations: dict[int, dict[str, float]] = {}
         if record.resumed_step is not None and record.pending_evaluation:
             self._evaluations[record.resumed_step] = dict(record.pending_evaluation)
@@ -255,6 +259,7 @@ class Track:
             self._step = None
         self._metrics.update(self._evaluations.pop(step, {}))
         self._write(step, dict(self._metrics))
+        self.num_steps = step + 1
         self._pass_samples_to_sinks("train", step)
         self.emit(StepFinished(step, dict(self._metrics)))
         for message in self._advice.of(step, self._metrics):

@@ -68,6 +68,25 @@ def test_a_run_that_is_interrupted_ends_and_leaves_nothing(tmp_path: Path, momen
     assert "Traceback" not in errors
     assert len(started) > 5
     assert left_of(*started) == []
+    saved = [path.name for path in (tmp_path / "run").glob("checkpoints/step-*")]
+    assert len(saved) == (signal_sent == signal.SIGTERM)
+
+
+@pytest.mark.long
+def test_sigterm_saves_what_was_trained_and_the_run_goes_on_from_there(tmp_path: Path):
+    folder = tmp_path / "run"
+    with running(folder) as process:
+        wait_for(folder / "metrics.jsonl", process)
+        process.send_signal(signal.SIGTERM)
+        printed, _ = process.communicate(timeout=END_LIMIT_S)
+    trained = len((folder / "metrics.jsonl").read_text().splitlines())
+    assert f"warning: SIGTERM: the run saves step {trained} and ends." in printed
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{trained:06d}"]
+    more = slime(folder, "run", "--load", folder, "--num-rollout", f"{trained + 1}", "--progress", "lines")
+    assert more.code == 0, more.errors
+    assert [row["step"] for row in more.rows if "train/loss" in row] == [*range(trained + 1)]
+    assert slime(folder, "ledger", folder).code == 0
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{trained + 1:06d}"]
 
 
 def server_of(process: subprocess.Popen[str], name: str) -> tuple[psutil.Process, list[psutil.Process]]:

@@ -1,0 +1,108 @@
+"""SIGTERM, which schedulers send before they end a job: the run saves what it trained, and ends.
+
+The weights belong to a whole number of rollouts while the run waits for the sampler, and only then. So the signal ends
+these waits and no other; the loop knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Protocol, Self
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: the run saves what it trained and ends."""
+
+
+class Termination:
+    """Waits with the first SIGTERM for a moment at which the weights are those after a whole step.
+
+    ``with Termination() as stop:`` takes the signal over; ``with stop.allowed():`` is such a moment, which it ends with
+    :class:`Terminated`. The second SIGTERM is a ``KeyboardInterrupt`` at once. In another thread than the main one,
+    where Python handles no signals, nothing changes.
+    """
+
+    def __init__(self) -> None:
+        self._requested = False
+        self._is_allowed = False
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._on_signal)
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+
+    @contextmanager
+    def allowed(self, is_allowed: bool = True) -> Iterator[None]:
+        """A signal that came before, or comes now, ends the block; False: no signal does."""
+        self._is_allowed = is_allowed
+        try:
+            if self._requested and is_allowed:
+                raise Terminated
+            yield
+        finally:
+            self._is_allowed = False
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._requested:
+            raise KeyboardInterrupt
+        self._requested = True
+        if self._is_allowed:
+            raise Terminated
+
+
+class Sampler(Protocol):
+    """A sampler as the loop calls it; see :class:`slime_core.loop.Sampler`."""
+
+    def sample(self, rollout: int) -> Any: ...
+
+    def evaluate(self, step: int) -> dict[str, float] | None: ...
+
+    def before_publish(self) -> None: ...
+
+    def published(self, version: int) -> None: ...
+
+    def state(self) -> Any: ...
+
+
+class StoppableSampler:
+    """A sampler whose rollouts and evaluations a SIGTERM ends.
+
+    Arguments:
+        keeps_groups: a rollout that is ended cannot be sampled again from its start, so none is.
+    """
+
+    def __init__(self, sampler: Sampler, stop: Termination, *, keeps_groups: bool) -> None:
+        self._sampler = sampler
+        self._stop = stop
+        self._keeps_groups = keeps_groups
+
+    def sample(self, rollout: int) -> Any:
+        """The next rollout."""
+        with self._stop.allowed(not self._keeps_groups):
+            return self._sampler.sample(rollout)
+
+    def evaluate(self, step: int) -> dict[str, float] | None:
+        """Scores of the weights that the engines hold."""
+        with self._stop.allowed():
+            return self._sampler.evaluate(step)
+
+    def before_publish(self) -> None:
+        """Wait for a concurrent evaluation."""
+        self._sampler.before_publish()
+
+    def published(self, version: int) -> None:
+        """The engines serve ``version``."""
+        self._sampler.published(version)
+
+    def state(self) -> Any:
+        """The sampler's part of a checkpoint."""
+        return self._sampler.state()

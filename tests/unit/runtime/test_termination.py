@@ -1,0 +1,99 @@
+"""What the first and the second SIGTERM do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+
+from slime_core.runtime.termination import StoppableSampler, Terminated, Termination
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_the_first_sigterm_waits_for_a_moment_at_which_it_may_come():
+    before, done = signal.getsignal(signal.SIGTERM), []
+    with Termination() as stop:
+        kill()
+        done.append("went on")
+        with pytest.raises(Terminated), stop.allowed():
+            done.append("not reached")
+    assert done == ["went on"]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_where_it_is_allowed_it_comes_at_once_and_only_there():
+    with Termination() as stop:
+        with stop.allowed():
+            pass
+        with pytest.raises(Terminated), stop.allowed():
+            kill()
+
+
+def test_the_second_sigterm_ends_what_the_first_waits_for():
+    with Termination():
+        kill()
+        with pytest.raises(KeyboardInterrupt) as ended:
+            kill()
+    assert ended.type is KeyboardInterrupt
+
+
+def test_outside_the_main_thread_signals_stay_as_they_are():
+    handlers = []
+
+    def other() -> None:
+        with Termination() as stop, stop.allowed():
+            handlers.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert handlers == [signal.getsignal(signal.SIGTERM)]
+
+
+class Killed:
+    """A sampler; a SIGTERM comes during the call that ``during`` names."""
+
+    def __init__(self, during: str) -> None:
+        self.during = during
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*_: object) -> str:
+            if name == self.during:
+                self.during = ""
+                kill()
+            return name
+
+        return call
+
+
+@pytest.mark.parametrize("during", ["before_publish", "published", "state"])
+def test_publishing_goes_on_to_its_end(during: str):
+    with Termination() as stop:
+        sampler = StoppableSampler(Killed(during), stop, keeps_groups=False)
+        sampler.before_publish()
+        sampler.published(1)
+        assert sampler.state() == "state"
+        with pytest.raises(Terminated):
+            sampler.sample(1)
+
+
+@pytest.mark.parametrize("during", ["sample", "evaluate"])
+def test_a_wait_for_the_sampler_ends(during: str):
+    with Termination() as stop:
+        sampler = StoppableSampler(Killed(during), stop, keeps_groups=False)
+        with pytest.raises(Terminated):
+            getattr(sampler, during)(1)
+
+
+def test_a_rollout_that_cannot_be_sampled_again_goes_on():
+    with Termination() as stop:
+        sampler = StoppableSampler(Killed("sample"), stop, keeps_groups=True)
+        assert [sampler.sample(1), sampler.sample(2)] == ["sample", "sample"]
+        with pytest.raises(Terminated):
+            sampler.evaluate(2)
