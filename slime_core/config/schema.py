@@ -431,6 +431,13 @@ class RunConfig(Section):
         )
 
     @property
+    def restarts_engines(self) -> bool:
+        """Whether engines and the router are started again when they die."""
+        chosen = self.engine.use_fault_tolerance
+        restartable = not (self.cluster.colocate or self.learner.use_rollout_routing_replay)
+        return sum(group.num_engines for group in self.engine_groups) > 1 and restartable if chosen is None else chosen
+
+    @property
     def num_rollout_gpus(self) -> int:
         """GPUs of the policy's engines, started by the run or by the user."""
         external = len(self.engine.rollout_external_engine_addrs) * self.cluster.rollout_num_gpus_per_engine

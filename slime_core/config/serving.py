@@ -11,7 +11,17 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from slime_core.config.options import Conflicts, Needs
-from slime_core.config.section import Count, Distinct, Name, Positive, Section, Value, rejected
+from slime_core.config.section import (
+    Count,
+    CountOrZero,
+    Distinct,
+    Name,
+    Positive,
+    PositiveOrZero,
+    Section,
+    Value,
+    rejected,
+)
 from slime_core.errors import ConfigError
 
 WorkerType = Literal["regular", "prefill", "decode"]
@@ -128,6 +138,28 @@ class EngineConfig(Section):
     """Maximum tokens of prompt plus response. None: as the model's config.json says."""
     engine_start_timeout_s: Positive = 300.0
     """Seconds until a starting engine must answer."""
+    use_fault_tolerance: Annotated[
+        bool | None,
+        Conflicts(
+            "colocate", when=True, because="a starting engine would take memory that the learner holds; it ends the run"
+        ),
+        Conflicts("rollout_external_engine_addrs", when=True, because="the run does not start those engines"),
+        Conflicts(
+            "use_rollout_routing_replay",
+            when=True,
+            because="requests bypass the router there, so a starting engine would get some before its weights",
+        ),
+    ] = None
+    """Start engines and the router again when they die or hang; False: that ends the run. None: with two engines or
+    more."""
+    engine_max_restarts: CountOrZero = 3
+    """Restarts of one engine, or of the router, within an hour, after which its next failure ends the run."""
+    rollout_health_check_interval: Positive = 10.0
+    """Seconds between two probes of an engine."""
+    rollout_health_check_timeout: Positive = 15.0
+    """Seconds that an engine's scheduler has to answer one probe; after three failed ones in a row it hangs."""
+    rollout_health_check_first_wait: PositiveOrZero = 0.0
+    """Seconds from an engine's start to its first probe; raise it where its first requests compile kernels for long."""
     engine_groups: tuple[EngineGroup, ...] = ()
     """Groups of the policy's engines with settings of their own; together they have rollout_num_gpus. Empty: all alike.
 

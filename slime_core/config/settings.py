@@ -257,7 +257,7 @@ class Setting:
     @property
     def is_switch(self) -> bool:
         """Whether the flag alone means true."""
-        return self.info.annotation is bool
+        return self.info.annotation in (bool, bool | None)
 
     @property
     def is_once(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import ray
@@ -20,6 +20,7 @@ import ray
 from slime_core.checkpoint.folder import Checkpoint, RunState, drafted, write_state
 from slime_core.checkpoint.schedule import Retention
 from slime_core.config.model_config import CARRIED
+from slime_core.errors import WeightSyncError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.critic_reshard import TokenValues, values_of_shard
 from slime_core.plugins.contracts import Place
@@ -98,17 +99,19 @@ class RankResult:
     returns: tuple[Ref[np.ndarray], ...] = ()
 
 
+TRAINED, EVALUATING = "trained", "evaluating"
+"""Kinds of engines: those that the training samples come from, and those that only evaluate."""
+
+
 class LearnerActor(Rendezvous):
     """Runs a :class:`~slime_core.learner.rank.Learner`, with exactly the driver's plugins."""
 
     _learner: Learner  # once setup() has returned
-    _publisher: Publisher  # once connect() has returned
-    _eval_publisher: Publisher  # once connect_evaluation() has returned
 
     def __init__(self, manifest: Manifest) -> None:
         # Before setup(), whose settings hold options objects of the plugins' classes.
         self._registry = attach(manifest)
-        self._publishers: list[Publisher] = []
+        self._publishers: dict[str, Publisher] = {}  # to each kind of engines that was connected
 
     def setup(self, settings: LearnerSettings) -> None:
         """Build the model and load the start weights. Collective."""
@@ -119,25 +122,25 @@ class LearnerActor(Rendezvous):
             self._learner = Learner(settings, self._registry)
 
     def connect(self, engine_urls: list[str], settings: PublisherSettings) -> None:
-        """Connect to the engines for weight transfer. Collective."""
-        self._publisher = self._make_publisher(engine_urls, settings)
+        """Connect to the engines for weight transfer; may be repeated, as after a restart of an engine. Collective."""
+        self._connect(TRAINED, engine_urls, settings)
 
     def connect_evaluation(self, engine_urls: list[str], settings: PublisherSettings) -> None:
         """Connect to the engines that only evaluate. Collective."""
-        self._eval_publisher = self._make_publisher(engine_urls, settings)
+        self._connect(EVALUATING, engine_urls, settings)
 
-    def _make_publisher(self, engine_urls: list[str], settings: PublisherSettings) -> Publisher:
+    def _connect(self, kind: str, engine_urls: list[str], settings: PublisherSettings) -> None:
         learner = self._learner
+        if kind in self._publishers:
+            self._publishers.pop(kind).close()
         has_observers = settings.transport == "disk" and learner.hooks.implementers("slime_after_weight_write")
-        publisher = Publisher(
+        self._publishers[kind] = Publisher(
             engine_urls,
             settings=replace(settings, address=self._host),
             weights=learner.export_weights(),
             sends=learner.is_sender,
             on_written=partial(self._on_written, engine_urls) if has_observers else None,
         )
-        self._publishers.append(publisher)
-        return publisher
 
     def _on_written(self, engine_urls: list[str], folder: Path | None) -> None:
         self._learner.hooks.call("slime_after_weight_write", folder=folder, engine_urls=engine_urls)
@@ -165,17 +168,17 @@ class LearnerActor(Rendezvous):
         """Every engine holds the weights of the learner, as ``version``. Collective; see ``Publisher.publish``."""
         learner = self._learner
         with learner.timeline.span("publish", version - 1 if version else None):
-            proven = self._publisher.publish(learner.export_weights(), version=str(version))
+            proven = self._publishers[TRAINED].publish(learner.export_weights(), version=str(version))
         learner.published(version)
         return proven
 
     def publish_for_evaluation(self, version: int) -> None:
         """Every engine that only evaluates holds the weights of the learner, as ``version``. Collective."""
-        self._eval_publisher.publish(self._learner.export_weights(), version=str(version))
+        self._publishers[EVALUATING].publish(self._learner.export_weights(), version=str(version))
 
     def check_equal(self, version: int) -> None:
         """The engines lose all weights and get ``version`` again. Collective; see ``Publisher.check_equal``."""
-        self._publisher.check_equal(self._learner.export_weights(), version=str(version))
+        self._publishers[TRAINED].check_equal(self._learner.export_weights(), version=str(version))
 
     def save(self, draft: Path, *, export: bool, template: Path) -> None:
         """Write this rank's part of a checkpoint. Collective."""
@@ -210,9 +213,23 @@ class LearnerActor(Rendezvous):
 
     def close(self) -> None:
         """Leave every process group."""
-        for publisher in self._publishers:
+        for publisher in self._publishers.values():
             publisher.close()
         self._learner.close()
+
+
+NOTICE_S = 10.0
+"""Seconds within which the failure of an engine arrives that made a publication fail."""
+
+
+class EngineRestarts(Protocol):
+    """Engines that are started again when they fail, as a publication sees them."""
+
+    def settle(self, *, within_s: float = 0.0) -> bool:
+        """Wait until no engine is down, and so long for one to fail; returns whether one has to get weights."""
+
+    def served(self) -> None:
+        """Every engine holds the learner's weights."""
 
 
 class LearnerHandle:
@@ -229,6 +246,7 @@ class LearnerHandle:
         failures: receives the failures of plugins' observers on any rank.
         critic: a separate critic; None: it shares the ranks, or there is none.
         has_engines: False: the run only trains, so weights are not published and parity is never due.
+        restarts: of the engines; None: the failure of one ends the run.
     """
 
     def __init__(
@@ -244,7 +262,11 @@ class LearnerHandle:
         failures: Failures,
         critic: CriticGroup | None = None,
         has_engines: bool = True,
+        restarts: EngineRestarts | None = None,
     ) -> None:
+        self._restarts = restarts
+        self._engines: tuple[list[str], PublisherSettings] | None = None  # once connect() has returned
+        self._version = 0  # of the weights that the ranks hold
         self._group = group
         self._critic = critic
         self._wait = wait
@@ -276,6 +298,7 @@ class LearnerHandle:
         """Connect every rank to the engines for weight transfer."""
         calls = self._group.start(LearnerActor.connect, engine_urls, settings)
         self._wait(calls, what="learner and engines to meet")
+        self._engines = engine_urls, settings
 
     def connect_evaluation(self, engine_urls: list[str], settings: PublisherSettings) -> None:
         """Connect every rank to the engines that only evaluate."""
@@ -290,6 +313,7 @@ class LearnerHandle:
             for actor, number in zip(self._group, self._data_ranks, strict=True)
         ]
         trained = self._wait(calls, what="training")
+        self._version += 1
         for rank in trained:
             self._failures.merge(rank.failures)
         metrics = trained[0].metrics
@@ -315,6 +339,28 @@ class LearnerHandle:
         """Every engine holds the learner's weights, as ``version``, when this returns."""
         if not self._has_engines:
             return
+        self._version = version
+        if self._restarts is None:
+            self._publish(version)
+            return
+        needs_connection = self._restarts.settle()
+        while True:
+            try:
+                if needs_connection and self._engines is not None:
+                    self.connect(*self._engines)
+                self._publish(version)
+                break
+            except WeightSyncError:
+                needs_connection = self._restarts.settle(within_s=NOTICE_S)
+                if not needs_connection:  # no engine failed
+                    raise
+        self._restarts.served()
+
+    def publish_again(self) -> None:
+        """Every engine, restarted ones too, holds the weights that the ranks hold now."""
+        self.publish(self._version)
+
+    def _publish(self, version: int) -> None:
         what = f"weights of version {version} to reach the engines"
         proven = self._wait(self._group.start(LearnerActor.publish, version), what=what)[0]
         if proven < 1 and not self._warned_of_names:
@@ -379,6 +425,9 @@ class NoLearner:
 
     def publish(self, version: int) -> None:
         """The engines hold the start weights already."""
+
+    def publish_again(self) -> None:
+        """Restarted engines do so too."""
 
     def save(self, state: RunState) -> None:
         """There are no weights to save."""

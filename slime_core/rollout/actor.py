@@ -107,6 +107,7 @@ class SamplerHandle:
         wait: waits for calls under the run's limits.
         warn: receives what a person should read, such as samples that were lost.
         failures: receives what watching plugins got wrong in the sampler.
+        take_metrics: metrics of the driver to add to those of a rollout, such as restarts of engines.
     """
 
     def __init__(
@@ -116,7 +117,9 @@ class SamplerHandle:
         wait: Wait,
         warn: Callable[[str], None],
         failures: Failures,
+        take_metrics: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
+        self._take_metrics = take_metrics
         self._actor = actor
         self._wait = wait
         self._warn = warn
@@ -137,6 +140,7 @@ class SamplerHandle:
         for warning in result.warnings:
             self._warn(f"rollout {rollout}: {warning}")
         self._failures.merge(result.failures)
+        result.metrics.update(self._take_metrics())
         return result
 
     def evaluate(self, step: int) -> dict[str, float]:

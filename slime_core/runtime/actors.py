@@ -296,6 +296,10 @@ class Actor(Generic[W_co]):
         name = method.__name__
         return Call(getattr(self.handle, name).remote(*args, **kwargs), self.label, name, self)
 
+    def kill(self) -> None:
+        """End the process of the actor at once, whatever it does."""
+        ray.kill(self.handle)
+
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[R_co]):

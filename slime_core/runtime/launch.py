@@ -56,6 +56,7 @@ from slime_core.rollout.actor import (
 )
 from slime_core.rollout.engines.actors import EngineActor
 from slime_core.rollout.engines.fleet import EngineFleet, ModelServers, Site
+from slime_core.rollout.engines.restarts import Restarts, RestartsWhileIdle
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, start_actor
 from slime_core.runtime.device_pool import ColocatedDevices, DevicePool
@@ -214,7 +215,7 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
         with track.timer("start"):
             started.start_engines()
             learner, devices = started.start_learner(track.record.checkpoints)
-            handle = started.start_sampler(trains=True)
+            handle = started.start_sampler(learner, trains=True)
             started.join(learner)
         sampler = started.add_concurrent_evaluation(handle, learner, track)
         state = RunState(plugins=manifest_record(job.manifest))
@@ -295,7 +296,7 @@ def evaluate(job: Job, *, warn: Warn, held: Checkpoint | None = None) -> dict[st
     with processes(job, learner_ranks=ranks, warn=warn, failures=Failures()) as started:
         started.start_engines()
         learner, devices = started.start_learner(job.logs)
-        sampler = started.start_sampler(trains=False)
+        sampler = started.start_sampler(learner, trains=False)
         started.join(learner)
         if held is not None and isinstance(learner, LearnerHandle):
             with devices.held_by("learner"):
@@ -362,7 +363,10 @@ class Processes:
         self._failures = failures
         self._starting: list[Call[object]] = []
         self._monitors: list[Call[object]] = []
-        self._wait = RunWait(job.config.watch, warn, also=(self._monitors, self._starting))
+        self._restarts = (
+            Restarts(job.config.engine.engine_max_restarts, warn=warn) if job.config.restarts_engines else None
+        )
+        self._wait = RunWait(job.config.watch, warn, also=(self._monitors, self._starting), recovery=self._restarts)
         self._eval_sampler: Actor[SamplerActor] | None = None
         self._address = head_address()
         site = Site(
@@ -373,7 +377,7 @@ class Processes:
             slots=placement.engines,
             auxiliary_slots=placement.auxiliary,
         )
-        self._servers = EngineFleet(job.config, site, wait=self._wait, monitors=self._monitors)
+        self._servers = EngineFleet(job.config, site, wait=self._wait, monitors=self._monitors, restarts=self._restarts)
 
     def start_engines(self) -> None:
         """Start every engine, of the policy and of auxiliary models, and the routers.
@@ -414,6 +418,7 @@ class Processes:
             failures=self._failures,
             critic=self._separate_critic(),
             has_engines=self._servers.serves_policy,
+            restarts=self._restarts,
         )
         is_colocated = config.cluster.colocate and self._servers.serves_policy
         devices = DevicePool(self._colocate(learner) if is_colocated else None)
@@ -439,11 +444,16 @@ class Processes:
         devices.vacate()
         return devices
 
-    def start_sampler(self, *, trains: bool) -> SamplerHandle:
-        """Start the sampler, which needs the addresses of the router and of auxiliary models."""
+    def start_sampler(self, learner: AnyLearner, *, trains: bool) -> SamplerHandle:
+        """Start the sampler, which needs the addresses of the router and of auxiliary models. ``learner`` publishes to
+        engines that are started again while the run waits for the sampler."""
         settings = sampler_settings(self._job, self._servers, self._device, trains=trains)
         actor = start_actor(self._launch("sampler"), SamplerActor, self._job.manifest)
-        sampler = SamplerHandle(actor, wait=self._wait, warn=self._warn, failures=self._failures)
+        wait, take_metrics = self._wait, no_metrics
+        if self._restarts is not None:
+            wait = replace(wait, recovery=RestartsWhileIdle(self._restarts, learner.publish_again))
+            take_metrics = self._restarts.take_counts
+        sampler = SamplerHandle(actor, wait=wait, warn=self._warn, failures=self._failures, take_metrics=take_metrics)
         self._starting.append(sampler.setup(settings))
         if trains and self._job.config.eval.is_concurrent:
             actor = start_actor(self._launch("eval sampler"), SamplerActor, self._job.manifest)
@@ -490,6 +500,11 @@ class Processes:
         gpus = self._wait(servers.engines.start(EngineActor.gpus), what="the engines' GPUs")
         holders = nearest_ranks(servers.slots, self._placement.learner)
         return publisher_settings(self._job, servers.ranks, gpus, device=self._device, holders=holders)
+
+
+def no_metrics() -> dict[str, float]:
+    """None."""
+    return {}
 
 
 class DelayedInterrupts:

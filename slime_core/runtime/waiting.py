@@ -75,6 +75,23 @@ class Late:
         return "\n".join([self.headline, *map(str, self.pending)])
 
 
+class Recovery(Protocol):
+    """Replaces processes that failed, so that their failure ends no wait. Used by the driver's thread alone."""
+
+    def monitors(self) -> Sequence[Call[object]]:
+        """Calls whose failure :meth:`accept` may take."""
+
+    def accept(self, call: Call[object], error: SlimeError) -> bool:
+        """Whether ``call`` is one of :meth:`monitors`, whose process is replaced.
+
+        Raises:
+            SlimeError: it has been replaced too often.
+        """
+
+    def poll(self) -> None:
+        """Finish what has been replaced meanwhile; raises as :meth:`accept` does."""
+
+
 def report(late: Late) -> None:
     """Log a warning; the default for a late wait."""
     log.warning("%s", late)
@@ -85,6 +102,7 @@ def wait(
     *,
     what: str,
     also: Sequence[Call[object]] = (),
+    recovery: Recovery | None = None,
     warn_after_s: float = WARN_AFTER_S,
     fail_after_s: float = FAIL_AFTER_S,
     on_warn: Callable[[Late], None] = report,
@@ -94,6 +112,7 @@ def wait(
     Arguments:
         what: name of the wait, as it reads after "Waiting for".
         also: background calls; one that fails meanwhile ends the wait with its error, one that returns is ignored.
+        recovery: replaces processes that fail meanwhile; None: there is nothing to replace.
         warn_after_s: report after this many seconds, and again at 2, 4, 8 times that.
         fail_after_s: give up after this many seconds.
         on_warn: receives each report.
@@ -108,14 +127,19 @@ def wait(
     background: dict[Ref[Any], Call[object]] = {call.ref: call for call in also if call.ref not in waiting}
     results: dict[Ref[Any], Any] = {}
     while waiting:
-        for ref in _ready([*background, *waiting], within_s=watch.slice_s()):
+        replaceable = {} if recovery is None else {call.ref: call for call in recovery.monitors()}
+        watched = {ref: call for ref, call in (background | replaceable).items() if ref not in results}
+        for ref in _ready([*watched, *waiting], within_s=watch.slice_s()):
             try:
-                results[ref] = _result((background | waiting)[ref])
-            except SlimeError:
-                _raise_cause({other: call for other, call in background.items() if other != ref})
+                results[ref] = _result((watched | waiting)[ref])
+            except SlimeError as error:
+                if recovery is not None and recovery.accept((watched | waiting)[ref], error):
+                    continue
+                _raise_cause({other: call for other, call in watched.items() if other != ref}, recovery)
                 raise
-            background.pop(ref, None)
             waiting.pop(ref, None)
+        if recovery is not None:
+            recovery.poll()
         if waiting:
             watch.look(waiting.values(), finished=len(calls) - len(waiting))
     return [results[call.ref] for call in calls]
@@ -142,11 +166,13 @@ class RunWait:
         warn: receives the report of a wait that takes long.
         also: lists of background calls whose failure ends any wait, such as engine monitors; calls that are added to
             the lists later count too.
+        recovery: as in :func:`wait`.
     """
 
     limits: WatchConfig
     warn: Callable[[str], None]
     also: Sequence[Sequence[Call[object]]] = ()
+    recovery: Recovery | None = None
 
     def __call__(self, calls: Sequence[Call[R]], /, *, what: str) -> list[R]:
         """Wait for ``calls``, as :func:`wait` does."""
@@ -154,6 +180,7 @@ class RunWait:
             calls,
             what=what,
             also=[call for background in self.also for call in background],
+            recovery=self.recovery,
             warn_after_s=self.limits.wait_warn_s,
             fail_after_s=self.limits.wait_fail_s,
             on_warn=lambda late: self.warn(str(late)),
@@ -200,13 +227,18 @@ def _result(call: Call[R]) -> R:
         raise local_error(error, who=str(call)) from error
 
 
-def _raise_cause(background: dict[Ref[Any], Call[object]]) -> None:
-    """Return if no call of ``background`` fails soon. One that does is the cause of another failure: where a server
-    died, its own error is raised, and not that of its client."""
+def _raise_cause(background: dict[Ref[Any], Call[object]], recovery: Recovery | None) -> None:
+    """Return if no call of ``background`` fails soon, or if what failed is replaced. One that does is the cause of
+    another failure: where a server died, its own error is raised, and not that of its client."""
     deadline_s = time.monotonic() + CAUSE_LIMIT_S
     while background and (ready := _ready([*background], within_s=max(0.0, deadline_s - time.monotonic()))):
         for ref in ready:
-            _result(background.pop(ref))
+            call = background.pop(ref)
+            try:
+                _result(call)
+            except SlimeError as error:
+                if recovery is None or not recovery.accept(call, error):
+                    raise
 
 
 def _describe(pending: Sequence[Call[object]]) -> tuple[PendingCall, ...]:

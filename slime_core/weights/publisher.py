@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -320,17 +321,27 @@ class Publisher:
 
         Raises:
             NonFiniteError: a weight is NaN or infinite; no engine was given a complete update.
-            WeightSyncError: an engine refused, or does not hold the weights. Engines stay paused: the run must end.
+            WeightSyncError: an engine refused, or does not hold the weights. Engines stay paused, and the publisher is
+                closed: another one must publish, or the run end.
         """
-        if self._control is None or self._transport is None:
+        if self._control is None:
             self._gather(weights)
             if self._on_written is not None:
                 self._on_written(None)
             return 1.0
-        self._control.pause(self._settings.pause_mode)
-        self._transport.start(version)
-        sent = self._send(self._transport, weights)
-        self._transport.end()
+        if self._transport is None:
+            raise WeightSyncError("This publisher is closed, or its last publication has failed; connect another one")
+        remaining = iter(weights)
+        try:
+            self._control.pause(self._settings.pause_mode)
+            self._transport.start(version)
+            sent = self._send(self._transport, remaining)
+            self._transport.end()
+        except WeightSyncError:
+            for _ in remaining:  # the other ranks gather to the end
+                continue
+            self._abandon(self._control)
+            raise
         proven = self._prove(self._control, sent, version)
         if self._settings.resumes:
             self._control.resume()
@@ -356,11 +367,18 @@ class Publisher:
         require_restored(before, self._control.checksum())
 
     def close(self) -> None:
-        """Close the transport and the connections to the engines."""
-        if self._transport is not None:
-            self._transport.close()
+        """Close the transport and the connections to the engines; a second call changes nothing."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close()
         if self._control is not None:
             self._control.close()
+
+    def _abandon(self, control: EngineControl) -> None:
+        """Close after a failure; engines that are still alive end the update that they have begun."""
+        with suppress(WeightSyncError):
+            control.end_update()
+        self.close()
 
     def _gather(self, weights: NamedWeights) -> None:
         """The part of a rank that sends nothing: gathering is collective."""

@@ -57,6 +57,12 @@ class Live:
         path = self.folder / "logs" / f"{name}.log"
         return path.read_text(errors="replace") if path.is_file() else ""
 
+    def said(self) -> str:
+        """What it has printed so far, lines that the terminal broke joined."""
+        errors = self.folder.parent / "errors.log"
+        printed = bytes(self.screen).decode(errors="replace") + errors.read_text(errors="replace")
+        return " ".join(printed.split())
+
     def one(self, holding: str, log: str | None = None) -> list[psutil.Process]:
         """Its processes of that name, and of that log."""
         return [found for found in self.leaks.processes(holding) if log is None or writes_into(found, log)]
@@ -169,7 +175,7 @@ def kill(holding: str, log: str | None = None) -> Callable[[Live], None]:
 
 def kill_in_update(run: Live) -> None:
     """SIGKILL to the engine's scheduler, which was stopped before so that the update cannot have ended."""
-    (scheduler,) = run.one("sglang::scheduler")
+    (scheduler,) = run.one("sglang::scheduler", "engine-0.log")
     scheduler.suspend()
     time.sleep(AGAIN_S)
     scheduler.kill()
@@ -211,7 +217,28 @@ def kill_rewards(run: Live) -> None:
     ctrl_c(run)
 
 
+def then_goes_on(inject: Callable[[Live], None], server: str = "engine 0") -> Callable[[Live], None]:
+    """``inject``; the server is started again, and the run is ended after two more steps."""
+
+    def inject_and_wait(run: Live) -> None:
+        inject(run)
+        for stage in ("generating", "training"):
+            (run.leaks.folder / f"hold-{stage}").unlink(missing_ok=True)
+        wait_until(lambda: f"{server} gets requests again" in run.said() or over(run), STAGE_LIMIT_S, "the restart")
+        before = run.rows()
+        wait_until(lambda: run.rows() > before + 1 or over(run), STAGE_LIMIT_S, "two more steps")
+        ctrl_c(run)
+
+    return inject_and_wait
+
+
+def over(run: Live) -> bool:
+    """Whether the run has ended."""
+    return run.driver.poll() is not None
+
+
 ENGINE = kill("sglang::scheduler", "engine-0.log")
 EVAL_ENGINE = kill("sglang::scheduler", "eval-engine-0.log")
 SCORER = kill("sglang::scheduler", "scorer-0.log")
+ROUTER = kill("sglang::router")
 RANK, SAMPLER = kill("ray::LearnerActor"), kill("ray::SamplerActor")

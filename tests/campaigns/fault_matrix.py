@@ -27,10 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slime_core.config.schema import ARITHMETIC
+from slime_core.config.secrets import PASS_ENV
 from tests.campaigns.fault_injection import (
     ENGINE,
     EVAL_ENGINE,
     RANK,
+    ROUTER,
     SAMPLER,
     SCORER,
     STAGE_LIMIT_S,
@@ -52,10 +54,11 @@ from tests.campaigns.fault_injection import (
     suspend_engine,
     terminate,
     terminate_all,
+    then_goes_on,
     wait_for_end,
     wait_until,
 )
-from tests.campaigns.leak_check import LeakCheck, Left
+from tests.campaigns.leak_check import MARK, LeakCheck, Left
 from tests.campaigns.ledger import SLIME
 
 PLUGIN = Path(__file__).parent / "pause_at_stage.py"
@@ -162,10 +165,27 @@ def matrix(folder: Path) -> Iterator[Row]:
     hung = r"engine 0 at \S+ runs, but its scheduler has answered nothing for 20 s, so it hangs"
     impatient = (*NO_EVAL, "--sglang-watchdog-timeout", "20")
     yield Row("generating", "engine hangs", held("generating"), freeze_engine, impatient, 1, hung)
+    yield from restarted()
     for stage, full, says in FULL:
         yield Row(stage, "it is full", starting_ray, wait_for_end, (*NO_EVAL, "--save-interval", "1"), 1, says, full)
     for stage, there, flags in STAGES[1:7]:
         yield Row(stage, "driver is killed", there, kill_driver, flags, code=-9, says="")
+
+
+def restarted() -> Iterator[Row]:
+    """Faults after which servers are started again: the run goes on, and is interrupted two steps later."""
+    generating, two = held("generating"), (*NO_EVAL, "--rollout-num-gpus", "2")
+    alone = (*NO_EVAL, "--use-fault-tolerance")
+    probed = (*two, "--rollout-health-check-first-wait", "0", "--rollout-health-check-timeout", "5")
+    yield Row("generating, restarts", "engine dies", generating, then_goes_on(ENGINE), two)
+    yield Row("generating, restarts", "only engine dies", generating, then_goes_on(ENGINE), alone)
+    yield Row("generating, restarts", "engine is suspended", generating, then_goes_on(suspend_engine), two)
+    yield Row("generating, restarts", "engine hangs", generating, then_goes_on(freeze_engine), probed)
+    yield Row("generating, restarts", "router dies", generating, then_goes_on(ROUTER, "router"), two)
+    yield Row("training, restarts", "engine dies", held("training"), then_goes_on(ENGINE), two)
+    for transport, there, more in UPDATES:
+        words = (*two, *more, "--update-weight-transport", transport)
+        yield Row(f"publishing, {transport}, restarts", "engine dies", there, then_goes_on(kill_in_update), words)
 
 
 def scorer_flags(folder: Path) -> tuple[str, ...]:
@@ -307,9 +327,8 @@ def standing(run: Path, *, resumes: bool) -> tuple[list[str], str]:
         return wrong, f"from {checkpoints[-1].name}"
     step = int(checkpoints[-1].name.removeprefix("step-")) + 2
     words = ["--load", str(run), "--num-rollout", str(step), "--progress", "none", *NO_EVAL]
-    again = subprocess.run(
-        [*SLIME, "run", *words], capture_output=True, text=True, check=False, env={**os.environ, "ENDS_FOLDER": "/none"}
-    )
+    environment = {**os.environ, MARK: "/none", PASS_ENV: MARK}
+    again = subprocess.run([*SLIME, "run", *words], capture_output=True, text=True, check=False, env=environment)
     wrong += [f"the resume ended with {again.returncode}: {last_words(again.stderr)}"] if again.returncode else []
     return wrong + balance(run), f"{checkpoints[-1].name} to {step}"
 

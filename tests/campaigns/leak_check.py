@@ -102,7 +102,9 @@ class LeakCheck:
     def _is_ours(self, process: psutil.Process) -> bool:
         try:
             if process not in self._known:
-                self._known[process] = process.environ().get(MARK) == str(self.folder)
+                # The title of a scheduler overwrites its environment; its parent is seen before it.
+                is_child = (parent := process.parent()) is not None and self._known.get(parent, False)
+                self._known[process] = is_child or process.environ().get(MARK) == str(self.folder)
             return self._known[process] and process.status() != psutil.STATUS_ZOMBIE
         except (psutil.Error, OSError):
             return False

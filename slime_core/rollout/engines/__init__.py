@@ -5,6 +5,7 @@
     server.py         a program that listens on a port, as a child process: its log, its health, its end
     engine.py         one SGLang server, and the router: the only file that starts SGLang; an external router
     actors.py         Ray actors that start and watch a server
+    restarts.py       servers that died or hang are started again, in the same place
     external.py       engines that the user started: checked before the run, watched during it
     fleet.py          the engines and routers of all models: the policy, auxiliary models, engines that only evaluate;
                       the settings of a run as their arguments

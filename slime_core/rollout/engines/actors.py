@@ -33,14 +33,17 @@ class ServerActor(Watched):
         self._watched = server
         self._stopping = False
 
-    def start(self) -> str:
+    def start(self, port: int = 0) -> str:
         """Start the server, wait until it accepts requests, and return its URL.
+
+        Arguments:
+            port: to listen on, as the server that this one replaces; 0: a free one.
 
         Raises:
             EngineError: it died, was stopped, or did not answer in time; the message ends with the last lines of its
                 log.
         """
-        self._watched.start()
+        self._watched.start(port)
         self._watched.wait_ready()
         return self._watched.url
 
@@ -136,6 +139,14 @@ class RouterActor(ServerActor):
             EngineError: the router died, refused one, or did not register all within ``start_timeout_s``.
         """
         self._router.add(*workers)
+
+    def remove(self, worker: str) -> None:
+        """Send no further requests to the engine at ``worker``.
+
+        Raises:
+            EngineError: the router died, or does not know it.
+        """
+        self._router.remove(worker)
 
 
 def start_engine(settings: EngineSettings, *, slot: Slot | None = None, reachable: bool = False) -> Actor[EngineActor]:

@@ -71,6 +71,8 @@ class GenerateClient:
         routes: layers of the model and experts per token, to request the routed experts of each token; None: not
             requested.
         engines: URLs of engines to send to directly, the least busy first; empty: send to ``url``.
+        restart_s: seconds that a request waits in addition, from its first failed attempt on, because the run starts an
+            engine again.
     """
 
     def __init__(
@@ -82,8 +84,10 @@ class GenerateClient:
         vocab_size: int | None = None,
         routes: tuple[int, int] | None = None,
         engines: Sequence[str] = (),
+        restart_s: float = 0.0,
     ) -> None:
         self.url = url.rstrip("/")
+        self._restart_s = restart_s
         self._targets = Targets([one.rstrip("/") for one in engines] or [self.url])
         self._timeout_s = timeout_s
         self._vocab_size = vocab_size
@@ -180,6 +184,8 @@ class GenerateClient:
             if not isinstance(found, _Failure):
                 return found
             failed.append(url)
+            if attempts == 1 and self._restart_s and limit.follows_progress:
+                limit.extend(time.monotonic() + self._restart_s)
             # A last attempt that ran into the limit says less than the failure before it.
             failure = failure if attempts > 1 and found.cause == TIMEOUT else found
             pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempts - 1)) * random.uniform(0.5, 1.0)

@@ -41,7 +41,7 @@ from slime_core.config.serving import RouterPolicy, WorkerType
 from slime_core.cpu import serve as cpu
 from slime_core.errors import EngineError
 from slime_core.rollout.engines import keyed
-from slime_core.rollout.engines.server import HANG_LIMIT_S, Server
+from slime_core.rollout.engines.server import HANG_LIMIT_S, HealthCheck, Server
 from slime_core.rollout.engines.supervisor import supervised
 
 GPU_MODULE = "sglang.launch_server"
@@ -82,6 +82,7 @@ class EngineSettings:
         extra: further arguments of ``sglang.launch_server``; they win.
         variables: environment variables in addition to those that this process passes on.
         start_timeout_s: seconds until it must answer.
+        health: how it is probed; None: once every 15 seconds, under the limit of SGLang's own watchdog.
     """
 
     model: Path
@@ -104,6 +105,7 @@ class EngineSettings:
     extra: tuple[str, ...] = field(default=())
     variables: Mapping[str, str] = field(default_factory=dict)
     start_timeout_s: float = 300.0
+    health: HealthCheck | None = None
 
     @property
     def module(self) -> str:
@@ -162,7 +164,7 @@ class SGLangServer(Server):
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self.bootstrap_port = 0
-        self.hang_limit_s = _watchdog_s(settings.extra)
+        self.health = settings.health or HealthCheck(timeout_s=_watchdog_s(settings.extra))
         super().__init__(
             settings.name,
             host=settings.host,
@@ -400,9 +402,18 @@ class RemoteRouter:
         Raises:
             EngineError: the router does not answer, or refused.
         """
-        added, self._added = self._added, []
-        for entry in self._entries() if added else []:
-            if entry["url"] in added:
+        for worker in list(self._added):
+            self.remove(worker)
+
+    def remove(self, worker: str) -> None:
+        """Remove the engine at ``worker``, if the router knows it.
+
+        Raises:
+            EngineError: the router does not answer, or refused.
+        """
+        self._added = [one for one in self._added if one != worker]
+        for entry in self._entries():
+            if entry["url"] == worker:
                 ask_router(self.url, "DELETE", f"/workers/{entry['id']}")
 
     def _entries(self) -> list[dict[str, Any]]:

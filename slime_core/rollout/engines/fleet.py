@@ -17,7 +17,8 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ from slime_core.rollout.engines.external import (
     require_reachable,
     start_watch,
 )
+from slime_core.rollout.engines.restarts import RestartableServer, Restarts
+from slime_core.rollout.engines.server import HealthCheck
 from slime_core.runtime.actors import Actor, ActorGroup, Call
 from slime_core.runtime.machine import cpu_threads, nccl_environment
 from slime_core.runtime.placement import Slot
@@ -148,10 +151,30 @@ def _engines(
             extra=(*config.sglang.arguments, *server_arguments(group.overrides), *extra),
             variables=nccl_environment(config) if site.on_gpus else {},
             start_timeout_s=config.engine.engine_start_timeout_s,
+            health=_health_check(config),
             worker_type=group.worker_type,
         )
         for number, group in enumerate(each)
     ]
+
+
+PROBES = 3
+"""Unanswered probes in a row after which an engine is started again: one may be lost on a busy machine."""
+
+
+def _health_check(config: RunConfig) -> HealthCheck | None:
+    """None: SGLang's own limit, where the failure of an engine ends the run."""
+    engine = config.engine
+    return (
+        HealthCheck(
+            interval_s=engine.rollout_health_check_interval,
+            timeout_s=engine.rollout_health_check_timeout,
+            probes=PROBES,
+            first_wait_s=engine.rollout_health_check_first_wait,
+        )
+        if config.restarts_engines
+        else None
+    )
 
 
 RANDOM_HEADS = frozenset({"Qwen2ForSequenceClassification", "Qwen3ForSequenceClassification"})
@@ -217,11 +240,13 @@ class Supervision:
         wait: waits for calls, under the run's limits.
         monitors: background calls whose failure ends any wait; each started server adds its own.
         reachable: whether other nodes have to reach the servers.
+        restarts: replaces servers that fail; None: that ends the run.
     """
 
     wait: Wait
     monitors: list[Call[object]]
     reachable: bool = False
+    restarts: Restarts | None = None
 
 
 class ModelServers:
@@ -234,6 +259,7 @@ class ModelServers:
         watch: how to wait for them.
         router: settings of a router to start, or an external router; None: requests go to the engine directly.
         others: external engines.
+        is_trained: the engines get the learner's weights.
 
     Attributes:
         engines: actors of the engines that were started here.
@@ -251,9 +277,11 @@ class ModelServers:
         *,
         router: RouterSettings | RemoteRouter | None = None,
         others: Sequence[External] = (),
+        is_trained: bool = False,
     ) -> None:
         self._name = name
         self._watch = watch
+        self._is_trained = is_trained
         self.slots = slots
         self._settings = settings
         self._others = others
@@ -266,13 +294,14 @@ class ModelServers:
         )
         self.starts = self.engines.start(EngineActor.start)
         self._remote = router if isinstance(router, RemoteRouter) else None
-        self._router = start_router(router, reachable=watch.reachable) if isinstance(router, RouterSettings) else None
+        self._router_settings = router if isinstance(router, RouterSettings) else None
+        self._router = self._start_router() if self._router_settings else None
         self._router_starts = [self._router.start(RouterActor.start)] if self._router else []
         # A server that dies while the run waits for something else ends that wait.
         watch.monitors.extend([*self.starts, *self._router_starts])
         self._urls: list[str] = []
         self._url = ""
-        self._is_registered = False
+        self._registered: dict[str, Worker] | None = None
 
     # --- Addresses ---------------------------------------------------------------------------------------------------
 
@@ -291,7 +320,7 @@ class ModelServers:
             return "".join(self.urls()[:1])
         if not self._url:
             (self._url,) = self._watch.wait(self._router_starts, what="the router to start")
-            self._watch_servers(self._router_starts, [self._router])
+            self._watch_servers(self._router_starts, [self._restartable_router(self._router)])
         return self._url
 
     def ready_url(self) -> str:
@@ -304,23 +333,27 @@ class ModelServers:
 
         The router accepts only engines that are not paused, so colocated engines register before they pause.
         """
-        if self._is_registered:
+        if self._registered is not None:
             return
-        self._is_registered = True
         urls = self.urls()
-        self._watch_servers(self.starts, self.engines)
+        self._registered = {worker.url: worker for worker in self._workers()} if self._router else {}
+        self._watch_servers(self.starts, [self._restartable_engine(number) for number in range(len(self.engines))])
         if self._others:
             self._watch.monitors.append(start_watch([one.url for one in self._others]).start(ExternalWatcher.watch))
         if self._remote is not None:
             self._remote.add(urls)
         if self._router is not None:
-            added = self._router.start(RouterActor.add, self._workers())
+            added = self._router.start(RouterActor.add, list(self._registered.values()))
             self._watch.wait([added], what="the router to see the engines")
 
-    def _watch_servers(self, starts: Sequence[Call[str]], servers: Iterable[Actor[ServerActor]]) -> None:
+    def _watch_servers(self, starts: Sequence[Call[str]], servers: Iterable[RestartableServer]) -> None:
         for start in starts:
             self._watch.monitors.remove(start)
-        self._watch.monitors.extend(server.start(ServerActor.watch) for server in servers)
+        for server in servers:
+            if self._watch.restarts is None:
+                self._watch.monitors.append(server.actor.start(ServerActor.watch))
+            else:
+                self._watch.restarts.watch(server)
 
     def _workers(self) -> list[Worker]:
         ports = self._watch.wait(self.engines.start(EngineActor.bootstrap_port), what="the engines' bootstrap ports")
@@ -330,6 +363,59 @@ class ModelServers:
             *(Worker(*each) for each in own),
             *(Worker(one.url, one.worker_type, one.bootstrap_port) for one in self._others),
         ]
+
+    # --- Restarts ----------------------------------------------------------------------------------------------------
+
+    def _start_router(self) -> Actor[RouterActor]:
+        assert self._router_settings is not None
+        self._router = start_router(self._router_settings, reachable=self._watch.reachable)
+        return self._router
+
+    def _restartable_router(self, router: Actor[RouterActor]) -> RestartableServer:
+        return RestartableServer(
+            self._router_settings.log_file.stem if self._router_settings else "router",
+            self._url,
+            router,
+            launch=self._start_router,
+            leave=lambda: None,
+            join=lambda: self._add(list((self._registered or {}).values())),
+        )
+
+    def _restartable_engine(self, number: int) -> RestartableServer:
+        return RestartableServer(
+            self._settings[number].name,
+            self._urls[number],
+            self.engines[number],
+            launch=partial(self._start_engine, number),
+            leave=partial(self._remove, self._urls[number]),
+            join=partial(self._rejoin, number),
+            needs_weights=self._is_trained,
+        )
+
+    def _start_engine(self, number: int) -> Actor[EngineActor]:
+        actor = start_engine(self._settings[number], slot=self.slots[number], reachable=self._watch.reachable)
+        self.engines = ActorGroup((*self.engines.actors[:number], actor, *self.engines.actors[number + 1 :]))
+        return actor
+
+    def _rejoin(self, number: int) -> None:
+        """Register engine ``number`` again; a prefill engine sends its cache from another port now."""
+        (port,) = wait_for([self.engines[number].start(EngineActor.bootstrap_port)], what="a bootstrap port")
+        self._add([Worker(self._urls[number], self._settings[number].worker_type, port)])
+
+    def _add(self, workers: Sequence[Worker]) -> None:
+        if self._registered is not None:
+            self._registered |= {worker.url: worker for worker in workers}
+        if self._remote is not None:
+            self._remote.add([worker.url for worker in workers])
+        if self._router is not None:  # one that fails gets all registered engines when it is started again
+            self._router.start(RouterActor.add, list(workers))
+
+    def _remove(self, url: str) -> None:
+        is_known = self._registered is not None and self._registered.pop(url, None) is not None
+        if self._remote is not None:
+            self._remote.remove(url)
+        if self._router is not None and is_known:
+            self._router.start(RouterActor.remove, url)
 
     # --- Control -----------------------------------------------------------------------------------------------------
 
@@ -378,15 +464,24 @@ class EngineFleet:
         site: where they run.
         wait: waits for calls under the run's limits.
         monitors: receives background calls whose failure ends any wait.
+        restarts: replaces servers that fail; None: that ends the run.
 
     Attributes:
         policy, models, evaluating: see the module; a model that is not served has no engines.
     """
 
-    def __init__(self, config: RunConfig, site: Site, *, wait: Wait, monitors: list[Call[object]]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        site: Site,
+        *,
+        wait: Wait,
+        monitors: list[Call[object]],
+        restarts: Restarts | None = None,
+    ) -> None:
         self._config = config
         self._site = site
-        self._watch = Supervision(wait, monitors, reachable=site.reachable)
+        self._watch = Supervision(wait, monitors, reachable=site.reachable, restarts=restarts)
         self.policy = ModelServers("the engines", [], [], self._watch)
         self.evaluating = ModelServers("the engines that only evaluate", [], [], self._watch)
         self.models: dict[str, ModelServers] = {}
@@ -408,10 +503,11 @@ class EngineFleet:
         slots = iter(site.auxiliary_slots)
         for model in config.engine.engine_models:
             settings = model_engines(config, site, model)
-            self.models[model.name] = self._auxiliary(f"the engines of {model.name}", model.name, settings, slots)
-        self.evaluating = self._auxiliary(
-            "the engines that only evaluate", "eval", evaluating_engines(config, site), slots
-        )
+            what = f"the engines of {model.name}"
+            self.models[model.name] = self._auxiliary(what, model.name, settings, slots, self._watch)
+        what, settings = "the engines that only evaluate", evaluating_engines(config, site)
+        # They hold the weights of one evaluation, which nobody publishes to them again while it lasts.
+        self.evaluating = self._auxiliary(what, "eval", settings, slots, replace(self._watch, restarts=None))
 
     def stop(self) -> None:
         """Stop every server that the run started. External ones keep running; an external router forgets the
@@ -447,13 +543,21 @@ class EngineFleet:
         router: RouterSettings | RemoteRouter = self._router("router", (*settings, *others))
         if engine.sglang_router_ip is not None:
             router = RemoteRouter(f"http://{engine.sglang_router_ip}:{engine.sglang_router_port}")
-        return ModelServers("the engines", settings, self._site.slots, self._watch, router=router, others=others)
+        return ModelServers(
+            "the engines",
+            settings,
+            self._site.slots,
+            self._watch,
+            router=router,
+            others=others,
+            is_trained=True,
+        )
 
     def _auxiliary(
-        self, what: str, name: str, settings: Sequence[EngineSettings], slots: Iterator[Slot]
+        self, what: str, name: str, settings: Sequence[EngineSettings], slots: Iterator[Slot], watch: Supervision
     ) -> ModelServers:
         router = self._router(f"router-{name}", settings) if len(settings) > 1 else None
-        return ModelServers(what, settings, list(islice(slots, len(settings))), self._watch, router=router)
+        return ModelServers(what, settings, list(islice(slots, len(settings))), watch, router=router)
 
     def _router(self, log: str, engines: Sequence[EngineSettings | External]) -> RouterSettings:
         splits = any(one.worker_type != "regular" for one in engines)

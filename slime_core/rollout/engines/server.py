@@ -19,6 +19,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
@@ -229,6 +230,29 @@ notice a hang anywhere else."""
 PROBE_INTERVAL_S = 15.0
 """Seconds between two requests to the scheduler of an engine."""
 
+
+@dataclass(frozen=True, slots=True)
+class HealthCheck:
+    """How an engine is probed; it hangs when its scheduler has not answered ``probes`` requests in a row.
+
+    Arguments:
+        interval_s: between two requests.
+        timeout_s: to answer one.
+        probes: unanswered requests in a row.
+        first_wait_s: from the first look to the first request.
+    """
+
+    interval_s: float = PROBE_INTERVAL_S
+    timeout_s: float = HANG_LIMIT_S
+    probes: int = 1
+    first_wait_s: float = 0.0
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds without an answer after which an engine hangs."""
+        return self.probes * self.timeout_s
+
+
 SCHEDULER, READY = "/server_info", "/ready"
 """Paths of SGLang's: the first asks every scheduler, also of a paused engine, and generates nothing; the second answers
 503 while the engine is paused, without asking a scheduler."""
@@ -256,8 +280,8 @@ class Server(ABC):
     probe: ClassVar[str]
     """The path that answers 200 once the server accepts requests."""
 
-    hang_limit_s: float | None = None
-    """Seconds without an answer of :func:`is_hung`'s after which it counts as hung; None: it is not checked."""
+    health: HealthCheck | None = None
+    """How it is probed for a scheduler that hangs; None: it has none."""
 
     def __init__(self, name: str, *, host: str, env: Mapping[str, str], log_file: Path, start_timeout_s: float) -> None:
         self.url = ""
@@ -270,9 +294,14 @@ class Server(ABC):
     def command(self, port: int, second: int) -> list[str]:
         """Program and arguments of a server that listens on ``port``; ``second`` is another free port."""
 
-    def start(self) -> None:
-        """Start the program; :meth:`wait_ready` waits until it answers."""
+    def start(self, port: int = 0) -> None:
+        """Start the program; :meth:`wait_ready` waits until it answers.
+
+        Arguments:
+            port: to listen on; 0: a free one.
+        """
         self._port, second = free_ports(2, host=self._host)
+        self._port = port or self._port
         self.url = f"http://{self._host}:{self._port}"
         send_key_to(self.url)
         self._process.start(self.command(self._port, second))
@@ -313,24 +342,28 @@ class Server(ABC):
         ids = " ".join(map(str, self._process.suspended()))
         return self._process.failure(
             f"at {self.url} was stopped by a signal (SIGSTOP) and has answered nothing for {seconds:g} s; kill -CONT "
-            f"{ids} would have let it continue. Find out what stops it, then resume the run with --load RUN_FOLDER."
+            f"{ids} would have let it continue.\nFind out what stops it, then resume the run with --load RUN_FOLDER."
         )
 
     def wait_hang(self) -> bool:
         """Wait until it hangs or has ended; True: it hangs. Returns False at once for a server that is not checked."""
-        if self.hang_limit_s is not None:
-            while not self._process.wait_end(PROBE_INTERVAL_S):
-                if is_hung(self.url, limit_s=self.hang_limit_s):
-                    return self._process.is_alive()
+        if self.health is None or self._process.wait_end(self.health.first_wait_s):
+            return False
+        unanswered = 0
+        while not self._process.wait_end(0 if unanswered else self.health.interval_s):
+            unanswered = unanswered + 1 if is_hung(self.url, limit_s=self.health.timeout_s) else 0
+            if unanswered == self.health.probes:
+                return self._process.is_alive()
         return False
 
     def hang(self) -> EngineError:
         """The error to raise for a server that hangs."""
-        ids = " ".join(map(str, self._process.running()))
+        ids, health = " ".join(map(str, self._process.running())), self.health or HealthCheck()
+        flag = "--sglang-watchdog-timeout" if health.probes == 1 else "--rollout-health-check-timeout"
         return self._process.failure(
-            f"at {self.url} runs, but its scheduler has answered nothing for {self.hang_limit_s:g} s, so it hangs. "
-            f"`py-spy dump --pid N` shows where, for N in {ids}. Resume the run with --load RUN_FOLDER; if one forward "
-            "pass takes that long, raise --sglang-watchdog-timeout."
+            f"at {self.url} runs, but its scheduler has answered nothing for {health.limit_s:g} s, so it hangs. "
+            f"`py-spy dump --pid N` shows where, for N in {ids}. If one forward pass takes that long, raise {flag}.\n"
+            "Resume the run with --load RUN_FOLDER."
         )
 
     def stop(self) -> None:

@@ -186,8 +186,10 @@ def test_weights_that_change_their_shape_or_go_missing_are_refused(engines, weig
     sender = publisher(weights)
     with pytest.raises(WeightSyncError, match=rf"float32\[3\] was exported as {NORM}; planned was float32\[64\]"):
         sender.publish({**weights, NORM: torch.zeros(3)}.items(), version="1")
+    with pytest.raises(WeightSyncError, match="This publisher is closed, or its last publication has failed"):
+        sender.publish(weights.items(), version="1")
     with pytest.raises(WeightSyncError, match="1 buckets were planned, the weights filled 0"):
-        sender.publish([(name, weight) for name, weight in weights.items() if name != NORM], version="1")
+        publisher(weights).publish([(name, weight) for name, weight in weights.items() if name != NORM], version="1")
     assert "resume" not in engines.calls
 
 
@@ -220,3 +222,19 @@ def test_settings_reach_the_engines_and_closing_leaves_them(engines, weights):
         "address": "10.0.0.5",
     }
     assert engines.calls == ["close", "close"]
+
+
+def test_a_publication_that_fails_gathers_to_the_end_and_closes_the_update_of_the_other_engines(engines, weights):
+    def refuse(*_: object, **__: object) -> None:
+        raise WeightSyncError("engine http://one gave no answer")
+
+    settings = PublisherSettings(FOLDER, bytes_limit=64 * 1024)
+    publisher = Publisher(["http://one"], settings=settings, weights=weights.items(), sends=True)
+    engines.update_from_distributed = refuse
+    gathered = []
+    with pytest.raises(WeightSyncError, match="gave no answer"):
+        publisher.publish((gathered.append(name) or (name, weight) for name, weight in weights.items()), version="1")
+    assert gathered == list(weights), "the other ranks would wait for this one"
+    assert engines.calls[-3:] == ["end_update", "close", "close"]
+    publisher.close()
+    assert engines.calls.count("close") == 3, "the group was closed again"

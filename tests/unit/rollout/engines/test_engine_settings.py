@@ -48,7 +48,9 @@ def test_servers_listen_on_loopback_by_default() -> None:
 def test_an_engine_hangs_after_the_time_that_sglang_gives_a_forward_pass(
     extra: tuple[str, ...], limit_s: float
 ) -> None:
-    assert SGLangServer(EngineSettings(FOLDER, LOG, extra=extra)).hang_limit_s == limit_s
+    health = SGLangServer(EngineSettings(FOLDER, LOG, extra=extra)).health
+    assert health is not None
+    assert health.limit_s == limit_s
 
 
 def test_extra_arguments_come_last_and_so_win() -> None:

@@ -16,7 +16,7 @@ import pytest
 from slime_core.errors import EngineError
 from slime_core.rollout.engines import actors
 from slime_core.rollout.engines import server as module
-from slime_core.rollout.engines.server import Server, free_ports
+from slime_core.rollout.engines.server import HealthCheck, Server, free_ports
 
 ANSWER = """
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -109,7 +109,7 @@ ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
 
 
 class Engine(Toy):
-    hang_limit_s = 0.5
+    health = HealthCheck(interval_s=0.05, timeout_s=0.25, probes=2)
 
     def __init__(self, folder: Path, *, scheduler_s: float, ready: int) -> None:
         super().__init__(folder, HANG)
@@ -125,7 +125,6 @@ def test_an_engine_whose_scheduler_hangs_ends_the_run_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actors, "LOOK_S", 0.05)
-    monkeypatch.setattr(module, "PROBE_INTERVAL_S", 0.05)
     with Engine(tmp_path, scheduler_s=60, ready=200) as server:
         while not module._answers_with(200, server.url, "/ready"):
             server.check_alive()

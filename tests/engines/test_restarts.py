@@ -1,0 +1,155 @@
+"""Servers of a run that fail and are started again: real actors and processes, a toy in the place of SGLang."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from slime_core.errors import EngineError
+from slime_core.rollout.engines.actors import ServerActor
+from slime_core.rollout.engines.restarts import RestartableServer, Restarts, RestartsWhileIdle
+from slime_core.rollout.engines.server import Server
+from slime_core.runtime.actors import Actor, Launch, Watched, start_actor
+from slime_core.runtime.waiting import wait
+
+ANSWER = """
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+class Answer(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
+"""
+
+
+class ToyActor(ServerActor):
+    """Runs a server that answers 200."""
+
+    def __init__(self, log: Path) -> None:
+        class Toy(Server):
+            probe = "/"
+
+            def command(self, port: int, second: int) -> list[str]:
+                return [sys.executable, "-S", "-c", ANSWER, str(port)]
+
+        super().__init__(Toy("engine 3", host="127.0.0.1", env=dict(os.environ), log_file=log, start_timeout_s=60.0))
+
+
+class Idle(Watched):
+    """Works on until a file is there."""
+
+    def wait_for_file(self, path: str) -> str:
+        while not Path(path).exists():
+            time.sleep(0.05)
+        return "done"
+
+
+class Run:
+    """A driver's view: one toy server, its restarts, and what happened to it."""
+
+    def __init__(self, folder: Path, *, limit: int, needs_weights: bool = False) -> None:
+        self.events: list[str] = []
+        self.said: list[str] = []
+        self.on_join: Callable[[], None] = lambda: None
+        self.log = folder / "log"
+        actor = self.launch()
+        (url,) = wait([actor.start(ServerActor.start)], what="the toy")
+        self.restarts = Restarts(limit, warn=self.said.append)
+        self.server = RestartableServer(
+            *("engine 3", url, actor, self.launch),
+            leave=lambda: self.events.append("leave"),
+            join=self.join,
+            needs_weights=needs_weights,
+        )
+        self.restarts.watch(self.server)
+
+    def launch(self) -> Actor[ServerActor]:
+        self.events.append("launch")
+        return start_actor(Launch("engine 3"), ToyActor, self.log)
+
+    def join(self) -> None:
+        self.events.append("join")
+        self.on_join()
+
+    def process(self) -> psutil.Process:
+        """The server itself."""
+        (one,) = [
+            one
+            for one in psutil.process_iter(["cmdline"])
+            if one.info["cmdline"] and ANSWER in one.info["cmdline"] and str(self.server.port) in one.info["cmdline"]
+        ]
+        return one
+
+
+@pytest.fixture
+def worker(ray_session: Any) -> Any:
+    actor = start_actor(Launch("worker"), Idle)
+    yield actor
+    ray.kill(actor.handle)
+
+
+def recovery(run: Run) -> RestartsWhileIdle:
+    return RestartsWhileIdle(run.restarts, lambda: run.events.append("publish"))
+
+
+def test_a_server_that_dies_comes_back_at_its_address_while_the_run_waits(worker: Any, tmp_path: Path) -> None:
+    run, signal_file = Run(tmp_path, limit=1), tmp_path / "go"
+    run.on_join = signal_file.touch
+    run.process().kill()
+    call = worker.start(Idle.wait_for_file, str(signal_file))
+    assert wait([call], what="work", recovery=recovery(run), fail_after_s=120) == ["done"]
+    assert run.events == ["launch", "leave", "launch", "join"]
+    assert run.process().is_running()
+    assert "engine 3 is started again (restart 1 of 1 within an hour): engine 3 ended by signal 9" in run.said[0]
+    assert run.restarts.take_counts() == {"rollout/restarts/engine_3": 1.0}
+    assert run.restarts.take_counts() == {}
+    ray.kill(run.server.actor.handle)
+
+
+def test_an_engine_of_the_policy_gets_weights_before_requests(worker: Any, tmp_path: Path) -> None:
+    run, signal_file = Run(tmp_path, limit=1, needs_weights=True), tmp_path / "go"
+    run.on_join = signal_file.touch
+    run.process().kill()
+    call = worker.start(Idle.wait_for_file, str(signal_file))
+    wait([call], what="work", recovery=recovery(run), fail_after_s=120)
+    assert run.events == ["launch", "leave", "launch", "publish", "join"]
+    ray.kill(run.server.actor.handle)
+
+
+def test_a_publication_waits_for_an_engine_that_fails_meanwhile(ray_session: Any, tmp_path: Path) -> None:
+    run = Run(tmp_path, limit=1, needs_weights=True)
+    assert not run.restarts.settle()
+    run.process().kill()
+    assert run.restarts.settle(within_s=60)
+    assert run.events == ["launch", "leave", "launch"]
+    run.restarts.served()
+    assert run.events[-1] == "join"
+    assert not run.restarts.settle()
+    ray.kill(run.server.actor.handle)
+
+
+def test_an_actor_that_dies_is_replaced_too(ray_session: Any, tmp_path: Path) -> None:
+    run = Run(tmp_path, limit=1, needs_weights=True)
+    ray.kill(run.server.actor.handle)
+    assert run.restarts.settle(within_s=60)
+    assert run.process().is_running()
+    ray.kill(run.server.actor.handle)
+
+
+def test_a_server_that_fails_too_often_ends_the_run(worker: Any, tmp_path: Path) -> None:
+    run = Run(tmp_path, limit=1)
+    run.on_join = lambda: run.process().kill()
+    run.process().kill()
+    call = worker.start(Idle.wait_for_file, str(tmp_path / "never"))
+    with pytest.raises(EngineError, match=r"engine 3 has failed after 1 restarts within an hour(.|\n)*signal 9"):
+        wait([call], what="work", recovery=recovery(run), fail_after_s=120)
+    ray.kill(run.server.actor.handle)
