@@ -78,7 +78,8 @@ def rank_environment(config: RunConfig, *, on_gpu: bool) -> dict[str, str]:
 
     On a GPU: those of NCCL, and defaults for unset variables. With one queue of kernels, tensor parallelism overlaps
     communication in the order that Megatron-core expects; and cuBLAS repeats its results where a run has to (CUDA,
-    cuBLAS documentation, "Results reproducibility").
+    cuBLAS documentation, "Results reproducibility"). Ray gives an actor one thread on the CPU; an optimizer on the host
+    gets the node's cores, divided among its ranks, as many as this machine has.
     """
     if not on_gpu:
         # A CPU run on a machine with GPUs must not see them, because torch would use them.
@@ -86,6 +87,8 @@ def rank_environment(config: RunConfig, *, on_gpu: bool) -> dict[str, str]:
     own = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     if not config.debug.generates:
         own["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    if config.megatron.optimizer.get("optimizer_cpu_offload"):
+        own["OMP_NUM_THREADS"] = str(max(1, cpu_threads() // config.cluster.actor_num_gpus_per_node))
     return nccl_environment(config) | {name: os.environ.get(name, value) for name, value in own.items()}
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slime_core.config.engine_sections import SGLangConfig
-from slime_core.config.schema import DebugConfig, EngineConfig, RunConfig
+from slime_core.config.engine_sections import MegatronConfig, SGLangConfig
+from slime_core.config.schema import ClusterConfig, DebugConfig, EngineConfig, RunConfig
 from slime_core.config.serving import EngineGroup
 from slime_core.runtime import machine
 from slime_core.runtime.machine import Machine, free_resources, nccl_environment, rank_environment
@@ -75,7 +75,13 @@ def test_gpus_need_a_driver_and_a_build_for_them(has_gpus: bool, torch: str, can
 
 @pytest.fixture
 def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    for name in ("NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE", "CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG"):
+    for name in (
+        "NCCL_CUMEM_ENABLE",
+        "NCCL_NVLS_ENABLE",
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "CUBLAS_WORKSPACE_CONFIG",
+        "OMP_NUM_THREADS",
+    ):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
@@ -109,6 +115,19 @@ def test_flags_of_any_engine_that_make_sglang_set_them_count_for_both(unset, fla
 def test_a_rank_repeats_its_results_where_only_it_runs(unset) -> None:
     config = RunConfig(debug=DebugConfig(debug_train_only=True))
     assert rank_environment(config, on_gpu=True)["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
+@pytest.mark.parametrize(("ranks", "exported", "threads"), [(2, None, "8"), (32, None, "1"), (2, "3", "3")])
+def test_an_optimizer_on_the_host_gets_the_cores_of_a_node_divided_among_its_ranks(
+    unset, ranks: int, exported: str | None, threads: str
+) -> None:
+    unset.setattr("os.sched_getaffinity", lambda _: set(range(16)))
+    if exported is not None:
+        unset.setenv("OMP_NUM_THREADS", exported)
+    cluster = ClusterConfig(actor_num_gpus_per_node=ranks)
+    offloaded = RunConfig(cluster=cluster, megatron=MegatronConfig(given=(("optimizer_cpu_offload", True),)))
+    assert rank_environment(offloaded, on_gpu=True)["OMP_NUM_THREADS"] == threads
+    assert "OMP_NUM_THREADS" not in rank_environment(RunConfig(cluster=cluster), on_gpu=True)
 
 
 def test_a_run_on_the_cpu_sees_no_gpu() -> None:
