@@ -405,6 +405,7 @@ async def test_the_client_has_room_for_all_engines_and_knows_the_vocabulary(buil
         "vocab_size": 16,
         "routes": None,
         "engines": (),
+        "restart_s": 0.0,
     }
 
 
