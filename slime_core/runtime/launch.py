@@ -48,10 +48,12 @@ from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.selection import policy_loss
 from slime_core.rollout.actor import (
+    AnySampler,
     ConcurrentEvalSampler,
     ConcurrentEvaluations,
     SamplerActor,
     SamplerHandle,
+    StoppableSampler,
     eval_sampler_settings,
 )
 from slime_core.rollout.engines.actors import EngineActor
@@ -65,7 +67,7 @@ from slime_core.runtime.layout import Device, device_of, requested_layout, requi
 from slime_core.runtime.machine import cpu_threads, rank_environment
 from slime_core.runtime.placement import Placement, Slot, nearest_ranks, place
 from slime_core.runtime.session import Session, head_address
-from slime_core.runtime.termination import StoppableSampler, Terminated, Termination
+from slime_core.runtime.termination import Terminated, Termination
 from slime_core.runtime.waiting import RunWait
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track
@@ -310,7 +312,6 @@ def evaluate(job: Job, *, warn: Warn, held: Checkpoint | None = None) -> dict[st
 
 
 Warn = Callable[[str], None]
-AnySampler = SamplerHandle | ConcurrentEvalSampler
 AnyLearner = LearnerHandle | NoLearner
 
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 
 class Terminated(KeyboardInterrupt):
@@ -57,52 +57,3 @@ class Termination:
         self._requested = True
         if self._is_allowed:
             raise Terminated
-
-
-class Sampler(Protocol):
-    """A sampler as the loop calls it; see :class:`slime_core.loop.Sampler`."""
-
-    def sample(self, rollout: int) -> Any: ...
-
-    def evaluate(self, step: int) -> dict[str, float] | None: ...
-
-    def before_publish(self) -> None: ...
-
-    def published(self, version: int) -> None: ...
-
-    def state(self) -> Any: ...
-
-
-class StoppableSampler:
-    """A sampler whose rollouts and evaluations a SIGTERM ends.
-
-    Arguments:
-        keeps_groups: a rollout that is ended cannot be sampled again from its start, so none is.
-    """
-
-    def __init__(self, sampler: Sampler, stop: Termination, *, keeps_groups: bool) -> None:
-        self._sampler = sampler
-        self._stop = stop
-        self._keeps_groups = keeps_groups
-
-    def sample(self, rollout: int) -> Any:
-        """The next rollout."""
-        with self._stop.allowed(not self._keeps_groups):
-            return self._sampler.sample(rollout)
-
-    def evaluate(self, step: int) -> dict[str, float] | None:
-        """Scores of the weights that the engines hold."""
-        with self._stop.allowed():
-            return self._sampler.evaluate(step)
-
-    def before_publish(self) -> None:
-        """Wait for a concurrent evaluation."""
-        self._sampler.before_publish()
-
-    def published(self, version: int) -> None:
-        """The engines serve ``version``."""
-        self._sampler.published(version)
-
-    def state(self) -> Any:
-        """The sampler's part of a checkpoint."""
-        return self._sampler.state()

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from slime_core.runtime.termination import StoppableSampler, Terminated, Termination
+from slime_core.rollout.actor import StoppableSampler
+from slime_core.runtime.termination import Terminated, Termination
 
 
 def kill() -> None:
