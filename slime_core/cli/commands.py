@@ -30,6 +30,7 @@ CORE_COMMANDS: Mapping[str, tuple[str, ...]] = {
 """The core's commands and what follows them; a distribution can add to these, and cannot replace one."""
 
 OURS: Mapping[str, tuple[str, str]] = {
+    "doctor": ("slime-doctor", "whether this machine can run slime: each check, and a run of two rollouts"),
     "models": ("slime-models", "presets of models, what memory they take, and which one a checkpoint is"),
     "plot": ("slime-plots", "charts of runs: in the terminal, and as SVG, PNG or PDF"),
     "samples": ("slime-plots", "samples of a run in the terminal, with a colour for each token"),
@@ -111,7 +112,7 @@ def find(argv: Sequence[str]) -> tuple[Command, list[str]] | None:
         PluginError: two distributions declare the command, or it is one of ours that is not installed.
     """
     commands = added()
-    for count in (2, 1):
+    for count in (2, 1)[-len(argv) :]:
         name = ".".join(argv[:count])
         found = [one for one in commands if one.name == name and one.mistake is None]
         if len(found) > 1:
@@ -119,7 +120,7 @@ def find(argv: Sequence[str]) -> tuple[Command, list[str]] | None:
                 f"slime {' '.join(argv[:count])}: {' and '.join(map(str, found))} declare this command.\n"
                 "slime prefers neither: uninstall the one that is not meant."
             )
-        if found and len(argv) >= count:
+        if found:
             return found[0], list(argv[count:])
         if name in OURS:
             distribution, does = OURS[name]

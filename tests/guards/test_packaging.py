@@ -30,6 +30,7 @@ PLUGINS = {
     "slime-agents",
     "slime-compat",
     "slime-datasets",
+    "slime-doctor",
     "slime-grpo",
     "slime-models",
     "slime-offpolicy",

@@ -39,6 +39,13 @@ def test_a_command_is_run_with_the_words_after_it(install, capsys):
     assert capsys.readouterr().out == "oak --deep 3\n"
 
 
+@pytest.mark.parametrize("name", [name for name in OURS if "." not in name])
+def test_a_command_of_ours_needs_no_words_after_it(install, name):
+    distribution, _ = OURS[name]
+    install(distribution, commands={name: "acme_oak:main"}, files={"acme_oak.py": SOURCE})
+    assert main([name]) == 0
+
+
 def test_a_dot_joins_two_words_and_the_longer_command_wins(install, capsys):
     install("acme-oak", commands={"oak": "acme_oak:main", "oak.cut": "acme_oak:refuse"}, files={"acme_oak.py": SOURCE})
     assert main(["oak", "cut"]) == 2

@@ -1,0 +1,31 @@
+"""What one check found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of ``slime doctor``.
+
+    Example: ``Finding("shared memory", "warn", "64 MiB of 64 MiB free", "docker run --shm-size 16g")``.
+
+    Arguments:
+        check: what was looked at.
+        level: ``fail``: a run does not work, or not as the machine is meant to be used; ``warn``: some runs do not.
+        text: what was found.
+        next_step: what to do; empty where nothing is to do.
+    """
+
+    check: str
+    level: Level
+    text: str
+    next_step: str = ""
+
+    def __str__(self) -> str:
+        next_step = f". Next: {self.next_step}" if self.next_step else ""
+        return f"{self.level:<5} {self.check:<16} {self.text}{next_step}"

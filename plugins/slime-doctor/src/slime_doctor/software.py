@@ -1,0 +1,295 @@
+"""Checks of what is installed: versions, plugins, torch and GPUs; and of what the environment says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from typing import TypedDict
+
+import psutil  # type: ignore[import-untyped]
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from slime_doctor.finding import Finding
+
+CORE = "slime-rl"
+TESTED = {
+    "sglang": "0.5.23",
+    "sglang-router": "0.3.2",
+    "ray": "2.60.0",
+    "megatron-core": "0.16.1",
+    "mbridge": "0.15.1",
+    "torch": "2.13.0",
+    "transformers": "5.19.0",
+}
+"""The versions of ``requirements/cpu.txt`` whose behaviour slime relies on beyond their documented interfaces."""
+
+LIMIT_S = 120
+"""For a program that a check starts; importing torch takes seconds, on a cold disk a minute."""
+
+FULL = 0.1
+"""Share of a GPU's memory that may be in use before a run starts."""
+
+GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+
+
+class Torch(TypedDict):
+    """What ``slime_doctor.probe`` prints.
+
+    Example: ``{"cuda": "13.0", "devices": ["NVIDIA H100 80GB HBM3"], "nccl": "2.28.9", "gloo": True}``.
+    """
+
+    cuda: str
+    devices: list[str]
+    nccl: str
+    gloo: bool
+
+
+class Gpu(TypedDict):
+    """A line of ``nvidia-smi``; memory in MiB."""
+
+    name: str
+    total: int
+    used: int
+    driver: str
+
+
+def findings(torch: Torch | str) -> Iterator[Finding]:
+    """All checks of this file.
+
+    Arguments:
+        torch: what :func:`torch_facts` found.
+    """
+    yield versions(_requirements(), _installed())
+    yield plugins()
+    if isinstance(torch, str):
+        yield Finding("torch", "fail", torch, "reinstall torch (docs/install.md)")
+    else:
+        yield devices(torch, nvidia_gpus(), nvidia_cuda())
+        yield collectives(torch)
+    yield from interfaces(os.environ, psutil.net_if_addrs())
+    yield ray_token(os.environ, Path.home())
+    yield reachable(os.environ)
+
+
+# --- Packages ---------------------------------------------------------------------------------------------------------
+
+
+def _requirements() -> list[Requirement]:
+    wanted = map(Requirement, metadata.requires(CORE) or ())
+    return [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+
+
+def _installed() -> dict[str, str]:
+    return {canonicalize_name(one.metadata["Name"]): one.version for one in metadata.distributions()}
+
+
+def versions(wanted: Sequence[Requirement], installed: Mapping[str, str]) -> Finding:
+    """Whether what the core requires is there, and in the versions that were tested."""
+    wrong = [
+        f"{one.name} {installed.get(one.name, 'is missing')} ({one.specifier})"
+        for one in wanted
+        if one.name not in installed or not one.specifier.contains(installed[one.name].partition("+")[0])
+    ]
+    if wrong:
+        step = "install the versions in parentheses (docs/install.md)"
+        return Finding("versions", "fail", ", ".join(wrong), step)
+    other = [
+        f"{name} {installed[name]} (tested: {tested})"
+        for name, tested in TESTED.items()
+        if name in installed and installed[name].partition("+")[0] != tested
+    ]
+    if other:
+        step = "where a run fails, install the tested version"
+        return Finding("versions", "warn", ", ".join(other), step)
+    return Finding("versions", "ok", ", ".join(f"{name} {installed[name]}" for name in (CORE, *TESTED)))
+
+
+def plugins() -> Finding:
+    """Whether every installed plugin fits this core and loads, each in a process of its own."""
+    listed = slime("plugins", "list", "--json")
+    if isinstance(listed, str):
+        return Finding("plugins", "fail", listed, "slime plugins list")
+    rows = json.loads(listed.stdout)
+    names = [f"{row['distribution']}:{row['name']}" if row["conflict"] else row["name"] for row in rows]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        mistakes = dict(zip(names, pool.map(_mistake, names), strict=True))
+    broken = [f"{name}: {mistake}" for name, mistake in mistakes.items() if mistake]
+    broken += [f"{row['name']} is claimed twice" for row in rows if row["conflict"]]
+    broken += [line for line in listed.stderr.splitlines() if line.startswith("unreadable: ")]
+    if broken:
+        return Finding("plugins", "fail", "; ".join(broken), "reinstall or uninstall its distribution")
+    return Finding("plugins", "ok", f"{len(names)} load: {', '.join(names)}")
+
+
+def _mistake(plugin: str) -> str:
+    """Why the plugin does not load; empty: it does."""
+    shown = slime("plugins", "show", plugin, "--json")
+    if isinstance(shown, str):
+        return shown
+    row = json.loads(shown.stdout)
+    return str(row["unfit"] or row["error"] or "").partition("\n")[0]
+
+
+def slime(*words: str) -> subprocess.CompletedProcess[str] | str:
+    """``slime WORDS`` of this environment; the reason where it printed no JSON."""
+    found = run(sys.executable, "-m", "slime_core", *words)
+    if not isinstance(found, str) and not found.stdout.startswith(("[", "{")):
+        return last_line(found)
+    return found
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str] | str:
+    """The program, to its end; the reason where it could not be run to its end."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"not ended after {LIMIT_S} s"
+    except OSError as problem:
+        return f"{command[0]}: {problem.strerror}"
+
+
+def last_line(ended: subprocess.CompletedProcess[str]) -> str:
+    """The exit code of a program that failed, and the last line that it printed."""
+    lines = (ended.stdout + ended.stderr).strip().splitlines()
+    return f"exit code {ended.returncode}: {lines[-1] if lines else 'no output'}"
+
+
+# --- torch and GPUs ---------------------------------------------------------------------------------------------------
+
+
+def torch_facts() -> Torch | str:
+    """What torch can do here; a text: why it does not load."""
+    found = run(sys.executable, "-m", "slime_doctor.probe")
+    if isinstance(found, str):
+        return found
+    if found.returncode:
+        return last_line(found)
+    facts: Torch = json.loads(found.stdout.splitlines()[-1])
+    return facts
+
+
+def nvidia_gpus() -> list[Gpu]:
+    """The GPUs that NVIDIA's driver shows; empty without a driver."""
+    fields = "name,memory.total,memory.used,driver_version"
+    found = run("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits")
+    if isinstance(found, str) or found.returncode:
+        return []
+    rows = [[cell.strip() for cell in line.split(",")] for line in found.stdout.splitlines() if line.strip()]
+    return [Gpu(name=name, total=int(total), used=int(used), driver=driver) for name, total, used, driver in rows]
+
+
+def nvidia_cuda() -> str:
+    """The newest CUDA that the driver runs, such as ``"13.0"``; empty: unknown."""
+    found = run("nvidia-smi")
+    match = None if isinstance(found, str) else re.search(r"CUDA Version: (\d+\.\d+)", found.stdout)
+    return match[1] if match else ""
+
+
+def devices(torch: Torch, gpus: Sequence[Gpu], driver_cuda: str) -> Finding:
+    """Whether driver and torch show the same GPUs, and whether they are free."""
+    if not gpus and not torch["devices"]:
+        return Finding("devices", "ok", "no GPU: learner and engines compute on the CPU")
+    if not torch["cuda"]:
+        step = "install torch for CUDA in an environment of its own (docs/install.md), or train on the CPU"
+        return Finding("devices", "warn", f"{len(gpus)} GPUs, and a torch without CUDA", step)
+    shown = ", ".join(dict.fromkeys(torch["devices"] or [one["name"] for one in gpus]))
+    text = f"{len(torch['devices'])} x {shown}, torch for CUDA {torch['cuda']}"
+    if gpus:
+        text += f", driver {gpus[0]['driver']} for CUDA {driver_cuda or 'unknown'}"
+    # A driver runs builds of its own major version, newer minor ones too (CUDA, "Minor Version Compatibility").
+    if driver_cuda and int(driver_cuda.partition(".")[0]) < int(torch["cuda"].partition(".")[0]):
+        return Finding("devices", "fail", text, f"update the driver, or install torch for CUDA {driver_cuda}")
+    if not torch["devices"]:
+        return Finding("devices", "fail", f"{text}; torch sees no GPU", "check CUDA_VISIBLE_DEVICES and the driver")
+    full = [number for number, one in enumerate(gpus) if one["used"] > FULL * one["total"]]
+    if full:
+        return Finding("devices", "warn", f"{text}; in use: {full}", "end the programs that nvidia-smi lists")
+    return Finding("devices", "ok", text)
+
+
+def collectives(torch: Torch) -> Finding:
+    """What ranks talk through: gloo on CPUs, NCCL on GPUs."""
+    if not torch["gloo"]:
+        return Finding("gloo and NCCL", "fail", "torch has no gloo", "install a build of torch that has it")
+    if torch["devices"] and not torch["nccl"]:
+        return Finding("gloo and NCCL", "fail", "torch has no NCCL", "install a build of torch that has it")
+    has_nccl = f"NCCL {torch['nccl']}" if torch["nccl"] else "no NCCL, which only GPUs need"
+    return Finding("gloo and NCCL", "ok", f"gloo; {has_nccl}")
+
+
+# --- Environment variables --------------------------------------------------------------------------------------------
+
+
+def interfaces(environment: Mapping[str, str], present: Collection[str]) -> Iterator[Finding]:
+    """Whether the network interfaces that gloo and NCCL are told to use are there.
+
+    NCCL takes prefixes, whole names after ``=`` and excluded ones after ``^`` (NCCL, "Environment Variables"); gloo
+    takes whole names.
+    """
+    for variable in (GLOO, NCCL):
+        if not (value := environment.get(variable)):
+            continue
+        is_exact = variable == GLOO or value.startswith("=")
+        names = [name for name in value.removeprefix("=").split(",") if name]
+        missing = [
+            name for name in names if not any(one == name if is_exact else one.startswith(name) for one in present)
+        ]
+        if missing and not value.startswith("^"):
+            step = f"correct {variable}; there are {', '.join(sorted(present))}"
+            yield Finding("interfaces", "fail", f"{variable}={value}, and there is no {', '.join(missing)}", step)
+        else:
+            yield Finding("interfaces", "ok", f"{variable}={value}")
+
+
+def ray_token(environment: Mapping[str, str], home: Path) -> Finding:
+    """Who may give commands to the Ray cluster of a run."""
+    path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or home / ".ray" / "auth_token")
+    if environment.get("RAY_AUTH_MODE") == "disabled":
+        text = "RAY_AUTH_MODE=disabled: every user of this machine can run code in a run's cluster"
+        return Finding("ray token", "warn", text, "unset RAY_AUTH_MODE")
+    if not environment.get("RAY_ADDRESS") and "RAY_AUTH_TOKEN_PATH" not in environment:
+        return Finding("ray token", "ok", "each run makes one for its own cluster")
+    if "RAY_AUTH_TOKEN" in environment:
+        return Finding("ray token", "ok", "RAY_AUTH_TOKEN")
+    if not path.is_file():
+        text = f"no token in RAY_AUTH_TOKEN and none in {path}"
+        return Finding("ray token", "warn", text, "export the token that the cluster was started with")
+    if stat.S_IMODE(path.stat().st_mode) & (stat.S_IRGRP | stat.S_IROTH):
+        return Finding("ray token", "warn", f"other users can read {path}", f"chmod 600 {path}")
+    return Finding("ray token", "ok", f"{path}")
+
+
+def reachable(environment: Mapping[str, str]) -> Finding:
+    """Where servers of a run listen, and who can reach them."""
+    address = environment.get("RAY_ADDRESS", "")
+    open_servers = environment.get("SLIME_ENGINE_KEY") == ""
+    keyed = "no key: SLIME_ENGINE_KEY is set and empty" if open_servers else "a key for each run"
+    step = "unset SLIME_ENGINE_KEY: who reaches an engine can replace its weights" if open_servers else ""
+    if address in ("", "local"):
+        text = f"engines, router, ranks and Ray listen on 127.0.0.1, which programs of this machine reach; {keyed}"
+        return Finding("addresses", "warn" if open_servers else "ok", text, step)
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdecimal():  # else "auto", which Ray looks up
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+        except OSError as problem:
+            text = f"RAY_ADDRESS={address} does not answer: {problem.strerror or problem}"
+            return Finding(
+                "addresses", "fail", text, "ray start --head, or unset RAY_ADDRESS to use this machine alone"
+            )
+    text = (
+        f"runs join the cluster at {address}: over several nodes servers listen on the nodes' addresses, which every "
+        f"machine of that network reaches; {keyed}"
+    )
+    step = step or "keep that network to the cluster: ranks talk without a key"
+    return Finding("addresses", "warn", text, step)
