@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from slime_core import PromptRequest, RunView
-from slime_core.prompts.rows import Reading
 from slime_core.prompts.screen import screen
 from slime_datasets.options import DatasetsOptions
 from slime_datasets.streams import PromptStreams
@@ -53,7 +52,7 @@ def measured(path: Path, order: str) -> dict[str, Any]:
     request = PromptRequest(path, label_key=None, shuffle=own.pop("shuffle", True))
     options, run = DatasetsOptions(streaming_data=True, **own), RunView(prompts=request)
     clock = _Clock()
-    screen(path, Reading(label_key=None), room=None, setting="prompt_data", share=0.125)
+    screen(PromptRequest(path, label_key=None), room=None, setting="prompt_data", share=0.125)
     source = PromptStreams(options, run)
     source.next_groups(32)
     start = clock.lap()

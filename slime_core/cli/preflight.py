@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from slime_core.plugins.component import DataTraits, GenerateTraits, Kind
 from slime_core.plugins.construction import PromptFormats, refusals, run_view, screened
 from slime_core.plugins.selection import has_critic
 from slime_core.prompts.chat import has_processor
-from slime_core.prompts.requests import reading_of, template_arguments, training_request
+from slime_core.prompts.requests import evaluation_request, template_arguments, training_request
 from slime_core.prompts.row_checks import RowChecks
 from slime_core.prompts.screen import Room, screen
 from slime_core.rollout.rollout_files import RolloutFiles, screen_rollouts
@@ -283,8 +282,14 @@ def _screen_training(
     warn: Warn | None,
 ) -> list[str]:
     """Look through what the run's data source reads; returns what is wrong with rows that will be left out."""
-    data, checks = config.data, RowChecks.of(config, registry, trains=True, options=options)
-    rows = replace(reading_of(config.data, formats), filter=checks)
+    data = config.data
+    request = training_request(
+        config,
+        data.prompt_data or ARITHMETIC / "data" / "train.jsonl",
+        RowChecks.of(config, registry, trains=True, options=options),
+        formats,
+        vocab_size=whole_number(start_weights(config), "vocab_size"),
+    )
     room = _room(
         config,
         registry,
@@ -293,18 +298,14 @@ def _screen_training(
         leaves_out=data.rollout_max_prompt_len,
         apply_chat_template=data.apply_chat_template,
     )
-    look = partial(screen, reading=rows, room=room, skips_bad=data.on_bad_data == "skip", warn=warn)
+
+    def look(path: Path, *, setting: str, share: float = 1.0) -> list[str]:
+        return screen(replace(request, path=path), room=room, setting=setting, share=share, warn=warn)
+
     traits = registry.find(Kind.DATA_SOURCE, data.data_source).traits
     bad: list[str] = []
     if isinstance(traits, DataTraits) and traits.reads_prompt_files and data.prompt_data is not None:
         bad += look(data.prompt_data, setting="prompt_data")
-    request = training_request(
-        config,
-        data.prompt_data or ARITHMETIC / "data" / "train.jsonl",
-        checks,
-        formats,
-        vocab_size=whole_number(start_weights(config), "vocab_size"),
-    )
     return [*bad, *screened(registry, data.data_source, options, run_view(config, options, prompts=request), look)]
 
 
@@ -316,10 +317,8 @@ def _screen_evaluations(
     warn: Warn | None,
 ) -> None:
     checks = RowChecks.of(config, registry, trains=False, options=options)
-    rows = replace(reading_of(config.data, formats), multimodal_keys=(), filter=checks)
     for one in eval_sets(config):
         if not _is_embedded(config, one.path):
-            rows = replace(rows, input_key=one.input_key, label_key=one.label_key, metadata_key=one.metadata_key)
             room = None
             if one.model is None:  # another model decides how long its prompts may be
                 room = _room(
@@ -330,7 +329,8 @@ def _screen_evaluations(
                     leaves_out=one.longest_prompt,
                     apply_chat_template=one.apply_chat_template,
                 )
-            screen(one.path, rows, room=room, setting=f"eval_prompt_data {one.name}", warn=warn)
+            request = evaluation_request(config, one, checks, formats)
+            screen(request, room=room, setting=f"eval_prompt_data {one.name}", warn=warn)
 
 
 def _is_embedded(config: RunConfig, path: Path) -> bool:

@@ -51,6 +51,12 @@ class PromptEncoder:
         apply_chat_template: render prompts with the tokenizer's template; a text prompt becomes one user message.
         template_arguments: further arguments of the template, such as ``{"enable_thinking": False}``.
         trust_remote_code: let transformers run Python code that the folder carries.
+
+    Attributes:
+        uses_template: prompts are rendered with the chat template.
+        vocab_size: ids the model has an embedding for; more than the tokenizer has where the embedding is padded.
+        end_ids: every id at which an engine ends a response by itself: the tokenizer's, and those that ``config.json``
+            and ``generation_config.json`` name.
     """
 
     def __init__(
@@ -66,40 +72,19 @@ class PromptEncoder:
         with boundary(f"config and tokenizer in {folder}", "reading them", error=DataError, next_step=UNREADABLE):
             config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
             self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        self._vocab_size = int(config.get_text_config().vocab_size)
-        self._end_ids = _end_ids(folder, config, self.tokenizer)
-        self._folder = folder
-        self._uses_template = apply_chat_template
+        self.vocab_size = int(config.get_text_config().vocab_size)
+        self.end_ids = _end_ids(folder, config, self.tokenizer)
+        self.folder = folder
+        self.uses_template = apply_chat_template
         self._arguments = dict(template_arguments or {})
         if apply_chat_template and not self.tokenizer.chat_template:
             raise DataError(f"--apply-chat-template needs a chat template, but the tokenizer in {folder} has none")
-
-    @property
-    def uses_template(self) -> bool:
-        """Whether prompts are rendered with the chat template."""
-        return self._uses_template
-
-    @property
-    def folder(self) -> Path:
-        """Where the tokenizer comes from."""
-        return self._folder
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids the model has an embedding for; more than the tokenizer has where the embedding is padded."""
-        return self._vocab_size
 
     @property
     def end_of_sequence(self) -> int | None:
         """Id of the token that ends a response; None: the tokenizer has none."""
         end: int | None = self.tokenizer.eos_token_id
         return end
-
-    @property
-    def end_ids(self) -> tuple[int, ...]:
-        """Every id at which an engine ends a response by itself: the tokenizer's, and those that ``config.json`` and
-        ``generation_config.json`` name."""
-        return self._end_ids
 
     def encode(self, prompt: Prompt, *, tools: Sequence[JsonValue] | None = None) -> list[int]:
         """Token ids of the prompt, ready to be continued by the model.
@@ -118,7 +103,7 @@ class PromptEncoder:
 
     def text(self, prompt: Prompt, *, tools: Sequence[JsonValue] | None = None) -> str:
         """The prompt as the tokenizer reads it: rendered, where there is a template; raises as :meth:`encode`."""
-        if self._uses_template:
+        if self.uses_template:
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             return self.render(messages, tools=tools, asks=True)
         if not isinstance(prompt, str):
@@ -147,7 +132,7 @@ class PromptEncoder:
         Raises:
             DataError: no ``--apply-chat-template``, or the template refuses the messages.
         """
-        if not self._uses_template:
+        if not self.uses_template:
             raise DataError("messages continue a conversation by the chat template; add --apply-chat-template")
         turn: list[Mapping[str, JsonValue]] = [
             {"role": "user", "content": "?"},
@@ -155,9 +140,9 @@ class PromptEncoder:
         ]
         text = self.render([*turn, *messages], tools=tools, asks=True)
         if text.count(PLACEHOLDER) != 1:
-            raise DataError(f"the chat template in {self._folder} does not write an assistant's turn as it is")
+            raise DataError(f"the chat template in {self.folder} does not write an assistant's turn as it is")
         rest = text.partition(PLACEHOLDER)[2]
-        if after in self._end_ids:
+        if after in self.end_ids:
             rest = rest.removeprefix(self.decode_all([after]))
         return self.encode_text(rest)
 
@@ -177,7 +162,7 @@ class PromptEncoder:
         Raises:
             DataError: the template refuses it, with its words.
         """
-        with boundary(f"the chat template in {self._folder}", "rendering a conversation", error=DataError):
+        with boundary(f"the chat template in {self.folder}", "rendering a conversation", error=DataError):
             given = {"tools": list(tools) if tools else None, "add_generation_prompt": asks, **self._arguments}
             with limited(seconds=TEMPLATE_SECONDS, nbytes=TEMPLATE_BYTES):
                 return require_short(self.tokenizer.apply_chat_template(list(messages), tokenize=False, **given))
@@ -190,14 +175,14 @@ class PromptEncoder:
         """
         if not self.tokenizer.is_fast:
             raise DataError(
-                f"the tokenizer in {self._folder} has no tokenizer.json, so that no token says what it covers"
+                f"the tokenizer in {self.folder} has no tokenizer.json, so that no token says what it covers"
             )
         found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return list(found["input_ids"]), [tuple(span) for span in found["offset_mapping"]]
 
     def _ids(self, prompt: Prompt, tools: Sequence[JsonValue] | None) -> list[int]:
         text = self.text(prompt, tools=tools)
-        return list(self.tokenizer(text, add_special_tokens=not self._uses_template)["input_ids"])
+        return list(self.tokenizer(text, add_special_tokens=not self.uses_template)["input_ids"])
 
     def is_special(self, token_id: int) -> bool:
         """Whether the id is of a token that stands for no text, such as the end of a turn."""

@@ -19,7 +19,7 @@ from typing import Protocol, cast
 from slime_core.errors import CheckpointError, RunError
 from slime_core.plugins.contracts import PromptRequest, RunView
 from slime_core.prompts.left_out import BAD, TOO_LONG, nothing_left, report_left_out, select_short
-from slime_core.prompts.rows import PromptRow, Reading, numbered_prompts
+from slime_core.prompts.rows import PromptRow, numbered_prompts
 from slime_core.types import JsonValue, PromptGroup, Sample
 
 __all__ = ["Held", "NumberedPrompts", "Stream", "requested"]
@@ -59,7 +59,7 @@ class Held:
     def __init__(self, request: PromptRequest) -> None:
         self._request = request
         bad: list[str] = []
-        found = list(numbered_prompts(request.path, Reading.of(request), bad=bad if request.skips_bad else None))
+        found = list(numbered_prompts(request, bad=bad if request.skips_bad else None))
         rows = [row for _, row in found]
         keeps = select_short(request, rows, [raw.place for raw, _ in found])
         self._rows = [row for row, is_kept in zip(rows, keeps, strict=True) if is_kept]

@@ -17,13 +17,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
+from slime_core.config.eval_sets import EvalSet
 from slime_core.config.sampling import DataConfig
 from slime_core.config.schema import RunConfig
 from slime_core.errors import DataError, RunError
 from slime_core.plugins.contracts import PromptFilter, PromptFormat, PromptRequest
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.left_out import LeftOut
-from slime_core.prompts.rows import Prompt, Reading
+from slime_core.prompts.rows import Prompt
 from slime_core.types import JsonValue
 
 __all__ = [
@@ -31,7 +32,7 @@ __all__ = [
     "PromptLengths",
     "RunFilter",
     "ShortEnough",
-    "reading_of",
+    "evaluation_request",
     "short_enough",
     "template_arguments",
     "training_request",
@@ -200,18 +201,6 @@ class RunFilter(PromptFilter):
         self._left_out.report_bad_row(mistake)
 
 
-def reading_of(data: DataConfig, formats: Mapping[str, PromptFormat]) -> Reading:
-    """How the rows of prompt files are read."""
-    return Reading(
-        input_key=data.input_key,
-        label_key=data.label_key,
-        metadata_key=data.metadata_key,
-        tool_key=data.tool_key,
-        multimodal_keys=_multimodal_keys(data),
-        formats=formats,
-    )
-
-
 def template_arguments(data: DataConfig) -> dict[str, JsonValue]:
     """What the chat template is given in addition to the messages."""
     return dict(json.loads(data.apply_chat_template_kwargs))
@@ -233,20 +222,37 @@ def training_request(
         formats: name -> how prompt files are read, in addition to JSON Lines.
         vocab_size: ids that the model has; None: not known.
     """
-    data, reading = config.data, reading_of(config.data, formats)
+    data = config.data
     return PromptRequest(
         path=path,
-        input_key=reading.input_key,
-        label_key=reading.label_key,
-        metadata_key=reading.metadata_key,
-        tool_key=reading.tool_key,
-        multimodal_keys=reading.multimodal_keys,
+        input_key=data.input_key,
+        label_key=data.label_key,
+        metadata_key=data.metadata_key,
+        tool_key=data.tool_key,
+        multimodal_keys=() if data.multimodal_keys is None else tuple(json.loads(data.multimodal_keys).items()),
         n_samples_per_prompt=config.rollout.n_samples_per_prompt,
         shuffle=data.rollout_shuffle,
         seed=config.run.seed,
         skips_bad=data.on_bad_data == "skip",
         formats=formats,
         vocab_size=vocab_size,
+        filter=filter,
+    )
+
+
+def evaluation_request(
+    config: RunConfig, one: EvalSet, filter: PromptFilter, formats: Mapping[str, PromptFormat]
+) -> PromptRequest:
+    """The request for the prompts of one evaluation set, in the order of the file."""
+    return PromptRequest(
+        path=one.path,
+        input_key=one.input_key,
+        label_key=one.label_key,
+        metadata_key=one.metadata_key,
+        tool_key=config.data.tool_key,
+        n_samples_per_prompt=one.n_samples,
+        shuffle=False,
+        formats=formats,
         filter=filter,
     )
 
@@ -268,7 +274,3 @@ def _counting(config: RunConfig, folder: Path) -> Counting:
         template_arguments=config.data.apply_chat_template_kwargs,
         trust_remote_code=config.model.trust_remote_code,
     )
-
-
-def _multimodal_keys(data: DataConfig) -> tuple[tuple[str, str], ...]:
-    return () if data.multimodal_keys is None else tuple(json.loads(data.multimodal_keys).items())

@@ -53,7 +53,6 @@ __all__ = [
     "offered_to_rows",
     "own_sampling",
     "refuse_unknown",
-    "refuse_unusable",
     "run_sampling",
 ]
 
@@ -144,11 +143,6 @@ def own_sampling(metadata: Mapping[str, JsonValue], *, of_run: RunSampling | Non
     return given
 
 
-def refuse_unusable(metadata: Mapping[str, JsonValue], *, of_run: RunSampling | None, where: str) -> None:
-    """Returns if the sampling parameters of the row can be used; raises as :func:`own_sampling`."""
-    own_sampling(metadata, of_run=of_run, where=where)
-
-
 def _refuse_another_distribution(given: Mapping[str, JsonValue], of_run: RunSampling, where: str) -> None:
     for key, value in given.items():
         if key not in ENDS and value != of_run.get(key):
@@ -212,7 +206,7 @@ class RowChecks(PromptFilter):
     def check(self, metadata: Mapping[str, JsonValue], where: str) -> None:
         """See :class:`~slime_core.PromptFilter`."""
         refuse_unknown(metadata, self._offered, where=where)
-        refuse_unusable(metadata, of_run=self._of_run, where=where)
+        own_sampling(metadata, of_run=self._of_run, where=where)
         if self._mistakes is not None and (found := next(self._mistakes(metadata), None)) is not None:
             raise DataError(f"{where}: {found}")
 

@@ -16,14 +16,13 @@ from typing import Any, cast
 
 from slime_core.config.prompt_paths import PromptPath
 from slime_core.errors import DataError
-from slime_core.plugins.contracts import PromptFilter, PromptFormat, PromptRequest, RawRow
+from slime_core.plugins.contracts import PromptRequest, RawRow
 from slime_core.prompts.tables import Joined, open_rows
 from slime_core.types import JsonValue
 
 __all__ = [
     "Prompt",
     "PromptRow",
-    "Reading",
     "content_of",
     "fields_of",
     "input_of",
@@ -33,7 +32,6 @@ __all__ = [
     "no_rows",
     "numbered_prompts",
     "prompt_of",
-    "read_prompts",
     "tools_of",
     "without_gaps",
 ]
@@ -104,40 +102,6 @@ PARQUET = b"PAR1"
 Prompt = str | list[dict[str, JsonValue]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """How the rows of prompt files are read; see the settings of the same names.
-
-    Arguments:
-        label_key: None: rows have no ground truth.
-        tool_key: None: rows have no tools.
-        multimodal_keys: name of a kind of input, such as ``image`` -> field of a row.
-        formats: name -> how its files are read, in addition to JSON Lines.
-        filter: checks what each row asks for.
-    """
-
-    input_key: str = "prompt"
-    label_key: str | None = "label"
-    metadata_key: str = "metadata"
-    tool_key: str | None = None
-    multimodal_keys: tuple[tuple[str, str], ...] = ()
-    formats: Mapping[str, PromptFormat] = field(default_factory=dict)
-    filter: PromptFilter = field(default_factory=PromptFilter)
-
-    @classmethod
-    def of(cls, request: PromptRequest) -> Reading:
-        """How the rows of a request are read."""
-        return cls(
-            input_key=request.input_key,
-            label_key=request.label_key,
-            metadata_key=request.metadata_key,
-            tool_key=request.tool_key,
-            multimodal_keys=request.multimodal_keys,
-            formats=request.formats,
-            filter=request.filter,
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class PromptRow:
     """One prompt of a file.
@@ -172,27 +136,21 @@ def tools_of(metadata: Mapping[str, JsonValue]) -> list[JsonValue] | None:
     return tools if isinstance(tools, list) and tools and all(isinstance(tool, dict) for tool in tools) else None
 
 
-def read_prompts(path: Path, reading: Reading) -> list[PromptRow]:
-    """All prompts that ``path`` names; empty lines are passed over.
+def numbered_prompts(
+    request: PromptRequest, *, most_bytes: int | None = None, bad: list[str] | None = None
+) -> Iterator[tuple[RawRow, PromptRow]]:
+    """All prompts of a request, each with where it stands; empty lines are passed over.
+
+    Arguments:
+        most_bytes: read up to this size, and the row in which it lies; None: read all.
+        bad: takes the mistakes of rows that cannot be read, which are passed over; None: they are raised.
 
     Raises:
         DataError: nothing can be read there or no row is, or a row lacks a field or holds something else than is read
             here.
     """
-    return [row for _, row in numbered_prompts(path, reading)]
-
-
-def numbered_prompts(
-    path: Path, reading: Reading, *, most_bytes: int | None = None, bad: list[str] | None = None
-) -> Iterator[tuple[RawRow, PromptRow]]:
-    """As :func:`read_prompts`, each with where it stands.
-
-    Arguments:
-        most_bytes: read up to this size, and the row in which it lies; None: read all.
-        bad: takes the mistakes of rows that cannot be read, which are passed over; None: they are raised.
-    """
     rows = seen = 0
-    opened = open_rows(path, reading.formats)
+    opened = open_rows(request.path, request.formats)
     for raw in opened.read(0):
         if most_bytes is not None and seen > most_bytes:
             break
@@ -201,7 +159,7 @@ def numbered_prompts(
             continue
         rows += 1
         try:
-            row = prompt_of(raw, reading)
+            row = prompt_of(raw, request)
         except DataError as mistake:
             if bad is None:
                 raise
@@ -209,7 +167,7 @@ def numbered_prompts(
             continue
         yield raw, row
     if not rows:
-        raise no_rows(path, opened)
+        raise no_rows(request.path, opened)
 
 
 def no_rows(path: Path, rows: Joined) -> DataError:
@@ -227,19 +185,19 @@ def size_of(raw: RawRow) -> int:
     return len(raw.content) if isinstance(raw.content, bytes) else len(json.dumps(raw.content, default=str))
 
 
-def prompt_of(raw: RawRow, reading: Reading) -> PromptRow:
+def prompt_of(raw: RawRow, request: PromptRequest) -> PromptRow:
     """The prompt that a row holds.
 
     Raises:
-        DataError: see :func:`read_prompts`.
+        DataError: see :func:`numbered_prompts`.
     """
     row = content_of(raw)
-    prompt = _prompt(raw, row, reading.input_key)
-    metadata = _metadata(raw, row, reading.metadata_key)
-    tools = _tools(raw, row, reading.tool_key)
+    prompt = _prompt(raw, row, request.input_key)
+    metadata = _metadata(raw, row, request.metadata_key)
+    tools = _tools(raw, row, request.tool_key)
     metadata = metadata if tools is None else {**metadata, TOOLS: tools}
-    reading.filter.check(metadata, raw.place)
-    return PromptRow(prompt, _label(raw, row, reading.label_key), metadata, _inputs(raw, row, reading))
+    request.filter.check(metadata, raw.place)
+    return PromptRow(prompt, _label(raw, row, request.label_key), metadata, _inputs(raw, row, request))
 
 
 def content_of(raw: RawRow) -> dict[str, object]:
@@ -365,14 +323,14 @@ def _tools(raw: RawRow, row: dict[str, Any], key: str | None) -> list[Any] | Non
     return (tools if isinstance(raw.content, bytes) else list(map(without_gaps, tools or ()))) or None
 
 
-def _inputs(raw: RawRow, row: dict[str, Any], reading: Reading) -> dict[str, Any] | None:
-    for kind, key in reading.multimodal_keys:
+def _inputs(raw: RawRow, row: dict[str, Any], request: PromptRequest) -> dict[str, Any] | None:
+    for kind, key in request.multimodal_keys:
         if key not in row:
             raise DataError(
                 f"{raw.place}: no field {key!r} with what is to be {kind}, found {fields_of(row)}. Name the right one "
                 "with --multimodal-keys."
             )
-    return {kind: input_of(row[key]) for kind, key in reading.multimodal_keys if row[key] is not None} or None
+    return {kind: input_of(row[key]) for kind, key in request.multimodal_keys if row[key] is not None} or None
 
 
 def is_chat(prompt: object) -> bool:

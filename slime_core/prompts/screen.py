@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from slime_core.errors import DataError
+from slime_core.plugins.contracts import PromptRequest
 from slime_core.plugins.loading import boundary
 from slime_core.prompts.chat import TEMPLATE_BYTES, TEMPLATE_SECONDS, require_short
 from slime_core.prompts.row_checks import GENERATE_FUNCTION, SAMPLING_PARAMS, own_sampling
-from slime_core.prompts.rows import Prompt, PromptRow, Reading, numbered_prompts, size_of
+from slime_core.prompts.rows import Prompt, PromptRow, numbered_prompts, size_of
 from slime_core.types import JsonValue
 from slime_core.untrusted import limited, read_object
 
@@ -77,28 +78,24 @@ class Room:
 
 
 def screen(
-    path: Path,
-    reading: Reading,
+    request: PromptRequest,
     *,
     room: Room | None,
     setting: str,
-    skips_bad: bool = False,
     share: float = 1.0,
     warn: Callable[[str], None] | None = None,
 ) -> list[str]:
-    """Returns if nothing wrong was found in the prompts of ``path``.
+    """Returns if nothing wrong was found in the prompts of ``request``.
 
     Arguments:
-        reading: how rows are read and checked.
         room: how long prompts may be; None: that is not known. It is of the run's generate function: rows that name
             their own have no limit here.
         setting: which setting named the file.
-        skips_bad: rows that cannot be read, or ask for what the run cannot do, are left out of the run.
         share: of the bytes that are looked at otherwise.
         warn: called with what a run can do with and a person should know.
 
     Returns:
-        What is wrong with rows that ``skips_bad`` leaves out, each with file and line.
+        What is wrong with rows that the run leaves out (``request.skips_bad``), each with file and line.
 
     Raises:
         DataError: the file is missing, empty or malformed, a prompt is too long, or a row names what no active plugin
@@ -106,9 +103,10 @@ def screen(
     """
     most = int(share * MOST_BYTES)
     bad: list[str] = []
-    found = list(numbered_prompts(path, reading, most_bytes=most, bad=bad if skips_bad else None))
+    found = list(numbered_prompts(request, most_bytes=most, bad=bad if request.skips_bad else None))
     if not found:
-        raise DataError(f"{path}: none of the {len(bad)} rows that were looked at can be read, the first one: {bad[0]}")
+        none = f"none of the {len(bad)} rows that were looked at can be read, the first one: {bad[0]}"
+        raise DataError(f"{request.path}: {none}")
     rows = [(raw.place, row) for raw, row in found]
     rows = [(place, row) for place, row in rows if not row.metadata.get(GENERATE_FUNCTION)]
     if room is not None:
@@ -120,9 +118,9 @@ def screen(
             _refuse_endless(those, room, own)
             _refuse_long(those, replace(room, response=own), setting)
         if not bad and sum(size_of(raw) for raw, _ in found) < most:
-            _refuse_if_all_are_long(rows, room, path)
+            _refuse_if_all_are_long(rows, room, request.path)
         if warn is not None and (unknown := _unknown(rows, room)):
-            warn(f"{path}: {unknown}")
+            warn(f"{request.path}: {unknown}")
     return bad
 
 

@@ -20,12 +20,12 @@ from slime_core.config.eval_sets import EvalSet, eval_sets
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, PluginError, RunError, nearest
 from slime_core.generation import GenerateContext
-from slime_core.plugins.contracts import DataSource, EvalSamples, PromptFormat, PromptRequest
+from slime_core.plugins.contracts import DataSource, EvalSamples, PromptFormat
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.left_out import TOO_LONG, LeftOut
 from slime_core.prompts.numbered import Held, NumberedPrompts
-from slime_core.prompts.requests import RunFilter, ShortEnough
+from slime_core.prompts.requests import RunFilter, ShortEnough, evaluation_request
 from slime_core.prompts.row_checks import RowChecks
 from slime_core.prompts.rows import tools_of
 from slime_core.rollout.components import run_all
@@ -155,17 +155,8 @@ class Evaluation:
         encoder = self._components.make_encoder(one.apply_chat_template)
         left_out = LeftOut()
         short = None if one.longest_prompt is None else ShortEnough(one.longest_prompt, encoder)
-        request = PromptRequest(
-            path=one.path,
-            input_key=one.input_key,
-            label_key=one.label_key,
-            metadata_key=one.metadata_key,
-            tool_key=self._config.data.tool_key,
-            n_samples_per_prompt=one.n_samples,
-            shuffle=False,
-            formats=self._components.formats,
-            filter=RunFilter(left_out, self._components.checks, short),
-        )
+        chosen = RunFilter(left_out, self._components.checks, short)
+        request = evaluation_request(self._config, one, chosen, self._components.formats)
         source = NumberedPrompts(Held(request), request)
         groups = source.next_groups(len(source))
         limits = [_response_limit(one, group, encoder) for group in groups]

@@ -18,7 +18,7 @@ from slime_core.config.prompt_paths import PromptPath
 from slime_core.errors import DataError
 from slime_core.plugins.activation import activate
 from slime_core.plugins.construction import PromptFormats
-from slime_core.prompts.rows import Reading, read_prompts
+from slime_core.prompts.rows import PromptRow, numbered_prompts
 from slime_datasets.columnar import ParquetTable
 from slime_datasets.options import DatasetsOptions
 from slime_datasets.streams import PromptStreams
@@ -45,6 +45,10 @@ def source(path: Path, **fields: Any) -> PromptStreams:
     options = {name: fields.pop(name) for name in DatasetsOptions.model_fields if name in fields}
     request = PromptRequest(path, formats=FORMATS, **{"label_key": None, **fields})
     return PromptStreams(DatasetsOptions(**options), RunView(prompts=request))
+
+
+def read(path: Path, **fields: Any) -> list[PromptRow]:
+    return [row for _, row in numbered_prompts(PromptRequest(path, formats=FORMATS, **fields))]
 
 
 def written(folder: Path, form: str) -> Path:
@@ -95,7 +99,7 @@ def test_messages_of_columns_have_no_fields_that_only_others_have(tmp_path):
     parquet.write_table(
         arrow.Table.from_pylist([{"prompt": [{"role": "user", "content": "a"}, called]}]), tmp_path / "c.parquet"
     )
-    (row,) = read_prompts(tmp_path / "c.parquet", Reading(formats=FORMATS, label_key=None))
+    (row,) = read(tmp_path / "c.parquet", label_key=None)
     assert row.prompt == [{"role": "user", "content": "a"}, called]
 
 
@@ -107,7 +111,7 @@ def test_nulls_that_columns_add_are_removed_at_every_depth(tmp_path):
         {"prompt": [{"role": "user", "content": parts[:1]}], "tools": None},
     ]
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "c.parquet")
-    first, second = read_prompts(tmp_path / "c.parquet", Reading(formats=FORMATS, label_key=None, tool_key="tools"))
+    first, second = read(tmp_path / "c.parquet", label_key=None, tool_key="tools")
     assert (first.prompt, second.prompt) == (rows[0]["prompt"], rows[1]["prompt"])
     assert first.tools == [{"type": "function", "function": {"name": "f", "parameters": {"x": {"type": "int"}}}}]
 
@@ -117,8 +121,8 @@ def test_images_of_the_datasets_library_become_what_a_request_can_carry(tmp_path
     parquet.write_table(
         arrow.Table.from_pylist([{"prompt": "p", "images": images, "raw": b"\x89PNG"}]), tmp_path / "i.parquet"
     )
-    reading = Reading(formats=FORMATS, label_key=None, multimodal_keys=(("image", "images"), ("video", "raw")))
-    (row,) = read_prompts(tmp_path / "i.parquet", reading)
+    keys = (("image", "images"), ("video", "raw"))
+    (row,) = read(tmp_path / "i.parquet", label_key=None, multimodal_keys=keys)
     assert row.inputs == {"image": ["iVBORw==", "b.png"], "video": "iVBORw=="}
 
 
@@ -129,7 +133,7 @@ def test_images_of_the_datasets_library_become_what_a_request_can_carry(tmp_path
 )
 def test_a_label_of_columns_is_its_own_text(tmp_path, label, text):
     parquet.write_table(arrow.Table.from_pylist([{"prompt": "p", "label": label}]), tmp_path / "l.parquet")
-    (row,) = read_prompts(tmp_path / "l.parquet", Reading(formats=FORMATS))
+    (row,) = read(tmp_path / "l.parquet")
     assert row.label == text
 
 
@@ -138,7 +142,7 @@ def test_a_label_of_bytes_is_refused(tmp_path):
     with pytest.raises(
         DataError, match=r"l\.parquet, row 1: field 'label' holds bytes, which are no text \(--label-key"
     ):
-        read_prompts(tmp_path / "l.parquet", Reading(formats=FORMATS))
+        read(tmp_path / "l.parquet")
 
 
 def test_a_parquet_file_that_is_corrupt_inside_is_named_and_leaves_no_half_copy(tmp_path, cache):
@@ -171,8 +175,8 @@ def test_in_windows_each_batch_of_a_parquet_file_is_decoded_once(tmp_path, monke
 def test_every_form_of_file_holds_the_same_prompts(tmp_path, form):
     path = written(tmp_path, form)
     wanted = [(f"p{n}", str(n), {"n": n}) for n in range(600)]
-    assert [(row.prompt, row.label, row.metadata) for row in read_prompts(path, Reading(formats=FORMATS))] == wanted
-    sliced = read_prompts(Path(f"{path}@[190:260]"), Reading(formats=FORMATS))
+    assert [(row.prompt, row.label, row.metadata) for row in read(path)] == wanted
+    sliced = read(Path(f"{path}@[190:260]"))
     assert [row.label for row in sliced] == [str(n) for n in range(190, 260)]
     for order in ORDERS:
         first = source(Path(f"{path}@[:300]"), **order).next_groups(300)

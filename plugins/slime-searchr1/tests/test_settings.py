@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core import RunPlan
+from slime_core import PromptRequest, RunPlan
 from slime_core.cli.main import _resolve
 from slime_core.config.load import Resolved
 from slime_core.errors import ConfigError
@@ -63,9 +63,9 @@ def test_given_settings_override_the_presets(paper: Path) -> None:
 
 
 def test_rows_of_the_papers_repository_load_as_they_are(paper: Path) -> None:
-    from slime_core.prompts.rows import Reading, numbered_prompts
+    from slime_core.prompts.rows import numbered_prompts
 
-    found = [row for _, row in numbered_prompts(paper, Reading(label_key="reward_model"))]
+    found = [row for _, row in numbered_prompts(PromptRequest(paper, label_key="reward_model"))]
     assert [row.prompt for row in found][1] == [
         {"role": "user", "content": "Answer the given question. Question: who?\n"}
     ]

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from slime_core import PromptRequest
 from slime_core.errors import DataError
 from slime_core.prompts.row_checks import RowChecks, own_sampling
-from slime_core.prompts.screen import Reading, screen
+from slime_core.prompts.screen import screen
 
 OF_RUN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 NEXT = ".\nCorrect the row, or leave sampling_params out."
@@ -76,9 +77,10 @@ def test_wrong_sampling_params_are_refused(requested: Any, message_start: str) -
 
 
 def test_prompt_files_are_looked_through_before_anything_starts(tmp_path: Path) -> None:
-    path, reading = tmp_path / "x.jsonl", Reading(input_key="prompt", label_key=None, metadata_key="metadata")
+    path = tmp_path / "x.jsonl"
+    request = PromptRequest(path, label_key=None)
     rows = [{"prompt": "1"}, {"prompt": "2", "metadata": {"sampling_params": {"temperature": 0.5}}}]
     path.write_text("\n".join(map(json.dumps, rows)))
-    screen(path, replace(reading, filter=RowChecks()), room=None, setting="eval_prompt_data x")
+    screen(replace(request, filter=RowChecks()), room=None, setting="eval_prompt_data x")
     with pytest.raises(DataError, match=r"x\.jsonl, line 2: metadata sampling_params: temperature = 0\.5, but"):
-        screen(path, replace(reading, filter=RowChecks(of_run=OF_RUN)), room=None, setting="prompt_data")
+        screen(replace(request, filter=RowChecks(of_run=OF_RUN)), room=None, setting="prompt_data")

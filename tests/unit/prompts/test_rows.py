@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from slime_core import PromptRequest
 from slime_core.errors import DataError
-from slime_core.prompts.rows import PromptRow, Reading, content_of, read_prompts
+from slime_core.prompts.rows import PromptRow, content_of, numbered_prompts
 from slime_core.prompts.tables import open_rows
 
 
@@ -16,8 +18,8 @@ def write(folder: Path, *lines: str) -> Path:
     return path
 
 
-def prompts(path: Path, *, label_key: str | None = "label") -> list[PromptRow]:
-    return read_prompts(path, Reading(label_key=label_key))
+def prompts(path: Path, **fields: Any) -> list[PromptRow]:
+    return [row for _, row in numbered_prompts(PromptRequest(path, **fields))]
 
 
 def read_rows(path: Path) -> list[tuple[int, dict]]:
@@ -49,7 +51,7 @@ def test_a_row_becomes_a_prompt_with_label_and_metadata(tmp_path):
 
 def test_fields_are_named_by_the_keys(tmp_path):
     path = write(tmp_path, '{"question": "q", "answer": "a", "about": {"kind": 1}}')
-    found = read_prompts(path, Reading(input_key="question", label_key="answer", metadata_key="about"))
+    found = prompts(path, input_key="question", label_key="answer", metadata_key="about")
     assert found == [PromptRow("q", "a", {"kind": 1})]
 
 
@@ -127,7 +129,7 @@ def test_a_byte_order_mark_before_the_first_line_is_passed_over(tmp_path):
 def test_a_row_that_json_or_the_reader_takes_ill_is_an_error_of_the_data(tmp_path, line, message):
     path = write(tmp_path, line)
     with pytest.raises(DataError) as caught:
-        read_prompts(path, Reading(tool_key="tools"))
+        prompts(path, tool_key="tools")
     assert message in str(caught.value)
 
 
@@ -174,14 +176,12 @@ def test_a_label_that_is_no_number_is_refused(tmp_path, label, found):
 @pytest.mark.parametrize("tools", ["[" * 100_000, f"[{'9' * 5000}]", "[1"])
 def test_a_text_that_is_no_list_of_tools_is_refused(tmp_path, tools):
     with pytest.raises(DataError, match="line 1: field 'tools' is no list of tools, which are objects"):
-        read_prompts(
-            write(tmp_path, json.dumps({"prompt": "q", "tools": tools})), Reading(label_key=None, tool_key="tools")
-        )
+        prompts(write(tmp_path, json.dumps({"prompt": "q", "tools": tools})), label_key=None, tool_key="tools")
 
 
 def test_no_text_is_no_tools(tmp_path):
     path = write(tmp_path, '{"prompt": "q", "tools": " "}')
-    assert read_prompts(path, Reading(label_key=None, tool_key="tools")) == [PromptRow("q")]
+    assert prompts(path, label_key=None, tool_key="tools") == [PromptRow("q")]
 
 
 def test_the_names_of_very_many_fields_are_cut(tmp_path):

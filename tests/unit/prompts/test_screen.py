@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slime_core import PromptRequest
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError
 from slime_core.prompts import screen as room_of_screen
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.row_checks import RowChecks
-from slime_core.prompts.rows import Reading
 from slime_core.prompts.screen import Room, screen
 
 MODEL = ARITHMETIC / "model"
-READING = Reading(input_key="prompt", label_key=None, metadata_key="metadata")
+
+
+def request(path: Path, **changed: Any) -> PromptRequest:
+    return PromptRequest(path, label_key=None, **changed)
 
 
 def room(**changed: Any) -> Room:
@@ -30,7 +32,7 @@ def room(**changed: Any) -> Room:
 def look(folder: Path, /, *prompts: object, **changed: Any) -> None:
     path = folder / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
-    screen(path, READING, room=room(**changed), setting="prompt_data")
+    screen(request(path), room=room(**changed), setting="prompt_data")
 
 
 def test_the_longest_prompt_that_fits_is_accepted_and_one_token_more_is_not(tmp_path: Path) -> None:
@@ -65,10 +67,10 @@ def test_a_row_that_names_a_longer_response_of_its_own_has_less_room(
     rows = [{"prompt": "1" * 12}, {"prompt": "1" * 5, "metadata": {"sampling_params": {"max_new_tokens": own}}}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     if message is None:
-        screen(path, READING, room=room(), setting="prompt_data")
+        screen(request(path), room=room(), setting="prompt_data")
         return
     with pytest.raises(DataError) as caught:
-        screen(path, READING, room=room(), setting="prompt_data")
+        screen(request(path), room=room(), setting="prompt_data")
     assert str(caught.value).startswith(f"{path}, {message}")
 
 
@@ -92,7 +94,7 @@ def warned(folder: Path, /, *prompts: str, **changed: Any) -> list[str]:
     path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
     found: list[str] = []
     settings = room(**{"context": 128, **changed})
-    screen(path, READING, room=settings, setting="prompt_data", warn=found.append)
+    screen(request(path), room=settings, setting="prompt_data", warn=found.append)
     return found
 
 
@@ -151,7 +153,7 @@ def test_a_limit_that_leaves_no_prompt_is_refused(tmp_path: Path) -> None:
 def test_a_file_without_readable_rows_is_an_error_even_with_skip(tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text("5\n6\n")
     with pytest.raises(DataError, match=r"none of the 2 rows that were looked at can be read, the first one: .*line 1"):
-        screen(tmp_path / "prompts.jsonl", READING, room=room(), setting="prompt_data", skips_bad=True)
+        screen(request(tmp_path / "prompts.jsonl", skips_bad=True), room=room(), setting="prompt_data")
 
 
 def test_the_template_renders_one_prompt_even_where_none_can_be_too_long(tmp_path: Path) -> None:
@@ -168,10 +170,10 @@ def test_the_check_of_a_large_file_reads_its_beginning(tmp_path: Path, monkeypat
     monkeypatch.setattr(room_of_screen, "MOST_BYTES", 30)
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "1"}\n{"prompt": "a longer one"}\nnonsense\n')
-    screen(path, READING, room=None, setting="prompt_data")
+    screen(request(path), room=None, setting="prompt_data")
     monkeypatch.setattr(room_of_screen, "MOST_BYTES", 60)
     with pytest.raises(DataError, match="line 3, column 1: not JSON"):
-        screen(path, READING, room=None, setting="prompt_data")
+        screen(request(path), room=None, setting="prompt_data")
 
 
 def test_the_longest_prompts_are_counted_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +211,7 @@ OFFERED = {
 def name(folder: Path, *rows: dict[str, Any], offered: Any = OFFERED) -> None:
     path = folder / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": "1" * 4, "metadata": row}) + "\n" for row in rows))
-    screen(path, replace(READING, filter=RowChecks(offered)), room=room(), setting="prompt_data")
+    screen(request(path, filter=RowChecks(offered)), room=room(), setting="prompt_data")
 
 
 def test_rows_may_name_what_the_plugins_of_the_run_offer(tmp_path: Path) -> None:
@@ -245,9 +247,7 @@ def test_a_name_that_no_plugin_offers_is_refused_with_file_and_line(tmp_path: Pa
 def test_rows_with_names_that_no_plugin_offers_may_be_left_out(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "1"}\n{"prompt": "2", "metadata": {"rm_type": "lenght"}}\n')
-    (message,) = screen(
-        path, replace(READING, filter=RowChecks(OFFERED)), room=None, setting="prompt_data", skips_bad=True
-    )
+    (message,) = screen(request(path, filter=RowChecks(OFFERED), skips_bad=True), room=None, setting="prompt_data")
     assert message.startswith(f"{path}, line 2: metadata rm_type = 'lenght' names no reward model")
 
 
@@ -255,4 +255,4 @@ def test_rows_with_a_generate_function_of_their_own_have_no_limit_of_length(tmp_
     path = tmp_path / "prompts.jsonl"
     row = {"prompt": "1" * 50, "metadata": {"generate_function": "single_turn"}}
     path.write_text(json.dumps(row) + "\n")
-    screen(path, replace(READING, filter=RowChecks(OFFERED)), room=room(), setting="prompt_data")
+    screen(request(path, filter=RowChecks(OFFERED)), room=room(), setting="prompt_data")

@@ -14,7 +14,7 @@ from typing import Any
 from slime_core import PromptRequest
 from slime_core.errors import DataError
 from slime_core.prompts.left_out import BAD, EMPTY, TOO_LONG, nothing_left, report_left_out, select_short
-from slime_core.prompts.rows import PromptRow, Reading, no_rows, prompt_of
+from slime_core.prompts.rows import PromptRow, no_rows, prompt_of
 from slime_core.prompts.tables import open_rows
 from slime_datasets.orders import Feistel, Windows
 
@@ -37,7 +37,6 @@ class Streamed:
 
     def __init__(self, request: PromptRequest, *, window: int | None = None) -> None:
         self._request = request
-        self._reading = Reading.of(request)
         self._window = window
         self._rows = open_rows(request.path, request.formats, window=window if request.shuffle else 0)
         self._size = self._rows.total() if request.shuffle and window is None else None
@@ -57,7 +56,7 @@ class Streamed:
         self.prepare(number + 1)
         place = number + bisect_right(self._gone, number)
         row = self._ready.pop(place, None)
-        return row or prompt_of(self._rows.row(self._row(place)), self._reading)
+        return row or prompt_of(self._rows.row(self._row(place)), self._request)
 
     def prepare(self, stop: int) -> None:
         """See :class:`Stream`: looks at rows until enough of them are kept."""
@@ -107,7 +106,7 @@ class Streamed:
                 if raw.is_blank:
                     out[place] = EMPTY
                     continue
-                rows[place] = prompt_of(raw, self._reading)
+                rows[place] = prompt_of(raw, self._request)
                 names.append(raw.place)
             except DataError as mistake:
                 if not self._request.skips_bad:
