@@ -45,7 +45,7 @@ from slime_core.learner.frozen_models import FrozenModels, RequiredColumns
 from slime_core.learner.micro_batches import MicroBatch
 from slime_core.learner.objective import BEYOND, LARGEST, SUM, TOKENS, Objective
 from slime_core.learner.trained_model import REFERENCE, TEACHER, RoutingReplay, compute_log_probs
-from slime_core.ops.returns import whitened
+from slime_core.ops.whitening import whitened
 from slime_core.plugins.contracts import (
     AdvantageSettings,
     LearnerInfo,

@@ -4,7 +4,7 @@
     losses      the clipped surrogate, KL estimators, the loss of a critic: token by token
     loss_weights    one weight a sample that holds every divisor of the loss
     groups      statistics of rewards over prompt groups
-    returns     discounted returns, advantages over values, whitening
+    whitening   mean 0 and variance 1 over the trained tokens of all ranks
     packing     which rank trains which sample, in which row; samples that share a prompt
 
 The rule: a formula names its source, and gets tensors, arrays or numbers, never a record or a setting.

@@ -6,7 +6,7 @@ from itertools import chain
 import pytest
 import torch
 
-from slime_core.ops.returns import whitened
+from slime_core.ops.whitening import whitened
 
 
 def values(count: int, *, seed: int = 0) -> torch.Tensor:

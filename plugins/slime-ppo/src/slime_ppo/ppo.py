@@ -7,7 +7,7 @@ are not whitened here; ``--normalize-advantages`` does that for any estimator.
 from __future__ import annotations
 
 from slime_core import Reductions, ResponseTokens, RunView, TokenAdvantages
-from slime_core.ops.returns import generalized_advantages
+from slime_ppo.returns import generalized_advantages
 from slime_ppo.rewards import token_rewards
 
 __all__ = ["GeneralizedAdvantage"]

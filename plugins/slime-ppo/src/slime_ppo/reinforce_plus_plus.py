@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 
 from slime_core import Reductions, ResponseTokens, RunView, TokenAdvantages
-from slime_core.ops.returns import discounted_returns, whitened
+from slime_core.ops.whitening import whitened
+from slime_ppo.returns import discounted_returns
 from slime_ppo.rewards import token_rewards
 
 __all__ = ["ReinforcePlusPlus"]

@@ -1,4 +1,4 @@
-"""Discounted returns, advantages over values, and whitened advantages, in torch.
+"""Discounted returns and advantages over values, in torch.
 
 Responses lie one after another in a flat tensor. Left out of generalised advantage estimation: a value after the last
 token of a truncated response. Its return ends there, as if the response had ended by itself.
@@ -6,17 +6,11 @@ token of a truncated response. Its return ends there, as if the response had end
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-__all__ = [
-    "Estimates",
-    "discounted_returns",
-    "generalized_advantages",
-    "whitened",
-]
+__all__ = ["Estimates", "discounted_returns", "generalized_advantages"]
 
 
 def discounted_returns(rewards_T: torch.Tensor, *, samples_T: torch.Tensor, gamma: float) -> torch.Tensor:
@@ -93,43 +87,3 @@ def generalized_advantages(
     deltas_T = rewards_T + gamma * next_T - values_T
     advantages_T = discounted_returns(deltas_T, samples_T=samples_T, gamma=gamma * lambd)
     return Estimates(advantages_T, advantages_T + values_T)
-
-
-EPS = 1e-8
-"""Under the square root, in the square of the advantages' unit: a rollout without any difference gives 0."""
-
-
-def _alone(values: torch.Tensor) -> torch.Tensor:
-    return values
-
-
-def whitened(
-    values_T: torch.Tensor, *, mask_T: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor] = _alone
-) -> torch.Tensor:
-    """(value - mean) / sqrt(variance + 1e-8) over the trained tokens of all ranks, float32 [T]; 0 where masked.
-
-    The variance divides by the number of tokens, so that what comes out has a variance of 1 but for the 1e-8. Taken in
-    float64 and in two sums, the mean first, so that neither a large mean nor the split over ranks costs digits; how
-    tokens are ordered, packed and spread over ranks changes the result by rounding only.
-
-    Arguments:
-        values_T: float [T]; masked ones may hold anything.
-        mask_T: float [T], 0 where nothing is trained.
-        total: adds a float64 tensor up over the ranks that hold other tokens; called twice on every rank, also where
-            it holds none. By default there are no others.
-
-    Raises:
-        ValueError: the shapes differ.
-
-    Source: Andrychowicz et al. 2020 (2006.05990), "What Matters In On-Policy Reinforcement Learning?", per-batch
-    advantage normalisation (choice C67); here over the rollout, not over a micro-batch.
-    """
-    if values_T.shape != mask_T.shape:
-        shapes = f"{tuple(values_T.shape)} and {tuple(mask_T.shape)}"
-        raise ValueError(f"values_T and mask_T must have one shape; found {shapes}")
-    trained_T = mask_T != 0
-    known_T = values_T.double().where(trained_T, 0.0)
-    summed, count = total(torch.stack([known_T.sum(), trained_T.sum().double()])).unbind()
-    shifted_T = (known_T - summed / count.clamp(min=1)).where(trained_T, 0.0)
-    variance = total(shifted_T.square().sum()) / count.clamp(min=1)
-    return (shifted_T / (variance + EPS).sqrt()).float()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slime_core.ops.returns import discounted_returns, generalized_advantages
+from slime_ppo.returns import discounted_returns, generalized_advantages
 
 
 def test_two_samples_by_hand():
