@@ -17,7 +17,7 @@ from typing import Any, cast
 from slime_core.config.prompt_paths import PromptPath
 from slime_core.errors import DataError
 from slime_core.plugins.contracts import PromptRequest, RawRow
-from slime_core.prompts.tables import Joined, open_rows
+from slime_core.prompts.tables import open_tables, rows_in_order
 from slime_core.types import JsonValue
 
 __all__ = [
@@ -150,8 +150,8 @@ def numbered_prompts(
             here.
     """
     rows = seen = 0
-    opened = open_rows(request.path, request.formats)
-    for raw in opened.read(0):
+    where, tables = open_tables(request.path, request.formats)
+    for raw in rows_in_order(where, tables):
         if most_bytes is not None and seen > most_bytes:
             break
         seen += size_of(raw)
@@ -167,12 +167,12 @@ def numbered_prompts(
             continue
         yield raw, row
     if not rows:
-        raise no_rows(request.path, opened)
+        raise no_rows(request.path, sum(table.total() for table in tables))
 
 
-def no_rows(path: Path, rows: Joined) -> DataError:
-    """The error of ``path`` that names no row; ``rows`` are those that it names."""
-    start, found = PromptPath.read(path).start, sum(table.total() for table in rows.tables)
+def no_rows(path: Path, found: int) -> DataError:
+    """The error of ``path`` that names no row; ``found`` are in its files."""
+    start = PromptPath.read(path).start
     if start and start >= found:
         return DataError(f"{path}: the slice starts at row {start}, counted from 0, but there are only {found} rows")
     return DataError(

@@ -225,7 +225,7 @@ def test_a_file_of_empty_lines_holds_no_rows_in_any_order(tmp_path, order):
 def test_the_index_is_built_once_and_again_for_a_file_that_changed(messy, cache, monkeypatch):
     source(messy, streaming_data=True, skips_bad=True)
     (kept,) = cache.glob("*.lines")
-    monkeypatch.setattr("slime_core.prompts.tables._made", lambda path: pytest.fail(f"{path} is read again"))
+    monkeypatch.setattr("slime_datasets.lines._made", lambda path: pytest.fail(f"{path} is read again"))
     assert len(source(messy, streaming_data=True, skips_bad=True)) == 715
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent.parent))

@@ -12,7 +12,7 @@ from slime_core import PromptFilter, PromptRequest, RunView
 from slime_core.builtin.prompts import PromptFiles
 from slime_core.config.prompt_paths import PromptPath
 from slime_core.errors import DataError
-from slime_core.prompts.tables import EVERY, LineIndex, LineTable, indexed, open_rows
+from slime_core.prompts.tables import EVERY, LineTable, open_tables, rows_in_order
 
 
 @pytest.fixture(autouse=True)
@@ -141,13 +141,12 @@ def test_a_relative_pattern_and_a_link_to_a_file_are_read(tmp_path, monkeypatch)
     assert PromptPath.read(Path("*.jsonl")).files() == [Path("a.jsonl"), Path("b.jsonl")]
 
 
-# --- The index --------------------------------------------------------------------------------------------------------
+# --- Lines ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lines", [0, 1, EVERY - 1, EVERY, EVERY + 1, 5 * EVERY])
 @pytest.mark.parametrize("end", ["", "\n"])
-def test_the_index_finds_every_line(tmp_path, lines, end, monkeypatch):
-    monkeypatch.setattr("slime_core.prompts.tables.BLOCK", 1000)
+def test_every_line_is_found_by_its_number(tmp_path, lines, end):
     path = tmp_path / "lines.jsonl"
     path.write_text("\n".join(f'{{"n": {n}}}' for n in range(lines)) + (end if lines else ""))
     table = LineTable(path)
@@ -156,12 +155,21 @@ def test_the_index_finds_every_line(tmp_path, lines, end, monkeypatch):
     for n in range(0, lines, 7):
         (raw,) = table.read(n, n + 1)
         assert raw.content.strip() == f'{{"n": {n}}}'.encode()
-    assert LineIndex.from_bytes(indexed(path).to_bytes()).nearest(lines) == table.index.nearest(lines)
 
 
 def test_a_start_in_order_reads_the_beginning_of_a_file_only(tmp_path):
     (tmp_path / "rows.jsonl").write_text("{}\n" * 700)
-    rows = open_rows(tmp_path / "rows.jsonl", {})
-    assert rows.reaches(0)
-    (table,) = rows.tables
+    where, tables = open_tables(tmp_path / "rows.jsonl", {})
+    (table,) = tables
+    assert isinstance(table, LineTable)
+    next(rows_in_order(where, tables))
     assert table.index.frontier[0] == EVERY
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 700), (299, 302), (300, 600), (601, None), (899, 900), (900, None)])
+def test_a_slice_reaches_over_files(tmp_path, start, stop):
+    for file in range(3):
+        (tmp_path / f"{file}.jsonl").write_text("".join(f"{300 * file + row}\n" for row in range(300)))
+    where, tables = open_tables(Path(f"{tmp_path}/*.jsonl@[{start}:{stop or ''}]"), {})
+    found = [int(raw.line) for raw in rows_in_order(where, tables)]
+    assert found == list(range(900))[start:stop]

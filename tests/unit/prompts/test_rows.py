@@ -9,7 +9,7 @@ import pytest
 from slime_core import PromptRequest
 from slime_core.errors import DataError
 from slime_core.prompts.rows import PromptRow, content_of, numbered_prompts
-from slime_core.prompts.tables import open_rows
+from slime_core.prompts.tables import open_tables, rows_in_order
 
 
 def write(folder: Path, *lines: str) -> Path:
@@ -23,7 +23,7 @@ def prompts(path: Path, **fields: Any) -> list[PromptRow]:
 
 
 def read_rows(path: Path) -> list[tuple[int, dict]]:
-    return [(raw.number, content_of(raw)) for raw in open_rows(path, {}).read(0) if not raw.is_blank]
+    return [(raw.number, content_of(raw)) for raw in rows_in_order(*open_tables(path, {})) if not raw.is_blank]
 
 
 def test_rows_come_with_their_line_numbers_and_empty_lines_are_passed_over(tmp_path):

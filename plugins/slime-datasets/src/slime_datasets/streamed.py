@@ -15,7 +15,7 @@ from slime_core import PromptRequest
 from slime_core.errors import DataError
 from slime_core.prompts.left_out import BAD, EMPTY, TOO_LONG, nothing_left, report_left_out, select_short
 from slime_core.prompts.rows import PromptRow, no_rows, prompt_of
-from slime_core.prompts.tables import open_rows
+from slime_datasets.lines import open_rows
 from slime_datasets.orders import Feistel, Windows
 
 __all__ = ["Streamed"]
@@ -49,7 +49,7 @@ class Streamed:
         self._ready: dict[int, PromptRow] = {}
         self._order: tuple[int, Any] = (-1, None)
         if not self._rows.reaches(0):
-            raise no_rows(request.path, self._rows)
+            raise no_rows(request.path, self._rows.num_in_files)
 
     def at(self, number: int) -> PromptRow:
         """See :class:`Stream`."""
@@ -127,7 +127,7 @@ class Streamed:
     def _nothing_left(self, size: int) -> DataError:
         first = {reason: sum(map(self._is_first, places)) for reason, places in self._out.items()}
         if first[EMPTY] == size:
-            return no_rows(self._request.path, self._rows)
+            return no_rows(self._request.path, self._rows.num_in_files)
         return nothing_left(self._request, size - first[EMPTY], bad=first[BAD])
 
     def _is_first(self, place: int) -> bool:
