@@ -21,6 +21,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
+from slime_core.config.options import KIND_NAMED_BY
 from slime_core.config.prompt_paths import PromptPath
 from slime_core.config.section import Name, rejected
 from slime_core.errors import DataError
@@ -105,18 +106,6 @@ def reward_names(written: str) -> tuple[str, ...]:
         terms = None
     return (written,) if terms is None else tuple(dict.fromkeys(term.name for term in terms))
 
-
-KIND_NAMED_BY = {
-    "generate_function": "generate_function",
-    "rm_type": "reward_model",
-    "sample_transforms": "sample_transform",
-    "data_source": "data_source",
-    "rollout_source": "rollout_source",
-    "advantage_estimator": "advantage_estimator",
-    "policy_loss": "policy_loss",
-    "corrections": "correction",
-}
-"""Setting -> the kind of component that it names."""
 
 PROMPT_FORMAT = "prompt_format"
 

@@ -19,8 +19,9 @@ import importlib_metadata as metadata
 from pydantic import AfterValidator, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from slime_core.config.engine_sections import megatron_fields, megatron_flags, owned, rows_by_name
+from slime_core.config.engine_sections import MEGATRON_FLAGS, owned, rows_by_name
 from slime_core.config.settings import InWords, Setting, core_settings
+from slime_core.config.tables import Row, rows
 from slime_core.errors import ConfigError
 
 ENGINES: Mapping[str, str] = {"megatron": "Megatron", "sglang": "SGLang"}
@@ -91,14 +92,14 @@ def find_key(section: str, name: str) -> Setting | Refusal | None:
 @cache
 def engine_settings(section: str) -> Mapping[str, Setting]:
     """All settings that ``[megatron]`` or ``[sglang]`` may hold, by name."""
-    names: Iterable[str] = megatron_flags() if section == "megatron" else [row.name for row in rows_by_name().values()]
+    names: Iterable[str] = MEGATRON_FLAGS if section == "megatron" else [row.name for row in rows_by_name().values()]
     found = {name: find_key(section, name) for name in names}
     return {name: setting for name, setting in found.items() if isinstance(setting, Setting)}
 
 
 def known_flags() -> list[str]:
     """Every flag that :func:`find_flag` knows, to find the nearest to a misspelt one."""
-    engines = [*megatron_flags(), *(_SGLANG + name for name in rows_by_name())]
+    engines = [*MEGATRON_FLAGS, *(_SGLANG + name for name in rows_by_name())]
     return [*flag_advice(), *("--" + name.replace("_", "-") for name in engines)]
 
 
@@ -131,13 +132,17 @@ def _of_sglang(name: str, shown: str) -> Setting | Refusal | None:
 
 
 def _of_megatron(name: str, shown: str) -> Setting | Refusal | None:
-    flag = megatron_flags().get(name)
+    flag, fields = MEGATRON_FLAGS.get(name), {row.name: row for row in rows("megatron-core")}
     if flag is None:
-        return Refusal(f"{shown}: not passed on to Megatron: {_UNTRIED}") if name in megatron_fields() else None
-    info = _info(flag.type, flag.choices, flag.text, "left to Megatron")
+        return Refusal(f"{shown}: not passed on to Megatron: {_UNTRIED}") if name in fields else None
+    row = fields.get(name, SWITCH)
+    info = _info(row.type, row.choices if flag.choices is None else flag.choices, flag.text, "left to Megatron")
     info.metadata += flag.conditions
     return Setting("megatron", name, info, owner="engine")
 
+
+SWITCH = Row("", "bool")
+"""A flag of Megatron's scripts whose name is no field of a config."""
 
 _UNTRIED = "the checkpoint or slime decides it, or no test shows that it takes effect with the layers built here"
 

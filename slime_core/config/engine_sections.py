@@ -9,155 +9,109 @@ SGLang's flags become arguments of its servers, except those that the core decid
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from slime_core.config.options import Conflicts, Needs
 from slime_core.config.section import EngineSection, Value
-from slime_core.config.tables import Row, megatron_rows, sglang_rows
+from slime_core.config.tables import Row, rows
 
 
 @dataclass(frozen=True, slots=True)
 class MegatronFlag:
     """A flag that sets a field of one of Megatron's configs.
 
-    Example: ``--recompute-activations`` is ``MegatronFlag("recompute_activations", "bool", "transformer",
-    "recompute_granularity", text, value="selective")``.
-
     Arguments:
-        name: of the flag, with underscores.
-        type, choices: as in ``tables.Row``.
-        home, field: which of Megatron's configs it sets, and what there.
+        home: which of Megatron's configs it sets: ``transformer`` or ``optimizer``.
         text: what it does.
+        conditions: what it needs and excludes. Megatron fails only when the model is built, or not at all.
+        choices: the values that a run may give; None: those of the field.
+        field: what it sets; None: the field of its own name.
         value: what a switch sets where the field is no switch.
-        conditions: what it needs and excludes.
     """
 
-    name: str
-    type: str
     home: str
-    field: str
     text: str
-    choices: tuple[str, ...] = ()
-    value: Any = None
     conditions: tuple[Needs | Conflicts, ...] = ()
+    choices: tuple[str, ...] | None = None
+    field: str | None = None
+    value: Any = None
 
 
 OF_FULL = Needs("recompute_granularity", equals="full")
-_CONDITIONS: Mapping[str, tuple[Needs | Conflicts, ...]] = {
-    "recompute_granularity": (Needs("recompute_method", when="full"), Needs("recompute_num_layers", when="full")),
-    "recompute_method": (OF_FULL,),
-    "recompute_num_layers": (OF_FULL,),
-    "recompute_modules": (Needs("recompute_granularity", equals="selective", unless={"recompute_activations": True}),),
-    "recompute_activations": (
-        Conflicts(
-            "recompute_granularity",
-            equals="full",
-            when=True,
-            because="recompute_activations means recompute_granularity = selective",
-        ),
-    ),
-    "decoupled_min_lr": (Needs("decoupled_lr"),),
-    "optimizer_cpu_offload": (
-        Needs("use_precision_aware_optimizer", because="Megatron's hybrid optimizer holds the float32 weights itself"),
-        Needs("bf16", because="the hybrid optimizer cannot resume weights that are float32 already"),
-    ),
-    "use_precision_aware_optimizer": (
-        Needs("optimizer_cpu_offload", because="on the GPU only TransformerEngine's Adam has it"),
-    ),
-    "optimizer_offload_fraction": (Needs("optimizer_cpu_offload"),),
-    "overlap_cpu_optimizer_d2h_h2d": (Needs("optimizer_cpu_offload"),),
-}
-"""What these flags need and exclude. Megatron fails only when the model is built, or not at all."""
+OFFLOADED = (Needs("optimizer_cpu_offload"),)
 
-_MODULES = ("core_attn", "mlp")
-"""What can be recomputed in Megatron's local layers; layernorm needs TransformerEngine, the others a mixture or MLA."""
-
-_SETS: Sequence[tuple[str, str, str]] = [
-    (
-        "recompute_granularity",
+MEGATRON_FLAGS: Mapping[str, MegatronFlag] = {
+    "recompute_granularity": MegatronFlag(
         "transformer",
         "What the backward pass computes again instead of keeping it. full: whole layers. "
         "selective: recompute_modules. Not given: on GPUs whose memory is known, what has to be for the run to fit it.",
+        (Needs("recompute_method", when="full"), Needs("recompute_num_layers", when="full")),
     ),
-    (
-        "recompute_method",
+    "recompute_method": MegatronFlag(
         "transformer",
         "Which layers granularity full recomputes. uniform: all, in chunks of recompute_num_layers. block: the first "
         "recompute_num_layers of each pipeline stage.",
+        (OF_FULL,),
     ),
-    ("recompute_num_layers", "transformer", "Layers a chunk (uniform), or layers a pipeline stage (block)."),
-    ("recompute_modules", "transformer", "Parts that granularity selective recomputes. Not given: core_attn."),
-    (
-        "disable_bf16_reduced_precision_matmul",
+    "recompute_num_layers": MegatronFlag(
+        "transformer", "Layers a chunk (uniform), or layers a pipeline stage (block).", (OF_FULL,)
+    ),
+    # In Megatron's local layers; layernorm needs TransformerEngine, the others a mixture or MLA.
+    "recompute_modules": MegatronFlag(
         "transformer",
-        "Sum products of bfloat16 matrices in float32, on GPUs.",
+        "Parts that granularity selective recomputes. Not given: core_attn.",
+        (Needs("recompute_granularity", equals="selective", unless={"recompute_activations": True}),),
+        choices=("core_attn", "mlp"),
     ),
-    ("decoupled_lr", "optimizer", "Learning rate of embedding and output weights. Not given: lr."),
-    ("decoupled_min_lr", "optimizer", "Where that learning rate ends. Not given: min_lr."),
-    (
-        "optimizer_cpu_offload",
+    "disable_bf16_reduced_precision_matmul": MegatronFlag(
+        "transformer", "Sum products of bfloat16 matrices in float32, on GPUs."
+    ),
+    "decoupled_lr": MegatronFlag("optimizer", "Learning rate of embedding and output weights. Not given: lr."),
+    "decoupled_min_lr": MegatronFlag(
+        "optimizer", "Where that learning rate ends. Not given: min_lr.", (Needs("decoupled_lr"),)
+    ),
+    "optimizer_cpu_offload": MegatronFlag(
         "optimizer",
         "Keep Adam's state in host memory and update it there. On a CPU, where it is anyway, nothing changes.",
+        (
+            Needs(
+                "use_precision_aware_optimizer", because="Megatron's hybrid optimizer holds the float32 weights itself"
+            ),
+            Needs("bf16", because="the hybrid optimizer cannot resume weights that are float32 already"),
+        ),
     ),
-    (
-        "use_precision_aware_optimizer",
+    "use_precision_aware_optimizer": MegatronFlag(
         "optimizer",
         "Leave the float32 weights to the optimizer, which optimizer_cpu_offload needs. State and gradients stay "
         "float32.",
+        (Needs("optimizer_cpu_offload", because="on the GPU only TransformerEngine's Adam has it"),),
     ),
-    (
-        "optimizer_offload_fraction",
-        "optimizer",
-        "Share of the optimizer's state that is on the host, from 0 to 1. Not given: 1.",
+    "optimizer_offload_fraction": MegatronFlag(
+        "optimizer", "Share of the optimizer's state that is on the host, from 0 to 1. Not given: 1.", OFFLOADED
     ),
-    (
-        "overlap_cpu_optimizer_d2h_h2d",
-        "optimizer",
-        "Copy gradients and weights between GPU and host while other weights are updated.",
+    "overlap_cpu_optimizer_d2h_h2d": MegatronFlag(
+        "optimizer", "Copy gradients and weights between GPU and host while other weights are updated.", OFFLOADED
     ),
-    ("apply_wd_to_qk_layernorm", "optimizer", "Decay the weights of the norms of queries and keys too."),
-]
-"""Field, its config, what it does; the flag has the field's name."""
-
-
-@cache
-def megatron_flags() -> Mapping[str, MegatronFlag]:
-    """What a run passes on, by name.
-
-    Raises:
-        ConfigError: as ``tables.megatron_rows``.
-    """
-    return {flag.name: flag for flag in _setting({row.name: row for row in megatron_rows()})}
-
-
-@cache
-def megatron_fields() -> frozenset[str]:
-    """Every field of Megatron's configs, also those that a run does not pass on.
-
-    Raises:
-        ConfigError: as ``tables.megatron_rows``.
-    """
-    return frozenset(row.name for row in megatron_rows())
-
-
-def _setting(fields: Mapping[str, Row]) -> Iterator[MegatronFlag]:
-    for name, home, text in _SETS:
-        row = fields[name]
-        choices = _MODULES if name == "recompute_modules" else row.choices
-        conditions = _CONDITIONS.get(name, ())
-        yield MegatronFlag(name, row.type, home, name, text, choices=choices, conditions=conditions)
-    yield MegatronFlag(
-        "recompute_activations",
-        "bool",
+    "apply_wd_to_qk_layernorm": MegatronFlag("optimizer", "Decay the weights of the norms of queries and keys too."),
+    "recompute_activations": MegatronFlag(
         "transformer",
-        "recompute_granularity",
         "Means recompute_granularity selective.",
+        (
+            Conflicts(
+                "recompute_granularity",
+                equals="full",
+                when=True,
+                because="recompute_activations means recompute_granularity = selective",
+            ),
+        ),
+        field="recompute_granularity",
         value="selective",
-        conditions=_CONDITIONS["recompute_activations"],
-    )
+    ),
+}
+"""What a run passes on, by the flag's name."""
 
 
 class MegatronConfig(EngineSection):
@@ -175,13 +129,13 @@ class MegatronConfig(EngineSection):
 
     def _fields(self, home: str) -> Iterator[tuple[str, Any]]:
         for name, value in self.given:
-            flag = megatron_flags()[name]
+            flag = MEGATRON_FLAGS[name]
             if flag.home != home:
                 continue
             if flag.value is None:
-                yield flag.field, list(value) if isinstance(value, tuple) else value
+                yield name, list(value) if isinstance(value, tuple) else value
             elif value:
-                yield flag.field, flag.value
+                yield flag.field or name, flag.value
 
 
 _OWNED: Mapping[str, str] = {
@@ -235,9 +189,9 @@ def rows_by_name() -> Mapping[str, Row]:
     """What SGLang's parser accepts, by every spelling, with underscores and without ``sglang_``.
 
     Raises:
-        ConfigError: as ``tables.sglang_rows``.
+        ConfigError: as ``tables.rows``.
     """
-    return {name: row for row in sglang_rows() for name in (*row.also, row.name)}
+    return {name: row for row in rows("sglang") for name in (*row.also, row.name)}
 
 
 def server_arguments(given: Iterable[tuple[str, Value]]) -> tuple[str, ...]:

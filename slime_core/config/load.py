@@ -324,7 +324,7 @@ class _Reading:
         except Unacceptable as error:
             self.mistakes.append(Mistake(f"{setting.key}, which follows from {by}: {error}", setting.key))
             return
-        match self._beside(setting, one, origin, value):
+        match self._outcome(setting, one, origin, value):
             case "refuse":
                 other, known = self.provenance[setting.key], as_words(self.values[setting.key])
                 message = f"{by} stands in for {setting.key}, and {other} says {known}; accepted: one of the two"
@@ -332,7 +332,7 @@ class _Reading:
             case "replace":
                 self.values[setting.key], self.provenance[setting.key] = value, origin
 
-    def _beside(
+    def _outcome(
         self, setting: Setting, one: DerivedSetting, origin: Provenance, value: object
     ) -> Literal["refuse", "keep", "replace"]:
         """What becomes of the value that the run gives, where ``value`` follows from an option given at ``origin``."""

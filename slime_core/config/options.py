@@ -30,6 +30,19 @@ ONE_HALF = ("debug_rollout_only", *NO_ENGINES)
 """Settings with which the learner or the engines run alone."""
 
 
+KIND_NAMED_BY = {
+    "generate_function": "generate_function",
+    "rm_type": "reward_model",
+    "sample_transforms": "sample_transform",
+    "data_source": "data_source",
+    "rollout_source": "rollout_source",
+    "advantage_estimator": "advantage_estimator",
+    "policy_loss": "policy_loss",
+    "corrections": "correction",
+}
+"""Setting -> the kind of component that it names."""
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """A flag without the plugin's name in it.

@@ -24,7 +24,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from http import HTTPStatus
@@ -139,34 +139,26 @@ def without_secrets(settings: Mapping[str, object]) -> dict[str, JsonValue]:
     """
     found = {}
     for name, value in settings.items():
-        is_secret = isinstance(value, str) and _OPTION_OF_SECRET.fullmatch(name) and not SECRET.fullmatch(value)
-        if not is_secret and _is_json(value):
+        if isinstance(value, str) and _OPTION_OF_SECRET.fullmatch(name) and not SECRET.fullmatch(value):
+            continue
+        with suppress(TypeError):
             found[name] = _json(value)
     return found
 
 
 def _json(value: object) -> JsonValue:
+    """``value`` as JSON has it, paths as text; raises TypeError for what JSON does not have."""
     if isinstance(value, BaseModel):
         return {name: _json(entry) for name, entry in value}
     if isinstance(value, Mapping):
         return {str(name): _json(entry) for name, entry in value.items()}
-    if isinstance(value, str):
-        return without_secret(value)
-    if isinstance(value, Sequence):
+    if isinstance(value, str | Path):
+        return without_secret(str(value))
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
         return [_json(entry) for entry in value]
-    if isinstance(value, bool | int | float) or value is None:
+    if value is None or isinstance(value, bool | int | float):
         return value
-    return str(value)
-
-
-def _is_json(value: object) -> bool:
-    if isinstance(value, BaseModel):
-        return all(_is_json(entry) for _, entry in value)
-    if isinstance(value, Mapping):
-        return all(map(_is_json, value.values()))
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return all(map(_is_json, value))
-    return value is None or isinstance(value, bool | int | float | str | Path)
+    raise TypeError(f"a {type(value).__name__}")
 
 
 def without_secret(text: str) -> str:

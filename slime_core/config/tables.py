@@ -67,23 +67,20 @@ class Row:
 
 
 @cache
-def megatron_rows() -> tuple[Row, ...]:
-    """The fields of TransformerConfig, OptimizerConfig and DistributedDataParallelConfig.
+def rows(engine: Engine) -> tuple[Row, ...]:
+    """Of Megatron-core, the fields of TransformerConfig, OptimizerConfig and DistributedDataParallelConfig; of SGLang,
+    what its parser accepts, without the dashes.
 
     Raises:
         ConfigError: another version than the pinned one is installed, and its names cannot be read.
     """
-    return _rows("megatron-core")
-
-
-@cache
-def sglang_rows() -> tuple[Row, ...]:
-    """What SGLang's parser accepts, without the dashes.
-
-    Raises:
-        ConfigError: another version than the pinned one is installed, and its names cannot be read.
-    """
-    return _rows("sglang")
+    version = _version(engine)
+    kept = _cache_file(engine, version)
+    held = _held(_DATA / f"{engine}.json", version) or _held(kept, version)
+    if held is None:
+        held = installed_rows(engine)
+        _keep(kept, held)
+    return tuple(map(Row.of, held["rows"]))
 
 
 def installed_rows(engine: Engine) -> dict[str, Any]:
@@ -112,17 +109,6 @@ def _unreadable(engine: Engine, reason: str) -> str:
         f"the flags of {engine} {_version(engine)} cannot be read: {reason}; install a version that imports, "
         f"or leave {engine}'s own flags out"
     )
-
-
-def _rows(engine: Engine) -> tuple[Row, ...]:
-    version = _version(engine)
-    shipped = _held(_DATA / f"{engine}.json", version)
-    kept = _cache_file(engine, version)
-    held = shipped or _held(kept, version)
-    if held is None:
-        held = installed_rows(engine)
-        _keep(kept, held)
-    return tuple(map(Row.of, held["rows"]))
 
 
 def _version(engine: Engine) -> str:

@@ -11,17 +11,16 @@ aiohttp, numpy or torch.
 
 Also of the core: ``installed`` and ``find_plugin`` (installed plugins, and what ``--plugin NAME`` means),
 ``check_bounds`` (versions that a plugin accepts), ``editable_source``, ``boundary`` (a plugin's
-failure as a PluginError that names it), ``LIFECYCLE_HOOKS`` with ``STATE`` and ``RESTORE``, ``LifecycleHooks``.
+failure as a PluginError that names it), ``import_plugin`` and ``check_hooks`` (the first two steps of ``activate``
+alone, for kits that report on each step), ``LIFECYCLE_HOOKS`` with ``STATE`` and ``RESTORE``, ``LifecycleHooks``.
 """
 
 from slime_core.harness.plugins import (
     ActivePlugin,
     activate,
-    check_hooks,
     core_sections,
     default_run_view,
     hook_parameters,
-    import_plugin,
     learner_info,
     only_core_installed,
     run_info,
@@ -32,7 +31,9 @@ from slime_core.plugins.discovery import resolve as find_plugin
 from slime_core.plugins.hooks import LIFECYCLE_HOOKS, RESTORE, STATE
 from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
 from slime_core.plugins.loading import boundary
+from slime_core.plugins.loading import load_plugin as import_plugin
 from slime_core.plugins.manifest import editable_source
+from slime_core.plugins.validation import check_hooks
 
 __all__ = [
     "CORE",

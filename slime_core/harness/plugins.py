@@ -2,7 +2,6 @@
 
     activate       the plugin together with ``core``; a PluginError where a run would refuse it
     ActivePlugin   what it offers, its options, its hooks; its JSON activates the same code in another process
-    import_plugin, check_hooks    the first two steps of ``activate`` alone, for kits that report on each step
     only_core_installed           a block in which no installed plugin but ``core`` is found
     default_run_view              the run of a component under test: the built-in model, every setting at its default
     run_info, learner_info        what lifecycle hooks are given, without a run
@@ -33,10 +32,8 @@ from slime_core.plugins.declared import Declared
 from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, resolve
 from slime_core.plugins.hooks import LIFECYCLE_HOOKS
 from slime_core.plugins.lifecycle import LifecycleHooks
-from slime_core.plugins.loading import load_plugin
 from slime_core.plugins.manifest import Manifest, attach, record, source_of
 from slime_core.plugins.registry import Registry, register
-from slime_core.plugins.validation import check_hooks as check_hooks_of
 
 if TYPE_CHECKING:
     import torch
@@ -44,11 +41,9 @@ if TYPE_CHECKING:
 __all__ = [
     "ActivePlugin",
     "activate",
-    "check_hooks",
     "core_sections",
     "default_run_view",
     "hook_parameters",
-    "import_plugin",
     "learner_info",
     "only_core_installed",
     "run_info",
@@ -218,25 +213,6 @@ def activate(plugin: str | PluginSource) -> ActivePlugin:
     source = resolve(plugin) if isinstance(plugin, str) else plugin
     core = PluginSource(CORE)
     return ActivePlugin(source, register([core] if source.plugin.name == CORE.name else [core, source]))
-
-
-def import_plugin(source: PluginSource) -> object:
-    """The module or object that holds the plugin's hooks.
-
-    Raises:
-        PluginError: importing it failed.
-    """
-    holder: object = load_plugin(source)
-    return holder
-
-
-def check_hooks(plugin: PluginIdentity, holder: object) -> None:
-    """Returns if every hook that ``holder`` means to implement will be called.
-
-    Raises:
-        PluginError: one is misspelt, async, without ``@hookimpl``, or has parameters that are never passed.
-    """
-    check_hooks_of(plugin, holder)
 
 
 def hook_parameters(hook: str) -> tuple[str, ...]:

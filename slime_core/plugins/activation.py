@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from pydantic import BaseModel
 
@@ -152,15 +152,12 @@ def _chosen(choices: Choices | None, registry: Registry) -> Iterator[Choice]:
     """What the settings name, and the policy losses of the advantage estimators that they name."""
     found = list(choices(registry)) if choices is not None else []
     yield from found
-    has_loss = any(choice.kind == Kind.POLICY_LOSS for choice in found)
-    for choice in found:
-        if (
-            choice.kind == Kind.ADVANTAGE_ESTIMATOR
-            and registry.offers(Kind.ADVANTAGE_ESTIMATOR, choice.name)
-            and not has_loss
-        ):
-            traits: Any = registry.find(Kind.ADVANTAGE_ESTIMATOR, choice.name).traits
-            yield Choice(Kind.POLICY_LOSS, traits.policy_loss, f"advantage estimator {choice.name}")
+    if any(choice.kind == Kind.POLICY_LOSS for choice in found):
+        return
+    for name in (choice.name for choice in found if choice.kind == Kind.ADVANTAGE_ESTIMATOR):
+        if registry.offers(Kind.ADVANTAGE_ESTIMATOR, name):
+            loss = registry.traits(Kind.ADVANTAGE_ESTIMATOR, name).policy_loss
+            yield Choice(Kind.POLICY_LOSS, loss, f"advantage estimator {name}")
 
 
 class _Start:

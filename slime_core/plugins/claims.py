@@ -20,7 +20,6 @@ from slime_core.errors import PluginError
 from slime_core.plugins.declared import (
     ARCHITECTURE_GROUP,
     FLAG_GROUP,
-    FORMAT_GROUP,
     KIND_GROUPS,
     OUR_DISTRIBUTIONS,
     Declaration,
@@ -191,11 +190,6 @@ def _required(name: str, by: PluginIdentity, withheld: Withheld, declared: Decla
     return PluginSource(found[0])
 
 
-def _group_of(kind: str) -> str:
-    """The group of claims of a kind of component, or of prompt formats."""
-    return FORMAT_GROUP if kind == PROMPT_FORMAT else KIND_GROUPS[kind]
-
-
 def claimed_by(choice: Choice, *, withheld: Withheld, declared: Declared) -> Need | None:
     """The one plugin that claims what ``choice`` names, and why the run has it; None: none claims it.
 
@@ -206,7 +200,7 @@ def claimed_by(choice: Choice, *, withheld: Withheld, declared: Declared) -> Nee
     if plugin:
         found = _called(plugin, choice, declared)
     else:
-        found = claimants(component, declared, group=_group_of(choice.kind))
+        found = claimants(component, declared, group=KIND_GROUPS[choice.kind])
     left = _left(
         found,
         withheld,
@@ -291,9 +285,8 @@ def how_to_get(kind: str, name: str, *, declared: Declared | None = None) -> str
 
     Example: ``install slime-rewards, which has it``.
     """
-    if kind != PROMPT_FORMAT and kind not in KIND_GROUPS:
+    if (group := KIND_GROUPS.get(kind)) is None:
         return None
-    group = _group_of(kind)
     declared = declared or scan()
     plugins = claimants(name, declared, group=group)
     if plugins:
@@ -304,9 +297,12 @@ def how_to_get(kind: str, name: str, *, declared: Declared | None = None) -> str
 
 def claimed_names(kind: str) -> list[str]:
     """Every component of a kind that an installed plugin claims, sorted."""
+    if (group := KIND_GROUPS.get(kind)) is None:
+        return []
     declared = scan()
-    names = {entry.name for entry in declared.group(_group_of(kind))} if kind in KIND_GROUPS else set()
-    return sorted(name for name in names if claimants(name, declared, group=_group_of(kind)))
+    return sorted(
+        name for name in {one.name for one in declared.group(group)} if claimants(name, declared, group=group)
+    )
 
 
 def _how_to_activate(plugin: PluginIdentity, claims: Mapping[str, Sequence[Declaration]]) -> str:

@@ -255,6 +255,11 @@ class Kind(StrEnum):
         return self.value.replace("_", " ")
 
     @property
+    def one(self) -> str:
+        """The words with an article."""
+        return f"{'an' if self.value[0] in 'aeiou' else 'a'} {self.words}"
+
+    @property
     def traits(self) -> type[Traits]:
         """The class that a component of this kind carries as ``traits``."""
         return _TRAITS[self]

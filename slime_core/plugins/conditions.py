@@ -95,10 +95,9 @@ class _Settings:
             return
         if setting.section in self.named and Kind.REWARD_MODEL in kinds:
             return
-        article = "an" if kinds[0].words[0] in "aeiou" else "a"
         yield (
             f"{called(setting)} = {as_words(value)} has no effect: {self._chosen(kinds[0])} reads it. Leave "
-            f"{setting.flag} out, or name {article} {kinds[0].words} that reads it: {', '.join(condition.components)}"
+            f"{setting.flag} out, or name {kinds[0].one} that reads it: {', '.join(condition.components)}"
         )
 
     def _chosen(self, kind: Kind) -> str:

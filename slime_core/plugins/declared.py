@@ -51,7 +51,6 @@ ARCHITECTURE_GROUP = "slime.models"
 REQUIRES_GROUP = "slime.requires"
 COMMAND_GROUP = "slime.commands"
 FLAG_GROUP = "slime.flags"
-FORMAT_GROUP = "slime.prompt_formats"
 
 KIND_GROUPS = {
     "advantage_estimator": "slime.advantage_estimators",
@@ -62,6 +61,7 @@ KIND_GROUPS = {
     "generate_function": "slime.generate_functions",
     "data_source": "slime.data_sources",
     "rollout_source": "slime.rollout_sources",
+    "prompt_format": "slime.prompt_formats",
 }
 """Kind of component -> the group in which distributions claim the names of such components."""
 

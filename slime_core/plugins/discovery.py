@@ -24,11 +24,11 @@ import importlib_metadata as metadata
 from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 
+from slime_core.config.options import KIND_NAMED_BY
 from slime_core.errors import PluginError
 from slime_core.plugins.declared import (
     ARCHITECTURE_GROUP,
     FLAG_GROUP,
-    FORMAT_GROUP,
     KIND_GROUPS,
     PLUGIN_GROUP,
     REQUIRES_GROUP,
@@ -46,17 +46,6 @@ LOCAL_MODULE = "slime_local_"
 
 MANY_WAYS = 4
 """Ways to activate a plugin that a message lists."""
-
-_FLAG_OF_KIND = {
-    "generate_function": "--generate-function",
-    "reward_model": "--rm-type",
-    "sample_transform": "--sample-transforms",
-    "data_source": "--data-source",
-    "rollout_source": "--rollout-source",
-    "advantage_estimator": "--advantage-estimator",
-    "policy_loss": "--policy-loss",
-    "correction": "--corrections",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +138,7 @@ def own_plugins(claims: Iterable[Declaration], declared: Declared) -> list[Plugi
 
 def claims_for(plugin: PluginIdentity, declared: Declared) -> dict[str, list[Declaration]]:
     """Group -> what the distribution of ``plugin`` claims for it, by name; groups without a claim are left out."""
-    groups = (ARCHITECTURE_GROUP, *KIND_GROUPS.values(), FORMAT_GROUP, FLAG_GROUP)
+    groups = (ARCHITECTURE_GROUP, *KIND_GROUPS.values(), FLAG_GROUP)
     found = {group: [claim for claim in declared.group(group) if is_for(claim, plugin)] for group in groups}
     return {group: claims for group, claims in found.items() if claims}
 
@@ -157,11 +146,11 @@ def claims_for(plugin: PluginIdentity, declared: Declared) -> dict[str, list[Dec
 def activated_by(claims: Mapping[str, Sequence[Declaration]]) -> Iterator[str]:
     """What a run gives to activate the plugin of these claims: ``--corrections tis, icepop``, ``--buffer-data``."""
     flags = [claim.name for claim in claims.get(FLAG_GROUP, ()) if claim.activates]
-    for kind, flag in _FLAG_OF_KIND.items():
+    for setting, kind in KIND_NAMED_BY.items():
         names = [claim.name for claim in claims.get(KIND_GROUPS[kind], ())]
         if names := [name for name in names if name.replace("_", "-") not in flags]:  # a flag of its own chooses it
-            yield f"{flag} {', '.join(names)}"
-    if names := [claim.name for claim in claims.get(FORMAT_GROUP, ())]:
+            yield f"--{setting.replace('_', '-')} {', '.join(names)}"
+    if names := [claim.name for claim in claims.get(KIND_GROUPS["prompt_format"], ())]:
         yield f"prompt files of format {', '.join(names)}"
     yield from (f"--{name}" for name in flags)
 

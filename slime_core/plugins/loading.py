@@ -91,7 +91,7 @@ _LOADING = str(Path(__file__))
 """What calls the imports of plugins; the frames after it are those of the plugin."""
 
 
-def load_plugin(source: PluginSource) -> Any:
+def load_plugin(source: PluginSource) -> object:
     """The module or object that holds the plugin's hooks.
 
     Raises:
@@ -100,7 +100,8 @@ def load_plugin(source: PluginSource) -> Any:
     with boundary(source.plugin, "importing it", next_step=partial(_next_step, source), locate=True):
         if source.source is Source.FILE:
             return _module_of_bytes(source)
-        return load_attribute(source.plugin.entry_point)
+        holder: object = load_attribute(source.plugin.entry_point)
+        return holder
 
 
 def load_target(component: Component, plugin: PluginIdentity) -> Any:

@@ -115,6 +115,10 @@ class Registry:
         """
         return self._find(kind, name).component
 
+    def traits(self, kind: Kind, name: str) -> Any:
+        """The traits of the component, of the class that its kind has; raises like :meth:`find`."""
+        return self._find(kind, name).component.traits
+
     def owner(self, kind: Kind, name: str) -> PluginIdentity:
         """The plugin that offers the component; raises like :meth:`find`."""
         return self._find(kind, name).plugin
@@ -174,10 +178,9 @@ class Registry:
 
     def _unknown(self, kind: Kind, name: str) -> str:
         offered = self.names(kind)
-        article = "an" if kind.words[0] in "aeiou" else "a"
         active = [plugin.name for plugin in self.plugins]
         return (
-            f"no active plugin offers {article} {kind.words} called {name!r}{similar(name, offered)}. "
+            f"no active plugin offers {kind.one} called {name!r}{similar(name, offered)}. "
             f"The active plugins ({', '.join(active)}) offer: {', '.join(offered) or 'none'}.\n"
             f"{self._next_step(kind, name, active)}"
         )

@@ -8,9 +8,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-from slime_core.config.choices import KIND_NAMED_BY, RewardTerm, reward_names, reward_terms
+from slime_core.config.choices import RewardTerm, reward_names, reward_terms
 from slime_core.config.eval_sets import eval_sets
-from slime_core.config.options import ReadBy, UsedBy
+from slime_core.config.options import KIND_NAMED_BY, ReadBy, UsedBy
 from slime_core.config.rules.models import recomputes
 from slime_core.config.schema import RunConfig
 from slime_core.config.serving import EngineModel
@@ -118,8 +118,7 @@ def has_critic(config: RunConfig, registry: Registry) -> bool:
     Raises:
         PluginError: no active plugin offers the estimator.
     """
-    traits: Any = registry.find(Kind.ADVANTAGE_ESTIMATOR, str(config.algorithm.advantage_estimator)).traits
-    return "values" in traits.reads
+    return "values" in registry.traits(Kind.ADVANTAGE_ESTIMATOR, str(config.algorithm.advantage_estimator)).reads
 
 
 def missing_setting(
@@ -131,7 +130,7 @@ def missing_setting(
     Arguments:
         options: plugin name -> its options object; of a plugin that is not there, the defaults.
     """
-    traits: Any = registry.find(kind, name).traits
+    traits = registry.traits(kind, name)
     if kind is Kind.REWARD_MODEL and traits.auxiliary_model is not None and config.rollout.rm_model is None:
         return "rm_model"
     plugin = registry.owner(kind, name).name
@@ -292,8 +291,7 @@ def policy_loss(config: RunConfig, registry: Registry) -> str:
     """
     if config.algorithm.policy_loss is not None:
         return config.algorithm.policy_loss
-    traits: Any = registry.find(Kind.ADVANTAGE_ESTIMATOR, str(config.algorithm.advantage_estimator)).traits
-    return str(traits.policy_loss)
+    return str(registry.traits(Kind.ADVANTAGE_ESTIMATOR, str(config.algorithm.advantage_estimator)).policy_loss)
 
 
 def _policy_loss(config: RunConfig, registry: Registry) -> Selected:
@@ -324,7 +322,7 @@ def check_pairings(config: RunConfig, registry: Registry) -> None:
 
 def _refuse_unknown_log_probs(config: RunConfig, registry: Registry) -> None:
     name = config.rollout.generate_function
-    if _traits_of(registry, Kind.GENERATE_FUNCTION, name).samples_from_engine:
+    if registry.traits(Kind.GENERATE_FUNCTION, name).samples_from_engine:
         return
     given = list(_reading_the_engine(config, registry))
     if given:
@@ -341,7 +339,7 @@ def _refuse_uncorrected(config: RunConfig, registry: Registry) -> None:
     knows = settings.use_rollout_logprobs or config.provided("correction")
     if config.rollout.stale_samples != "correct" or knows or not names:
         return
-    if not any(_traits_of(registry, Kind.CORRECTION, name).compares_engine for name in names):
+    if not any(registry.traits(Kind.CORRECTION, name).compares_engine for name in names):
         raise PluginError(
             f"stale_samples = correct trains samples above max_staleness, and of corrections = {' '.join(names)} none "
             "compares the learner with the engine that sampled them. Name one that does, such as --corrections tis, or "
@@ -352,7 +350,7 @@ def _refuse_uncorrected(config: RunConfig, registry: Registry) -> None:
 def _reading_the_engine(config: RunConfig, registry: Registry) -> Iterator[str]:
     """What of the run needs an engine's log-probabilities, or what else it says of tokens that it sampled."""
     for name in config.algorithm.corrections:
-        if _traits_of(registry, Kind.CORRECTION, name).compares_engine:
+        if registry.traits(Kind.CORRECTION, name).compares_engine:
             yield f"corrections = {name}"
     yield from config.provided("correction")
     for setting in ("use_rollout_logprobs", "get_mismatch_metrics", "true_on_policy_mode"):
@@ -374,11 +372,11 @@ def _without(given: list[str]) -> str:
 
 def _refuse_equal_answers(config: RunConfig, registry: Registry) -> None:
     name, size = config.rollout.generate_function, config.rollout.n_samples_per_prompt
-    if _traits_of(registry, Kind.GENERATE_FUNCTION, name).samples_from_engine:
+    if registry.traits(Kind.GENERATE_FUNCTION, name).samples_from_engine:
         return
     shown = f"generate_function = {name}: {_who(registry, Kind.GENERATE_FUNCTION, name)} gives every sample of a group"
     estimator = str(config.algorithm.advantage_estimator)
-    if "groups" in _traits_of(registry, Kind.ADVANTAGE_ESTIMATOR, estimator).reads:
+    if "groups" in registry.traits(Kind.ADVANTAGE_ESTIMATOR, estimator).reads:
         raise PluginError(
             f"{shown} the same response, and {_who(registry, Kind.ADVANTAGE_ESTIMATOR, estimator)} learns from how "
             "the rewards of a group differ. Choose an estimator that reads no groups, such as --advantage-estimator "
@@ -400,7 +398,7 @@ def _learns_from_something_else(config: RunConfig) -> bool:
 
 def _refuse_groups_of_one(config: RunConfig, registry: Registry) -> None:
     name = str(config.algorithm.advantage_estimator)
-    traits = _traits_of(registry, Kind.ADVANTAGE_ESTIMATOR, name)
+    traits = registry.traits(Kind.ADVANTAGE_ESTIMATOR, name)
     if config.rollout.n_samples_per_prompt == 1 and "groups" in traits.reads and not traits.across_groups:
         raise PluginError(
             f"n_samples_per_prompt = 1: {_who(registry, Kind.ADVANTAGE_ESTIMATOR, name)} compares the rewards within "
@@ -412,9 +410,9 @@ def _refuse_groups_of_one(config: RunConfig, registry: Registry) -> None:
 def _refuse_equal_rewards(config: RunConfig, registry: Registry) -> None:
     rewards, estimator = config.rollout.rm_type, str(config.algorithm.advantage_estimator)
     names = reward_names(rewards)
-    differ = any(not _traits_of(registry, Kind.REWARD_MODEL, name).is_constant for name in names)
+    differ = any(not registry.traits(Kind.REWARD_MODEL, name).is_constant for name in names)
     judged = differ or _may_be_rewarded_otherwise(config, registry)
-    if not judged and "rewards" in _traits_of(registry, Kind.ADVANTAGE_ESTIMATOR, estimator).reads:
+    if not judged and "rewards" in registry.traits(Kind.ADVANTAGE_ESTIMATOR, estimator).reads:
         raise PluginError(
             f"rm_type = {rewards}: {_who(registry, Kind.REWARD_MODEL, names[0])} gives every response the same "
             f"reward, and {_who(registry, Kind.ADVANTAGE_ESTIMATOR, estimator)} has nothing else to learn from. "
@@ -429,15 +427,11 @@ def _may_be_rewarded_otherwise(config: RunConfig, registry: Registry) -> bool:
     return bool(
         config.provided("rewards")
         or shaped
-        or _traits_of(registry, Kind.GENERATE_FUNCTION, config.rollout.generate_function).rewards
+        or registry.traits(Kind.GENERATE_FUNCTION, config.rollout.generate_function).rewards
     )
 
 
 # --- What the registry says -------------------------------------------------------------------------------------------
-
-
-def _traits_of(registry: Registry, kind: Kind, name: str) -> Any:
-    return registry.find(kind, name).traits
 
 
 def _who(registry: Registry, kind: Kind, name: str) -> str:
@@ -462,7 +456,7 @@ def check_numbers(config: RunConfig, registry: Registry, *, trains: bool) -> Non
     for requested in _rewards_given(config, trains=trains):
         terms = reward_terms(requested.rm_type)
         for term in terms or (RewardTerm(1.0, requested.rm_type, requested.key),):
-            traits: Any = registry.find(Kind.REWARD_MODEL, term.name).traits
+            traits = registry.traits(Kind.REWARD_MODEL, term.name)
             if traits.numbers and term.key not in traits.numbers:
                 who = f"reward model {term.name!r} of {registry.owner(Kind.REWARD_MODEL, term.name)}"
                 raise PluginError(

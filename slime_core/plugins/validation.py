@@ -42,7 +42,7 @@ _NEVER_PASSED = {
 }
 
 
-def check_hooks(plugin: PluginIdentity, holder: Any) -> None:
+def check_hooks(plugin: PluginIdentity, holder: object) -> None:
     """Every hook that ``holder`` (a module or an instance) means to implement will be called.
 
     Raises:
@@ -55,7 +55,7 @@ def check_hooks(plugin: PluginIdentity, holder: Any) -> None:
         raise PluginError(f"{plugin}: {mistake}")
 
 
-def _mistakes(holder: Any) -> Iterator[str]:
+def _mistakes(holder: object) -> Iterator[str]:
     if inspect.isclass(holder):
         yield (
             f"the entry point names the class {holder.__name__}; hooks of a class would be called without an "
@@ -283,9 +283,8 @@ def check_fit(kind: Kind, component: Component, plugin: PluginIdentity, target: 
         found = list(misfits(kind, component, target))
     if found:
         listed = "".join(f"\n  - {mistake}" for mistake in found)
-        article = "an" if kind.words[0] in "aeiou" else "a"
         raise PluginError(
-            f"{plugin}: {component.target} cannot be {article} {kind.words}, which component {component.name!r} says "
+            f"{plugin}: {component.target} cannot be {kind.one}, which component {component.name!r} says "
             f"it is:{listed}\n{_described(contract_of(kind, component))}\n"
             f"Correct it, or report this to the author of {plugin.distribution}; slime plugins check "
             f"{_as_named(plugin)} tells when it is right."

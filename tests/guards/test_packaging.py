@@ -18,7 +18,6 @@ import slime_core
 from slime_core.plugins.declared import (
     ARCHITECTURE_GROUP,
     FLAG_GROUP,
-    FORMAT_GROUP,
     KIND_GROUPS,
     OUR_DISTRIBUTIONS,
     PLUGIN_GROUP,
@@ -41,7 +40,7 @@ PLUGINS = {
     "slime-testing",
     "slime-trackers",
 }
-CLAIMS = {ARCHITECTURE_GROUP, FLAG_GROUP, FORMAT_GROUP, *KIND_GROUPS.values()}
+CLAIMS = {ARCHITECTURE_GROUP, FLAG_GROUP, *KIND_GROUPS.values()}
 PROJECTS = {
     path.parent.name if path.parent != ROOT else CORE: path
     for path in (ROOT / "pyproject.toml", *sorted((ROOT / "plugins").glob("*/pyproject.toml")))

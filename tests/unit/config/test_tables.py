@@ -27,14 +27,14 @@ def read_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[lis
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(tables, "_version", lambda engine: "0.5.99")
     monkeypatch.setattr(tables, "installed_rows", read)
-    tables.sglang_rows.cache_clear()
+    tables.rows.cache_clear()
     yield calls
-    tables.sglang_rows.cache_clear()
+    tables.rows.cache_clear()
 
 
 def names() -> list[str]:
-    tables.sglang_rows.cache_clear()
-    return [row.name for row in tables.sglang_rows()]
+    tables.rows.cache_clear()
+    return [row.name for row in tables.rows("sglang")]
 
 
 def test_the_table_of_another_version_is_read_once_and_cached(read_tables: list[str], tmp_path: Path) -> None:
@@ -66,5 +66,6 @@ def test_an_engine_that_does_not_answer_is_an_error_with_its_last_line(monkeypat
 
 def test_the_shipped_table_serves_its_own_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "installed_rows", lambda engine: pytest.fail("read"))
+    tables.rows.cache_clear()
     held = json.loads((tables._DATA / "megatron-core.json").read_text(encoding="utf-8"))
-    assert len(tables._rows("megatron-core")) == len(held["rows"]) == 334
+    assert len(tables.rows("megatron-core")) == len(held["rows"]) == 334
