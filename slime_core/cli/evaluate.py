@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,14 +38,6 @@ JSON_FLAG = "--json"
 
 SCORES, SAMPLES, LOGS = "scores.json", "samples", "logs"
 """What an output folder gets."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Output:
-    """Where logs and samples go; ``samples`` None: nowhere."""
-
-    logs: Path
-    samples: Path | None = None
 
 
 def expand(argv: Sequence[str]) -> list[str]:
@@ -90,14 +82,14 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str, as_
         check_machine(resolved.config, needs)
     from slime_core.runtime.launch import Job, evaluate
 
-    with _output(folder) as output:
+    with _output(folder) as (logs, samples):
         job = Job(
             config=resolved.config,
             registry=active.registry,
             manifest=active.manifest,
             architecture=architecture,
-            logs=output.logs,
-            samples=output.samples,
+            logs=logs,
+            samples=samples,
             options=options_of(resolved, active),
         )
         model = job.model if held is None else held.path
@@ -164,14 +156,15 @@ def _requested_folder(resolved: Resolved) -> Path | None:
 
 
 @contextmanager
-def _output(folder: Path | None) -> Iterator[_Output]:
+def _output(folder: Path | None) -> Iterator[tuple[Path, Path | None]]:
+    """Where logs and samples go; None: nowhere."""
     if folder is not None:
         folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         (folder / LOGS).mkdir(exist_ok=True)
-        yield _Output(folder / LOGS, folder / SAMPLES)
+        yield folder / LOGS, folder / SAMPLES
         return
     with tempfile.TemporaryDirectory(prefix="slime-eval-") as logs:
-        yield _Output(Path(logs))
+        yield Path(logs), None
 
 
 def _sets(config: RunConfig, scores: Mapping[str, float]) -> dict[str, dict[str, Any]]:

@@ -229,23 +229,30 @@ def _publishing_mistakes(config: RunConfig, learner: Usage, needs: Needs, memory
         )
 
 
+NOTHING_FITS = "no layout of up to 64 times as many GPUs fits; lower --max-tokens-per-gpu"
+
+
+def _more(gpus: int) -> Iterator[int]:
+    """``gpus`` and up to 64 times as many: doubled within a node, then node by node."""
+    most = 64 * gpus
+    while gpus <= most:
+        yield gpus
+        gpus = 2 * gpus if gpus < GPUS_OF_A_NODE else gpus + GPUS_OF_A_NODE
+
+
 def _what_fits(config: RunConfig, size: ModelSize, needs: Needs, memory: float) -> str:
-    gpus = config.num_learner_ranks
     shared = bool(needs.critic_parameters and not needs.critic_ranks)
     training = replace(training_of(config, needs, context=1), critic=shared)
-    while gpus <= 64 * config.num_learner_ranks:
-        found = layouts(size, gpus, memory, training)
-        if found:
-            return f"this fits ({found[0].total / GIB:.1f} GiB): {found[0].cut.flags}"
-        gpus = 2 * gpus if gpus < GPUS_OF_A_NODE else gpus + GPUS_OF_A_NODE
-    return "no layout of up to 64 times as many GPUs fits; lower --max-tokens-per-gpu"
+    fits = (one for gpus in _more(config.num_learner_ranks) for one in layouts(size, gpus, memory, training))
+    found = next(fits, None)
+    return NOTHING_FITS if found is None else f"this fits ({found.total / GIB:.1f} GiB): {found.cut.flags}"
 
 
 def _what_fits_critic(config: RunConfig, size: ModelSize, needs: Needs, memory: float) -> str:
     """The nearest sizes of a separate critic, which recomputes what the actor does and has no logits."""
-    critic, gpus = replace(size, output=0, vocab=GPUS_OF_A_NODE), needs.critic_ranks
-    own, training = cut_of(config, config.critic_parallel, gpus), training_of(config, needs, context=1)
-    while gpus <= 64 * needs.critic_ranks:
+    critic = replace(size, output=0, vocab=GPUS_OF_A_NODE)
+    own, training = cut_of(config, config.critic_parallel, needs.critic_ranks), training_of(config, needs, context=1)
+    for gpus in _more(needs.critic_ranks):
         for one in layouts(critic, gpus, memory, training):
             cut = one.cut
             if (cut.recompute, cut.expert) == (own.recompute, own.expert):
@@ -253,8 +260,7 @@ def _what_fits_critic(config: RunConfig, size: ModelSize, needs: Needs, memory: 
                 more = f"{tensor} --critic-sequence-parallel" if cut.tensor > 1 else tensor
                 pipeline = f" --critic-pipeline-model-parallel-size {cut.pipeline}"
                 return f"this fits ({one.total / GIB:.1f} GiB): --critic-num-gpus {gpus}{more}{pipeline}"
-        gpus = 2 * gpus if gpus < GPUS_OF_A_NODE else gpus + GPUS_OF_A_NODE
-    return "no layout of up to 64 times as many GPUs fits; lower --max-tokens-per-gpu"
+    return NOTHING_FITS
 
 
 def host_mistakes(config: RunConfig, size: ModelSize | None, needs: Needs, free: int) -> Iterator[str]:

@@ -146,20 +146,16 @@ def _eval(argv: list[str]) -> int:
 def _check(argv: list[str]) -> int:
     from slime_core.cli import check
 
-    if _asks_help(argv):
-        print(check.USAGE)
+    if _printed(check.USAGE, argv):
         return 0
-    resolved, active = _resolve(expand(argv), purpose="run")
+    resolved, active = _resolve(expand(argv))
     return check.execute(resolved, active, architecture=architecture_of(resolved.config.model.hf_checkpoint) or "")
 
 
 def _ledger(argv: list[str]) -> int:
     from slime_core.cli import ledger
 
-    if _asks_help(argv):
-        print(ledger.USAGE)
-        return 0
-    return ledger.execute(argv)
+    return 0 if _printed(ledger.USAGE, argv) else ledger.execute(argv)
 
 
 def _convert(argv: list[str]) -> int:
@@ -174,7 +170,7 @@ def _config(argv: list[str]) -> int:
 
     match argv:
         case ["explain", name, *flags] if not _asks_help([name]):
-            resolved, active = _resolve_unchecked(flags)
+            resolved, active = _resolve(flags, checks=False)
             print(explain(name, resolved, inactive_flags(active.registry.plugins, active.declared, is_given=False)))
         case ["show", *flags] if not _asks_help(flags):
             print(to_toml(_resolve(flags)[0]), end="")
@@ -189,12 +185,10 @@ def _config(argv: list[str]) -> int:
 def _trace(argv: list[str]) -> int:
     from slime_core.cli import describe
 
-    if _asks_help(argv):
-        print(describe.USAGE)
-        return 0
-    resolved, active = _resolve(expand(argv))
-    architecture = architecture_of(resolved.config.model.hf_checkpoint) or ""
-    print("\n".join(describe.trace(resolved, active, architecture=architecture)))
+    if not _printed(describe.USAGE, argv):
+        resolved, active = _resolve(expand(argv))
+        architecture = architecture_of(resolved.config.model.hf_checkpoint) or ""
+        print("\n".join(describe.trace(resolved, active, architecture=architecture)))
     return 0
 
 
@@ -221,26 +215,42 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
-def _resolve(argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run") -> tuple[Resolved, ActivePlugins]:
+def _resolve(
+    argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run", checks: bool = True
+) -> tuple[Resolved, ActivePlugins]:
+    """The settings and the plugins of a command line.
+
+    Arguments:
+        checks: False, for reading about settings: neither the rules between them nor a plugin for the model is needed.
+    """
     from slime_core.cli import run
     from slime_core.cli.consent import Consent
     from slime_core.cli.memory_defaults import with_memory_defaults
     from slime_core.cli.preflight import computes_on_gpus, finds_gpus
     from slime_core.config.load import load, peek
+    from slime_core.plugins.activation import activate
     from slime_core.plugins.conditions import check_settings
     from slime_core.plugins.selection import check_selection
 
-    argv = run.expand(argv) if purpose == "run" else argv
-    seen = peek(argv)
-    active = activate_named(seen)
-    resolved = load(argv, **active.for_settings, purpose=purpose, finds_gpus=finds_gpus)
-    Consent(seen).check(resolved)
     trains = purpose == "run"
+    argv = run.expand(argv) if trains else argv
+    seen = peek(argv)
+    consent = Consent(seen)
+    if checks:
+        active = activate_named(seen)
+    else:
+        active = activate(
+            seen.plugins, choices=seen.choices, flags=seen.flags, without=seen.no_plugins, admit=consent.admit
+        )
+    resolved = load(argv, **active.for_settings, purpose=purpose, check_rules=checks, finds_gpus=finds_gpus)
+    if checks:
+        consent.check(resolved)
     if trains and computes_on_gpus(resolved.config):
         resolved = with_memory_defaults(resolved, active.registry)
-    check_selection(resolved.config, active.registry, trains=trains, options=resolved.plugin_options)
-    architecture = architecture_of(resolved.config.model.hf_checkpoint)
-    check_settings(resolved, active.registry, architecture=architecture, code=active.functions, trains=trains)
+    if checks:
+        check_selection(resolved.config, active.registry, trains=trains, options=resolved.plugin_options)
+        architecture = architecture_of(resolved.config.model.hf_checkpoint)
+        check_settings(resolved, active.registry, architecture=architecture, code=active.functions, trains=trains)
     return resolved, active
 
 
@@ -250,26 +260,15 @@ def _check_targets(resolved: Resolved, active: ActivePlugins, *, trains: bool) -
     check_targets(resolved.config, active.registry, trains=trains, architecture=None)
 
 
-def _resolve_unchecked(argv: Sequence[str]) -> tuple[Resolved, ActivePlugins]:
-    """For reading about settings: neither the rules between them nor a plugin for the model is needed."""
-    from slime_core.cli import run
-    from slime_core.cli.consent import Consent
-    from slime_core.cli.memory_defaults import with_memory_defaults
-    from slime_core.cli.preflight import computes_on_gpus, finds_gpus
-    from slime_core.config.load import load, peek
-    from slime_core.plugins.activation import activate
-
-    argv = run.expand(argv)
-    seen = peek(argv)
-    admit = Consent(seen).admit
-    active = activate(seen.plugins, choices=seen.choices, flags=seen.flags, without=seen.no_plugins, admit=admit)
-    resolved = load(argv, **active.for_settings, check_rules=False, finds_gpus=finds_gpus)
-    on_gpus = computes_on_gpus(resolved.config)
-    return with_memory_defaults(resolved, active.registry) if on_gpus else resolved, active
-
-
 def _asks_help(argv: Sequence[str]) -> bool:
     return "--help" in argv or "-h" in argv
+
+
+def _printed(usage: str, argv: Sequence[str]) -> bool:
+    """Whether ``argv`` asks for help; then ``usage`` is printed."""
+    if asks := _asks_help(argv):
+        print(usage)
+    return asks
 
 
 def _help(command: str, argv: Sequence[str]) -> int:

@@ -20,7 +20,7 @@ from slime_core.config.internals import missing_internals
 from slime_core.config.model_config import context_length, described, start_weights, whole_number
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.errors import Mistake, config_error
-from slime_core.plugins.component import DataTraits, GenerateTraits, Kind
+from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import PromptFormats, refusals, run_view, screened
 from slime_core.plugins.selection import has_critic
 from slime_core.prompts.chat import has_processor
@@ -302,9 +302,8 @@ def _screen_training(
     def look(path: Path, *, setting: str, share: float = 1.0) -> list[str]:
         return screen(replace(request, path=path), room=room, setting=setting, share=share, warn=warn)
 
-    traits = registry.find(Kind.DATA_SOURCE, data.data_source).traits
     bad: list[str] = []
-    if isinstance(traits, DataTraits) and traits.reads_prompt_files and data.prompt_data is not None:
+    if registry.traits(Kind.DATA_SOURCE, data.data_source).reads_prompt_files and data.prompt_data is not None:
         bad += look(data.prompt_data, setting="prompt_data")
     return [*bad, *screened(registry, data.data_source, options, run_view(config, options, prompts=request), look)]
 
@@ -357,8 +356,7 @@ def _room(
     apply_chat_template: bool,
 ) -> Room | None:
     """How long prompts may be; None: the generate function decides what it makes of them."""
-    traits = registry.find(Kind.GENERATE_FUNCTION, generate_function).traits
-    if not (isinstance(traits, GenerateTraits) and traits.sends_prompts_whole):
+    if not registry.traits(Kind.GENERATE_FUNCTION, generate_function).sends_prompts_whole:
         return None
     folder = start_weights(config)
     return Room(

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from slime_core.track.track import EvalFinished, Event, PhaseStarted, StepFinished, Warned
 
@@ -30,19 +30,6 @@ PER_STEP = (
     ("perf/tokens_per_gpu_per_sec", "{:.0f} tokens/s/device"),
     ("perf/step_time", "{:.2f} s"),
 )
-
-
-class Progress(Protocol):
-    """A display: a context manager that listens."""
-
-    def __enter__(self) -> Progress:
-        """Take the screen."""
-
-    def __exit__(self, *reason: object) -> None:
-        """Give it back."""
-
-    def __call__(self, event: Event) -> None:
-        """Show ``event``."""
 
 
 @dataclass(slots=True)
@@ -177,19 +164,6 @@ class LiveProgress:
             ("evaluation", self._shown.accuracy()),
         ]
         return [(label, text) for label, text in lines if text]
-
-
-class SilentProgress:
-    """Shows nothing."""
-
-    def __enter__(self) -> SilentProgress:
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        return
-
-    def __call__(self, event: Event) -> None:
-        return
 
 
 def summary(

@@ -12,18 +12,18 @@ import signal
 import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 from slime_core.checkpoint.folder import Checkpoint, critic_part, find, set_aside
 from slime_core.cli.consent import remember
 from slime_core.cli.memory_defaults import chosen
 from slime_core.cli.preflight import precision, preflight, print_warning
-from slime_core.cli.progress import LiveProgress, PlainProgress, Progress, SilentProgress, summary
+from slime_core.cli.progress import LiveProgress, PlainProgress, summary
 from slime_core.config.explain import to_toml
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import core_settings
@@ -31,12 +31,11 @@ from slime_core.config.sources import read_command_line
 from slime_core.errors import ConfigError, ManifestMismatch, PlacementError, PluginError, UserError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import construct, prepare_options, run_view
-from slime_core.plugins.contracts import RunView, SampleTracker, Tracker
+from slime_core.plugins.contracts import RunView
 from slime_core.plugins.manifest import Difference, Manifest, PluginChange, listed, table
 from slime_core.plugins.selection import has_critic
 from slime_core.track.record import FILES, FOLDERS, PRIVATE, RunRecord, numbered
 from slime_core.track.track import EvalFinished, Event, Listener, Sink, Track
-from slime_core.types import SampleRecord
 
 if TYPE_CHECKING:
     from slime_core.config.load import Resolved
@@ -98,10 +97,11 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     evaluations = _Evaluations()
     _announce(record, active, resolved)
     progress = _progress(config)
-    listeners: list[Listener] = [progress, evaluations]
+    listeners: list[Listener] = [evaluations, *([progress] if progress else [])]
     with no_trace_if_refused(record, stood):
-        trackers = _trackers(job)
-        with progress, Track(record, trackers=trackers, listeners=listeners) as track:
+        seen = run_view(config, options, model_folder=job.model, folder=job.folder, resumed_step=step)
+        trackers = _trackers(job, seen)
+        with progress or nullcontext(), Track(record, trackers=trackers, run=seen, listeners=listeners) as track:
             run(job, track=track, resume=resume)
     seconds = time.monotonic() - started_s
     summary(start=evaluations.first, end=evaluations.last, seconds=seconds, paths=paths(record))
@@ -207,50 +207,16 @@ def _refuse_finished(config: RunConfig, resume: Checkpoint) -> None:
         )
 
 
-def _trackers(job: Job) -> dict[str, Sink]:
+def _trackers(job: Job, seen: RunView) -> dict[str, Sink]:
     """Every tracker that an active plugin offers: naming the plugin is asking for it."""
-    seen = run_view(job.config, job.options, model_folder=job.model, folder=job.folder, resumed_step=job.resumed_step)
     names = job.registry.names(Kind.TRACKER)
-    made = {name: construct(job.registry, Kind.TRACKER, name, job.options, seen) for name in names}
-    return {name: _sink(cast(Tracker, tracker), seen) for name, tracker in made.items()}
+    return {name: construct(job.registry, Kind.TRACKER, name, job.options, seen) for name in names}
 
 
-def _sink(tracker: Tracker, run: RunView) -> Sink:
-    return _SampleTracker(tracker, run) if isinstance(tracker, SampleTracker) else _PluginTracker(tracker, run)
-
-
-class _PluginTracker:
-    """A tracker with the run that it is started with."""
-
-    def __init__(self, tracker: Tracker, run: RunView) -> None:
-        self._tracker = tracker
-        self._run = run
-
-    def start(self) -> None:
-        self._tracker.start(self._run)
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        self._tracker.log(step, metrics)
-
-    def close(self, error: BaseException | None) -> None:
-        self._tracker.close(error)
-
-
-class _SampleTracker(_PluginTracker):
-    """The same, of a tracker that also sees samples."""
-
-    def __init__(self, tracker: SampleTracker, run: RunView) -> None:
-        super().__init__(tracker, run)
-        self._rows_to = tracker
-
-    def samples(self, kind: Literal["train", "eval"], step: int, rows: Iterator[SampleRecord]) -> None:
-        self._rows_to.samples(kind, step, rows)
-
-
-def _progress(config: RunConfig) -> Progress:
+def _progress(config: RunConfig) -> LiveProgress | PlainProgress | None:
     steps, chosen = config.rollout.num_rollout, config.run.progress
     if chosen == "none":
-        return SilentProgress()
+        return None
     live = chosen == "live" or (chosen == "auto" and sys.stdout.isatty())
     return LiveProgress(steps=steps) if live else PlainProgress(steps=steps)
 

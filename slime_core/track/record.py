@@ -49,6 +49,7 @@ class RunRecord:
             and the settings so far get a name of their own. None: fresh.
 
     Attributes:
+        config, plugins, metrics, tensorboard, samples, logs, checkpoints: what the module's docstring lists.
         lock_warning: why the folder could not be locked, for people; empty: it is locked.
 
     Raises:
@@ -58,6 +59,13 @@ class RunRecord:
 
     def __init__(self, directory: Path | str, *, resumed_step: int | None = None) -> None:
         self.directory = Path(directory).absolute()
+        self.config = self.directory / "config.toml"
+        self.plugins = self.directory / "plugins.json"
+        self.metrics = self.directory / "metrics.jsonl"
+        self.tensorboard = self.directory / "tensorboard"
+        self.samples = self.directory / "samples"
+        self.logs = self.directory / "logs"
+        self.checkpoints = self.directory / "checkpoints"
         self.resumed_step = resumed_step
         self.pending_evaluation: dict[str, float] = {}
         if resumed_step is None and not (self.directory / LOCK).exists():
@@ -72,41 +80,6 @@ class RunRecord:
         if resumed_step is not None:
             self._keep_config(resumed_step)
             self._rewind(resumed_step)
-
-    @property
-    def config(self) -> Path:
-        """``config.toml``."""
-        return self.directory / "config.toml"
-
-    @property
-    def plugins(self) -> Path:
-        """``plugins.json``."""
-        return self.directory / "plugins.json"
-
-    @property
-    def metrics(self) -> Path:
-        """``metrics.jsonl``."""
-        return self.directory / "metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        """The folder to give to ``tensorboard --logdir``."""
-        return self.directory / "tensorboard"
-
-    @property
-    def samples(self) -> Path:
-        """The folder of the files with samples."""
-        return self.directory / "samples"
-
-    @property
-    def logs(self) -> Path:
-        """One file a process."""
-        return self.directory / "logs"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
-        return self.directory / "checkpoints"
 
     def write_text(self, name: str, text: str) -> Path:
         """``directory/name`` holds ``text``, or what it held before, never a part."""

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from slime_core.errors import NonFiniteError
 from slime_core.track.advice import Advice
@@ -118,7 +118,7 @@ class Observer:
 class Sink(Protocol):
     """A tracker: receives the rows of a run."""
 
-    def start(self) -> None:
+    def start(self, run: Any) -> None:
         """Start; rows follow."""
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -204,6 +204,7 @@ class Track:
         record: the run folder.
         tensorboard: also write TensorBoard events.
         trackers: further trackers by name.
+        run: what trackers are started with.
         listeners: called with every event, in the driver's thread.
 
     Attributes:
@@ -216,9 +217,11 @@ class Track:
         *,
         tensorboard: bool = True,
         trackers: Mapping[str, Sink] | None = None,
+        run: object = None,
         listeners: Sequence[Listener] = (),
     ) -> None:
         self.record = record
+        self._run = run
         self._started_s = time.monotonic()
         self._rows = JsonLines(record.metrics)
         self._timeline = Timeline(record.directory, "driver")
@@ -239,7 +242,7 @@ class Track:
     def __enter__(self) -> Track:
         for sink, observer in self._sinks:
             with observer:
-                sink.start()
+                sink.start(self._run)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -363,7 +366,7 @@ class TensorBoard:
             started = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=resumed_step, session_log=started))
 
-    def start(self) -> None:
+    def start(self, run: object) -> None:
         """The constructor has opened the event file."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -28,7 +28,7 @@ class Memory:
         self.started = 0
         self.error: BaseException | None = None
 
-    def start(self) -> None:
+    def start(self, run: object) -> None:
         self.started += 1
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -200,7 +200,7 @@ def test_a_tracker_is_started_before_it_logs_and_closed_with_what_ended_the_run(
 
 def test_a_tracker_that_cannot_start_ends_no_run(tmp_path: Path) -> None:
     class Refusing(Memory):
-        def start(self) -> None:
+        def start(self, run: object) -> None:
             raise ConnectionError("no such host")
 
     watching = Refusing()
