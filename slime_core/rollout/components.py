@@ -193,7 +193,7 @@ class ComponentRouter:
     def _get(self, name: str) -> RoutedComponent:
         if name not in self._made:
             parts = reward_names(name) if self._kind is Kind.REWARD_MODEL else (name,)
-            traits: list[Any] = [self._registry.find(self._kind, part).traits for part in parts]
+            traits = [self._registry.traits(self._kind, part) for part in parts]
             takes_groups = any(one.scope == "group" for one in traits)
             resumes = self._kind is Kind.GENERATE_FUNCTION and traits[0].resumes
             owner = self._registry.owner(self._kind, parts[0])
@@ -396,15 +396,14 @@ class ComponentFactory:
         return Transforms([self._transform(name) for name in self._config.rollout.sample_transforms])
 
     def _transform(self, name: str) -> Transform:
-        traits: Any = self._registry.find(Kind.SAMPLE_TRANSFORM, name).traits
         plugin = self._registry.owner(Kind.SAMPLE_TRANSFORM, name)
-        sees_rollout = traits.scope == "rollout"
+        sees_rollout = self._registry.traits(Kind.SAMPLE_TRANSFORM, name).scope == "rollout"
         return Transform(name, plugin, self.make(Kind.SAMPLE_TRANSFORM, name), sees_rollout, self._run.reward_key)
 
     def estimator(self, name: str) -> Any:
         """An advantage estimator; None where its scope is ``token``: the learner's ranks load it."""
-        traits: Any = self._registry.find(Kind.ADVANTAGE_ESTIMATOR, name).traits
-        return self.make(Kind.ADVANTAGE_ESTIMATOR, name) if traits.scope == "sample" else None
+        is_ours = self._registry.traits(Kind.ADVANTAGE_ESTIMATOR, name).scope == "sample"
+        return self.make(Kind.ADVANTAGE_ESTIMATOR, name) if is_ours else None
 
     def advantages(self, estimator: Any, rewards: GroupedRewards) -> NDArray[np.float32] | None:
         """The advantages by ``estimator``, float32 [B]; None without one: the learner estimates them.

@@ -1,7 +1,7 @@
 """Evaluation sets: held-out prompts are generated and rewarded as in training, scored and written to disk.
 
     Evaluation    runs the sets
-    EvalScores    mean reward, overall and by metadata field; pass@k; response lengths
+    scores        mean reward, overall and by metadata field; pass@k; response lengths
 
 Each set has its own settings (:mod:`slime_core.config.eval_sets`): sampling parameters, generate function, reward
 model, and the model that generates: the policy or another one.
@@ -105,18 +105,19 @@ class Evaluation:
             PluginError: ``slime_evaluate`` or ``slime_log_evaluation`` failed.
         """
         hooks = self._components.hooks
-        own = await hooks.first("slime_evaluate", step=context.rollout, prompts=source)
-        if own is not None:
-            return _own_metrics(own, hooks)
+        found = await hooks.first("slime_evaluate", step=context.rollout, prompts=source)
+        if found is not None:
+            return _own_metrics(found, hooks)
         metrics: dict[str, float] = {}
         sets: dict[str, EvalSamples] = {}
         for name, one in self._sets.items():
             samples = await self._measure(one, context)
-            metrics |= _score(one, samples).metrics(f"eval/{name}")
+            own = one.settings
+            metrics |= scores(samples, f"eval/{name}", key=own.reward_key, threshold=own.pass_threshold)
             metrics |= {f"eval/{name}-failed/{cause}": n for cause, n in one.collector.take_failures().items()}
             metrics |= part_metrics(samples, f"eval/{name}/reward_parts")
-            metrics |= {f"eval/{name}-left_out": float(one.num_left_out)} if one.settings.longest_prompt else {}
-            sets[name] = _eval_samples(samples, key=one.settings.reward_key)
+            metrics |= {f"eval/{name}-left_out": float(one.num_left_out)} if own.longest_prompt else {}
+            sets[name] = _eval_samples(samples, key=own.reward_key)
         logged = hooks.answers("slime_log_evaluation", step=context.rollout, sets=sets, metrics=metrics)
         return {} if any(logged) else metrics
 
@@ -201,10 +202,6 @@ def _own_metrics(own: object, hooks: LifecycleHooks) -> dict[str, float]:
     return {str(name): float(value) for name, value in own.items()}
 
 
-def _score(one: _LoadedSet, samples: Sequence[Sample]) -> EvalScores:
-    return score(samples, key=one.settings.reward_key, threshold=one.settings.pass_threshold)
-
-
 def _response_limit(one: EvalSet, group: PromptGroup, encoder: PromptEncoder) -> int:
     """Most tokens that a response of the group may have."""
     if one.max_context_len is None:
@@ -222,43 +219,13 @@ MOST_LETTERS = 60
 """Longest name and value of a metadata field; what is longer is text."""
 
 
-@dataclass(frozen=True, slots=True)
-class EvalScores:
-    """Example: ``EvalScores(mean=0.31, count=500, truncated=0.0, by={"carries": {"0": (0.99, 150), "1": (0.02,
-    250)}}, pass_at={1: 0.31}, lengths=(3.2, 5))``.
+def scores(samples: Sequence[Sample], name: str, *, key: str | None, threshold: float = 1.0) -> dict[str, float]:
+    """The metrics of rewarded samples, in whatever order.
 
-    Arguments:
-        mean: mean reward over all samples.
-        count: samples.
-        truncated: share of samples cut at the length limit.
-        by: metadata field -> value -> (mean reward, samples).
-        pass_at: k -> estimated share of prompts that one of k responses solves.
-        lengths: mean and largest response length in tokens, of the samples that were answered; None: none was.
-    """
-
-    mean: float
-    count: int
-    truncated: float
-    by: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
-    pass_at: dict[int, float] = field(default_factory=dict)
-    lengths: tuple[float, int] | None = None
-
-    def metrics(self, prefix: str) -> dict[str, float]:
-        """Flat metrics: ``prefix``, ``prefix-truncated_ratio``, ``prefix-pass@1``, ``prefix/carries=1`` and so on."""
-        flat = {prefix: self.mean, f"{prefix}-truncated_ratio": self.truncated}
-        flat |= {f"{prefix}-pass@{k}": share for k, share in self.pass_at.items()}
-        if self.lengths is not None:
-            flat |= {
-                f"{prefix}/response_len/mean": self.lengths[0],
-                f"{prefix}/response_len/max": float(self.lengths[1]),
-            }
-        for name, values in self.by.items():
-            flat |= {f"{prefix}/{name}={value}": mean for value, (mean, _) in values.items()}
-        return flat
-
-
-def score(samples: Sequence[Sample], *, key: str | None, threshold: float = 1.0) -> EvalScores:
-    """The scores of rewarded samples, in whatever order.
+    Example: of the name ``eval/sums``, the mean reward is ``eval/sums``, that of the samples whose metadata say
+    ``carries = 1`` is ``eval/sums/carries=1``; there are ``eval/sums-truncated_ratio``, ``eval/sums-pass@1`` (the
+    estimated share of prompts that one response solves), and ``eval/sums/response_len/mean`` and ``.../max`` of the
+    samples that were answered.
 
     Arguments:
         key: which of several rewards counts.
@@ -271,14 +238,15 @@ def score(samples: Sequence[Sample], *, key: str | None, threshold: float = 1.0)
         raise ValueError("an evaluation without samples has no score")
     rewards = [sample.reward_value(key) for sample in samples]
     truncated = statistics.fmean(float(sample.status is Status.TRUNCATED) for sample in samples)
-    return EvalScores(
-        statistics.fmean(rewards),
-        len(samples),
-        truncated,
-        by=_by_metadata(samples, rewards),
-        pass_at=pass_rates(solved_generations(samples, rewards, threshold), of_all=True),
-        lengths=_lengths(samples),
-    )
+    passed = pass_rates(solved_generations(samples, rewards, threshold), of_all=True)
+    kinds = {field: means.items() for field, means in _by_metadata(samples, rewards).items()}
+    return {
+        name: statistics.fmean(rewards),
+        f"{name}-truncated_ratio": truncated,
+        **{f"{name}-pass@{k}": share for k, share in passed.items()},
+        **_lengths(samples, f"{name}/response_len"),
+        **{f"{name}/{field}={value}": mean for field, means in kinds.items() for value, mean in means},
+    }
 
 
 def pass_at(k: int, *, n: int, solved: int) -> float:
@@ -307,14 +275,15 @@ def pass_rates(prompts: Iterable[Sequence[bool]], *, of_all: bool = False) -> di
     return {k: statistics.fmean(pass_at(k, n=n, solved=solved) for n, solved in counts if n >= k) for k in ks}
 
 
-def _by_metadata(samples: Sequence[Sample], rewards: Sequence[float]) -> dict[str, dict[str, tuple[float, int]]]:
+def _by_metadata(samples: Sequence[Sample], rewards: Sequence[float]) -> dict[str, dict[str, float]]:
+    """Metadata field -> value -> mean reward, of fields that say what kind a prompt is."""
     kinds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for sample, reward in zip(samples, rewards, strict=True):
         for name, value in sample.metadata.items():
             if isinstance(value, str | int | bool):
                 kinds[name][str(value)].append(reward)
     return {
-        name: {value: (statistics.fmean(found), len(found)) for value, found in sorted(values.items())}
+        name: {value: statistics.fmean(found) for value, found in sorted(values.items())}
         for name, values in sorted(kinds.items())
         if 1 < len(values) <= MOST_VALUES and all(map(_is_word, (name, *values)))
     }
@@ -325,6 +294,6 @@ def _is_word(text: str) -> bool:
     return len(text) <= MOST_LETTERS and text.isprintable()
 
 
-def _lengths(samples: Sequence[Sample]) -> tuple[float, int] | None:
+def _lengths(samples: Sequence[Sample], name: str) -> dict[str, float]:
     lengths = [sample.response_length for sample in samples if sample.status in (Status.COMPLETED, Status.TRUNCATED)]
-    return (statistics.fmean(lengths), max(lengths)) if lengths else None
+    return {f"{name}/mean": statistics.fmean(lengths), f"{name}/max": float(max(lengths))} if lengths else {}

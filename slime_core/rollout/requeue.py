@@ -24,9 +24,6 @@ from dataclasses import dataclass, fields
 from itertools import compress
 from typing import Any, Literal, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from slime_core.config.schema import RunConfig
 from slime_core.errors import RunError
 from slime_core.generation.sampling import is_finished
@@ -52,20 +49,6 @@ def oldest_version(sample: Sample) -> int | None:
     """The oldest version that sampled a token of ``sample``; None: no version is recorded, or it is not a number."""
     versions = [int(version) for version in sample.weight_versions if version.isdecimal()]
     return min(versions, default=None)
-
-
-def token_versions(sample: Sample) -> NDArray[np.int64]:
-    """int64 [response length]: the version that sampled each token; -1: no engine sampled it, or it is unknown.
-
-    A sample that names one version for its whole response needs no spans.
-    """
-    versions_T = np.full(sample.response_length, UNKNOWN, np.int64)
-    spans = sample.weight_spans
-    if not spans and len(sample.weight_versions) == 1:
-        spans = [(sample.weight_versions[0], 0, sample.response_length)]
-    for version, start, end in spans:
-        versions_T[start:end] = version_number(version)
-    return versions_T
 
 
 def stale_weights_error(samples: Sequence[Sample], *, rollout: int) -> RunError:

@@ -133,7 +133,7 @@ class RewardScorers:
         return self._made[name]
 
     def _make_one(self, name: str) -> Scorer:
-        traits: Any = self._registry.find(Kind.REWARD_MODEL, name).traits
+        traits = self._registry.traits(Kind.REWARD_MODEL, name)
         if self._pool is None or not traits.isolated:
             return InProcessScorer(name, self._make(name))
         return PoolScorer(name, self._pool, together=traits.scope == "group")

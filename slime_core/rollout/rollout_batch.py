@@ -272,21 +272,11 @@ class RolloutBatch:
         generation: Callable[[int, Sample], tuple[GenerateContext, SamplingParams]],
     ) -> None:
         self.groups = groups
-        self._rollout = rollout
-        self._prompts = prompts
+        self.rollout = rollout
+        self.prompts = prompts
         self._staleness = staleness
         self._collector = collector
         self._generation = generation
-
-    @property
-    def rollout(self) -> int:
-        """Number of the rollout."""
-        return self._rollout
-
-    @property
-    def prompts(self) -> DataSource:
-        """The run's data source."""
-        return self._prompts
 
     @property
     def wanted(self) -> int:
@@ -308,7 +298,7 @@ class RolloutBatch:
         Raises:
             DataError: the sample's row requests sampling that does not exist or cannot be trained on.
         """
-        return self._generation(self._rollout, sample)
+        return self._generation(self.rollout, sample)
 
     async def add(self, groups: Sequence[PromptGroup]) -> None:
         """Score samples without a reward, then :meth:`receive` the groups."""
@@ -318,9 +308,9 @@ class RolloutBatch:
 
     def receive(self, groups: Sequence[PromptGroup]) -> int:
         """Sort finished, rewarded groups into trainable and stale ones; returns how many are stale."""
-        fresh, stale = self._staleness.split(groups, rollout=self._rollout)
+        fresh, stale = self._staleness.split(groups, rollout=self.rollout)
         if self._staleness.stale == "requeue":
-            self._prompts.put_back(stale)
+            self.prompts.put_back(stale)
         self.groups.leave_out(stale, STALE if self._staleness.stale == "evict" else REQUEUED)
         self.groups.take(fresh)
         return len(stale)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.rollout.components import Transforms
-from slime_core.rollout.evaluation import pass_rates, score
+from slime_core.rollout.evaluation import pass_rates, scores
 from slime_core.rollout.rollout_batch import CollectedGroups
 from slime_core.track.ledger import Journal, Recount
 from slime_core.track.record import SampleWriter
@@ -82,4 +82,5 @@ def test_siblings_of_one_generation_count_once_in_pass_rates_as_in_evaluations()
     found = CollectedGroups(Transforms(), wanted=1, reward_key=None)
     found.take([samples])
     assert found.solved(1.0) == [[True, False]]
-    assert pass_rates(found.solved(1.0)) == score(samples, key=None).pass_at == {1: 0.5, 2: 1.0}
+    evaluated = scores(samples, "e", key=None)
+    assert pass_rates(found.solved(1.0)) == {k: evaluated[f"e-pass@{k}"] for k in (1, 2)} == {1: 0.5, 2: 1.0}

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from slime_core.rollout.evaluation import MOST_VALUES, EvalScores, pass_at, pass_rates, score
+from slime_core.rollout.evaluation import MOST_VALUES, pass_at, pass_rates, scores
 from slime_core.types import Sample, Status
 
 
@@ -16,58 +16,63 @@ def answers(group, *rewards, **fields):
     return [Sample(group_index=group, index=group * 10 + i, reward=r, **fields) for i, r in enumerate(rewards)]
 
 
+def score(samples, key=None, **threshold):
+    return scores(samples, "e", key=key, **threshold)
+
+
+def kinds(samples):
+    return {name.partition("=")[0] for name in score(samples) if "=" in name}
+
+
+def passed(samples, **threshold):
+    found = score(samples, **threshold)
+    return {int(name.removeprefix("e-pass@")): share for name, share in found.items() if "@" in name}
+
+
 def test_scores_are_means_overall_and_by_metadata():
     carried = [sample(0.0, carries=1), sample(1.0, carries=1), sample(0.0, Status.TRUNCATED, carries=1)]
-    found = score([sample(1.0, carries=0), *carried], key=None)
-    assert (found.mean, found.count, found.truncated) == (0.5, 4, 0.25)
-    assert found.by == {"carries": {"0": (1.0, 1), "1": (pytest.approx(1 / 3), 3)}}
+    assert scores([sample(1.0, carries=0), *carried], "eval/sums", key=None) == {
+        "eval/sums": 0.5,
+        "eval/sums-truncated_ratio": 0.25,
+        "eval/sums-pass@1": 0.5,
+        "eval/sums/response_len/mean": 0.0,
+        "eval/sums/response_len/max": 0.0,
+        "eval/sums/carries=0": 1.0,
+        "eval/sums/carries=1": pytest.approx(1 / 3),
+    }
 
 
 def test_named_rewards_are_read_by_key():
-    assert score([sample({"a": 1.0, "b": 0.25})], key="b").mean == 0.25
+    assert score([sample({"a": 1.0, "b": 0.25})], key="b")["e"] == 0.25
 
 
 def test_a_field_with_one_value_or_with_very_many_is_left_out():
-    many = [sample(1.0, same="x", unique=number, few=number % 2) for number in range(MOST_VALUES + 1)]
-    assert list(score(many, key=None).by) == ["few"]
+    assert kinds([sample(1.0, same="x", unique=n, few=n % 2) for n in range(MOST_VALUES + 1)]) == {"e/few"}
 
 
 @pytest.mark.parametrize("value", ["a" * 61, "two\nlines"])
 def test_a_field_that_holds_text_is_left_out(value):
     samples = [Sample(reward=1.0, metadata={"kind": "short"}), Sample(reward=0.0, metadata={"kind": value})]
-    assert score(samples, key=None).by == {}
+    assert kinds(samples) == set()
 
 
 def test_a_field_that_holds_no_plain_value_is_left_out():
-    assert score([sample(1.0, parts=[1], kind="a"), sample(0.0, parts=[2], kind="b")], key=None).by.keys() == {"kind"}
-
-
-def test_metrics_are_flat_names():
-    by = {"carries": {"0": (1.0, 1), "1": (0.25, 3)}}
-    assert EvalScores(0.5, 4, 0.25, by, {1: 0.5, 2: 0.75}, (3.5, 6)).metrics("eval/sums") == {
-        "eval/sums": 0.5,
-        "eval/sums-truncated_ratio": 0.25,
-        "eval/sums-pass@1": 0.5,
-        "eval/sums-pass@2": 0.75,
-        "eval/sums/response_len/mean": 3.5,
-        "eval/sums/response_len/max": 6.0,
-        "eval/sums/carries=0": 1.0,
-        "eval/sums/carries=1": 0.25,
-    }
+    assert kinds([sample(1.0, parts=[1], kind="a"), sample(0.0, parts=[2], kind="b")]) == {"e/kind"}
 
 
 def test_an_evaluation_without_samples_or_with_unrewarded_ones_is_refused():
     with pytest.raises(ValueError, match="without samples"):
-        score([], key=None)
+        score([])
     with pytest.raises(ValueError, match="has no reward"):
-        score([sample(None)], key=None)
+        score([sample(None)])
 
 
 def test_lengths_are_those_of_responses_that_were_given():
     given = [Sample(reward=1.0, status=Status.COMPLETED, response_length=4), sample(0.0, Status.FAILED)]
     given.append(Sample(reward=0.0, status=Status.TRUNCATED, response_length=8))
-    assert score(given, key=None).lengths == (6.0, 8)
-    assert score([sample(0.0, Status.FAILED)], key=None).lengths is None
+    found = score(given)
+    assert (found["e/response_len/mean"], found["e/response_len/max"]) == (6.0, 8.0)
+    assert not any("response_len" in name for name in score([sample(0.0, Status.FAILED)]))
 
 
 # --- pass@k -----------------------------------------------------------------------------------------------------------
@@ -109,15 +114,15 @@ def test_scores_group_responses_by_prompt_number_in_any_order():
     samples = [*answers(0, 1.0, 0.0, 0.0, 1.0), *answers(7, 0.0, 0.0, 0.0, 0.0)]
     expected = {1: pytest.approx(0.25), 2: pytest.approx(5 / 12), 4: 0.5}
     for order in (samples, samples[::-1], [*samples[1::2], *samples[::2]]):
-        assert score(order, key=None).pass_at == expected
+        assert passed(order) == expected
 
 
 def test_a_response_solves_its_prompt_from_the_threshold_on():
     graded = answers(0, 0.5, 0.75)
-    assert score(graded, key=None).pass_at == {1: 0.0, 2: 0.0}
-    assert score(graded, key=None, threshold=0.75).pass_at == {1: 0.5, 2: 1.0}
+    assert passed(graded) == {1: 0.0, 2: 0.0}
+    assert passed(graded, threshold=0.75) == {1: 0.5, 2: 1.0}
 
 
 def test_siblings_of_one_generation_are_one_attempt():
     fanned = [*answers(0, 0.0, 1.0, rollout_id=3), *answers(0, 0.0, rollout_id=4)]
-    assert score(fanned, key=None).pass_at == {1: 0.5, 2: 1.0}
+    assert passed(fanned) == {1: 0.5, 2: 1.0}

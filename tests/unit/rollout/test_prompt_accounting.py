@@ -34,12 +34,12 @@ from slime_core.plugins.activation import activate
 from slime_core.plugins.registry import Registry
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import group_scheduler, sampler_components
-from slime_core.rollout.requeue import token_versions
 from slime_core.rollout.reward_pool import RewardFailure
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.types import Sample
 from tests.unit.rollout.test_sampler import FOLDER
+from tests.unit.rollout.token_versions import token_versions
 
 ROLLOUTS, BATCH, SAMPLES, PROMPT, NINE = 6, 3, 2, 3, 14
 PATIENCE = 1000
@@ -293,7 +293,7 @@ class Run:
     def look_at(self, samples: list[Sample]) -> None:
         """Every token has one version, follows from the tokens before it, and is not too old."""
         for sample in samples:
-            versions, ids = token_versions(sample).tolist(), list(sample.tokens)
+            versions, ids = token_versions(sample), list(sample.tokens)
             assert versions == sorted(versions), sample
             assert versions[-1] <= self.step, sample
             pairs = zip(ids[PROMPT:], versions, strict=True)

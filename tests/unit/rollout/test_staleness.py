@@ -21,11 +21,12 @@ from slime_core.plugins.discovery import CORE
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import group_scheduler, sampler_components
 from slime_core.rollout.group_source import PluginRollouts
-from slime_core.rollout.requeue import Staleness, oldest_version, token_versions
+from slime_core.rollout.requeue import Staleness, oldest_version
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.types import LogProbs, Sample, Status, TokenIds
 from tests.unit.rollout.test_sampler import FOLDER, FakeClient, answer
+from tests.unit.rollout.token_versions import token_versions
 
 # --- One sample -------------------------------------------------------------------------------------------------------
 
@@ -36,17 +37,6 @@ def test_a_sample_is_as_old_as_its_oldest_token() -> None:
     assert oldest_version(Sample(weight_versions=["default"])) is oldest_version(Sample()) is None
 
 
-def test_versions_are_recorded_per_token_and_tokens_of_no_engine_have_none() -> None:
-    spans = [("3", 0, 2), ("4", 2, 3), ("4", 5, 6), ("start", 6, 7)]
-    sample = Sample(response_length=8, weight_versions=["3", "4", "start"], weight_spans=spans)
-    assert token_versions(sample).tolist() == [3, 3, 4, -1, -1, 4, -1, -1]
-
-
-def test_one_version_without_spans_sampled_the_whole_response() -> None:
-    assert token_versions(Sample(response_length=2, weight_versions=["7"])).tolist() == [7, 7]
-    assert token_versions(Sample(response_length=2, weight_versions=["7", "8"])).tolist() == [-1, -1]
-
-
 def test_turns_of_a_conversation_keep_their_versions() -> None:
     sample = Sample(tokens=[5])
     first = {"finish_reason": "stop", "weight_version": "3"}
@@ -55,7 +45,7 @@ def test_turns_of_a_conversation_keep_their_versions() -> None:
     sample.append_response_tokens(tokens=[6, 7], log_probs=[-1, -1], meta_info=first)
     sample.append_response_tokens(tokens=[8], trainable=False)
     sample.append_response_tokens(tokens=[9, 9, 9], log_probs=[-1, -1, -1], meta_info=second)
-    assert token_versions(sample).tolist() == [3, 3, -1, 3, 4, 4]
+    assert token_versions(sample) == [3, 3, -1, 3, 4, 4]
     assert (sample.weight_versions, oldest_version(sample)) == (["3", "4"], 3)
 
 
