@@ -22,6 +22,7 @@ Around it:
     optimizer         Megatron's DDP, optimizer and learning-rate schedule
     freezing          which parameters train
     checks            errors that end a run before a spoilt step is published; whether models fit
+    rank_load         seconds and memory of a rank, its share of a GPU's peak, and which rank is slow
     process           joining the process group, moving device memory to the host and back
 
 :class:`LearnerSettings` are the settings of a rank. The driver writes them, so nothing heavy is imported here.

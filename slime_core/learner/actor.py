@@ -23,6 +23,7 @@ from slime_core.config.model_config import CARRIED
 from slime_core.errors import WeightSyncError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.critic_reshard import TokenValues, values_of_shard
+from slime_core.learner.rank_load import RankLoad, SlowRank, load_metrics
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
@@ -91,11 +92,13 @@ class RankResult:
     Arguments:
         metrics: the same on every rank.
         failures: of the plugins' observers on the rank.
+        load: what the rollout took the rank.
         returns: a reference to the targets of a separate critic, from the rank that reports its shard.
     """
 
     metrics: dict[str, float]
     failures: Failures
+    load: RankLoad
     returns: tuple[Ref[np.ndarray], ...] = ()
 
 
@@ -158,11 +161,12 @@ class LearnerActor(Rendezvous):
         known = values_of_shard(ray.get(list(values)), shard, number=number) if values else None
         metrics = learner.train(shard, known) | learner.speed(shard)
         failures, returns_U = learner.hooks.failures.take(), learner.returns_U
+        load = replace(learner.measure_load(shard), node=ray.util.get_node_ip_address())
         from slime_core.learner.critic_rank import reports_shard
 
         if not values or returns_U is None or not reports_shard():
-            return RankResult(metrics, failures)
-        return RankResult(metrics, failures, (ray.put(returns_U.cpu().numpy()),))
+            return RankResult(metrics, failures, load)
+        return RankResult(metrics, failures, load, (ray.put(returns_U.cpu().numpy()),))
 
     def publish(self, version: int) -> float:
         """Every engine holds the weights of the learner, as ``version``. Collective; see ``Publisher.publish``."""
@@ -277,6 +281,7 @@ class LearnerHandle:
         self._has_engines = has_engines
         self._warn = warn
         self._failures = failures
+        self._slow_rank = SlowRank()
         self._warned_of_names = False
         self._parity_was_due = False
 
@@ -316,7 +321,10 @@ class LearnerHandle:
         self._version += 1
         for rank in trained:
             self._failures.merge(rank.failures)
-        metrics = trained[0].metrics
+        loads = [rank.load for rank in trained]
+        metrics = trained[0].metrics | load_metrics(loads)
+        if (message := self._slow_rank.warning(loads)) is not None:
+            self._warn(message)
         if self._critic is not None:
             metrics |= self._critic.fit(self._returns(trained), self._wait)
         self._warn_of_unchecked_parity(metrics.get("parity/tokens"))

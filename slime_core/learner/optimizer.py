@@ -6,7 +6,8 @@ Gradients are *summed* over samples and ranks: every divisor is already in the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,8 +31,12 @@ OFFLOADING = (
 """Fields of Megatron's OptimizerConfig that move Adam's state, and its work, from a GPU to the host."""
 
 
-def wrap(chunks: list[torch.nn.Module], *, bf16: bool) -> list[Any]:
-    """The chunks under Megatron's DDP, with fp32 gradient reduction and gradients summed over ranks."""
+def wrap(chunks: list[torch.nn.Module], *, bf16: bool, before_exchange: Callable[[], None] | None = None) -> list[Any]:
+    """The chunks under Megatron's DDP, with fp32 gradient reduction and gradients summed over ranks.
+
+    Arguments:
+        before_exchange: called when a rank has its own gradients, before it waits for those of others.
+    """
     settings = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=True,
@@ -40,7 +45,7 @@ def wrap(chunks: list[torch.nn.Module], *, bf16: bool) -> list[Any]:
     )
     config: Any = chunks[0].config
     config.calculate_per_token_loss = True
-    config.finalize_model_grads_func = sum_gradients
+    config.finalize_model_grads_func = partial(sum_gradients, before_exchange=before_exchange)
     inner = [Float16Module(config, chunk) if bf16 else chunk for chunk in chunks]
     return [
         DistributedDataParallel(config=config, ddp_config=settings, module=module, disable_bucketing=position > 0)
@@ -48,12 +53,20 @@ def wrap(chunks: list[torch.nn.Module], *, bf16: bool) -> list[Any]:
     ]
 
 
-def sum_gradients(model: list[Any], num_tokens: torch.Tensor | None = None, **options: Any) -> None:
+def sum_gradients(
+    model: list[Any],
+    num_tokens: torch.Tensor | None = None,
+    *,
+    before_exchange: Callable[[], None] | None = None,
+    **options: Any,
+) -> None:
     """Finish the gradients of a step: summed over data-parallel ranks, shared and replicated parameters made to agree.
 
     Without it every rank would step on its own samples, and nothing would report it. ``num_tokens`` is ignored: see the
     module.
     """
+    if before_exchange is not None:
+        before_exchange()
     finalize_model_grads(model, None, **options)
 
 

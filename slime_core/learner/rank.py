@@ -45,6 +45,7 @@ from slime_core.learner.frozen_models import FrozenModels, RequiredColumns
 from slime_core.learner.metric_sums import average_metrics
 from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
 from slime_core.learner.process import HostBuffers, Offloader, prepare_process
+from slime_core.learner.rank_load import RankLoad, peak_flops, rank_load
 from slime_core.learner.trained_model import ACTOR, RoutingReplay, TrainedModel, add_idle_micro_batches, build_chunks
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import LearnerInfo, Place, TrainStep
@@ -130,6 +131,8 @@ class Learner:
         )
         self.timeline = Timeline(settings.run_folder, f"learner-{settings.rank}")
         self._flops = _forward_flops(settings.folder)
+        on_gpu = self.device.type == "cuda" and config.model.bf16
+        self._peak_flops = peak_flops(torch.cuda.get_device_name(self.device)) if on_gpu else None
         self._offloader: Offloader | None = None  # set while the rank is offloaded to the host
         self._host_buffers = HostBuffers()
 
@@ -225,7 +228,7 @@ class Learner:
 
     def speed(self, shard: TrainBatch) -> dict[str, float]:
         """``perf/...`` of the last :meth:`train`, whose shard this is: seconds of this rank by part, and the work of
-        the actor's steps in TFLOP/s.
+        the actor's steps in TFLOP/s, and as share of the GPU's peak where it is known and computes in bfloat16.
 
         Forward and backward are three times the forward pass (Kaplan et al., 2001.08361, section 2.1); what is
         recomputed counts once. Ranks that share a sample share its work.
@@ -233,10 +236,21 @@ class Learner:
         seconds = self.timeline.take_seconds()
         found = {f"perf/{name}_time": seconds[name] for name in PASSES if name in seconds}
         if self._flops is not None and shard.rollout >= self._critic_only:
-            layout = self._settings.layout
-            work = 3 * sum(map(self._flops.of, map(int, shard.lengths_B))) / layout.model_size
-            found["perf/actor_train_tflops"] = work / seconds["actor_train"] / 1e12
+            flops = self._work(shard) / seconds["actor_train"]
+            found["perf/actor_train_tflops"] = flops / 1e12
+            if self._peak_flops is not None:
+                found["perf/actor_train_mfu"] = flops / self._peak_flops
         return found
+
+    def measure_load(self, shard: TrainBatch) -> RankLoad:
+        """What the last :meth:`train`, whose shard this is, took this rank."""
+        return rank_load(self.actor.clock, self.device, work=self._work(shard))
+
+    def _work(self, shard: TrainBatch) -> float:
+        """Operations of this rank's forward and backward passes over ``shard``; where they are not counted, tokens."""
+        lengths = list(map(int, shard.lengths_B))
+        work = sum(lengths) if self._flops is None else sum(map(self._flops.of, lengths))
+        return 3 * work / self._settings.layout.model_size
 
     def _make_micro_batches(self, shard: TrainBatch) -> list[list[MicroBatch]]:
         """The packed micro-batches of every optimizer step of ``shard``."""

@@ -29,6 +29,7 @@ from slime_core.learner.checks import require_gradient
 from slime_core.learner.metric_sums import MetricSums, reduce_metrics
 from slime_core.learner.micro_batches import MicroBatch, RowInputs, idle_micro_batch
 from slime_core.learner.objective import Objective
+from slime_core.learner.rank_load import ComputeClock
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.ops.log_probs import log_probs_and_entropy
 from slime_core.plugins.loading import boundary
@@ -78,6 +79,7 @@ class TrainedModel:
         chunks: what the spec built.
         model: the chunks in DDP; forward and backward passes run through these.
         optimizer, schedule: Megatron's.
+        clock: of the passes of :meth:`forward_backward`, up to the exchange of gradients.
     """
 
     def __init__(
@@ -92,7 +94,8 @@ class TrainedModel:
         self._resets_optimizer = optimizer.reset_optimizer_states
         self._chunk_size = config.learner.log_probs_chunk_size
         self.chunks = chunks
-        self.model = wrap(chunks, bf16=bf16)
+        self.clock = ComputeClock(next(chunks[0].parameters()).device)
+        self.model = wrap(chunks, bf16=bf16, before_exchange=self.clock.stop)
         self.optimizer = build_optimizer(self.model, optimizer, bf16=bf16, overrides=config.megatron.optimizer)
         self.schedule = build_schedule(self.optimizer, optimizer, num_steps=settings.num_steps)
 
@@ -110,6 +113,7 @@ class TrainedModel:
     def forward_backward(self, micro_batches: Sequence[MicroBatch], objective: Objective) -> dict[str, float]:
         """Gradients of one optimizer step of the policy, and its metrics; see ``forward_backward_policy``."""
         self.zero_gradients()
+        self.clock.start()
         return forward_backward_policy(self.model, micro_batches, objective, chunk_size=self._chunk_size)
 
     def zero_gradients(self) -> None:

@@ -1,0 +1,190 @@
+"""What training a rollout took a rank: seconds, memory, share of its GPU's peak; and which rank is slow.
+
+    ComputeClock   seconds of a rank's forward and backward passes, without the wait for other ranks' gradients
+    RankLoad       what one rank reports; rank_load measures it
+    load_metrics   ``perf/`` of all ranks: their memory, and what of their machines is in use
+    SlowRank       a warning about a rank that takes longer than the others for the same work
+    peak_flops     of a GPU, by its name
+
+torch is imported inside functions: the driver, which reads what ranks report, does without.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psutil  # type: ignore[import-untyped]
+
+if TYPE_CHECKING:
+    import torch
+
+GIB = 2**30
+
+PEAK_TFLOPS = {
+    "NVIDIA B200": 2250.0,
+    "NVIDIA H200 NVL": 835.5,
+    "NVIDIA H200": 989.5,
+    "NVIDIA H100 PCIe": 756.5,
+    "NVIDIA H100 NVL": 835.5,
+    "NVIDIA H100": 989.5,
+    "NVIDIA H800 PCIe": 756.5,
+    "NVIDIA H800": 989.5,
+    "NVIDIA H20": 148.0,
+    "NVIDIA A100": 312.0,
+    "NVIDIA A800": 312.0,
+    "NVIDIA A40": 149.7,
+    "NVIDIA A30": 165.0,
+    "NVIDIA A10": 125.0,
+    "NVIDIA L40S": 362.0,
+    "NVIDIA L4": 121.0,
+}
+"""Dense bfloat16 TFLOP/s of the tensor cores by the start of the name that CUDA gives, the first that fits; NVIDIA's
+data sheets, which state twice as much for half-empty (sparse) matrices since A100."""
+
+
+def peak_flops(name: str) -> float | None:
+    """FLOP/s in bfloat16 of the GPU that CUDA calls ``name``; None: unknown.
+
+    Example: ``peak_flops("NVIDIA H100 80GB HBM3")`` is 989.5e12.
+    """
+    found = [tera for start, tera in PEAK_TFLOPS.items() if f"{name} ".startswith((f"{start} ", f"{start}-"))]
+    return found[0] * 1e12 if found else None
+
+
+class ComputeClock:
+    """Adds up the time from :meth:`start` to :meth:`stop`, by the GPU's clock where the device is one.
+
+    A CPU computes when it is told to; kernels of a GPU run later than they are launched.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._started: Any = None
+        self._spans: list[tuple[Any, Any]] = []
+
+    def start(self) -> None:
+        """A pass starts."""
+        self._started = self._now()
+
+    def stop(self) -> None:
+        """The pass has ended; nothing happens where none has started, as in a critic's."""
+        if self._started is not None:
+            self._spans.append((self._started, self._now()))
+            self._started = None
+
+    def take_seconds(self) -> float:
+        """Of the passes since the last call."""
+        spans, self._spans = self._spans, []
+        if not self._on_gpu:
+            return float(sum(end - start for start, end in spans))
+        import torch
+
+        torch.cuda.synchronize()
+        return float(sum(start.elapsed_time(end) for start, end in spans)) / 1000
+
+    def _now(self) -> Any:
+        if not self._on_gpu:
+            return time.monotonic()
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoad:
+    """What one rank reports of a rollout.
+
+    Arguments:
+        seconds: of its forward and backward passes; 0: it trained nothing.
+        work: of these passes, in any unit that is the same on all ranks.
+        allocated: bytes; on a GPU the most that tensors took at once, on a CPU what the process takes.
+        reserved: bytes; on a GPU the most that torch's allocator held at once, on a CPU ``allocated``.
+        cpu, memory: share of its machine's cores and memory that is in use.
+        node: its address.
+    """
+
+    seconds: float
+    work: float
+    allocated: int
+    reserved: int
+    cpu: float
+    memory: float
+    node: str = ""
+
+
+def rank_load(clock: ComputeClock, device: torch.device, *, work: float) -> RankLoad:
+    """The load of this process since the last call."""
+    if device.type == "cuda":
+        import torch
+
+        allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        allocated = reserved = psutil.Process().memory_info().rss
+    cpu, memory = psutil.cpu_percent() / 100, psutil.virtual_memory().percent / 100
+    return RankLoad(clock.take_seconds(), work, allocated, reserved, cpu, memory)
+
+
+def load_metrics(loads: Sequence[RankLoad]) -> dict[str, float]:
+    """Memory of the ranks, and what is in use of the fullest of their machines."""
+    allocated = [one.allocated / GIB for one in loads]
+    return {
+        "perf/rank_memory/mean": statistics.fmean(allocated),
+        "perf/rank_memory/max": max(allocated),
+        "perf/rank_memory_reserved/max": max(one.reserved for one in loads) / GIB,
+        "perf/machine_cpu": max(one.cpu for one in loads),
+        "perf/machine_memory": max(one.memory for one in loads),
+    }
+
+
+ROLLOUTS = 3
+"""In a row in which the same rank is the slow one before a warning: single ones are noisy."""
+
+SLOW = 1.5
+"""Times the median of the other ranks' seconds for the same work."""
+
+LOST_S = 1.0
+"""Seconds of a rollout that the others wait, below which nobody would notice."""
+
+
+class SlowRank:
+    """Names a rank that is slow in several rollouts in a row, once.
+
+    Ranks that share one copy of the model wait for each other inside a pass, so all of them look as slow as the
+    slowest; and a run with one copy has nothing to compare with.
+    """
+
+    def __init__(self) -> None:
+        self._rank = -1
+        self._rollouts = 0
+        self._has_warned = False
+
+    def warning(self, loads: Sequence[RankLoad]) -> str | None:
+        """The warning that a rollout gives rise to.
+
+        Arguments:
+            loads: of all ranks, in their order.
+        """
+        if len(loads) < 2 or self._has_warned or not all(one.seconds and one.work for one in loads):
+            return None
+        pace = [one.seconds / one.work for one in loads]
+        slowest = max(range(len(pace)), key=pace.__getitem__)
+        ratio = pace[slowest] / statistics.median(pace[:slowest] + pace[slowest + 1 :])
+        lost_s = loads[slowest].seconds * (1 - 1 / ratio)
+        is_slow = ratio > SLOW and lost_s > LOST_S
+        self._rollouts = (self._rollouts + 1 if slowest == self._rank else 1) if is_slow else 0
+        self._rank = slowest
+        self._has_warned = self._rollouts == ROLLOUTS
+        if not self._has_warned:
+            return None
+        return (
+            f"learner rank {slowest} on node {loads[slowest].node} takes {ratio:.1f} times as long as the others for "
+            f"the same work, {ROLLOUTS} rollouts in a row, and they wait {lost_s:.0f} s for it in each. Look for other "
+            "programs and low clocks there (top, nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE), or leave the node out"
+        )

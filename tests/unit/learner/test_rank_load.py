@@ -1,0 +1,135 @@
+"""What ranks report of a rollout: memory, share of a GPU's peak, and which rank is slow."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import psutil
+import pytest
+import torch
+
+from slime_core.learner.rank_load import GIB, ComputeClock, RankLoad, SlowRank, load_metrics, peak_flops, rank_load
+
+FAST = RankLoad(seconds=10.0, work=5.0, allocated=2 * GIB, reserved=3 * GIB, cpu=0.5, memory=0.25, node="10.0.0.1")
+SLOW = replace(FAST, seconds=20.0, node="10.0.0.2")
+CPU = torch.device("cpu")
+
+
+def warnings(*rollouts: list[RankLoad]) -> list[bool]:
+    slow_rank = SlowRank()
+    return [slow_rank.warning(loads) is not None for loads in rollouts]
+
+
+def test_a_rank_that_is_slow_three_times_in_a_row_is_named_once() -> None:
+    slow_rank = SlowRank()
+    first, second, third, *rest = (slow_rank.warning([FAST, FAST, SLOW, FAST]) for _ in range(7))
+    assert (first, second, rest) == (None, None, [None] * 4)
+    assert third is not None
+    assert third.startswith(
+        "learner rank 2 on node 10.0.0.2 takes 2.0 times as long as the others for the same work, 3 rollouts in a row, "
+        "and they wait 10 s for it in each."
+    )
+
+
+def test_the_median_of_the_others_counts_so_that_several_slow_ranks_are_found() -> None:
+    assert warnings(*[[FAST, FAST, FAST, SLOW, SLOW]] * 3) == [False, False, True]
+
+
+def test_it_has_to_be_the_same_rank() -> None:
+    assert warnings(*[[FAST, FAST, SLOW], [FAST, SLOW, FAST]] * 4) == [False] * 8
+
+
+def test_a_rollout_without_a_slow_rank_starts_the_count_again() -> None:
+    slow, even = [FAST, SLOW], [FAST, FAST]
+    assert warnings(slow, slow, even, slow, slow, slow) == [False] * 5 + [True]
+
+
+def test_a_rank_with_more_work_is_not_slow() -> None:
+    assert not any(warnings(*[[FAST, replace(SLOW, work=10.0)]] * 3))
+
+
+def test_fractions_of_a_second_are_not_worth_a_warning() -> None:
+    assert not any(warnings(*[[replace(FAST, seconds=0.1), replace(SLOW, seconds=0.9)]] * 3))
+    assert any(warnings(*[[replace(FAST, seconds=1.0), replace(SLOW, seconds=2.1)]] * 3))
+
+
+def test_one_rank_and_rollouts_without_training_have_nothing_to_compare() -> None:
+    assert not any(warnings(*[[SLOW]] * 3))
+    assert not any(warnings(*[[replace(FAST, seconds=0.0), SLOW]] * 3))
+
+
+def test_memory_is_the_largest_and_the_mean_of_the_ranks() -> None:
+    assert load_metrics([FAST, replace(FAST, allocated=4 * GIB, cpu=0.75)]) == {
+        "perf/rank_memory/mean": 3.0,
+        "perf/rank_memory/max": 4.0,
+        "perf/rank_memory_reserved/max": 3.0,
+        "perf/machine_cpu": 0.75,
+        "perf/machine_memory": 0.25,
+    }
+
+
+def test_on_a_cpu_a_rank_reports_its_process() -> None:
+    clock = ComputeClock(CPU)
+    clock.stop()
+    clock.start()
+    time.sleep(0.05)
+    clock.stop()
+    found = rank_load(clock, CPU, work=7.0)
+    assert 0.05 <= found.seconds < 5
+    assert found.work == 7.0
+    assert found.allocated == found.reserved
+    assert 0.5 < found.allocated / psutil.Process().memory_info().rss < 2
+    assert 0 < found.memory < 1
+    assert rank_load(clock, CPU, work=1.0).seconds == 0
+
+
+def test_on_a_gpu_the_clock_reads_events_and_the_peak_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Event:
+        count = 0
+
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            Event.count += 1
+            self.at_ms = 1000.0 * Event.count
+
+        def elapsed_time(self, end: Event) -> float:
+            return end.at_ms - self.at_ms
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 6)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append("reset"))
+    device = torch.device("cuda", 0)
+    clock = ComputeClock(device)
+    for _ in range(2):
+        clock.start()
+        clock.stop()
+    found = rank_load(clock, device, work=1.0)
+    assert (found.seconds, found.allocated, found.reserved) == (2.0, 5, 6)
+    assert calls == ["reset", "synchronize"]
+
+
+@pytest.mark.parametrize(
+    ("name", "tera"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.5),
+        ("NVIDIA H100 PCIe", 756.5),
+        ("NVIDIA H100 NVL", 835.5),
+        ("NVIDIA H200", 989.5),
+        ("NVIDIA H20", 148.0),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA A10", 125.0),
+        ("NVIDIA A10G", None),
+        ("NVIDIA L4", 121.0),
+        ("NVIDIA L40", None),
+        ("Tesla V100-SXM2-32GB", None),
+    ],
+)
+def test_the_peak_of_a_gpu_is_found_by_its_name(name: str, tera: float | None) -> None:
+    assert peak_flops(name) == (None if tera is None else tera * 1e12)
