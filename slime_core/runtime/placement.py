@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slime_core.errors import PlacementError
 from slime_core.runtime.layout import Capacity, Layout, Plan, Seat, assign, plan
+
+NAME = "slime"
+"""Of a run's placement group, by which `ray status -v` and the dashboard show it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ def place(layout: Layout, *, timeout_s: float = 60.0) -> Placement:
         PlacementError: at once if the cluster is too small; after ``timeout_s`` if other jobs hold the devices.
     """
     wanted = plan(layout, capacity=capacity())
-    group = placement_group([dict(wanted.bundle) for _ in range(wanted.count)], strategy="PACK")
+    group = placement_group([dict(wanted.bundle) for _ in range(wanted.count)], strategy="PACK", name=NAME)
     if not group.wait(timeout_s):
         remove_placement_group(group)
         raise PlacementError(_held_by_others(wanted, timeout_s))
@@ -104,11 +108,28 @@ def capacity() -> Capacity:
 
 def _held_by_others(wanted: Plan, timeout_s: float) -> str:
     free = ray.available_resources()
+    holders = [f"'{name}' ({held})" for name, held in _other_groups()]
+    held = f"Placement groups hold {', '.join(holders)}; " if holders else ""
     return (
         f"The run needs {wanted}. The cluster is large enough, but has {free.get('CPU', 0):g} CPU and "
-        f"{free.get('GPU', 0):g} GPU free, and no other job released any within {timeout_s:g} s. "
-        "`ray status` shows what holds them. Wait for it, or lower --rollout-num-gpus or --actor-num-gpus-per-node."
+        f"{free.get('GPU', 0):g} GPU free, and no other job released any within {timeout_s:g} s. {held}"
+        "`ray status` shows what else holds them. Wait for it, or lower --rollout-num-gpus or "
+        "--actor-num-gpus-per-node."
     )
+
+
+def _other_groups() -> Iterator[tuple[str, str]]:
+    """Name, or else id, of each placement group that holds something, and how much of what on which nodes."""
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    for number, one in placement_group_table().items():
+        if one["state"] != "CREATED":
+            continue
+        held: Counter[str] = Counter()
+        for bundle in one["bundles"].values():
+            held.update(bundle)
+        where = sorted({addresses[node] for node in one["bundles_to_node_id"].values()})
+        amounts = ", ".join(f"{amount:g} {resource}" for resource, amount in held.items())
+        yield one["name"] or number, f"{amounts} on {', '.join(where)}"
 
 
 def _seats(group: PlacementGroup, wanted: Plan) -> list[Seat]:

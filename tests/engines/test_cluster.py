@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -307,8 +308,18 @@ def test_more_processes_than_cores_share_them(ray_session: Session) -> None:
 def test_devices_that_others_hold_are_named_after_the_limit(placed: Placement) -> None:
     while ray.available_resources().get("CPU", 0):  # Ray's count comes some time after what it counts
         time.sleep(0.02)
-    with pytest.raises(PlacementError, match="has 0 CPU and 0 GPU free"):
+    message = r"has 0 CPU and 0 GPU free, .*Placement groups hold 'slime' \(2 CPU on 127\.0\.0\.1\); `ray status`"
+    with pytest.raises(PlacementError, match=message):
         place(Layout(learner_ranks=1, engines=0), timeout_s=0.5)
+
+
+def test_devices_that_others_release_in_time_are_taken(ray_session: Session) -> None:
+    held = place(Layout(learner_ranks=2, engines=0))
+    timer = threading.Timer(1, held.release)
+    timer.start()
+    with place(Layout(learner_ranks=1, engines=1)) as placed:
+        assert len(placed.learner) == len(placed.engines) == 1
+    timer.join()
 
 
 def test_gpus_that_the_cluster_has_not_are_refused_at_once(ray_session: Session) -> None:
