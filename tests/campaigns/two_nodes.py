@@ -4,8 +4,10 @@
 
 Loopback is not shared, so a store or a server that listens there, or at the address of another node, is out of reach.
 ``separate``: learner and engines have cores of their own, weights travel by gloo. ``colocated``: one learner rank and
-one engine on each node; each rank hands its own engine the weights. ``missing``: the second node does not have the
-model's folder. The exit code says whether all is as promised.
+one engine on each node; each rank hands its own engine the weights. ``disk``: as ``separate``, and engines read the
+weights from a folder. ``missing``: the second node does not have the model's folder. ``busy``: another job holds a core
+and has an actor; the run names what it waited for, then takes what is free, and leaves the rest as it was. ``slurm``:
+``examples/cluster/slime.sbatch``, with stand-ins for Slurm's programs. The exit code says whether all is as promised.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,8 @@ from slime_core.config.schema import ARITHMETIC
 START_LIMIT_S, RUN_LIMIT_S = 300, 1500
 """Seconds on a busy machine; an idle one needs a tenth."""
 
-PARTS = ("separate", "colocated", "missing")
+REPO = Path(__file__).resolve().parents[2]
+PARTS = ("separate", "colocated", "disk", "missing", "busy", "slurm")
 HEAD, OTHER = "10.117.0.1", "10.117.0.2"
 PORT, DASHBOARD = 6390, 8290
 SMALL = ("--rollout-batch-size", "8", "--n-samples-per-prompt", "4", "--num-rollout", "2", "--eval-prompt-data", "none")
@@ -47,8 +51,40 @@ TWO_RANKS = ("--actor-num-nodes", "2", "--actor-num-gpus-per-node", "1", "--roll
 LAYOUTS = {
     "separate": TWO_RANKS,
     "colocated": (*TWO_RANKS, "--colocate", "--check-weight-update-equal"),
+    "disk": (*TWO_RANKS, "--update-weight-transport", "disk", "--check-weight-update-equal"),
     "missing": TWO_RANKS,
+    "busy": TWO_RANKS,
 }
+OTHER_JOB = """
+import sys, time
+from pathlib import Path
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+
+@ray.remote(num_cpus=0)
+class Tenant:
+    def __init__(self):
+        self.calls = 0
+    def call(self):
+        self.calls += 1
+        return self.calls
+
+folder, address = Path(sys.argv[1]), sys.argv[2]
+ray.init(address=address, namespace="other", log_to_driver=False)
+tenant = Tenant.options(name="tenant").remote()
+ray.get(tenant.call.remote())
+group = placement_group([{"CPU": 1}], name="other job")
+ray.get(group.ready())
+(folder / "holds").touch()
+while not (folder / "release").exists():
+    time.sleep(0.2)
+remove_placement_group(group)
+(folder / "released").touch()
+while not (folder / "end").exists():
+    time.sleep(0.2)
+(folder / "calls").write_text(str(ray.get(tenant.call.remote(), timeout=60)))
+"""
+"""Another program on the cluster: an actor, and a core that it holds until it is told to release it."""
 
 
 def program(name: str) -> str:
@@ -82,6 +118,10 @@ class Node:
         return subprocess.run(
             inside, env=self.environment(), capture_output=True, text=True, timeout=limit_s, check=False
         )
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        """``words`` inside the namespace, in the background."""
+        return subprocess.Popen(["ip", "netns", "exec", self.name, *words], env=self.environment())
 
 
 def checked(*words: str) -> None:
@@ -219,6 +259,97 @@ def names_the_node(folder: Path) -> None:
     require(not list((output / "logs").glob("engine-*.log")), "missing: no engine was started", printed)
 
 
+def takes_only_its_own(folder: Path) -> None:
+    """A run on a cluster that another job uses: refused while a core is held, and afterwards without a trace."""
+    place = folder / "busy"
+    with cluster(place) as head:
+        place.mkdir(exist_ok=True)
+        other = head.start(sys.executable, "-c", OTHER_JOB, str(place), f"{HEAD}:{PORT}")
+        try:
+            wait_for(place / "holds")
+            printed = submit(head, "busy", place / "refused")
+            named = "1 CPU and 0 GPU free" in printed and "Placement groups hold 'other job' (1 CPU on " in printed
+            require(named, "busy: the placement group that holds a core is named", printed)
+            (place / "release").touch()
+            wait_for(place / "released")
+            printed = submit(head, "busy", place / "run")
+            found = [row for row in rows(place / "run") if "train/grad_norm" in row]
+            require(len(found) == 2, "busy: two steps beside the other job's actor", printed)
+            (place / "end").touch()
+            wait_for(place / "calls")
+            calls = (place / "calls").read_text()
+            require(calls == "2", f"busy: the other job's actor lives on, call {calls}", printed)
+            status = head.run(program("ray"), "status", f"--address={HEAD}:{PORT}", limit_s=120).stdout
+            require("0.0/2.0 CPU" in status, "busy: the cluster has both nodes, and every core is free", status)
+        finally:
+            other.kill()
+
+
+SRUN = """#!/usr/bin/env bash
+set -e
+node={head}
+while [[ $1 == --* ]]; do
+    case $1 in --nodelist=*) node=${{1#*=}} ;; --exclude=*) node={other} ;; esac
+    shift
+done
+device={head_device}
+if [ "$node" = {other} ]; then device={other_device}; fi
+exec ip netns exec "$node" env GLOO_SOCKET_IFNAME="$device" NCCL_SOCKET_IFNAME="$device" "$@"
+"""
+
+
+def runs_in_a_slurm_job(folder: Path) -> None:
+    """The script of examples/cluster, whose ``srun`` enters the namespace of a node."""
+    place, store = folder / "slurm", Path(f"/tmp/sls{os.getpid()}")
+    programs = place / "bin"
+    programs.mkdir(parents=True)
+    with nodes(place) as (head, other):
+        names = {"head": head.name, "other": other.name, "head_device": head.device, "other_device": other.device}
+        texts = {"srun": SRUN.format(**names), "scontrol": f"#!/bin/sh\nprintf '{head.name}\\n{other.name}\\n'\n"}
+        for name, text in texts.items():
+            (programs / name).write_text(text)
+            (programs / name).chmod(0o755)
+        job = {
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "VENV": sys.prefix,
+            "SLURM_JOB_NODELIST": "nodes",
+            "SLURM_SUBMIT_DIR": str(REPO),
+            "HEAD_ADDRESS": HEAD,
+            "RAY_NUM_CPUS": "1",
+            "RAY_TMPDIR": str(store),
+            "START_LIMIT_S": str(START_LIMIT_S),
+        }
+        words = ["bash", REPO / "examples/cluster/slime.sbatch", *BRIEF, *TWO_RANKS, "--output-dir", place / "run"]
+        try:
+            found = subprocess.run(
+                list(map(str, words)),
+                env=head.environment() | job,
+                capture_output=True,
+                text=True,
+                timeout=RUN_LIMIT_S,
+                check=False,
+            )
+        finally:
+            for node in (other, head):
+                end_processes(node)
+            shutil.rmtree(store, ignore_errors=True)
+    printed = found.stdout + found.stderr
+    require(found.returncode == 0, f"slurm: the job's exit code is {found.returncode}", printed)
+    learnt = [row for row in rows(place / "run") if "train/grad_norm" in row]
+    require(len(learnt) == 2, "slurm: two steps over both nodes, with the job's token", printed)
+
+
+def wait_for(path: Path) -> None:
+    ended_s = time.monotonic() + START_LIMIT_S
+    while not path.exists():
+        if time.monotonic() > ended_s:
+            raise SystemExit(f"{path} does not appear")
+        time.sleep(0.2)
+
+
+SPECIAL = {"missing": names_the_node, "busy": takes_only_its_own, "slurm": runs_in_a_slurm_job}
+
+
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -229,7 +360,7 @@ def main(arguments: Sequence[str]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for part in given.parts or PARTS:
-        names_the_node(folder) if part == "missing" else learns(part, folder)
+        SPECIAL.get(part, partial(learns, part))(folder)
 
 
 if __name__ == "__main__":
