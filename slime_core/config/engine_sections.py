@@ -155,9 +155,9 @@ _OWNED: Mapping[str, str] = {
         nccl_port dist_init_addr nccl_init_addr gated_launch_port grpc_port smg_http_sidecar_port
         grpc_http_sidecar_port fastapi_root_path
     """,
-    "Ray decides where an engine runs, and an engine stays on one node": """
-        nnodes node_rank base_gpu_id gpu_id_step use_ray numa_node
-    """,
+    "an engine that the run starts stays on one node; start one over several nodes yourself, and give its address with "
+    "--rollout-external-engine-addrs": "nnodes node_rank",
+    "Ray decides where an engine runs": "base_gpu_id gpu_id_step use_ray numa_node",
     "the sampler and the router speak plain HTTP on addresses of the run": """
         grpc_mode smg_grpc_mode enable_http2 ssl_keyfile ssl_certfile ssl_ca_certs ssl_keyfile_password
         enable_ssl_refresh

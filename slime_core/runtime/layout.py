@@ -258,7 +258,9 @@ def _gpu_plan(layout: Layout, capacity: Capacity) -> Plan:
     if largest > capacity.largest_node_gpus:
         raise PlacementError(
             f"An engine needs {largest} GPUs, but the largest node has "
-            f"{capacity.largest_node_gpus:g}, and an engine stays on one node. Lower --rollout-num-gpus-per-engine."
+            f"{capacity.largest_node_gpus:g}, and an engine that the run starts stays on one node. Lower "
+            "--rollout-num-gpus-per-engine, or start it over several nodes yourself (SGLang's --nnodes) and give its "
+            "address with --rollout-external-engine-addrs."
         )
     if needed > capacity.cpus:
         raise PlacementError(

@@ -1,17 +1,22 @@
-"""A run on three nodes, two of which have another plugin than the driver: simulated on this machine, with real Ray."""
+"""Several nodes, simulated on this machine: Ray with two that have other plugins than the driver, SGLang over two."""
 
 from __future__ import annotations
 
+import http.client
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import LIMIT_S, Finished, command
+from slime_core.config.schema import ARITHMETIC
+from slime_core.rollout.engines.server import free_ports
+from tests.e2e.conftest import BRIEF, LIMIT_S, Finished, command, train
 
 pytestmark = pytest.mark.long
 
@@ -106,3 +111,39 @@ def test_every_difference_of_every_node_is_in_one_table_and_nothing_is_started(n
     assert lines[4] == "Install the same on every node (acme-toy==1.0), or share one environment between the nodes."
     assert len(lines) == 5
     assert not (tmp_path / "run").exists()
+
+
+def test_a_server_over_several_nodes_is_an_engine_that_gets_the_weights(tmp_path: Path) -> None:
+    """Two node ranks of a real SGLang server with one process each; only rank 0 takes requests."""
+    model = ARITHMETIC / "model"
+    meeting, *ports = free_ports(3)
+    words = [sys.executable, "-m", "slime_core.cpu.serve", "--model-path", model, "--dtype", "float32", "--tp", "2"]
+    words += ["--nnodes", "2", "--dist-init-addr", f"127.0.0.1:{meeting}", "--skip-server-warmup"]
+    with ExitStack() as stack:
+        for rank, port in enumerate(ports):
+            log = stack.enter_context((tmp_path / f"node-{rank}.log").open("w"))
+            own = ["--node-rank", str(rank), "--port", str(port)]
+            server = subprocess.Popen(list(map(str, [*words, *own])), stdout=log, stderr=log)
+            stack.callback(server.wait)
+            stack.callback(server.terminate)
+        ended_s = time.monotonic() + LIMIT_S
+        while not answers(ports[0], "/model_info"):
+            assert time.monotonic() < ended_s, (tmp_path / "node-0.log").read_text()[-3000:]
+            time.sleep(1)
+        assert answers(ports[1], "/health")
+        assert not answers(ports[1], "/model_info")
+        engine = ("--rollout-external-engine-addrs", f"127.0.0.1:{ports[0]}", "--rollout-num-gpus-per-engine", "2")
+        more = ("--rollout-num-gpus", "2", "--num-rollout", "2", "--check-weight-update-equal", *BRIEF)
+        run = train(tmp_path / "run", "--device", "cpu", *engine, *more)
+    assert all(row["train/grad_norm"] > 0 and row["parity/mean"] < 1e-5 for row in run.rows)
+
+
+def answers(port: int, path: str) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
