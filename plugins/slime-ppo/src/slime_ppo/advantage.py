@@ -1,6 +1,6 @@
 """REINFORCE++ with a group baseline.
 
-Left out of the paper: the KL penalty inside the reward, which needs a log-probability a token (use the KL loss). The
+Left out of the paper: the KL penalty inside the reward, which needs log-probabilities of tokens (use the KL loss). The
 variant without a baseline is :mod:`slime_ppo.reinforce_plus_plus`.
 """
 
@@ -16,15 +16,15 @@ from slime_core.ops.groups import GroupStatistics
 
 __all__ = ["ReinforcePlusPlusBaseline"]
 
-# Under the square root, in the reward's unit squared: a batch without any difference gives 0, not a division by zero.
+# Under the square root, in the reward's unit squared: if all rewards are equal, the result is 0, not a division by 0.
 _EPS = 1e-8
 
 
 class ReinforcePlusPlusBaseline:
     """Reward minus group mean, then whitened over the whole batch: mean 0 and variance 1 over its trained tokens.
 
-    Every trained token of a sample carries the sample's advantage, so mean and variance weigh a sample by its number of
-    trained tokens. Unlike grpo's, the scale is one for the batch: a group of nearly equal rewards is not blown up.
+    Every trained token has its sample's advantage, so mean and variance weigh a sample by its number of trained tokens.
+    Unlike grpo, one scale applies to the whole batch: the advantages of nearly equal rewards in a group stay small.
 
     Source: REINFORCE++ (2501.03262), the variant with a group-mean baseline and global advantage normalisation.
     """
@@ -33,7 +33,7 @@ class ReinforcePlusPlusBaseline:
         del options, run
 
     def estimate(self, batch: GroupedRewards) -> NDArray[np.float32]:
-        """Advantages, float32 [B], in the order of ``batch``; all 0 where no token is trained."""
+        """Return advantages, float32 [B], in the order of ``batch``; all 0 if no token is trained."""
         tokens_B = batch.mask_sums_B.astype(np.float64)
         if not tokens_B.any():
             return np.zeros(len(batch), dtype=np.float32)

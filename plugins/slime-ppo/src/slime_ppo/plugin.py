@@ -9,7 +9,7 @@ from slime_core import AdvantageTraits, Component, FunctionSource, RunPlan, hook
 __all__: list[str] = []
 
 WHITENED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
-"""Estimators whose advantages have mean 0 and variance 1 over the trained tokens of the rollout already."""
+"""Estimators that whiten: mean 0 and variance 1 over the trained tokens of the rollout."""
 
 
 @hookimpl
@@ -55,7 +55,7 @@ def slime_presets() -> dict[str, object]:
 def slime_check(plan: RunPlan, trains: bool, code: Mapping[str, Sequence[FunctionSource]]) -> Iterator[str]:
     name = str(plan.settings.get("advantage_estimator")).removeprefix("ppo:")
     if code:
-        return  # what a function leaves of the rewards, such as advantages of its own, only the run shows
+        return  # a user function may replace rewards or advantages, so only the run shows the outcome
     if trains and name == "reinforce_plus_plus_baseline" and plan.n_samples_per_prompt == 1:
         yield (
             "n_samples_per_prompt = 1: advantage estimator 'reinforce_plus_plus_baseline' subtracts the mean reward of "

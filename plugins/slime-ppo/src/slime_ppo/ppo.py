@@ -1,7 +1,7 @@
-"""PPO's advantages: generalised advantage estimation over the values of a critic.
+"""PPO's advantages: generalised advantage estimation (GAE) over the values of a critic.
 
-The rest of the algorithm (1707.06347) is the core's: the clipped surrogate, the critic and its clipped loss. Advantages
-are not whitened here; ``--normalize-advantages`` does that for any estimator.
+The core implements the rest of the algorithm (1707.06347): the clipped surrogate, the critic and its clipped loss.
+Advantages are not whitened here; ``--normalize-advantages`` does that for any estimator.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["GeneralizedAdvantage"]
 
 
 class GeneralizedAdvantage:
-    """How much better each trained token was than the critic expected, and the returns that the critic learns.
+    """GAE advantage of each trained token, and the returns that the critic learns.
 
     Over the trained tokens t = 1 .. T of a response, with the rewards r_t of :mod:`slime_ppo.rewards`::
 
@@ -22,7 +22,7 @@ class GeneralizedAdvantage:
         A_t = sum over k >= t of (gamma * lambd)^(k - t) * delta_k
         R_t = A_t + V_t
 
-    The value of a masked token is not read: from one trained token the next one follows, whatever a tool wrote between.
+    The values of masked tokens are not used: V_(t+1) is the value of the next trained token, after any tool output.
 
     Source: Schulman et al. 2015 (1506.02438), equation 16; the divergence inside the reward: Ouyang et al. 2022
     (2203.02155), section 3.5.
@@ -32,13 +32,13 @@ class GeneralizedAdvantage:
         del options, run
 
     def estimate(self, batch: ResponseTokens, reduce: Reductions) -> TokenAdvantages:
-        """Advantages and returns, float32 [u], 0 where masked, with the metric ``kl`` where ``kl_coef`` is not 0.
+        """Return advantages and returns, float32 [u], 0 where masked; the metric ``kl`` if ``kl_coef`` is not 0.
 
         Raises:
-            ValueError: there are no values; or ``kl_coef`` is not 0, and the batch lacks log-probabilities of the actor
-                or of the reference.
+            ValueError: ``values_U`` is None; or ``kl_coef`` is not 0 and the batch has no log-probabilities of the
+                actor or of the reference.
         """
-        del reduce  # nothing is taken over the batch
+        del reduce  # GAE needs no statistics of the batch
         if batch.values_U is None:
             raise ValueError("ppo needs values_U, the values of a critic; found None")
         tokens = token_rewards(batch)

@@ -1,7 +1,7 @@
-"""REINFORCE++: a return for each token, whitened over the global batch; no critic, and no groups.
+"""REINFORCE++: a return for each token, whitened over the global batch, without a critic and without groups.
 
-Nothing of the paper's advantage (2501.03262) is left out. Its clipped loss is the core's ``clipped``, and the variant
-with a group baseline is :mod:`slime_ppo.advantage`. Added: the discount ``gamma``, which the paper has at 1.
+Nothing of the paper's advantage (2501.03262) is left out. Its clipped loss is the core's ``clipped``; the variant with
+a group baseline is :mod:`slime_ppo.advantage`. Added: the discount ``gamma``, which is 1 in the paper.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["ReinforcePlusPlus"]
 
 
 class ReinforcePlusPlus:
-    """Reward at the last trained token, less the divergence at every one; discounted, summed up and whitened.
+    """Reward at the last trained token, minus the divergence at every token; discounted, summed and whitened.
 
     Over the trained tokens t = 1 .. T of a response, with the rewards r_t of :mod:`slime_ppo.rewards`::
 
@@ -32,10 +32,10 @@ class ReinforcePlusPlus:
         del options, run
 
     def estimate(self, batch: ResponseTokens, reduce: Reductions) -> TokenAdvantages:
-        """Advantages, float32 [u], 0 where masked, with the metrics ``returns`` (G) and ``kl``.
+        """Return advantages, float32 [u], 0 where masked, with the metrics ``returns`` (G) and ``kl``.
 
         Raises:
-            ValueError: ``kl_coef`` is not 0, and the batch lacks log-probabilities of the actor or of the reference.
+            ValueError: ``kl_coef`` is not 0, and the batch has no log-probabilities of the actor or of the reference.
         """
         tokens = token_rewards(batch)
         returns_T = discounted_returns(tokens.rewards_T, samples_T=tokens.samples_T, gamma=batch.settings.gamma)

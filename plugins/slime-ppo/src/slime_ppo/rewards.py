@@ -1,7 +1,7 @@
-"""Rewards token by token, as the estimators of this package that work on single tokens see them.
+"""Token-level rewards, as the token-level estimators of this package use them.
 
-Masked tokens, such as what a tool wrote, are no steps: they are neither penalised nor discounted over. A response
-without a trained token takes no part.
+Masked tokens, such as tool output, are no steps: they have no penalty and no discount. Responses without a trained
+token are skipped.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["TokenRewards", "token_rewards"]
 
 @dataclass(frozen=True, slots=True)
 class TokenRewards:
-    """The T trained tokens of u response tokens.
+    """The T trained tokens among u response tokens.
 
     Arguments:
         rewards_T: float64 [T].
-        samples_T: int64 [T], which response a token belongs to; ascending.
-        trained_U: bool [u], which of the response tokens they are.
-        metrics_U: ``kl``, float32 [u], where something is taken off for it.
+        samples_T: int64 [T], the response of each token; ascending.
+        trained_U: bool [u], True for the trained tokens.
+        metrics_U: ``kl``, float32 [u], if ``kl_coef`` is not 0; else empty.
     """
 
     rewards_T: torch.Tensor
@@ -32,21 +32,21 @@ class TokenRewards:
     metrics_U: dict[str, torch.Tensor]
 
     def spread(self, values_T: torch.Tensor) -> torch.Tensor:
-        """Values of the trained tokens at their places, float32 [u], 0 elsewhere."""
+        """Scatter values of the trained tokens to their places in the response tokens, float32 [u], 0 elsewhere."""
         spread_U = torch.zeros(self.trained_U.shape, device=self.trained_U.device)
         spread_U[self.trained_U] = values_T.float()
         return spread_U
 
 
 def token_rewards(batch: ResponseTokens) -> TokenRewards:
-    """The reward at the last trained token, less the divergence from the reference at every one.
+    """Return the reward at the last trained token, minus the divergence from the reference at every token.
 
     With trained tokens t = 1 .. T of a response, and the k1 estimate of the divergence::
 
         r_t = -kl_coef * KL_t + [t = T] * reward        KL_t = log pi_old(o_t) - log pi_ref(o_t)
 
     Raises:
-        ValueError: ``kl_coef`` is not 0, and the batch lacks log-probabilities of the actor or of the reference.
+        ValueError: ``kl_coef`` is not 0, and the batch has no log-probabilities of the actor or of the reference.
     """
     trained_U = batch.mask_U != 0
     samples_T, kl_U = batch.samples_U[trained_U], _divergence(batch)
@@ -57,7 +57,7 @@ def token_rewards(batch: ResponseTokens) -> TokenRewards:
 
 
 def _divergence(batch: ResponseTokens) -> torch.Tensor:
-    """The k1 estimate at every response token; 0 where nothing asks for it."""
+    """Return the k1 estimate at every response token; all 0 if ``kl_coef`` is 0."""
     if not batch.settings.kl_coef:
         return torch.zeros_like(batch.mask_U)
     if batch.log_probs_U is None or batch.ref_log_probs_U is None:
@@ -68,7 +68,7 @@ def _divergence(batch: ResponseTokens) -> torch.Tensor:
 
 
 def _last_of_each(samples_T: torch.Tensor) -> torch.Tensor:
-    """Whether a token is the last one of its sample, bool [T]."""
+    """Return True for each token that is the last of its sample, bool [T]."""
     is_last_T = torch.ones_like(samples_T, dtype=torch.bool)
     is_last_T[:-1] = samples_T[1:] != samples_T[:-1]
     return is_last_T
