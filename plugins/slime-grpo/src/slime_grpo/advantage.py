@@ -1,11 +1,11 @@
-"""Advantages from how a sample's reward compares with the other samples of its prompt group.
+"""Advantages from the comparison of a sample's reward with the other samples of its prompt group.
 
-A group is all samples with one group id, wherever they stand and however many they are; a rollout that fanned out into
-several samples counts once (:mod:`slime_core.ops.groups`). A group of one rollout has nothing to be compared with: its
-advantage is 0 in every estimator here. So is that of a group whose rewards are all equal, exactly.
+A group is all samples with one group id, in any order and number; a rollout that fanned out into several samples counts
+once (:mod:`slime_core.ops.groups`). A group of one rollout has no baseline: its advantage is 0 in every estimator here.
+The advantage is also exactly 0 if all rewards of a group are equal.
 
-Left out of DeepSeekMath: process supervision (its section 4.1.3), and the KL term, which is a loss of its own. Left out
-of Dr. GRPO: its constant length normaliser, which is the aggregation's business (``--loss-token-divisor``).
+Left out of DeepSeekMath: process supervision (its section 4.1.3), and the KL term, which is a separate loss. Left out
+of Dr. GRPO: its constant length normaliser, which belongs to the aggregation (``--loss-token-divisor``).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from slime_grpo.options import GrpoOptions
 
 __all__ = ["GroupCentred", "GroupRelative", "LeaveOneOut"]
 
-# Added to the standard deviation, in the reward's unit: keeps a group of nearly equal rewards from exploding.
+# Added to the standard deviation, in the reward's unit: a group of nearly equal rewards gets no huge advantages.
 _EPS = 1e-6
 
 
 class GroupRelative:
     """GRPO: (reward - group mean) / (group standard deviation + 1e-6), unbiased as ``torch.std``.
 
-    Source: DeepSeekMath (2402.03300), section 4.1.2. With ``std_normalization`` off it is the reward minus the mean.
+    Source: DeepSeekMath (2402.03300), section 4.1.2. Without ``std_normalization`` it is the reward minus the mean.
     """
 
     def __init__(self, options: GrpoOptions, run: RunView) -> None:
@@ -40,7 +40,7 @@ class GroupRelative:
 
 
 class GroupCentred:
-    """Dr. GRPO: reward - group mean, so that a prompt's weight does not depend on how its rewards scatter.
+    """Dr. GRPO: reward - group mean, so that a prompt's weight does not depend on the spread of its rewards.
 
     Source: Understanding R1-Zero-Like Training (2503.20783), section 3.2.
     """

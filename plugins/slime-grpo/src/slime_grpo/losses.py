@@ -1,9 +1,9 @@
-"""Policy losses that go with group-relative advantages: ``gspo`` and ``cispo``.
+"""Policy losses for group-relative advantages: ``gspo`` and ``cispo``.
 
-Both return a loss a token and leave the averaging to the core. With its default, the mean over each response and then
-over responses, gspo's average is the paper's; cispo's paper averages over all tokens (``--calculate-per-token-loss``).
+Both return one loss a token; the core averages. With the core's default, the mean over each response and then over
+responses, gspo matches its paper; cispo's paper averages over all tokens (``--calculate-per-token-loss``).
 
-Left out of CISPO: its unified form with a token mask (its equation 7), which is a correction's business.
+Left out of CISPO: its unified form with a token mask (its equation 7), which is the task of a correction.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ __all__ = ["ClippedImportance", "SequenceClipped"]
 
 
 class SequenceClipped:
-    """GSPO: the clipped surrogate of one importance ratio a response, the geometric mean of its tokens' ratios.
+    """GSPO: clipped surrogate with one importance ratio a response, the geometric mean of its tokens' ratios.
 
-    It is the form of tokens, GSPO-token: each token has the response's ratio, whose gradient reaches that token alone,
-    ``log s_t = sg(log s) + log_p_t - sg(log_p_t)``, where ``sg`` stops the gradient. Where advantages are equal within
-    a response its gradient, averaged over the response, is that of the plain form; where they differ, as with
-    ``--use-opd``, each token is moved by its own.
+    This is the token form, GSPO-token: each token has the response's ratio, whose gradient reaches that token alone,
+    ``log s_t = sg(log s) + log_p_t - sg(log_p_t)``, where ``sg`` stops the gradient. If advantages are equal within a
+    response, the gradient, averaged over the response, equals that of the plain form. If they differ, as with
+    ``--use-opd``, each token uses its own advantage.
 
     Source: Group Sequence Policy Optimization (2507.18071), equations 7, 13 and 14 (section 4.3); the mean runs over
-    trained tokens. The paper's clip ranges are some 3e-4: two orders of magnitude below those of token ratios.
+    trained tokens. The paper's clip ranges are about 3e-4: two orders of magnitude below those of token ratios.
 
-    Metrics a token: ``ratio``, ``clip_fraction``, ``dual_clip_fraction`` and ``ppo_kl``, each the response's.
+    Metrics a token: ``ratio``, ``clip_fraction``, ``dual_clip_fraction`` and ``ppo_kl``, each of the response.
     """
 
     def __init__(self, options: GrpoOptions, run: RunView) -> None:
         del options, run
 
     def __call__(self, terms: LossTerms) -> LossOutput:
-        """The loss of each token, float32 [T]; its gradient reaches that token alone.
+        """Return the loss of each token, float32 [T]; its gradient reaches that token alone.
 
         Raises:
-            ValueError: there is nothing that says which tokens form a response, or a clip setting is out of range.
+            ValueError: ``segments`` is None, or a clip setting is out of range.
         """
         if terms.segments is None:
             raise ValueError("gspo needs to know which tokens form a response: LossTerms.segments is None")
@@ -61,11 +61,11 @@ class SequenceClipped:
 
 
 class ClippedImportance:
-    """CISPO: minus log-probability times advantage, weighted by the clipped importance ratio; no gradient is cut.
+    """CISPO: minus log-probability times advantage, weighted by the clipped importance ratio; no gradient is clipped.
 
     ``-sg(clamp(ratio, 1 - eps_clip, 1 + eps_clip_high)) * A * log_prob``, where ``sg`` stops the gradient.
 
-    Source: MiniMax-M1 (2506.13585), equations 4 and 5. The paper leaves the lower bound open (``--eps-clip 1``).
+    Source: MiniMax-M1 (2506.13585), equations 4 and 5. The paper sets no lower bound (``--eps-clip 1``).
 
     Metrics a token: ``ratio``, ``clip_fraction`` (the clip changed the ratio) and ``ppo_kl``.
     """
@@ -74,7 +74,7 @@ class ClippedImportance:
         del options, run
 
     def __call__(self, terms: LossTerms) -> LossOutput:
-        """The loss of each token, float32 [T].
+        """Return the loss of each token, float32 [T].
 
         Raises:
             ValueError: a clip setting is out of range.

@@ -13,15 +13,15 @@ __all__ = ["GrpoOptions"]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 SECTION = "rollout"
-"""The section of files in which the settings of the transforms stood when they were the core's."""
+"""The TOML section that older files use for the settings of the transforms."""
 
 
 class GrpoOptions(PluginOptions):
-    """What only the group-relative estimators and DAPO's transforms know."""
+    """Settings of the group-relative estimators and of DAPO's transforms."""
 
     std_normalization: bool = True
     """Divide the advantages of grpo, gspo and cispo by the standard deviation of their group's rewards. False: prompts
-    whose rewards differ more weigh more. dr_grpo and rloo never divide."""
+    whose rewards differ more have more weight. dr_grpo and rloo never divide."""
     overlong_buffer_len: Annotated[
         Count | None, Flag("--overlong-buffer-len", section=SECTION), UsedBy("punish_overlong")
     ] = None
