@@ -13,7 +13,7 @@ __all__ = ["OffPolicyOptions"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 SECTION = "algorithm"
-"""The section of files in which the settings stood when they were the core's."""
+"""The TOML section that older files use for these settings."""
 
 
 class OffPolicyOptions(PluginOptions):
@@ -35,13 +35,13 @@ class OffPolicyOptions(PluginOptions):
     mis_level: Annotated[
         Literal["token", "sequence", "geometric"], Flag("--mis-level", section=SECTION), UsedBy("mis")
     ] = "token"
-    """Correction mis: whose importance ratio weighs a token. token: its own. sequence: the product over its response.
-    geometric: the geometric mean over its response."""
+    """Correction mis: the importance ratio that weighs a token. token: its own. sequence: the product over its
+    response. geometric: the geometric mean over its response."""
     mis_mode: Annotated[Literal["truncate", "clip", "mask"], Flag("--mis-mode", section=SECTION), UsedBy("mis")] = (
         "truncate"
     )
-    """Correction mis: what happens to ratios out of bounds. truncate: high ones become mis_clip. clip: low ones become
-    mis_clip_low, too. mask: such tokens weigh 0 in the policy loss."""
+    """Correction mis: effect of the bounds. truncate: ratios above mis_clip become mis_clip. clip: ratios below
+    mis_clip_low also become mis_clip_low. mask: tokens out of bounds weigh 0 in the policy loss."""
     mis_clip: Annotated[Positive, Flag("--mis-clip", section=SECTION), UsedBy("mis")] = 2.0
     """Correction mis: upper bound of the importance ratio."""
     mis_clip_low: Annotated[
@@ -59,5 +59,5 @@ class OffPolicyOptions(PluginOptions):
 
     @property
     def largest_ratio(self) -> float:
-        """What tis and icepop let count at most, under either of its names."""
+        """Upper bound of the ratio in tis and icepop: ``tis_threshold`` if set, else ``tis_clip``."""
         return self.tis_clip if self.tis_threshold is None else self.tis_threshold

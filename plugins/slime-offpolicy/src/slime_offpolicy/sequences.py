@@ -1,10 +1,10 @@
-"""The off-policy corrections that judge a whole response: ``mis``, ``veto`` and ``opsm``.
+"""The off-policy corrections of whole responses: ``mis``, ``veto`` and ``opsm``.
 
 Sums over a response go through ``CorrectionTerms.segments``, in float64 and equally often on every rank, so neither the
-packing nor context parallelism changes them. What counts are the trained tokens, as earlier corrections left them.
+packing nor context parallelism changes them. The sums run over the trained tokens that earlier corrections left.
 
-Left out: weights that are normalised to a mean of 1. Their mean would be that of one micro-batch, so the packing would
-decide what is trained.
+Left out: weights normalised to a mean of 1. The mean would be taken over one micro-batch, so the packing would change
+the trained loss.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["MaskedImportanceSampling", "OffPolicySequenceMasking", "Veto"]
 class MaskedImportanceSampling:
     """Weighs tokens by the importance ratio of trainer to engine, of a token or of its response, within bounds.
 
-    ``mis_level`` says what the ratio is taken over: ``token``: r_t; ``sequence``: the product of r_t over the trained
-    tokens of the response; ``geometric``: its geometric mean, so that length does not count. Every trained token of a
-    response carries the response's ratio. ``mis_mode`` says what bounds do to it: ``truncate``: min(r, ``mis_clip``);
-    ``clip``: r held between ``mis_clip_low`` and ``mis_clip``; ``mask``: r within these, else 0. A weight of 0 takes a
-    token out of the policy loss, and out of nothing else; the mask stays as it came.
+    ``mis_level`` selects the ratio: ``token``: r_t; ``sequence``: the product of r_t over the trained tokens of the
+    response; ``geometric``: its geometric mean, which does not depend on the length. Every trained token of a response
+    has the response's ratio. ``mis_mode`` selects the effect of the bounds: ``truncate``: min(r, ``mis_clip``);
+    ``clip``: r clamped to [``mis_clip_low``, ``mis_clip``]; ``mask``: r within these bounds, else 0. A weight of 0
+    removes a token from the policy loss only; the mask is unchanged.
 
-    Metrics a token: ``mis``, the ratio at its level before bounds; ``mis_abs``, how far that is from 1;
-    ``mis_clipfrac``, 1 where bounds changed it.
+    Metrics a token: ``mis``, the ratio at its level before bounds; ``mis_abs``, its distance from 1;
+    ``mis_clipfrac``, 1 where a bound changed it.
 
     Raises:
         ValueError: the bounds are in the wrong order.
@@ -52,7 +52,7 @@ class MaskedImportanceSampling:
         self._mode = options.mis_mode
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
-        """One weight a token, float32 [T]; the mask as it came.
+        """Return one weight a token, float32 [T], and the unchanged mask.
 
         Raises:
             ValueError: the columns differ in length, or a per-response result is requested without ``segments``.
@@ -73,11 +73,11 @@ class MaskedImportanceSampling:
 
 
 class Veto:
-    """Leaves out every response with a trained token whose ratio of trainer to engine is below ``veto_threshold``.
+    """Masks every response with a trained token whose ratio of trainer to engine is below ``veto_threshold``.
 
-    Such a token was all but impossible under the trainer: what follows it says nothing of the trainer's policy. Weights
-    are 1; the mask of the whole response becomes 0, so it takes no part in any term of the loss. Metrics a token:
-    ``veto_fraction``, 1 in a response that is left out; ``veto_tokens``, 1 at the tokens that did it.
+    Such a token is almost impossible under the trainer, so the text after it says nothing about the trainer's policy.
+    Weights are 1; the mask of the whole response becomes 0, which removes it from every term of the loss. Metrics a
+    token: ``veto_fraction``, 1 in a masked response; ``veto_tokens``, 1 at the tokens below the threshold.
 
     Source: Liu, Li et al. 2025, "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference
     Mismatch" (a blog post), the token-level veto.
@@ -88,7 +88,7 @@ class Veto:
         self._threshold = math.log(options.veto_threshold)
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
-        """The mask, float32 [T], 0 in responses with a vetoed token; weights of 1.
+        """Return the mask, float32 [T], 0 in responses with a vetoed token, and weights of 1.
 
         Raises:
             ValueError: the columns differ in length, or there are no ``segments``.
@@ -100,13 +100,13 @@ class Veto:
 
 
 class OffPolicySequenceMasking:
-    """Takes responses of negative advantage out of the policy loss once the actor has left them too far.
+    """Removes responses of negative advantage from the policy loss once the actor has moved too far from them.
 
     For a token of negative advantage the weight is 0 where (1 / |o|) sum_t log(pi_old(o_t) / pi(o_t)), over the trained
     tokens of its response, exceeds ``opsm_delta``; else it is 1. pi is the actor in this optimizer step; pi_old is the
-    old policy of the loss: the actor before the rollout's first step, or the engine with ``use_rollout_logprobs``,
-    which is what the paper has. As in the paper the divergence from the reference goes on counting; the mask stays as
-    it came. Metrics a token: ``opsm_clipfrac``, 1 where the weight is 0; ``opsm_kl``, the mean that is compared, nats.
+    old policy of the loss: the actor before the rollout's first step, or, with ``use_rollout_logprobs``, the engine,
+    as in the paper. Also as in the paper, such tokens stay in the divergence from the reference; the mask is unchanged.
+    Metrics a token: ``opsm_clipfrac``, 1 where the weight is 0; ``opsm_kl``, the mean that is compared, in nats.
 
     Source: DeepSeek-V3.2 (2512.02556), section 3.1, "Off-Policy Sequence Masking".
     """
@@ -116,10 +116,10 @@ class OffPolicySequenceMasking:
         self._delta = options.opsm_delta
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
-        """Weights of 0 and 1, float32 [T]; the mask as it came.
+        """Return weights of 0 and 1, float32 [T], and the unchanged mask.
 
         Raises:
-            ValueError: the columns differ in length, or one that it reads is missing.
+            ValueError: the columns differ in length, or a required one is missing.
         """
         current_T, advantages_T = terms.current_log_probs_T, terms.advantages_T
         if current_T is None or advantages_T is None:
@@ -134,7 +134,7 @@ class OffPolicySequenceMasking:
 
 
 def _at_level(terms: CorrectionTerms, level: Literal["token", "sequence", "geometric"]) -> torch.Tensor:
-    """The log of the ratio that each token carries, [T]."""
+    """Return the log of each token's ratio at ``level``, [T]."""
     log_ratio_T = engine_log_ratio(terms)
     if level == "sequence":
         return _of_response(log_ratio_T, terms)
@@ -144,7 +144,7 @@ def _at_level(terms: CorrectionTerms, level: Literal["token", "sequence", "geome
 
 
 def _of_response(values_T: torch.Tensor, terms: CorrectionTerms) -> torch.Tensor:
-    """The sum over each token's whole response, float64 [T]."""
+    """Return for each token the sum over its whole response, float64 [T]."""
     if terms.segments is None:
         raise ValueError(
             "segments is None; a correction that judges whole responses needs to know which tokens they are"
@@ -153,5 +153,5 @@ def _of_response(values_T: torch.Tensor, terms: CorrectionTerms) -> torch.Tensor
 
 
 def _mean_of_response(values_T: torch.Tensor, terms: CorrectionTerms) -> torch.Tensor:
-    """The mean over the trained tokens of each token's response, float64 [T]; ``values_T`` is 0 at the others."""
+    """Return for each token the mean over its response's trained tokens, float64 [T]; others of ``values_T`` are 0."""
     return _of_response(values_T, terms) / _of_response(terms.mask_T, terms).clamp(min=1.0)

@@ -1,8 +1,8 @@
-"""The off-policy corrections that judge each token by itself: ``tis`` and ``icepop``.
+"""The off-policy corrections of single tokens: ``tis`` and ``icepop``.
 
-Engine and trainer compute the probability of one token with other kernels, and often in other precision or with other
-weights, so that the trained tokens were sampled from another policy than the trainer's. Those that judge a whole
-response are in :mod:`slime_offpolicy.sequences`.
+Engine and trainer compute the probability of one token with different kernels, and often in different precision or with
+different weights, so the trained tokens were sampled from another policy than the trainer's. The corrections of whole
+responses are in :mod:`slime_offpolicy.sequences`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["IcePop", "TruncatedImportanceSampling", "engine_log_ratio", "require
 
 
 class TruncatedImportanceSampling:
-    """Weighs each token by its importance ratio of trainer to engine, held between ``tis_clip_low`` and ``tis_clip``.
+    """Weighs each token by its importance ratio of trainer to engine, clamped to [``tis_clip_low``, ``tis_clip``].
 
-    The weight is min(pi(trainer) / pi(engine), C) with C = ``tis_clip``; the lower bound of 0 that is the default does
-    nothing. Masks nothing. Metrics a token: ``tis``, the ratio before it is held; ``tis_abs``, how far that is from 1;
-    ``tis_clipfrac``, 1 where it was held.
+    The weight is min(pi(trainer) / pi(engine), C) with C = ``tis_clip``; the default lower bound, 0, has no effect.
+    Masks nothing. Metrics a token: ``tis``, the ratio before the clamp; ``tis_abs``, its distance from 1;
+    ``tis_clipfrac``, 1 where the clamp changed it.
 
     Raises:
         ValueError: the bounds are in the wrong order.
@@ -37,7 +37,7 @@ class TruncatedImportanceSampling:
         self._high = options.largest_ratio
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
-        """One weight a token, float32 [T]; the mask as it came.
+        """Return one weight a token, float32 [T], and the unchanged mask.
 
         Raises:
             ValueError: the columns differ in length.
@@ -53,12 +53,12 @@ class TruncatedImportanceSampling:
 
 
 class IcePop:
-    """Weighs each token by its importance ratio of trainer to engine, and by 0 where that is out of bounds.
+    """Weighs each token by its importance ratio of trainer to engine, or by 0 if the ratio is out of bounds.
 
     The weight is M(k) = k where ``tis_clip_low`` <= k <= ``tis_clip``, else 0. As in the paper it multiplies the
-    policy loss only: a token out of bounds still counts in the divergence from the reference and in the entropy, and
-    the mask stays as it came. The paper's bounds are 0.5 and 5. Metrics a token: ``icepop``, the ratio;
-    ``icepop_clipfrac``, 1 where it is out of bounds.
+    policy loss only: a token out of bounds stays in the divergence from the reference and in the entropy, and the mask
+    is unchanged. The paper's bounds are 0.5 and 5. Metrics a token: ``icepop``, the ratio; ``icepop_clipfrac``, 1 where
+    it is out of bounds.
 
     Raises:
         ValueError: the bounds are in the wrong order.
@@ -74,7 +74,7 @@ class IcePop:
         self._high = options.largest_ratio
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
-        """One weight a token, float32 [T]; the mask as it came.
+        """Return one weight a token, float32 [T], and the unchanged mask.
 
         Raises:
             ValueError: the columns differ in length.
@@ -86,7 +86,7 @@ class IcePop:
 
 
 def engine_log_ratio(terms: CorrectionTerms) -> torch.Tensor:
-    """Log-probability under the trainer minus that under the engine, float32 [T] in nats; 0 where nothing is trained.
+    """Return log pi(trainer) - log pi(engine), float32 [T] in nats; 0 at tokens that are not trained.
 
     Raises:
         ValueError: the columns differ in length.
@@ -96,20 +96,20 @@ def engine_log_ratio(terms: CorrectionTerms) -> torch.Tensor:
 
 
 def require_bounds(name: str, low: float, high: float) -> None:
-    """The bounds are in order.
+    """Check that the bounds are in order.
 
     Raises:
-        ValueError: they are not.
+        ValueError: not 0 <= ``low`` <= ``high``.
     """
     if not 0.0 <= low <= high:
         raise ValueError(f"{name}_low is {low} and {name} is {high}; accepted are 0 <= {name}_low <= {name}")
 
 
 def require_one_shape(columns: dict[str, torch.Tensor]) -> None:
-    """All columns hold as many tokens.
+    """Check that all columns have the same shape.
 
     Raises:
-        ValueError: they do not.
+        ValueError: the shapes differ.
     """
     shapes = [tuple(column_T.shape) for column_T in columns.values()]
     if len(set(shapes)) > 1:
