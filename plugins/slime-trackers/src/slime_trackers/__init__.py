@@ -1,7 +1,7 @@
-"""Trackers: where the metrics of a run go besides its own files.
+"""Trackers: services that receive the metrics of a run, in addition to the run's own files.
 
 weights_and_biases    plugin ``wandb``
 mlflow                plugin ``mlflow``
 prometheus            plugin ``prometheus``
-tracked_run           the service's id of a run, kept in the run folder, and whether a client library is installed
+tracked_run           the service's id of a run, stored in the run folder, and a check for missing client libraries
 """

@@ -1,6 +1,6 @@
-"""Plugin ``mlflow``: settings and metrics of a run go to an MLflow tracking server.
+"""Plugin ``mlflow``: sends settings and metrics of a run to an MLflow tracking server.
 
-Only the client's methods that name a run are used: MLflow's functions for "the active run" keep state of the whole
+Only client methods with an explicit run id are used: MLflow's functions for "the active run" keep state of the whole
 process, which a reward function or another plugin may use for itself.
 """
 
@@ -21,20 +21,20 @@ __all__ = ["MLflow", "MlflowOptions"]
 
 PARAMS_A_REQUEST = 100
 LONGEST_PARAM = 6000
-"""Most that a tracking server takes (MLflow 3, ``mlflow/utils/validation.py``); metrics: 1,000 a request."""
+"""Limits of a tracking server (MLflow 3, ``mlflow/utils/validation.py``); of metrics it takes 1,000 a request."""
 
 
 class MlflowOptions(PluginOptions):
-    """Where the run appears. User and password come from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
+    """Server and experiment. User and password come from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
 
     tracking_uri: str | None = None
     """Address of the tracking server, such as http://127.0.0.1:5000, or sqlite:///FILE. None: MLFLOW_TRACKING_URI."""
     experiment: str = "slime"
-    """Experiment that the run belongs to; it is created if the server has none of this name."""
+    """Experiment of the run; it is created if the server has none of this name."""
 
     @property
     def uri(self) -> str:
-        """The address; empty: none is given."""
+        """Address of the server; empty: none is set."""
         return self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or ""
 
 
@@ -65,7 +65,7 @@ def slime_check(options: MlflowOptions) -> Iterator[str]:
 
 
 class MLflow:
-    """Logs the settings once and the metrics of each step; a resumed run goes on in its run on the server."""
+    """Logs the settings once and the metrics of each step; a resumed run continues its run on the server."""
 
     def __init__(self, options: MlflowOptions, run: RunView) -> None:
         self._options = options
@@ -73,7 +73,7 @@ class MLflow:
         self._run_id = ""
 
     def start(self, run: RunView) -> None:
-        # MLflow's defaults wait for minutes for a server that is down; the run would wait with it.
+        # MLflow's defaults wait minutes for an unreachable server, and the run would wait with it.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         from mlflow import MlflowClient
@@ -100,7 +100,7 @@ class MLflow:
             self._client.set_terminated(self._run_id, status="FINISHED" if error is None else "FAILED")
 
     def _created(self, run: RunView) -> str:
-        """A new run on the server with the settings as its parameters, which cannot be changed later."""
+        """Create a run on the server, with the settings as its parameters, which cannot be changed later."""
         from mlflow.entities import Param
 
         name = self._options.experiment
@@ -114,7 +114,7 @@ class MLflow:
 
 
 def allowed(name: str) -> str:
-    """``name`` with ``_`` for each character that MLflow's names may not have: ``eval/sums/digits=1`` becomes
+    """Replace each character that MLflow does not allow in names by ``_``: ``eval/sums/digits=1`` becomes
     ``eval/sums/digits_1``."""
     return re.sub(r"[^\w/.\- :]", "_", name)
 

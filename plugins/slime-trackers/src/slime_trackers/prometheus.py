@@ -6,8 +6,8 @@
     # TYPE slime_rollout_raw_reward gauge
     slime_rollout_raw_reward{metric="rollout/raw_reward",run="2026-11-23-12-00-00"} 0.41
 
-The key is made when the run starts and is in the file ``trackers/prometheus.key`` of the run folder, which only its
-owner can read; ``trackers/prometheus.yml`` is the part of Prometheus' configuration that scrapes the run with it.
+The key is created when the run starts. It is in the file ``trackers/prometheus.key`` of the run folder, which only its
+owner can read; ``trackers/prometheus.yml`` is the configuration with which Prometheus scrapes the run.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ scrape_configs:
 
 
 class PrometheusOptions(PluginOptions):
-    """Where the metrics are served."""
+    """Address of the HTTP server for metrics."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 9464
-    """Port that Prometheus scrapes; 0: a free one, which stands in trackers/prometheus.yml of the run folder."""
+    """Port that Prometheus scrapes; 0: a free port, written to trackers/prometheus.yml of the run folder."""
     host: str = "127.0.0.1"
-    """Address to listen at. Another than 127.0.0.1 is reachable for other machines, which need the key as well."""
+    """Address to listen at. Other machines can reach any address but 127.0.0.1; they need the key as well."""
 
 
 @hookimpl
@@ -64,7 +64,7 @@ class Prometheus:
     """Serves the latest value of every metric until the run ends.
 
     Attributes:
-        port: where it listens, once started.
+        port: port of the server, valid once started.
     """
 
     def __init__(self, options: PrometheusOptions, run: RunView) -> None:
@@ -95,7 +95,7 @@ class Prometheus:
             self._server.server_close()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The families of one scrape; metrics whose names differ only in marks share one."""
+        """Yield the metric families of one scrape; metrics whose names differ only in punctuation share one."""
         families: dict[str, GaugeMetricFamily] = {}
         for metric, value in self._latest.items():
             name = "slime_" + re.sub(r"\W+", "_", metric, flags=re.ASCII)
@@ -115,7 +115,7 @@ class Prometheus:
 
 
 class _Quiet(WSGIRequestHandler):
-    """Writes no line a request to the driver's output, and lets go of a client that sends nothing."""
+    """Logs nothing to the driver's output, and drops clients that send nothing for 10 s."""
 
     timeout = 10
 
@@ -127,7 +127,7 @@ App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 def _with_key(app: App, key: str) -> App:
-    """``app`` for requests that carry ``key``; others are answered 401."""
+    """Wrap ``app``: requests without ``key`` are answered with 401."""
     expected = f"Bearer {key}".encode()
 
     def checked(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -1,4 +1,4 @@
-"""The id that a tracking service gave a run, so that a resumed run goes on there; and missing client libraries."""
+"""The id of a run at a tracking service, so that a resumed run continues there; and checks for client libraries."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["TrackedRun", "not_installed"]
 
 
 class TrackedRun:
-    """The run's id at one service, in the file ``trackers/SERVICE.json`` of the run folder.
+    """The id of the run at one service, in the file ``trackers/SERVICE.json`` of the run folder.
 
     Arguments:
-        folder: of the run; None: nothing is kept.
+        folder: folder of the run; None: no id is stored.
         service: name of the file.
     """
 
@@ -22,10 +22,10 @@ class TrackedRun:
         self._path = None if folder is None else folder / "trackers" / f"{service}.json"
 
     def read(self) -> str | None:
-        """The id; None: the run is new to the service.
+        """Return the id; None: the run is new to the service.
 
         Raises:
-            ValueError: the file holds no id.
+            ValueError: the file has no id.
         """
         if self._path is None or not self._path.exists():
             return None
@@ -36,7 +36,7 @@ class TrackedRun:
         return str(found)
 
     def write(self, run_id: str) -> None:
-        """Keep ``run_id``; the file is replaced as a whole."""
+        """Store ``run_id``; the file is replaced atomically."""
         if self._path is None:
             return
         self._path.parent.mkdir(exist_ok=True)
@@ -46,8 +46,8 @@ class TrackedRun:
 
 
 def not_installed(plugin: str, library: str) -> str | None:
-    """A message if the client library of ``plugin`` is missing; None: it is installed."""
-    # Its metadata, because W&B's own folder ./wandb can be imported as a package without any file.
+    """Return a message if the client library of ``plugin`` is missing, else None."""
+    # Reads metadata instead of importing: a folder ./wandb of W&B can be imported as a namespace package.
     try:
         metadata.version(library)
     except metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""Plugin ``wandb``: the metrics of a run go to Weights & Biases, or into a folder that ``wandb sync`` uploads later.
+"""Plugin ``wandb``: logs the metrics of a run to Weights & Biases, or to a folder that ``wandb sync`` uploads later.
 
-A row of metrics is logged with its own ``step``, which every chart uses as its axis: W&B drops what is logged under a
-step of its own that is not the latest, and an evaluation that ran while training went on belongs to an earlier one.
+Each row of metrics contains its own ``step``, which all charts use as their axis. W&B's own step cannot be used: W&B
+drops rows that are not of its latest step, and a concurrent evaluation logs an earlier step.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ CLOUD = "https://api.wandb.ai"
 
 
 class WandbOptions(PluginOptions):
-    """Where the run appears at Weights & Biases. The API key comes from WANDB_API_KEY or from ``wandb login``."""
+    """Project and server at Weights & Biases. The API key comes from WANDB_API_KEY or from ``wandb login``."""
 
     use_wandb: Annotated[bool, Flag("--use-wandb")] = True
-    """Track the run with Weights & Biases. With --plugin wandb it is; the flag activates the plugin too."""
+    """Track the run with Weights & Biases. --plugin wandb sets it, and the flag activates the plugin."""
     mode: Annotated[Literal["online", "offline", "disabled"] | None, Flag("--wandb-mode")] = None
-    """online: upload while the run goes on. offline: write a folder for wandb sync. None: WANDB_MODE, else online."""
+    """online: upload during the run. offline: write a folder for wandb sync. None: WANDB_MODE, else online."""
     project: Annotated[str | None, Flag("--wandb-project", value="NAME")] = None
     """Project of the run. None: WANDB_PROJECT, else slime."""
     team: Annotated[str | None, Flag("--wandb-team", value="NAME")] = None
@@ -35,18 +35,18 @@ class WandbOptions(PluginOptions):
     group: Annotated[str | None, Flag("--wandb-group", value="NAME")] = None
     """Group of runs, such as the seeds of one experiment."""
     host: Annotated[str | None, Flag("--wandb-host", value="URL")] = None
-    """Address of a W&B server of one's own. None: WANDB_BASE_URL, else https://api.wandb.ai."""
+    """Address of a self-hosted W&B server. None: WANDB_BASE_URL, else https://api.wandb.ai."""
     dir: Annotated[Path | None, Flag("--wandb-dir", value="DIR")] = None
-    """Where W&B keeps its files. None: the run folder."""
+    """Folder for W&B's files. None: the run folder."""
 
     @property
     def effective_mode(self) -> str:
-        """The mode with W&B's environment variable taken into account."""
+        """The mode: the setting, else W&B's environment variable, else online."""
         return self.mode or os.environ.get("WANDB_MODE") or "online"
 
     @property
     def address(self) -> str:
-        """The server."""
+        """Address of the server."""
         return self.host or os.environ.get("WANDB_BASE_URL") or CLOUD
 
 
@@ -84,7 +84,7 @@ def _has_key(address: str) -> bool:
 
 
 class WeightsAndBiases:
-    """Logs rows of metrics; a resumed run goes on in its run at W&B."""
+    """Logs rows of metrics; a resumed run continues its run at W&B."""
 
     def __init__(self, options: WandbOptions, run: RunView) -> None:
         self._options = options
@@ -106,7 +106,7 @@ class WeightsAndBiases:
             mode=options.effective_mode,
             dir=options.dir or run.folder,
             config=dict(run.settings),
-            # The run prints and logs to files of its own; W&B would replace stdout and stderr of the driver.
+            # Without this, W&B would replace stdout and stderr of the driver; the run has log files of its own.
             settings=wandb.Settings(base_url=options.address, console="off"),
         )
         self._run.define_metric("*", step_metric="step")
