@@ -1,18 +1,18 @@
-"""What an agent outside has sent and was answered, as branches of the ids that the engines read and sampled.
+"""Conversations of an external agent, as branches of the token ids that the engines read and sampled.
 
 Rollout   all conversations of one run of the agent
 Branch    one conversation: its messages, and the trajectory that recorded it
-Request   what an agent asks for
-Reply     what it gets
+Request   one chat completion request of the agent
+Reply     one answer to it
 
-Each request of an agent holds a whole history. Where that history is one that was recorded, messages and all, the
-recorded ids stand in for it, and only its new messages are rendered. Rendering the whole history again could give other
-ids than the model sampled (text encodes in several ways, and templates leave reasoning out), and what was sampled could
+Each request contains a whole message history. If the history starts with messages that a branch has recorded, the
+branch's ids are reused and only the new messages are rendered. Rendering the whole history again could give other ids
+than the model sampled (a text has several encodings, and chat templates leave reasoning out), and the sampled ids could
 then not be trained.
 
-Other histories start a branch of their own, and the rollout counts why (``Rollout.breaks``):
+Any other history starts a new branch, and the rollout counts the reason (``Rollout.breaks``):
 
-    edited       a message of the history is not as it was recorded
+    edited       a message of the history differs from the recorded one
     truncated    messages of the history were left out
 """
 
@@ -35,28 +35,28 @@ __all__ = ["Branch", "Break", "Message", "Reply", "Request", "Rollout", "TooLong
 
 Message = Mapping[str, JsonValue]
 ReadTurn = Callable[[Turn], Awaitable[Message]]
-"""Makes the message of a turn."""
+"""Builds the assistant message of a turn."""
 Break = Literal["edited", "truncated"]
 
 
 class TooLongError(Exception):
-    """The history leaves no room for an answer."""
+    """The history leaves no room for an answer in the model's context."""
 
 
 class TurnsUsedError(Exception):
-    """The agent has had all turns of its rollout."""
+    """The agent has used all turns of its rollout (``--max-turns``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What an agent asks for.
+    """One chat completion request of an agent.
 
     Arguments:
-        messages: the history, as OpenAI's chat completions take it.
-        tools: descriptions of functions; empty: none.
-        max_tokens: longest answer; None: as the run says.
+        messages: the history, in the format of OpenAI's chat completions.
+        tools: descriptions of functions; empty: no tools.
+        max_tokens: limit on the answer, in tokens; None: the limit of the run.
         stop: texts that end the answer, in addition to those of the run.
-        n: answers.
+        n: number of answers.
     """
 
     messages: tuple[Message, ...]
@@ -68,12 +68,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answer.
+    """One answer to a request.
 
     Arguments:
-        turn: as the engine sampled it.
-        message: as the agent gets it, and will send it back as part of a history.
-        prompt_tokens: that the engine read.
+        turn: the sampled turn.
+        message: the assistant message that the agent receives and sends back in later histories.
+        prompt_tokens: number of tokens that the engine read.
     """
 
     turn: Turn
@@ -86,12 +86,12 @@ class Branch:
     """One conversation.
 
     Arguments:
-        trajectory: its ids.
-        tools: that it started with.
-        history: the messages so far, the newest reply included.
-        ends: messages and response ids after each reply.
-        turns: which of the rollout's answers were sampled here.
-        is_busy: a request of it is in flight.
+        trajectory: records the ids.
+        tools: tool descriptions of its first request.
+        history: the messages so far, including the newest reply.
+        ends: (number of messages, number of response ids) after each reply.
+        turns: numbers, in the order of the rollout's answers, of the answers sampled in this branch.
+        is_busy: True while a request of the branch is in flight.
     """
 
     trajectory: Trajectory
@@ -102,7 +102,7 @@ class Branch:
     is_busy: bool = False
 
     def recorded(self, request: Request) -> int:
-        """Replies of this conversation with which the history of ``request`` starts; 0: with none."""
+        """Return the number of replies of this branch with which the history of ``request`` starts."""
         if self.tools != request.tools:
             return 0
         same = _common(self.history, request.messages)
@@ -110,19 +110,19 @@ class Branch:
 
 
 class Rollout:
-    """All conversations of one run of an agent, which become samples that count as one.
+    """All conversations of one run of an agent; they become samples that share one rollout id.
 
     Arguments:
         context: the engines and the tokenizer.
-        sample: what the run is for; every conversation becomes a copy of it.
-        sampling: of the run; a request's ``max_tokens`` and ``stop`` only tighten it, since tokens of another
-            temperature are no samples of the policy that is trained.
-        max_turns: answers, in all conversations together; may be infinite.
+        sample: the sample to generate; every conversation becomes a copy of it.
+        sampling: sampling parameters of the run. A request's ``max_tokens`` and ``stop`` can only tighten them. Its
+            temperature is ignored: tokens sampled at another temperature are not samples of the trained policy.
+        max_turns: limit on answers over all conversations; may be infinite.
 
     Attributes:
-        sample: as it was given; it stays as it is.
-        num_turns: requests for an answer.
-        breaks: why histories started a branch although the agent went on with a conversation -> how often.
+        sample: the given sample; never changed.
+        num_turns: number of answers requested so far.
+        breaks: reason -> number of histories that should have continued a conversation but started a branch.
     """
 
     def __init__(self, context: GenerateContext, sample: Sample, sampling: SamplingParams, *, max_turns: float) -> None:
@@ -136,16 +136,16 @@ class Rollout:
 
     @property
     def num_branches(self) -> int:
-        """Conversations that have a turn of their own."""
+        """Number of conversations with at least one sampled turn."""
         return sum(bool(branch.turns) for branch in self._branches)
 
     async def answer(self, request: Request, read: ReadTurn) -> list[Reply]:
-        """``request.n`` answers, each of which the agent may continue.
+        """Return ``request.n`` answers; the agent can continue each of them.
 
         Raises:
-            TooLongError: the history leaves no room.
-            TurnsUsedError: the agent has had all its turns.
-            Interrupted: a turn was aborted; the rollout is over.
+            TooLongError: the history leaves no room for an answer.
+            TurnsUsedError: the agent has used all its turns.
+            Interrupted: a turn was aborted; the rollout ends.
             EngineError: no engine answered.
             DataError: the chat template refuses the messages.
         """
@@ -162,14 +162,14 @@ class Rollout:
         return await asyncio.gather(*turns)
 
     def finish(self) -> list[Sample]:
-        """The conversations that have a turn, each as a sample, in the order in which they started."""
+        """Return one sample for each conversation with a sampled turn, in the order in which they started."""
         return self._as_one([branch.trajectory.finish() for branch in self._branches if branch.turns])
 
     def finish_turns(self, rewards: Sequence[float]) -> list[Sample]:
-        """A sample for each answer, with its reward.
+        """Return one sample for each answer, with its reward.
 
         Arguments:
-            rewards: one for each answer, in the order of the requests.
+            rewards: one reward for each answer, in the order of the requests.
         """
         found = []
         for branch in (one for one in self._branches if one.turns):
@@ -184,7 +184,7 @@ class Rollout:
         return samples
 
     def _branch(self, request: Request) -> Branch:
-        """A conversation that ends with the messages of ``request``."""
+        """Return a branch whose history ends with the messages of ``request``; it is marked busy."""
         best = max(self._branches, key=lambda branch: branch.recorded(request), default=None)
         replies = 0 if best is None else best.recorded(request)
         if best is None or not replies:
@@ -200,7 +200,7 @@ class Rollout:
         return best
 
     def _new(self, request: Request) -> Branch:
-        # A copy: a sample that is generated again has the prompt of its row.
+        # A deep copy, because the caller's sample is reused if generation restarts.
         metadata = deepcopy(self.sample.metadata) | ({"tools": list(request.tools)} if request.tools else {})
         own = replace(self.sample, prompt=[dict(one) for one in request.messages], metadata=metadata)
         trajectory = self._context.start(own)
@@ -217,7 +217,7 @@ class Rollout:
         return other
 
     def _copy(self, branch: Branch) -> Branch:
-        """Another branch with the same request, for another answer to it."""
+        """Copy ``branch`` with its pending request, to sample another answer."""
         other = Branch(branch.trajectory.fork(), branch.tools, list(branch.history), list(branch.ends), is_busy=True)
         self._branches.append(other)
         return other
@@ -246,18 +246,18 @@ class Rollout:
         )
 
     def _count_break(self, request: Request) -> None:
-        """Note why ``request``, which has replies in its history, continues no conversation."""
+        """Count the reason why ``request`` continues no branch although its history contains replies."""
         if not any(one.get("role") == "assistant" for one in request.messages):
-            return  # a conversation of its own
+            return  # a new conversation
         found = [branch for branch in self._branches if branch.ends]
         if not found:
-            return  # the agent brought the history along
+            return  # no reply is recorded yet: the agent brought its own history
         kept = any(_is_part(request.messages, branch.history) for branch in found)
         self.breaks["truncated" if kept else "edited"] += 1
 
 
 def _common(first: Sequence[Message], second: Sequence[Message]) -> int:
-    """Messages with which both start."""
+    """Return the number of messages with which both sequences start."""
     count = 0
     for one, other in zip(first, second, strict=False):
         if _plain(one) != _plain(other):
@@ -267,13 +267,13 @@ def _common(first: Sequence[Message], second: Sequence[Message]) -> int:
 
 
 def _is_part(messages: Sequence[Message], history: Sequence[Message]) -> bool:
-    """Whether all of ``messages`` but the newest, which may be new, stand in ``history`` in this order."""
+    """Return whether all of ``messages`` but the newest, which may be new, occur in ``history`` in this order."""
     rest = iter([_plain(one) for one in history])
     return all(any(_plain(one) == other for other in rest) for one in messages[:-1])
 
 
 def _plain(message: Message) -> tuple[JsonValue, ...]:
-    """What of a message counts when it is compared: clients leave empty fields out, and write JSON in other ways."""
+    """Return the fields by which messages are compared: clients omit empty fields and format JSON differently."""
     content = message.get("content") or ""
     if isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content):
         content = "".join(str(part["text"]) for part in content if isinstance(part, dict))

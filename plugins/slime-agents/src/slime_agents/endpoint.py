@@ -1,12 +1,12 @@
-"""OpenAI's chat completions over HTTP, in front of the engines of a run; on loopback, with a key for each rollout.
+"""Serves OpenAI's chat completions API over HTTP from the engines of a run: on loopback, one key for each rollout.
 
-Endpoint   the server; it runs while a rollout needs it
-Access     what an agent is given: base URL, key, model
+Endpoint   the server; it runs while a rollout uses it
+Access     base URL, key and model name for one agent
 
-Offered: ``POST /v1/chat/completions`` with messages, tools, ``n``, ``max_tokens``, ``stop`` and ``stream``, and ``GET
-/v1/models``. A stream sends the whole answer in one piece. ``temperature`` and other settings of sampling are not taken
-from requests: what is trained is sampled as the run says. What would change the meaning of an answer and is not offered
-(``logprobs``, a schema, a forced tool) is refused with status 400.
+Supported: ``POST /v1/chat/completions`` with messages, tools, ``n``, ``max_tokens``, ``stop`` and ``stream``, and ``GET
+/v1/models``. A stream sends the whole answer in one piece. ``temperature`` and other sampling settings of requests are
+ignored, because trained tokens are sampled with the settings of the run. Unsupported fields that would change the
+meaning of an answer (``logprobs``, a schema, a forced tool) are refused with status 400.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from slime_core.types import JsonValue
 __all__ = ["MODEL", "Access", "Endpoint", "Session"]
 
 MODEL = "policy"
-"""The name under which the model is offered; any other is taken for it too."""
+"""The model name that the endpoint lists; requests may contain any other name."""
 
 LARGEST_REQUEST = 16 * 2**20
 """Bytes."""
@@ -40,14 +40,14 @@ LARGEST_REQUEST = 16 * 2**20
 MOST_ANSWERS = 16
 
 BACKLOG = 4096
-"""Connections that wait to be accepted: all agents of a rollout start at once, and one that is not taken in waits for
-TCP's retransmission, seconds."""
+"""Limit of pending connections: all agents of a rollout connect at once, and a connection beyond the limit waits
+seconds for TCP's retransmission."""
 
 Stops = tuple[str, ...]
 
 
 class _Fields(BaseModel):
-    """What is read of an object; further fields stay as they are."""
+    """Base of request objects: declared fields are validated, other fields are passed through."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -76,7 +76,7 @@ class _Tool(_Fields):
 
 
 class ChatRequest(_Fields):
-    """The fields of a request that mean something here; ``model`` and those of sampling may hold anything."""
+    """The fields of a request that the endpoint uses; ``model`` and sampling settings may have any value."""
 
     messages: Annotated[list[_Message], Field(min_length=1)]
     tools: list[_Tool] | None = None
@@ -91,7 +91,7 @@ class ChatRequest(_Fields):
     functions: None = None
 
     def to_request(self) -> Request:
-        """The request that the conversations answer."""
+        """Convert to the record that :meth:`Rollout.answer` takes."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or ()
         return Request(
             tuple(one.model_dump(exclude_unset=True) for one in self.messages),
@@ -104,16 +104,16 @@ class ChatRequest(_Fields):
 
 @dataclass(slots=True)
 class Session:
-    """One rollout, as requests see it.
+    """State of one rollout, as the request handlers see it.
 
     Arguments:
         rollout: its conversations.
         context: the engines and the tokenizer.
 
     Attributes:
-        failure: what ends the rollout: a turn was aborted, no engine answered, or it knows no such parser.
-        ended: set with it.
-        is_full: a request was refused since the rollout had no room or no turn left.
+        failure: error that ends the rollout: an aborted turn, no engine answered, or an unknown parser name.
+        ended: set when ``failure`` is set.
+        is_full: True after a request was refused because the rollout had no room or no turns left.
     """
 
     rollout: Rollout
@@ -123,19 +123,19 @@ class Session:
     is_full: bool = False
 
     def fail(self, failure: Interrupted | EngineError | PluginError) -> None:
-        """End the rollout; later requests are refused."""
+        """End the rollout with ``failure``; later requests are refused. The first failure is kept."""
         self.failure = self.failure or failure
         self.ended.set()
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What an agent is given.
+    """Base URL, key and model name for one agent.
 
     Arguments:
-        base_url: for OpenAI's clients.
-        api_key: of this rollout alone.
-        model: a name.
+        base_url: base URL for OpenAI's clients.
+        api_key: key of this rollout alone.
+        model: model name for requests.
     """
 
     base_url: str
@@ -144,7 +144,7 @@ class Access:
 
 
 class Endpoint:
-    """The server; it starts with the first of overlapping rollouts and stops with the last.
+    """The HTTP server; it starts with the first of several concurrent rollouts and stops with the last.
 
     Arguments:
         parser: finds tool calls in turns.
@@ -159,7 +159,7 @@ class Endpoint:
 
     @asynccontextmanager
     async def open(self, session: Session) -> AsyncIterator[Access]:
-        """Requests with the key of the block's value reach ``session``, for as long as the block lasts."""
+        """Route requests with a new key to ``session`` while the context is open; yields the URL and the key."""
         key = secrets.token_urlsafe(32)
         self._sessions[key] = session
         try:
@@ -247,7 +247,7 @@ class Endpoint:
 
 
 def _without_stop(text: str, stops: Sequence[str]) -> str:
-    """``text`` without the stop text that ended it, which OpenAI's answers leave out."""
+    """Return ``text`` without the stop text that ended it, as OpenAI's API does."""
     return next((text.removesuffix(stop) for stop in stops if text.endswith(stop)), text)
 
 
@@ -270,7 +270,7 @@ def _choice(number: int, reply: Reply) -> dict[str, Any]:
 
 
 async def _stream(request: web.Request, body: Mapping[str, Any]) -> web.StreamResponse:
-    """``body`` as server-sent events: each choice's message in one piece, then its end."""
+    """Send ``body`` as server-sent events: for each choice its message in one piece, then its finish reason."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     response.force_close()
     await response.prepare(request)
@@ -293,10 +293,10 @@ async def _send(response: web.StreamResponse, event: Mapping[str, Any]) -> None:
 
 
 def _json(body: Mapping[str, Any], *, status: int = 200) -> web.Response:
-    """An answer, after which the connection closes.
+    """Return a JSON response that closes its connection.
 
-    The clients of all agents may share one pool of connections. The pool of ``httpx`` looks at every idle connection
-    for each request, and hands one idle connection to all that wait, which costs more than new connections do.
+    The clients of all agents may share one connection pool. For each request, ``httpx``'s pool scans every idle
+    connection and offers one idle connection to all waiting requests, which costs more than new connections do.
     """
     response = web.json_response(body, status=status)
     response.force_close()
@@ -313,7 +313,7 @@ def _unknown_key() -> web.Response:
 
 
 def _over() -> web.Response:
-    # 409 would be repeated by OpenAI's clients, as 5xx are.
+    # Not 409 or 5xx, because OpenAI's clients retry those.
     return _error(400, "the rollout has ended", "rollout_ended")
 
 

@@ -1,4 +1,4 @@
-"""Runs an agent that knows nothing of the training: it is given a base URL and a key, as for OpenAI's API."""
+"""Runs an agent that needs no knowledge of the training: it gets a base URL and a key, as for OpenAI's API."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from slime_core.types import JsonValue, Status
 __all__ = ["AgentTask", "OpenAIAgent"]
 
 THREADS = 256
-"""Agents that are no coroutines and run at once; further ones wait."""
+"""Limit on concurrent agents that are plain functions; any others wait for a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentTask:
-    """What an agent is to solve.
+    """The task of one agent run.
 
     Arguments:
-        prompt: of the row: text, or chat messages.
-        label: of the row.
-        metadata: the row's own fields.
-        evaluation: whether the rollout is only measured.
+        prompt: the row's prompt: text or chat messages.
+        label: the row's label.
+        metadata: the row's metadata.
+        evaluation: True if the rollout belongs to an evaluation and is not trained.
     """
 
     prompt: str | list[dict[str, JsonValue]]
@@ -46,11 +46,11 @@ class AgentTask:
 class OpenAIAgent:
     """Generate function ``openai_agent``.
 
-    The agent is called as ``fn(task, base_url=..., api_key=..., model=...)``, awaited or in a thread. Each conversation
-    that it has held becomes a sample; all of them count as one. A number that it returns is the reward of each; a list
-    of numbers holds one for each answer that it has requested (``--agents.turn-rewards``); else the reward model scores
-    the samples. An agent that raises or takes too long fails its sample, unless a request of it was
-    refused because the rollout is full: then its turns are trained.
+    The agent is called as ``fn(task, base_url=..., api_key=..., model=...)``: an async function is awaited, any other
+    runs in a thread. Each of its conversations becomes a sample; all of them share one rollout id. If the agent returns
+    a number, it is the reward of each sample; a list of numbers has one reward for each requested answer
+    (``--agents.turn-rewards``); otherwise the reward model scores the samples. An agent that raises or times out fails
+    its sample, unless one of its requests was refused because the rollout is full: then the sampled turns are trained.
     """
 
     def __init__(self, options: AgentsOptions | AgentsSetup, run: RunView) -> None:
@@ -62,7 +62,7 @@ class OpenAIAgent:
         self._max_turns = setup.max_turns(run)
 
     async def __call__(self, context: GenerateContext, sample: Sample, sampling: SamplingParams) -> list[Sample]:
-        """A sample for each conversation.
+        """Return one sample for each conversation.
 
         Raises:
             Interrupted: a turn was aborted.
@@ -89,7 +89,7 @@ class OpenAIAgent:
         return samples
 
     def _rewarded(self, rollout: Rollout, result: object) -> list[Sample]:
-        """The samples of ``rollout``, with the rewards that the agent returned, if it did."""
+        """Return the samples of ``rollout``, with the rewards that the agent returned, if any."""
         rewards = _numbers(result)
         if rewards is None:
             return rollout.finish()
@@ -106,7 +106,7 @@ class OpenAIAgent:
         return samples
 
     async def _result(self, task: AgentTask, access: Access, session: Session) -> object:
-        """What the agent returned; an exception: what it raised."""
+        """Return the agent's result, or the exception that it raised; raises the session's failure."""
         agent = asyncio.ensure_future(self._call(task, access))
         ended = asyncio.ensure_future(session.ended.wait())
         try:
@@ -135,10 +135,10 @@ class OpenAIAgent:
 
 
 def _numbers(result: object) -> list[float] | None:
-    """The rewards that an agent returned; None: it returned something else.
+    """Return the rewards that an agent returned; None: it returned something else.
 
     Raises:
-        ValueError: one is not finite.
+        ValueError: a reward is not finite.
     """
     found = list(result) if isinstance(result, list | tuple) else [result]
     numbers = [float(one) for one in found if isinstance(one, int | float)]
@@ -150,7 +150,7 @@ def _numbers(result: object) -> list[float] | None:
 
 
 def _of(failure: Interrupted | EngineError | PluginError, session: Session) -> Exception:
-    """``failure`` as a generate function reports it: agents do not resume, so an aborted rollout restarts."""
+    """Return ``failure`` as a generate function raises it: agents cannot resume, so an aborted rollout restarts."""
     if not isinstance(failure, Interrupted):
         return failure
     return Interrupted(str(failure), replace(session.rollout.sample, status=Status.ABORTED))

@@ -1,4 +1,4 @@
-"""The settings of the plugin, in TOML ``[agents]``, and what its components are handed."""
+"""The settings of the plugin, in TOML ``[agents]``, and the record that its components receive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slime_core import Flag, FunctionSource, NamesCode, PluginOptions, RunView, 
 __all__ = ["AGENT", "AgentsOptions", "AgentsSetup"]
 
 AGENT = "agent"
-"""Key of a sample's metadata: what metrics count of the rollout of an agent; the first sample of a rollout has it."""
+"""Metadata key of an agent's counters (branches, edited, truncated); set on the first sample of each rollout."""
 
 CodePath = Annotated[str, Field(min_length=1)]
 """``file.py:name``, ``package.module.name`` or ``package.module:name``."""
@@ -33,30 +33,31 @@ class AgentsOptions(PluginOptions):
     agent: Annotated[
         CodePath | None, Flag("--agent", value="MODULE:FUNCTION"), NamesCode(), UsedBy("openai_agent", required=True)
     ] = None
-    """fn(task, base_url, api_key, model): solves a task by OpenAI's API. A number that it returns is the reward."""
+    """fn(task, base_url, api_key, model): solves a task through OpenAI's API. If it returns a number, this is the
+    reward."""
     turn_rewards: Annotated[Literal["last", "own", "following"], UsedBy("openai_agent")] = "last"
-    """What an answer is trained on where an agent returns a list of rewards, one for each answer that it has requested.
+    """Reward of each answer where an agent returns a list of rewards, one for each requested answer.
 
-    last: the last reward, for all answers. own: its own reward. following: the sum of its own and all later ones.
+    last: the last reward, for all answers. own: its own reward. following: the sum of its own and all later rewards.
     """
     tool_call_parser: Annotated[
         Annotated[str, Field(min_length=1)], Flag("--tool-call-parser"), UsedBy("tool_agent", "openai_agent")
     ] = "qwen25"
-    """How the model writes tool calls: a name of SGLang's --tool-call-parser, such as qwen25, llama3 or glm45."""
+    """Format of tool calls: a name of SGLang's --tool-call-parser, such as qwen25, llama3 or glm45."""
     tool_timeout_s: Annotated[float, Field(gt=0), UsedBy("tool_agent")] = 60.0
-    """Seconds that the calls of one turn may take; then the sample fails with the cause tool_timeout."""
+    """Time limit for the tool calls of one turn, in seconds; beyond it the sample fails with the cause tool_timeout."""
     tool_max_chars: Annotated[int, Field(ge=1), UsedBy("tool_agent")] = 10_000
-    """Characters of a tool's answer that the model gets; the rest is left out, and the answer says so."""
+    """Limit on a tool's answer, in characters; the rest is left out, and the answer says so."""
     agent_timeout_s: Annotated[float, Field(gt=0), UsedBy("openai_agent")] = 600.0
-    """Seconds that an agent may take for one task; then its sample fails with the cause agent_timeout."""
+    """Time limit of an agent for one task, in seconds; beyond it the sample fails with the cause agent_timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentsSetup:
-    """What components are handed in a run.
+    """The options and the user code that the plugin's components receive.
 
     Arguments:
-        options: of the plugin.
+        options: options of the plugin.
         code: option -> the functions that it names.
     """
 
@@ -65,14 +66,14 @@ class AgentsSetup:
 
     @staticmethod
     def max_turns(run: RunView) -> float:
-        """The limit of ``--max-turns``; infinite without."""
+        """Return the limit of ``--max-turns``; infinite if it is not set."""
         limit = run.settings.get("max_turns")
         return limit if isinstance(limit, int) else math.inf
 
     def load(self, option: str) -> list[object]:
-        """What ``option`` names, imported now.
+        """Import and return the objects that ``option`` names.
 
         Raises:
-            PluginError: an import failed, or a name is not there.
+            PluginError: an import failed, or a name does not exist.
         """
         return [load_function(source) for source in self.code.get(option, ())]

@@ -1,4 +1,4 @@
-"""Tool calls in a turn of the model, found by the engine's own parsers (``POST /parse_function_call``)."""
+"""Finds tool calls in a turn of the model with the engine's own parsers (``POST /parse_function_call``)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ IN_FLIGHT = 256
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A turn, parsed.
+    """A parsed turn.
 
     Arguments:
-        text: what is not a call.
-        calls: in order.
+        text: the text outside of tool calls.
+        calls: the tool calls, in order.
     """
 
     text: str
@@ -31,10 +31,10 @@ class Parsed:
 
 
 class CallParser:
-    """Finds tool calls.
+    """Finds tool calls in turns.
 
     Arguments:
-        name: of SGLang's parsers, as ``--tool-call-parser`` takes it.
+        name: name of a parser of SGLang, as for ``--tool-call-parser``.
     """
 
     def __init__(self, name: str) -> None:
@@ -45,10 +45,10 @@ class CallParser:
         """Parse ``text``.
 
         Arguments:
-            tools: descriptions of functions; without any, ``text`` holds no call.
+            tools: descriptions of functions; if empty, nothing in ``text`` is a call.
 
         Raises:
-            PluginError: the engine knows no such parser.
+            PluginError: the engine has no parser of this name.
             EngineError: no engine answered.
         """
         if not tools:
@@ -64,7 +64,7 @@ class CallParser:
             raise EngineError(str(problem)) from problem
 
     async def _check(self, service: Service, tools: Sequence[JsonValue]) -> None:
-        """Parse no text, since sglang 0.5.23 answers an unknown parser with status 500, as it does any bug."""
+        """Parse an empty text: sglang 0.5.23 answers an unknown parser with status 500, like any internal error."""
         try:
             await service.ask(self._body("", tools))
         except ServiceError as problem:
@@ -80,7 +80,7 @@ class CallParser:
 
 
 def turn_text(token_ids: Sequence[int], encoder: Encoder) -> str:
-    """The text of a turn with its special tokens, which some parsers look for, but for one that ends it."""
+    """Decode a turn with its special tokens, which some parsers need, but without a special token that ends it."""
     ids = list(token_ids)
     if ids and not encoder.decode(ids[-1:]):
         ids.pop()

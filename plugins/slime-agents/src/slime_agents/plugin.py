@@ -16,7 +16,7 @@ def slime_register_generate_functions() -> Iterator[Component]:
     yield Component(
         "tool_agent",
         target="slime_agents.tool_agent:ToolAgent",
-        # Tools run between turns, and what they answered is kept: none runs twice.
+        # Tool answers are kept when a response is resumed, so no tool runs twice.
         traits=GenerateTraits(scope="sample", resumes=True),
         summary="A conversation of the model with the tools of --tools; what they answer is not trained",
     )
@@ -30,7 +30,7 @@ def slime_register_generate_functions() -> Iterator[Component]:
 
 @hookimpl
 def slime_log_rollout(samples: Sequence[Sample], metrics: dict[str, float]) -> None:
-    """Adds ``agents/branches``, ``agents/edited`` and ``agents/truncated`` where agents have run."""
+    """Add ``agents/branches``, ``agents/edited`` and ``agents/truncated`` if agents have run."""
     found = [one for one in (sample.metadata.get(AGENT) for sample in samples) if isinstance(one, dict)]
     for name in ("branches", "edited", "truncated") if found else ():
         metrics[f"agents/{name}"] = sum(float(str(one.get(name, 0))) for one in found) / len(found)
@@ -53,7 +53,7 @@ _TURN_ON = "set apply_chat_template (--apply-chat-template)"
 
 
 def _uses(settings: Mapping[str, JsonValue]) -> Iterator[tuple[str, Mapping[str, JsonValue]]]:
-    """Where the run generates, and with which settings: the run itself, and its evaluation sets."""
+    """Yield a message prefix and the settings for each place that generates: the run, then its evaluation sets."""
     yield "", settings
     sets = settings.get("eval_datasets")
     for one in sets if isinstance(sets, Sequence) else ():

@@ -1,4 +1,4 @@
-"""The conversation of a model with tools: a turn, the tools that it calls, their answers, the next turn."""
+"""Conversations of a model with tools: a turn, the tools that it calls, their answers, the next turn."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from slime_core.types import JsonValue, Status
 __all__ = ["ToolAgent"]
 
 TOOLS = "tools"
-"""Key of a sample's metadata that holds the descriptions of tools, for the chat template."""
+"""Metadata key of the tool descriptions for the chat template."""
 
 BROKEN, TIMEOUT = "tool_error", "tool_timeout"
-"""Causes of failures: a tool raised, and a tool gave no answer in time."""
+"""Failure causes: a tool raised, or a tool timed out."""
 
 
 class ToolAgent:
     """Generate function ``tool_agent``.
 
-    A conversation ends with a turn that calls no tool, after ``--max-turns`` turns, or when the response is full. A
-    call that does not fit its tool is answered with what is wrong. A tool that fails or hangs ends its sample as
-    ``FAILED``, because a response to a broken tool teaches nothing.
+    A conversation ends with a turn that calls no tool, after ``--max-turns`` turns, or when the response is full. An
+    invalid call gets an error message as its answer. If a tool raises or times out, the sample becomes ``FAILED``,
+    because a response to a broken tool teaches the model nothing.
     """
 
     def __init__(self, options: AgentsOptions | AgentsSetup, run: RunView) -> None:
@@ -38,7 +38,7 @@ class ToolAgent:
         self._max_turns = setup.max_turns(run)
 
     async def __call__(self, context: GenerateContext, sample: Sample, sampling: SamplingParams) -> Sample:
-        """The finished conversation.
+        """Return the finished conversation.
 
         Raises:
             Interrupted: a turn was aborted.
@@ -62,7 +62,7 @@ class ToolAgent:
         return trajectory.finish()
 
     async def _answers(self, trajectory: Trajectory, calls: list[ToolCall]) -> list[dict[str, JsonValue]]:
-        """The message of each call, in order; the calls run concurrently."""
+        """Run ``calls`` concurrently; return one message for each call, in order."""
         async with trajectory.tool_time(self._options.tool_timeout_s):
             texts = await asyncio.gather(*map(self._tools.call, calls))
         return [{"role": "tool", "name": call.name, "content": text} for call, text in zip(calls, texts, strict=True)]

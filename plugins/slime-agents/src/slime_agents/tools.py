@@ -1,6 +1,6 @@
 """Functions that a model may call.
 
-Tool      one function: its description for the chat template, its arguments checked, its answer as text
+Tool      one function: description for the chat template, validation of arguments, answer as text
 Toolbox   the tools of a run, by name
 ToolCall  a call that the model wrote
 """
@@ -25,11 +25,11 @@ __all__ = ["Tool", "ToolCall", "ToolError", "Toolbox"]
 
 
 THREADS = 256
-"""Calls of tools that are no coroutines and run at once; further ones wait."""
+"""Limit on concurrent calls of tools that are plain functions; any others wait for a thread."""
 
 
 class ToolError(Exception):
-    """What a tool raises to tell the model that a call failed; the conversation goes on with its message."""
+    """Raised by a tool to report a failed call to the model; the conversation continues with its message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class ToolCall:
     """One call in a turn of the model.
 
     Arguments:
-        name: of the tool.
-        arguments: as the model wrote them: JSON text of an object.
+        name: name of the tool.
+        arguments: JSON text of an object, as the model wrote it.
     """
 
     name: str
@@ -46,16 +46,16 @@ class ToolCall:
 
 
 class Tool:
-    """A function with typed arguments, async or not; one that is not runs in a thread.
+    """A function with typed arguments; an async function is awaited, any other runs in a thread.
 
-    Example, whose description is the first paragraph of the docstring::
+    Example; the first paragraph of the docstring is the tool's description::
 
         async def add(a: int, b: int) -> int:
             \"\"\"The sum of two numbers.\"\"\"
             return a + b
 
     Raises:
-        PluginError: it is no function, or the type of an argument has no JSON schema.
+        PluginError: the object is not a function, or the type of an argument has no JSON schema.
     """
 
     def __init__(self, function: object) -> None:
@@ -66,7 +66,7 @@ class Tool:
             adapter: TypeAdapter[Any] = TypeAdapter(cast(Any, function))
             schema = adapter.json_schema()
             self._checked: Callable[..., Any] = validate_call(function)
-        except Exception as problem:  # of pydantic, which has several
+        except Exception as problem:  # pydantic raises several types
             raise PluginError(f"tool {self.name}: its arguments have no JSON schema: {problem}") from problem
         if schema.get("type") != "object":
             raise PluginError(f"tool {self.name}: a model gives arguments by name; found positional ones")
@@ -78,10 +78,10 @@ class Tool:
         }
 
     async def __call__(self, arguments: Mapping[str, JsonValue]) -> str:
-        """The answer: text as it is, anything else as JSON.
+        """Call the function; return text unchanged and anything else as JSON.
 
         Raises:
-            ToolError: the arguments do not fit, or the tool says so.
+            ToolError: the arguments are invalid, or the tool raised it.
         """
         try:
             if self._is_async:
@@ -96,7 +96,7 @@ class Tool:
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    # asyncio's own pool has a few threads, which tools that hang would take from all others of the process.
+    # An own pool: tools that hang would use up asyncio's default pool, which has few threads and is shared.
     return ThreadPoolExecutor(THREADS, thread_name_prefix="tool")
 
 
@@ -108,11 +108,11 @@ class Toolbox:
     """The tools of a run.
 
     Arguments:
-        given: what ``--tools`` names: functions, and lists or tuples of them.
-        max_chars: characters of an answer that the model gets; the rest is left out, and the answer says so.
+        given: the objects that ``--tools`` names: functions, and lists or tuples of functions.
+        max_chars: limit on an answer, in characters; the rest is left out, and the answer says so.
 
     Raises:
-        PluginError: one is no tool, or two have the same name.
+        PluginError: an object is not a tool, or two tools have the same name.
     """
 
     def __init__(self, given: Sequence[object], *, max_chars: int) -> None:
@@ -127,14 +127,14 @@ class Toolbox:
 
     @property
     def descriptions(self) -> list[JsonValue]:
-        """The descriptions of all tools, in the form of chat templates and parsers of tool calls."""
+        """The descriptions of all tools, in the format of chat templates and of SGLang's tool call parsers."""
         return [tool.description for tool in self._tools.values()]
 
     async def call(self, call: ToolCall) -> str:
-        """The answer to one call; a mistake in the call itself is the answer to the model, as ``error: ...``.
+        """Return the answer to one call; an invalid call is answered with ``error: ...``.
 
         Raises:
-            Exception: whatever the tool raises, except :class:`ToolError`.
+            Exception: any error that the tool raises, except :class:`ToolError`.
         """
         try:
             answer = await self._of(call)(_object(call))
