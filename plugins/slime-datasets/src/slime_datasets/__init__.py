@@ -1,17 +1,17 @@
-"""Where prompts come from in addition to JSON Lines.
+"""Prompt formats, data sources and generate functions in addition to one JSON Lines file of prompts.
 
-plugin         what the plugin declares, and what it says of settings together
+plugin         the components that the plugin registers, and checks of its settings
 options        its settings
 formats        the prompt formats: Parquet files, folders that the datasets library saved
-columnar       the rows of an open file of columns
+columnar       tables of rows from columnar files (Parquet, Arrow)
 streams        the data source of streams and mixes
 streamed       prompts that are read as they are needed
-orders         their orders, which need no memory
+orders         shuffled orders that need no memory
 mixed          several streams in fixed shares
 buffer         the data source with a buffer
 arrivals       trajectories that arrive in a file or a folder
-trajectories   what every field of such a line may hold
+trajectories   checks of every field of a trajectory
 given          the generate function that trains trajectories as they are
 conversations  the generate function that trains the assistant's turns
-masks          which tokens of a conversation those are
+masks          finds the assistant's tokens in a conversation
 """

@@ -1,13 +1,13 @@
-"""Reads trajectories that another program wrote, to train on them: JSON Lines of samples, checked, never unpickled.
+"""Reads trajectories that another program wrote, for training: JSON Lines of samples, checked, never unpickled.
 
     {"group_index": 3, "prompt": "2+2=", "tokens": [7, 15, 7, 4, 9, 1], "response_length": 2, "response": "4",
      "reward": 1.0, "status": "completed", "rollout_log_probs": [-0.1, -0.02]}
 
-A line is :meth:`~slime_core.types.Sample.to_dict` of one sample, or as much of it as there is; ``tokens``,
-``response_length``, ``status`` and ``rollout_log_probs`` have to be there. Lines that stand together with one
-``group_index`` are a group. A file is read once: one that is named, or each ``.jsonl`` file of a folder, by name, as it
-appears. Move files in whole; names that start with a dot or an underscore are passed over. Without ``group_index`` a
-line is a group of its own.
+A line is :meth:`~slime_core.types.Sample.to_dict` of one sample; ``tokens``, ``response_length``, ``status`` and
+``rollout_log_probs`` are required, other fields may be left out. Adjacent lines with one ``group_index`` are a group; a
+line without ``group_index`` is a group of its own. Each file is read once: the named file, or each ``.jsonl`` file of a
+folder, by name, as it appears. Move complete files into the folder; names that start with a dot or an underscore are
+ignored.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from slime_datasets.trajectories import Fit, read_trajectories
 __all__ = ["Arrivals", "screen_arrivals"]
 
 MOST_BYTES = 32 * 2**20
-"""Looked through before anything starts; what comes after is read when it is taken."""
+"""Limit on the bytes checked before the run starts; the rest is checked when it is read."""
 
 
 class Arrivals:
     """The groups of a file, or of the files that appear in a folder.
 
     Arguments:
-        path: names it; None: nothing arrives.
+        path: the file or folder; None: there are no trajectories.
     """
 
     def __init__(self, path: Path | None, request: PromptRequest, run: RunView) -> None:
@@ -48,10 +48,10 @@ class Arrivals:
         self._groups = 0
 
     def take(self) -> list[PromptGroup]:
-        """The groups of all files that were not read before.
+        """Return the groups of all files that were not read before.
 
         Raises:
-            DataError: a line is no finished sample; with ``skips_bad`` its group is left out and counted.
+            DataError: a line is not a finished sample; with ``skips_bad`` its group is left out and counted.
         """
         new = [file for file in ([] if self._path is None else _files(self._path)) if file.name not in self._read]
         found = [group for file in new for group in self._of_file(file)]
@@ -59,7 +59,7 @@ class Arrivals:
         return found
 
     def state(self) -> dict[str, Any]:
-        """The files that were read, and the number of their groups."""
+        """Return the names of the files read so far and the number of their groups."""
         return {"files": list(self._read), "groups": self._groups}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -78,17 +78,17 @@ class Arrivals:
         return groups
 
     def _numbered(self, group: PromptGroup) -> PromptGroup:
-        """The group under numbers of its own: below 0, since those from 0 on are of the prompts."""
+        """Return the group under new indices, below 0, because the indices of prompts start at 0."""
         self._groups += 1
         first = -self._groups * len(group)
         return [replace(one, group_index=-self._groups, index=first + place) for place, one in enumerate(group)]
 
 
 def screen_arrivals(path: Path, fit: Fit, *, most_bytes: int = MOST_BYTES) -> None:
-    """Returns if nothing wrong was found in the groups that are there already.
+    """Check the groups that exist already, up to ``most_bytes``.
 
     Raises:
-        DataError: a line is no finished sample, or a group has another size; names file and line.
+        DataError: a line is not a finished sample, or a group has another size; names file and line.
     """
     for file in _files(path):
         for lines in _groups(Joined([LineTable(file)]).read(0)):
@@ -99,20 +99,20 @@ def screen_arrivals(path: Path, fit: Fit, *, most_bytes: int = MOST_BYTES) -> No
 
 
 def _files(path: Path) -> list[Path]:
-    """The file, whatever its name; of a folder, those whose names say that they are whole."""
+    """Return the named file, or the files of a folder whose names mark them as complete."""
     if path.is_file():
         return [path]
     return [file for file in sorted(path.glob("*.jsonl")) if not file.name.startswith((".", "_"))]
 
 
 def _groups(rows: Iterable[RawRow]) -> Iterator[list[RawRow]]:
-    """Lines that stand together with one ``group_index``."""
+    """Yield adjacent lines with one ``group_index``."""
     for _, lines in groupby((raw for raw in rows if not raw.is_blank), key=_group_of):
         yield list(lines)
 
 
 def _group_of(raw: RawRow) -> tuple[str, Any]:
-    """The key that lines of one group share; a line that cannot be read, or names no group, is a group of its own."""
+    """Return the key of the line's group; a line that is invalid or has no ``group_index`` is a group of its own."""
     try:
         number = content_of(raw).get("group_index")
     except DataError:

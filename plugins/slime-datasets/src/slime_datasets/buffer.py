@@ -1,4 +1,4 @@
-"""The data source ``buffered``: groups that came back or came from elsewhere, before new prompts."""
+"""The data source ``buffered``: groups that were put back or written by another program, before new prompts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["FILTERS", "BufferedPrompts"]
 
 
 class BufferedPrompts:
-    """Hands out groups of its buffer first, in the order of its filter, then new prompts.
+    """Returns groups of its buffer first, in the order of its filter, then new prompts.
 
     Arguments:
-        options: what is read in addition to prompts, and which filter chooses.
-        run: with its ``prompts``, see :class:`~slime_core.PromptRequest`.
+        options: the sources to read and the filter of the buffer.
+        run: the run, with its ``prompts``; see :class:`~slime_core.PromptRequest`.
 
     Raises:
         DataError: prompts or trajectories cannot be read.
@@ -39,10 +39,10 @@ class BufferedPrompts:
 
     @classmethod
     def screen(cls, options: DatasetsOptions, run: RunView, prompts: PromptScreen) -> list[str]:
-        """See :class:`~slime_core.ScreenedDataSource`: also looks at the trajectories that are there already.
+        """See :class:`~slime_core.ScreenedDataSource`; also checks the trajectories that exist already.
 
         Raises:
-            DataError: a prompt or a trajectory; names file and line.
+            DataError: a prompt or a trajectory is invalid; names file and line.
         """
         request = requested(run)
         if options.buffer_data is not None and not request.skips_bad:
@@ -53,19 +53,19 @@ class BufferedPrompts:
         return len(self._prompts)
 
     def get_samples(self, n: int) -> list[PromptGroup]:
-        """The name of :meth:`next_groups` in slime."""
+        """slime's name for :meth:`next_groups`."""
         return self.next_groups(n)
 
     def add_samples(self, groups: Sequence[PromptGroup]) -> None:
-        """The name of :meth:`put_back` in slime."""
+        """slime's name for :meth:`put_back`."""
         self.put_back(groups)
 
     def buffer_filter(self, buffer: Sequence[PromptGroup], n: int) -> list[PromptGroup]:
-        """The groups of ``buffer`` that come next, at most ``n``; a subclass may choose otherwise."""
+        """Return the next groups of ``buffer``, at most ``n``; a subclass may override the choice."""
         return FILTERS[self._options.buffer_filter](buffer, n, self._order)
 
     def next_groups(self, n: int) -> list[PromptGroup]:
-        """The next ``n`` groups."""
+        """Return the next ``n`` groups."""
         self._buffer += self._arrivals.take()
         chosen = self.buffer_filter(list(self._buffer), n)
         taken = set(map(id, chosen))
@@ -73,19 +73,19 @@ class BufferedPrompts:
         return [*chosen, *self._prompts.next_groups(n - len(chosen))]
 
     def put_back(self, groups: Sequence[PromptGroup]) -> None:
-        """Take groups into the buffer, as they are."""
+        """Add copies of ``groups`` to the buffer."""
         self._buffer += [copy.deepcopy(group) for group in groups]
 
     def state(self) -> dict[str, Any]:
-        """The place in the prompts, the buffer, and which files of trajectories were read."""
+        """Return the position in the prompts, the buffer, and the names of the trajectory files read so far."""
         buffer = [[sample.to_dict() for sample in group] for group in self._buffer]
         return {"prompts": self._prompts.state(), "buffer": copy.deepcopy(buffer), "read": self._arrivals.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state()`` was taken.
+        """Continue from a ``state()``.
 
         Raises:
-            CheckpointError: it is the state of another data source, or the prompts are others.
+            CheckpointError: the state belongs to another data source, or the prompts have changed.
         """
         if "buffer" not in state:
             raise CheckpointError(
@@ -97,7 +97,7 @@ class BufferedPrompts:
         self._arrivals.restore(state["read"])
 
     def _order(self, group: PromptGroup) -> tuple[float, str]:
-        """The mean reward of the group, and its stratum."""
+        """Return the mean reward of the group (-inf: no reward) and its value of ``buffer_key``."""
         rewards = [sample.reward_value(self._reward_key) for sample in group if sample.reward is not None]
         mean = statistics.fmean(rewards) if rewards else float("-inf")
         return mean, str(group[0].metadata.get(self._options.buffer_key or ""))
@@ -107,24 +107,24 @@ Order = Callable[[PromptGroup], tuple[float, str]]
 
 
 def _oldest(buffer: Sequence[PromptGroup], n: int, order: Order) -> list[PromptGroup]:
-    """The groups that have waited longest."""
+    """Return the groups that have waited longest."""
     del order
     return list(buffer[:n])
 
 
 def _newest(buffer: Sequence[PromptGroup], n: int, order: Order) -> list[PromptGroup]:
-    """The groups that arrived last, the newest first."""
+    """Return the latest groups, the newest first."""
     del order
     return list(reversed(buffer))[:n]
 
 
 def _prioritised(buffer: Sequence[PromptGroup], n: int, order: Order) -> list[PromptGroup]:
-    """The groups with the highest mean reward; groups without a reward come last, older ones first."""
+    """Return the groups with the highest mean reward, at equal rewards older ones first; no reward comes last."""
     return sorted(buffer, key=lambda group: -order(group)[0])[:n]
 
 
 def _stratified(buffer: Sequence[PromptGroup], n: int, order: Order) -> list[PromptGroup]:
-    """One of each stratum in turn, the oldest of it."""
+    """Return one group of each value of ``buffer_key`` in turn, oldest first."""
     strata: dict[str, list[PromptGroup]] = {}
     for group in buffer:
         strata.setdefault(order(group)[1], []).append(group)
@@ -133,4 +133,4 @@ def _stratified(buffer: Sequence[PromptGroup], n: int, order: Order) -> list[Pro
 
 
 FILTERS = {"oldest": _oldest, "newest": _newest, "prioritised": _prioritised, "stratified": _stratified}
-"""``buffer_filter`` -> which groups come next."""
+"""``buffer_filter`` -> function that selects the next groups."""

@@ -1,9 +1,9 @@
-"""Rows of files of columns, which say how many they hold.
+"""Tables of rows from columnar files, which store their number of rows.
 
     ParquetTable  Parquet, row group by row group
-    ArrowTable    Arrow files, mapped into memory: what the datasets library saved, and copies of Parquet files
+    ArrowTable    Arrow files, mapped into memory: saved by the datasets library, or copies of Parquet files
 
-pyarrow is imported where a file needs it.
+pyarrow is imported only when a file needs it.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from slime_datasets.lines import cache_folder, key_of
 __all__ = ["BATCH", "ArrowTable", "ParquetTable"]
 
 BATCH = 256
-"""Rows of a Parquet file that are decoded at once."""
+"""Rows of a Parquet file that are decoded together."""
 
 BUFFER = 2**20
-"""Bytes of a column that are read at once. Nothing of a Parquet file is mapped into memory, since a file that is
-truncated while it is mapped ends the process with SIGBUS and no message."""
+"""Bytes of a column that are read at once. Parquet files are not mapped into memory: if a mapped file is truncated, the
+process is killed by SIGBUS without a message."""
 
 
 _BROKEN = (OSError, ValueError, OverflowError, MemoryError, StopIteration)
-"""Exceptions of pyarrow, in addition to its own classes, where a file is corrupt."""
+"""Exceptions that pyarrow raises for corrupt files, in addition to its own classes."""
 
 
 class _Counted:
-    """Base class of both kinds of tables.
+    """Base class of both tables.
 
     Arguments:
-        path: what messages name.
-        sizes: rows of each part of the file, in order.
-        files: that hold them.
+        path: the path that messages name.
+        sizes: number of rows of each part of the file, in order.
+        files: the files that contain the rows.
     """
 
     def __init__(self, path: Path, sizes: Iterable[int], files: Sequence[Path]) -> None:
@@ -55,7 +55,7 @@ class _Counted:
         return row < self._starts[-1]
 
     def total(self) -> int:
-        """See :class:`~slime_core.PromptTable`; the file says it."""
+        """See :class:`~slime_core.PromptTable`; the number comes from the file's metadata."""
         return self._starts[-1]
 
     def read(self, start: int, stop: int) -> Iterator[RawRow]:
@@ -70,15 +70,15 @@ class _Counted:
         return stamp_of(self.path)
 
     def _row(self, part: int, row: int) -> dict[str, Any]:
-        """Row ``row`` of part ``part``."""
+        """Return row ``row`` of part ``part``."""
         raise NotImplementedError
 
 
 class ParquetTable(_Counted):
-    """The rows of a Parquet file; those that come one after the other are decoded once.
+    """The rows of a Parquet file; consecutive rows are decoded once.
 
     Arguments:
-        window: rows that will be read in any order, before others; so many are held.
+        window: number of rows that are read in any order before others; as many decoded rows are cached.
 
     Raises:
         DataError: the file cannot be read.
@@ -88,7 +88,7 @@ class ParquetTable(_Counted):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        if not path.is_file() and path.exists():  # a FIFO would be waited for
+        if not path.is_file() and path.exists():  # opening a FIFO would block
             raise DataError(f"{path} is no regular file; name a Parquet file")
         try:
             self._file = pq.ParquetFile(path, buffer_size=BUFFER)
@@ -102,19 +102,19 @@ class ParquetTable(_Counted):
         self._batches: Iterator[Any] = iter(())
         self._group = -1
         self._next = 0
-        """The row group whose batches are being read, and the first row of the next batch."""
+        """The row group that is being read, and the first row of its next batch."""
         self._held: dict[int, list[dict[str, Any]]] = {}
-        """First row -> rows that were decoded, at most ``_most`` in all."""
+        """First row -> decoded rows, at most ``_most`` in all."""
         self._most = window + 2 * BATCH
 
     def batches(self) -> Iterator[Any]:
-        """All rows as record batches, in order."""
+        """Yield all rows as record batches, in order."""
         with _decoding(self.path, "Parquet"):
             yield from self._file.iter_batches(batch_size=BATCH)
 
     @property
     def schema(self) -> Any:
-        """Schema of the batches."""
+        """Schema of the record batches."""
         return self._file.schema_arrow
 
     def _row(self, part: int, row: int) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class ParquetTable(_Counted):
             return self._held[found][whole - found]
 
     def _decode_to(self, part: int, row: int) -> int:
-        """Decode on to ``row``, which is not held; returns the first row of its batch."""
+        """Decode forward to ``row``, which is not cached; return the first row of its batch."""
         if part != self._group or row < self._next:
             self._batches = self._file.iter_batches(batch_size=BATCH, row_groups=[part])
             self._group, self._next = part, self._starts[part]
@@ -144,14 +144,14 @@ class ParquetTable(_Counted):
 
 
 class ArrowTable(_Counted):
-    """The rows of Arrow files, mapped into memory: only what is read is loaded.
+    """The rows of Arrow files, mapped into memory: only pages that are read are loaded.
 
     Arguments:
-        path: what messages name.
-        files: in the order of their rows.
+        path: the path that messages name.
+        files: the files, in the order of their rows.
 
     Raises:
-        DataError: one cannot be read.
+        DataError: a file cannot be read.
     """
 
     def __init__(self, path: Path, files: Sequence[Path]) -> None:
@@ -167,10 +167,10 @@ class ArrowTable(_Counted):
 
     @classmethod
     def saved(cls, folder: Path) -> ArrowTable:
-        """The rows that the datasets library saved in ``folder``.
+        """Open the data set that the datasets library saved in ``folder``.
 
         Raises:
-            DataError: its list of files cannot be read, or rows were chosen that it does not hold in this order.
+            DataError: the list of files cannot be read, or the data set was filtered or reordered without rewriting.
         """
         try:
             state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
@@ -186,7 +186,7 @@ class ArrowTable(_Counted):
 
     @classmethod
     def copied(cls, path: Path) -> ArrowTable:
-        """The rows of a Parquet file, read from a copy that is fast to read from anywhere; made where there is none.
+        """Open a Parquet file through an Arrow copy, which has fast random access; the copy is made if it is missing.
 
         Raises:
             DataError: the file cannot be read.
@@ -215,7 +215,7 @@ class _Copied(ArrowTable):
 
 
 def _copy(path: Path) -> Path:
-    """The copy of a Parquet file; made where there is none."""
+    """Return the Arrow copy of a Parquet file; it is written if it is missing."""
     import pyarrow as pa
 
     copy = cache_folder() / f"{key_of(path)}.arrow"
@@ -240,7 +240,7 @@ def _copy(path: Path) -> Path:
 
 @contextmanager
 def _decoding(what: object, form: str) -> Iterator[None]:
-    """Turns decoding errors of pyarrow into an error of the data."""
+    """Convert decoding errors of pyarrow to ``DataError``."""
     import pyarrow as pa
 
     try:

@@ -17,10 +17,10 @@ __all__ = ["FromMessages"]
 
 
 class FromMessages:
-    """Every sample of a group is its prompt, a conversation, of which the assistant's turns are trained.
+    """Trains the assistant's turns of each prompt, which is a conversation; all samples of a group are equal.
 
-    The response starts with the first of these tokens and reaches to the end; what others say in between has mask 0.
-    No engine samples, so log-probabilities are 0. In an evaluation the engines sample the last turn, as
+    The response starts with the first assistant token and ends with the conversation; tokens of other roles in between
+    have mask 0. No engine samples, so log-probabilities are 0. In an evaluation the engines sample the last turn, as
     ``single_turn`` does.
     """
 
@@ -29,10 +29,10 @@ class FromMessages:
         self._family: Family = options.loss_mask_type
 
     async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
-        """The same samples, finished; responses longer than ``sampling`` allows are cut and count as truncated.
+        """Return the same samples, finished; responses above ``max_new_tokens`` are cut and marked as truncated.
 
         Raises:
-            DataError: a prompt is no conversation, or the borders of its turns cannot be determined.
+            DataError: a prompt is not a conversation, or the borders of its turns cannot be found.
         """
         if context.evaluation:
             return await self._sampled_turn(context, samples, sampling)

@@ -12,8 +12,8 @@ __all__ = ["Parquet", "SavedDataset", "SavedSplits"]
 
 
 class Parquet:
-    """Parquet files. To read one row, the batch around it is decoded; rows that are read in random order are
-    read from a copy of the file in Arrow's format, which is made in the cache folder once."""
+    """Parquet files. To read one row, the batch around it is decoded. For random order, the file is first copied to
+    Arrow's format in the cache folder, once."""
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
@@ -24,28 +24,28 @@ class Parquet:
 
 
 class SavedDataset:
-    """Folders that hold one split of a data set, as ``Dataset.save_to_disk`` of the datasets library writes it."""
+    """Folders with one split of a data set, as ``Dataset.save_to_disk`` of the datasets library writes them."""
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
 
     def open(self, path: Path, *, window: int | None) -> PromptTable:
-        """See :class:`~slime_core.PromptFormat`; rows are found in any order alike."""
+        """See :class:`~slime_core.PromptFormat`; random order is as fast as file order, so ``window`` is unused."""
         del window
         return ArrowTable.saved(path)
 
 
 class SavedSplits:
-    """Folders of ``DatasetDict.save_to_disk``: refused, with the splits that can be named instead."""
+    """Folders of ``DatasetDict.save_to_disk``: refused with a message that names the splits."""
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
 
     def open(self, path: Path, *, window: int | None) -> PromptTable:
-        """Never returns.
+        """Raise an error that names the splits.
 
         Raises:
-            DataError: names the splits.
+            DataError: always.
         """
         del window
         splits = sorted(each.name for each in path.iterdir() if (each / "state.json").is_file())

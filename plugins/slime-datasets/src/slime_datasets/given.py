@@ -1,4 +1,4 @@
-"""The generate function ``from_buffer``: trajectories that the data source gives are taken as they are."""
+"""The generate function ``from_buffer``: trains trajectories of the data source as they are."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["FromBuffer"]
 
 
 class FromBuffer:
-    """Groups of which every sample has a response from its data source keep it, with its log-probabilities and reward;
-    other prompts are answered as ``single_turn`` does.
+    """Returns groups with given responses unchanged, with their log-probabilities and rewards; generates for all other
+    groups as ``single_turn`` does.
     """
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
 
     async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
-        """The same samples, finished.
+        """Return the same samples, finished.
 
         Raises:
-            DataError: a trajectory holds a token that the model has not.
+            DataError: a trajectory has a token that is not in the model's vocabulary.
         """
         if not all(_is_given(sample) for sample in samples):
             return await generate_group(context, samples, sampling)

@@ -1,12 +1,12 @@
 """Finds the tokens of a conversation that the assistant wrote, and the token that ends each of its turns.
 
-The conversation is rendered once and tokenized once; these are the tokens that are trained. Where a turn
-starts and ends is found by rendering the messages before it, and the messages with it, again: both have to be a
-prefix of the whole. A template for which they are not is refused, but for the families that are known:
+The conversation is rendered and tokenized once; these are the trained tokens. To find where a turn starts and ends, the
+messages before it and the messages up to it are rendered again: both texts must be a prefix of the whole text. If they
+are not, the template is refused, except for the known families:
 
     prefix        every prefix of a conversation is rendered as it is in the whole
-    qwen3         thoughts are left out of all but the last turns, so a turn ends where its end token is
-    distill_qwen  thoughts are left out of all turns, and the generation prompt may hold the start of an answer
+    qwen3         thoughts are left out of all but the last turns, so a turn ends at its end token
+    distill_qwen  thoughts are left out of all turns, and the generation prompt may contain the start of an answer
 
 Every conversation is checked: the trained tokens must decode to exactly the text of the turns.
 """
@@ -32,12 +32,12 @@ ASSISTANT = "assistant"
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation as tokens.
+    """A tokenized conversation.
 
     Example, ``<|user|>1+1<|assistant|>2<eos>``: ids ``[3, 6, 15, 6, 4, 7, 1]``, mask ``[0, 0, 0, 0, 0, 1, 1]``.
 
     Arguments:
-        token_ids: of the whole, as the template renders it.
+        token_ids: ids of the whole conversation, as the template renders it.
         mask: 1 for tokens of the assistant.
         turns: the text of each turn of the assistant, with its end token.
     """
@@ -48,18 +48,18 @@ class Conversation:
 
     @property
     def prompt_length(self) -> int:
-        """Tokens before the first that is trained."""
+        """Number of tokens before the first trained token."""
         return self.mask.index(1)
 
 
 def conversation(
     encoder: PromptEncoder, messages: Messages, *, family: Family, tools: Sequence[Any] | None = None
 ) -> Conversation:
-    """The tokens of ``messages`` and which of them the assistant wrote.
+    """Tokenize ``messages`` and mark the assistant's tokens.
 
     Raises:
-        DataError: there is no turn of the assistant, the template does not fit the family, or a token lies partly
-            inside a turn.
+        DataError: the assistant has no turn, the template does not match the family, or a token lies partly inside a
+            turn.
     """
     whole = encoder.render(messages, tools=tools, asks=False)
     turns = [place for place, message in enumerate(messages) if message["role"] == ASSISTANT]
@@ -80,7 +80,7 @@ def conversation(
 def _span(
     encoder: PromptEncoder, messages: Messages, place: int, whole: str, *, family: Family, tools: Sequence[Any] | None
 ) -> tuple[int, int]:
-    """Start and end of turn ``place`` in the text: after the generation prompt, and after its end token."""
+    """Return start and end of turn ``place`` in the text: after the generation prompt, and after its end token."""
     before = encoder.render(messages[:place], tools=tools, asks=True)
     start = len(before)
     if family == "distill_qwen":
@@ -101,14 +101,14 @@ def _common_prefix(one: str, other: str) -> str:
 
 
 def _after_special(encoder: PromptEncoder, text: str, start: int = 0) -> int:
-    """End of the last special token of ``text`` from ``start`` on; 0: there is none."""
+    """Return the end of the last special token of ``text`` from ``start`` on; 0: there is none."""
     ids, covered = encoder.spans(text)
     ends = [last for one, (first, last) in zip(ids, covered, strict=True) if first >= start and encoder.is_special(one)]
     return max(ends, default=0)
 
 
 def _after_end(encoder: PromptEncoder, whole: str, start: int, place: int) -> int:
-    """End of the first token, from ``start`` on, that ends a response."""
+    """Return the end of the first end-of-sequence token from ``start`` on."""
     ids, covered = encoder.spans(whole)
     for one, (first, last) in zip(ids, covered, strict=True):
         if first >= start and one == encoder.end_of_sequence:

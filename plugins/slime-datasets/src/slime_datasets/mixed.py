@@ -13,17 +13,17 @@ from slime_core.prompts.rows import PromptRow
 __all__ = ["Mixed", "shares", "spread"]
 
 BLOCK = 1000
-"""Prompts in which every stream gives its share; fewer where the shares allow."""
+"""Prompts of one block, in which each stream has its share; fewer if the shares have a common divisor."""
 
 
 class Mixed:
-    """Streams side by side, spread evenly; each goes through its own epochs.
+    """Several streams, interleaved evenly; each has its own epochs.
 
     Arguments:
         parts: streams and their weights.
 
     Raises:
-        DataError: a weight is less than a thousandth of all.
+        DataError: a weight is less than a thousandth of the sum.
     """
 
     def __init__(self, parts: Sequence[tuple[Stream, float]]) -> None:
@@ -62,19 +62,19 @@ class Mixed:
         return sum(map(len, self._streams))
 
     def _find(self, number: int) -> tuple[int, int]:
-        """The stream of prompt ``number``, and the prompt's number there."""
+        """Return the stream of prompt ``number``, and the prompt's number in that stream."""
         block, slot = divmod(number, len(self._slots))
         stream = self._slots[slot]
         return stream, block * self._counts[stream] + self._ranks[slot]
 
 
 def shares(weights: Sequence[float]) -> list[int]:
-    """How many of a thousand prompts each weight has, by largest remainders, divided by what divides them all.
+    """Return each weight's number of prompts out of a thousand, by largest remainders, over their common divisor.
 
     Example: ``shares([0.7, 0.3])`` is ``[7, 3]``.
 
     Raises:
-        DataError: one of them has none.
+        DataError: a weight gets no prompt.
     """
     exact = [weight / sum(weights) * BLOCK for weight in weights]
     counts = [int(share + 1e-9) for share in exact]
@@ -92,7 +92,7 @@ def shares(weights: Sequence[float]) -> list[int]:
 
 
 def spread(counts: Sequence[int]) -> list[int]:
-    """Slots, each the number of a stream, in which every stream comes as evenly as its count allows.
+    """Return a list of stream numbers, in which stream i occurs ``counts[i]`` times, spaced as evenly as possible.
 
     Example: ``spread([2, 1])`` is ``[0, 1, 0]``.
     """

@@ -12,7 +12,7 @@ from slime_core import Conflicts, Flag, NamesPrompts, Needs, PluginOptions, Used
 __all__ = ["DatasetsOptions"]
 
 SECTION = "data"
-"""The section of files in which the settings stood when they were the core's."""
+"""The TOML section that older files use for these settings."""
 
 Name = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -20,7 +20,7 @@ Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class DatasetsOptions(PluginOptions):
-    """Prompt sources other than one file in memory, and which tokens of a conversation are trained."""
+    """Prompt sources other than one file in memory, and the trained tokens of conversations."""
 
     prompt_mix: Annotated[
         tuple[tuple[Path, Weight], ...],
@@ -31,7 +31,7 @@ class DatasetsOptions(PluginOptions):
     ] = ()
     """A weighted mix of prompt files in place of prompt_data: a.jsonl 0.7 b.parquet 0.3. Empty: prompt_data alone."""
     streaming_data: Annotated[bool, Flag("--streaming-data", section=SECTION), UsedBy("streams", "buffered")] = False
-    """Read prompts as they are needed: large files start at once and take no memory. False: hold them in memory."""
+    """Read prompts as they are needed: large files start at once and need no memory. False: load them into memory."""
     shuffle_window: Annotated[
         Count | None,
         Flag("--shuffle-window", section=SECTION),
@@ -46,18 +46,17 @@ class DatasetsOptions(PluginOptions):
         UsedBy("from_messages"),
     ] = "prefix"
     """Family of the chat template, by which from_messages finds the assistant's turns. prefix: a longer conversation
-    starts with the text of a shorter one (slime's qwen). qwen3: thoughts are left out of earlier turns (also slime's
-    qwen3_5).
-    distill_qwen: thoughts are left out of all turns."""
+    starts with the text of a shorter one (slime's qwen). qwen3: the template leaves thoughts out of earlier turns (also
+    slime's qwen3_5). distill_qwen: the template leaves thoughts out of all turns."""
     buffer_filter: Annotated[
         Literal["oldest", "newest", "prioritised", "stratified"],
         Flag("--buffer-filter", section=SECTION),
         UsedBy("buffered"),
     ] = "oldest"
-    """Which groups the data source buffered hands out next. prioritised: those with the highest mean reward.
-    stratified: one of each value of buffer_key in turn."""
+    """Order in which the data source buffered returns groups. prioritised: highest mean reward first. stratified: one
+    group of each value of buffer_key in turn."""
     buffer_key: Annotated[Name | None, Flag("--buffer-key", section=SECTION), UsedBy("buffered")] = None
-    """Metadata field by whose values buffer_filter = stratified chooses. None: not stratified."""
+    """Metadata field whose values are the strata of buffer_filter = stratified. None: not stratified."""
     buffer_data: Annotated[Path | None, Flag("--buffer-data", section=SECTION), UsedBy("buffered")] = None
     """JSON Lines file of trajectories for the data source buffered, or a folder in which such files appear. None:
     no file."""

@@ -1,10 +1,10 @@
-"""Orders of many rows that need no memory: what stands at a place is computed from seed, epoch and place.
+"""Shuffled orders that need no memory: the row at a place is computed from seed, epoch and place.
 
     Feistel    an exact shuffle of any number of rows
-    Windows    shuffles rows only among their neighbours, so that a file can be read from its beginning
+    Windows    a shuffle within windows of adjacent rows, so that a file can be read from its beginning
 
-A Feistel network permutes the numbers below a power of 4; numbers beyond the rows are walked over until one of the rows
-comes (cycle walking, Black and Rogaway, CT-RSA 2002, section 3).
+A Feistel network permutes the numbers below a power of 4. A result that is not a row number is permuted again until it
+is one (cycle walking, Black and Rogaway, CT-RSA 2002, section 3).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import hashlib
 __all__ = ["Feistel", "Windows"]
 
 ROUNDS = 8
-"""Four would do for many rows; with five, some of the 120 orders would come four times as often."""
+"""Four are enough for many rows; but with five, some of the 120 orders would occur four times as often as others."""
 
 
 class Feistel:
-    """A permutation of ``size`` numbers, which ``key`` chooses; the same on every machine.
+    """A permutation of ``size`` numbers, selected by ``key``; the same on every machine.
 
     Example: ``[Feistel(5, "0:0")(i) for i in range(5)]`` is ``[4, 1, 2, 0, 3]``.
 
     Arguments:
-        size: at least 1.
+        size: number of rows, at least 1.
     """
 
     def __init__(self, size: int, key: str) -> None:
@@ -32,7 +32,7 @@ class Feistel:
         self._bits = max(1, ((size - 1).bit_length() + 1) // 2)
 
     def __call__(self, place: int) -> int:
-        """The number at ``place``, which is below ``size``."""
+        """Return the number at ``place``, which is below ``size``."""
         found = self._permuted(place)
         while found >= self._size:
             found = self._permuted(found)
@@ -50,10 +50,10 @@ class Feistel:
 
 
 class Windows:
-    """The place in a file of what stands at a place of its epoch, shuffled within windows of ``width`` rows.
+    """Maps a place of an epoch to a row of the file, shuffled within windows of ``width`` rows.
 
     Arguments:
-        key: of seed and epoch.
+        key: identifies seed and epoch.
     """
 
     def __init__(self, width: int, key: str) -> None:
@@ -62,12 +62,12 @@ class Windows:
         self._last: tuple[int, int, Feistel] | None = None
 
     def window(self, place: int) -> tuple[int, int]:
-        """The first row of the window in which ``place`` lies, and the row after its last."""
+        """Return the first row of the window of ``place``, and the row after its last."""
         first = place - place % self._width
         return first, first + self._width
 
     def row(self, place: int, rows: int) -> int:
-        """The row at ``place``, where the file has ``rows`` rows up to the end of this window."""
+        """Return the row at ``place``; ``rows`` is the file's number of rows, or the window's end if it is unknown."""
         first, stop = self.window(place)
         size = min(stop, rows) - first
         if self._last is None or self._last[:2] != (first, size):

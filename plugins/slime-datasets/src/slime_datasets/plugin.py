@@ -65,13 +65,13 @@ def slime_options() -> type[DatasetsOptions]:
 @hookimpl
 def slime_settings(options: DatasetsOptions) -> Iterator[DerivedSetting]:
     for option, is_set in (("prompt_mix", options.prompt_mix), ("streaming_data", options.streaming_data)):
-        if is_set:  # a data source that the run names stays: buffered reads them too
+        if is_set:  # data_source is kept if the run names one: buffered reads these settings too
             yield DerivedSetting("data_source", "streams", option=option, given="keep")
 
 
 @hookimpl
 def slime_check(plan: RunPlan, options: DatasetsOptions, trains: bool) -> Iterator[str]:
-    if trains:  # an evaluation has its own prompts, and no buffer
+    if trains:  # an evaluation has its own prompts and no buffer
         yield from _prompts(plan, options)
         yield from _buffer(plan, options)
 
@@ -92,7 +92,7 @@ def _prompts(plan: RunPlan, options: DatasetsOptions) -> Iterator[str]:
             yield str(problem)
     source = str(plan.settings.get("data_source"))
     given = [name for name in ("prompt_mix", "streaming_data") if getattr(options, name)]
-    if given and plan.settings.get(source) is not None:  # named like the setting that gives a function by path
+    if given and plan.settings.get(source) is not None:  # the setting of a function by path has its source's name
         yield (
             f"{' and '.join(given)}: {source} = {plan.settings[source]} reads --prompt-data, held in memory. Leave one "
             "of the two out"

@@ -1,7 +1,7 @@
 """Prompts that are read as they are needed.
 
-Rows that are left out (empty lines, prompts that are too long, rows that cannot be read) have no number. They are found
-as the stream comes to them and remembered; they are part of its state.
+Rows that are left out (empty lines, prompts that are too long, invalid rows) have no number. They are found when the
+stream reaches them and recorded in its state.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ __all__ = ["Streamed"]
 
 
 class Streamed:
-    """Rows as they are needed.
+    """Rows of files, read as they are needed.
 
-    A *place* counts all rows, epoch after epoch, in the order in which they come; the numbers of prompts pass over the
-    places that are left out. How many rows there are is known once the end was reached, or at once for an exact
-    shuffle, which needs it.
+    A *place* is the position of a row in the order of the stream, over all epochs. Prompt numbers are places without
+    the left-out rows. The number of rows is known once the end was reached, or from the start for an exact shuffle,
+    which needs it.
 
     Arguments:
-        window: where rows are shuffled, only among so many that stand together; None: among all.
+        window: shuffle only within windows of this many adjacent rows; None: among all rows.
 
     Raises:
-        DataError: there are no such files, or they hold no rows.
+        DataError: a file does not exist, or the files have no rows.
     """
 
     def __init__(self, request: PromptRequest, *, window: int | None = None) -> None:
@@ -41,11 +41,11 @@ class Streamed:
         self._rows = open_rows(request.path, request.formats, window=window if request.shuffle else 0)
         self._size = self._rows.total() if request.shuffle and window is None else None
         self._seen = 0
-        """Places that were looked at."""
+        """Number of places examined so far."""
         self._out: dict[str, list[int]] = {TOO_LONG: [], BAD: [], EMPTY: []}
-        """Reason -> places that are left out for it."""
+        """Reason -> places left out for this reason."""
         self._gone: list[int] = []
-        """All places that are left out, sorted, each less the number of those before it."""
+        """All left-out places, sorted, each minus the number of left-out places before it."""
         self._ready: dict[int, PromptRow] = {}
         self._order: tuple[int, Any] = (-1, None)
         if not self._rows.reaches(0):
@@ -59,7 +59,7 @@ class Streamed:
         return row or prompt_of(self._rows.row(self._row(place)), self._request)
 
     def prepare(self, stop: int) -> None:
-        """See :class:`Stream`: looks at rows until enough of them are kept."""
+        """See :class:`Stream`: examines rows until enough of them are kept."""
         start = self._seen
         while (missing := stop - (self._seen - len(self._gone))) > 0:
             self._look_at(missing)
@@ -91,11 +91,11 @@ class Streamed:
             report_left_out(self._request, reason, len([place for place in places if self._is_first(place)]))
 
     def __len__(self) -> int:
-        """Rows of the files, with those that may be left out; counts them where nothing else needed to."""
+        """Return the number of rows of the files, including left-out rows; counts them if necessary."""
         return self._rows.total()
 
     def _look_at(self, count: int) -> None:
-        """Read the next ``count`` places and decide which are left out."""
+        """Read the next ``count`` places and decide which of them are left out."""
         rows: dict[int, PromptRow] = {}
         out: dict[int, str] = {}
         bad: dict[int, str] = {}
@@ -131,14 +131,14 @@ class Streamed:
         return nothing_left(self._request, size - first[EMPTY], bad=first[BAD])
 
     def _is_first(self, place: int) -> bool:
-        """Whether the place is of the first epoch; rows left out in later epochs were reported in the first."""
+        """Return whether the place is in the first epoch; rows left out again in later epochs are not reported."""
         return self._size is None or place < self._size
 
     def _has_nothing_since(self, start: int) -> bool:
         return self._seen - start == sum(start <= place for places in self._out.values() for place in places)
 
     def _row(self, place: int) -> int:
-        """The row that stands at ``place``."""
+        """Return the row at ``place``."""
         epoch, inner = self._epoch(place)
         if not self._request.shuffle:
             return inner
@@ -158,7 +158,7 @@ class Streamed:
         return divmod(place, self._size) if self._size is not None else (0, place)
 
     def _first_row(self, place: int) -> int:
-        """A row at or before those that ``place`` and the places after it read from the file."""
+        """Return a row at or before all rows that the stream reads from ``place`` on."""
         _, inner = self._epoch(place)
         width = self._window if self._request.shuffle else None
         return inner - inner % width if width else inner

@@ -1,4 +1,4 @@
-"""The data source ``streams``: prompts that are read as they are needed, or that come of several files in shares."""
+"""The data source ``streams``: prompts that are read as they are needed, or a mix of several files in fixed shares."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from slime_datasets.streamed import Streamed
 __all__ = ["PromptStreams", "screen_prompts"]
 
 SHARE = 0.125
-"""Share of the rows screened for a file in memory that are screened for a stream, which should start at once."""
+"""Fraction of the rows checked before a run: for a stream less than for a file in memory, so that it starts at once."""
 
 
 class PromptStreams(NumberedPrompts):
-    """Prompts of one path, or of several in shares (``prompt_mix``), held in memory or read as they are needed
+    """Prompts of one path, or of several in fixed shares (``prompt_mix``), loaded into memory or read as needed
     (``streaming_data``).
 
     Arguments:
-        options: where prompts come from, and how they are read.
-        run: with its ``prompts``, see :class:`~slime_core.PromptRequest`.
+        options: the sources of prompts and how to read them.
+        run: the run, with its ``prompts``; see :class:`~slime_core.PromptRequest`.
 
     Raises:
         DataError: a file is missing, empty or malformed, or all its prompts are left out.
@@ -39,7 +39,7 @@ class PromptStreams(NumberedPrompts):
 
 
 def screen_prompts(options: DatasetsOptions, request: PromptRequest, prompts: PromptScreen) -> list[str]:
-    """Messages about the rows of all paths that the run will leave out.
+    """Return messages about rows, of all paths, that the run will leave out.
 
     Raises:
         DataError: see :class:`~slime_core.PromptScreen`.

@@ -1,7 +1,7 @@
 """Checks trajectories that another program wrote: every field of every line is valid, or the error names the line.
 
-KINDS      what each field may hold, whatever stands in the others
-_mistakes  what fields that go together say of one another
+KINDS      accepted values of each field, checked alone
+_mistakes  checks of fields against one another
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slime_core.types import LogProbs, Mask, PromptGroup, Sample, SpecInfo, Stat
 __all__ = ["GIVEN", "Fit", "read_trajectories"]
 
 GIVEN = "given"
-"""Key of a sample's ``train_metadata``: status and reward of the response that it has already."""
+"""Key of a sample's ``train_metadata``: status and reward of its given response."""
 
 FINISHED = (Status.COMPLETED, Status.TRUNCATED)
 
@@ -29,18 +29,18 @@ LARGEST = 3.4028234663852886e38
 """Largest float32; rewards and log-probabilities are trained in float32."""
 
 MOST_LOG_PROB = 0.1
-"""Rounding in 16 bits lifts a log-probability a little above 0; a probability, or another number, is more."""
+"""Largest accepted log-probability: rounding to 16 bits can raise one slightly above 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """The properties of a run that trajectories must match.
+    """The requirements of a run on trajectories.
 
     Arguments:
-        size: samples of a group.
-        vocab_size: ids that the model has; None: not known.
-        reward_key: which of several rewards counts.
-        filter: checks what a trajectory's metadata name.
+        size: number of samples of a group.
+        vocab_size: size of the model's vocabulary; None: unknown.
+        reward_key: name of the reward that is trained, if a sample has several.
+        filter: checks components that a trajectory's metadata name.
     """
 
     size: int = 1
@@ -50,16 +50,16 @@ class Fit:
 
     @classmethod
     def of(cls, request: PromptRequest, run: RunView) -> Fit:
-        """The requirements that the settings of a run make."""
+        """Return the requirements of ``run``."""
         size, vocab_size = request.n_samples_per_prompt, request.vocab_size
         return cls(size=size, vocab_size=vocab_size, reward_key=run.reward_key, filter=request.filter)
 
 
 def read_trajectories(lines: Sequence[RawRow], fit: Fit) -> PromptGroup:
-    """The group that ``lines`` hold, pending, with what it was given under :data:`GIVEN`.
+    """Return the group of ``lines`` with status pending; its real status and reward are stored under :data:`GIVEN`.
 
     Raises:
-        DataError: a line is no finished sample, or they are not as many as a group has; names file and line.
+        DataError: a line is not a finished sample, or the group has the wrong size; names file and line.
     """
     group = [_sample(raw, fit) for raw in lines]
     if len(group) != fit.size:
@@ -82,9 +82,9 @@ def _sample(raw: RawRow, fit: Fit) -> Sample:
         raise DataError(f"{raw.place}: not a sample: {problem}") from None
     for wrong in _mistakes(sample, fit):
         raise DataError(f"{raw.place}: {wrong}")
-    # The response exists, so its generate function no longer matters; the reward model does where it has no reward.
+    # The response exists, so its generate function no longer matters; its reward model does if it has no reward.
     metadata = {key: value for key, value in sample.metadata.items() if key != GENERATE_FUNCTION}
-    # The response is there already, so the sampling parameters of its row no longer matter.
+    # For the same reason the sampling parameters of its row no longer matter.
     fit.filter.check({key: value for key, value in metadata.items() if key != SAMPLING_PARAMS}, raw.place)
     given = {**(sample.train_metadata or {}), GIVEN: [sample.status.value, sample.reward]}
     return replace(
@@ -97,7 +97,7 @@ def _sample(raw: RawRow, fit: Fit) -> Sample:
         metadata=metadata,
         generate_function_path=None,
         train_metadata=given,
-        # Until its turn comes: what is pending keeps what the data source gave it.
+        # Pending until from_buffer restores the status: when a group is reset, pending samples keep given responses.
         status=Status.PENDING,
     )
 
@@ -128,7 +128,7 @@ def _is_object(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Finite in float32; a whole number of JSON may be too large even for float64."""
+    """Return whether it is a number that is finite in float32; JSON integers may even exceed float64."""
     return isinstance(value, float | int) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
@@ -153,7 +153,7 @@ def _are_arrays(value: Any) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    """As :meth:`Sample.to_dict` writes an array or a tensor, or lists of numbers."""
+    """Return whether it is an array or a tensor as :meth:`Sample.to_dict` writes it, or lists of numbers."""
     import numpy as np
 
     try:
@@ -217,7 +217,7 @@ KINDS: dict[str, tuple[Accepts, str]] = {
     "non_generation_time": (lambda value: _is_number(value) and value >= 0, "seconds from 0 on"),
     "spec_info": (_are_counters, f"an object of whole numbers under {', '.join(SpecInfo.__dataclass_fields__)}"),
 }
-"""Field -> what it may hold and that in words; ``status`` alone is read elsewhere."""
+"""Field -> check and description of accepted values; ``status`` alone is checked elsewhere."""
 
 NEEDED = ("tokens", "response_length", "status", "rollout_log_probs")
 
