@@ -6,8 +6,8 @@ tracker   plots a run's charts when it ends
 command   ``slime plot RUN ...``
 tokens    ``slime samples RUN``: tokens in a terminal
 report    ``slime report RUN ...``: an HTML page
-figures   its figures (plotly): curves, shares of a step, the timeline, distributions
-spans     reads RUN/timeline; who waited for what; the trace for Perfetto
-coloured  its samples: tokens coloured by log-probability, advantage or weight version
+figures   the figures of the report (plotly): curves, shares of a step, the timeline, distributions
+spans     reads RUN/timeline; computes waiting times and the trace for Perfetto
+coloured  the samples of the report: tokens coloured by log-probability, advantage or weight version
 profiler  torch's profiler around optimizer steps
 """

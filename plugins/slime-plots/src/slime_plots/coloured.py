@@ -1,4 +1,4 @@
-"""Samples as HTML: tokens coloured by log-probability, advantage or weight version, with their numbers on hover."""
+"""Samples as HTML: tokens coloured by log-probability, advantage or weight version, with the values on hover."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ STYLE = """
 
 
 def advantages(template: str, rollout: int) -> Mapping[int, Sequence[float]]:
-    """Index of a sample -> advantage of each response token, as the learner trained it; NaN where it trained none.
+    """Return sample index -> advantage of each response token; NaN where the learner trained none.
 
     Arguments:
-        template: the run's ``--save-debug-train-data``, whose files hold them.
+        template: the run's ``--save-debug-train-data``, the path of the files with the advantages.
     """
     file = Path(template.replace("{rollout_id}", f"{rollout}").replace("{rank}", "*"))
     found: dict[int, Sequence[float]] = {}
@@ -40,7 +40,7 @@ def advantages(template: str, rollout: int) -> Mapping[int, Sequence[float]]:
         for index, length in zip(columns["indices_B"].tolist(), columns["response_lengths_B"].tolist(), strict=True):
             values = columns["trained/advantages_U"][start : start + length].tolist()
             known = found.get(index, values)
-            # Context-parallel ranks hold parts of a response, NaN elsewhere.
+            # Context-parallel ranks have parts of a response, NaN elsewhere.
             found[index] = [mine if math.isnan(theirs) else theirs for mine, theirs in zip(values, known, strict=True)]
             start += length
     return found
@@ -49,11 +49,11 @@ def advantages(template: str, rollout: int) -> Mapping[int, Sequence[float]]:
 def coloured(
     one: Tokens, tokenizer: Tokenizer | None, advantages: Sequence[float] | None = None, *, largest: float = 1.0
 ) -> str:
-    """The sample as HTML: title, prompt, response. Text of models and data is escaped.
+    """Return the sample as HTML: title, prompt, response. Text of models and data is escaped.
 
     Arguments:
-        advantages: of the response tokens; NaN: not trained. None: unknown.
-        largest: the advantage, without its sign, that has the strongest colour.
+        advantages: one for each response token; NaN: not trained. None: unknown.
+        largest: absolute advantage with the strongest colour.
     """
     prompt = escape("".join(shown(token, tokenizer) for token in one.prompt))
     tokens = []
@@ -86,12 +86,12 @@ def _hue(degrees: float) -> str:
 
 
 def _signed(share: float) -> str:
-    """Blue for 1, white for 0, red for -1."""
+    """Return a colour from red for -1 over white for 0 to blue for 1."""
     pale = round(255 * (1 - 0.6 * abs(share)))
     return f"#{pale:02x}{pale:02x}ff" if share >= 0 else f"#ff{pale:02x}{pale:02x}"
 
 
 def _turn(version: str) -> float:
-    """A hue: neighbours are far from each other, by the golden angle."""
+    """Return a hue in degrees; steps of the golden angle keep adjacent versions far apart."""
     number = int(version) if version.isdigit() else sum(version.encode())
     return number * 137.508 % 360

@@ -21,7 +21,7 @@ EPILOG = """examples:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the charts of the runs, and write them to the file of ``--out``; returns the exit code.
+    """Print the charts of the runs, and write them to the file of ``--out``; return the exit code.
 
     Raises:
         DataError: a folder has no run, a metric is unknown, or the file cannot be written.

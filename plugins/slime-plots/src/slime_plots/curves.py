@@ -1,4 +1,4 @@
-"""From the ``metrics.jsonl`` of runs to charts: one chart a metric, one line a run."""
+"""Converts the ``metrics.jsonl`` of runs to charts: one chart a metric, one line a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["MAX_CHARTS", "METRICS_FILE", "Chart", "Rows", "charts", "named_runs"
 
 METRICS_FILE = "metrics.jsonl"
 MAX_CHARTS = 12
-"""More charts fit neither a terminal nor a page."""
+"""Limit on charts: more fit neither a terminal nor a page."""
 
 Rows = Mapping[str, Mapping[int, float]]
 """Metric -> step -> value."""
@@ -29,12 +29,12 @@ class Chart:
 
 
 def read(folder: Path) -> Rows:
-    """The metrics of the run in ``folder``.
+    """Read the metrics of the run in ``folder``.
 
-    A last line without its end is left out: the run may be writing it.
+    A last line without a newline is ignored: the run may still be writing it.
 
     Raises:
-        DataError: no run is there, or a line is no row of metrics.
+        DataError: the folder has no run, or a line is not a row of metrics.
     """
     path = folder / METRICS_FILE
     try:
@@ -54,10 +54,10 @@ def read(folder: Path) -> Rows:
 
 
 def charts(runs: Mapping[str, Rows], patterns: Sequence[str] = ()) -> list[Chart]:
-    """The charts of ``runs``, in the order in which the runs wrote the metrics.
+    """Return the charts of ``runs``, in the order in which the runs wrote the metrics.
 
     Arguments:
-        patterns: names of metrics, also as ``eval/*``; none: the reward, and one score for each evaluation set.
+        patterns: names of metrics or globs (``eval/*``); empty: the reward, and one score for each evaluation set.
 
     Raises:
         DataError: a pattern matches no metric, or there are more than ``MAX_CHARTS`` charts.
@@ -76,12 +76,12 @@ def charts(runs: Mapping[str, Rows], patterns: Sequence[str] = ()) -> list[Chart
 
 
 def points(runs: Mapping[str, Rows], metric: str) -> Chart:
-    """The chart of ``metric``, with the runs that have it."""
+    """Return the chart of ``metric``, with the runs that have it."""
     return Chart(metric, {name: sorted(rows[metric].items()) for name, rows in runs.items() if metric in rows})
 
 
 def named_runs(folders: Sequence[Path]) -> dict[str, tuple[Path, Rows]]:
-    """Folder and metrics of each run by the name of its folder; by the whole path where two names are equal.
+    """Return name -> folder and metrics of each run; the name is the folder's, or the whole path if two are equal.
 
     Raises:
         DataError: see :func:`read`.
@@ -112,7 +112,7 @@ def _is_chosen(metric: str, patterns: Sequence[str]) -> bool:
 
 
 def _is_score(metric: str) -> bool:
-    """Whether it is the score of an evaluation set: ``eval/aime``, not its details ``eval/aime-truncated_ratio``."""
+    """Return whether it is the score of an evaluation set (``eval/aime``), not a detail (``eval/aime-failed``)."""
     name = metric.removeprefix("eval/")
     if name in (metric, "weight_version") or "/" in name or "-pass@" in name:
         return False

@@ -20,19 +20,19 @@ PICTURES = (".svg", ".png", ".pdf")
 X_LABEL = "rollouts trained"
 
 TEXT_HEIGHT = 14
-"""Rows of a chart in a terminal, its title and labels included."""
+"""Height of a chart in a terminal, in rows, including its title and labels."""
 
 WIDTH_IN, HEIGHT_IN = 6.4, 2.6
-"""Inches of a chart in a picture."""
+"""Size of a chart in a picture, in inches."""
 
 
 def as_text(charts: Sequence[Chart], *, width: int, colour: bool) -> str:
-    """The charts below each other, ``width`` columns wide; ``colour``: with the codes of a terminal."""
+    """Return the charts below each other, ``width`` columns wide; ``colour``: with terminal colour codes."""
     return "\n".join(_text(chart, max(width, 40), colour) for chart in charts)
 
 
 def save(charts: Sequence[Chart], path: Path) -> None:
-    """Write the charts to ``path``, in the format of its suffix; an existing file is replaced when it is complete.
+    """Write the charts to ``path``, in the format of its suffix; an existing file is replaced atomically.
 
     Raises:
         DataError: the suffix is not one of ``PICTURES``, or the file cannot be written.
@@ -41,7 +41,7 @@ def save(charts: Sequence[Chart], path: Path) -> None:
         raise DataError(f"{path}: the suffix selects the format of the picture. Give one of {', '.join(PICTURES)}.")
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        # A fixed salt and no date: the same run gives the same file.
+        # With a fixed salt and no date, the same run always gives the same file.
         with rc_context({"svg.hashsalt": "slime"}):
             metadata = {"Date": None} if path.suffix == ".svg" else {}
             _figure(charts).savefig(partial, format=path.suffix[1:], metadata=metadata)
@@ -65,7 +65,7 @@ def _text(chart: Chart, width: int, colour: bool) -> str:
             signal.label(run)
         figure.draw(signal)
     everything = [point for points in chart.lines.values() for point in points]
-    # At the bottom right: rewards and scores rise.
+    # At the bottom right, because rewards and scores usually rise.
     figure.legend(
         x=max(x for x, _ in everything), y=min(y for _, y in everything), ha="right", va="bottom", relative=True
     )

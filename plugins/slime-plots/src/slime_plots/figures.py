@@ -1,4 +1,4 @@
-"""The figures of ``slime report``, as plotly draws them: curves, shares of a step, a timeline, distributions."""
+"""The plotly figures of ``slime report``: curves, shares of a step, a timeline, distributions."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["curve_grid", "distribution", "sampled_rows", "step_shares", "timelin
 
 COLUMNS = 3
 CHART_PX = 230
-"""Height of one chart in the grid of curves, in pixels."""
+"""Height of one chart in the grid, in pixels."""
 
 COLOURS = ("#3366cc", "#dc3912", "#109618", "#ff9900", "#990099", "#0099c6", "#dd4477", "#66aa00", "#b82e2e", "#316395")
 MAX_FILES = 60
-"""Sample files that are read for a distribution, at equal distances."""
+"""Limit on the sample files read for a distribution; they are spaced evenly."""
 
 BINS = 30
 
 
 def curve_grid(charts: Sequence[Chart]) -> go.Figure:
-    """One chart a metric, one line a run; a run has the same colour in every chart."""
+    """Return a grid with one chart a metric, one line a run; a run has the same colour in every chart."""
     rows = math.ceil(len(charts) / COLUMNS)
     titles = [chart.metric for chart in charts]
     figure = make_subplots(rows=rows, cols=COLUMNS, subplot_titles=titles, vertical_spacing=0.3 / max(rows, 1))
@@ -53,7 +53,7 @@ def curve_grid(charts: Sequence[Chart]) -> go.Figure:
 
 
 def step_shares(spans: Spans) -> go.Figure:
-    """Seconds of the driver's spans, step by step, on top of each other."""
+    """Return the stacked seconds of the driver's spans for each step."""
     totals: dict[str, dict[int, float]] = {}
     for span in spans.get("driver", ()):
         if span.step is not None:
@@ -65,7 +65,7 @@ def step_shares(spans: Spans) -> go.Figure:
 
 
 def timeline(spans: Spans, *, steps: int) -> go.Figure:
-    """The spans of the last ``steps`` steps, a row for each process; x in seconds from the first of them."""
+    """Return the spans of the last ``steps`` steps, one row a process; x in seconds from the first of these spans."""
     last = max((span.step for own in spans.values() for span in own if span.step is not None), default=0)
     recent = [span.start for own in spans.values() for span in own if (span.step or 0) > last - steps]
     first = (
@@ -91,10 +91,10 @@ def timeline(spans: Spans, *, steps: int) -> go.Figure:
 
 
 def sampled_rows(run: Path) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:
-    """The samples of at most ``MAX_FILES`` rollouts, by the number of the rollout.
+    """Yield rollout number and samples of at most ``MAX_FILES`` rollouts, in order.
 
     Raises:
-        DataError: a line is no sample.
+        DataError: a line is not a sample.
     """
     files = sorted((run / "samples").glob("train-*.jsonl"))
     for number in range(min(MAX_FILES, len(files))):
@@ -107,7 +107,7 @@ def sampled_rows(run: Path) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:
 
 
 def distribution(title: str, values: Mapping[int, Sequence[float]]) -> go.Figure:
-    """A column for each rollout: the share of its samples whose value is in a bin."""
+    """Return a heat map with one column a rollout: the fraction of its samples in each bin."""
     everything = [value for of_rollout in values.values() for value in of_rollout]
     least, most = min(everything), max(everything)
     width = (most - least) / BINS or 1.0

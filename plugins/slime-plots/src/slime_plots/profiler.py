@@ -22,14 +22,14 @@ __all__ = ["ProfilerOptions"]
 
 FOLDER = "profiles"
 MEMORY_EVENTS = 1_000_000
-"""Allocations that a snapshot can hold; torch drops older ones."""
+"""Limit on recorded allocations; torch drops older ones."""
 
 
 class ProfilerOptions(PluginOptions):
-    """What is profiled. A profiled step takes longer, and its file has about 1 MB for each 10,000 operations."""
+    """Profiled rollouts and ranks. A profiled step is slower; its file has about 1 MB for each 10,000 operations."""
 
     rollouts: Annotated[tuple[int, ...], Field(min_length=1)] = (1,)
-    """Rollouts whose optimizer steps are profiled. The first, 0, also measures what runs once, such as compiling."""
+    """Rollouts whose optimizer steps are profiled. Rollout 0 also measures what runs once, such as compiling."""
     ranks: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
     """Learner ranks that are profiled."""
     shapes: bool = False
@@ -44,7 +44,7 @@ def slime_options() -> type[ProfilerOptions]:
 
 
 _running: list[profile] = []
-"""The profiler of the optimizer step that runs in this process."""
+"""The profiler of the current optimizer step in this process; empty: none."""
 
 
 @hookimpl
@@ -81,7 +81,7 @@ def slime_after_train_step(step: TrainStep, options: ProfilerOptions) -> None:
 
 
 def _write(profiler: profile, path: Path) -> None:
-    """Replace ``path`` when the trace is complete."""
-    partial = path.with_name(f".{path.name}")  # torch compresses what ends in .gz
+    """Write to a temporary file, then replace ``path``."""
+    partial = path.with_name(f".{path.name}")  # keeps the suffix .gz, by which torch compresses
     profiler.export_chrome_trace(f"{partial}")
     partial.replace(path)

@@ -1,4 +1,4 @@
-"""The command ``slime report``: a page about one run or several, in one HTML file that needs no network."""
+"""The command ``slime report``: one HTML file about one run or several, which needs no network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EPILOG = """examples:
 
 TRAIN_DATA = "save_debug_train_data"
 
-# Nothing is fetched: no font, no script, no picture, even where a sample's text tries to.
+# The page may fetch nothing (fonts, scripts, pictures), even if a sample's text contains HTML that tries.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 PAGE_STYLE = """
@@ -43,7 +43,7 @@ th { text-align: left; background: #f6f6f6; } td.number { text-align: right; fon
 h4 { margin: 1rem 0 .2rem; }
 """
 
-# A figure is drawn when its section is opened for the first time: a page of a hundred charts opens at once.
+# A figure is drawn when its section is first opened, so that a page of a hundred charts opens quickly.
 SCRIPT = """
 const OPTIONS = {responsive: true, displaylogo: false, modeBarButtonsToRemove: ["sendChartToCloud"]};
 function draw(section) {
@@ -60,10 +60,10 @@ for (const section of document.querySelectorAll("details")) {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the page, and the trace of ``--trace``; returns the exit code.
+    """Write the page, and the trace of ``--trace``; return the exit code.
 
     Raises:
-        DataError: a folder has no run, a file of it cannot be read, or the page cannot be written.
+        DataError: a folder has no run, one of its files cannot be read, or the page cannot be written.
     """
     parser = argparse.ArgumentParser(
         prog="slime report",
@@ -89,12 +89,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def page(runs: Mapping[str, tuple[Path, Rows]], *, steps: int = 20, rows: int = 8, model: Path | None = None) -> str:
-    """The page as HTML.
+    """Return the page as HTML.
 
     Arguments:
         runs: name -> folder and metrics.
-        steps: how many steps the timelines show, the last ones.
-        rows: how many samples of a run show their tokens.
+        steps: number of steps that the timelines show, counted from the end.
+        rows: number of samples of a run whose tokens are shown.
         model: folder of the tokenizer; None: the last checkpoint of each run.
     """
     body = _Page()
@@ -113,7 +113,7 @@ def page(runs: Mapping[str, tuple[Path, Rows]], *, steps: int = 20, rows: int = 
 
 
 class _Page:
-    """Collects sections; the data of their figures is at the end of the page."""
+    """Collects sections; the data of their figures goes to the end of the page."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -123,7 +123,7 @@ class _Page:
         self._parts.append(text)
 
     def section(self, title: str, *parts: str | go.Figure, is_open: bool = False) -> None:
-        """A part of the page that can be folded. Strings are HTML."""
+        """Add a foldable section. Strings are HTML."""
         shown = "".join(part if isinstance(part, str) else self._figure(part) for part in parts)
         self._parts.append(f"<details{' open' * is_open}><summary>{escape(title)}</summary>{shown}</details>")
 
@@ -138,7 +138,7 @@ class _Page:
 
     def _figure(self, figure: go.Figure) -> str:
         name = f"figure-{len(self._figures)}"
-        data = figure.to_json().replace("<", "\\u003c")  # no text in it ends the script
+        data = figure.to_json().replace("<", "\\u003c")  # so that no text in it closes the script element
         self._figures.append(f'<script type="application/json" id="{name}">{data}</script>')
         height = figure.layout.height
         return f'<div class="figure" data-figure="{name}" style="height:{height}px"></div>'
@@ -152,7 +152,7 @@ def _progress(name: str, run: tuple[Path, Rows]) -> str:
 
 
 def _curves(body: _Page, metrics: Mapping[str, Rows]) -> None:
-    """The reward and the evaluations, open; all other metrics by the first part of their names."""
+    """Add the reward and the evaluations, open; then all other metrics, grouped by the prefix of their names."""
     overview = charts(metrics)
     body.section("Rewards and evaluations", curve_grid(overview) if overview else "<p>None yet.</p>", is_open=True)
     groups: dict[str, list[Chart]] = {}
@@ -194,7 +194,7 @@ def _samples(body: _Page, folder: Path, of_run: str, rows: int, model: Path | No
     file = last_samples(folder)
     try:
         found = list(read_tokens(file))[:rows]
-    except DataError as problem:  # the run keeps no tokens
+    except DataError as problem:  # the run saved no tokens
         body.section(f"Samples{of_run}", f"<p>{escape(str(problem))}</p>")
         return
     template, rollout = dict(_settings(folder)).get(TRAIN_DATA), file.stem.removeprefix("train-")
@@ -207,7 +207,7 @@ def _samples(body: _Page, folder: Path, of_run: str, rows: int, model: Path | No
 
 
 def _choice(name: str, *, has_advantages: bool) -> str:
-    """Buttons that select what the colours of tokens mean; ``STYLE`` reads which is on."""
+    """Return radio buttons that select the meaning of token colours; ``STYLE`` reads the selected one."""
     advantage = "red, white, blue" if has_advantages else "unknown without --save-debug-train-data"
     meanings = {
         "log-prob": "log-probability (red to green)",
@@ -222,7 +222,7 @@ def _choice(name: str, *, has_advantages: bool) -> str:
 
 
 def _differences(folders: Mapping[str, Path]) -> str:
-    """The settings whose values differ between the runs, as a table."""
+    """Return a table of the settings whose values differ between the runs."""
     settings = {name: dict(_settings(folder)) for name, folder in folders.items()}
     names = sorted({setting for values in settings.values() for setting in values})
     rows = [[name, *(str(values.get(name, "not set")) for values in settings.values())] for name in names]
@@ -246,7 +246,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace ``path`` when the text is complete."""
+    """Write to a temporary file, then replace ``path``."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         partial.write_text(text, encoding="utf-8", errors="backslashreplace")

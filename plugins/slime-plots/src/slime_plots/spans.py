@@ -1,4 +1,4 @@
-"""What the processes of a run did when, from ``RUN/timeline/PROCESS.jsonl``; and the trace of it for Perfetto."""
+"""Timelines of the processes of a run, from ``RUN/timeline/PROCESS.jsonl``; waiting times and traces for Perfetto."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DRIVER = "driver"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """``name`` of ``step`` (None: outside the steps) lasted ``seconds`` from ``start``, seconds since 1970."""
+    """Phase ``name`` of ``step`` (None: outside the steps), ``seconds`` long from ``start``, in seconds since 1970."""
 
     name: str
     step: int | None
@@ -30,24 +30,24 @@ class Span:
 
 
 Spans = Mapping[str, Sequence[Span]]
-"""Process -> its spans by their start. The driver comes first."""
+"""Process -> its spans, sorted by start. The driver comes first."""
 
 
 def read_spans(run: Path) -> Spans:
-    """The spans of every process; empty where the run wrote none. A last line without its end is left out.
+    """Read the spans of every process; empty: the run wrote none. A last line without a newline is ignored.
 
     Raises:
-        DataError: a line is no span.
+        DataError: a line is not a span.
     """
     files = sorted((run / "timeline").glob("*.jsonl"), key=lambda file: (file.stem != DRIVER, _natural(file.stem)))
     return {file.stem: sorted(_spans(file), key=lambda span: span.start) for file in files}
 
 
 def waits(spans: Spans) -> dict[str, dict[str, float]]:
-    """Process -> what the driver did meanwhile -> seconds that the process had no span.
+    """Return process -> span of the driver at that time -> seconds in which the process had no span.
 
-    From the process's first span to its last; the driver itself is left out. A process that waits during ``rollout``
-    waits for the engines, one that waits during ``train`` for the learner.
+    Counts from the process's first span to its last; the driver itself is left out. A process that waits during
+    ``rollout`` waits for the engines; one that waits during ``train`` waits for the learner.
     """
     found: dict[str, dict[str, float]] = {}
     for process, own in spans.items():
@@ -61,7 +61,7 @@ def waits(spans: Spans) -> dict[str, dict[str, float]]:
 
 
 def trace_events(spans: Spans) -> dict[str, object]:
-    """The spans in Chrome's trace format, times in microseconds from the first; https://ui.perfetto.dev opens it."""
+    """Convert to Chrome's trace format, in microseconds from the first span; https://ui.perfetto.dev opens it."""
     first = min((own[0].start for own in spans.values() if own), default=0.0)
     events: list[dict[str, object]] = []
     for number, (process, own) in enumerate(spans.items(), start=1):
@@ -101,7 +101,7 @@ def _spans(file: Path) -> Iterable[Span]:
 
 
 Intervals = Sequence[tuple[float, float]]
-"""Disjoint, by their start."""
+"""Disjoint (start, end), sorted by start."""
 
 
 def _union(spans: Iterable[Span]) -> Intervals:
@@ -119,7 +119,7 @@ def _gaps(intervals: Intervals) -> Intervals:
 
 
 def _overlap(these: Intervals, those: Intervals) -> float:
-    """Seconds that are in both."""
+    """Return the seconds that are in both."""
     total, one, other = 0.0, 0, 0
     while one < len(these) and other < len(those):
         start, end = max(these[one][0], those[other][0]), min(these[one][1], those[other][1])

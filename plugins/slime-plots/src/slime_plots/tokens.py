@@ -1,4 +1,4 @@
-"""The command ``slime samples``: tokens of samples, coloured by log-probability; those that do not train are grey."""
+"""The command ``slime samples``: tokens of samples, coloured by log-probability; untrained tokens are grey."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EPILOG = """examples:
 """
 
 SCALE = ((-0.1, "green"), (-0.7, "bright_green"), (-2.3, "yellow"), (-4.6, "dark_orange"))
-"""Log-probabilities of 0.9, 0.5, 0.1 and 0.01, and the colour of tokens above; the others are red."""
+"""Thresholds of log-probability (probabilities 0.9, 0.5, 0.1, 0.01) and the colour above; others are ``LEAST``."""
 
 LEAST, MASKED, PROMPT = "red", "grey50 on grey15", "cyan"
 LEGEND = "prompt, p > 0.9, > 0.5, > 0.1, > 0.01, below, not trained"
@@ -36,14 +36,14 @@ LEGEND = "prompt, p > 0.9, > 0.5, > 0.1, > 0.01, below, not trained"
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """One sample.
+    """The tokens of one sample.
 
     Arguments:
         title: group, index, reward and label.
         prompt: token ids.
-        response: id, whether it trains, and natural log-probability of each; None: the engine gave none.
-        index: of the sample in the run.
-        versions: of the weights that sampled each response token; None: no engine sampled it. Empty: unknown.
+        response: for each token its id, whether it is trained, and its log-probability in nats; None: not recorded.
+        index: index of the sample in the run.
+        versions: weight version that sampled each response token; None: no engine sampled it. Empty: unknown.
     """
 
     title: str
@@ -54,10 +54,10 @@ class Tokens:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the samples; returns the exit code.
+    """Print the samples; return the exit code.
 
     Raises:
-        DataError: there is no such file, or none of its samples holds tokens.
+        DataError: the file does not exist, or none of its samples has tokens.
     """
     parser = argparse.ArgumentParser(
         prog="slime samples",
@@ -83,10 +83,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def read_tokens(file: Path) -> Iterator[Tokens]:
-    """The samples of ``file`` that hold tokens.
+    """Yield the samples of ``file`` that have tokens.
 
     Raises:
-        DataError: it cannot be read, a line is no sample, or no sample holds tokens.
+        DataError: the file cannot be read, a line is not a sample, or no sample has tokens.
     """
     try:
         rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
@@ -110,7 +110,7 @@ def _tokens(row: dict[str, Any]) -> Tokens:
 
 
 def _versions(row: dict[str, Any]) -> tuple[str | None, ...]:
-    """Of each response token; a response of one version has no spans."""
+    """Return the version of each response token; a response of one version has no spans in the file."""
     named, length = row.get("weight_versions") or [], row["response_length"]
     spans = row.get("weight_spans") or ([(named[0], 0, length)] if len(named) == 1 else [])
     found: list[str | None] = [None for _ in range(length)] if spans else []
@@ -120,10 +120,10 @@ def _versions(row: dict[str, Any]) -> tuple[str | None, ...]:
 
 
 def last_samples(run: Path) -> Path:
-    """The file of the last rollout; of an evaluation, if there is none.
+    """Return the file of the last rollout, or of an evaluation if there is no rollout.
 
     Raises:
-        DataError: the run has neither.
+        DataError: the run has no samples.
     """
     files = sorted((run / "samples").glob("train-*.jsonl")) or sorted((run / "samples").glob("eval-*.jsonl"))
     if not files:
@@ -132,7 +132,7 @@ def last_samples(run: Path) -> Path:
 
 
 def tokenizer_of(model: Path | None, run: Path) -> Tokenizer | None:
-    """That of folder ``model``, or of the last checkpoint of ``run``; None: it has none, and ids are printed.
+    """Load the tokenizer of ``model``, or of the last checkpoint of ``run``; None: there is none, so ids are printed.
 
     Raises:
         DataError: ``model`` has no tokenizer.json that can be read.
@@ -146,7 +146,7 @@ def tokenizer_of(model: Path | None, run: Path) -> Tokenizer | None:
 
 
 def shown(token: int, tokenizer: Tokenizer | None) -> str:
-    """Its text, or its id without a tokenizer."""
+    """Return the token's text, or its id if there is no tokenizer."""
     text = str(token) if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)
     return text.replace("\n", "\u21b5") if tokenizer is not None else f"{text} "
 

@@ -1,4 +1,4 @@
-"""The tracker ``plots``: when a run ends, its charts are printed and written to ``curves.svg``."""
+"""The tracker ``plots``: prints the charts of a run when it ends, and writes them to ``curves.svg``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Plots"]
 
 
 class Plots:
-    """Plots the rows of ``metrics.jsonl``, so that the charts of a resumed run start at its first step."""
+    """Plots from ``metrics.jsonl``, so that the charts of a resumed run start at its first step."""
 
     def __init__(self, options: None, run: RunView) -> None:
         self._folder = run.folder
@@ -22,7 +22,7 @@ class Plots:
         self._folder = run.folder
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Nothing to do: the charts are plotted from the file."""
+        """Do nothing: the charts are plotted from the file."""
 
     def close(self, error: BaseException | None) -> None:
         if self._folder is None or not (self._folder / METRICS_FILE).exists():
