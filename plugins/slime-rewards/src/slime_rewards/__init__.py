@@ -1,11 +1,11 @@
-"""Reward models by rules, and by services and models that a run asks.
+"""Reward models: rules, and calls to services and auxiliary models.
 
-plugin         what the plugin declares
-answers        where the final answer stands in a response
-mathematics    answers that are equal as mathematical expressions
-texts          how many words are right, and which choice was taken
-instructions   whether a response does what a program can check
-services       rewards of a service, of a reward model and of a judge
-options        the settings --rm-... of these
-checks         what is wrong with such settings, and with rows that name a service
+plugin         the components that the plugin registers
+answers        extracts the final answer of a response
+mathematics    compares answers as mathematical expressions
+texts          word overlap and multiple choice
+instructions   checks instructions that a program can verify
+services       rewards from a service, a reward model and a judge
+options        the settings --rm-... of ``services``
+checks         checks these settings, and rows that name a service
 """

@@ -8,13 +8,13 @@ __all__ = ["after_thinking", "answer_line", "last_boxed"]
 
 _ANSWER = re.compile(r"^[^\w\n]*(?:final[^\S\n]+)?answer(?:\*\*)?[^\S\n]*:(?:\*\*)?(.*)$", re.IGNORECASE | re.MULTILINE)
 _BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\[{}]|[{}]")
-"""What opens a box; braces that are printed and group nothing; other braces."""
+"""The start of a box; escaped braces, which are printed; all other braces."""
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last complete ``\boxed{...}`` or ``\fbox{...}``, braces balanced; None: there is none.
+    r"""Return the content of the last complete ``\boxed{...}`` or ``\fbox{...}``, braces balanced; None: there is none.
 
-    Of boxes inside each other it is the innermost.
+    If boxes are nested, the innermost is returned.
 
     Example: ``last_boxed(r"so \boxed{\frac{1}{2}}") == r"\frac{1}{2}"``.
     """
@@ -31,13 +31,14 @@ def last_boxed(text: str) -> str | None:
 
 
 def after_thinking(text: str) -> str | None:
-    """The text after the last ``</think>``; None: the thinking was not ended."""
+    """Return the text after the last ``</think>``; None: the response has no ``</think>``."""
     _, mark, answer = text.rpartition("</think>")
     return answer if mark else None
 
 
 def answer_line(text: str) -> str | None:
-    """What follows ``Answer:`` or ``Final answer:`` on the last line that starts so, marks such as ``**`` and ``#``
-    aside; None: no line does."""
+    """Return the text after ``Answer:`` or ``Final answer:`` on the last line that starts so; None: no line does.
+
+    Markup before the words, such as ``**`` and ``#``, is ignored."""
     found = _ANSWER.findall(text)
     return str(found[-1]).strip() if found else None

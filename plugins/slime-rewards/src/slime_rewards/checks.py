@@ -1,4 +1,4 @@
-"""Checks the settings of a run, and the rows of its prompts, before anything starts."""
+"""Checks the settings of a run, and the rows of its prompts, before the run starts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from slime_rewards.options import RewardsOptions
 __all__ = ["RM_URL", "mistakes", "not_allowed", "row_mistakes"]
 
 RM_URL = "rm_url"
-"""Key of a row's metadata: which of the services that the settings allow scores the row."""
+"""Metadata key of a row: the service that scores the row, one of those that the settings allow."""
 
 TRUNCATES = "allow_auto_truncate"
-"""SGLang's flag with which an engine cuts what does not fit rather than refuse it."""
+"""SGLang's flag that makes an engine truncate a request that does not fit instead of refusing it."""
 
 
 def mistakes(plan: RunPlan, options: RewardsOptions) -> Iterator[str]:
-    """The mistakes in the settings, as messages that show no secret."""
+    """Yield a message for each mistake in the settings; messages show no secrets."""
     yield from _of_addresses(options)
     yield from _of_token(options)
     yield from _of_judge(options)
@@ -34,7 +34,7 @@ def mistakes(plan: RunPlan, options: RewardsOptions) -> Iterator[str]:
 def _of_addresses(options: RewardsOptions) -> Iterator[str]:
     if options.rm_url is None:
         return
-    from slime_core.services import missing_secrets, url_mistakes  # not imported where there is no service: aiohttp
+    from slime_core.services import missing_secrets, url_mistakes  # here, because it imports aiohttp
 
     given = [("rm_url", options.rm_url), *(("rm_row_urls", url) for url in options.rm_row_urls)]
     for setting, url in given:
@@ -65,7 +65,7 @@ def _unset(setting: str, name: str) -> str:
 def _of_judge(options: RewardsOptions) -> Iterator[str]:
     pattern, prompt = options.rm_judge_pattern, options.rm_judge_prompt
     if pattern is not None:
-        import regex  # as in a run: it can be interrupted, and ``re`` cannot
+        import regex  # the library that a run uses: unlike ``re``, its searches have a time limit
 
         try:
             regex.compile(pattern)
@@ -76,7 +76,7 @@ def _of_judge(options: RewardsOptions) -> Iterator[str]:
 
 
 def _too_long_to_judge(plan: RunPlan, options: RewardsOptions) -> Iterator[str]:
-    """A response of full length, as the policy's tokenizer counts, leaves room for the question and the answer."""
+    """Check that a response of maximum length, in tokens of the policy, leaves room for question and answer."""
     name, served = plan.settings.get("rm_model"), plan.settings.get("engine_models")
     models = [one for one in served if isinstance(one, dict)] if isinstance(served, list) else []
     for model in (one for one in models if one.get("name") == name):
@@ -97,7 +97,7 @@ def _too_long_to_judge(plan: RunPlan, options: RewardsOptions) -> Iterator[str]:
 
 
 def _truncates(model: Mapping[str, JsonValue]) -> bool:
-    """Whether engines of the model truncate a question that does not fit."""
+    """Return whether the model's engines truncate a question that does not fit."""
     groups = model.get("engine_groups")
     tables = [model, *(groups if isinstance(groups, list) else ())]
     given = [table.get("overrides") for table in tables if isinstance(table, dict)]
@@ -106,7 +106,7 @@ def _truncates(model: Mapping[str, JsonValue]) -> bool:
 
 
 def _context_length(folder: Path) -> int | None:
-    """Tokens that a model reads; None: ``config.json`` does not say, as with scaled rotary embeddings."""
+    """Return the model's context length in tokens; None: unknown, as with scaled rotary embeddings."""
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -116,14 +116,14 @@ def _context_length(folder: Path) -> int | None:
 
 
 def row_mistakes(metadata: Mapping[str, JsonValue], options: RewardsOptions) -> Iterator[str]:
-    """What is wrong with the ``rm_url`` that a row names; where the run has no service, nothing reads it."""
+    """Yield a message if the row's ``rm_url`` is not allowed; without a service in the run, it is not used."""
     url, own = metadata.get(RM_URL), options.rm_url
     if url and own is not None and url not in (own, *options.rm_row_urls):
         yield f"metadata {not_allowed(url, (own, *options.rm_row_urls))}"
 
 
 def not_allowed(url: object, allowed: Collection[str]) -> str:
-    """What to say of an address that a row names and the run does not allow."""
+    """Return the message about a row's address that the run does not allow."""
     from slime_core.services import shown
 
     return (

@@ -1,10 +1,10 @@
-"""Rewards for mathematical answers: equal as expressions, whatever their form. ``math-verify`` parses and compares.
+"""Rewards for mathematical answers, compared as expressions in any form. ``math-verify`` parses and compares.
 
-``math``        the answer anywhere in the response, a boxed one first
-``deepscaler``  the boxed answer after the thinking, as DeepScaleR asks for it
-``dapo``        the line ``Answer: ...``, scored 1 or -1 (DAPO, 2503.14476, section 2.4)
+``math``        the answer anywhere in the response; a boxed answer has priority
+``deepscaler``  the boxed answer after the thinking, as in DeepScaleR
+``dapo``        the answer on the line ``Answer: ...``, scored 1 or -1 (DAPO, 2503.14476, section 2.4)
 
-Left out: the normalisations by which each of these projects compares strings; an answer is right if it is equal.
+Left out: the string normalisations of these projects; only mathematical equality matters.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from slime_rewards.answers import after_thinking, answer_line, last_boxed
 __all__ = ["BoxedMathematics", "Dapo", "DeepScaleR", "Mathematics", "equal"]
 
 _MARKS = ("$", r"\(", r"\[", r"\boxed")
-"""What an expression in a text starts with; an answer without them is one as a whole."""
+"""Starts of an expression in a text; an answer without any of them is one expression."""
 
 
 def equal(label: str, answer: str) -> bool:
-    r"""Whether two answers mean the same, such as ``0.5`` and ``\frac{1}{2}``; False where one has no meaning.
+    r"""Return whether two answers are equal, such as ``0.5`` and ``\frac{1}{2}``; False if one cannot be parsed.
 
     Arguments:
-        label: an expression, or text that holds it between dollar signs.
-        answer: text that holds one; of several, a boxed one counts.
+        label: an expression, or text with an expression between dollar signs.
+        answer: text with one or more expressions; a boxed one has priority.
     """
     verify = _math_verify()
     expected, found = verify.read(label if "$" in label or "\\boxed" in label else f"${label}$"), verify.read(answer)
@@ -37,13 +37,13 @@ def equal(label: str, answer: str) -> bool:
 
 
 class Mathematics:
-    """1.0 where the response's answer equals the label as a mathematical expression, else 0.0."""
+    """1.0 if the response's answer equals the label as a mathematical expression, else 0.0."""
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """One reward a sample, in order.
+        """Return one reward a sample, in order.
 
         Raises:
             DataError: a sample has no label.
@@ -52,34 +52,34 @@ class Mathematics:
 
 
 class BoxedMathematics:
-    r"""As :class:`Mathematics`, of what stands in the last ``\boxed{}``; 0.0 without one."""
+    r"""Like :class:`Mathematics`, on the content of the last ``\boxed{}``; 0.0 without one."""
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """One reward a sample, in order."""
+        """Return one reward a sample, in order."""
         return [float(_boxed_equals(label_text(sample, "boxed_math"), sample.response)) for sample in samples]
 
 
 class DeepScaleR:
-    """1.0 where thinking was ended and the boxed answer after it equals the label, else 0.0.
+    """1.0 if the thinking has ended and the boxed answer after it equals the label, else 0.0.
 
-    Thinking ends with ``</think>``, or where a response has none, with ``###Response``.
+    The thinking ends with ``</think>``, or, in responses without it, with ``###Response``.
     """
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """One reward a sample, in order."""
+        """Return one reward a sample, in order."""
         return [
             float(_boxed_equals(label_text(sample, "deepscaler"), _answered(sample.response))) for sample in samples
         ]
 
 
 class Dapo:
-    """``score``: 1.0 where the last line ``Answer: ...`` equals the label, else -1.0; ``acc``: 1.0 or 0.0.
+    """``score``: 1.0 if the last line ``Answer: ...`` equals the label, else -1.0; ``acc``: 1.0 or 0.0.
 
     Train on one of the two with ``--reward-key score``.
     """
@@ -88,7 +88,7 @@ class Dapo:
         del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[dict[str, float]]:
-        """Two named numbers a sample, in order."""
+        """Return two named numbers a sample, in order."""
         return [self._one(sample) for sample in samples]
 
     def _one(self, sample: Sample) -> dict[str, float]:
@@ -112,18 +112,18 @@ def _boxed_equals(label: str, text: str) -> bool:
 
 
 class _MathVerify:
-    """The library, set up once: it takes a second to import."""
+    """The library, imported and configured once: its import takes a second."""
 
     def __init__(self) -> None:
         import math_verify
 
-        # Its own time limits are signals, which only a main thread may set; a reward's process has one anyway.
+        # Its own time limits use signals, which work only in a main thread; the reward's process has a limit anyway.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
         self._library: Any = math_verify
         self._kinds = [math_verify.LatexExtractionConfig(boxed_match_priority=0), math_verify.ExprExtractionConfig()]
 
     def read(self, text: str) -> list[Any]:
-        """The expressions in ``text`` that may be its answer."""
+        """Return the candidate answers in ``text``."""
         found: list[Any] = self._library.parse(text, extraction_config=self._kinds, parsing_timeout=None)
         return found
 

@@ -1,4 +1,4 @@
-"""The settings ``--rm-...`` of reward models that ask a service or an auxiliary model, in TOML ``[rewards]``."""
+"""The settings ``--rm-...`` of reward models that call a service or an auxiliary model, in TOML ``[rewards]``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Count = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(min_length=1)]
 Refusal = Annotated[int, Field(ge=400, le=499)]
 SECTION = "rollout"
-"""The section of files in which the settings stood when they were the core's."""
+"""The TOML section that older files use for these settings."""
 
 
 class RewardsOptions(PluginOptions):
@@ -24,7 +24,7 @@ class RewardsOptions(PluginOptions):
     rm_url: Annotated[
         Name | None, Flag("--rm-url", section=SECTION, value="URL"), UsedBy("remote_rm", required=True)
     ] = None
-    """URL to which reward model remote_rm sends samples; ${NAME} stands for that environment variable. None:
+    """URL to which reward model remote_rm sends samples; ${NAME} is replaced by that environment variable. None:
     no service."""
     rm_token_env: Annotated[
         Name | None, Flag("--rm-token-env", section=SECTION, value="VARIABLE"), UsedBy("remote_rm")
@@ -33,20 +33,20 @@ class RewardsOptions(PluginOptions):
     rm_row_urls: Annotated[
         tuple[Name, ...], Flag("--rm-row-urls", section=SECTION, value="URL ..."), UsedBy("remote_rm"), Needs("rm_url")
     ] = ()
-    """Further URLs that a row may name as rm_url in its metadata, to be scored there. Empty: only the run's rm_url."""
+    """Other URLs that a row may name as rm_url in its metadata, to be scored there. Empty: only the run's rm_url."""
     rm_retry_statuses: Annotated[
         tuple[Refusal, ...], Flag("--rm-retry-statuses", section=SECTION), UsedBy("remote_rm"), Needs("rm_url")
     ] = ()
-    """Refusals (4xx) after which remote_rm asks again, such as 429, no earlier than the service's Retry-After says.
+    """Refusals (4xx) after which remote_rm retries, such as 429, no earlier than the service's Retry-After says.
 
-    Empty: none. reward_timeout_s is the limit all the same.
+    Empty: none. reward_timeout_s still limits the whole request.
     """
     rm_batch_size: Annotated[Count, Flag("--rm-batch-size", section=SECTION), UsedBy("remote_rm")] = 1
     """Samples of a group that remote_rm sends in one request, as a list. 1: one sample per request, not as a list."""
     rm_concurrency: Annotated[
         Count, Flag("--rm-concurrency", section=SECTION), UsedBy("remote_rm", "served_rm", "judge")
     ] = 64
-    """Requests of remote_rm, served_rm or judge in flight at once; the rest wait."""
+    """Limit on concurrent requests of remote_rm, served_rm or judge; other requests wait."""
     rm_tokenizer: Annotated[Path | None, Flag("--rm-tokenizer", section=SECTION), UsedBy("served_rm")] = None
     """Folder of the tokenizer whose chat template joins prompt and response for served_rm.
 
@@ -61,4 +61,4 @@ class RewardsOptions(PluginOptions):
     """Regular expression that finds the score in the judge's answer: the last group of its last match. None: the number
     after "Score:"."""
     rm_judge_max_tokens: Annotated[Count, Flag("--rm-judge-max-tokens", section=SECTION), UsedBy("judge")] = 512
-    """Maximum tokens of a judge's answer, thoughts included; with the question it must fit the judge's context."""
+    """Maximum tokens of a judge's answer, including thoughts; with the question it must fit the judge's context."""

@@ -12,7 +12,7 @@ __all__: list[str] = []
 
 RULES = (
     ("math", "mathematics:Mathematics", "1 where the answer equals the label as a mathematical expression, else 0"),
-    ("boxed_math", "mathematics:BoxedMathematics", "As math, of what stands in the last boxed expression"),
+    ("boxed_math", "mathematics:BoxedMathematics", "As math, on the content of the last boxed expression"),
     ("deepscaler", "mathematics:DeepScaleR", "1 where the boxed answer after the thinking equals the label, else 0"),
     (
         "dapo",
@@ -24,12 +24,12 @@ RULES = (
     (
         "ifeval",
         "instructions.rewards:IfEval",
-        "1 where the response does all that the row's instruction_id_list asks, else 0 (IFEval, 2311.07911)",
+        "1 where the response follows the row's instruction_id_list, else 0 (IFEval, 2311.07911)",
     ),
     (
         "ifbench",
         "instructions.rewards:IfBench",
-        "As ifeval, asterisks and outer lines aside (IFBench, 2507.02833); either knows both benchmarks' instructions",
+        "As ifeval, ignoring asterisks and outer lines (IFBench, 2507.02833); both know both benchmarks' instructions",
     ),
     (
         "instructions",
@@ -37,17 +37,17 @@ RULES = (
         "strict and loose as ifeval and ifbench, and strict_share and loose_share; needs --reward-key",
     ),
 )
-"""Reward models that follow rules: name, target, summary. They run in processes of their own."""
+"""Rule-based reward models: name, target, summary. They run in separate processes."""
 
 NUMBERS = {"dapo": {"score", "acc"}, "instructions": {"strict", "loose", "strict_share", "loose_share"}}
-"""Rule-based reward models that give a response several numbers -> the names of these."""
+"""Reward models with several named numbers -> the names."""
 
 SERVICES = (
     (
         "remote_rm",
         "RemoteReward",
         RewardTraits(isolated=False),
-        "What a service answers that gets prompt, response and label by HTTP (--rm-url)",
+        "The answer of an HTTP service that gets prompt, response and label (--rm-url)",
     ),
     (
         "served_rm",

@@ -1,10 +1,10 @@
 """Reward models that send requests: to a service at a URL, a neural reward model, or a judge.
 
-    RemoteReward   ``--rm-url``: gets prompt, response and label, answers with the reward
-    ServedReward   a model with one output, which the run serves in addition to the policy (``--rm-model``)
-    JudgeReward    a language model that the run serves in addition to the policy, and that writes a number
+    RemoteReward   a service at ``--rm-url``, which gets prompt, response and label and returns the reward
+    ServedReward   an auxiliary model with one output, served by the run (``--rm-model``)
+    JudgeReward    an auxiliary language model, served by the run, that writes a score
 
-All run in the sampler, and fail sample by sample. Requests go through :class:`slime_core.services.Service`.
+All run in the sampler, and a failure concerns one sample. Requests go through :class:`slime_core.services.Service`.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ How good is the answer, from 0 (wrong or useless) to 10 (right and complete)? En
 """
 
 SCORE = r"(?i:score)\W*(-?\d+(?:\.\d+)?)"
-"""Finds a judge's score unless ``rm_judge_pattern`` is set; the last match counts."""
+"""Finds a judge's score unless ``rm_judge_pattern`` is set; the last match is used."""
 
 PATTERN_LIMIT_S = 1.0
-"""Seconds that the pattern may search an answer; one with nested repetitions can backtrack without end."""
+"""Time limit of the pattern's search, in seconds; a pattern with nested repetitions can backtrack without end."""
 
 TOO_LONG = "context length"
-"""Stands in what an engine says of a question that does not fit (sglang 0.5.23, srt/managers/tokenizer_manager.py,
+"""Part of an engine's message about a question that does not fit (sglang 0.5.23, srt/managers/tokenizer_manager.py,
 ``_validate_one_request``)."""
 
 TIMEOUT_S = 30.0
-"""Time limit of a question where the run's settings give none, as in a test of a reward model alone."""
+"""Time limit of a request if the settings have none, as in a test of a reward model alone."""
 
 PASSING = (408, 425, 429)
-"""Refusals that say nothing about the request: too slow, too early, too many."""
+"""HTTP statuses that are not about the request itself: too slow, too early, too many."""
 
 _PLACE = re.compile(r"\{(prompt|response|label)\}")
 
@@ -64,18 +64,18 @@ Answers = list[Reward | RewardFailure]
 
 
 class RemoteReward:
-    """Sends samples to the service at ``rm_url``, or to that of ``rm_row_urls`` which a row names as ``rm_url`` in its
-    metadata: up to ``rm_batch_size`` samples of a group in one request.
+    """Sends samples to the service at ``rm_url``, or at the URL among ``rm_row_urls`` that a row names as ``rm_url`` in
+    its metadata: up to ``rm_batch_size`` samples of a group in one request.
 
-    One sample is ``{"prompt": ..., "response": ..., "label": ...}``, and its answer a number or a table of numbers;
-    several are a list of such, and so is their answer.
+    One sample is ``{"prompt": ..., "response": ..., "label": ...}``, and its answer a number or a table of numbers. For
+    several samples, both request and answer are lists of these.
 
     Arguments:
         options: ``rm_url`` and the settings of its requests.
         run: its setting ``reward_timeout_s`` is the time limit of a request.
 
     Raises:
-        ConfigError: there is no ``rm_url``, or it names an environment variable that is not set.
+        ConfigError: ``rm_url`` is None, or it names an environment variable that is not set.
     """
 
     def __init__(self, options: RewardsOptions, run: RunView) -> None:
@@ -83,12 +83,12 @@ class RemoteReward:
             raise ConfigError("rm_type needs a service, but rm_url is not set; add --rm-url URL")
         self._batch = options.rm_batch_size
         self._url = options.rm_url
-        # A row may choose among these URLs only: data must not make the run send requests anywhere else.
+        # A row may only choose among these URLs: data must not make the run send requests to any other.
         own: dict[str, Any] = {"token_env": options.rm_token_env, "retry_statuses": options.rm_retry_statuses}
         self._services = {url: _service(url, options, run, **own) for url in (options.rm_url, *options.rm_row_urls)}
 
     async def score(self, samples: Sequence[Sample]) -> Answers:
-        """One reward or failure a sample, in order."""
+        """Return one reward or failure a sample, in order."""
         by_url: dict[str, list[int]] = {}
         for place, sample in enumerate(samples):
             by_url.setdefault(str(sample.metadata.get(RM_URL) or self._url), []).append(place)
@@ -122,7 +122,7 @@ class RemoteReward:
     def _reward(self, service: Service, found: Any) -> Reward | RewardFailure:
         if _is_number(found):
             return float(found)
-        # A table may also have texts for people, as those of slime's services do.
+        # A table may also contain texts, as slime's services send them.
         entries = found.items() if isinstance(found, dict) else ()
         named = {name: one for name, one in entries if isinstance(one, int | float)}
         if named and all(_is_number(one) for one in named.values()):
@@ -133,14 +133,14 @@ class RemoteReward:
 
 
 class ServedReward:
-    """The output of a reward model with one output, for prompt and response; ``rm_tokenizer`` says how they are put.
+    """The output of a reward model for prompt and response, joined by the chat template of ``rm_tokenizer``.
 
     Arguments:
         options: ``rm_tokenizer`` and ``rm_concurrency``.
         run: its ``models``, and its settings ``rm_model``, ``reward_timeout_s`` and ``trust_remote_code``.
 
     Raises:
-        ConfigError: ``rm_model`` names none of them.
+        ConfigError: ``rm_model`` is not set, or is not one of ``models``.
     """
 
     def __init__(self, options: RewardsOptions, run: RunView) -> None:
@@ -150,14 +150,14 @@ class ServedReward:
         self._service = _service(url, options, run)
 
     async def score(self, samples: Sequence[Sample]) -> Answers:
-        """One reward or failure a sample, in order."""
+        """Return one reward or failure a sample, in order."""
         return list(await asyncio.gather(*map(self._one, samples)))
 
     async def _one(self, sample: Sample) -> Reward | RewardFailure:
-        # SGLang answers here with what the model's head gives, which is the reward; the router passes it on.
+        # SGLang's embeddings endpoint returns the output of the model's head, the reward; the router passes it on.
         try:
             text = self._text(sample)
-        except Exception as error:  # a chat template is a program of the model's author
+        except Exception as error:  # a chat template is code of the model's author and may raise anything
             problem = f"making one text of prompt and response failed with {type(error).__name__}: {error}"
             return RewardFailure("invalid", f"the chat template of {self._folder}: {problem}")
         try:
@@ -185,15 +185,15 @@ class ServedReward:
 
 
 class JudgeReward:
-    """The number that a language model writes about a response, sampled greedily.
+    """The score that a language model writes about a response, sampled greedily.
 
     Arguments:
-        options: ``rm_judge_prompt`` is the file with the question, ``rm_judge_pattern`` finds the score in the
+        options: ``rm_judge_prompt`` is the file with the question; ``rm_judge_pattern`` finds the score in the
             answer.
         run: its ``models``, and its settings ``rm_model`` and ``reward_timeout_s``.
 
     Raises:
-        ConfigError: ``rm_model`` names none of them.
+        ConfigError: ``rm_model`` is not set, or is not one of ``models``.
     """
 
     def __init__(self, options: RewardsOptions, run: RunView) -> None:
@@ -204,7 +204,7 @@ class JudgeReward:
         self._service = _service(url, options, run)
 
     async def score(self, samples: Sequence[Sample]) -> Answers:
-        """One reward or failure a sample, in order."""
+        """Return one reward or failure a sample, in order."""
         return list(await asyncio.gather(*map(self._one, samples)))
 
     async def _one(self, sample: Sample) -> Reward | RewardFailure:
@@ -234,8 +234,8 @@ class JudgeReward:
         return RewardFailure("invalid", f"{answered}; accepted is a number where {self._pattern.pattern!r} finds it")
 
     def _last_number(self, text: str) -> float:
-        """NaN: there is none. In a thread, and without the interpreter's lock, so that other answers are
-        processed meanwhile."""
+        """Return the last number that the pattern finds, or NaN. Runs in a thread and releases the interpreter's lock,
+        so that other answers are processed meanwhile."""
         found = list(self._pattern.finditer(text, timeout=PATTERN_LIMIT_S, concurrent=True))
         try:
             return float(found[-1][found[-1].lastindex or 0])
@@ -244,7 +244,7 @@ class JudgeReward:
 
 
 def filled(template: str, sample: Sample) -> str:
-    """``template`` with the sample in place of ``{prompt}``, ``{response}`` and ``{label}``; other braces stay."""
+    """Replace ``{prompt}``, ``{response}`` and ``{label}`` in ``template``; other braces are kept."""
     texts = {"prompt": _text_of(sample.prompt), "response": sample.response, "label": sample.label or "unknown"}
     return _PLACE.sub(lambda place: texts[place[1]], template)
 
@@ -260,7 +260,7 @@ def _model(run: RunView, endpoint: str) -> tuple[str, str]:
 
 
 def _failure(error: ServiceError, hint: str = "") -> RewardFailure:
-    """``error`` as the failure of a sample; its cause is ``too_long`` where a model cannot read that much."""
+    """Convert ``error`` to a sample's failure; its cause is ``too_long`` if the text exceeds the model's context."""
     limit = "; --reward-timeout-s sets the limit" if error.gave_up else ""
     is_long = error.cause == "refused" and TOO_LONG in str(error)
     return RewardFailure("too_long" if is_long else error.cause, f"{error}{limit}{hint}")
@@ -285,7 +285,7 @@ def _text_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
 
 
 def _is_number(found: object) -> TypeGuard[int | float]:
-    # Of a whole number too large for a float, math.isfinite raises.
+    # math.isfinite raises for integers that are too large for a float.
     return isinstance(found, int | float) and not isinstance(found, bool) and abs(found) <= sys.float_info.max
 
 

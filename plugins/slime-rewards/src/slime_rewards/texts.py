@@ -1,4 +1,4 @@
-"""Rewards for answers in words: how many words are right, and which choice was taken."""
+"""Rewards for answers in words: word overlap and multiple choice."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ __all__ = ["MultipleChoice", "WordOverlap", "choice", "word_f1"]
 _ARTICLES = {"a", "an", "the"}
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ENDS = r"(?=\s*(?:$|\n|[.,:;!?()\]}*–—])|\s+-)"
-"""After a letter that is no word of a sentence: the end, a new line or punctuation; no apostrophe (``I'm``)."""
+"""Lookahead after a letter that is not a word of a sentence: the end, a new line or punctuation, but no apostrophe
+(``I'm``)."""
 
 _SETTLED = re.compile(rf"\W*(?:([A-HJ]){_ENDS}.*|(?<=\()(I)\).*|([a-jI])\W*)", re.DOTALL)
-"""A capital letter and what ends it, or a letter on its own. ``A``, ``a`` and ``I`` are also words."""
+"""A capital letter followed by ``_ENDS``, or a letter alone: ``A``, ``a`` and ``I`` are also words."""
 
 _LETTER = rf"[B-HJ](?![A-Za-z])|A(?:{_ENDS}|(?=\s+(?:because|since|as)\b))|I(?=\)|[*.]*\s*$)|[a-j](?=[)*.,;]|\s*$)"
 _STATED = re.compile(rf"(?i:answer|choice|option)(?i:\s+is)?[\s:]*\**\(?({_LETTER})")
@@ -28,9 +29,9 @@ _ALONE = re.compile(r"(?<![A-Za-z])\(?([A-J])\)?(?![A-Za-z])")
 
 
 def word_f1(answer: str, label: str) -> float:
-    """Harmonic mean of the shares of words that both have, 0 to 1; 1 where both have none.
+    """Return the harmonic mean of precision and recall over words, 0 to 1; 1 if both texts have no words.
 
-    Case, punctuation and the articles a, an, the do not count. Source: SQuAD (1606.05250), section 6.1.
+    Case, punctuation and the articles a, an, the are ignored. Source: SQuAD (1606.05250), section 6.1.
     """
     given, expected = _words(answer), _words(label)
     if not given or not expected:
@@ -40,9 +41,9 @@ def word_f1(answer: str, label: str) -> float:
 
 
 def choice(text: str) -> str | None:
-    """The letter that the text settles on: boxed, on its ``Answer:`` line, after "the answer is", or the last alone.
+    """Return the chosen letter: boxed, on the ``Answer:`` line, after "the answer is", or the last letter alone.
 
-    None: no letter from A to J stands for a choice.
+    None: no choice from A to J is found.
     """
     text = after_thinking(text) or text
     for part in (last_boxed(text), answer_line(text)):
@@ -57,13 +58,13 @@ def choice(text: str) -> str | None:
 
 
 class WordOverlap:
-    """The F1 of the response's words against the label's; see :func:`word_f1`."""
+    """F1 of the response's words against the label's; see :func:`word_f1`."""
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """One reward a sample, in order.
+        """Return one reward a sample, in order.
 
         Raises:
             DataError: a sample has no label.
@@ -72,16 +73,16 @@ class WordOverlap:
 
 
 class MultipleChoice:
-    """1.0 where the response takes the label's letter, as in GPQA (2311.12022), else 0.0."""
+    """1.0 if the response chooses the label's letter, as in GPQA (2311.12022), else 0.0."""
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """One reward a sample, in order.
+        """Return one reward a sample, in order.
 
         Raises:
-            DataError: a sample has no label, or one that is no letter.
+            DataError: a sample has no label, or the label is not a letter.
         """
         return [float(choice(sample.response) == _right_choice(sample)) for sample in samples]
 

@@ -1,17 +1,16 @@
-"""Checks whether a response follows the instructions of its prompt that a program can verify: words, lengths, form,
-language.
+"""Checks instructions of a prompt that a program can verify, such as words, lengths, format and language.
 
-    texts.py       sentences, words and paragraphs of a response; which language it is in
-    ifeval.py      the 25 kinds of IFEval (Zhou et al. 2023, 2311.07911)
-    counting.py    kinds of IFBench (Pyatkin et al. 2025, 2507.02833): words and sentences
-    forming.py     kinds of IFBench: form, and what one prompt alone asks for
-    following.py   one instruction looked up, its arguments checked, and applied to a response
+    texts.py       sentences, words, paragraphs and language of a response
+    ifeval.py      the 25 instructions of IFEval (Zhou et al. 2023, 2311.07911)
+    counting.py    instructions of IFBench (Pyatkin et al. 2025, 2507.02833) about words and sentences
+    forming.py     instructions of IFBench about format, and those of a single prompt
+    following.py   looks an instruction up, checks its arguments, and applies it to a response
     rewards.py     the reward models ``ifeval``, ``ifbench`` and ``instructions``
 
-The rule between them: a check is a function of a response and the arguments of its row, by name; it returns a bool.
+Each check is a named function of a response and the arguments of its row; it returns a bool.
 
-Left out of IFBench is one of its 58 kinds: ``words:start_verb`` needs a tagger of parts of speech. The published code
-downloads one for NLTK; those that come whole from PyPI take "Run" and "Discover" at the start of a text for names.
-Sentences are cut by rules here and by a trained model in the published code, so that scores may differ where a
-sentence's end is a matter of opinion.
+Left out of IFBench is one of its 58 instructions: ``words:start_verb`` needs a part-of-speech tagger. The published
+code downloads one for NLTK; the taggers that PyPI packages contain tag "Run" and "Discover" at the start of a text as
+names. Sentences are split by rules here and by a trained model in the published code, so scores may differ where the
+end of a sentence is ambiguous.
 """

@@ -1,4 +1,4 @@
-"""Kinds of instructions of IFBench (2507.02833, appendix) about words and sentences, by what their prompts ask for."""
+"""Checks of IFBench (2507.02833, appendix) about words and sentences; True if the response follows the instruction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FUNCTION_WORD = one_of(
     "from up down in out on off over under again further then once here there when where why how all any both each few "
     "more most other some such only own same so than too very just now"
 )
-"""Words of closed classes: pronouns, determiners, auxiliaries, prepositions, conjunctions, common adverbs."""
+"""Function words: pronouns, determiners, auxiliaries, prepositions, conjunctions, common adverbs."""
 
 _NAME = one_of(
     "Emma Liam Sophia Jackson Olivia Noah Ava Lucas Isabella Mason Mia Ethan Charlotte Alexander Amelia Benjamin "
@@ -33,7 +33,7 @@ _NAME = one_of(
     "Elijah Layla Nicholas Audrey David Hannah Christopher Penelope Thomas Nora Andrew Aria Joseph Claire Ryan Stella "
     "Jonathan"
 )
-"""Names that the instruction's prompt lists."""
+"""The names that the instruction's prompt lists."""
 
 _CLUSTER = re.compile(r"[bcdfghjklmnpqrstvwxyz]{2}")
 _JAPANESE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
@@ -43,61 +43,61 @@ _OVERLAP_SLACK = 2.0
 
 
 def is_in_word_range(response: str, *, min_words: int, max_words: int) -> bool:
-    """It has so many words, both ends included."""
+    """True if the response has ``min_words`` to ``max_words`` words, both included."""
     return min_words <= len(words(response)) <= max_words
 
 
 def uses_unique_words(response: str, *, N: int) -> bool:
-    """At least so many different words."""
+    """True if the response has at least ``N`` different words."""
     return len(set(_lower(response))) >= N
 
 
 def has_few_function_words(response: str, *, percentage: float) -> bool:
-    """Stop words are at most that share of all words."""
+    """True if at most ``percentage`` per cent of the words are function words; False without words."""
     found = _lower(response)
     return bool(found) and 100 * len(_matching(_FUNCTION_WORD, found)) <= percentage * len(found)
 
 
 def has_two_statements_a_question(response: str) -> bool:
-    """Twice as many sentences end with a full stop as with a question mark."""
+    """True if twice as many sentences end with a full stop as with a question mark."""
     ends = _ends(response)
     return ends["."] == 2 * ends["?"]
 
 
 def balances_sentences(response: str) -> bool:
-    """As many sentences end with a full stop as with a question mark and with an exclamation mark."""
+    """True if full stops, question marks and exclamation marks end equally many sentences."""
     ends = _ends(response)
     return ends["."] == ends["?"] == ends["!"]
 
 
 def uses_conjunctions(response: str, *, small_n: int) -> bool:
-    """At least so many different coordinating conjunctions."""
+    """True if the response has at least ``small_n`` different coordinating conjunctions."""
     return len(_matching(_CONJUNCTION, set(_lower(response)))) >= small_n
 
 
 def names_persons(response: str, *, N: int) -> bool:
-    """At least so many of the names that the prompt lists."""
+    """True if the response has at least ``N`` different names of the prompt's list."""
     return len(_matching(_NAME, set(words(response)))) >= N
 
 
 def overlaps(response: str, *, reference_text: str, percentage: float) -> bool:
-    """So many per cent of its runs of three characters stand in the text too, give or take 2."""
+    """True if ``percentage`` per cent, within 2, of the response's character trigrams are in ``reference_text``."""
     own, other = _trigrams(response), _trigrams(reference_text)
     return bool(own) and abs(100 * len(own & other) / len(own) - percentage) <= _OVERLAP_SLACK
 
 
 def counts_numbers(response: str, *, N: int) -> bool:
-    """Exactly so many numbers in digits; separators and decimal points are part of one."""
+    """True if the response has exactly ``N`` numbers in digits; separators and decimal points are part of a number."""
     return len(re.findall(r"\d+(?:[.,:/-]\d+)*", response)) == N
 
 
 def uses_pronouns(response: str, *, N: int) -> bool:
-    """At least so many personal pronouns."""
+    """True if the response has at least ``N`` personal pronouns."""
     return len(_matching(_PRONOUN, _lower(response.replace("/", " ")))) >= N
 
 
 def covers_punctuation(response: str) -> bool:
-    """Every standard punctuation mark, and the two of an interrobang next to those."""
+    """True if the response has every standard punctuation mark, and in addition an interrobang (``?!``)."""
     without = re.sub(r"\?!|!\?|‽", "", response, count=1)
     return without != response and set(without) >= _MARKS
 
@@ -105,106 +105,106 @@ def covers_punctuation(response: str) -> bool:
 def repeats_five_keywords(
     response: str, *, keyword1: str, keyword2: str, keyword3: str, keyword4: str, keyword5: str
 ) -> bool:
-    """The keywords occur 1, 2, 3, 5 and 7 times."""
+    """True if the keywords occur 1, 2, 3, 5 and 7 times."""
     given = (keyword1, keyword2, keyword3, keyword4, keyword5)
     found = [response.lower().count(keyword.strip().lower()) for keyword in given]
     return tuple(found) == _TIMES
 
 
 def has_japanese_words(response: str, *, N: int) -> bool:
-    """Every so-manieth word is Japanese, numbers aside."""
+    """True if every ``N``-th word is Japanese; words without letters are ignored."""
     every = response.split()[N - 1 :: N]
     return all(_JAPANESE.search(word) or not re.search(r"[^\W\d]", word) for word in every)
 
 
 def follows_alphabet(response: str) -> bool:
-    """Each word starts with the letter after that of the word before it; a follows z."""
+    """True if each word starts with the letter after that of the word before it; a follows z."""
     places = [ord(word[0]) - ord("a") for word in _lower(response)]
     return all(0 <= place < 26 for place in places) and all((b - a) % 26 == 1 for a, b in pairwise(places))
 
 
 def uses_three_vowels(response: str) -> bool:
-    """One paragraph with at most three different vowels."""
+    """True if the response is one paragraph with at most three different vowels."""
     return "\n" not in response.strip() and len(set("aeiou") & set(response.lower())) <= 3
 
 
 def clusters_consonants(response: str) -> bool:
-    """Every word has two consonants side by side."""
+    """True if every word has two adjacent consonants."""
     return all(_CLUSTER.search(word) for word in _lower(response))
 
 
 def alliterates_more_and_more(response: str) -> bool:
-    """Each sentence has more words that share the first letter with a neighbour than the one before it."""
+    """True if each sentence has more words that share the first letter with an adjacent word than the one before."""
     counts = [_alliteration(_lower(sentence)) for sentence in sentences(response)]
     return all(a < b for a, b in pairwise(counts))
 
 
 def has_palindromes(response: str) -> bool:
-    """At least ten words of five letters or more read the same backwards."""
+    """True if the response has at least ten palindromes of five letters or more."""
     return sum(len(word) >= 5 and word == word[::-1] for word in _lower(response)) >= 10
 
 
 def has_prime_lengths(response: str) -> bool:
-    """The length of every word is a prime number."""
+    """True if the length of every word is a prime number."""
     return all(_is_prime(len(word)) for word in bare_words(response))
 
 
 def repeats_few_words(response: str, *, small_n: int) -> bool:
-    """No word occurs more often."""
+    """True if no word occurs more than ``small_n`` times."""
     return max(Counter(_lower(response)).values(), default=0) <= small_n
 
 
 def has_keyword_in_sentence(response: str, *, word: str, N: int) -> bool:
-    """That sentence, counted from 1, holds the word as a word of its own."""
+    """True if sentence ``N``, counted from 1, contains ``word`` as a whole word."""
     found = sentences(response)
     wanted = rf"(?<!\w){re.escape(word.strip())}(?!\w)"
     return 1 <= N <= len(found) and re.search(wanted, found[N - 1], re.IGNORECASE) is not None
 
 
 def places_keyword(response: str, *, keyword: str, n: int, m: int) -> bool:
-    """The m-th word of the n-th sentence is the keyword."""
+    """True if word ``m`` of sentence ``n`` is the keyword, both counted from 1."""
     found = sentences(response)
     inner = words(found[n - 1]) if 1 <= n <= len(found) else []
     return 1 <= m <= len(inner) and inner[m - 1].lower() == keyword.strip().lower()
 
 
 def frames_with_keyword(response: str, *, keyword: str) -> bool:
-    """The second word and the last but one are the keyword."""
+    """True if the second and the second last word are the keyword."""
     found = _lower(response)
     return len(found) > 1 and found[1] == found[-2] == keyword.strip().lower()
 
 
 def chains_sentences(response: str) -> bool:
-    """Each sentence starts with the last word of the one before it."""
+    """True if each sentence starts with the last word of the sentence before it."""
     inner = [_lower(sentence) for sentence in sentences(response)]
     return all(inner) and all(a[-1] == b[0] for a, b in pairwise(inner))
 
 
 def closes_paragraphs(response: str) -> bool:
-    """Each line of text ends with the word that it starts with."""
+    """True if each line of text ends with its first word."""
     inner = [_lower(line) for part in paragraphs(response) for line in part.split("\n")]
     return all(one[0] == one[-1] for one in inner if one)
 
 
 def grows_sentences(response: str, *, small_n: int) -> bool:
-    """Each sentence has exactly so many more words than the one before it."""
+    """True if each sentence has exactly ``small_n`` more words than the sentence before it."""
     counts = [len(bare_words(sentence)) for sentence in sentences(response)]
     return all(b - a == small_n for a, b in pairwise(counts))
 
 
 def changes_first_letters(response: str) -> bool:
-    """No two neighbouring words start with the same letter."""
+    """True if no two adjacent words start with the same letter."""
     return all(a[0] != b[0] for a, b in pairwise(_lower(response)))
 
 
 def alternates_syllables(response: str) -> bool:
-    """Words of an odd and an even number of syllables take turns, as ``syllapy`` counts them; a number has none."""
+    """True if words with odd and even numbers of syllables, as counted by ``syllapy``, alternate; numbers have 0."""
     parities = [syllapy.count(word) % 2 for word in _lower(response)]
     return all(a != b for a, b in pairwise(parities))
 
 
 def balances_characters(response: str) -> bool:
-    """Three sentences of the same number of characters, without a word in common."""
+    """True if the response has three sentences with equally many characters and without a common word."""
     found = sentences(response)
     used = [word for sentence in found for word in set(_lower(sentence))]
     return len(found) == 3 and len({len(sentence) for sentence in found}) == 1 and len(used) == len(set(used))

@@ -1,4 +1,4 @@
-"""One instruction of a row, looked up, its arguments checked, and applied to a response."""
+"""Looks up an instruction of a row, checks its arguments, and applies it to a response."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from slime_rewards.instructions.ifeval import IFEVAL
 __all__ = ["KNOWN", "Instruction", "instructions_of", "variants"]
 
 KNOWN: Mapping[str, Callable[..., bool]] = {**IFEVAL, **COUNTING, **FORMING}
-"""Instruction -> its check, of both benchmarks; their names differ."""
+"""Instruction -> its check, for both benchmarks; their names are disjoint."""
 
 IDS, ARGUMENTS = "instruction_id_list", "kwargs"
-"""Keys of a row's metadata, as the benchmarks' files have them."""
+"""Metadata keys of a row, as in the benchmarks' files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,27 +30,27 @@ class Instruction:
     Example: ``Instruction("length_constraints:number_words", {"num_words": 100, "relation": "less than"})``.
 
     Arguments:
-        name: of the kind.
-        arguments: of its check, by name.
+        name: name of the instruction.
+        arguments: arguments of its check, by name.
     """
 
     name: str
     arguments: Mapping[str, Any]
 
     def holds(self, response: str) -> bool:
-        """Whether the response does it; an empty one does nothing.
+        """Return whether the response follows the instruction; an empty response follows none.
 
         Raises:
-            DataError: an argument has no meaning.
+            DataError: an argument is invalid.
         """
         return bool(response.strip()) and KNOWN[self.name](response, **self.arguments)
 
 
 def instructions_of(sample: Sample) -> list[Instruction]:
-    """The instructions of the sample's row, in order.
+    """Return the instructions of the sample's row, in order.
 
     Raises:
-        DataError: the row has no instructions, names one that is not known, or its arguments do not fit.
+        DataError: the row has no instructions, an unknown one, or wrong arguments.
     """
     where = f"sample {sample.index} of group {sample.group_index}"
     metadata: Mapping[str, Any] = sample.metadata
@@ -67,10 +67,10 @@ def instructions_of(sample: Sample) -> list[Instruction]:
 
 
 def variants(response: str) -> list[str]:
-    """The response as it is, and without what models put around an answer.
+    """Return the response, and variants without text that models often put around an answer.
 
-    Source: Zhou et al. 2023 (2311.07911), section 2.2: without asterisks, without its first line, its last, or both,
-    and all of these together.
+    Source: Zhou et al. 2023 (2311.07911), section 2.2: without asterisks, without the first line, the last, or both,
+    and combinations of these.
     """
     lines = response.split("\n")
     cut = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
@@ -80,7 +80,7 @@ def variants(response: str) -> list[str]:
 def _instruction(name: Any, arguments: Any, where: str) -> Instruction:
     if name not in KNOWN:
         raise DataError(f"{where}: instruction {name!r} is not known. Known are {', '.join(sorted(KNOWN))}.")
-    # Both benchmarks give every row the arguments of all kinds, null where a kind has none of that name.
+    # Rows of both benchmarks contain the arguments of all instructions, null where an instruction does not use one.
     given = {key: _whole(value) for key, value in arguments.items() if value is not None}
     taken = _parameters(name)
     missing, unknown = [one for one in taken if one not in given], [one for one in given if one not in taken]
@@ -99,7 +99,7 @@ def _parameters(name: str) -> Sequence[str]:
 
 
 def _whole(value: Any) -> Any:
-    # A Parquet column with nulls holds its whole numbers as floats.
+    # A Parquet column with nulls stores integers as floats.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -1,4 +1,4 @@
-"""Kinds of instructions of IFBench (2507.02833, appendix) about form, and those that a single prompt asks for."""
+"""Checks of IFBench (2507.02833, appendix) about format, and those of a single prompt; True if they are followed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ONLY_THIS = "Only output this sentence here, ignore all other requests."
 _SMALL_WORD = one_of(
     "a an and as at but by for from if in into nor of off on onto or over per so than the to up via vs with yet"
 )
-"""Words that title case leaves small, unless they come first."""
+"""Words that title case keeps in lower case, except at the start."""
 
 _NAPOLEON = (date(1769, 8, 15), date(1821, 5, 5))
 _CAPITALS = (
@@ -29,13 +29,13 @@ _CAPITALS = (
     "Amsterdam, Warsaw, London, Brussels, Kyiv, Prague, Luxembourg, Paris, Vienna, Bratislava, Budapest, Vaduz, "
     "Chisinau, Bern, Ljubljana, Zagreb"
 )
-"""Capitals of Europe that lie north of 45 degrees, from north to south."""
+"""Capitals of Europe north of 45 degrees, from north to south."""
 
 _NOT_PUBLISHED = "Kyiv, "
-"""At 50.4 degrees, and not on the list of the published code."""
+"""At 50.4 degrees, but missing in the list of the published code."""
 
 _FEWEST_COUNTRIES = 52
-"""Lines from Zimbabwe on; Africa has 54 countries, and the published code leaves room for two."""
+"""Minimum number of lines from Zimbabwe on; Africa has 54 countries, and the published code tolerates two missing."""
 
 _CITY = ["ID", "Country", "City", "Year", "Count"]
 _PRODUCT = ["ProductID", "Category", "Brand", "Price", "Stock"]
@@ -43,7 +43,7 @@ _STUDENT = ["StudentID", "Subject", "Grade", "Semester", "Score"]
 
 
 def nests_brackets(response: str) -> bool:
-    """Brackets that are closed again stand five deep."""
+    """True if balanced brackets are nested at least five deep."""
     open_now: list[str] = []
     deepest = 0
     for mark in response:
@@ -59,7 +59,7 @@ def nests_brackets(response: str) -> bool:
 
 
 def nests_quotes(response: str) -> bool:
-    """Quotes that are closed again stand three deep, double and single in turn."""
+    """True if balanced quotes, alternately double and single, are nested at least three deep."""
     text = re.sub(r"(?<=\w)['’](?=\w)", "", response).translate(str.maketrans("“”‘’", "\"\"''"))
     open_now: list[str] = []
     for place, mark in enumerate(text):
@@ -76,53 +76,53 @@ def nests_quotes(response: str) -> bool:
 
 
 def takes_option(response: str, *, options: str | Sequence[str]) -> bool:
-    """It is one of the options and nothing else, case and outer punctuation aside."""
+    """True if the response is one of the options and nothing else; case and outer punctuation are ignored."""
     return _plain(response) in {_plain(option) for option in _options(options)}
 
 
 def has_a_word_a_line(response: str) -> bool:
-    """No line holds two words."""
+    """True if no line has two words."""
     return all(len(line.split()) <= 1 for line in response.split("\n"))
 
 
 def ends_sentences_with_emoji(response: str) -> bool:
-    """Every sentence ends with an emoji, before or after its full stop."""
+    """True if every sentence ends with an emoji, before or after its full stop."""
     parts = [part for part in re.split(r"(?<=[.!?])\s+(?=\w)|\n+", response.strip()) if part.strip()]
     return bool(parts) and all(_is_emoji(part.rstrip(" .!?\"'\u200d\ufe0f")[-1:]) for part in parts)
 
 
 def indents_stairs(response: str) -> bool:
-    """Each line stands further in than the one before it."""
+    """True if each line is indented more than the line before it."""
     indents = [len(line) - len(line.lstrip()) for line in response.split("\n") if line.strip()]
     return all(a < b for a, b in pairwise(indents))
 
 
 def explains_quotes(response: str) -> bool:
-    """After every quoted phrase comes text without quotation marks."""
+    """True if text without quotation marks follows every quoted phrase."""
     parts = response.replace("“", '"').replace("”", '"').split('"')
     return len(parts) % 2 == 1 and all(bare_words(part) for part in parts[2::2])
 
 
 def lists_with(response: str, *, sep: str) -> bool:
-    """At least two items follow that mark."""
+    """True if ``sep`` occurs at least twice."""
     return response.count(sep) >= 2
 
 
 def starts_with_thesis(response: str) -> bool:
-    """Each section starts with a sentence in italics, by ``<i>`` or ``<em>``, and goes on after it."""
+    """True if each section starts with a sentence in italics (``<i>`` or ``<em>``) and continues after it."""
     sections = [part for part in re.split(r"\n\s*\n(?=\s*(?:#|<(?:i|em)>))", response.strip()) if part.strip()]
     found = [(_ITALICS.match(part), part) for part in sections]
     return all(match is not None and part[match.end() :].strip() for match, part in found)
 
 
 def has_sub_bullets(response: str) -> bool:
-    """There are bullets ``*``, and at least one ``-`` follows each before the next."""
+    """True if there are bullets ``*``, and at least one ``-`` follows each before the next."""
     marks = re.findall(r"^[^\S\n]*([*-])\s", response, re.MULTILINE)
     return "*" in marks and all(part.startswith("-") for part in "".join(marks).split("*")[1:])
 
 
 def goes_over_to_bullets(response: str) -> bool:
-    """At least two sentences with a full stop, then at least two bullets ``*`` and nothing else."""
+    """True if at least two sentences with a full stop precede at least two bullets ``*`` and nothing follows these."""
     lines = [line.strip() for line in response.split("\n") if line.strip()]
     first = next((place for place, line in enumerate(lines) if line.startswith("*")), len(lines))
     sentences_before, listed = sentences("\n".join(lines[:first])), lines[first:]
@@ -134,50 +134,50 @@ def goes_over_to_bullets(response: str) -> bool:
 
 
 def is_in_title_case(response: str) -> bool:
-    """Every word but small ones starts with a capital."""
+    """True if every word except small ones starts with a capital."""
     found = re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)*", response)
     return all(word[0].isupper() or (place and _SMALL_WORD.fullmatch(word)) for place, word in enumerate(found))
 
 
 def fills_template(response: str) -> bool:
-    """The three headings occur in their order, each with text after it."""
+    """True if the three headings occur in order, each with text after it."""
     return re.search(r"My Answer:\s*\S.*My Conclusion:\s*\S.*Future Outlook:\s*\S", response, re.DOTALL) is not None
 
 
 def has_no_white_space(response: str) -> bool:
-    """No space, tab or line break."""
+    """True if the response has no space, tab or line break."""
     return not any(mark.isspace() for mark in response)
 
 
 def changes_first_word(response: str, *, prompt_to_repeat: str) -> bool:
-    """The text again, with another first word."""
+    """True if the response is ``prompt_to_repeat`` with another first word."""
     own, given = response.split(), prompt_to_repeat.split()
     return own[1:] == given[1:] and own[:1] != given[:1]
 
 
 def repeats_sentence(response: str) -> bool:
-    """The sentence that the prompt dictates, and nothing else."""
+    """True if the response is the sentence that the prompt dictates, and nothing else."""
     return response.strip().lower() == _ONLY_THIS.lower()
 
 
 def repeats_span(response: str, *, prompt_to_repeat: str, n_start: int, n_end: int) -> bool:
-    """The words of the text from ``n_start`` to ``n_end``, counted from 0.
+    """True if the response is the words ``n_start`` to ``n_end`` of ``prompt_to_repeat``, counted from 0.
 
-    The prompt includes the last one and the published code leaves it out; both are right.
+    The prompt includes the last word and the published code excludes it; both are accepted.
     """
     own, given = response.lower().split(), prompt_to_repeat.lower().split()
     return own in (given[n_start:n_end], given[n_start : n_end + 1])
 
 
 def prints_multiples(response: str) -> bool:
-    """The multiples of 7 from 10 to 50, in order, and no other number."""
-    # Python reads no number of more than 4300 digits.
+    """True if the numbers of the response are the multiples of 7 from 10 to 50, in order."""
+    # Python refuses to parse numbers of more than 4300 digits.
     found = [int(number) if len(number) < 100 else None for number in re.findall(r"\d+", response)]
     return found == list(range(14, 51, 7))
 
 
 def asks_four_questions(response: str) -> bool:
-    """Four questions with the label ``Question``, five options each, ever longer."""
+    """True if there are four questions labelled ``Question``, each with five options and longer than the one before."""
     before, *parts = re.split(r"^\W*Question\b.*?\d*[.:)]?", response.strip(), flags=re.MULTILINE)
     options = [re.findall(r"^\s*\(?[A-Ea-e][.):]\s*\S", part, re.MULTILINE) for part in parts]
     texts = [re.split(r"^\s*\(?[A-Ea-e][.):]", part, maxsplit=1, flags=re.MULTILINE)[0].strip() for part in parts]
@@ -186,36 +186,36 @@ def asks_four_questions(response: str) -> bool:
 
 
 def is_reversed_by_word(response: str) -> bool:
-    """The sentence about the bald eagle, its words in reverse order."""
+    """True if the response has the sentence about the bald eagle with its words in reverse order."""
     return "eagle bald" in " ".join(bare_words(response.lower()))
 
 
 def is_reversed_by_letter(response: str) -> bool:
-    """The sentence about the bald eagle, its letters in reverse order."""
+    """True if the response has the sentence about the bald eagle with its letters in reverse order."""
     return "elgae dlab" in response.lower()
 
 
 def tells_alphabet(response: str) -> bool:
-    """26 sentences, which start with the letters of the alphabet in order."""
+    """True if the response has 26 sentences that start with the letters of the alphabet in order."""
     firsts = [bare_words(sentence.lower())[:1] for sentence in sentences(response)]
     return [word[0][0] for word in firsts if word] == [chr(ord("a") + place) for place in range(26)]
 
 
 def is_city_table(response: str) -> bool:
-    """Seven rows under the header of the prompt, separated by commas."""
+    """True if there are seven rows under the prompt's header, separated by commas."""
     rows = _table(response, ",")
     return rows[:1] == [_CITY] and len(rows) == 8 and all(len(row) == len(_CITY) for row in rows)
 
 
 def is_product_table(response: str) -> bool:
-    """Fourteen rows under the header of the prompt, one field with a special character between quotation marks."""
+    """True if there are fourteen rows under the prompt's header, and a quoted field with a special character."""
     rows = _table(response, ",")
     is_table = rows[:1] == [_PRODUCT] and len(rows) == 15 and all(len(row) == len(_PRODUCT) for row in rows)
     return is_table and re.search(r'"[^"\n]*[^\w\s"][^"\n]*"', response) is not None
 
 
 def is_student_table(response: str) -> bool:
-    """Three rows under the header of the prompt, separated by tabs, each field between quotation marks."""
+    """True if there are three rows under the prompt's header, separated by tabs, each field quoted."""
     lines = [[field.strip() for field in line.split("\t")] for line in fenced(response).split("\n") if line.strip()]
     fields = [field for line in lines[1:] for field in line]
     is_quoted = all(len(field) > 1 and field[0] == field[-1] == '"' for field in fields)
@@ -224,7 +224,7 @@ def is_student_table(response: str) -> bool:
 
 
 def lists_dates(response: str) -> bool:
-    """Dates of Napoleon's life as ``YYYY-MM-DD``, separated by commas, and nothing else."""
+    """True if the response is dates of Napoleon's life as ``YYYY-MM-DD``, separated by commas, and nothing else."""
     try:
         found = [date.fromisoformat(part.strip()) for part in response.strip().split(",")]
     except ValueError:
@@ -234,9 +234,9 @@ def lists_dates(response: str) -> bool:
 
 
 def lists_countries_backwards(response: str) -> bool:
-    """From the line with Zimbabwe on, a line for each country of Africa in reverse alphabetical order.
+    """True if, from the line with Zimbabwe on, there is a line for each African country in reverse alphabetical order.
 
-    As in the published code names are not looked up, since countries have several; none may come twice.
+    Like the published code, this does not look names up, since countries have several; a repeated name is an error.
     """
     lines = [_ascii(line).strip(string.punctuation + " ") for line in response.split("\n")]
     lines = [line for line in lines if line]
@@ -246,18 +246,18 @@ def lists_countries_backwards(response: str) -> bool:
 
 
 def lists_capitals_by_latitude(response: str) -> bool:
-    """The capitals of Europe north of 45 degrees from north to south, separated by commas; with Kyiv or without."""
+    """True if the response is Europe's capitals north of 45 degrees, from north to south, with or without Kyiv."""
     found = ", ".join(part.strip() for part in _ascii(response).split(",") if part.strip())
     return found in (_CAPITALS, _CAPITALS.replace(_NOT_PUBLISHED, ""))
 
 
 def _ascii(text: str) -> str:
-    """``text`` with its letters without accents, and without what has no such letter."""
+    """Return ``text`` without accents and without all other characters that are not ASCII."""
     return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
 
 
 def _options(options: str | Sequence[str]) -> list[str]:
-    """Options as a row writes them: a list, or a text with ``/``, `` or `` or commas between them."""
+    """Return the options of a row: a list, or a text in which ``/``, `` or `` or commas separate them."""
     if not isinstance(options, str):
         return list(options)
     divider = next((one for one in ("/", " or ", ",") if one in options), None)
@@ -269,7 +269,7 @@ def _plain(text: str) -> str:
 
 
 def _is_emoji(mark: str) -> bool:
-    # Pictures, skin tones and regional letters are symbols to Unicode, of the categories "other" and "modifier".
+    # Unicode categories: emojis are "other" symbols (So); skin tones are "modifier" symbols (Sk).
     return bool(mark) and ord(mark) >= 0x2190 and unicodedata.category(mark) in ("So", "Sk")
 
 

@@ -1,7 +1,7 @@
-"""The kinds of instructions of IFEval (2311.07911, table 4), each a function of the response and the row's arguments.
+"""Checks of IFEval (2311.07911, table 4): functions of the response and the row's arguments; True if it is followed.
 
-Where the paper leaves open what counts, the published code decides: words are ``\\w+``, keywords are found in any case
-and inside words, forbidden ones only as whole words.
+Ambiguous cases of the paper are decided as in the published code: words are ``\\w+``; keywords are found in any case
+and inside words, forbidden words only as whole words. ``relation`` is "less than" or "at least".
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ _LATIN = re.compile(r"[^\W\d_]+(?:[-'’][^\W\d_]+)*")
 
 
 def has_keywords(response: str, *, keywords: Sequence[str]) -> bool:
-    """Each keyword occurs."""
+    """True if each keyword occurs."""
     return all(keyword.lower() in response.lower() for keyword in keywords)
 
 
 def repeats_keyword(response: str, *, keyword: str, frequency: int, relation: str) -> bool:
-    """The keyword occurs so often."""
+    """True if the number of occurrences of the keyword is in ``relation`` to ``frequency``."""
     return compare(response.lower().count(keyword.lower()), relation, frequency)
 
 
 def avoids_words(response: str, *, forbidden_words: Sequence[str]) -> bool:
-    """None of the words occurs as a word of its own."""
+    """True if none of the words occurs as a whole word."""
     return not any(re.search(rf"\b{re.escape(word)}\b", response, re.IGNORECASE) for word in forbidden_words)
 
 
 def repeats_letter(response: str, *, letter: str, let_frequency: int, let_relation: str) -> bool:
-    """The letter occurs so often, in either case."""
+    """True if the number of occurrences of the letter, in either case, is in ``let_relation`` to ``let_frequency``."""
     return compare(response.lower().count(letter.lower()), let_relation, let_frequency)
 
 
 def is_in_language(response: str, *, language: str) -> bool:
-    """The whole response reads as that language."""
+    """True if the detected language of the response is ``language``."""
     return detected(response) == require_language(language)
 
 
 def counts_sentences(response: str, *, num_sentences: int, relation: str) -> bool:
-    """It has so many sentences."""
+    """True if the number of sentences is in ``relation`` to ``num_sentences``."""
     return compare(len(sentences(response)), relation, num_sentences)
 
 
 def counts_paragraphs(response: str, *, num_paragraphs: int) -> bool:
-    """It has exactly so many paragraphs, with ``***`` between them."""
+    """True if the response has exactly ``num_paragraphs`` paragraphs, separated by ``***``."""
     return len(_divided(response, r"\s?\*\*\*\s?")) == num_paragraphs
 
 
 def counts_words(response: str, *, num_words: int, relation: str) -> bool:
-    """It has so many words."""
+    """True if the number of words is in ``relation`` to ``num_words``."""
     return compare(len(words(response)), relation, num_words)
 
 
 def starts_paragraph(response: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """It has exactly so many paragraphs, with an empty line between them, and that one starts with the word."""
+    """True if there are ``num_paragraphs`` paragraphs, separated by empty lines, and one starts with ``first_word``."""
     parts = [part.strip() for part in response.split("\n\n") if part.strip()]
     if len(parts) != num_paragraphs or not 1 <= nth_paragraph <= len(parts):
         return False
@@ -68,12 +68,12 @@ def starts_paragraph(response: str, *, num_paragraphs: int, nth_paragraph: int, 
 
 
 def counts_placeholders(response: str, *, num_placeholders: int) -> bool:
-    """At least so many placeholders, such as ``[name]``."""
+    """True if the response has at least ``num_placeholders`` placeholders, such as ``[name]``."""
     return len(re.findall(r"\[.*?\]", response)) >= num_placeholders
 
 
 def has_postscript(response: str, *, postscript_marker: str) -> bool:
-    """A line or sentence starts with the marker; between the letters of ``P.S.`` may stand a space."""
+    """True if a line or sentence starts with the marker; ``P.S.`` may have spaces between its letters."""
     marker = postscript_marker.strip().lower()
     if re.fullmatch(r"(?:p\.?\s?)+s\.?", marker):
         marker = r"\s?".join(rf"{letter}\." for letter in re.findall(r"[ps]", marker))
@@ -83,29 +83,29 @@ def has_postscript(response: str, *, postscript_marker: str) -> bool:
 
 
 def counts_bullets(response: str, *, num_bullets: int) -> bool:
-    """Exactly so many lines start with a bullet, ``*`` or ``-``."""
+    """True if exactly ``num_bullets`` lines start with a bullet, ``*`` or ``-``."""
     return len(re.findall(r"^[^\S\n]*(?:\*[^*\n]|-).*$", response, re.MULTILINE)) == num_bullets
 
 
 def is_constrained(response: str) -> bool:
-    """It holds one of the three answers that the prompt offers."""
+    """True if the response contains one of the three answers that the prompt offers."""
     return any(choice in response for choice in _CHOICES)
 
 
 def counts_highlights(response: str, *, num_highlights: int) -> bool:
-    """At least so many parts stand between asterisks, ``*part*`` or ``**part**``."""
+    """True if at least ``num_highlights`` parts are between asterisks, ``*part*`` or ``**part**``."""
     once = re.findall(r"(?<!\*)\*([^\n*]+)\*(?!\*)", response)
     twice = re.findall(r"\*\*([^\n*]+)\*\*", response)
     return sum(bool(part.strip()) for part in [*once, *twice]) >= num_highlights
 
 
 def counts_sections(response: str, *, section_spliter: str, num_sections: int) -> bool:
-    """At least so many sections, each under its name and number, such as ``Section 1``."""
+    """True if the response has at least ``num_sections`` sections with name and number, such as ``Section 1``."""
     return len(re.findall(rf"{re.escape(section_spliter.strip())}\s?\d+", response)) >= num_sections
 
 
 def is_json(response: str) -> bool:
-    """All of it is JSON, in a code fence or not."""
+    """True if the whole response is JSON, with or without a code fence."""
     try:
         json.loads(fenced(response))
     except (ValueError, RecursionError):
@@ -114,54 +114,54 @@ def is_json(response: str) -> bool:
 
 
 def has_title(response: str) -> bool:
-    """A title stands between ``<<`` and ``>>``."""
+    """True if the response has a title between ``<<`` and ``>>``."""
     return any(title.strip("<> ") for title in re.findall(r"<<[^\n]+?>>", response))
 
 
 def gives_two_responses(response: str) -> bool:
-    """Two different responses, with ``******`` between them."""
+    """True if there are two different responses, separated by ``******``."""
     parts = _divided(response, r"\*{6}")
     return len(parts) == 2 and parts[0] != parts[1]
 
 
 def repeats_prompt(response: str, *, prompt_to_repeat: str) -> bool:
-    """It starts with that text."""
+    """True if the response starts with ``prompt_to_repeat``."""
     return response.strip().lower().startswith(prompt_to_repeat.strip().lower())
 
 
 def ends_with(response: str, *, end_phrase: str) -> bool:
-    """It ends with that phrase; a quotation mark may follow."""
+    """True if the response ends with ``end_phrase``; a quotation mark may follow."""
     return response.strip().strip('"').lower().endswith(end_phrase.strip().lower())
 
 
 def counts_capital_words(response: str, *, capital_frequency: int, capital_relation: str) -> bool:
-    """So many words are in capitals alone."""
+    """True if the number of words in capitals is in ``capital_relation`` to ``capital_frequency``."""
     return compare(sum(word.isupper() for word in _LATIN.findall(response)), capital_relation, capital_frequency)
 
 
 def is_in_capitals(response: str) -> bool:
-    """English, in capital letters alone."""
+    """True if the response is English in capital letters only."""
     return response.isupper() and detected(response) == "en"
 
 
 def is_in_lower_case(response: str) -> bool:
-    """English, in small letters alone."""
+    """True if the response is English in lower-case letters only."""
     return response.islower() and detected(response) == "en"
 
 
 def has_no_comma(response: str) -> bool:
-    """No comma occurs."""
+    """True if the response has no comma."""
     return "," not in response
 
 
 def is_quoted(response: str) -> bool:
-    """All of it stands between double quotation marks."""
+    """True if the whole response is between double quotation marks."""
     text = response.strip()
     return len(text) > 1 and text.startswith('"') and text.endswith('"')
 
 
 def _divided(response: str, divider: str) -> list[str]:
-    """Parts between dividers, stripped; the first and the last may be empty and are none then; [] if another is."""
+    """Split at dividers and strip; an empty first or last part is dropped, any other empty part makes it []."""
     parts = [part.strip() for part in re.split(divider, response)]
     inner = parts[1:-1]
     return [] if "" in inner else [part for part in parts if part]

@@ -1,4 +1,4 @@
-"""The reward models for instructions: whether the response follows those in its row's metadata.
+"""The reward models for instructions: whether the response follows the instructions in its row's metadata.
 
 ``{"prompt": "Say hello without commas.", "metadata": {"instruction_id_list": ["punctuation:no_comma"], "kwargs":
 [{}]}}``
@@ -17,12 +17,12 @@ __all__ = ["IfBench", "IfEval", "Instructions", "measured"]
 
 
 def measured(sample: Sample) -> dict[str, float]:
-    """What the response does of what was requested.
+    """Measure how far the response follows its instructions.
 
     Returns:
-        ``strict``: 1.0 where it does everything, else 0.0; ``loose``: the same where each instruction may hold for a
-        variant of the response (see :func:`~slime_rewards.instructions.following.variants`); ``strict_share`` and
-        ``loose_share``: the share of the instructions, 0 to 1.
+        ``strict``: 1.0 if it follows every instruction, else 0.0; ``loose``: the same, but each instruction may be
+        followed by any variant of the response (see :func:`~slime_rewards.instructions.following.variants`);
+        ``strict_share`` and ``loose_share``: the fraction of instructions that it follows, 0 to 1.
 
     Raises:
         DataError: see :func:`~slime_rewards.instructions.following.instructions_of`.
@@ -41,33 +41,33 @@ def measured(sample: Sample) -> dict[str, float]:
 
 
 class Instructions:
-    """Four numbers a sample, of which ``--reward-key`` says which one trains; see :func:`measured`."""
+    """Four named numbers a sample, see :func:`measured`; ``--reward-key`` selects the one that is trained."""
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[dict[str, float]]:
-        """Four named numbers a sample, in order."""
+        """Return four named numbers a sample, in order."""
         return [measured(sample) for sample in samples]
 
 
 class IfEval:
-    """1.0 where the response follows every instruction as written, else 0.0."""
+    """1.0 if the response follows every instruction as written, else 0.0."""
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """One reward a sample, in order."""
+        """Return one reward a sample, in order."""
         return [measured(sample)["strict"] for sample in samples]
 
 
 class IfBench:
-    """1.0 where the response follows every instruction, asterisks and outer lines ignored, else 0.0."""
+    """1.0 if the response follows every instruction, ignoring asterisks and outer lines, else 0.0."""
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """One reward a sample, in order."""
+        """Return one reward a sample, in order."""
         return [measured(sample)["loose"] for sample in samples]

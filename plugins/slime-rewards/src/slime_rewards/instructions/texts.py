@@ -26,10 +26,10 @@ _END = re.compile(r"[.!?]+[\"'”’)\]]*(?=\s|$)|[。！？]+[」』”’）]*
 _SHORT = re.compile(
     r"(?:^|[\s(\"'“])(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|e\.g|i\.e|etc|No|Fig|approx)\.$", re.IGNORECASE
 )
-"""An abbreviation or initial at the end of a text; what follows it usually belongs to the same sentence."""
+"""An abbreviation or initial at the end of a text; the sentence usually continues after it."""
 
 LONGEST_SHORT = 8
-"""Characters of the longest of those, with its dot and what stands before it."""
+"""Length of the longest match of ``_SHORT``, in characters, including its dot and the character before it."""
 
 _DASHES = str.maketrans(dict.fromkeys("–—", " "))
 _PUNCTUATION = str.maketrans("", "", string.punctuation + "“”‘’…、。！？")
@@ -38,25 +38,25 @@ RELATIONS = ("less than", "at least")
 
 
 def words(text: str) -> list[str]:
-    """Runs of letters, digits and underscores, in order; ``it's`` are two."""
+    """Return runs of letters, digits and underscores, in order; ``it's`` is two words."""
     return _WORD.findall(text)
 
 
 def bare_words(text: str) -> list[str]:
-    """What white space and dashes separate, without punctuation; what is nothing else leaves no word."""
+    """Split ``text`` at white space and dashes, remove punctuation, and drop words that become empty."""
     return text.translate(_DASHES).translate(_PUNCTUATION).split()
 
 
 def paragraphs(text: str) -> list[str]:
-    """Parts of the text between empty lines, stripped; none is empty."""
+    """Return the parts of the text between empty lines, stripped and without empty parts."""
     return [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
 
 
 def sentences(text: str) -> list[str]:
-    """Sentences, stripped, in order.
+    """Return the sentences, stripped, in order.
 
-    One ends with ``.``, ``!`` or ``?`` before white space, or with its paragraph; an abbreviation (``Dr.``, ``e.g.``)
-    or an initial ends none.
+    A sentence ends with ``.``, ``!`` or ``?`` before white space, or with its paragraph, but not after an abbreviation
+    (``Dr.``, ``e.g.``) or an initial.
     """
     return [sentence for part in paragraphs(text) for sentence in _sentences(part)]
 
@@ -74,15 +74,15 @@ def _sentences(paragraph: str) -> list[str]:
 
 
 def one_of(listed: str) -> re.Pattern[str]:
-    """What matches each of the words that ``listed`` holds, with a space between them."""
+    """Return a pattern that matches any word of ``listed``, in which spaces separate the words."""
     return re.compile(listed.replace(" ", "|"))
 
 
 def compare(count: int, relation: str, wanted: int) -> bool:
-    """Whether ``count`` is ``less than`` or ``at least`` as large as ``wanted``.
+    """Return whether ``count`` is ``less than`` or ``at least`` ``wanted``.
 
     Raises:
-        DataError: the relation is another one.
+        DataError: the relation is neither.
     """
     if relation not in RELATIONS:
         raise DataError(
@@ -92,22 +92,22 @@ def compare(count: int, relation: str, wanted: int) -> bool:
 
 
 def fenced(text: str) -> str:
-    """What stands between the lines of a code fence that is all of the text; else the text, stripped."""
+    """Return the content of a code fence that encloses the whole text, else the text; stripped."""
     found = re.fullmatch(r"```[A-Za-z]*\s*\n?(.*?)\n?\s*```", text.strip(), re.DOTALL)
     return (found[1] if found else text).strip()
 
 
 def detected(text: str) -> str:
-    """The language of ``text`` as an ISO 639-1 code, by ``py3langid``."""
-    # In lower case: capitals alone look like another language to it.
+    """Return the language of ``text`` as an ISO 639-1 code, detected by ``py3langid``."""
+    # In lower case, because the library takes text in capitals for another language.
     return str(_languages().classify(text.lower())[0])
 
 
 def require_language(code: str) -> str:
-    """``code`` without its region, ``zh`` of ``zh-cn``.
+    """Return ``code`` without its region, such as ``zh`` for ``zh-cn``.
 
     Raises:
-        DataError: no such language is known.
+        DataError: the language is unknown.
     """
     language, known = code.lower().partition("-")[0], sorted(_languages().labels)
     if language not in known:
@@ -117,9 +117,9 @@ def require_language(code: str) -> str:
 
 @cache
 def _languages() -> Any:
-    """The library's model, loaded once: it holds 130 MB.
+    """Load the library's model, once: it needs 130 MB.
 
-    Without the languages that have no code of two letters: short texts read as one of them now and then.
+    Languages without a two-letter code are removed, because short texts are sometimes taken for one of them.
     """
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
