@@ -1,8 +1,8 @@
 """Search-R1 (2503.09516) for slime: the model searches while it answers.
 
 plugin      declares components, options, presets and checks
-options     what a user can set
-protocol    the words of a turn and of what a search returns
+options     the settings
+protocol    parses turns and formats search results
 generate    generate function ``search_r1``: turns with searches between them
 retrieval   a retriever at a URL, or the embedded one
 index       BM25 over a corpus in memory

@@ -14,18 +14,18 @@ from slime_searchr1.retrieval import make_retriever
 __all__ = ["COUNTS", "MAX_TURNS", "SearchAndAnswer"]
 
 MAX_TURNS = 4
-"""Turns of the model where ``--max-turns`` says nothing: three searches and an answer."""
+"""Limit on turns if ``--max-turns`` is not set: three searches and an answer."""
 
 COUNTS = "search_r1"
-"""Key of a sample's metadata that holds its :class:`Counts`."""
+"""Metadata key of a sample's :class:`Counts`."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What happened in one response.
+    """Counters of one response.
 
     Arguments:
-        searches: queries, those that failed included.
+        searches: queries, including those that failed.
         failures: queries that the retriever did not answer.
         invalid: turns with neither a query nor an answer.
     """
@@ -36,10 +36,10 @@ class Counts:
 
 
 class SearchAndAnswer:
-    """A response of turns; what the retriever returns has mask 0.
+    """Generates a response of several turns; the retriever's passages have mask 0.
 
-    It ends with an answer, after ``--max-turns`` turns, or when it is full. A search that fails is reported to the
-    model, which may go on; so is a turn without an action.
+    A response ends with an answer, after ``--max-turns`` turns, or when it is full. If a search fails or a turn has no
+    action, the model gets a message about it and can continue.
     """
 
     def __init__(self, options: SearchOptions, run: RunView) -> None:
@@ -49,7 +49,7 @@ class SearchAndAnswer:
         self._max_turns = limit if isinstance(limit, int) else MAX_TURNS
 
     async def __call__(self, context: GenerateContext, sample: Sample, sampling: SamplingParams) -> Sample:
-        """The finished response.
+        """Return the finished response.
 
         Raises:
             Interrupted: a turn was aborted.
@@ -75,7 +75,7 @@ class SearchAndAnswer:
         return made
 
     async def _search(self, query: str, counts: Counts) -> str:
-        """What the model reads after ``query``."""
+        """Search and return the text that the model reads after ``query``."""
         counts.searches += 1
         try:
             found = await self._retriever.search(query)

@@ -1,8 +1,8 @@
 """The embedded retriever: BM25 over a corpus in memory.
 
-The library is bm25s (MIT): it needs numpy alone, keeps the scores of all words as a sparse matrix, and answers a query
-over hundreds of thousands of passages in about a millisecond. rank_bm25 has had no release since 2022 and scores every
-passage in Python. What is found, and in which order, is that of Lucene's BM25 (k1 = 1.5, b = 0.75).
+The library is bm25s (MIT): it depends on numpy only, stores the scores of all words as a sparse matrix, and answers a
+query over hundreds of thousands of passages in about a millisecond. rank_bm25 has had no release since 2022 and scores
+every passage in Python. Results and their order are those of Lucene's BM25 (k1 = 1.5, b = 0.75).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ CORPUS = Path(__file__).parent / "world" / "data" / "corpus.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One passage that was found.
+    """One search result.
 
     Arguments:
         contents: the title in the first line, then the text.
-        score: the higher, the better it fits; None: not known.
+        score: BM25 score, higher is better; None: unknown.
     """
 
     contents: str
@@ -36,10 +36,10 @@ class Passage:
 
 
 class Index:
-    """An index over passages; words are compared in lower case, without the most frequent English ones.
+    """A BM25 index over passages; words are compared in lower case, without English stop words.
 
     Arguments:
-        contents: of each passage, at least one.
+        contents: text of each passage; at least one.
 
     Raises:
         ValueError: there is no passage, or none has a word.
@@ -57,7 +57,7 @@ class Index:
         return len(self._contents)
 
     def search(self, query: str, count: int) -> list[Passage]:
-        """At most ``count`` passages that share a word with ``query``, the best first; of equal ones, the first."""
+        """Return at most ``count`` passages that share a word with ``query``, best first; ties in corpus order."""
         words = bm25s.tokenize([query], stopwords="en", show_progress=False, return_ids=False)
         if not words[0]:
             return []
@@ -67,10 +67,10 @@ class Index:
 
 
 def read_corpus(path: Path) -> list[str]:
-    """The passages of a JSON Lines file with a field ``contents``, as the paper's corpora have it.
+    """Read the passages of a JSON Lines file with a field ``contents``, the format of the paper's corpora.
 
     Raises:
-        DataError: the file cannot be read, or a line is no such object.
+        DataError: the file cannot be read, or a line has no text ``contents``.
     """
     try:
         with path.open(encoding="utf-8") as file:

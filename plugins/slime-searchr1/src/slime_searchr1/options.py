@@ -21,16 +21,16 @@ class SearchOptions(PluginOptions):
     """The retriever, its limits and the reward."""
 
     search_url: Annotated[Annotated[str, Field(min_length=1)] | None, Flag("--search-url", value="URL"), OfTurns] = None
-    """Retriever, as http://HOST:8000/retrieve; ${NAME} is that environment variable. None: the embedded one."""
+    """URL of a retriever: http://HOST:8000/retrieve; ${NAME} is that environment variable. None: the embedded one."""
     corpus: Annotated[Path | None, OfTurns, Conflicts("search_url")] = None
     """Passages of the embedded retriever: JSON Lines with "contents". None: those of the invented world."""
     topk: Annotated[Annotated[int, Field(ge=1, le=100)], OfTurns] = 3
-    """Passages that a search returns."""
+    """Number of passages that a search returns."""
     search_timeout_s: Annotated[Seconds, OfTurns] = 60.0
-    """Seconds in which a search must succeed, retries included; then the model reads that it failed."""
+    """Time limit of a search, in seconds, including retries; beyond it, the model reads that the search failed."""
     search_concurrency: Annotated[Count, OfTurns] = 256
-    """Concurrent requests to the retriever; further searches wait."""
+    """Limit on concurrent requests to the retriever; other searches wait."""
     information_max_chars: Annotated[Count, OfTurns] = 4000
-    """Characters of the passages of one search that the model gets; the rest is left out."""
+    """Limit on the passages of one search, in characters; the rest is left out."""
     format_score: Annotated[Annotated[float, Field(ge=0, le=1)], OfRewards] = 0.2
-    """Part of the reward that a well-formed response gets; the rest is for the right answer. 0: the answer alone."""
+    """Fraction of the reward for a well-formed response; the rest is for the right answer. 0: the answer alone."""

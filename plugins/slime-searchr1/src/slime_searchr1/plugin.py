@@ -27,7 +27,7 @@ TASK: Mapping[str, JsonValue] = {
     "weight_decay": 0.0,
     "adam_beta2": 0.95,
 }
-"""Settings of a run of the world; the unit of each is that of its field."""
+"""Settings of a run in the invented world; units as in the settings' own descriptions."""
 
 EVALUATION: Mapping[str, JsonValue] = {
     "eval_interval": 10,
@@ -35,12 +35,12 @@ EVALUATION: Mapping[str, JsonValue] = {
         {
             "name": "held_out",
             "path": str(WORLD / "data" / "held_out.jsonl"),
-            "rm_type": "search_r1",  # also where the run trains with other rewards
+            "rm_type": "search_r1",  # even if the run trains with another reward model
             "reward_key": "exact_match",
         }
     ],
 }
-"""Settings of its evaluations."""
+"""Settings of the evaluations in the invented world."""
 
 
 @hookimpl
@@ -80,8 +80,8 @@ def slime_options() -> type[SearchOptions]:
 
 @hookimpl
 def slime_settings(options: SearchOptions, settings: Mapping[str, JsonValue]) -> Iterator[DerivedSetting]:
-    """Which number of the reward counts, in training and in evaluations; without a model and prompts, those of the
-    invented world."""
+    """Select the reward's number for training and for evaluation; if neither model nor prompts are given, use those of
+    the invented world."""
     if _is_ours(settings.get("rm_type")):
         for key, number in (("reward_key", "score"), ("eval_reward_key", "exact_match")):
             if settings.get(key) is None:
@@ -120,20 +120,20 @@ def slime_check(plan: RunPlan, options: SearchOptions) -> Iterator[str]:
 
 @hookimpl
 def slime_log_rollout(samples: Sequence[Sample], metrics: dict[str, float]) -> None:
-    """Adds ``search_r1/searches``, ``failures``, ``invalid`` and, with the reward of this plugin, ``exact_match`` and
+    """Add ``search_r1/searches``, ``failures``, ``invalid`` and, with this plugin's reward, ``exact_match`` and
     ``format``: averages over responses."""
     metrics |= {f"search_r1/{name}": value for name, value in _averages(samples).items()}
 
 
 @hookimpl
 def slime_log_evaluation(sets: Mapping[str, EvalSamples], metrics: dict[str, float]) -> None:
-    """The metrics of each evaluation set, under ``eval/SET/search_r1/``."""
+    """Add the metrics of each evaluation set, under ``eval/SET/search_r1/``."""
     for name, found in sets.items():
         metrics |= {f"eval/{name}/search_r1/{key}": value for key, value in _averages(found.samples).items()}
 
 
 def _averages(samples: Sequence[Sample]) -> dict[str, float]:
-    """Averages over the samples that generate function ``search_r1`` made; empty: there are none."""
+    """Return averages over the samples of generate function ``search_r1``; empty: there are none."""
     counts = [one for one in (sample.metadata.get("search_r1") for sample in samples) if isinstance(one, dict)]
     found = {
         name: fmean(float(str(one.get(name, 0))) for one in counts)

@@ -1,4 +1,4 @@
-"""The words of Search-R1 (2503.09516): how a turn asks for a search or answers, and how the retriever's text is shown.
+"""The text protocol of Search-R1 (2503.09516): parses searches and answers in turns, and formats search results.
 
 A response is a series of turns. A turn ends with ``</search>`` or ``</answer>``. After a search, the passages follow
 between ``<information>`` and ``</information>``; the model did not write them and is not trained on them.
@@ -16,10 +16,10 @@ STOPS = ("</search>", "</answer>")
 """Texts that end a turn."""
 
 NO_ACTION = "\nThat was no action. Begin a query with <search> or the final answer with <answer>, and close the tag.\n"
-"""What follows a turn without a search or an answer. Its tags have no end, so that no answer is read out of it."""
+"""Appended after a turn without an action. Its tags are not closed, so that no answer is parsed from it."""
 
 _FAILED = "The search failed."
-"""What stands between the information tags where the retriever gave no answer."""
+"""Text between the information tags if the retriever gave no answer."""
 
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _TAG = re.compile(rf"</?(?:{_TAGS})>")
@@ -32,7 +32,7 @@ _WELL_FORMED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What a turn does.
+    """The action of a turn: a search or the final answer.
 
     Example: ``Action("search", "river of Zorin")``.
     """
@@ -42,7 +42,7 @@ class Action:
 
 
 def read_turn(text: str) -> Action | None:
-    """The first action of a turn; None: it has none."""
+    """Return the first action of a turn; None: it has none."""
     found = _ACTION.search(text)
     if found is None:
         return None
@@ -50,20 +50,20 @@ def read_turn(text: str) -> Action | None:
 
 
 def information(contents: Sequence[str], *, max_chars: int) -> str:
-    """Passages as the model reads them, each with its number and its title.
+    """Format passages for the model, each with its number and its title.
 
-    Example: ``["Zorin\\nThe river of Zorin is Malka."]`` is shown as ``Doc 1(Title: Zorin) The river of Zorin is
-    Malka.`` between the tags. Tags of the protocol in passages are left out: only the model acts.
+    Example: ``["Zorin\\nThe river of Zorin is Malka."]`` becomes ``Doc 1(Title: Zorin) The river of Zorin is Malka.``
+    between the tags. The protocol's tags are removed from passages, because only the model may act.
 
     Arguments:
-        contents: the title in the first line, then the text.
-        max_chars: of all passages together; the rest is left out.
+        contents: texts of the passages: the title in the first line, then the text.
+        max_chars: limit on all passages together, in characters; the rest is left out.
     """
     return _shown("\n".join(_passage(number, text[:max_chars]) for number, text in enumerate(contents, 1))[:max_chars])
 
 
 def failed() -> str:
-    """What the model reads where the retriever gave no answer."""
+    """Return the text that the model reads if the retriever gave no answer."""
     return _shown(_FAILED)
 
 
@@ -77,5 +77,5 @@ def _shown(text: str) -> str:
 
 
 def is_well_formed(response: str) -> bool:
-    """Whether a response is made of searches, each with its information, and one answer at its end."""
+    """Return whether a response consists of searches, each with its information, and one answer at its end."""
     return _WELL_FORMED.fullmatch(response) is not None

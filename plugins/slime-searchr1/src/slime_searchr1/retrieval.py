@@ -1,9 +1,9 @@
-"""Where passages come from: a retriever at a URL, or the embedded one.
+"""Retrievers of passages: one at a URL, or the embedded one.
 
-Over HTTP it is the interface of the paper's repository, so its dense retriever works as it is: ``POST /retrieve`` with
-``{"queries": [...], "topk": 3, "return_scores": true}`` is answered with
+The HTTP interface is that of the paper's repository, whose dense retriever works unchanged: the answer to ``POST
+/retrieve`` with ``{"queries": [...], "topk": 3, "return_scores": true}`` is
 ``{"result": [[{"document": {"contents": ...}, "score": ...}]]}``, one list a query; without scores, a list
-holds the documents themselves.
+contains the documents themselves.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class Retriever(Protocol):
     """Finds passages."""
 
     async def search(self, query: str) -> list[Passage]:
-        """Passages that fit ``query``, the best first.
+        """Return passages that match ``query``, best first.
 
         Raises:
-            ServiceError: there is no answer, or none that can be used.
+            ServiceError: there is no answer, or an invalid one.
         """
         ...
 
 
 class EmbeddedRetriever:
-    """The index in this process; searches run in threads, so that a large corpus does not delay requests to engines."""
+    """The index in this process; searches run in threads, so that a large corpus does not delay engine requests."""
 
     def __init__(self, index: Index, *, topk: int) -> None:
         self._index = index
@@ -45,7 +45,7 @@ class EmbeddedRetriever:
 
 
 class RemoteRetriever:
-    """A retriever at a URL; requests that fail are retried as :class:`~slime_core.services.Service` does."""
+    """A retriever at a URL; :class:`~slime_core.services.Service` retries failed requests."""
 
     def __init__(self, service: Service, *, topk: int) -> None:
         self._service = service
@@ -64,7 +64,7 @@ class RemoteRetriever:
 
 
 def _passages(answer: JsonValue) -> list[Passage]:
-    """The passages of the first query; ValueError: ``answer`` has another form."""
+    """Return the passages of the first query; raises ValueError if ``answer`` is malformed."""
     result = answer.get("result") if isinstance(answer, dict) else None
     found = result[0] if isinstance(result, list) and result else None
     if not isinstance(found, list):
@@ -84,7 +84,7 @@ def _passage(found: JsonValue) -> Passage:
 
 
 def make_retriever(options: SearchOptions) -> Retriever:
-    """The retriever of a run.
+    """Create the retriever of a run.
 
     Raises:
         DataError: the corpus cannot be read.

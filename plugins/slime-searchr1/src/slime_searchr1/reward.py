@@ -1,4 +1,4 @@
-"""The reward of Search-R1: exact match of the final answer (2503.09516, section 3.4), and a part for the form.
+"""The reward of Search-R1: exact match of the final answer (2503.09516, section 3.4), and a part for the format.
 
 Answers are compared as SQuAD compares them (1606.05250): lower case, without punctuation, without articles, with single
 spaces. The reward is ``(1 - f) * exact_match + f * format`` with ``f = --searchr1.format-score``, the outcome reward
@@ -24,18 +24,18 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class AnswerMatch:
-    """Scores the final answer and the form of responses."""
+    """Scores the final answer and the format of responses."""
 
     def __init__(self, options: SearchOptions, run: RunView) -> None:
         del run
         self._share = options.format_score
 
     async def score(self, samples: Sequence[Sample]) -> list[dict[str, float]]:
-        """For each sample, in order:
+        """Return for each sample, in order:
 
-        - ``exact_match``: 1 where the response's final answer equals one of the label's answers, both normalised.
-        - ``format``: 1 where the response is made of searches, each with its information, and one answer at its end.
-        - ``score``: both, weighed.
+        - ``exact_match``: 1 if the response's final answer equals one of the label's answers, both normalised, else 0.
+        - ``format``: 1 if the response consists of searches, each with its information, and one final answer, else 0.
+        - ``score``: the weighted sum of both.
 
         Raises:
             DataError: a sample has no label.
@@ -51,14 +51,14 @@ class AnswerMatch:
 
 
 def final_answer(response: str) -> str | None:
-    """What stands in the last complete ``<answer>...</answer>``, stripped; None where there is none."""
+    """Return the content of the last complete ``<answer>...</answer>``, stripped; None: there is none."""
     before, closing, _ = response.rpartition("</answer>")
     _, opening, answer = before.rpartition("<answer>")
     return answer.strip() if opening and closing else None
 
 
 def normalised(answer: str) -> str:
-    """Lower case, without punctuation and the articles a, an, the; single spaces.
+    """Return the answer in lower case, without punctuation and the articles a, an, the, with single spaces.
 
     Example: ``normalised("The  Beatles!")`` is ``"beatles"``.
     """
@@ -67,8 +67,8 @@ def normalised(answer: str) -> str:
 
 
 def _answers(sample: Sample) -> list[str]:
-    """The label's answers: ``ground_truth.target`` of an object, as the paper's rows have it under ``reward_model``;
-    the entries of a list; or the label itself."""
+    """Return the label's answers: ``ground_truth.target`` of an object, the format of the paper's rows under
+    ``reward_model``; the entries of a list; or the label itself."""
     if sample.label is None:
         raise DataError(
             f"reward model 'search_r1': sample {sample.index} of group {sample.group_index} has no label to compare "

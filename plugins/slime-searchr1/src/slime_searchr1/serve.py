@@ -19,7 +19,7 @@ from slime_searchr1.index import CORPUS, Index, read_corpus
 __all__ = ["main", "serving"]
 
 LARGEST_REQUEST = 2**20
-"""Bytes."""
+"""Limit on the body of a request, in bytes."""
 
 EPILOG = """examples:
   slime searchr1 serve                                the facts of the invented world, on port 8000 of this machine
@@ -40,11 +40,11 @@ class _Request(BaseModel):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until Ctrl-C or SIGTERM; returns the exit code.
+    """Serve until Ctrl-C or SIGTERM; return the exit code.
 
     Raises:
         DataError: the corpus cannot be read.
-        ConfigError: the address cannot be listened on.
+        ConfigError: the server cannot listen on the address.
     """
     options = _parser().parse_args(argv)
     index = Index(read_corpus(options.corpus))
@@ -84,10 +84,10 @@ async def _serve(index: Index, options: argparse.Namespace) -> None:
 
 @asynccontextmanager
 async def serving(index: Index, *, host: str = "127.0.0.1", port: int = 0, topk: int = 3) -> AsyncIterator[str]:
-    """Serves ``index`` while the block runs; yields the URL of ``/retrieve``.
+    """Serve ``index`` while the context is open; yields the URL of ``/retrieve``.
 
     Raises:
-        ConfigError: the address cannot be listened on.
+        ConfigError: the server cannot listen on the address.
     """
     application = web.Application(client_max_size=LARGEST_REQUEST)
     application.add_routes([web.post("/retrieve", _handler(index, topk)), web.get("/health", _health)])
