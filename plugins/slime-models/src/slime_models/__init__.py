@@ -1,1 +1,1 @@
-"""Model families for slime, one file a family; ``plugin.py`` names them, and one is imported where it is built."""
+"""Model families for slime, one file a family; ``plugin.py`` registers them, and each is imported only when used."""

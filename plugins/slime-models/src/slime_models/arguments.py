@@ -1,8 +1,7 @@
-"""The Megatron arguments that describe a shape, as launch scripts splice them in: ``${MODEL_ARGS[@]}``.
+"""The Megatron arguments that describe a model, as launch scripts use them: ``${MODEL_ARGS[@]}``.
 
-Only arguments that describe the model. Those that choose kernels or losses (``--moe-grouped-gemm``,
-``--moe-aux-loss-coeff``) are no property of a model, and slime sets them itself. ``slime run`` compares each with
-``config.json``.
+Arguments that select kernels or losses (``--moe-grouped-gemm``, ``--moe-aux-loss-coeff``) are left out: they are no
+property of a model, and slime sets them itself. ``slime run`` compares each argument with ``config.json``.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from slime_models.shape import Experts, Latent, Shape
 __all__ = ["Argument", "arguments"]
 
 Argument = tuple[str, str | int | float | None]
-"""Flag without dashes, and its value; None: a switch."""
+"""Flag without dashes, and its value; None: the flag takes no value."""
 
 
 def arguments(shape: Shape) -> Iterator[Argument]:
-    """The arguments, in the order in which launch scripts have them."""
+    """Yield the arguments, in the order of slime's launch scripts."""
     yield "swiglu", None
     yield "num-layers", shape.num_hidden_layers
     yield "hidden-size", shape.hidden_size

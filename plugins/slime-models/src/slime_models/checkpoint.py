@@ -1,4 +1,4 @@
-"""The ``config.json`` of a Hugging Face folder, read with the standard library."""
+"""Reads the ``config.json`` of a Hugging Face folder with the standard library."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MOST_BYTES = 2**20
 
 
 def config_of_folder(folder: Path) -> Mapping[str, JsonValue]:
-    """The object in ``folder/config.json``.
+    """Return the object in ``folder/config.json``.
 
     Raises:
-        ConfigError: there is none, or it is no JSON object of at most 1 MiB.
+        ConfigError: the file does not exist, or is not a JSON object of at most 1 MiB.
     """
     file = folder / "config.json"
     try:

@@ -1,4 +1,4 @@
-"""The command ``slime models``: presets, what they are, and which of them a checkpoint is. Imports nothing heavy."""
+"""The command ``slime models``: lists and describes presets, and identifies checkpoints. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ EPILOG = """examples:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``slime models ...``; returns the exit code.
+    """Run ``slime models ...``; return the exit code.
 
     Raises:
-        ConfigError: a preset or an architecture is unknown, or a folder holds no ``config.json``.
+        ConfigError: a preset or an architecture is unknown, or a folder has no ``config.json``.
     """
     options = _parser().parse_args(argv)
     lines: Iterator[str] = options.run(options)

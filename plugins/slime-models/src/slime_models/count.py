@@ -1,6 +1,6 @@
-"""How many parameters a shape has: in all, and those that one token passes.
+"""Counts the parameters of a model: in total, and active for one token.
 
-Counted part by part from the matrices that a layer has; a matrix of n x m is n m parameters.
+The count is the sum over the matrices of each layer; a matrix of n x m has n m parameters.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Parameters:
         output: the output weights; 0: tied to the embedding.
         dense: all other weights outside of routed experts: attention, norms, MLPs, shared experts, routers.
         experts: routed experts of all layers.
-        active_experts: those of them that one token passes.
-        biases: what routers add to choose experts; checkpoints hold them, no optimizer trains them. Not in ``total``.
+        active_experts: routed experts that one token uses.
+        biases: biases with which routers select experts; in checkpoints, but never trained. Not in ``total``.
         next_token: multi-token prediction layers of the checkpoint with their experts; not in ``total``.
-        active_next_token: what one token passes of them.
-        stored_next_token: what of them is in the checkpoint's files, with their copies of embedding and output weights.
+        active_next_token: parameters of these layers that one token uses.
+        stored_next_token: numbers of these layers in the checkpoint, including copies of embedding and output weights.
     """
 
     embedding: int
@@ -43,21 +43,21 @@ class Parameters:
 
     @property
     def stored(self) -> int:
-        """Numbers in the files of a checkpoint."""
+        """Number of stored numbers in the files of a checkpoint."""
         return self.total + self.biases + self.stored_next_token
 
     @property
     def total(self) -> int:
-        """All trained parameters."""
+        """Number of trained parameters."""
         return self.embedding + self.output + self.dense + self.experts
 
     @property
     def active(self) -> int:
-        """Parameters that one token uses, embedding and output weights included."""
+        """Number of parameters that one token uses, including embedding and output weights."""
         return self.embedding + self.output + self.dense + self.active_experts
 
     def published(self, counts: Counts) -> tuple[int, int]:
-        """(parameters, those that one token passes) as publishers count them.
+        """Return (total, active) parameters as the publishers count them.
 
         Arguments:
             counts: ``without_embeddings`` leaves out embedding and output weights; ``next_token`` leaves them out as
@@ -70,7 +70,7 @@ class Parameters:
 
 
 def count(shape: Shape) -> Parameters:
-    """The parameters of a decoder of this shape."""
+    """Count the parameters of a decoder of this shape."""
     hidden, layers = shape.hidden_size, shape.num_hidden_layers
     norms = hidden * (4 if shape.sandwich_norm else 2)
     mlps = shape.dense_layers * 3 * hidden * shape.intermediate_size
@@ -81,7 +81,7 @@ def count(shape: Shape) -> Parameters:
         shared = expert * shape.experts.n_shared_experts + hidden * routed  # and the router
     taken = shape.experts.num_experts_per_tok if shape.experts else 0
     layer = _attention(shape) + norms
-    outside = layer + shared + 2 * hidden * hidden + 3 * hidden  # of a prediction layer: its projection and three norms
+    outside = layer + shared + 2 * hidden * hidden + 3 * hidden  # a prediction layer adds a projection and three norms
     sigmoid = shape.experts is not None and shape.experts.scoring_func == "sigmoid"
     further = shape.num_nextn_predict_layers
     return Parameters(

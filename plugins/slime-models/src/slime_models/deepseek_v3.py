@@ -1,8 +1,8 @@
-"""DeepSeek V3, V3.1 and R1 (2412.19437), Kimi K2 (2507.20534) and Moonlight (2502.16982): multi-latent attention, dense
-layers before mixtures, experts chosen by a sigmoid and a bias, in groups or not.
+"""DeepSeek V3, V3.1 and R1 (2412.19437), Kimi K2 (2507.20534) and Moonlight (2502.16982): multi-latent attention, first
+dense layers and then mixtures of experts, which a sigmoid router with a bias selects, optionally in groups.
 
-mbridge 0.15.1 names the weights. What it derives from the config is replaced: it leaves out groups of experts, renames
-a field that Megatron has no more, and reads weights with a Triton kernel.
+mbridge 0.15.1 maps the weights. Its conversion of the config is replaced: it ignores groups of experts, sets a field
+that Megatron has removed, and reads weights with a Triton kernel.
 
 Left out: multi-token prediction layers (the checkpoint's are not read), FP8 and INT4 weights (refused).
 """
@@ -29,7 +29,7 @@ class DeepseekV3(MBridgeSpec):
     unsupported = staticmethod(refusals.deepseek_v3)
 
     def bridge(self, model_type: str) -> type[object]:
-        """As :meth:`MBridgeSpec.bridge`."""
+        """See :meth:`MBridgeSpec.bridge`."""
         return latent_bridge()
 
     def build(
@@ -40,7 +40,7 @@ class DeepseekV3(MBridgeSpec):
         parallel: ParallelLayout,
         overrides: Mapping[str, JsonValue] | None = None,
     ) -> list[torch.nn.Module]:
-        """As :meth:`MBridgeSpec.build`; Kimi's config has the fields of DeepSeek's under another model type."""
+        """See :meth:`MBridgeSpec.build`; Kimi's config has the fields of DeepSeek's, with another ``model_type``."""
         if config.get("model_type") == "kimi_k2":
             config = {**config, "model_type": "deepseek_v3"}
         self.layers = self.layers or latent_layers
@@ -49,7 +49,7 @@ class DeepseekV3(MBridgeSpec):
 
 @cache
 def latent_bridge() -> type[object]:
-    """mbridge's bridge of DeepSeek-V3 with a config of our own."""
+    """Return mbridge's bridge of DeepSeek-V3 with a replaced config."""
     from mbridge.core.bridge import Bridge
     from mbridge.models.deepseek_v3 import DeepseekV3Bridge
 
@@ -64,7 +64,10 @@ def latent_bridge() -> type[object]:
 
 
 def latent_layers(config: Any, *, vp_stage: int | None = None) -> Any:
-    """Local layers whose norms of compressed queries, keys and values add 1e-6 (transformers, models/deepseek_v3)."""
+    """Return local layers whose norms of compressed queries, keys and values use an epsilon of 1e-6.
+
+    Source: transformers, models/deepseek_v3.
+    """
     from slime_models.norms import LatentNorm
 
     block = local_layers(config, vp_stage=vp_stage)

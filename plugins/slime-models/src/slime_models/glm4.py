@@ -1,7 +1,7 @@
 """Dense GLM-4 and GLM-Z1 of April 2025 (transformers, models/glm4): norms before and after attention and MLP, half of
 each head rotated in interleaved pairs, gate and up projection in one matrix.
 
-mbridge has no dense GLM-4, so this is a bridge of the same kind.
+mbridge has no dense GLM-4, so this file defines a bridge of the same kind.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Glm4"]
 
 
 def sandwich_layers(config: Any, *, vp_stage: int | None = None) -> Any:
-    """Local layers with a norm after the last matrix of attention and MLP."""
+    """Return local layers with a norm after the output matrix of attention and MLP."""
     from slime_models.norms import NormedRowParallelLinear
 
     block = local_layers(config, vp_stage=vp_stage)
@@ -33,13 +33,13 @@ class Glm4(MBridgeSpec):
     layers = staticmethod(sandwich_layers)
 
     def bridge(self, model_type: str) -> type[object]:
-        """As :meth:`MBridgeSpec.bridge`."""
+        """See :meth:`MBridgeSpec.bridge`."""
         return glm4_bridge()
 
 
 @cache
 def glm4_bridge() -> type[object]:
-    """The bridge of dense GLM-4."""
+    """Return the bridge of dense GLM-4."""
     from mbridge.core import LLMBridge
 
     layer = "model.layers.{layer_number}."

@@ -1,8 +1,7 @@
-"""GLM-4.5, 4.6 and 4.7 (2508.06471): grouped-query attention with biases, half of each head rotated, dense layers
-before mixtures, experts chosen by a sigmoid and a bias.
+"""GLM-4.5, 4.6 and 4.7 (2508.06471): grouped-query attention with biases, half of each head rotated, first dense layers
+and then mixtures of experts, which a sigmoid router with a bias selects.
 
-mbridge names the weights; biases and norms of the attention follow the checkpoint's config, and no router loss is
-built.
+mbridge maps the weights. Biases and norms of the attention follow the checkpoint's config, and there is no router loss.
 
 Left out: multi-token prediction layers (the checkpoint's are not read) and FP8 weights (refused).
 """
@@ -25,13 +24,13 @@ class Glm4Moe(MBridgeSpec):
     unsupported = staticmethod(refusals.glm4_moe)
 
     def bridge(self, model_type: str) -> type[object]:
-        """As :meth:`MBridgeSpec.bridge`."""
+        """See :meth:`MBridgeSpec.bridge`."""
         return glm4_moe_bridge()
 
 
 @cache
 def glm4_moe_bridge() -> type[object]:
-    """mbridge's bridge of GLM-4.5 with a config of our own."""
+    """Return mbridge's bridge of GLM-4.5 with a replaced config."""
     from mbridge.models.glm4moe import GLM4MoEBridge
 
     class Glm4MoeBridge(GLM4MoEBridge):  # type: ignore[misc]

@@ -1,8 +1,8 @@
 """Llama dense models (Llama 3, 2407.21783; Llama 2, 2307.09288; SmolLM2, 2502.02737): grouped-query attention, gated
 SiLU, no biases; scaled rotary positions of Llama 3.1 and later.
 
-mbridge names the weights; it takes the scaling of positions for linear interpolation, so the arguments of GPTModel are
-ours. Megatron scales with the constants of Llama 3 (rotary_pos_embedding.py, ``_apply_scaling``); others are refused.
+mbridge maps the weights, but takes scaled positions for linear interpolation, so GPTModel's arguments are replaced.
+Megatron scales with the constants of Llama 3 (rotary_pos_embedding.py, ``_apply_scaling``); others are refused.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Llama(MBridgeSpec):
     unsupported = staticmethod(refusals.llama)
 
     def bridge(self, model_type: str) -> type[object]:
-        """As :meth:`MBridgeSpec.bridge`."""
+        """See :meth:`MBridgeSpec.bridge`."""
         return llama_bridge()
 
 
 @cache
 def llama_bridge() -> type[object]:
-    """mbridge's bridge of Llama with rotary positions of our own."""
+    """Return mbridge's bridge of Llama with replaced rotary positions."""
     from mbridge.core import LLMBridge
     from mbridge.models.llama import LLaMABridge
 

@@ -1,4 +1,4 @@
-"""The sizes of a shape that its memory depends on; :mod:`slime_core.modeling.memory` has the arithmetic."""
+"""Converts a shape to the sizes that memory depends on; :mod:`slime_core.modeling.memory` computes with them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["size_of"]
 
 
 def size_of(shape: Shape) -> ModelSize:
-    """The sizes of ``shape``."""
+    """Return the sizes of ``shape``."""
     counted, experts, latent = count(shape), shape.experts, shape.latent
     inner = shape.intermediate_size if shape.dense_layers else 0
     head = latent.qk_nope_head_dim + latent.qk_rope_head_dim if latent else shape.head_dim

@@ -1,4 +1,4 @@
-"""Norms that are not in Megatron's layers; imports Megatron."""
+"""Norms that Megatron's layers do not have; imports Megatron."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["LatentNorm", "NormedRowParallelLinear"]
 
 
 class LatentNorm(RMSNorm):
-    """The norm of compressed queries, keys and values, which adds 1e-6 whatever ``rms_norm_eps`` says.
+    """Norm of compressed queries, keys and values, with an epsilon of 1e-6 regardless of ``rms_norm_eps``.
 
     Source: transformers, models/deepseek_v3/modeling_deepseek_v3.py, ``q_a_layernorm``.
     """
@@ -23,9 +23,9 @@ class LatentNorm(RMSNorm):
 
 
 class NormedRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
-    """The last matrix of attention or MLP, and a norm of its output before the residual is added (GLM-4).
+    """The output matrix of attention or MLP, followed by a norm before the residual is added (GLM-4).
 
-    Arguments: those of Megatron's RowParallelLinear.
+    Arguments: as in Megatron's RowParallelLinear.
     """
 
     def __init__(self, input_size: int, output_size: int, *, config: Any, **options: Any) -> None:
@@ -33,6 +33,6 @@ class NormedRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
         self.post_layernorm = RMSNorm(config, output_size, eps=config.layernorm_epsilon)
 
     def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As upstream: [s, b, output_size] and no bias."""
+        """Return the normed output [s, b, output_size] and no bias, as Megatron's RowParallelLinear."""
         output, bias = super().forward(input_)
         return self.post_layernorm(output), bias

@@ -10,8 +10,8 @@ __all__ = ["ModelOptions"]
 
 
 class ModelOptions(PluginOptions):
-    """What the checkpoint is meant to be."""
+    """The expected model of the checkpoint."""
 
     model: Annotated[str | None, Flag("--model", value="NAME")] = None
-    """Preset that the checkpoint must be, such as qwen3-4B (slime models list); a field of config.json that differs
-    ends the run before it starts. None: any checkpoint of a family that is built."""
+    """Preset that the checkpoint must be, such as qwen3-4B (slime models list); if a field of config.json differs, the
+    run does not start. None: any checkpoint of a supported family."""

@@ -1,4 +1,4 @@
-"""What this distribution contributes. Imports nothing heavy."""
+"""The hooks of plugin ``models``; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slime_models.shape import ShapeError
 
 @hookimpl
 def slime_register_model_specs() -> Iterator[Component]:
-    """One component an architecture."""
+    """Yield one component for each architecture."""
     for architecture, family in {family.architecture: family for family in reversed(ALL)}.items():
         yield Component(
             family.name,
@@ -33,7 +33,7 @@ def slime_options() -> type[ModelOptions]:
 
 @hookimpl
 def slime_check(plan: RunPlan, options: ModelOptions) -> Iterator[str]:
-    """``--model`` against ``config.json``; the core compares ``config.json`` with the flags."""
+    """Compare ``config.json`` with ``--model``; the core compares it with the flags."""
     if options.model is None:
         return
     try:

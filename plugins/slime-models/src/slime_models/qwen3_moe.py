@@ -1,11 +1,11 @@
 """Qwen3 mixtures of experts (Qwen3 Technical Report, 2505.09388): every layer's MLP is a router and its experts.
 
-Which probabilities weigh the chosen experts is ``norm_topk_prob``: those of a softmax over the chosen ones (true), or
-over all of them (false). Router scores are computed in float32, and no loss but the policy's trains the router: it was
-balanced in pretraining, and a balancing loss would pull it away from the engines' (router_aux_loss_coef is not read).
+``norm_topk_prob`` selects the weights of the chosen experts: a softmax over the chosen experts (true), or their part of
+a softmax over all experts (false). Router scores are computed in float32. Only the policy loss trains the router: it
+was balanced in pretraining, and a balancing loss would move it away from the engines' (router_aux_loss_coef is unused).
 
-Left out: layers without experts between those with (``decoder_sparse_step``, ``mlp_only_layers``), shared experts,
-which Qwen3 has none of, YaRN positions and sliding windows; all are refused.
+Left out: layers without experts between layers with experts (``decoder_sparse_step``, ``mlp_only_layers``), shared
+experts, which no Qwen3 has, YaRN positions and sliding windows; all are refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Qwen3Moe(MBridgeSpec):
         parallel: ParallelLayout,
         overrides: Mapping[str, JsonValue] | None = None,
     ) -> list[torch.nn.Module]:
-        """As :meth:`MBridgeSpec.build`."""
+        """See :meth:`MBridgeSpec.build`."""
         router: dict[str, JsonValue] = {
             "moe_router_pre_softmax": not config.get("norm_topk_prob", False),
             "moe_router_dtype": "fp32",

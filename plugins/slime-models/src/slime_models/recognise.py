@@ -1,4 +1,4 @@
-"""Which family and which presets a ``config.json`` is, and where it differs from a preset."""
+"""Identifies the family and the presets of a ``config.json``, and lists where it differs from a preset."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from slime_models.shape import Shape, ShapeError, differences, read
 __all__ = ["Match", "disagreements", "find", "recognise"]
 
 PLACE_IN_TEXT = ("max_position_embeddings", "num_nextn_predict_layers")
-"""How far a model reads and what else its files hold; models that differ in nothing else have the same weights."""
+"""Fields that do not change the built weights: the context length and the number of prediction layers."""
 
 
 def find(name: str) -> Preset:
-    """The preset of this name, in any case.
+    """Return the preset of this name, in any case.
 
     Raises:
-        ConfigError: there is none; names the nearest.
+        ConfigError: there is none; the message names similar presets.
     """
     known = {preset.lower(): found for preset, found in presets().items()}
     if name.lower() in known:
@@ -33,12 +33,12 @@ def find(name: str) -> Preset:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What a checkpoint is.
+    """The family and the presets of a checkpoint.
 
     Arguments:
-        families: of its architecture and model type; more than one where they share them.
-        presets: those of its shape.
-        nearest: the preset that differs in the fewest fields; None: the file is one of ``presets``.
+        families: families with its architecture and model type, usually one.
+        presets: presets with its shape.
+        nearest: the preset that differs in the fewest fields; None: ``presets`` is not empty.
     """
 
     families: tuple[Family, ...]
@@ -48,10 +48,10 @@ class Match:
 
 
 def recognise(config: Mapping[str, JsonValue]) -> Match:
-    """What the object of a ``config.json`` is.
+    """Identify the object of a ``config.json``.
 
     Raises:
-        ConfigError: no family has its architecture, or a field has no accepted value.
+        ConfigError: no family has its architecture, or a field has an invalid value.
     """
     families = tuple(_families(config))
     try:
@@ -86,10 +86,10 @@ def _real_differences(ours: Shape, theirs: Shape) -> Iterator[tuple[str, object,
 
 
 def disagreements(preset: Preset, config: Mapping[str, JsonValue]) -> Iterator[str]:
-    """``field = what the preset has, but config.json says ...`` for every field in which they differ.
+    """Yield ``field = PRESET'S VALUE, but config.json says VALUE`` for every field in which they differ.
 
     Raises:
-        ShapeError: a field of ``config`` has no accepted value.
+        ShapeError: a field of ``config`` has an invalid value.
     """
     for field, ours, theirs in _real_differences(preset.shape, read(config)):
         yield f"{field} = {_text(ours)}, but config.json says {_text(theirs)}"

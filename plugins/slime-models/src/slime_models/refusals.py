@@ -1,6 +1,6 @@
-"""What of a ``config.json`` each family does not build, in words; imports nothing heavy, so that a run asks first.
+"""Lists the parts of a ``config.json`` that each family does not support; cheap to import, so runs check this first.
 
-Every function takes the object of the file and yields one text a field, as ``ModelSpecTraits.unsupported`` wants it.
+Each function takes the object of the file and yields one text for each field; see ``ModelSpecTraits.unsupported``.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ PLAIN_MIXTURE: Mapping[str, Any] = {
     "shared_expert_intermediate_size": 0,
     "use_sliding_window": False,
 }
-"""The only values of a mixture that are built; a field that is missing has it."""
+"""The only supported values of a mixture of experts; a missing field has this value."""
 
 
 def qwen2(config: Mapping[str, Any]) -> Iterator[str]:
-    """Scaled positions, sliding windows, other activations."""
+    """Refuse scaled positions, sliding windows and other activations."""
     yield from unsupported(config)
 
 
 def qwen3(config: Mapping[str, Any]) -> Iterator[str]:
-    """Also biases in the attention, which no released Qwen3 has and mbridge does not map."""
+    """Also refuse attention biases, which no released Qwen3 has and mbridge does not map."""
     yield from unsupported(config)
     yield from _biases(config, attention_bias="attention")
 
@@ -38,11 +38,11 @@ LLAMA_3: Mapping[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""The only constants of scaled positions that Megatron has; their factor is free."""
+"""The only constants of scaled positions that Megatron supports; the factor may have any value."""
 
 
 def llama(config: Mapping[str, Any]) -> Iterator[str]:
-    """Also biases in the attention or the MLP: mbridge maps some of them and loses the others."""
+    """Also refuse biases in the attention or the MLP: mbridge maps some of them and loses the others."""
     yield from unsupported(config, rope_types=("default", "llama3"))
     yield from _biases(config, attention_bias="attention", mlp_bias="MLP")
     rope = _rope(config)
@@ -53,28 +53,28 @@ def llama(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def glm4(config: Mapping[str, Any]) -> Iterator[str]:
-    """Scaled positions, other activations."""
+    """Refuse scaled positions and other activations."""
     yield from unsupported(config)
 
 
 SIGMOID_ROUTER: Mapping[str, Any] = {"norm_topk_prob": True, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
-"""The only values of a router that are built; a field that is missing has it."""
+"""The only supported values of a router; a missing field has this value."""
 
 
 def glm4_moe(config: Mapping[str, Any]) -> Iterator[str]:
-    """Also routers of another kind."""
+    """Also refuse other kinds of routers."""
     yield from unsupported(config)
     yield from _others(config, SIGMOID_ROUTER)
     yield from _groups(config)
 
 
 def glm4_moe_lite(config: Mapping[str, Any]) -> Iterator[str]:
-    """Also biases in the attention, which no weight mapping has."""
+    """Also refuse attention biases, which no weight mapping has."""
     yield from deepseek_v3(config)
 
 
 def deepseek_v3(config: Mapping[str, Any]) -> Iterator[str]:
-    """Also routers of another kind, and rotary entries that are not interleaved."""
+    """Also refuse other kinds of routers, and rotary entries that are not interleaved."""
     yield from unsupported(config, rope_types=("default", "yarn"))
     yield from _biases(config, attention_bias="attention")
     yield from _others(config, {**SIGMOID_ROUTER, "rope_interleave": True, "moe_layer_freq": 1})
@@ -84,7 +84,7 @@ def deepseek_v3(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _groups(config: Mapping[str, Any]) -> Iterator[str]:
-    """Transformers adds the two best scores of a group, Megatron the best ``topk / groups chosen``."""
+    """Refuse other sizes: transformers sums a group's two best scores, Megatron its ``topk / chosen groups`` best."""
     groups, chosen, experts = (config.get(name) for name in ("n_group", "topk_group", "num_experts_per_tok"))
     if groups and groups > 1 and (not chosen or not experts or experts // chosen != 2):
         yield (
@@ -94,7 +94,7 @@ def _groups(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def qwen3_moe(config: Mapping[str, Any]) -> Iterator[str]:
-    """Also all that makes the model more than a plain stack of mixtures."""
+    """Also refuse anything but a plain stack of mixture layers."""
     yield from unsupported(config)
     yield from _others({name: value for name, value in config.items() if value}, PLAIN_MIXTURE)
 

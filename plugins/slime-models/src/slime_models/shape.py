@@ -1,8 +1,8 @@
-"""The shape of a decoder: what ``config.json`` says about it, in one typed form, and what follows from that.
+"""The shape of a decoder: the fields of ``config.json`` in one typed form.
 
-Field names are those of Hugging Face's ``config.json``, so that messages name what the user can look up. A checkpoint's
-file is read by :func:`read`; a preset is written down as a :class:`Shape` and turned into a file's object by
-:func:`config_of`. Nothing heavy is imported.
+Fields have the names of Hugging Face's ``config.json``, so that users can look up the names in messages. :func:`read`
+converts a checkpoint's file to a :class:`Shape`; a preset is written as a :class:`Shape`, which :func:`config_of`
+converts to the object of a file. Nothing heavy is imported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Experts", "Latent", "Positions", "Shape", "ShapeError", "config_of",
 
 
 class ShapeError(ValueError):
-    """``config.json`` lacks a field, or one has no accepted value; the text names it."""
+    """A field of ``config.json`` is missing or has an invalid value; the message names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +26,11 @@ class Positions:
 
     Arguments:
         rope_theta: base of the angles.
-        partial_rotary_factor: share of a head's entries that are rotated.
+        partial_rotary_factor: fraction of a head's entries that are rotated.
         rope_type: ``llama3`` (Llama 3, 2407.21783) and ``yarn`` (2309.00071) scale the angles.
-        factor: by how much the trained context was lengthened.
-        original_max_position_embeddings: tokens of the trained context; read with a ``rope_type`` that scales.
-        mscale, mscale_all_dim: of YaRN, as DeepSeek-V3 uses them for the scale of scores.
+        factor: context length after scaling, divided by the original one.
+        original_max_position_embeddings: original context length in tokens; required if ``rope_type`` scales.
+        mscale, mscale_all_dim: parameters of YaRN with which DeepSeek-V3 scales attention scores.
     """
 
     rope_theta: float
@@ -55,12 +55,12 @@ class Latent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Routed experts of a mixture, and the shared ones that every token passes.
+    """Routed experts of a mixture, and the shared experts that every token uses.
 
     Arguments:
-        scoring_func: of the router. ``sigmoid``: with a bias per expert that only chooses (DeepSeek-V3, 2412.19437).
-        n_group, topk_group: experts are chosen within the best ``topk_group`` of ``n_group`` groups.
-        first_k_dense_replace: layers at the start without experts.
+        scoring_func: of the router. ``sigmoid``: with a bias per expert, used only to select (DeepSeek-V3, 2412.19437).
+        n_group, topk_group: experts are selected within the best ``topk_group`` of ``n_group`` groups.
+        first_k_dense_replace: number of layers at the start without experts.
     """
 
     n_routed_experts: int
@@ -80,11 +80,11 @@ class Shape:
     """A decoder with gated MLPs or experts, RMS norms and rotary positions.
 
     Arguments:
-        architecture, model_type: how ``config.json`` names it.
-        head_dim: entries of a query head; with ``latent``, its rotated ones.
-        attention_bias: on queries, keys and values.
-        use_qk_norm: norms on queries and keys; multi-latent attention has norms of its own.
-        sandwich_norm: further norms after attention and MLP (GLM-4).
+        architecture, model_type: the names in ``config.json``.
+        head_dim: entries of a query head; with ``latent``, only the rotated entries.
+        attention_bias: True: queries, keys and values have biases.
+        use_qk_norm: True: queries and keys have norms; multi-latent attention has separate norms.
+        sandwich_norm: True: additional norms after attention and MLP (GLM-4).
         num_nextn_predict_layers: multi-token prediction layers in the checkpoint, which slime does not build.
     """
 
@@ -110,12 +110,12 @@ class Shape:
 
     @property
     def dense_layers(self) -> int:
-        """Layers without experts."""
+        """Number of layers without experts."""
         return self.experts.first_k_dense_replace if self.experts else self.num_hidden_layers
 
 
 def differences(ours: Shape, theirs: Shape) -> Iterator[tuple[str, object, object]]:
-    """(field, of ours, of theirs) for every field in which they differ; parts are compared field by field."""
+    """Yield (field, value of ours, value of theirs) for every field that differs; nested records field by field."""
     yield from _different(ours, theirs)
 
 
@@ -133,21 +133,21 @@ def _different(ours: object, theirs: object) -> Iterator[tuple[str, object, obje
 # --- config.json ------------------------------------------------------------------------------------------------------
 
 QK_NORMS = ("qwen3", "qwen3_moe")
-"""Families whose files do not mention their norms on queries and keys."""
+"""Model types whose files do not mention norms on queries and keys, although the models have them."""
 
 QKV_BIASES = ("qwen2",)
-"""Families whose files do not mention their biases on queries, keys and values."""
+"""Model types whose files do not mention biases on queries, keys and values, although the models have them."""
 
 GLM_MIXTURES = ("glm4_moe", "glm4_moe_lite")
 SIGMOID = ("deepseek_v3", "kimi_k2", *GLM_MIXTURES)
-"""Families whose routers score by a sigmoid; some files do not say so."""
+"""Model types whose routers use a sigmoid; some files do not say so."""
 
 
 def read(config: Mapping[str, JsonValue]) -> Shape:
-    """The shape that the object of a ``config.json`` describes, in the form of transformers 4 or 5.
+    """Read the object of a ``config.json``, in the format of transformers 4 or 5.
 
     Raises:
-        ShapeError: a field is missing or has no accepted value.
+        ShapeError: a field is missing or has an invalid value.
     """
     kind = str(config.get("model_type"))
     heads, hidden = _whole(config, "num_attention_heads"), _whole(config, "hidden_size")
@@ -245,7 +245,7 @@ def _experts(config: Mapping[str, JsonValue], kind: str) -> Experts | None:
 
 
 def config_of(shape: Shape) -> dict[str, JsonValue]:
-    """The object of a ``config.json`` in the form of transformers 4, which 5 reads as well; :func:`read` inverts it."""
+    """Return the object of a ``config.json`` in the format of transformers 4, which 5 also reads; inverts ``read``."""
     held: dict[str, JsonValue] = {"architectures": [shape.architecture], "hidden_act": "silu"}
     whole = ("architecture", "positions", "latent", "experts", "sandwich_norm", "use_qk_norm", "attention_bias")
     held |= {field.name: getattr(shape, field.name) for field in fields(shape) if field.name not in whole}
@@ -258,7 +258,7 @@ def config_of(shape: Shape) -> dict[str, JsonValue]:
         del held["head_dim"]
     if shape.experts is not None:
         held |= _config_of_experts(shape.experts, shape.model_type)
-    if shape.model_type not in SIGMOID:  # for these, transformers takes 1 where the file names no number
+    if shape.model_type not in SIGMOID:  # for these, transformers assumes 1 if the file has no number
         del held["num_nextn_predict_layers"]
     return held | _config_of_positions(shape.positions)
 
@@ -268,7 +268,7 @@ def _config_of_experts(experts: Experts, kind: str) -> dict[str, JsonValue]:
         names = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
         return {"num_experts": experts.n_routed_experts, **{name: getattr(experts, name) for name in names}}
     held: dict[str, JsonValue] = {field.name: getattr(experts, field.name) for field in fields(experts)}
-    if kind in GLM_MIXTURES:  # their files name neither
+    if kind in GLM_MIXTURES:  # their files contain neither scoring_func nor topk_method
         del held["scoring_func"]
         return held
     return {**held, "topk_method": "noaux_tc"}

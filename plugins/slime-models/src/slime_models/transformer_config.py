@@ -1,6 +1,6 @@
-"""Fields of Megatron's TransformerConfig for parts that several families share, from their Hugging Face configs.
+"""Fields of Megatron's TransformerConfig for parts that several families share, from Hugging Face configs.
 
-No loss but the policy's trains a router, and its bias stays what it is in the checkpoint: the engines route with it.
+Only the policy loss trains a router, and its bias keeps the checkpoint's value, because the engines route with it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ __all__ = ["latent_attention", "sigmoid_experts"]
 
 
 def sigmoid_experts(config: Any) -> dict[str, Any]:
-    """Experts that a sigmoid scores and a bias helps to choose (DeepSeek-V3, 2412.19437, section 2.1.2).
+    """Return the fields of experts that a sigmoid router with a bias selects (DeepSeek-V3, 2412.19437, section 2.1.2).
 
     Arguments:
         config: the Hugging Face config of such a family.
@@ -39,7 +39,7 @@ def sigmoid_experts(config: Any) -> dict[str, Any]:
 
 
 def latent_attention(config: Any) -> dict[str, Any]:
-    """Multi-latent attention (DeepSeek-V2, 2405.04434), with plain or YaRN positions.
+    """Return the fields of multi-latent attention (DeepSeek-V2, 2405.04434), with plain or YaRN positions.
 
     Arguments:
         config: the Hugging Face config of such a family, as transformers 5 reads it.

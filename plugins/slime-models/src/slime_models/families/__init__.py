@@ -1,4 +1,4 @@
-"""The families, one a file: which checkpoints each fits, its presets, and where their published figures are from.
+"""The families, one file each: architecture, presets, and the sources of their published sizes.
 
 Nothing here imports torch. ``ALL`` lists them in the order of ``slime models list``.
 """
@@ -17,5 +17,5 @@ ALL: tuple[Family, ...] = tuple(import_module(f"slime_models.families.{name}").F
 
 
 def presets() -> dict[str, Preset]:
-    """Every preset by its name."""
+    """Return every preset by its name."""
     return {preset.name: preset for family in ALL for preset in family.presets}

@@ -1,4 +1,4 @@
-"""What a family's file declares."""
+"""Records for the declaration of a model family."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["Family", "Preset", "Published"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What the model's publisher says about its size, to compare with what follows from the shape.
+    """The published size of a model, which tests compare with the size computed from the shape.
 
     Arguments:
-        total, active: in billions, as printed on the model card; None: not printed.
-        digits: how many of their digits are given after the point.
-        counts: what of the model they count (:meth:`slime_models.count.Parameters.published`).
+        total, active: parameters in billions, as printed on the model card; None: not printed.
+        digits: number of printed decimals.
+        counts: the parts that the publisher counts (:meth:`slime_models.count.Parameters.published`).
         stored: numbers in the checkpoint's safetensors as Hugging Face counts them, or ``metadata.total_size`` of the
-            index divided by the bytes of one; multi-token prediction layers included. None: not known.
-        other: those of ``stored`` that are no weights, such as the scales of FP8 matrices.
-        source: where ``total`` is from, if not from the card.
+            index divided by the bytes of a number; includes multi-token prediction layers. None: unknown.
+        other: numbers in ``stored`` that are no weights, such as the scales of FP8 matrices.
+        source: source of ``total``, if it is not the model card.
     """
 
     total: float
@@ -48,10 +48,10 @@ class Family:
     """Models of one architecture that differ in size only.
 
     Arguments:
-        name: of its component, where it has one of its own.
-        architecture, model_type: how ``config.json`` names it.
+        name: name of its component; families with one architecture share the component of the first.
+        architecture, model_type: the names in ``config.json``.
         target: ``package.module:Class`` of its model spec.
-        unsupported: ``package.module:function``; what of a ``config.json`` is not built.
+        unsupported: ``package.module:function`` that lists the unsupported parts of a ``config.json``.
         source: the report that describes it.
     """
 

@@ -1,4 +1,4 @@
-"""Dense GLM-4 of April 2025 (GLM-4-9B-0414, GLM-4-32B-0414, GLM-Z1-9B-0414): norms before and after every part, half of
+"""Dense GLM-4 of April 2025 (GLM-4-9B-0414, GLM-4-32B-0414, GLM-Z1-9B-0414): norms before and after each part, half of
 each head rotated in interleaved pairs. Source: zai-org/GLM-4 and transformers, models/glm4."""
 
 from __future__ import annotations
