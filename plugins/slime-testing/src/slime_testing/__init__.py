@@ -1,27 +1,27 @@
-"""The conformance kit: what a plugin's own tests are made of. A suite a kind, subclassed by naming the component.
+"""The conformance kit for plugins: one test suite for each kind of component, subclassed with the component's name.
 
     from slime_testing import AdvantageEstimatorSuite
 
     class TestMine(AdvantageEstimatorSuite):
         component = "my_algo"
 
-Parts, each importing only those above it: ``subject`` finds the component as a run would; ``suite`` is the class under
-all suites; ``estimators``, ``token_estimators``, ``losses``, ``corrections``, ``rewards``, ``transforms``,
-``generation``, ``sources``, ``rollout_sources``, ``formats``, ``models``, ``trackers`` and ``lifecycle`` hold one suite
-each; ``conformance`` runs them without pytest; ``pytest_plugin`` has the fixtures.
+Parts, each importing only those above it: ``subject`` finds the component as a run would; ``suite`` is the base class
+of all suites; ``estimators``, ``token_estimators``, ``losses``, ``corrections``, ``rewards``, ``transforms``,
+``generation``, ``sources``, ``rollout_sources``, ``formats``, ``models``, ``trackers`` and ``lifecycle`` define one
+suite each; ``conformance`` runs them without pytest; ``pytest_plugin`` has the fixtures.
 
 Used by the suites: ``resumed`` (aborted responses that resume), ``rank_hooks`` and ``ranks`` (hooks in real processes),
 ``model_process`` (a model spec against Hugging Face's model), ``packed`` (examples of tokens), ``waiting`` (time
-limits), ``recorder`` (a plugin that notes its calls). For tests of slime itself: ``fork_server``
+limits), ``recorder`` (a plugin that records its calls). For tests of slime itself: ``fork_server``
 (a server that forks processes with the engines imported) and ``pairs`` (a tokenizer whose text does not determine the
 ids).
 
-Commands: ``scaffold`` writes a package from ``templates`` (``slime plugins new``); ``checkup`` looks at each plugin in
-a process of its own, ``examine``, and at its metadata and files, ``wheels``; ``verdicts`` are the lines of what was
-found (``slime plugins check``).
+Commands: ``scaffold`` writes a package from ``templates`` (``slime plugins new``); ``checkup`` checks each plugin
+(``slime plugins check``) with ``examine``, which runs in a separate process, and with ``wheels``, which reads metadata
+and files; ``verdicts`` defines the lines of the result.
 
-The one rule: a suite knows the contract and nothing of the component but its traits. Importing this package is cheap;
-naming a suite imports hypothesis.
+A suite depends on the contract and on the component's traits only. Importing this package is cheap; accessing a suite
+imports hypothesis.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""``slime plugins check``: whether installed plugins are sound, each looked at in a process of its own.
+"""``slime plugins check``: checks installed plugins, each in a separate process.
 
-A plugin that hangs or ends the interpreter loses its own rows only.
+A plugin that hangs or ends the interpreter affects its own results only.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from slime_testing.wheels import look_at_distribution
 __all__ = ["Checked", "check_plugins", "examined", "main", "sources_of"]
 
 TIMEOUT_S = 120.0
-"""For one check; building a model for the suite of model specs takes up to half of it."""
+"""Time limit of one check, in seconds; building a model for the suite of model specs takes up to half of it."""
 
 LOOK_EVERY_S = 0.1
 RESULTS, LOG, WORK = "results", "log", "work"
-"""Files of the process that looks: one line for each step, and what was printed there; its working directory."""
+"""Files of the examining process: one line for each step; its output; its working directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One plugin, and what was found."""
+    """One plugin and the results of its checks."""
 
     plugin: PluginIdentity
     verdicts: tuple[Verdict, ...]
 
     @property
     def failed(self) -> bool:
-        """Whether a check failed."""
+        """True if a check failed."""
         return any(verdict.status == "FAILED" for verdict in self.verdicts)
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command ``slime plugins check``; returns the exit code, 1 if a check failed.
+    """Run ``slime plugins check``; return the exit code, 1 if a check failed.
 
     Raises:
-        PluginError: nothing is called like one of the names.
+        PluginError: no plugin has one of the names.
     """
     check = argparse.ArgumentParser(
         prog="slime plugins check",
@@ -75,10 +75,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def check_plugins(names: Sequence[str], *, timeout_s: float = TIMEOUT_S, as_json: bool = False) -> int:
-    """Print what is found of the named plugins, or of all installed; returns the exit code, 1 if a check failed.
+    """Check the named plugins, or all installed, and print the results; return the exit code, 1 if a check failed.
 
     Raises:
-        PluginError: nothing is called like one of ``names``.
+        PluginError: no plugin has one of ``names``.
     """
     known = installed()
     checked: list[Checked] = []
@@ -94,10 +94,10 @@ def check_plugins(names: Sequence[str], *, timeout_s: float = TIMEOUT_S, as_json
 
 
 def sources_of(names: Sequence[str], known: Sequence[PluginIdentity]) -> list[PluginSource]:
-    """The plugins that the names mean; a name that two distributions claim means both, no names mean all.
+    """Return the named plugins; both if two distributions claim a name, all installed if there are no names.
 
     Raises:
-        PluginError: nothing is called like one of ``names``.
+        PluginError: no plugin has one of ``names``.
     """
     if not names:
         return [PluginSource(plugin) for plugin in known]
@@ -109,10 +109,10 @@ def sources_of(names: Sequence[str], known: Sequence[PluginIdentity]) -> list[Pl
 
 
 def examined(source: PluginSource, *, timeout_s: float) -> list[Verdict]:
-    """Import the plugin and everything that it declares in another process, and report the results.
+    """Import the plugin and everything that it declares in another process, and return the results.
 
     Arguments:
-        timeout_s: for each check; the process ends at the first that takes longer.
+        timeout_s: time limit of each check, in seconds; the process is killed at the first that exceeds it.
     """
     with tempfile.TemporaryDirectory(prefix="slime-check-") as folder:
         end = _run(source, Path(folder), timeout_s)
@@ -134,7 +134,7 @@ def _checked(source: PluginSource, known: Sequence[PluginIdentity], timeout_s: f
 
 
 def _run(source: PluginSource, folder: Path, timeout_s: float) -> str:
-    """Why the process did not come to its own end; empty: it did."""
+    """Run the examining process; return the reason why it did not finish, or an empty text."""
     results = folder / RESULTS
     words = [sys.executable, "-P", "-m", "slime_testing.examine", str(results)]
     (folder / "plugin").write_text(pack(source), encoding="utf-8")
@@ -142,7 +142,7 @@ def _run(source: PluginSource, folder: Path, timeout_s: float) -> str:
     with (folder / "plugin").open("rb") as source_file, (folder / LOG).open("wb") as output:
         process = subprocess.Popen(
             words,
-            cwd=folder / WORK,  # what the plugin writes, its hooks included, is not for the user's folder
+            cwd=folder / WORK,  # so that files that the plugin writes do not land in the user's folder
             stdin=source_file,
             stdout=output,
             stderr=output,
@@ -154,7 +154,7 @@ def _run(source: PluginSource, folder: Path, timeout_s: float) -> str:
         except subprocess.TimeoutExpired:
             return f"took longer than {timeout_s:g} s (--timeout-s)"
         finally:
-            # The group: what the plugin started goes with it.
+            # The process group, to include processes that the plugin started.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -162,7 +162,7 @@ def _run(source: PluginSource, folder: Path, timeout_s: float) -> str:
 
 
 def _wait(process: subprocess.Popen[bytes], results: Path, timeout_s: float) -> None:
-    """Returns when the process has ended; each check that starts or ends gives it ``timeout_s`` more."""
+    """Wait until the process ends; each check that starts or ends extends the time limit by ``timeout_s``."""
     seen, since_s = 0, time.monotonic()
     while time.monotonic() - since_s < timeout_s:
         with suppress(subprocess.TimeoutExpired):
@@ -182,19 +182,19 @@ def _death(code: int, results: Path) -> str:
 
 
 def _cut_short(rows: Sequence[Mapping[str, str]], end: str, log_lines: Sequence[str]) -> Verdict:
-    """The verdict on the check that was running."""
+    """Return the verdict on the check that was running when the process ended."""
     check = rows[-1].get(STARTED, "after the last check") if rows else "start"
     last = f"; its last line of output: {log_lines[-1]}" if log_lines else ""
     return fails(check, f"{end}{last}")
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """This process's, and the folders that it imports from in addition to those of every Python of this environment."""
+    """Return this process's environment, with the import folders that other Python processes would not have."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     standard = {*(sysconfig.get_path(name) for name in names), *site.getsitepackages()}
     within = tuple(folder.rstrip(os.sep) + os.sep for folder in standard)
     own = [path for path in map(os.path.abspath, filter(None, sys.path)) if not (path + os.sep).startswith(within)]
-    # Hypothesis would leave a folder of its own where one stands; its tensors are too small to share among threads.
+    # Without these, hypothesis leaves a folder in the working folder, and torch uses many threads for tiny tensors.
     kit = {"HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"), "OMP_NUM_THREADS": "1"}
     return {**os.environ, **kit, "PYTHONPATH": os.pathsep.join(own)}
 

@@ -1,4 +1,4 @@
-"""Whether the distribution of a plugin claims in its metadata what the plugin declares, and nothing else."""
+"""Compares the entry points of a distribution, which claim components, with the components that its plugin declares."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ GROUPS = {
     Kind.DATA_SOURCE: "slime.data_sources",
     Kind.ROLLOUT_SOURCE: "slime.rollout_sources",
 }
-"""Kind of component -> the group of entry points in which distributions claim the names of such components."""
+"""Kind of component -> entry point group in which distributions claim the names of such components."""
 
 
 def broken_claims(active: ActivePlugin) -> list[str]:
-    """What the distribution of the plugin claims for it, and the plugin does not declare; one text each."""
+    """Return one message for each name that the plugin's distribution claims but the plugin does not declare."""
     claims = _claimed(active.identity)
     return [
         f'[project.entry-points."{group}"] claims {name}, which the plugin does not declare'
@@ -35,7 +35,7 @@ def broken_claims(active: ActivePlugin) -> list[str]:
 
 
 def unclaimed(active: ActivePlugin) -> list[str]:
-    """What the plugin declares and its distribution does not claim, so that naming it activates nothing."""
+    """Return one message for each declared name without a claim: using such a name does not activate the plugin."""
     claims = _claimed(active.identity)
     return [
         f'{name} is not claimed: [project.entry-points."{group}"] {name} = "{active.identity.name}"'
@@ -45,7 +45,7 @@ def unclaimed(active: ActivePlugin) -> list[str]:
 
 
 def _claimed(plugin: PluginIdentity) -> dict[str, set[str]]:
-    """Group of entry points -> what the plugin's own distribution claims for it."""
+    """Return entry point group -> names that the plugin's own distribution claims for it."""
     found: dict[str, set[str]] = {}
     for point in metadata.distribution(plugin.distribution).entry_points:
         if point.value.partition(":")[0] == plugin.name:
@@ -54,7 +54,7 @@ def _claimed(plugin: PluginIdentity) -> dict[str, set[str]]:
 
 
 def _declared(active: ActivePlugin) -> dict[str, set[str]]:
-    """Group of entry points -> what of it the plugin declares; prompt formats need no claim."""
+    """Return entry point group -> names that the plugin declares; prompt formats need no claim."""
     found: dict[str, set[str]] = {group: set() for group in (*GROUPS.values(), MODELS, FLAGS)}
     for kind, name in active.offers:
         traits = active.component(kind, name).traits

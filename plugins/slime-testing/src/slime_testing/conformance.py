@@ -1,4 +1,4 @@
-"""Runs the suites without pytest, for ``slime plugins check``: what a component breaks, as records."""
+"""Runs the suites without pytest, for ``slime plugins check``; violations are returned as records."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _ESTIMATORS = {"sample": "AdvantageEstimatorSuite", "token": "TokenAdvantageEsti
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One property that does not hold, or that was not tested.
+    """One property that is violated or was not tested.
 
     Example: ``Finding("my_algo", "the_batch_is_not_changed", "estimate() changed its input: rewards_B. ...")``.
 
     Arguments:
-        component: its name; for hooks, the plugin's.
-        property: what should hold, as the name of the suite's method without ``test_``.
-        message: what was found instead.
-        skipped: it may hold or not; the examples cannot show it, and the message says what they lack.
+        component: name of the component; for hooks, name of the plugin.
+        property: name of the suite's method without ``test_``, which states the property.
+        message: description of the violation.
+        skipped: True: the examples cannot test the property; the message says why.
     """
 
     component: str
@@ -51,12 +51,12 @@ class Finding:
 
 
 def check_component(component: str, *, kind: Kind, plugin: str, options: Any = None) -> list[Finding]:
-    """Hold one component to every property of its kind; empty: all of them hold.
+    """Test every property of a component; empty: all hold.
 
-    Takes up to ten seconds; a model spec, which is built in a process of its own, up to a minute.
+    Takes up to ten seconds; a model spec, which is built in a separate process, up to a minute.
 
     Arguments:
-        plugin: what a run writes after ``--plugin``.
+        plugin: value of ``--plugin`` for the plugin.
         options: the plugin's options; None: its defaults.
 
     Raises:
@@ -69,7 +69,7 @@ def check_component(component: str, *, kind: Kind, plugin: str, options: Any = N
 
 
 def check_lifecycle(plugin: str) -> list[Finding]:
-    """Hold the plugin's lifecycle hooks to their properties; those of learner ranks run in two processes.
+    """Test the properties of the plugin's lifecycle hooks; hooks of learner ranks run in two processes.
 
     Raises:
         PluginError: the plugin cannot be found.
@@ -92,7 +92,7 @@ def _findings(suite: Any, component: str, owner: PluginIdentity | str) -> Iterat
 
 
 def _failure(run: Callable[[], None], what: str, violation: type[Exception]) -> Exception | None:
-    """The message of the property, or the failure of the component while it was tested."""
+    """Return the violation of the property, or the exception that the component raised during the test."""
     try:
         with boundary(what, "testing this property"):
             return _violation(run, violation)
@@ -105,6 +105,6 @@ def _violation(run: Callable[[], None], violation: type[Exception]) -> Exception
         run()
     except violation as found:
         return found
-    except unittest.SkipTest:  # another property says why
+    except unittest.SkipTest:  # another property reports the reason
         return None
     return None

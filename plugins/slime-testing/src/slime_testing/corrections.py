@@ -1,4 +1,4 @@
-"""What an off-policy correction must hold to: two opinions on the same tokens in, weights and a narrower mask out."""
+"""The suite of off-policy corrections: from two log-probabilities of each token to weights and a narrower mask."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slime_testing.suite import ComponentSuite, given, require
 __all__ = ["CorrectionSuite"]
 
 STEP = 0.01
-"""How much likelier the trainer finds a token than the engine did, where nothing should be cut yet."""
+"""Difference of log-probabilities of trainer and engine, in nats, that no correction should cut."""
 
 _READ = ("log_probs_T", "rollout_log_probs_T", "current_log_probs_T", "advantages_T")
 _COLUMNS = (*_READ, "mask_T")
@@ -25,8 +25,8 @@ _COLUMNS = (*_READ, "mask_T")
 class CorrectionSuite(ComponentSuite):
     """For off-policy corrections.
 
-    Set ``cuts_what_rose`` where tokens of negative advantage are meant to count less once the actor finds them likelier
-    than it did before the rollout's first step.
+    Set ``cuts_what_rose`` if tokens of negative advantage should weigh less once the actor finds them likelier than
+    before the rollout's first step.
     """
 
     kind: ClassVar[Kind] = Kind.CORRECTION
@@ -138,7 +138,7 @@ class CorrectionSuite(ComponentSuite):
 
 
 def _terms(packing: Packing, spread: float) -> CorrectionTerms:
-    """Log-probabilities of engine and trainer, and of the trainer before and now, that differ by at most ``spread``."""
+    """Return log-probabilities of engine, trainer and current trainer that differ by at most ``spread``."""
     rollout_T = packing.uniform(0, low=-8.0, high=-5.5)
     log_probs_T = rollout_T + packing.uniform(1, low=-spread, high=spread)
     return CorrectionTerms(
@@ -152,7 +152,7 @@ def _terms(packing: Packing, spread: float) -> CorrectionTerms:
 
 
 def _joined(packing: Packing, rest: Packing) -> CorrectionTerms:
-    """The sequences of ``packing``, and after them others."""
+    """Return the terms of the sequences of ``packing``, followed by those of ``rest``."""
     other, segments = concatenated(packing, rest)
     first, second = _terms(packing, 0.5), _terms(other, 0.5)
     columns: dict[str, Any] = {name: torch.cat([getattr(first, name), getattr(second, name)]) for name in _COLUMNS}

@@ -1,4 +1,4 @@
-"""What an advantage estimator of scope ``sample`` must hold to: rewards of whole groups in, one number a sample out."""
+"""The suite of advantage estimators of scope ``sample``: from the rewards of whole groups to one number a sample."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from slime_testing.suite import ComponentSuite, given, require
 __all__ = ["AdvantageEstimatorSuite"]
 
 TINY = 1e-12
-"""A difference of rewards that means nothing, above what float32 can hold near 0, below every epsilon in use."""
+"""A negligible difference of rewards: above float32's resolution near 0, below every epsilon in use."""
 
 NEGLIGIBLE = 0.05
-"""An advantage that may come of such a difference; without an epsilon it is about 0.7."""
+"""Largest advantage that such a difference may cause; without an epsilon it is about 0.7."""
 
 CLOSE = 1e-4
-"""Two ways of computing the same advantage may differ by this much, relative or absolute: float32, and an epsilon."""
+"""Tolerance, relative or absolute, of two ways to compute one advantage: allows for float32 and an epsilon."""
 
 _NUMBERS = (st.integers(-8, 8), st.integers(1, 40), st.integers(0, 3))
-"""Eighths of a reward, response tokens, and how many of them are masked."""
+"""Reward in eighths, number of response tokens, number of masked tokens."""
 
 
 @st.composite
 def group_ids(draw: Any, *, fewest_groups: int = 1) -> NDArray[np.int64]:
-    """Groups of one to five samples, interleaved: int64 [B]."""
+    """Generate ids of groups with one to five samples each, interleaved: int64 [B]."""
     sizes = draw(st.lists(st.integers(1, 5), min_size=fewest_groups, max_size=4))
     ids = [number for number, size in enumerate(sizes) for _ in range(size)]
     return np.array(draw(st.permutations(ids)), np.int64)
@@ -36,7 +36,7 @@ def group_ids(draw: Any, *, fewest_groups: int = 1) -> NDArray[np.int64]:
 
 @st.composite
 def batches(draw: Any, *, fewest_groups: int = 1) -> GroupedRewards:
-    """Rewards that float32 holds exactly, and lengths of which any part is trained."""
+    """Generate rewards that float32 represents exactly, with lengths and numbers of trained tokens."""
     groups_B = draw(group_ids(fewest_groups=fewest_groups))
     numbers = [draw(st.lists(each, min_size=len(groups_B), max_size=len(groups_B))) for each in _NUMBERS]
     eighths_B, lengths_B, masked_B = (np.array(column, np.int64) for column in numbers)
@@ -79,7 +79,7 @@ class AdvantageEstimatorSuite(ComponentSuite):
         rewards_B = np.where(chosen[: len(groups_B)], TINY, 0.0)
         equal_B = _estimated(self, _batch(np.zeros(len(groups_B)), groups_B))
         nearly_B = _estimated(self, _batch(rewards_B, groups_B))
-        if not np.isfinite(equal_B).all():  # another property's business
+        if not np.isfinite(equal_B).all():  # another property reports this
             return
         require(
             bool(np.all(np.abs(nearly_B - equal_B) <= NEGLIGIBLE)),
@@ -172,7 +172,7 @@ _COLUMNS = ("rewards_B", "groups_B", "lengths_B", "mask_sums_B", "rollouts_B")
 
 
 def _batch(rewards_B: Any, groups_B: Any, lengths_B: Any = None, mask_sums_B: Any = None) -> GroupedRewards:
-    """Columns of the right dtype; without lengths, five tokens a sample, all trained."""
+    """Return columns of the right dtype; without lengths, five tokens a sample, all trained."""
     fives_B = np.full(len(groups_B), 5)
     lengths_B, mask_sums_B = (fives_B if column is None else column for column in (lengths_B, mask_sums_B))
     columns = (groups_B, lengths_B, mask_sums_B, np.arange(len(groups_B)))
@@ -180,7 +180,7 @@ def _batch(rewards_B: Any, groups_B: Any, lengths_B: Any = None, mask_sums_B: An
 
 
 def _fanned_out(batch: GroupedRewards, siblings: int) -> GroupedRewards:
-    """The first sample, of twelve trained tokens, is one of ``siblings`` with a share of them each."""
+    """Replace the first sample by ``siblings`` of one rollout, which share its twelve trained tokens."""
     numbers = np.concatenate([np.zeros(siblings, np.int64), np.arange(1, len(batch))])
     fanned = _taken(batch, numbers)
     fanned.lengths_B[:siblings] = fanned.mask_sums_B[:siblings] = 12 // siblings
@@ -192,7 +192,7 @@ def _taken(batch: GroupedRewards, order: NDArray[np.int64]) -> GroupedRewards:
 
 
 def _estimated(suite: ComponentSuite, batch: GroupedRewards) -> NDArray[np.float32]:
-    # A NaN is found by what comes back; numpy's warnings would only hide which property it breaks.
+    # Suppresses numpy's warnings: the property reports a NaN in the result with a better message.
     with np.errstate(all="ignore"):
         advantages_B: NDArray[np.float32] = suite.make().estimate(batch)
     return advantages_B

@@ -1,4 +1,4 @@
-"""Looks at one plugin from inside, in a process of its own: importing it may hang, crash or exit.
+"""Examines one plugin in a separate process, because importing it may hang, crash or exit.
 
 Run as ``python -m slime_testing.examine RESULTS``, with the plugin on stdin as JSON. Each check writes a line before
 it starts and one when it is done, so that the waiting process knows which check was running when this one died.
@@ -35,10 +35,10 @@ from slime_testing.verdicts import Verdict, fails, ok, skipped, warns
 __all__ = ["STARTED", "pack", "unpack"]
 
 STARTED = "started"
-"""Key of a line that names the check that starts."""
+"""Key of a line that names the check that has started."""
 
 COMPAT = "compat"
-"""Plugin of slime-compat, whose components do what the functions do that a run names by path."""
+"""Name of slime-compat's plugin, whose components only call functions that a run names by path."""
 
 LIFE = "hooks of the run's life"
 
@@ -48,7 +48,7 @@ Write = Callable[[dict[str, str]], None]
 
 
 def pack(source: PluginSource) -> str:
-    """The plugin as one line, a file with its absolute path; :func:`unpack` reads it back."""
+    """Convert the plugin to one line, with an absolute path for a file; :func:`unpack` is the inverse."""
     plugin = source.plugin
     is_file = source.source is Source.FILE
     where = os.path.abspath(plugin.distribution) if is_file else plugin.distribution
@@ -62,14 +62,14 @@ def pack(source: PluginSource) -> str:
 
 
 def unpack(line: str) -> PluginSource:
-    """What :func:`pack` wrote."""
+    """Convert a line of :func:`pack` back to the plugin."""
     found = json.loads(line)
     content = base64.b64decode(found["content"])
     return PluginSource(PluginIdentity(*found["plugin"]), Source(found["source"]), content)
 
 
 def main(results: Path, source: PluginSource) -> None:
-    """Examine the plugin and write what is found."""
+    """Examine the plugin and write the results."""
     with results.open("a", encoding="utf-8") as file:
 
         def write(row: dict[str, str]) -> None:
@@ -93,7 +93,7 @@ def _examine(source: PluginSource, write: Write) -> None:
 
 
 def _declared(active: ActivePlugin, write: Write) -> None:
-    """Everything that the plugin declares, each held to what its kind promises."""
+    """Check every declared component against the contract of its kind."""
     source = active.source
     if source.source is Source.INSTALLED and source.plugin.distribution != CORE.distribution:
         write({STARTED: "claims"})
@@ -114,7 +114,7 @@ def _declared(active: ActivePlugin, write: Write) -> None:
 
 
 def _claims(active: ActivePlugin) -> Verdict:
-    """Whether what activates the plugin and what it declares are the same."""
+    """Compare the claims that activate the plugin with its declarations."""
     if broken := broken_claims(active):
         return fails("claims", "\n".join(broken))
     missing = unclaimed(active)
@@ -122,7 +122,7 @@ def _claims(active: ActivePlugin) -> Verdict:
 
 
 def _no_properties(source: PluginSource) -> str | None:
-    """Why nothing of the plugin can be held to the properties of its kind; None: it can."""
+    """Return the reason why the suites cannot test the plugin; None: they can."""
     if source.plugin.name == COMPAT:
         return "what it does is what the functions do that a run names by path"
     return None
@@ -141,7 +141,7 @@ def _hold(check: str, source: PluginSource, properties: Callable[[], Sequence[Fi
 
 
 def _as_named(source: PluginSource) -> str:
-    """What a run writes after ``--plugin``."""
+    """Return the value of ``--plugin`` for the plugin."""
     plugin = source.plugin
     if source.source is Source.INSTALLED:
         return plugin.name if plugin.distribution == CORE.distribution else f"{plugin.distribution}:{plugin.name}"
@@ -165,7 +165,7 @@ def _import(source: PluginSource, write: Write) -> Any:
 
 
 def _attempt(check: str, action: Callable[[], Any], write: Write) -> Any:
-    """What ``action`` returns, or True for None; None where it failed."""
+    """Run ``action`` and write its verdict; return its result (True for None), or None if it failed."""
     try:
         found = action()
     except PluginError as failure:

@@ -1,16 +1,16 @@
-"""An inference server without a model: the same endpoints, refusals and pauses as SGLang's, and faults on demand.
+"""A fake inference server: the endpoints, refusals and pauses of SGLang's server, without a model, and with faults on
+demand.
 
-It answers with ``(sum of the ids so far) mod (vocabulary - 2) + 2``, ends a response with id 1 after four tokens, or
-earlier where the letters of its ids hold a stop text or match a pattern, and gives every token the log-probability
--0.5.
-``tests/engines/test_engine_contract.py`` runs the same assertions on it and on the real server.
+The next token is ``(sum of the ids so far) mod (vocabulary - 2) + 2``. A response ends with id 1 after four tokens, or
+earlier if the letters of its ids contain a stop text or match a pattern; every token has the log-probability -0.5.
+``tests/engines/test_engine_contract.py`` runs the same assertions against it and against the real server.
 
-It is stricter where the real server would die, compute on memory that it no longer has, or, on a CPU, where it only
-pretends: memory is released once, by an engine that does not generate, and resumed once; without all of it nothing is
-generated, and without its weights nothing is updated.
+The fake is stricter where the real server would crash or use memory that it has released, which a CPU does not show:
+memory can be released once, while the engine does not generate, and resumed once; generating needs all of it, and
+updating needs the weights.
 
-Concurrency: handlers run in the event loop of the server's thread; the test reads and sets its attributes from outside,
-between requests.
+Concurrency: handlers run in the event loop of the server's thread; the test reads and sets attributes from its own
+thread, between requests.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ __all__ = ["Answer", "FakeEngine", "FakeServer", "Handler"]
 START_LIMIT_S = 60.0
 
 ACCEPT_TURNS = 4
-"""Turns of an asyncio loop from a socket that was accepted last to a connection that the server knows and can close."""
+"""Event loop turns from an accepted socket to a connection that the server can close."""
 
 CLOSE_TURNS = 2
-"""Turns from asking for the end of a connection to a closed socket."""
+"""Event loop turns from a request to close a connection to the closed socket."""
 
 Answer = tuple[int, JsonValue]
-"""A status, and what is sent as JSON."""
+"""HTTP status, and body as JSON."""
 
 Handler = Callable[[dict[str, JsonValue]], Coroutine[None, None, Answer]]
-"""From the parsed body of a request to the answer."""
+"""Maps the parsed body of a request to the answer."""
 
 
 class FakeServer(ABC):
     """Listens on a loopback port from :meth:`start` to :meth:`stop`; usable as a context manager.
 
     Arguments:
-        faulty: the path whose requests meet ``faults``.
-        key: what requests must carry as ``Authorization: Bearer``, except those for /health; empty: no key.
+        faulty: path whose requests meet ``faults``.
+        key: required as ``Authorization: Bearer``, except for /health; empty: no key.
 
     Attributes:
-        url: where it listens, once it has been started.
+        url: base URL, valid once started.
         calls: the requested paths, in order.
-        headers: of each request to ``faulty``, in order.
-        faults: what the next requests to ``faulty`` meet, first one first: ``reset``: the connection is cut; ``torn``:
-            it is cut within an answer; ``garbage``: the answer is no JSON; ``hang``: none comes.
+        headers: headers of each request to ``faulty``, in order.
+        faults: faults of the next requests to ``faulty``, in order: ``reset``: the connection is reset; ``torn``: it is
+            reset within an answer; ``garbage``: the answer is not JSON; ``hang``: there is no answer.
     """
 
     def __init__(self, *, faulty: str, key: str = "") -> None:
@@ -79,16 +79,16 @@ class FakeServer(ABC):
 
     @abstractmethod
     def handlers(self) -> Mapping[str, Handler]:
-        """Path -> what answers there; any other path is not found."""
+        """Return path -> handler; any other path is answered with 404."""
 
     def start(self) -> None:
-        """It listens at ``url``."""
+        """Start to listen at ``url``."""
         self._thread.start()
         if not self._ready.wait(START_LIMIT_S):
             raise TimeoutError(f"the {type(self).__name__} did not start")
 
     def stop(self) -> None:
-        """Stop listening, and cut open requests."""
+        """Stop to listen, and reset open connections."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(START_LIMIT_S)
@@ -143,7 +143,7 @@ class FakeServer(ABC):
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         self._ready.set()
         await self._stopping.wait()
-        # A server that closes while it accepts leaks the socket (Server._attach in Python 3.11): first accept no more.
+        # In Python 3.11, a server that closes while it accepts leaks the socket (Server._attach): stop accepting first.
         self._loop.remove_reader(listening)
         await _turns(ACCEPT_TURNS)
         await server.cleanup()
@@ -161,38 +161,38 @@ ROUTING_KEY = "x-smg-routing-key"
 END = 1
 ANSWER_LENGTH = 4
 MEMORY = ("kv_cache", "weights", "cuda_graph")
-"""What can be released; GPU_MEMORY_ALL_TYPES of sglang 0.5.23, srt/constants.py."""
+"""Memory that can be released; GPU_MEMORY_ALL_TYPES of sglang 0.5.23, srt/constants.py."""
 
 NO_MEMORY = "the memory of the weights is released"
 LOG_PROB = -0.5
 
 
 class FakeEngine(FakeServer):
-    """The engine; ``faults`` are what generate requests meet.
+    """The fake engine; ``faults`` apply to generate requests.
 
     Arguments:
-        vocab_size: ids are below it.
-        context_length: a longer prompt plus response is refused.
-        version: of the weights, until an update brings another.
-        key: as ``--api-key`` of SGLang.
+        vocab_size: size of the vocabulary.
+        context_length: limit on prompt plus response, in tokens; longer requests are refused.
+        version: weight version until the first update.
+        key: like SGLang's ``--api-key``.
 
     Attributes:
-        answers: ids of the next responses, first one first, which then end with id 1; without, it answers as above.
-        sampled: the prompt and the response of every generation, in order.
+        answers: ids of the next responses, in order, each followed by id 1; if empty, ids are computed as above.
+        sampled: prompt and response of every generation, in order.
         loaded: names of the weights of the last update.
         joined: rank and size of the update group that was joined last.
-        released: tags of the memory that was given away.
-        spoiled: it holds random numbers instead of weights until the next update; its checksum tells no more.
-        fail_with: statuses that the next generate requests are answered with, first one first.
-        delay_s: seconds that every generate request takes.
-        partial: tokens that a response has when it is aborted.
-        stuck: its counters (``/v1/loads``) stand still; otherwise each look at them while it generates finds one more
-            decode step.
-        aborts: every response is, as soon as its request has been under way.
-        most_in_flight: generate requests that were under way at once; those that came while it was paused wait before.
-        info: further fields of its server info.
-        meta: further fields of every answer's ``meta_info``.
-        bodies: the parsed body of each generate request, in order.
+        released: tags of the released memory.
+        spoiled: True: the weights are random until the next update, and the checksum is meaningless.
+        fail_with: HTTP statuses of the next generate requests, in order.
+        delay_s: duration of every generate request, in seconds.
+        partial: number of tokens of a response that is aborted.
+        stuck: True: the counters (``/v1/loads``) do not change; else each read of them during generation shows one
+            more decode step.
+        aborts: True: every response is aborted once its request has started.
+        most_in_flight: maximum of concurrent generate requests; requests that wait for a paused engine do not count.
+        info: additional fields of its server info.
+        meta: additional fields of every answer's ``meta_info``.
+        bodies: parsed body of each generate request, in order.
     """
 
     def __init__(
@@ -228,15 +228,15 @@ class FakeEngine(FakeServer):
 
     @property
     def keys(self) -> list[str | None]:
-        """The routing key of each generate request, in order; None: it had none."""
+        """Routing key of each generate request, in order; None: it had none."""
         return [headers.get(ROUTING_KEY) for headers in self.headers]
 
     @staticmethod
     def text(ids: Sequence[int]) -> str:
-        """What ``ids`` say: one letter each, beginning with "a"."""
+        """Decode ``ids``: one letter each, beginning with "a"."""
         return "".join(chr(ord("a") + one) for one in ids)
 
-    # --- What is answered --------------------------------------------------------------------------------------------
+    # --- Handlers ----------------------------------------------------------------------------------------------------
 
     async def _generate(self, body: dict[str, Any]) -> Answer:
         self.bodies.append(body)
@@ -260,8 +260,8 @@ class FakeEngine(FakeServer):
         return 200, rows if len(rows) > 1 else rows[0]
 
     async def _is_aborted(self) -> bool:
-        """Take the configured time; whether the request was aborted meanwhile. A request that arrives while the
-        engine is paused does not start before the engine resumes."""
+        """Wait for the configured time; return whether the request was aborted meanwhile. A request that arrives
+        while the engine is paused starts when the engine resumes."""
         await self._running.wait()
         self._in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self._in_flight)
@@ -277,7 +277,7 @@ class FakeEngine(FakeServer):
         await self._running.wait()
 
     async def _wait_for_abort(self) -> None:
-        """Paused in place, a request is not taken out: it ends with its next token, when the engine goes on."""
+        """Wait for an abort. After a pause in place, an aborted request ends when the engine resumes."""
         await self._aborted.wait()
         if self._keeps_running:
             await self._running.wait()
@@ -308,7 +308,7 @@ class FakeEngine(FakeServer):
         return row
 
     def _likeliest(self, sampled: int, count: int) -> list[list[Any]]:
-        """The sampled token is the likeliest; all others are equally unlikely, in the order of their ids."""
+        """Return the sampled token as the likeliest; all others are equally unlikely, in the order of their ids."""
         others = [one for one in range(self._vocab_size) if one != sampled][: count - 1]
         rest = math.log(-math.expm1(LOG_PROB) / (self._vocab_size - 1))
         return [[LOG_PROB, sampled, None], *([rest, one, None] for one in others)]
@@ -386,7 +386,7 @@ class FakeEngine(FakeServer):
         return refused or self._updated(body, names=body["names"])
 
     async def _update_tensor(self, body: dict[str, Any]) -> Answer:
-        # What a payload holds only an unpickler could tell, and this process is not to be one.
+        # The payload is a pickle, and this process must not unpickle.
         return self._refused("update_weights_from_tensor") or self._updated(body, names=[])
 
     async def _update_disk(self, body: dict[str, Any]) -> Answer:
@@ -410,7 +410,7 @@ class FakeEngine(FakeServer):
         return _success()
 
     async def _parse_calls(self, body: dict[str, Any]) -> Answer:
-        """Tool calls as SGLang's parser ``qwen25`` finds them; known functions only."""
+        """Return tool calls of known functions, as SGLang's parser ``qwen25`` finds them."""
         if body["tool_call_parser"] != "qwen25":
             return 500, "Internal Server Error"
         text, start, end = body["text"], "<tool_call>\n", "\n</tool_call>"
@@ -460,10 +460,10 @@ class FakeEngine(FakeServer):
         return _success()
 
     def handlers(self) -> Mapping[str, Handler]:
-        """What SGLang's endpoints do."""
+        """Return SGLang's endpoints that the fake implements."""
         return {
             "/generate": self._generate,
-            "/health": self._nothing,  # a router looks there once, to learn that the engine speaks HTTP
+            "/health": self._nothing,  # a router requests it once, to learn that the engine speaks HTTP
             "/model_info": self._model_info,
             "/parse_function_call": self._parse_calls,
             "/server_info": self._server_info,

@@ -1,9 +1,9 @@
-"""Forks processes from one that has imported Megatron and transformers, because the imports take ten seconds.
+"""Forks processes from a server that has imported Megatron and transformers, because the imports take ten seconds.
 
-    ForkServer   in the process of the tests; starts the server at its first use
+    ForkServer   client in the test process; starts the server at its first use
     main         the server: reads a line of JSON, forks a process, writes its process id and later its exit status
 
-A forked process gets its own command-line words, environment, import path and error file; processes do not affect each
+Each forked process has its own command line, environment, import path and error file; processes do not affect each
 other.
 """
 
@@ -26,14 +26,14 @@ from typing import Any
 __all__ = ["ForkServer", "main"]
 
 START_LIMIT_S = 300.0
-"""Seconds until the engines are imported."""
+"""Time limit of the server's imports, in seconds."""
 
 
 class ForkServer:
-    """Runs :mod:`slime_testing.model_process` in a forked process a call.
+    """Runs :mod:`slime_testing.model_process`, one forked process for each call.
 
     Arguments:
-        environment: of the processes, over this one's.
+        environment: variables to set in addition to this process's.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -41,10 +41,10 @@ class ForkServer:
         self._root: _Root | None = None
 
     def run(self, *words: str, limit_s: float) -> subprocess.CompletedProcess[str]:
-        """Run one process to its end; ``words`` are its command line.
+        """Run one process until it ends; ``words`` are its command line.
 
         Raises:
-            subprocess.TimeoutExpired: it did not end within ``limit_s`` seconds and was killed.
+            subprocess.TimeoutExpired: the process did not end within ``limit_s`` seconds and was killed.
         """
         environment = {**os.environ, **self._environment}
         if self._root is None:
@@ -65,7 +65,7 @@ class ForkServer:
 
 
 class _Root:
-    """The process that forks the others; it ends with this one."""
+    """Handle of the server process; it ends with this process."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
@@ -79,14 +79,14 @@ class _Root:
         atexit.register(self.end)
 
     def send(self, request: dict[str, Any]) -> None:
-        """Send what to run."""
+        """Send the description of a process to run."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended; answer() returns None then
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
 
     def answer(self, limit_s: float) -> int | None:
-        """The next number that it writes; None: it has ended, or wrote none within ``limit_s`` seconds."""
+        """Return the next number that the server writes; None: it has ended, or wrote none in ``limit_s`` seconds."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], limit_s)[0]:
             return None
@@ -96,7 +96,7 @@ class _Root:
         return int(line) if line else None
 
     def end(self) -> tuple[int, str]:
-        """End the server; returns its exit status and its standard error."""
+        """End the server; return its exit status and its standard error."""
         atexit.unregister(self.end)
         self._process.communicate()
         with self._errors:
@@ -105,7 +105,7 @@ class _Root:
 
 
 def main() -> None:
-    """Answer every line of standard input with a process number and, when that process has ended, its exit status."""
+    """Answer each line of standard input with the id of a forked process and, once it has ended, its exit status."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # prints of imported code must not mix with the answers
     _import()
@@ -122,7 +122,7 @@ def main() -> None:
 
 
 def _import() -> None:
-    """Import what every model needs."""
+    """Import the modules that every model needs."""
     from slime_core.harness.megatron import prepare_megatron
 
     prepare_megatron()
@@ -135,7 +135,7 @@ def _import() -> None:
 
 
 def _execute(request: dict[str, Any]) -> int:
-    """In the forked process; returns its exit status."""
+    """Run a request in the forked process; return the exit status."""
     from slime_testing import model_process
 
     errors = os.open(request["errors"], os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""What a prompt format must hold to: every row by its number, in any order, and no word of a file that is not of it."""
+"""The suite of prompt formats: rows by number in any order, and errors for files of another format."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from slime_testing.suite import ComponentSuite, NotTested, given, require
 __all__ = ["PromptFormatSuite"]
 
 ROWS = tuple({"prompt": f"{number} + 1 =", "label": str(number + 1)} for number in range(13))
-"""The rows of the examples' file; a format whose fields are all text can write them."""
+"""Rows of the example file; all fields are text, so that every format can write them."""
 
 WINDOWS = (0, 5, None)
-"""In file order, among five neighbours, in any order."""
+"""In file order, within five adjacent rows, in any order."""
 
 
 class PromptFormatSuite(ComponentSuite):
-    """For prompt formats; :meth:`write` is to be overridden.
+    """For prompt formats; subclasses override :meth:`write`.
 
     Attributes:
-        rows: field -> value, for each row of the example.
+        rows: field -> value, for each row of the example file.
     """
 
     kind: ClassVar[Kind] = Kind.PROMPT_FORMAT
     rows: ClassVar[Sequence[Mapping[str, object]]] = ROWS
 
     def write(self, path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-        """Write a file of the format, or a folder; what is there already is replaced.
+        """Write a file or folder of the format; an existing one is replaced.
 
         Raises:
-            NotTested: a subclass did not say how.
+            NotTested: the subclass does not override this method.
         """
         raise NotTested(
             f"no example of prompt format {self.component!r} can be written. Give the class a method "

@@ -1,7 +1,7 @@
-"""What a generate function must hold to: it trains on the ids that the engine sampled, and says what it made of them.
+"""The suite of generate functions: samples are trained on the ids that the engine sampled, and are consistent.
 
-The engine is the fake one, over HTTP and through the client of a run; the encoder is a real one, with a tokenizer for
-which encoding a text again gives other ids than those that were sampled.
+The engine is the fake engine, over HTTP and through a run's client. The encoder is real, with a tokenizer for which
+encoding a response's text gives other ids than those that were sampled.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ SAMPLING = SamplingParams(max_new_tokens=24, stop_token_ids=(END,))
 CONTEXT_LENGTH = 8192
 NEVER_S = 3600.0
 PARTIAL = 2
-"""Tokens of a response that the engine ends before its time."""
+"""Number of tokens of an aborted response."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Played:
-    """One group: what went in, what came out of each call, and what the engine sampled meanwhile, for all groups."""
+class _GroupResult:
+    """One group: its samples, the samples that each call returned, and all that the engine sampled, for all groups."""
 
     parents: PromptGroup
     calls: list[list[Sample]]
@@ -52,12 +52,12 @@ class GenerateFunctionSuite(ComponentSuite):
     """For generate functions.
 
     Attributes:
-        prompts: what is continued, one group each.
-        answers: texts that the engine answers with, in order, for each prompt; for functions that react to what a
-            response says. Empty: any tokens.
-        group_size: samples of a prompt.
-        apply_chat_template: whether prompts are rendered as chat.
-        label, metadata: of every sample.
+        prompts: the prompts, one group each.
+        answers: texts that the engine answers with, in order, for each prompt; for functions that react to the text of
+            a response. Empty: any tokens.
+        group_size: number of samples of a prompt.
+        apply_chat_template: True: prompts are rendered as chat.
+        label, metadata: label and metadata of every sample.
     """
 
     kind: ClassVar[Kind] = Kind.GENERATE_FUNCTION
@@ -69,9 +69,9 @@ class GenerateFunctionSuite(ComponentSuite):
     metadata: ClassVar[dict[str, Any]] = {}
 
     def test_every_sample_is_finished(self) -> None:
-        for played in self._play():
-            require(bool(played.samples), "a generation returned no sample; return it as FAILED or ABORTED instead")
-            for sample in played.samples:
+        for result in self._results():
+            require(bool(result.samples), "a generation returned no sample; return it as FAILED or ABORTED instead")
+            for sample in result.samples:
                 require(sample.status is not Status.PENDING, f"{_who(sample)} is still pending; set its status")
                 lengths = f"{sample.response_length} response tokens of {len(sample.tokens)}"
                 whole = 0 < sample.response_length < len(sample.tokens)
@@ -80,21 +80,21 @@ class GenerateFunctionSuite(ComponentSuite):
                 )
 
     def test_token_ids_are_those_that_the_engine_sampled(self) -> None:
-        for played in self._play():
+        for result in self._results():
             if not self.traits().samples_from_engine:
-                require(not played.sampled, "the traits say samples_from_engine=False, and the engine got a request")
+                require(not result.sampled, "the traits say samples_from_engine=False, and the engine got a request")
                 continue
-            for sample in played.samples:
-                require_sampled(sample, played.sampled)
+            for sample in result.samples:
+                require_sampled(sample, result.sampled)
 
     def test_log_probs_are_those_of_the_engine(self) -> None:
-        for played in self._play():
-            for sample in played.samples:
+        for result in self._results():
+            for sample in result.samples:
                 require_log_probs(sample, sampled=self.traits().samples_from_engine)
 
     def test_the_loss_mask_has_one_entry_a_response_token(self) -> None:
-        for played in self._play():
-            for sample in played.samples:
+        for result in self._results():
+            for sample in result.samples:
                 mask = _mask(sample)
                 require(
                     len(mask) == sample.response_length and set(mask) <= {0, 1},
@@ -103,8 +103,8 @@ class GenerateFunctionSuite(ComponentSuite):
                 )
 
     def test_tool_text_is_not_a_new_conversation_of_the_chat_template(self) -> None:
-        for played in self._play(apply_chat_template=True):
-            for sample in played.samples:
+        for result in self._results(apply_chat_template=True):
+            for sample in result.samples:
                 start = len(sample.tokens) - sample.response_length
                 pairs = enumerate(zip(list(sample.tokens)[start:], _mask(sample), strict=False))
                 restarts = [at for at, (token, trained) in pairs if token == start_id() and not trained]
@@ -119,8 +119,8 @@ class GenerateFunctionSuite(ComponentSuite):
 
     def test_weight_versions_are_recorded(self) -> None:
         wanted = [VERSION] if self.traits().samples_from_engine else []
-        for played in self._play():
-            for sample in played.samples:
+        for result in self._results():
+            for sample in result.samples:
                 found = list(sample.weight_versions)
                 require(
                     found == wanted,
@@ -130,9 +130,9 @@ class GenerateFunctionSuite(ComponentSuite):
 
     def test_siblings_share_a_rollout_id(self) -> None:
         taken: set[int] = set()
-        for played in self._play():
-            for call in played.calls:
-                generations = len(played.parents) if self._takes_groups() else 1
+        for result in self._results():
+            for call in result.calls:
+                generations = len(result.parents) if self._takes_groups() else 1
                 ids = {sample.rollout_id for sample in call if sample.rollout_id is not None}
                 distinct = len(ids) + sum(sample.rollout_id is None for sample in call)
                 found = [sample.rollout_id for sample in call]
@@ -145,9 +145,9 @@ class GenerateFunctionSuite(ComponentSuite):
                 taken |= ids
 
     def test_label_metadata_and_group_stay(self) -> None:
-        for played in self._play():
-            groups = {parent.group_index for parent in played.parents}
-            for sample in played.samples:
+        for result in self._results():
+            groups = {parent.group_index for parent in result.parents}
+            for sample in result.samples:
                 require(
                     sample.label == self.label, f"{_who(sample)} has the label {sample.label!r}, not {self.label!r}"
                 )
@@ -156,15 +156,15 @@ class GenerateFunctionSuite(ComponentSuite):
                 require(sample.group_index in (*groups, None), f"{_who(sample)} left its group, which was {groups}")
 
     def test_samples_of_an_evaluation_are_finished_too(self) -> None:
-        for played in self._play(evaluation=True):
-            for sample in played.samples:
+        for result in self._results(evaluation=True):
+            for sample in result.samples:
                 require(sample.status is not Status.PENDING, f"{_who(sample)} of an evaluation is still pending")
 
     def test_what_the_engine_ended_is_not_called_finished(self) -> None:
         if not self.traits().samples_from_engine:
             return
-        for played in self._play(aborts=True):
-            for sample in played.samples:
+        for result in self._results(aborts=True):
+            for sample in result.samples:
                 require(
                     sample.status in (Status.ABORTED, Status.FAILED),
                     f"{_who(sample)} was ended by the engine before its time and is {sample.status}: it would be "
@@ -173,12 +173,12 @@ class GenerateFunctionSuite(ComponentSuite):
                 )
 
     def test_prompts_generated_at_once_are_not_mixed_up(self) -> None:
-        if self.answers:  # the engine hands them out one by one
+        if self.answers:  # the engine returns them in order, so concurrent prompts would get each other's
             return
-        together = self._play()
-        for number, played in enumerate(together):
-            (alone,) = self._play(only=number)
-            found, wanted = ([list(sample.tokens) for sample in one.samples] for one in (played, alone))
+        together = self._results()
+        for number, result in enumerate(together):
+            (alone,) = self._results(only=number)
+            found, wanted = ([list(sample.tokens) for sample in one.samples] for one in (result, alone))
             require(
                 found == wanted,
                 f"generated among others, prompt {number} has the tokens {found}, alone {wanted}: state is shared "
@@ -188,12 +188,12 @@ class GenerateFunctionSuite(ComponentSuite):
     def test_an_aborted_turn_resumes_from_its_tokens(self) -> None:
         if not self.traits().resumes:
             return
-        for played in self._play():
-            if played.samples[0].response_length > 1:
-                self._go_on(played.samples)
+        for result in self._results():
+            if result.samples[0].response_length > 1:
+                self._require_resumes(result.samples)
 
-    def _go_on(self, samples: list[Sample]) -> None:
-        """The first of ``samples``, ended half way, is handed out again next to the others, with newer weights."""
+    def _require_resumes(self, samples: list[Sample]) -> None:
+        """Abort the first sample half way, and generate its group again with newer weights."""
         encoder = pairing_encoder(apply_chat_template=self.apply_chat_template)
         whole = samples[0]
         kept = list(whole.tokens)[whole.prompt_length : whole.prompt_length + whole.response_length // 2]
@@ -209,43 +209,45 @@ class GenerateFunctionSuite(ComponentSuite):
         require_left_alone(finished, made)
 
     def test_it_can_be_cancelled(self) -> None:
-        encoder = pairing_encoder(apply_chat_template=self.apply_chat_template)  # loading it takes a while
+        encoder = pairing_encoder(apply_chat_template=self.apply_chat_template)  # first, because loading it is slow
         with make_engine() as engine:
             engine.delay_s = NEVER_S
             require_cancellable(lambda: self._generated_alone(engine, encoder), "the generate function")
 
-    def _play(
+    def _results(
         self,
         *,
         evaluation: bool = False,
         only: int | None = None,
         aborts: bool = False,
         apply_chat_template: bool | None = None,
-    ) -> list[_Played]:
-        """Every prompt generated, all at once unless the engine's answers are given."""
+    ) -> list[_GroupResult]:
+        """Generate all prompts, concurrently unless the engine's answers are given."""
         is_chat = self.apply_chat_template if apply_chat_template is None else apply_chat_template
         numbers = list(range(len(self.prompts))) if only is None else [only]
         with make_engine() as engine:
             engine.aborts, engine.partial = aborts, PARTIAL
             if not self.answers:
                 groups = [self._group(number) for number in numbers]
-                return self._played(engine, groups, evaluation, is_chat)
+                return self._group_results(engine, groups, evaluation, is_chat)
             found = []
             for number in numbers:
                 engine.answers = [letters(text) for _ in range(self.group_size) for text in self.answers]
-                found += self._played(engine, [self._group(number)], evaluation, is_chat)
+                found += self._group_results(engine, [self._group(number)], evaluation, is_chat)
             return found
 
-    def _played(self, engine: FakeEngine, groups: list[PromptGroup], evaluation: bool, is_chat: bool) -> list[_Played]:
+    def _group_results(
+        self, engine: FakeEngine, groups: list[PromptGroup], evaluation: bool, is_chat: bool
+    ) -> list[_GroupResult]:
         parents = copy.deepcopy(groups)
         encoder = pairing_encoder(apply_chat_template=is_chat)
         calls = run(self._generated(engine, groups, encoder, evaluation=evaluation))
-        return [_Played(*each, list(engine.sampled)) for each in zip(parents, calls, strict=True)]
+        return [_GroupResult(*each, list(engine.sampled)) for each in zip(parents, calls, strict=True)]
 
     async def _generated(
         self, engine: FakeEngine, groups: list[PromptGroup], encoder: PromptEncoder, *, evaluation: bool = False
     ) -> list[list[list[Sample]]]:
-        """For each group the samples of each call, as the core makes them."""
+        """Return, for each group, the samples of each call, called as the core does."""
         generate = self.make()
         async with connect(engine.url, vocab_size=encoder.vocab_size) as client:
             context = make_context(client, encoder, evaluation=evaluation)
@@ -267,7 +269,7 @@ class GenerateFunctionSuite(ComponentSuite):
             return list(await asyncio.gather(*map(grouped, groups)))
 
     async def _generated_alone(self, engine: FakeEngine, encoder: PromptEncoder) -> Any:
-        """One call, with nothing around it that would be cancelled in its place."""
+        """Call the generate function once, without a task around it that would be cancelled in its place."""
         group = self._group(0)
         async with connect(engine.url, vocab_size=encoder.vocab_size) as client:
             context = make_context(client, encoder)
@@ -290,21 +292,21 @@ class GenerateFunctionSuite(ComponentSuite):
 
 
 def make_engine(*, version: str = VERSION) -> FakeEngine:
-    """The engine of a suite: it samples lower-case letters."""
+    """Return the engine of the suite, which samples lower-case letters."""
     return FakeEngine(vocab_size=NUM_SAMPLED_IDS, context_length=CONTEXT_LENGTH, version=version)
 
 
 def make_context(
     client: Client, encoder: PromptEncoder, *, evaluation: bool = False, rollout: int = 0
 ) -> GenerateContext:
-    """What a run hands to a generate function with :data:`SAMPLING`."""
+    """Return the context that a run passes to a generate function with :data:`SAMPLING`."""
     return GenerateContext(
         client, encoder, evaluation, rollout, max_response_len=SAMPLING.max_new_tokens, context_length=CONTEXT_LENGTH
     )
 
 
 def require_sampled(sample: Sample, sampled: list[tuple[list[int], list[int]]]) -> None:
-    """Every trained id stands where the engine sampled it, after the ids that it was sampled from."""
+    """Check that the engine sampled every trained id at its place, from the ids before it."""
     tokens, covered = list(sample.tokens), set[int]()
     for prompt, response in sampled:
         together = [*prompt, *response]
@@ -321,7 +323,7 @@ def require_sampled(sample: Sample, sampled: list[tuple[list[int], list[int]]]) 
 
 
 def require_log_probs(sample: Sample, *, sampled: bool) -> None:
-    """Every trained token has the log-probability that the engine gave it."""
+    """Check that every trained token has the engine's log-probability."""
     found = sample.rollout_log_probs
     count = "none" if found is None else str(len(found))
     require(

@@ -1,4 +1,4 @@
-"""What a plugin's lifecycle hooks must hold to: they are called, they end, on every rank, and leave samples whole."""
+"""The suite of lifecycle hooks: they are called, finish on every rank, keep samples consistent and restore state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slime_core import DataSource, EvalSamples, Place, SamplerInfo, TrainSamples
 from slime_core.errors import PluginError
 from slime_core.harness import LIFECYCLE_HOOKS, ActivePlugin, LifecycleHooks, activate, run_info
 from slime_core.types import PromptGroup, Sample, Status
-from slime_testing.ranks import RankReport, not_back, run_ranks
+from slime_testing.ranks import RankReport, run_ranks, state_mismatch
 from slime_testing.subject import own_plugin, plugin_source
 from slime_testing.suite import PropertyViolation, Suite, require
 
@@ -25,9 +25,9 @@ class LifecycleSuite(Suite):
     """For plugins with lifecycle hooks.
 
     Attributes:
-        plugin: what a run writes after ``--plugin``; None: the one plugin of the project around the test.
+        plugin: value of ``--plugin`` for the plugin; None: the one plugin of the project around the test.
         options: the plugin's options; None: its defaults.
-        limit_s: longest time that a hook of a learner rank takes.
+        limit_s: time limit of a hook on a learner rank, in seconds.
     """
 
     plugin: ClassVar[str | None] = None
@@ -84,11 +84,11 @@ class LifecycleSuite(Suite):
         for place, exercise in ((Place.DRIVER, _sync_weights), (Place.SAMPLER, _sample)):
             hooks = self._hooks(place)
             exercise(hooks, 0)
-            states = json.loads(json.dumps(hooks.states()))  # refuses by itself what JSON would change
+            states = json.loads(json.dumps(hooks.states()))  # states() refuses values that JSON would change
             exercise(hooks, 1)
             hooks.restore(json.loads(json.dumps(states)))
             again = hooks.states()
-            require(again == states, not_back(place, states, again))
+            require(again == states, state_mismatch(place, states, again))
         lost = self._ranks().lost
         require(not lost, "\n".join(lost))
 
@@ -98,7 +98,7 @@ class LifecycleSuite(Suite):
         source = own_plugin(near) if cls.plugin is None else plugin_source(cls.plugin, near=near)
         try:
             return activate(source)
-        except PluginError as refused:  # the seven mistakes that pluggy would accept in silence, among others
+        except PluginError as refused:  # for example hook mistakes that pluggy accepts silently
             raise PropertyViolation(str(refused)) from None
 
     @classmethod
@@ -114,7 +114,7 @@ class LifecycleSuite(Suite):
 
     @classmethod
     def _ranks(cls) -> RankReport:
-        """The hooks of two ranks, run once; nothing is started for a plugin that has none there."""
+        """Run the hooks of two ranks, once; empty report if the plugin has no hooks there."""
         if "_report" not in vars(cls):
             plugin = cls._loaded()
             needed = any(Place.RANK in LIFECYCLE_HOOKS[hook].places for hook in plugin.lifecycle)
@@ -124,7 +124,7 @@ class LifecycleSuite(Suite):
 
 
 def _sync_weights(hooks: LifecycleHooks, rollout: int) -> None:
-    """What the driver of a run calls while it lasts."""
+    """Call the hooks that a run's driver calls between start and end."""
     with tempfile.TemporaryDirectory() as folder:
         if rollout == 0:
             hooks.call("slime_run_start", run=run_info(Path(folder)))
@@ -137,7 +137,7 @@ def _sample(hooks: LifecycleHooks, rollout: int) -> None:
 
 
 def _finish(hooks: LifecycleHooks, rollout: int, samples: list[Sample]) -> list[TrainSamples]:
-    """What the sampler of a run calls once a rollout is trained, and of an evaluation; returns what is trained."""
+    """Call the hooks that a run's sampler calls after a rollout and in an evaluation; return the trained samples."""
     hooks.call("slime_after_collect", rollout=rollout, groups=[samples[:2], samples[2:]], prompts=_NoPrompts())
     ready: list[TrainSamples] = []
     for answer in hooks.answers("slime_before_shards", rollout=rollout, samples=samples):
@@ -153,19 +153,19 @@ def _finish(hooks: LifecycleHooks, rollout: int, samples: list[Sample]) -> list[
 
 
 class _NoPrompts(DataSource):
-    """A data source that has no prompt left."""
+    """A data source without prompts."""
 
     def next_groups(self, n: int) -> list[PromptGroup]:
         raise PropertyViolation("slime_after_collect took prompts; it may put groups back, and take none")
 
     def put_back(self, groups: Sequence[PromptGroup]) -> None:
-        """The groups will be handed out again."""
+        """Accept and discard the groups."""
 
     def state(self) -> dict[str, Any]:
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """There is nothing to continue."""
+        """Do nothing."""
 
     def __len__(self) -> int:
         return 0
@@ -180,7 +180,7 @@ def _groups(rollout: int) -> list[PromptGroup]:
 
 
 def _finished(rollout: int) -> list[Sample]:
-    """Two groups of two, of which one response was cut."""
+    """Return two groups of two finished samples, one of them truncated."""
     samples = [sample for group in _groups(rollout) for sample in group]
     for position, sample in enumerate(samples):
         sample.tokens, sample.response_length, sample.response = [3, 4, 5, 6], 2, "42"
@@ -206,6 +206,6 @@ def _name(sample: Sample) -> tuple[int | None, int | None]:
 
 
 def _require_none(hooks: LifecycleHooks) -> None:
-    """An observer's failure does not end a run; here it is one."""
+    """Check that no observer failed: a run only warns about it, but here it is an error."""
     warnings = hooks.failures.take().warnings
     require(not warnings, "\n".join(warnings))

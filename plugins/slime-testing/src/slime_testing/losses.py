@@ -1,4 +1,4 @@
-"""What a policy loss must hold to: log-probabilities in, one loss a token out, gradients where tokens are trained."""
+"""The suite of policy losses: from log-probabilities to one loss a token, with gradients at trained tokens."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class PolicyLossSuite(ComponentSuite):
     def test_the_terms_are_not_changed(self, packing: Packing, settings: LossSettings) -> None:
         terms = _terms(packing, settings)
         leaf_T = terms.log_probs_T
-        held = replace(terms, log_probs_T=leaf_T * 1.0)  # no leaf, so that writing to it is no error of torch's
+        held = replace(terms, log_probs_T=leaf_T * 1.0)  # not a leaf, because torch refuses in-place writes to leaves
         before = {name: column.detach().clone() for name, column in _columns(held).items()}
         self.make()(held)
         require_unchanged(before, {name: column.detach() for name, column in _columns(held).items()})
@@ -103,7 +103,7 @@ class PolicyLossSuite(ComponentSuite):
         )
 
     def _loss_and_gradient(self, terms: LossTerms) -> tuple[torch.Tensor, torch.Tensor]:
-        """The losses, and the gradient of their sum with respect to ``log_probs_T``; both [T]."""
+        """Return the losses, and the gradient of their sum with respect to ``log_probs_T``; both [T]."""
         loss_T = self.make()(terms).loss_T
         require(loss_T.requires_grad, "loss_T carries no gradient, so nothing would be trained. Is something detached?")
         (gradient_T,) = torch.autograd.grad(loss_T.sum(), terms.log_probs_T, allow_unused=True)
@@ -112,7 +112,7 @@ class PolicyLossSuite(ComponentSuite):
 
 
 def _terms(packing: Packing, settings: LossSettings) -> LossTerms:
-    """Ratios between e^-0.5 and e^0.5, and advantages of both signs, none near 0."""
+    """Return terms with ratios between e^-0.5 and e^0.5, and advantages of both signs, none near 0."""
     log_probs_T = packing.uniform(0, low=-3.0, high=-0.1)
     uniform_T = packing.uniform(2, low=-2.0, high=2.0)
     return LossTerms(
@@ -131,7 +131,7 @@ def _columns(terms: LossTerms) -> dict[str, torch.Tensor]:
 
 
 def _with_holes(terms: LossTerms, hole: float) -> LossTerms:
-    """The same terms, with ``hole`` wherever a token is masked."""
+    """Return the terms with ``hole`` in place of all values of masked tokens."""
     masked_T = terms.mask_T == 0
     log_probs_T = terms.log_probs_T.detach().masked_fill(masked_T, hole).requires_grad_()
     others: dict[str, Any] = {
@@ -141,7 +141,7 @@ def _with_holes(terms: LossTerms, hole: float) -> LossTerms:
 
 
 def _joined(packing: Packing, rest: Packing, settings: LossSettings) -> LossTerms:
-    """The sequences of ``packing``, and after them others."""
+    """Return the terms of the sequences of ``packing``, followed by those of ``rest``."""
     other, segments = concatenated(packing, rest)
     first, second = (_columns(_terms(one, settings)) for one in (packing, other))
     columns: dict[str, Any] = {

@@ -1,7 +1,7 @@
-"""Holds a model spec to Hugging Face's own model: a program, because Megatron's groups are made once a process.
+"""Compares a model spec with Hugging Face's model, in a separate process: Megatron's groups are created once a process.
 
-It makes a tiny random checkpoint of the architecture with transformers, in which every tensor was moved, builds the
-same model in Megatron in float32 on the CPU, and writes what breaks which property as a JSON object.
+Creates a tiny checkpoint of the architecture with transformers and adds noise to every tensor, builds the same model in
+Megatron in float32 on the CPU, and writes the violated properties as a JSON object.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ TINY: Mapping[str, Any] = {
     "initializer_range": 0.1,
     "use_cache": False,
 }
-"""Fields of a config, as far as the architecture has them; heads are grouped, and no two sizes of a layer are equal.
+"""Fields of the config, used if the architecture has them; heads are grouped, and no two sizes of a layer are equal.
 
-``head_dim`` is ``qk_rope_head_dim``: configs of multi-latent attention have both.
+``head_dim`` equals ``qk_rope_head_dim``, because configs of multi-latent attention have both.
 """
 
 LENGTHS = (5, 1, 17, 8)
 MOVED = 0.1
-"""How far every tensor is moved from where transformers puts it: no norm is all ones, no bias all zeros."""
+"""Scale of the noise added to every tensor, so that no norm is all ones and no bias all zeros."""
 
 TOLERANCE = 1e-4
-"""Largest difference of two float32 logits, as a share of the largest logit if that is above 1."""
+"""Largest accepted difference of two float32 logits, relative to the largest logit if that is above 1."""
 
 WEIGHTS = "model.safetensors"
 
 
 def main(task: Path, report: Path) -> None:
-    """Read the task, test every variant of every architecture, write property -> what breaks it."""
+    """Read the task, test every variant of every architecture, write property -> description of its violation."""
     given = json.loads(task.read_text(encoding="utf-8"))
     plugin, options = ActivePlugin.from_json(given["plugin"])
     run = RunView.from_json(given["run"])
@@ -94,7 +94,7 @@ def _tested(
     refuses: Callable[[Mapping[str, Any]], list[str]],
     layout: Any,
 ) -> dict[str, str]:
-    """What breaks which property, of one checkpoint."""
+    """Test one checkpoint; return property -> description of its violation."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:
@@ -124,7 +124,7 @@ class _Case:
         return load_file(self.folder / WEIGHTS)
 
     def logits(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Megatron's logits of the rows, packed into one: [t, V]."""
+        """Return Megatron's logits of the rows, packed into one: [t, V]."""
         from megatron.core.packed_seq_params import PackedSeqParams
 
         lengths = [len(row) for row in rows]
@@ -144,19 +144,19 @@ class _Case:
         return logits[0]
 
     def wanted(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Hugging Face's logits of the same rows, each alone: [t, V]."""
+        """Return Hugging Face's logits of the same rows, each alone: [t, V]."""
         with torch.no_grad():
             return torch.cat([self.reference(row[None]).logits[0] for row in rows])
 
     def rows(self) -> list[torch.Tensor]:
-        """Rows of token ids."""
+        """Return random rows of token ids."""
         generator = torch.Generator().manual_seed(7)
         size = int(self.reference.config.vocab_size)
         return [torch.randint(0, size, (length,), generator=generator) for length in LENGTHS]
 
 
 def _reference(architecture: str, fields: Mapping[str, Any], folder: Path) -> Any:
-    """transformers' model of the architecture, every tensor of it moved, saved to ``folder``."""
+    """Return transformers' model of the architecture with noise on every tensor, saved to ``folder``."""
     import transformers
 
     family: Any = getattr(transformers, architecture, None)
@@ -219,9 +219,9 @@ def _rows_are_separate(case: _Case) -> str | None:
 
 
 def _every_tensor_acts(case: _Case) -> str | None:
-    """Move one tensor after the other, by name, in both models; those of all experts of a layer together."""
+    """Move each tensor in turn in both models and compare logits; tensors of all experts of a layer move together."""
     rows, weights = [max(case.rows(), key=len)], case.weights()
-    # As saved, so that a tensor means what a checkpoint of Hugging Face means by it.
+    # Moves tensors of the checkpoint, so that each has the meaning that Hugging Face's format gives it.
     wrong: dict[str, float] = {}
     together = groupby(sorted(weights, key=_of_all_experts), key=_of_all_experts)
     for number, (name, members) in enumerate(together):
@@ -237,14 +237,14 @@ def _every_tensor_acts(case: _Case) -> str | None:
 
 
 def _of_all_experts(name: str) -> str:
-    """The name with a star for the number of an expert, if it has one."""
+    """Return the name with a star in place of an expert's number."""
     return re.sub(r"(?<=experts\.)\d+(?=\.)", "*", name)
 
 
 def _both(
     case: _Case, weights: dict[str, torch.Tensor], rows: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logits of both models with these weights."""
+    """Return the logits of both models with these weights."""
     with tempfile.TemporaryDirectory() as name:
         save_file(weights, Path(name, WEIGHTS))
         Path(name, "config.json").write_bytes((case.folder / "config.json").read_bytes())
@@ -264,7 +264,7 @@ PROPERTIES: Mapping[str, Callable[[_Case], str | None]] = {
     "packed": _rows_are_separate,
     "tensors": _every_tensor_acts,
 }
-"""What is tested, in order; the last one moves the weights."""
+"""Property -> its test, in order; the last test changes the weights."""
 
 
 def _message(name: str, holds: Callable[[_Case], str | None], case: _Case) -> str | None:
@@ -276,7 +276,7 @@ def _message(name: str, holds: Callable[[_Case], str | None], case: _Case) -> st
 
 
 def _difference(found: torch.Tensor, wanted: torch.Tensor) -> float | None:
-    """The largest difference, None where it is negligible; a NaN is infinitely far."""
+    """Return the largest difference, None if it is negligible; infinite for a NaN or another shape."""
     if found.shape != wanted.shape or not found.isfinite().all():
         return float("inf")
     difference = float((found - wanted).abs().max())

@@ -1,4 +1,4 @@
-"""What a model spec must hold to: the logits of Hugging Face's own model, and every weight back bit for bit."""
+"""The suite of model specs: logits equal to Hugging Face's model, and weights that survive a round trip bit for bit."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from slime_testing.suite import ComponentSuite, require
 __all__ = ["ModelSpecSuite"]
 
 TAIL = 3000
-"""Characters of a failed process's output that a message quotes."""
+"""Characters of a failed process's output that a message contains."""
 
 
 class ModelSpecSuite(ComponentSuite):
     """For model specs; one process builds the model and tests all properties, on the CPU.
 
     Attributes:
-        tiny: fields of the Hugging Face config, over those of ``slime_testing.model_process.TINY``.
-        variants: further fields, for one checkpoint each.
-        limit_s: longest time that the process takes.
+        tiny: fields of the Hugging Face config that override ``slime_testing.model_process.TINY``.
+        variants: additional fields, for one checkpoint each.
+        limit_s: time limit of the process, in seconds.
     """
 
     kind: ClassVar[Kind] = Kind.MODEL_SPEC
@@ -70,7 +70,7 @@ class ModelSpecSuite(ComponentSuite):
 
     @classmethod
     def _tested(cls) -> dict[str, str]:
-        """What breaks which property; the process runs once."""
+        """Return property -> description of its violation; the process runs once."""
         if "_findings" not in vars(cls):
             cls._findings = cls._run()
         return cls._findings
@@ -96,7 +96,7 @@ class ModelSpecSuite(ComponentSuite):
 
 
 def _failure(task: Path, report: Path, limit_s: float) -> str | None:
-    """Why there is no report; None: there is one."""
+    """Run the process; return the reason why it wrote no report, or None."""
     try:
         done = _process(task, report, limit_s)
     except subprocess.TimeoutExpired as late:
@@ -115,4 +115,4 @@ def _process(task: Path, report: Path, limit_s: float) -> subprocess.CompletedPr
 
 
 _SERVER = ForkServer({"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"})
-"""On the CPU: what is tested is the map, and a map is the same everywhere. Messages quote stderr: no progress bars."""
+"""Uses the CPU, because the mapping of weights does not depend on the device. Progress bars would be in messages."""

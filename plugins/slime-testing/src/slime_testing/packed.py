@@ -1,4 +1,4 @@
-"""Packed response tokens for examples: sequences of any length, one after the other, some tokens of them masked."""
+"""Packed response tokens for examples: sequences of any length, concatenated, with some tokens masked."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Sequences of ``lengths`` tokens and which of their tokens are trained; ``seed`` gives the values of the columns.
+    """Lengths of sequences and mask of their tokens; ``seed`` determines the values of the columns.
 
-    Example: ``Packing((2, 3), (1, 0, 1, 1, 1), 7)``: two sequences, the second token of the first one is masked.
+    Example: ``Packing((2, 3), (1, 0, 1, 1, 1), 7)``: two sequences; the second token of the first is masked.
     """
 
     lengths: tuple[int, ...]
@@ -36,45 +36,45 @@ class Packing:
 
     @property
     def mask_T(self) -> torch.Tensor:
-        """float32 [T]."""
+        """The mask, float32 [T]."""
         return torch.tensor(self.mask, dtype=torch.float32)
 
     @property
     def segments(self) -> SequenceSums:
-        """Sums over the sequences."""
+        """The sums over the sequences."""
         return SequenceSums(self.lengths)
 
     def uniform(self, number: int, *, low: float, high: float) -> torch.Tensor:
-        """float32 [T] between the bounds; another ``number`` is another column."""
+        """Return a random column, float32 [T] between the bounds; each ``number`` gives another column."""
         generator = torch.Generator().manual_seed(self.seed * 101 + number)
         return torch.empty(len(self.mask)).uniform_(low, high, generator=generator)
 
 
 EMPTY = (Packing((), (), 0), Packing((0,), (), 0), Packing((0, 0), (), 0))
-"""No token at all, as on a rank that shares its sequences with others and holds the prompts."""
+"""Packings without tokens, as on a context-parallel rank that has only prompts of its sequences."""
 
 
 class SequenceSums:
-    """The ``Segments`` of sequences that lie one after the other."""
+    """The ``Segments`` of concatenated sequences."""
 
     def __init__(self, lengths: Iterable[int]) -> None:
         self._lengths = torch.tensor(tuple(lengths), dtype=torch.int64)
         self._samples_T = torch.repeat_interleave(torch.arange(len(self._lengths)), self._lengths)
 
     def sums(self, values_T: torch.Tensor) -> torch.Tensor:
-        """The sum over each sequence, [b]; differentiable."""
+        """Return the sum over each sequence, [b]; differentiable."""
         zeros: torch.Tensor = values_T.new_zeros(len(self._lengths))
         return zeros.index_add(0, self._samples_T, values_T)
 
     def spread(self, values_b: torch.Tensor) -> torch.Tensor:
-        """Each sequence's value at each of its tokens, [T]; differentiable."""
+        """Return each sequence's value at each of its tokens, [T]; differentiable."""
         return values_b.index_select(0, self._samples_T)
 
 
 @st.composite
 def rows(draw: Any, *, some_masked: bool = False) -> Packing:
-    """One to four sequences of one to six tokens;
-    at least one token is trained, and with ``some_masked`` at least one masked."""
+    """Generate one to four sequences of one to six tokens;
+    at least one token is trained, and with ``some_masked`` at least one is masked."""
     lengths = draw(st.lists(st.integers(1, 6), min_size=2 if some_masked else 1, max_size=4))
     tokens = sum(lengths)
     mask = draw(st.lists(st.sampled_from([1, 1, 0]), min_size=tokens, max_size=tokens))
@@ -85,26 +85,26 @@ def rows(draw: Any, *, some_masked: bool = False) -> Packing:
 
 
 def concatenated(packing: Packing, rest: Packing) -> tuple[Packing, SequenceSums]:
-    """``rest`` with other values, and the sums over the sequences of ``packing`` followed by those of ``rest``."""
+    """Return ``rest`` with other values, and the sums over the sequences of ``packing`` and then of ``rest``."""
     other = replace(rest, seed=packing.seed + 1000)
     return other, SequenceSums(packing.lengths + other.lengths)
 
 
 def require_column(what: str, values_T: Any, like_T: torch.Tensor) -> None:
-    """``values_T`` is one number a token."""
+    """Check that ``values_T`` has one number a token."""
     found = f"{type(values_T).__name__} of shape {tuple(getattr(values_T, 'shape', ()))}"
     shaped = isinstance(values_T, torch.Tensor) and values_T.shape == like_T.shape
     require(shaped, f"{what} is a {found} for {len(like_T)} tokens; one number a token is wanted, never an average")
 
 
 def require_unchanged(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> None:
-    """No tensor was written to."""
+    """Check that no tensor was changed in place."""
     changed = [name for name, old in before.items() if not _same(old, after[name])]
     require(not changed, f"the input was changed in place: {', '.join(changed)}. Work on a copy.")
 
 
 def require_equal(found_T: torch.Tensor, wanted_T: torch.Tensor, otherwise: str) -> None:
-    """Both columns are equal up to the rounding of float32."""
+    """Check that both columns are equal up to the rounding of float32."""
     close = torch.allclose(found_T, wanted_T, rtol=1e-4, atol=1e-5, equal_nan=True)
     require(close, f"{otherwise}\nFound {found_T.tolist()}, wanted {wanted_T.tolist()}.")
 

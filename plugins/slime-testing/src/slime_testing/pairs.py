@@ -1,5 +1,5 @@
 """A real tokenizer whose text does not determine the ids:
-letters that an engine sampled one by one are encoded again as pairs."""
+letters that an engine sampled one by one are encoded as pairs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from slime_core.prompts.chat import PromptEncoder
 __all__ = ["END", "NUM_SAMPLED_IDS", "letters", "pairing_encoder", "start_id"]
 
 END = 1
-"""Id of the token that ends a response, as the fake engine has it."""
+"""Id of the token that ends a response, as in the fake engine."""
 
 SPECIAL = ("<pad>", "<end>", "<unk>", "<|user|>", "<|assistant|>")
 PAIRED = (string.ascii_lowercase, string.digits)
 LETTERS = (*PAIRED[0], *sorted({"\n", *map(chr, range(32, 127))} - set(PAIRED[0])))
 NUM_SAMPLED_IDS = len(SPECIAL) + len(PAIRED[0])
-"""An engine that samples ids below this one samples lower-case letters, which re-encoding turns into pairs."""
+"""Limit for ids of an engine that samples only lower-case letters, which encoding turns into pairs."""
 
 START = "<|start|>"
-"""What the chat template writes before the first message, and nowhere else."""
+"""Text that the chat template writes before the first message, and nowhere else."""
 
 TEMPLATE = (
     f"{{{{ '{START}' }}}}"
@@ -35,9 +35,9 @@ TEMPLATE = (
 
 @functools.cache
 def pairing_encoder(*, apply_chat_template: bool) -> PromptEncoder:
-    """An encoder of printable ASCII that writes two lower-case letters, or two digits, as one token.
+    """Return an encoder of printable ASCII with tokens for pairs of lower-case letters and pairs of digits.
 
-    Example: ``encode("42")`` is one id, and ``decode([FOUR, TWO])`` is ``"42"`` as well.
+    Example: ``encode("42")`` is one id; ``decode([FOUR, TWO])`` is ``"42"`` as well.
     """
     with tempfile.TemporaryDirectory() as name:
         _write(Path(name))
@@ -45,7 +45,7 @@ def pairing_encoder(*, apply_chat_template: bool) -> PromptEncoder:
 
 
 def letters(text: str) -> list[int]:
-    """The ids of ``text`` letter by letter, which :meth:`PromptEncoder.encode` would not return."""
+    """Return the ids of ``text`` letter by letter, unlike :meth:`PromptEncoder.encode`."""
     return [_vocabulary()[letter] for letter in text]
 
 
@@ -56,7 +56,7 @@ def _vocabulary() -> dict[str, int]:
 
 
 def start_id() -> int:
-    """The id of :data:`START`, which no engine of a suite samples."""
+    """Return the id of :data:`START`, which the engine of a suite never samples."""
     return _vocabulary()[START]
 
 
@@ -65,7 +65,7 @@ def _pairs() -> list[tuple[str, str]]:
 
 
 def _write(folder: Path) -> None:
-    """The tokenizer and a config as a checkpoint has them."""
+    """Write the tokenizer and a config in the format of a checkpoint."""
     model = {"type": "BPE", "vocab": _vocabulary(), "merges": _pairs(), "unk_token": SPECIAL[2]}
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     added = [{"id": _vocabulary()[token], "content": token, **special} for token in (*SPECIAL, START)]

@@ -1,9 +1,9 @@
-"""Fixtures for tests of plugins; pytest loads this in every run of the environment, so it imports nothing else.
+"""Fixtures for tests of plugins; pytest loads this in every run of the environment, so imports are deferred.
 
 slime_fake_engine     an inference server without a model
-slime_local_plugin    writes a plugin into a file that ``plugin = ...`` and ``--plugin`` take
-slime_discovery_off   nothing is installed but ``core``: what a test names is what it gets
-slime_hook_recorder   a plugin that writes down which hooks were called, in order
+slime_local_plugin    writes a plugin into a file for ``plugin = ...`` and ``--plugin``
+slime_discovery_off   hides all installed plugins but ``core``
+slime_hook_recorder   a plugin that records the calls of its hooks, in order
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["slime_discovery_off", "slime_fake_engine", "slime_hook_recorder", "s
 
 @pytest.fixture
 def slime_fake_engine() -> Iterator[FakeEngine]:
-    """A started :class:`~slime_testing.fake_engine.FakeEngine`; its ``url`` is what a client is given."""
+    """A started :class:`~slime_testing.fake_engine.FakeEngine`; clients connect to its ``url``."""
     from slime_testing.fake_engine import FakeEngine
 
     with FakeEngine() as engine:
@@ -44,7 +44,7 @@ def slime_local_plugin(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def slime_discovery_off() -> Iterator[None]:
-    """No entry point is found: only what the core ships, files and modules can be named."""
+    """Hides entry points: only the core's plugins, files and modules can be named."""
     from slime_core.harness import only_core_installed
 
     with only_core_installed():
@@ -53,7 +53,7 @@ def slime_discovery_off() -> Iterator[None]:
 
 @pytest.fixture
 def slime_hook_recorder() -> HookRecorder:
-    """An object with every lifecycle hook; ``calls`` are the hooks that were called, with what they were handed."""
+    """An object with every lifecycle hook; ``calls`` lists the called hooks with their arguments."""
     from slime_testing.recorder import HookRecorder
 
     return HookRecorder()

@@ -1,4 +1,4 @@
-"""Runs a plugin's hooks of learner ranks in two real processes, and says which hook one of them never leaves."""
+"""Runs a plugin's hooks of learner ranks in two real processes, and reports a hook that one of them never leaves."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from typing import Any
 from slime_core import Place
 from slime_core.harness import RESTORE, STATE, ActivePlugin, PlaceStates
 
-__all__ = ["RankReport", "not_back", "run_ranks"]
+__all__ = ["RankReport", "run_ranks", "state_mismatch"]
 
 RANKS = (0, 1)
 START_LIMIT_S = 300.0
-"""Seconds outside of hooks: importing torch and the plugin, leaving the group."""
+"""Time limit outside of hooks, in seconds: importing torch and the plugin, leaving the group."""
 
 STACKS_S = 0.5
-"""Seconds without further output after which a stuck process has written its stacks."""
+"""Seconds without new output after which a stuck process has written its stacks."""
 
 STACKS_LIMIT_S = 30.0
-"""Seconds that it gets to write them."""
+"""Time limit for writing them, in seconds."""
 
-Words = dict[int, list[dict[str, str]]]
-"""The JSON lines that each rank has written."""
+RankLines = dict[int, list[dict[str, str]]]
+"""Rank -> the JSON lines that it has written."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """How the hooks went.
+    """Results of the hooks of learner ranks.
 
     Arguments:
-        hung: which hook did not end, on which rank, with stacks; None: all ended.
+        hung: the hook that did not finish, its rank, and stacks; None: all finished.
         failures: messages of hooks that raised; empty: none did.
-        lost: states that a checkpoint did not bring back, in words; empty: it brought all back.
+        lost: messages about states that a checkpoint did not restore; empty: all were restored.
     """
 
     hung: str | None = None
@@ -55,7 +55,7 @@ def run_ranks(plugin: ActivePlugin, options: Any, *, limit_s: float) -> RankRepo
 
     Arguments:
         options: the plugin's options object, or None.
-        limit_s: longest time in which neither process gets on.
+        limit_s: longest time without progress in either process, in seconds.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -64,8 +64,8 @@ def run_ranks(plugin: ActivePlugin, options: Any, *, limit_s: float) -> RankRepo
             return _watched(folder, processes, limit_s)
 
 
-def not_back(place: Place, states: PlaceStates, again: PlaceStates) -> str:
-    """What to say of a state that is another one after it was restored."""
+def state_mismatch(place: Place, states: PlaceStates, again: PlaceStates) -> str:
+    """Return the message about a state that differs after it was restored."""
     return (
         f"on the {place} a checkpoint kept the state {states}; hooks ran on, the checkpoint was restored, and the "
         f"state was {again}. {RESTORE} has to bring back all that {STATE} returned."
@@ -74,7 +74,7 @@ def not_back(place: Place, states: PlaceStates, again: PlaceStates) -> str:
 
 @contextmanager
 def _processes(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Both ranks, with an output file each; all are stopped at the end."""
+    """Run both ranks, each with output files; kill them at the end."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     with contextlib.ExitStack() as opened:
         processes = []
@@ -94,16 +94,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _watched(folder: Path, processes: Sequence[subprocess.Popen[bytes]], limit_s: float) -> RankReport:
-    last: Words = {}
+    last: RankLines = {}
     moved_s = time.monotonic()
     while any(process.poll() is None for process in processes):
         lines = {rank: _lines(folder, rank) for rank in RANKS}
         if lines != last:
             last, moved_s = lines, time.monotonic()
-        if any(process.poll() for process in processes):  # a rank that died leaves the other one waiting
+        if any(process.poll() for process in processes):  # the other rank would wait for the dead one
             break
-        # In no hook: one still imports, and the other waits for it; or both end. Computed from the lines that set the
-        # time, because a hook that was entered after them has only started.
+        # If no rank is in a hook, one is importing or both are leaving. ``inside`` comes from the lines that set
+        # ``moved_s``, because a hook that was entered later has only started.
         inside = _inside(lines)
         if time.monotonic() - moved_s > (limit_s if inside else START_LIMIT_S):
             return RankReport(_stuck(folder, processes, inside, limit_s), _values("failed", folder))
@@ -132,7 +132,7 @@ def _stuck(
 
 
 def _dump(folder: Path, processes: Mapping[int, subprocess.Popen[bytes]]) -> None:
-    """Their stacks are in their files of errors."""
+    """Make processes write their stacks into their error files."""
     deadline_s = time.monotonic() + STACKS_LIMIT_S
     before = size = {rank: len(_read(folder, f"err{rank}")) for rank in processes}
     for process in processes.values():
@@ -144,8 +144,8 @@ def _dump(folder: Path, processes: Mapping[int, subprocess.Popen[bytes]]) -> Non
             return
 
 
-def _inside(written: Words) -> dict[int, str]:
-    """Rank -> the hook that it has entered and not left."""
+def _inside(written: RankLines) -> dict[int, str]:
+    """Return rank -> the hook that it has entered and not left."""
     last = {rank: [line for line in lines if "failed" not in line][-1:] for rank, lines in written.items()}
     return {rank: line["enter"] for rank, lines in last.items() for line in lines if "enter" in line}
 
@@ -160,7 +160,7 @@ def _death(folder: Path, rank: int) -> str:
 
 
 def _lines(folder: Path, rank: int) -> list[dict[str, str]]:
-    """The JSON lines that the rank has written so far; other lines are the plugin's own output."""
+    """Return the JSON lines that the rank has written so far; other lines are output of the plugin."""
     lines = _read(folder, f"out{rank}").splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.startswith('{"') and line.endswith("\n")]
 

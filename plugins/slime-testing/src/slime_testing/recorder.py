@@ -1,4 +1,4 @@
-"""A plugin that implements every lifecycle hook and writes down how it was called."""
+"""A plugin that implements every lifecycle hook and records the calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["HookRecorder"]
 
 
 class HookRecorder:
-    """Register an instance with a plugin manager, or call its hooks.
+    """Records calls of hooks: register an instance with a plugin manager, or call its hooks.
 
     Example::
 
@@ -21,7 +21,7 @@ class HookRecorder:
         assert recorder.calls == [("slime_after_weight_sync", {"version": 3, "options": None})]
 
     Attributes:
-        calls: each hook with its arguments by name, in the order of the calls.
+        calls: each called hook with its arguments by name, in order.
     """
 
     def __init__(self) -> None:
@@ -29,12 +29,12 @@ class HookRecorder:
 
     @property
     def names(self) -> list[str]:
-        """The hooks that were called, in order."""
+        """Names of the called hooks, in order."""
         return [name for name, _ in self.calls]
 
 
 def _recording(name: str) -> Callable[..., None]:
-    """A method that takes exactly the hook's parameters: pluggy reads them off the code, and passes no others."""
+    """Return a method with exactly the hook's parameters: pluggy reads them from the code and passes no others."""
     parameters = hook_parameters(name)
     passed = ", ".join(f"{one!r}: {one}" for one in parameters)
     code = f"def {name}(self, {', '.join(parameters)}):\n    self.calls.append(({name!r}, {{{passed}}}))\n"

@@ -1,4 +1,4 @@
-"""What a generate function that resumes aborted responses (trait ``resumes``) must do."""
+"""Checks of generate functions that resume aborted responses (trait ``resumes``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SampledPairs = Sequence[tuple[list[int], list[int]]]
 
 
 def ended(sample: Sample, *, text: str) -> Sample:
-    """``sample`` as a run holds one whose response was ended half way: with ``text`` and the tokens that it had."""
+    """Return ``sample`` as a run has it after an abort half way: with ``text`` and the first half of its tokens."""
     kept = sample.response_length // 2
     whole = len(sample.tokens) - sample.response_length + kept
     found = copy.deepcopy(sample)
@@ -29,12 +29,12 @@ def ended(sample: Sample, *, text: str) -> Sample:
 def require_resumed(
     before: Sample, made: Sequence[Sample], sampled: SampledPairs, *, versions: Sequence[str], most: int | None
 ) -> None:
-    """``made`` holds ``before`` resumed: continued by what the engine sampled after its tokens.
+    """Check that ``made`` contains ``before`` resumed, continued with tokens that the engine sampled after its own.
 
     Arguments:
-        sampled: prompt and response of what was sampled meanwhile.
-        versions: of the weights that sampled it, oldest first.
-        most: tokens that its response may have; None: the function decides.
+        sampled: prompt and response of each generation since the abort.
+        versions: versions of the weights that sampled the whole response, oldest first.
+        most: limit on its response tokens; None: the function decides.
     """
     who = (
         f"sample {before.index} of group {before.group_index}, which was aborted with {before.response_length} tokens,"
@@ -77,7 +77,7 @@ def _require_kept(who: str, before: Sample, after: Sample) -> None:
 
 
 def require_left_alone(before: Sequence[Sample], made: Sequence[Sample]) -> None:
-    """Finished siblings of an ended sample are returned as they were."""
+    """Check that finished siblings of an aborted sample are returned unchanged."""
     for one in before:
         same = [list(after.tokens) == list(one.tokens) and after.status is one.status for after in made]
         require(

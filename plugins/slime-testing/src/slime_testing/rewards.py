@@ -1,4 +1,4 @@
-"""What a reward model must hold to: finished samples in, one reward a sample out, in order, whatever the company."""
+"""The suite of reward models: one reward for each finished sample, in order, independent of the other samples."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ TEMPLATES = (
     "not it",
     "",
 )
-"""Responses that common reward models find right or wrong."""
+"""Responses, some of which common reward models find right and some wrong."""
 
 LONGEST = 12
-"""Examples, at most, that are put in another order."""
+"""Limit on the examples that are permuted."""
 
 
 class RewardModelSuite(ComponentSuite):
     """For reward models.
 
     Attributes:
-        label: ground truth of the examples; override it for a reward that reads labels of a certain form.
-        responses: what is scored; ``{label}`` stands for the label, and all else, other braces too, for itself. Some
-            have to be right and some wrong.
-        metadata: of every example.
+        label: ground truth of the examples; override it if the reward needs labels of a certain format.
+        responses: the scored responses; ``{label}`` is replaced by the label, everything else, including other braces,
+            is literal. Some must be right and some wrong.
+        metadata: metadata of every example.
     """
 
     kind: ClassVar[Kind] = Kind.REWARD_MODEL
@@ -108,7 +108,7 @@ class RewardModelSuite(ComponentSuite):
         require_cancellable(lambda: self.make().score(self._samples()), "score()")
 
     def _samples(self) -> list[Sample]:
-        """One prompt group: the same prompt and label, every response."""
+        """Return one prompt group: every response, with the same prompt and label."""
         one = Sample(group_index=3, prompt="6 * 7 =", label=self.label, status=Status.COMPLETED, weight_versions=["1"])
         return [
             replace(

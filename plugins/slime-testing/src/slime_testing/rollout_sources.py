@@ -1,6 +1,6 @@
-"""What a rollout source must hold to: groups that can be trained, no prompt lost, and a state that comes back.
+"""The suite of rollout sources: groups that can be trained, no lost prompts, and a state that can be restored.
 
-One that generates does so with the fake engine, over HTTP and through the client of a run.
+A source that generates uses the fake engine, over HTTP and through a run's client.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ WANTED = 3
 
 
 class RolloutSourceSuite(ComponentSuite):
-    """For rollout sources; each makes two rollouts of three groups.
+    """For rollout sources; each test makes two rollouts of three groups.
 
     Attributes:
-        samples_per_prompt: of each group of prompts that the source may take.
+        samples_per_prompt: size of the prompt groups that the source may take.
     """
 
     kind: ClassVar[Kind] = Kind.ROLLOUT_SOURCE
@@ -97,7 +97,7 @@ class RolloutSourceSuite(ComponentSuite):
     def _rollouts(
         self, source: Any, prompts: _Prompts | None = None, *, first: int = 0, count: int = 2
     ) -> list[tuple[_Batch, Any]]:
-        """The batches of ``count`` rollouts, with what ``fill`` returned."""
+        """Return the batches of ``count`` rollouts and what ``fill`` returned for each."""
         found, prompts = [], prompts or _Prompts(self.samples_per_prompt)
         for number in range(first, first + count):
             with make_engine() as engine:
@@ -111,7 +111,7 @@ class RolloutSourceSuite(ComponentSuite):
 
 
 class _Prompts(DataSource):
-    """Endless pending samples; ``open`` holds the groups that were taken and not put back."""
+    """An endless data source of pending samples; ``open`` has the groups that were taken and not put back."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -147,11 +147,11 @@ class _Prompts(DataSource):
 
 
 class _Batch:
-    """Takes every group; none is too old or dropped.
+    """A rollout batch that accepts every group.
 
     Attributes:
-        groups: that were added.
-        sampled: prompt and response of what the engine has generated, as ids.
+        groups: the added groups.
+        sampled: prompt and response ids of all that the engine has generated.
     """
 
     def __init__(self, rollout: int, prompts: _Prompts, engine: FakeEngine) -> None:
@@ -163,7 +163,7 @@ class _Batch:
         self._context: GenerateContext | None = None
 
     async def filled_by(self, source: Any) -> Any:
-        """What ``source.fill`` returns, while the engine answers requests."""
+        """Call ``source.fill`` with a client of the engine; return its result."""
         encoder = pairing_encoder(apply_chat_template=False)
         async with connect(self._engine.url, vocab_size=encoder.vocab_size) as client:
             self._context = make_context(client, encoder, rollout=self.rollout)

@@ -1,8 +1,8 @@
-"""``slime plugins new KIND NAME``: a package of a plugin that works, with its tests, to be changed into another.
+"""``slime plugins new KIND NAME``: writes the package of a working plugin, with its tests, as a starting point.
 
-The files are templates in ``templates/``: those of ``common`` and those of the kind, at the places that they will have
-in the package, with ``package`` for its import name. ``recipe.toml`` of a kind holds what the common ones say about it.
-A new kind is a new folder.
+The files are templates in ``templates/``: those of ``common`` and those of the kind, at their places in the package,
+with ``package`` in place of its import name. ``recipe.toml`` of a kind contains the texts that the common files need.
+To add a kind, add a folder.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ TEMPLATES = Path(__file__).parent / "templates"
 SUFFIX = ".tmpl"
 COMMON = "common"
 KINDS: tuple[str, ...] = tuple(sorted(path.parent.name for path in TEMPLATES.glob("*/recipe.toml")))
-"""What the command can write: the kinds of components, the estimator per token, and ``lifecycle`` for hooks alone."""
+"""Accepted kinds: kinds of components, the estimator per token, and ``lifecycle`` for hooks alone."""
 
 LONGEST_NAME = 30
-"""Characters; the lines of the generated files stay within 120."""
+"""Limit on a name, in characters; with it the lines of the generated files stay within 120."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 @dataclass(frozen=True, slots=True)
 class Scaffold:
-    """A package that can be written.
+    """A package to write.
 
     Example: ``Scaffold("advantage-estimator", "my-algo")`` is the distribution ``slime-my-algo`` with the package
     ``slime_my_algo``, whose plugin and component are called ``my-algo``.
@@ -51,7 +51,7 @@ class Scaffold:
 
     @property
     def distribution(self) -> str:
-        """The distribution, which is also the name of its folder."""
+        """Name of the distribution and of its folder."""
         return f"slime-{self.name}"
 
     @property
@@ -61,19 +61,19 @@ class Scaffold:
 
     @property
     def partners(self) -> tuple[str, ...]:
-        """Plugins that its run names in addition to it: an estimator, unless it brings one."""
+        """Plugins that its example run names in addition: an estimator, unless the package has one."""
         return tuple(self._recipe()["partners"])
 
     @property
     def commands(self) -> list[str]:
-        """What a user of the plugin types, once it is installed, to see it run."""
+        """Commands that run the installed plugin."""
         recipe = self._recipe()
         named = " ".join(f"--plugin {name}" for name in (*self.partners, self.name))
         flags = f" {recipe['flags']}" if "flags" in recipe else ""
         return [*recipe.get("before", ()), f"slime run {named}{flags} --num-rollout 2"]
 
     def files(self) -> dict[Path, str]:
-        """Every file of the package: its path in the package's folder, and its text."""
+        """Return path in the package's folder -> text, for every file."""
         words = self._words()
         return {
             Path(str(place).replace("package", self.package, 1).removesuffix(SUFFIX)): Template(text).substitute(words)
@@ -86,7 +86,7 @@ class Scaffold:
                 yield path.relative_to(folder), path.read_text(encoding="utf-8")
 
     def _recipe(self) -> dict[str, Any]:
-        """What the common files say about the kind, with this package's names."""
+        """Return the kind's texts for the common files, with this package's names."""
         text = (TEMPLATES / self.kind / "recipe.toml").read_text(encoding="utf-8")
         return tomllib.loads(Template(text).substitute(name=self.name, package=self.package))
 
@@ -110,10 +110,10 @@ class Scaffold:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command ``slime plugins new``; returns the exit code.
+    """Run ``slime plugins new``; return the exit code.
 
     Raises:
-        PluginError: as :func:`new_plugin`.
+        PluginError: see :func:`new_plugin`.
     """
     new = argparse.ArgumentParser(
         prog="slime plugins new", description="Write a plugin package that works, with its tests.", allow_abbrev=False
@@ -126,10 +126,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def new_plugin(kind: str, name: str, *, where: Path) -> int:
-    """Write the package ``slime-NAME`` into ``where`` and print the next commands. Returns the exit code, 0.
+    """Write the package ``slime-NAME`` into ``where`` and print the next commands; return the exit code, 0.
 
     Raises:
-        PluginError: there is no such kind, the name cannot be used, or the folder is there or cannot be written;
+        PluginError: the kind is unknown, the name is invalid or taken, or the folder exists or cannot be written;
             nothing was written.
     """
     scaffold = Scaffold(_kind(kind), _name(name))
@@ -166,7 +166,7 @@ def _name(name: str) -> str:
 
 
 def _refuse_taken(scaffold: Scaffold) -> None:
-    """A name means one plugin, one table of settings, and, in the plugin's own run, one component."""
+    """Refuse a name that another plugin, a table of settings, or a component of the plugin's own run has."""
     name = scaffold.name
     if name in core_sections():
         raise PluginError(f"a plugin cannot be called {name!r}: [{name}] is a section of the core's settings.")
@@ -181,10 +181,10 @@ def _refuse_taken(scaffold: Scaffold) -> None:
 
 
 def _component_owner(scaffold: Scaffold) -> object | None:
-    """Which of the plugins that the generated run names offers a component of this name."""
+    """Return the plugin of the generated run that offers a component of this name; None: there is none."""
     active = {CORE.name, *scaffold.partners}
     for plugin in (plugin for plugin in installed() if plugin.name in active):
-        with suppress(PluginError):  # a broken neighbour is for slime plugins check to report
+        with suppress(PluginError):  # slime plugins check reports broken plugins
             if any(name == scaffold.name for _, name in activate(PluginSource(plugin)).offers):
                 return plugin
     return None
@@ -194,7 +194,7 @@ def _component_owner(scaffold: Scaffold) -> object | None:
 
 
 def _write(folder: Path, files: Mapping[Path, str]) -> None:
-    """Make ``folder`` with these files; it appears whole or not at all."""
+    """Create ``folder`` with these files, atomically."""
     if os.path.lexists(folder):
         raise PluginError(
             f"{folder} is there already, and nothing is overwritten. Choose another name, or another --dir."
@@ -219,6 +219,6 @@ def _next_commands(folder: Path, scaffold: Scaffold) -> str:
 
 
 def _bounds(version: str) -> str:
-    """The versions of the core that the package works with: those of the same minor version."""
+    """Return version constraints on the core: the current minor version."""
     major, minor = (int(part) for part in version.split(".")[:2])
     return f">={major}.{minor},<{major}.{minor + 1}"

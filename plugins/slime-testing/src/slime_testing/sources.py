@@ -1,4 +1,4 @@
-"""What a data source must hold to: whole prompt groups, and the same stream from wherever it is resumed."""
+"""The suite of data sources: whole prompt groups, and the same stream after every resume."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slime_testing.suite import ComponentSuite, given, require
 __all__ = ["DataSourceSuite"]
 
 ROWS = tuple({"prompt": f"{number} + 1 =", "label": str(number + 1), "metadata": {"n": number}} for number in range(7))
-"""The rows of the examples' file: few, so that every stream reaches its second pass."""
+"""Rows of the example file: few, so that every stream reaches its second epoch."""
 
 sizes_lists = st.lists(st.integers(1, 5), min_size=1, max_size=5)
 
@@ -31,7 +31,7 @@ class DataSourceSuite(ComponentSuite):
     """For data sources.
 
     Attributes:
-        rows: the JSON objects of the file that the source is given; a source that needs no file ignores it.
+        rows: JSON objects of the file that the source gets; a source that needs no file ignores it.
     """
 
     kind: ClassVar[Kind] = Kind.DATA_SOURCE
@@ -161,7 +161,7 @@ class DataSourceSuite(ComponentSuite):
         _require_same(found, wanted, "after screen(), a new source of the same request hands out other prompts.")
 
     def _screen(self) -> Callable[[RunView, PromptScreen], object] | None:
-        """What looks through the files before a run (``ScreenedDataSource``, optional); None: there is none."""
+        """Return the source's ``screen`` (``ScreenedDataSource``, optional), or None."""
         subject = self.subject()
         own = getattr(subject.target, "screen", None)
         return None if own is None else partial(own, subject.options)
@@ -176,7 +176,7 @@ class DataSourceSuite(ComponentSuite):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "prompts.jsonl")
             path.write_text("".join(json.dumps(row) + "\n" for row in self.rows), encoding="utf-8")
-            # The same name in every source: a source may hold its place against the file that it was given.
+            # Every source gets a file of the same name, because a source may bind its state to the name.
             request = PromptRequest(path, n_samples_per_prompt=of_a_prompt, seed=5)
             yield replace(default_run(self.subject()), seed=5, n_samples_per_prompt=of_a_prompt, prompts=request)
 
@@ -199,7 +199,7 @@ def _require_same(found: list[Any], wanted: list[Any], otherwise: str) -> None:
 
 
 def _through_json(state: Any) -> Any:
-    """The state as a checkpoint keeps it."""
+    """Return the state after a round trip through JSON, as in a checkpoint."""
     try:
         return json.loads(json.dumps(state, allow_nan=False))
     except (TypeError, ValueError) as error:

@@ -26,13 +26,13 @@ __all__ = ["Subject", "default_run", "find", "find_component", "own_plugin", "pl
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A component, who offers it, and the options that its target is called with.
+    """A component, its plugin, and the options with which it is created.
 
     Arguments:
-        active: the plugin, activated.
-        component: with its traits filled in.
-        target: what the component's ``target`` names.
-        options: an instance of the plugin's options class; None where it has none.
+        active: the activated plugin.
+        component: the component, with complete traits.
+        target: the object that the component's ``target`` names.
+        options: an instance of the plugin's options class; None: the plugin has none.
     """
 
     active: ActivePlugin
@@ -42,26 +42,26 @@ class Subject:
 
     @property
     def plugin(self) -> PluginIdentity:
-        """Who offers it."""
+        """Identity of the plugin."""
         return self.active.identity
 
 
 def default_run(subject: Subject) -> RunView:
-    """What the component is made with in a run of the built-in model with every setting at its default."""
+    """Return the run view of a run of the built-in model with every setting at its default."""
     return default_run_view({} if subject.options is None else {subject.plugin.name: subject.options})
 
 
 def find(kind: Kind, component: str, *, plugin: str | None, options: Any, near: Path) -> Subject:
-    """The component of that kind and name.
+    """Find the component of this kind and name.
 
     Arguments:
-        plugin: what a run writes after ``--plugin``; None: the plugin of the project around ``near`` that offers the
-            component, or else the one installed plugin that does.
-        options: the options object; None: the plugin's own with its defaults.
-        near: the file of the test, from which relative paths and the project are found.
+        plugin: value of ``--plugin`` for its plugin; None: the plugin of the project around ``near`` that offers the
+            component, or else the only installed plugin that does.
+        options: the options object; None: the plugin's options with their defaults.
+        near: the file of the test; relative paths and the project are found from it.
 
     Raises:
-        PluginError: no such plugin or component, several plugins offer it, or the plugin is broken.
+        PluginError: there is no such plugin or component, several plugins offer it, or the plugin is broken.
     """
     source = _offering(kind, component, near) if plugin is None else plugin_source(plugin, near=near)
     active = activate(source)
@@ -71,30 +71,30 @@ def find(kind: Kind, component: str, *, plugin: str | None, options: Any, near: 
 
 
 def find_component(kind: Kind, component: str, *, plugin: str) -> tuple[PluginIdentity, Any]:
-    """Who offers the component, and its traits; its code is not imported.
+    """Return the component's plugin and traits, without importing its code.
 
     Raises:
-        PluginError: no such plugin or component, or the plugin is broken.
+        PluginError: there is no such plugin or component, or the plugin is broken.
     """
     active = activate(plugin)
     return active.identity, active.component(kind, component).traits
 
 
 def plugin_source(plugin: str, *, near: Path) -> PluginSource:
-    """What ``--plugin`` of that name means; a relative path may also start at the folder of ``near``.
+    """Find the plugin that ``--plugin`` would; a relative path may also start at the folder of ``near``.
 
     Raises:
-        PluginError: no such plugin or file.
+        PluginError: there is no such plugin or file.
     """
     neighbour = near.parent / plugin
     return find_plugin(str(neighbour) if plugin.endswith(".py") and neighbour.is_file() else plugin)
 
 
 def own_plugin(near: Path) -> PluginSource:
-    """The one plugin of the project around ``near``.
+    """Return the only plugin of the project around ``near``.
 
     Raises:
-        PluginError: it declares none or several, or is not installed.
+        PluginError: the project declares none or several, or the plugin is not installed.
     """
     found = _project_plugins(near)
     if len(found) != 1:
@@ -104,7 +104,7 @@ def own_plugin(near: Path) -> PluginSource:
 
 
 def _offering(kind: Kind, component: str, near: Path) -> PluginSource:
-    """The plugin that offers the component: of the project around ``near``, or else of all that are installed."""
+    """Return the plugin that offers the component, from the project around ``near``, else from all installed."""
     own = _project_plugins(near)
     for among in (own, [plugin.name for plugin in installed() if plugin.name not in own]):
         found = [source for source in map(find_plugin, dict.fromkeys(among)) if _offers(source, kind, component)]
@@ -129,7 +129,7 @@ def _offers(source: PluginSource, kind: Kind, component: str) -> bool:
 
 
 def _project_plugins(near: Path) -> list[str]:
-    """Plugins that the nearest ``pyproject.toml`` above ``near`` declares, as far as they are installed."""
+    """Return the installed plugins that the nearest ``pyproject.toml`` above ``near`` declares."""
     known = {plugin.name for plugin in installed()}
     for folder in _folders(near):
         if (folder / "pyproject.toml").is_file():

@@ -1,7 +1,7 @@
-"""The class under all suites: which component is tested, and properties that every subclass gets a copy of.
+"""The base class of all suites: the tested component, and properties that each subclass gets a copy of.
 
-A property is a method ``test_...``. One that takes examples is marked with :func:`given`; Hypothesis would refuse one
-such function that two classes share, so each subclass gets its own.
+A property is a method ``test_...``; one that takes examples is marked with :func:`given`. Each subclass gets its own
+copy, because Hypothesis refuses a function that two classes share.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from slime_testing.subject import Subject, default_run, find
 __all__ = ["EXAMPLES", "ComponentSuite", "NotTested", "PropertyViolation", "given", "properties", "require"]
 
 EXAMPLES = 25
-"""Examples of one property; the same ones in every run."""
+"""Number of examples of one property; they are the same in every run."""
 
 _MARK = "_slime_examples"
 Property = TypeVar("Property", bound=Callable[..., None])
 
 
 class PropertyViolation(AssertionError):
-    """The component breaks its contract; the message says how, in plain words."""
+    """The component violates its contract; the message says how, in plain words."""
 
 
 class NotTested(PropertyViolation):
-    """The examples cannot show whether the component holds to its contract; the message says what the suite needs."""
+    """The examples cannot show whether the component follows its contract; the message says what the suite needs."""
 
 
 def require(holds: bool, otherwise: str) -> None:
-    """Returns if ``holds``.
+    """Raise ``otherwise`` unless ``holds``.
 
     Raises:
-        PropertyViolation: it does not; the message is ``otherwise``.
+        PropertyViolation: ``holds`` is False; the message is ``otherwise``.
     """
     if not holds:
         raise PropertyViolation(otherwise)
 
 
 def given(*, max_examples: int = EXAMPLES, **strategies: SearchStrategy[Any]) -> Callable[[Property], Property]:
-    """Marks a property that holds for every example of the strategies, by parameter name; each subclass runs a copy."""
+    """Mark a property that must hold for every example of the strategies, by parameter name."""
 
     def mark(function: Property) -> Property:
         setattr(function, _MARK, (max_examples, strategies))
@@ -58,7 +58,7 @@ def given(*, max_examples: int = EXAMPLES, **strategies: SearchStrategy[Any]) ->
 
 
 def properties(suite: type) -> list[str]:
-    """The names of the suite's properties, in the order in which they are written."""
+    """Return the names of the suite's properties, in the order of their definitions."""
     written: dict[str, None] = {}
     for base in reversed(suite.__mro__):
         written.update(dict.fromkeys(name for name in vars(base) if name.startswith("test_")))
@@ -66,7 +66,7 @@ def properties(suite: type) -> list[str]:
 
 
 class Suite:
-    """Gives each subclass its own copy of every property that is run on examples."""
+    """Gives each subclass its own copy of every property with examples."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -81,8 +81,8 @@ class ComponentSuite(Suite):
     """Tests one component.
 
     Attributes:
-        component: its name.
-        plugin: what a run writes after ``--plugin``; None: the one plugin that offers the component.
+        component: name of the component.
+        plugin: value of ``--plugin`` for its plugin; None: the only plugin that offers the component.
         options: the plugin's options; None: its defaults.
     """
 
@@ -94,7 +94,7 @@ class ComponentSuite(Suite):
 
     @classmethod
     def subject(cls) -> Subject:
-        """The component under test, found once.
+        """Return the component under test, found once.
 
         Raises:
             PluginError: the class names no component, or no plugin offers it.
@@ -106,10 +106,10 @@ class ComponentSuite(Suite):
 
     @classmethod
     def make(cls, run: RunView | None = None) -> Any:
-        """A fresh object of the component, as a run makes it.
+        """Create an object of the component, as a run does.
 
         Arguments:
-            run: what it is made with; None: a run with every setting at its default.
+            run: the run view for its constructor; None: a run with every setting at its default.
         """
         subject = cls.subject()
         return subject.target(subject.options, run or default_run(subject))

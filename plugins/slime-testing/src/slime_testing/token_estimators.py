@@ -1,5 +1,5 @@
-"""What an advantage estimator of scope ``token`` must hold to: each rank's responses in, one number a response token
-out, however the samples are split over ranks."""
+"""The suite of advantage estimators of scope ``token``: from each rank's responses to one number a response token,
+independent of how the samples are split over ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slime_testing.suite import ComponentSuite, PropertyViolation, given, requir
 __all__ = ["TokenAdvantageEstimatorSuite"]
 
 LIMIT_S = 60.0
-"""Seconds that a rank waits for the others in a reduction."""
+"""Time limit of a rank's wait for the others in a reduction, in seconds."""
 
 IN_STEP = "Every rank must call the same reductions in the same order, also where its shard is small."
 
@@ -35,7 +35,7 @@ TOKEN_COLUMNS = ("log_probs_U", "ref_log_probs_U", "rollout_log_probs_U", "value
 class TokenAdvantageEstimatorSuite(ComponentSuite):
     """For estimators whose traits say ``scope="token"``.
 
-    As in a run, a column that the traits do not read is None, and so are those of ``kl`` where ``kl_coef`` is 0.
+    As in a run, columns that the traits do not read are None, and the columns of ``kl`` also if ``kl_coef`` is 0.
     """
 
     kind: ClassVar[Kind] = Kind.ADVANTAGE_ESTIMATOR
@@ -81,7 +81,7 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
     def test_constant_rewards_give_finite_advantages(self, packing: Packing, reward: float, alone: bool) -> None:
         batch = self._batch(packing, AdvantageSettings())
         batch = replace(batch, rewards_B=torch.full_like(batch.rewards_B, reward))
-        if alone:  # one response of one token, and every column the same: no variance of any kind
+        if alone:  # one response of one token, and equal columns: every variance is 0
             batch = _constant(_chosen(batch, [0]), reward)
         advantages_U = self._trained(batch)
         require(
@@ -114,7 +114,7 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
         batch = self._batch(packing, settings)
         if len(batch.lengths_B) < 2:
             return
-        split = [0, 1, *split][: len(batch.lengths_B)]  # no rank is empty: the core gives every rank a sample
+        split = [0, 1, *split][: len(batch.lengths_B)]  # no rank is empty, because the core gives every rank a sample
         shares = [[sample for sample, rank in enumerate(split) if rank == wanted] for wanted in (0, 1)]
         shards = [_chosen(batch, share) for share in shares]
         together_U = self._trained(batch)
@@ -141,14 +141,14 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
         )
 
     def _estimated(self, batch: ResponseTokens) -> TokenAdvantages:
-        """On one rank that holds everything."""
+        """Estimate on one rank that has all samples."""
         output: TokenAdvantages = self.make().estimate(batch, _OneRank())
         found = type(output).__name__
         require(isinstance(output, TokenAdvantages), f"estimate() returned {found}; TokenAdvantages is wanted")
         return output
 
     def _trained(self, batch: ResponseTokens) -> torch.Tensor:
-        """The advantages of trained tokens, 0 elsewhere, as the core takes them: [u]."""
+        """Return the advantages of trained tokens, 0 elsewhere, as the core uses them: [u]."""
         advantages_U = self._estimated(batch).advantages_U
         require_column("advantages_U", advantages_U, batch.mask_U)
         return advantages_U.where(batch.mask_U != 0, 0.0)
@@ -156,7 +156,7 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
     def _batch(self, packing: Packing, settings: AdvantageSettings) -> ResponseTokens:
         traits = self.traits()
         reads = traits.columns(kl_coef=settings.kl_coef)
-        if "kl" not in traits.reads:  # a run refuses the coefficient
+        if "kl" not in traits.reads:  # a run would refuse the coefficient
             settings = replace(settings, kl_coef=0.0)
         lengths_B = torch.tensor(packing.lengths)
         values = {
@@ -175,7 +175,7 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
         )
 
     def _overlaid(self, batch: ResponseTokens, source: ResponseTokens, tokens: int) -> ResponseTokens:
-        """``batch`` with the rewards of ``source`` and its first ``tokens`` response tokens."""
+        """Return ``batch`` with the rewards and the first ``tokens`` response tokens of ``source``."""
         mixed: dict[str, Any] = {"rewards_B": source.rewards_B}
         for name in TOKEN_COLUMNS:
             old, new = getattr(source, name), getattr(batch, name)
@@ -187,7 +187,7 @@ class TokenAdvantageEstimatorSuite(ComponentSuite):
 
 
 def _texts(packing: Packing) -> dict[str, torch.Tensor]:
-    """Token ids of prompts, of one to three tokens each, and of responses."""
+    """Return token ids of prompts, of one to three tokens each, and of responses."""
     lengths_B = torch.tensor([1 + place % 3 + length for place, length in enumerate(packing.lengths)])
     generator = torch.Generator().manual_seed(packing.seed)
     tokens_T = torch.randint(5, 90, (int(lengths_B.sum()),), generator=generator)
@@ -200,13 +200,13 @@ def _columns(batch: ResponseTokens) -> dict[str, torch.Tensor]:
 
 
 def _tokens(batch: ResponseTokens, samples: Sequence[int]) -> torch.Tensor:
-    """Positions of the response tokens of these samples, in that order."""
+    """Return the positions of the response tokens of these samples, in that order."""
     places = [torch.nonzero(batch.samples_U == sample)[:, 0] for sample in samples]
     return torch.cat(places)
 
 
 def _chosen(batch: ResponseTokens, samples: list[int]) -> ResponseTokens:
-    """A shard of these samples, in that order."""
+    """Return a shard of these samples, in that order."""
     tokens_U, lengths_B = _tokens(batch, samples), batch.lengths_B[samples]
     given = _columns(batch)
     columns: dict[str, Any] = {
@@ -222,7 +222,7 @@ def _chosen(batch: ResponseTokens, samples: list[int]) -> ResponseTokens:
 
 
 def _constant(batch: ResponseTokens, value: float) -> ResponseTokens:
-    """One trained token, of which every column holds ``value``."""
+    """Return one trained token whose columns all have the value ``value``."""
     one = {name: torch.full((1,), value) for name, column in _columns(batch).items() if column.is_floating_point()}
     ones: dict[str, Any] = {**one, "mask_U": torch.ones(1), "lengths_B": torch.ones(1, dtype=torch.int64)}
     if batch.tokens_T is not None and batch.total_lengths_B is not None:
@@ -239,32 +239,32 @@ class _OneRank:
 
 
 class _Rendezvous:
-    """Where the ranks of one call meet, one reduction after the other.
+    """Reductions over several ranks (threads) of one call.
 
-    A rank lays its summand down and waits for the others; one that has left lays down nothing more.
+    Each rank contributes its summand and waits for the others; a rank that has left contributes no more.
     """
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
         self._changed = threading.Condition()
-        self._laid: dict[int, dict[int, torch.Tensor]] = {}
+        self._summands: dict[int, dict[int, torch.Tensor]] = {}
         self._gone: set[int] = set()
 
     def sum_of(self, rank: int, number: int, values: torch.Tensor) -> torch.Tensor:
-        """The sum of what all ranks lay down as their reduction of that number."""
+        """Contribute to reduction ``number`` and return its sum over all ranks."""
         with self._changed:
-            laid = self._laid.setdefault(number, {})
-            laid[rank] = values.detach().clone()
+            summands = self._summands.setdefault(number, {})
+            summands[rank] = values.detach().clone()
             self._changed.notify_all()
-            self._changed.wait_for(lambda: len(laid) == self._ranks or self._gone - laid.keys(), LIMIT_S)
-            complete = len(laid) == self._ranks
+            self._changed.wait_for(lambda: len(summands) == self._ranks or self._gone - summands.keys(), LIMIT_S)
+            complete = len(summands) == self._ranks
         require(complete, f"a rank waits in its reduction {number + 1}, which another rank never calls. {IN_STEP}")
-        shapes = {tuple(one.shape) for one in laid.values()}
+        shapes = {tuple(one.shape) for one in summands.values()}
         require(len(shapes) == 1, f"the ranks reduce tensors of the shapes {sorted(shapes)} together. {IN_STEP}")
-        return torch.stack([laid[one] for one in sorted(laid)]).sum(0)
+        return torch.stack([summands[one] for one in sorted(summands)]).sum(0)
 
     def leave(self, rank: int) -> None:
-        """The rank is done."""
+        """Mark the rank as finished."""
         with self._changed:
             self._gone.add(rank)
             self._changed.notify_all()
@@ -284,12 +284,12 @@ class _Rank:
 
 
 def _on_ranks(make: Callable[[], Any], shards: Sequence[ResponseTokens]) -> list[TokenAdvantages]:
-    """What every rank makes of its shard, all of them at once."""
+    """Estimate on every rank with its shard, concurrently."""
     rendezvous = _Rendezvous(len(shards))
     with ThreadPoolExecutor(len(shards)) as ranks:
         futures = [ranks.submit(_estimate_on, make, shard, rendezvous, rank) for rank, shard in enumerate(shards)]
     failures = [failure for future in futures if (failure := future.exception()) is not None]
-    # A rank that fails leaves the others waiting: its own failure says more than theirs.
+    # A rank that fails leaves the others waiting, so its own failure is raised first.
     for failure in sorted(failures, key=lambda one: isinstance(one, PropertyViolation)):
         raise failure
     return [future.result() for future in futures]

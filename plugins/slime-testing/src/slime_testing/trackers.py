@@ -1,4 +1,4 @@
-"""What a tracker must hold to: it takes every metric there can be, changes none, and can be closed at any time."""
+"""The suite of trackers: accept every metric, change none, and can be closed at any time."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ SAMPLES = [
         0, 1, [{"role": "user", "content": "1+1="}], "", None, None, "failed", 0, cause="timeout", error="late"
     ),
 ]
-"""With every kind of prompt, and without label and reward."""
+"""Records with each type of prompt, with and without label and reward."""
 
 
 class TrackerSuite(ComponentSuite):
-    """For trackers; each example is logged from an empty working folder."""
+    """For trackers; each example runs in an empty working folder."""
 
     kind: ClassVar[Kind] = Kind.TRACKER
 
@@ -79,7 +79,7 @@ class TrackerSuite(ComponentSuite):
 
     @contextmanager
     def _tracker(self, error: BaseException | None = None) -> Iterator[_Tried]:
-        """A tracker that is closed after the block, also when the block raises."""
+        """Yield a tracker that is closed after the block, even if the block raises."""
         before = os.getcwd()
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
@@ -95,7 +95,7 @@ class TrackerSuite(ComponentSuite):
 
 
 class _Tried:
-    """A tracker whose failures say what it could not do."""
+    """Wraps a tracker; failures name the call that raised."""
 
     def __init__(self, tracker: Any) -> None:
         self.tracker = tracker

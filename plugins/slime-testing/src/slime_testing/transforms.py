@@ -1,4 +1,4 @@
-"""What a sample transform must hold to: it keeps, drops, masks or shapes, invents nothing, and counts what it takes."""
+"""The suite of sample transforms: they keep, drop, mask or reshape samples, add none, and count those left out."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from slime_testing.suite import ComponentSuite, given, require
 __all__ = ["SampleTransformSuite"]
 
 KEPT = ("tokens", "response_length", "rollout_log_probs", "weight_versions", "group_index", "index")
-"""What a transform must not change: what the engine sampled, and the numbers of samples."""
+"""Fields that a transform must not change: the engine's output and the numbers of samples."""
 
 
 @st.composite
 def groups(draw: Any) -> list[PromptGroup]:
-    """One to three finished, rewarded prompt groups; some samples are cut off, some partly masked."""
+    """Generate one to three finished, rewarded prompt groups; some samples are truncated, some partly masked."""
     found: list[PromptGroup] = []
     for number in range(draw(st.integers(1, 3))):
         rewards = draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, -1.0]), min_size=1, max_size=4))

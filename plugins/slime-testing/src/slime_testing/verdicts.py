@@ -1,4 +1,4 @@
-"""One line of what ``slime plugins check`` found, and how it crosses from the process that looked."""
+"""Results of ``slime plugins check``, one line each, and their transfer from the examining process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Report", "Status", "Verdict", "fails", "ok", "skipped", "warns"]
 
 Status = Literal["ok", "skipped", "warning", "FAILED"]
 Report = Callable[["Verdict"], None]
-"""Takes each verdict as it is reached."""
+"""Called with each verdict, as soon as it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class Verdict:
     Example: ``Verdict("files", "FAILED", "slime_grpo/losses.py is not what was installed")``.
 
     Arguments:
-        check: what was looked at.
-        status: ``skipped``: it could not be looked at, and need not; ``warning``: sound, with a reservation.
-        reason: in words; may be empty where it is ok.
+        check: name of the check.
+        status: ``skipped``: not checked, and this is no problem; ``warning``: correct, with a reservation.
+        reason: explanation; may be empty if the status is ok.
     """
 
     check: str
@@ -30,25 +30,25 @@ class Verdict:
     reason: str = ""
 
     def as_row(self) -> dict[str, str]:
-        """The verdict as JSON-ready values; ``Verdict(**row)`` reads it back."""
+        """Return the verdict as JSON-ready values; ``Verdict(**row)`` is the inverse."""
         return asdict(self)
 
 
 def ok(check: str, reason: str = "") -> Verdict:
-    """It is sound."""
+    """Return the verdict of a check that passed."""
     return Verdict(check, "ok", reason)
 
 
 def skipped(check: str, reason: str) -> Verdict:
-    """It was not looked at."""
+    """Return the verdict of a check that was not run."""
     return Verdict(check, "skipped", reason)
 
 
 def warns(check: str, reason: str) -> Verdict:
-    """It works, and could be better."""
+    """Return the verdict of a check that passed with a reservation."""
     return Verdict(check, "warning", reason)
 
 
 def fails(check: str, reason: str) -> Verdict:
-    """It is broken."""
+    """Return the verdict of a check that failed."""
     return Verdict(check, "FAILED", reason)

@@ -1,4 +1,4 @@
-"""Runs coroutines of a component with a time limit, also where it does not let itself be cancelled."""
+"""Runs coroutines of a component with a time limit, even if they ignore cancellation."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from slime_testing.suite import require
 __all__ = ["LIMIT_S", "require_cancellable", "run"]
 
 LIMIT_S = 5.0
-"""Seconds from a cancellation to the end of what was cancelled, on a machine with more to do."""
+"""Time limit from a cancellation to the end of the task, in seconds; generous, for a busy machine."""
 
 TURNS = (1, 3, 10)
-"""Turns of the event loop after which it is cancelled."""
+"""Event loop turns before the cancellation."""
 
 Result = TypeVar("Result")
 
 
 def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """What the coroutine returns, in an event loop of its own."""
+    """Run the coroutine in a new event loop and return its result."""
     with asyncio.Runner() as runner:
         return runner.run(coroutine)
 
 
 def require_cancellable(start: Callable[[], Coroutine[Any, Any, Any]], what: str) -> None:
-    """What ``start`` starts ends soon after it is cancelled, and says so.
+    """Check that the coroutine of ``start`` ends soon after its cancellation, as cancelled.
 
-    Runs in a thread of its own, which a component that cannot be cancelled keeps until the process ends.
+    Runs in a separate thread; if the coroutine cannot be cancelled, the thread remains until the process ends.
 
     Raises:
-        PropertyViolation: it holds the event loop, swallows the cancellation, or outlives the limit; two times, because
-            the first one may import what it needs.
+        PropertyViolation: the coroutine blocks the event loop, swallows the cancellation, or exceeds the limit, twice:
+            the first time it may be importing modules.
     """
     for turns in TURNS:
         found = _outcome(start, turns) and _outcome(start, turns)
@@ -43,7 +43,7 @@ def require_cancellable(start: Callable[[], Coroutine[Any, Any, Any]], what: str
 
 
 def _outcome(start: Callable[[], Coroutine[Any, Any, Any]], turns: int) -> str | None:
-    """What is wrong with how it reacts to a cancellation; None: nothing."""
+    """Cancel once; return a description of the wrong reaction, or None."""
     outcome = Future[str | None]()
     thread = threading.Thread(target=run, args=(_reported(start, turns, outcome),), daemon=True)
     thread.start()
@@ -56,7 +56,7 @@ def _outcome(start: Callable[[], Coroutine[Any, Any, Any]], turns: int) -> str |
 
 
 async def _reported(start: Callable[[], Coroutine[Any, Any, Any]], turns: int, outcome: Future[str | None]) -> None:
-    """Says how it went as soon as it is known: the end of the event loop waits for what does not end."""
+    """Set ``outcome`` as soon as it is known, because the event loop's end waits for tasks that do not end."""
     watching = asyncio.create_task(_cancelled(start, turns))
     await asyncio.wait([watching])
     failure = watching.exception()
@@ -67,7 +67,7 @@ async def _reported(start: Callable[[], Coroutine[Any, Any, Any]], turns: int, o
 
 
 async def _cancelled(start: Callable[[], Coroutine[Any, Any, Any]], turns: int) -> str | None:
-    """What is wrong with how it reacts to a cancellation; None: nothing, or it was done before."""
+    """Return a description of the wrong reaction to a cancellation; None: right, or finished before."""
     began_s = time.monotonic()
     task = asyncio.create_task(start())
     for _ in range(turns):

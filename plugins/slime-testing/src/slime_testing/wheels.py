@@ -1,4 +1,4 @@
-"""What ``slime plugins check`` reads of an installed plugin without importing it: its metadata, and its files."""
+"""Checks an installed plugin for ``slime plugins check`` without importing it: its metadata and its files."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from slime_testing.verdicts import Verdict, fails, ok, skipped, warns
 __all__ = ["look_at_distribution"]
 
 UPPER = frozenset({"<", "<=", "==", "===", "~="})
-"""Operators of a bound that leaves out later versions."""
+"""Operators of version constraints that exclude later versions."""
 
 CORE_NAMED = re.compile(r"\s*slime[-_.]+rl(?![-\w.])", re.IGNORECASE)
 """The start of a requirement of the core."""
 
 LISTED = 5
-"""Files that a message names; it counts the others."""
+"""Number of files that a message names; the others are counted."""
 
 PRESENT = {
     "Summary": "project.description",
     "License-Expression": "project.license",
 }
-"""Field of the metadata -> what writes it in pyproject.toml."""
+"""Metadata field -> key in pyproject.toml that sets it."""
 
 OLDER = {"License-Expression": "License"}
 
 
 def look_at_distribution(plugin: PluginIdentity, installed: Sequence[PluginIdentity]) -> Iterator[Verdict]:
-    """Name, metadata and files of an installed plugin.
+    """Check name, metadata and files of an installed plugin.
 
     Arguments:
-        installed: every installed plugin, to find those of the same name.
+        installed: every installed plugin, to find plugins of the same name.
     """
     yield _name(plugin, installed)
     try:
@@ -66,7 +66,7 @@ def _bounds(plugin: PluginIdentity, found: metadata.Distribution) -> Verdict:
 
 
 def _loose_bound(plugin: PluginIdentity, wanted: Sequence[Requirement]) -> str | None:
-    """A run accepts a plugin without a bound, or without an upper one, and finds out later that it does not fit."""
+    """Return a message if the plugin has no constraint or no upper bound on the core's version; runs accept it."""
     who = f"{plugin.distribution} {plugin.version}"
     major, minor, *_ = CORE.version.split(".")
     advice = f"Its author should require '{CORE.distribution}>={major}.{minor},<{major}.{int(minor) + 1}'."
@@ -108,7 +108,7 @@ def _files(found: metadata.Distribution) -> Verdict:
         return skipped("files", f"an editable install of {source}: its files are meant to change")
     try:
         files = list(_recorded(found))
-    except (ValueError, csv.Error) as problem:  # another encoding, or other columns than a RECORD has
+    except (ValueError, csv.Error) as problem:  # wrong encoding or columns
         return fails("files", f"its RECORD cannot be read ({problem}); reinstall {found.metadata['Name']}")
     if not files:
         return warns("files", "no RECORD of what was installed, so changes cannot be seen")
@@ -133,12 +133,12 @@ class _Recorded:
 
     @property
     def mistake(self) -> str | None:
-        """What is wrong with the file that is there now; None: it is the recorded one."""
+        """Description of what is wrong with the file; None: it is unchanged."""
         if not self.path.is_file():
             return "is missing"
         try:
             found = hashlib.new(self.algorithm, self.path.read_bytes()).digest()
-        except (ValueError, TypeError):  # no such hash, or one that has no length of its own
+        except (ValueError, TypeError):  # an unknown hash, or one without a fixed length
             return f"has a hash of the unknown kind {self.algorithm}"
         except OSError as problem:
             return f"cannot be read ({problem.strerror})"
@@ -147,10 +147,10 @@ class _Recorded:
 
 
 def _recorded(found: metadata.Distribution) -> Iterator[_Recorded]:
-    """What RECORD says; ``Distribution.files`` leaves out the files that are missing.
+    """Yield the rows of RECORD; unlike ``Distribution.files``, including missing files.
 
     Raises:
-        ValueError, csv.Error: it cannot be read.
+        ValueError, csv.Error: RECORD cannot be read.
     """
     for name, kind, _ in csv.reader((found.read_text("RECORD") or "").splitlines()):
         algorithm, _, digest = kind.partition("=")
