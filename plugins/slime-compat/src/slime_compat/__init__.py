@@ -1,21 +1,20 @@
-"""Functions of slime's users, as components: what ``[custom]`` names by path runs through the contracts of plugins.
+"""Runs functions written for slime, which ``[custom]`` names by path, as plugin components.
 
-    plugin      one component for each path setting; active where a run gives a path
-    options     what every adapter is made with: the settings and the code that they name
-    flags       what became of each of slime's flags, for messages and docs/flags.md
+    plugin      one component for each path setting; active if a run gives a path
+    options     the record that every adapter gets: the settings and the code that they name
+    flags       the decision on each of slime's flags, for messages and docs/flags.md
     arguments   ``args``, from which such functions read every setting
-    forms, training    how the functions of each setting may be written, on either side
-    signatures, check, reward_uses    whether a function takes what it will be passed, by its text
-    names, imports, outputs    slime's module names inside such files; whether their imports lead somewhere
-    calling     awaits it or runs it in a thread; every failure says whose it is
+    forms, training    accepted signatures of the functions of each setting, on either side
+    signatures, check, reward_uses    checks from its text that a function accepts its arguments
+    names, imports, outputs    slime's module names inside such files; checks that their imports exist
+    calling     awaits a function or runs it in a thread; every failure names the function's flag
 
-    data, filters, generate, reward, rollout, train_data    the rollout side, an adapter or more a file
-    conversation, inside    conversations of a custom generate function, and what such a function may import
-    advantage, columns, correction, loss, reducer, parts, model, megatron, weights    the training side
+    data, filters, generate, reward, rollout, train_data    adapters of the rollout side
+    conversation, inside    conversations of a custom generate function, and helpers that it may import
+    advantage, columns, correction, loss, reducer, parts, model, megatron, weights    adapters of the training side
     batches     micro-batches as slime's functions see them
 
-The rule between them: a function is called as slime calls it, and what it returns is held to a contract like a
-plugin's.
+A function is called as slime calls it, and its result must follow a contract, like a plugin's.
 """
 
 from slime_compat.inside import Answer, GenerateState, generate_single, get_model_url, post

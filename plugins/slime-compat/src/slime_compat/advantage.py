@@ -30,10 +30,10 @@ class CustomAdvantage:
         self._args = options.arguments
 
     def estimate(self, batch: ResponseTokens, reduce: Reductions) -> TokenAdvantages:
-        """See the protocol; the function reduces over ranks by itself, if it does.
+        """See the protocol; the function itself must reduce over ranks if it needs to.
 
         Raises:
-            PluginError: the function failed, or left no advantages or returns that fit the samples.
+            PluginError: the function failed, or set no advantages or returns that match the samples.
         """
         lengths: list[int] = batch.lengths_B.tolist()
         data = _rollout_data(batch, lengths)
@@ -51,7 +51,7 @@ class CustomAdvantage:
 
 
 def _rollout_data(batch: ResponseTokens, lengths: list[int]) -> dict[str, Any]:
-    """The shard under slime's names; every list has one entry a sample."""
+    """Return the shard under slime's names; every list has one entry a sample."""
     per_token = {
         "loss_masks": batch.mask_U,
         "log_probs": batch.log_probs_U,
@@ -69,7 +69,7 @@ def _rollout_data(batch: ResponseTokens, lengths: list[int]) -> dict[str, Any]:
 
 
 def _divergence(batch: ResponseTokens) -> torch.Tensor:
-    """From the reference, by k1; zeros where ``kl_coef`` is 0, as slime has it."""
+    """Return the k1 estimate of the divergence from the reference; zeros if ``kl_coef`` is 0, as in slime."""
     if not batch.settings.kl_coef or batch.log_probs_U is None or batch.ref_log_probs_U is None:
         return torch.zeros_like(batch.mask_U)
     return approximate_kl(batch.log_probs_U, base_log_probs_T=batch.ref_log_probs_U, estimator="k1")

@@ -13,7 +13,7 @@ from slime_core.types import JsonValue
 __all__ = ["slime_arguments"]
 
 OWN = "compat."
-"""What the names of this plugin's options start with."""
+"""Prefix of the names of this plugin's options."""
 
 OF_PLUGINS: dict[str, JsonValue] = {
     "offpolicy.tis_clip": 2.0,
@@ -21,16 +21,16 @@ OF_PLUGINS: dict[str, JsonValue] = {
     "offpolicy.opsm_delta": 1e-4,
     "rewards.rm_url": None,
 }
-"""slime's settings that are options of plugins here, and their values where the plugin is not active."""
+"""slime's settings that are options of plugins here, with their values if the plugin is not active."""
 
 
 def slime_arguments(plan: RunPlan, extra: Mapping[str, Any], **derived: Any) -> SimpleNamespace:
-    """Every setting of the core and of this plugin by its own name and by slime's name; paths are text, and tables
-    of lists, such as evaluation sets, have their entries as attributes.
+    """Return ``args``: every setting of the core and of this plugin, by its own name and by slime's name. Paths are
+    text; entries of tables of lists, such as evaluation sets, are attributes.
 
     Arguments:
-        extra: what ``custom_config_path`` adds.
-        derived: what only the calling process knows, such as ``sglang_router_port``.
+        extra: entries of ``custom_config_path``.
+        derived: values that only the calling process knows, such as ``sglang_router_port``.
     """
     names = {name: name.removeprefix(OWN) for name in plan.settings if "." not in name or name.startswith(OWN)}
     values = {names[name]: _entry(value) for name, value in plan.settings.items() if name in names}
@@ -46,7 +46,7 @@ def slime_arguments(plan: RunPlan, extra: Mapping[str, Any], **derived: Any) -> 
 
 
 def _slime_names(settings: Iterable[str]) -> dict[str, str]:
-    """slime's name of a setting -> ours, for settings that only changed their name."""
+    """Return slime's name -> our name, for settings that only changed their name."""
     renamed = {
         row.flag: row.text.split()[0].rstrip(",;:") for row in slime_flags().values() if row.verdict == "renamed"
     }

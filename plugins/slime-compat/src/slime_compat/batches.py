@@ -1,4 +1,4 @@
-"""Micro-batches as slime's functions see them: one tensor a sample where we keep one flat tensor."""
+"""Micro-batches in slime's format: one tensor a sample instead of one flat tensor."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ __all__ = ["joined", "refuse_no_gradient", "refuse_wider_mask", "response_length
 
 
 def total_lengths(micro: MicroBatch) -> list[int]:
-    """Prompt and response tokens of each sample."""
+    """Return the number of prompt and response tokens of each sample."""
     return micro.lengths
 
 
 def response_lengths(micro: MicroBatch) -> list[int]:
-    """Response tokens of each sample."""
+    """Return the number of response tokens of each sample."""
     lengths: list[int] = torch.bincount(micro.samples_U, minlength=micro.num_samples).tolist()
     return lengths
 
 
 def split(values_U: torch.Tensor, micro: MicroBatch) -> list[torch.Tensor]:
-    """The tokens' values, one tensor a sample."""
+    """Split the tokens' values into one tensor a sample."""
     return list(values_U.split(response_lengths(micro)))
 
 
 def joined(
     source: FunctionSource, name: str, values: Any, like_U: torch.Tensor, lengths: Sequence[int]
 ) -> torch.Tensor:
-    """The value ``name`` that a function returned, as one number a token, on the device and in the dtype of ``like_U``.
+    """Convert ``values``, which a function returned as ``name``, to one number a token, like ``like_U``.
 
     Arguments:
-        values: one tensor a sample, or all of them one after the other.
-        lengths: tokens of each sample.
+        values: one tensor a sample, or one tensor of all samples.
+        like_U: its device and dtype are those of the result.
+        lengths: number of tokens of each sample.
 
     Raises:
-        PluginError: there is not one number a token.
+        PluginError: the values are not one number a token.
     """
     if isinstance(values, torch.Tensor):
         values = list(values.split(list(lengths))) if values.shape == like_U.shape else [values]
@@ -68,7 +69,7 @@ def _short(shapes: Sequence[Any], *, most: int = 4) -> str:
 def refuse_wider_mask(source: FunctionSource, mask_U: torch.Tensor, before_U: torch.Tensor) -> None:
     """Raise unless ``mask_U`` is 0 or 1 and trains only tokens that were trained before.
 
-    The loss weights hold divisors that were counted before: another token would count for nothing, or for too much.
+    The divisors in the loss weights were counted with the old mask; more tokens would get a wrong weight.
     """
     if not bool(((mask_U == 0) | (mask_U == 1)).all()):
         raise PluginError(f"{source}: a loss mask holds something else than 0 and 1; to weigh tokens, change the loss.")
@@ -80,7 +81,7 @@ def refuse_wider_mask(source: FunctionSource, mask_U: torch.Tensor, before_U: to
 
 
 def refuse_no_gradient(source: FunctionSource, loss: Any) -> torch.Tensor:
-    """``loss`` if it is one number with a gradient.
+    """Return ``loss`` if it is one number with a gradient.
 
     Raises:
         PluginError: it is not.

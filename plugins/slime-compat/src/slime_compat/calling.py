@@ -1,4 +1,4 @@
-"""Calls a function that a path names: awaited if async, in a thread if not; every failure says whose it is."""
+"""Calls a function named by path: awaited if async, else in a thread; every failure names its flag."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from slime_core.services import refused_key
 __all__ = ["blamed", "call", "call_here"]
 
 THREADS = 128
-"""Plain functions that one event loop waits for at once; each thread reserves 8 MiB of a reward worker's limit."""
+"""Limit on concurrent plain functions of one event loop; each thread reserves 8 MiB of a reward worker's limit."""
 
 _ROOM: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 @contextmanager
 def blamed(source: FunctionSource, action: str = "calling it") -> Iterator[None]:
-    """Turns exceptions of user code into a ``PluginError`` that names the flag; slime's own errors pass through."""
+    """Convert exceptions of user code to a ``PluginError`` that names the flag; slime's own errors pass through."""
     own: SlimeError | None = None
     with boundary(source, action, locate=True, next_step=refused_key):
         try:
@@ -41,7 +41,7 @@ async def call(loaded: Loaded, *arguments: Any, function: Any = None, **named: A
     """Call the function without blocking the event loop, and return its result.
 
     Arguments:
-        function: called instead of ``loaded.function``, such as a method of what it made.
+        function: called instead of ``loaded.function``, such as a method of an object that it created.
     """
     called = loaded.function if function is None else function
     with blamed(loaded.source):
@@ -52,13 +52,13 @@ async def call(loaded: Loaded, *arguments: Any, function: Any = None, **named: A
 
 
 async def _in_thread(source: FunctionSource, function: Callable[[], Any]) -> Any:
-    """Call the function in a thread of its own, and return its result.
+    """Call the function in a new thread, and return its result.
 
-    One that is given up, as by a time limit, may stay for ever; it keeps no thread from those who come later.
+    A function that is abandoned, as by a time limit, may run for ever; it occupies no thread of later calls.
     """
 
     def run() -> Any:
-        # Blamed in there: a StopIteration could not leave a future.
+        # Inside the thread, because a StopIteration cannot be raised into a future.
         with blamed(source):
             return function()
 

@@ -1,6 +1,6 @@
-"""Signatures of functions that are named by path: checked by their text at start, and by what is imported later.
+"""Checks signatures of functions named by path: from their text at the start, and from the imported object later.
 
-The driver reads the text and runs none of it: a function of the wrong form is refused before any process starts.
+The driver reads the text and runs none of it: a function with a wrong signature is refused before any process starts.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["Loaded", "check_texts", "chosen_text", "load_all_checked", "load_che
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An imported function that fits.
+    """An imported function with an accepted signature.
 
     Arguments:
-        function: or class.
-        form: which of the accepted forms it has.
-        offered: the arguments that it takes by name, of those that the form offers.
-        source: where it comes from; prints as the flag that names it.
+        function: the function or class.
+        form: the first accepted form that it has.
+        offered: the optional arguments of the form that it takes by name.
+        source: its source; prints as the flag that names it.
     """
 
     function: Any
@@ -41,18 +41,18 @@ class Loaded:
     source: FunctionSource
 
     def named(self, **values: Any) -> dict[str, Any]:
-        """The entries of ``values`` that are parameters of the function."""
+        """Return the entries of ``values`` that are parameters of the function."""
         return {name: value for name, value in values.items() if name in self.offered}
 
 
 def check_texts(sources: Mapping[str, Sequence[FunctionSource]], forms: Mapping[str, Sequence[Form]]) -> None:
-    """Returns if nothing in the text of the functions keeps them from being called; runs none of it.
+    """Check from the text of the functions, without running it, that they can be called.
 
     Arguments:
-        forms: setting -> what is accepted; other settings are not looked at.
+        forms: setting -> accepted forms; other settings are not checked.
 
     Raises:
-        PluginError: a name is not there, not exactly one thing fits, or a signature is none of the accepted ones.
+        PluginError: a name is missing, not exactly one definition fits, or a signature is not accepted.
     """
     for setting in sorted(sources.keys() & forms.keys()):
         for source in sources[setting]:
@@ -60,7 +60,7 @@ def check_texts(sources: Mapping[str, Sequence[FunctionSource]], forms: Mapping[
 
 
 def chosen_text(source: FunctionSource, forms: Sequence[Form]) -> tuple[bytes | None, str | None]:
-    """The text that a function stands in, and its name; None: the text cannot be read, or does not show it."""
+    """Return the text of the function's file and the function's name; None: unreadable, or unclear from the text."""
     text = _text(source)
     if text is None or source.attribute is not None:
         return text, source.attribute
@@ -70,16 +70,16 @@ def chosen_text(source: FunctionSource, forms: Sequence[Form]) -> tuple[bytes | 
 
 
 def load_checked(options: PathOptions, setting: str, forms: Mapping[str, Sequence[Form]]) -> Loaded:
-    """The function of ``setting``, imported and fitting.
+    """Import the function of ``setting`` and check its signature.
 
     Raises:
-        PluginError: it cannot be imported, or its signature is none of the accepted ones.
+        PluginError: it cannot be imported, or its signature is not accepted.
     """
     return _load(options.source(setting), forms[setting])
 
 
 def load_all_checked(options: PathOptions, setting: str, forms: Mapping[str, Sequence[Form]]) -> list[Loaded]:
-    """Every function of a repeatable ``setting``, in order; none where it was not given."""
+    """Import and check every function of a repeatable ``setting``, in order; empty: it was not given."""
     return [_load(source, forms[setting]) for source in options.sources.get(setting, ())]
 
 
@@ -121,7 +121,7 @@ def _check_text(source: FunctionSource, forms: Sequence[Form]) -> None:
     if source.attribute is None:
         _check_only_one(source, found, forms)
     elif source.attribute not in found:
-        # A star import or a __getattr__ may still make it.
+        # A star import or a __getattr__ may still define it.
         if None not in found.values():
             names = ", ".join(sorted(found)) or "nothing"
             near = _nearest(source.attribute, found)
@@ -178,7 +178,7 @@ def _text(source: FunctionSource) -> bytes | None:
 
 
 def _text_of_module(module: str) -> bytes | None:
-    """The text of the module's file; None where it is not a plain file below its package."""
+    """Return the text of the module's file; None: it is not a plain file below its package."""
     first, *rest = module.split(".")
     spec = importlib.util.find_spec(first)
     for name in rest:

@@ -1,8 +1,8 @@
-"""``rollout_data_postprocess_path``: a function of slime's users that changes what a rank is about to train.
+"""``rollout_data_postprocess_path``: a function of slime's users that changes the training data of a rank.
 
-What comes back: ``advantages``, ``loss_masks``, all log-probabilities, and ``returns`` where a critic learns them. A
-loss mask may only leave tokens out, because the loss weights hold divisors that were counted before. Another column
-goes to the loss of ``custom_loss_function_path``; without that nothing would read it, and it is an error.
+Changes of ``advantages``, ``loss_masks``, all log-probabilities, and, with a critic, ``returns`` are used. A loss mask
+may only remove tokens, because the divisors in the loss weights are counted already. Other columns go to the loss of
+``custom_loss_function_path``; without such a loss they would be unused, which is an error.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ PER_TOKEN = {
     "ref_log_probs": "ref_log_probs_U",
     "returns": "returns_U",
 }
-"""slime's name of a column -> ours."""
+"""slime's name of a column -> our name."""
 
 FIXED = ("tokens", "total_lengths", "response_lengths", "sample_indices")
 PASSED_ON = ("returns", "rewards")
-"""Nothing but a loss named by path reads these once there are advantages; a critic reads returns too."""
+"""Once there are advantages, only a loss named by path uses these columns; a critic uses returns, too."""
 
 
 class Postprocess:
@@ -53,7 +53,7 @@ class Postprocess:
         """See the protocol.
 
         Raises:
-            PluginError: the function failed, took a column away, or left one that does not fit the samples.
+            PluginError: the function failed, removed a column, or left one that does not match the samples.
         """
         every = [micro for step in steps for micro in step]
         data = _columns(shard, every)
@@ -73,11 +73,11 @@ class Postprocess:
             values = [data[name][member] for member in micro.members]
             found_U = joined(self._source, name, values, micro.advantages_U, lengths)
             if name == "loss_masks":
-                # An idle micro-batch repeats samples, and stays masked.
+                # An idle micro-batch repeats samples and stays masked.
                 found_U = found_U if micro.scale else micro.mask_U
                 refuse_wider_mask(self._source, found_U, micro.mask_U)
             if name == "rollout_log_probs" and micro.fresh_U is not None:
-                # What the engine did not say cannot show whether learner and engine agree.
+                # Values that are not the engine's cannot show whether learner and engine agree.
                 micro.fresh_U &= found_U == micro.rollout_log_probs_U
             setattr(micro, PER_TOKEN[name], found_U)
 
@@ -120,13 +120,13 @@ class Postprocess:
 
 
 def _taken(micro_batches: Sequence[MicroBatch]) -> list[str]:
-    """The columns that come back; without a critic nothing learns ``returns``, and they are one of PASSED_ON."""
+    """Return the columns whose changes are used; without a critic, ``returns`` is one of PASSED_ON instead."""
     has_critic = all(micro.returns_U is not None for micro in micro_batches)
     return [name for name in PER_TOKEN if has_critic or name != "returns"]
 
 
 def _columns(shard: TrainBatch, micro_batches: Sequence[MicroBatch]) -> dict[str, Any]:
-    """The shard under slime's names; every list has one entry a sample, in the shard's order."""
+    """Return the shard under slime's names; every list has one entry a sample, in the shard's order."""
     found: dict[str, list[Any]] = {name: [None] * len(shard) for name in PER_TOKEN}
     for micro in micro_batches:
         if not micro.scale:

@@ -1,4 +1,4 @@
-"""Conversations of one call of a custom generate function, kept as the ids that the engine saw and returned."""
+"""Conversations of one call of a custom generate function, stored as the ids that the engine read and sampled."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from slime_core.types import LogProbs, Mask, Sample, SpecInfo, Status, TokenIds
 __all__ = ["Call", "Trajectory", "sampling_fields"]
 
 MARK = "\u2063slime-answer\u2063"
-"""Stands where the last answer was while a chat template renders what follows it; no prompt holds it."""
+"""Placeholder for the last answer while a chat template renders the messages after it; no prompt contains it."""
 
 
 SGLANG_DEFAULTS = {"min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
-"""Values that SGLang uses where a request does not give them."""
+"""Values that SGLang uses if a request does not give them."""
 
 DISTRIBUTION = ("temperature", "top_p", "top_k", *SGLANG_DEFAULTS)
 """Sampling parameters that change the probabilities of tokens."""
@@ -33,14 +33,14 @@ class Trajectory:
     """One conversation so far.
 
     Arguments:
-        prompt_ids: of its first turn.
-        messages: chat messages with the last answer; or the text with it.
-        ids, log_probs, mask: of the response: answers (mask 1), and what came between them (mask 0, log-prob 0).
-        answers: in order.
-        kept: what each part of the response was sampled from, with its number of ids.
-        spans: which weights sampled which ids of the response, as :attr:`Sample.weight_spans`.
-        added: ids that came after the last answer, while the next turn is sampled; None: no turn is in flight.
-        session: what keeps its turns with one engine, where the router's policy does that.
+        prompt_ids: ids of the prompt of its first turn.
+        messages: chat messages including the last answer; or the text including it.
+        ids, log_probs, mask: of the response: answers (mask 1), and text between them (mask 0, log-prob 0).
+        answers: the answers, in order.
+        kept: truncated-sampling candidates of each part of the response, and its number of ids; None: all ids.
+        spans: weight version of each range of response ids, as :attr:`Sample.weight_spans`.
+        added: ids after the last answer, while the next turn is sampled; None: no turn is in flight.
+        session: routing key that keeps its turns on one engine, if the router's policy uses it.
     """
 
     prompt_ids: list[int]
@@ -56,11 +56,11 @@ class Trajectory:
 
     @property
     def seen(self) -> list[int]:
-        """The ids that the next turn continues."""
+        """Return the ids that the next turn continues."""
         return [*self.prompt_ids, *self.ids, *(self.added or ())]
 
     def take(self, answer: Answer) -> None:
-        """One more turn of the model, after what was added before it."""
+        """Append one turn of the model, after the ids that were added before it."""
         added = self.added or []
         offset = len(self.ids) + len(added)
         self.spans += [(name, offset + start, offset + end) for name, start, end in answer.weight_spans if end > start]
@@ -71,7 +71,7 @@ class Trajectory:
         self.answers.append(answer)
 
     def is_in(self, text: str) -> bool:
-        """Whether ``text`` holds every answer, in order, or is the last one."""
+        """Return whether ``text`` contains every answer, in order, or equals the last one."""
         if text.strip() == self.answers[-1].strip():
             return True
         place = 0
@@ -83,7 +83,7 @@ class Trajectory:
         return True
 
     def _mask(self, sample: Sample) -> Mask:
-        """The function's own mask where it set one, which leaves answers or parts of them out."""
+        """Return the mask that the function set, which may remove answers or parts of them, else the own mask."""
         if sample.loss_mask is None:
             return Mask(self.mask)
         given = list(map(int, sample.loss_mask))
@@ -98,10 +98,10 @@ class Trajectory:
         return Mask(given)
 
     def fill(self, sample: Sample, tokenizer: Any) -> None:
-        """Record the conversation in ``sample``; a response and a loss mask that it has already are kept.
+        """Record the conversation in ``sample``; a response and a loss mask of the sample are kept.
 
         Raises:
-            PluginError: the loss mask is of another length, or trains what no engine sampled.
+            PluginError: the loss mask has another length, or trains ids that no engine sampled.
         """
         sample.tokens = TokenIds([*self.prompt_ids, *self.ids])
         sample.response_length = len(self.ids)
@@ -117,10 +117,10 @@ class Trajectory:
 
 
 class Call:
-    """One call of a custom generate function; what ``generate_single`` works with.
+    """State of one call of a custom generate function, used by ``generate_single``.
 
     Arguments:
-        tools: descriptions of functions that the prompt's row names, for the chat template.
+        tools: descriptions of functions from the prompt's row, for the chat template.
     """
 
     def __init__(
@@ -143,10 +143,10 @@ class Call:
         return sampling_fields(self._sampling)
 
     async def answer(self, conversation: Conversation, sampling_params: Mapping[str, Any]) -> Answer:
-        """The next turn; all turns share the budget of response tokens.
+        """Sample the next turn; all turns share the budget of response tokens.
 
-        Two turns of one conversation at once: the second starts a trajectory of its own. A turn that failed leaves the
-        conversation as it was.
+        If two turns of one conversation are concurrent, the second starts a new trajectory. A turn that failed leaves
+        the conversation unchanged.
         """
         messages = conversation if isinstance(conversation, str) else [dict(one) for one in conversation]
         trajectory = self._continued(messages) or self._new_trajectory(messages)
@@ -162,7 +162,7 @@ class Call:
         return answer
 
     async def respond(self, sample: Sample, sampling_params: Mapping[str, Any]) -> Sample:
-        """``sample`` with one turn of the model as its response; a sample with a response resumes from its ids."""
+        """Sample one turn as the response of ``sample``; if it has a response, resume from its ids."""
         trajectory = self._new_trajectory(cast("str | list[dict[str, Any]]", sample.prompt))
         max_new_tokens = (
             int(sampling_params.get("max_new_tokens", self._sampling.max_new_tokens)) - sample.response_length
@@ -202,7 +202,7 @@ class Call:
         return trajectory
 
     def _continued(self, messages: str | list[dict[str, Any]]) -> Trajectory | None:
-        """The conversation that ``messages`` continues and that no other call continues at this moment."""
+        """Return the conversation that ``messages`` continues, unless another turn of it is in flight."""
         for trajectory in reversed(self.trajectories):
             added = self._added(trajectory, messages)
             if added is not None:
@@ -221,7 +221,7 @@ class Call:
         return text.partition(MARK)[2].removeprefix(self._end_of(trajectory))
 
     def _end_of(self, trajectory: Trajectory) -> str:
-        """The text of the token that ended the last answer: the template writes it too."""
+        """Return the text of the token that ended the last answer, because the template writes it, too."""
         last = trajectory.answers[-1].token_ids[-1:]
         return str(self.tokenizer.decode(last)) if last and trajectory.answers[-1].finish_reason == "stop" else ""
 
@@ -238,7 +238,7 @@ def _refuse_another_distribution(given: Mapping[str, Any], sampling: SamplingPar
 
 
 def _starts_with(messages: str | list[dict[str, Any]], before: str | list[dict[str, Any]]) -> bool:
-    """Messages may differ in white space at their ends: the ids that were sampled count, and functions strip."""
+    """Compare messages without outer white space: functions strip answers, and the sampled ids are used anyway."""
     if isinstance(messages, str) or isinstance(before, str):
         return isinstance(messages, str) and isinstance(before, str) and messages.startswith(before)
     return len(messages) >= len(before) and [*map(_stripped, messages[: len(before)])] == [*map(_stripped, before)]
@@ -249,7 +249,7 @@ def _stripped(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
-    """``sampling`` as the dict that slime's functions send to an engine, for one response."""
+    """Return ``sampling`` as the dict that slime's functions send to an engine, for one response."""
     return {name: value for name, value in sampling.fields(n=1).items() if name != "n"}
 
 

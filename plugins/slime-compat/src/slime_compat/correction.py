@@ -1,7 +1,7 @@
-"""``custom_tis_function_path``: a function of slime's users between the policy loss and its sum.
+"""``custom_tis_function_path``: a function of slime's users that corrects the policy loss before it is summed.
 
-It is handed the policy loss itself and may return any other, not only a weighted one. A token that it masks takes part
-in no term of the loss; what the loss is divided by stays what it was.
+The function gets the policy loss itself and may return any other, not only a weighted one. A token that it masks is
+removed from every term of the loss; the divisor of the loss does not change.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class CustomCorrection:
     def __call__(
         self, loss_U: torch.Tensor, log_probs_U: torch.Tensor, mask_U: torch.Tensor, micro: MicroBatch
     ) -> tuple[torch.Tensor, torch.Tensor, Mapping[str, torch.Tensor]]:
-        """See the protocol. An idle micro-batch comes back as it is: the function sees samples with tokens to train.
+        """See the protocol. An idle micro-batch is returned unchanged, because it has no tokens to train.
 
         Raises:
-            PluginError: the function failed, returned something else than slime's functions do, or a loss without a
+            PluginError: the function failed, returned another structure than slime's functions do, or a loss without a
                 gradient, which would train nothing.
         """
         if not micro.scale:

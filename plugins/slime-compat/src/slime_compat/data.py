@@ -1,9 +1,9 @@
-"""``data_source_path`` and ``buffer_filter_path``: data sources with slime's methods, as data sources.
+"""``data_source_path`` and ``buffer_filter_path``: classes and functions with slime's signatures as data sources.
 
-BufferedDataSource    prompts and a buffer of groups that were added; what slime's users derive from
+BufferedDataSource    prompts and a buffer of added groups; base class for slime's users
 BufferedSource        the same, with the function of ``buffer_filter_path``
 PathSource            a class of ``data_source_path``
-SourceView            the run's data source with slime's methods, for functions that are handed one
+SourceView            the run's data source with slime's methods, for functions that get one
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ __all__ = [
 
 
 class PromptSamples(list[Sample]):
-    """The prompts as one sample each, in file order, with a method that samples from them."""
+    """The prompts, one sample each, in file order, with a method that samples from them."""
 
     def __init__(self, samples: Sequence[Sample], *, seed: int) -> None:
         super().__init__(samples)
         self._random = random.Random(seed)
 
     def sample(self, n: int) -> list[Sample]:
-        """``n`` prompts, each sampled from all of them; new samples, the same in every run with this seed."""
+        """Return copies of ``n`` prompts, sampled with replacement; the same in every run with this seed."""
         return [copy.deepcopy(one) for one in self._random.choices(self, k=n)]
 
 
 def pop_first(args: Any, rollout_id: int | None, buffer: list[PromptGroup], num_samples: int) -> list[PromptGroup]:
-    """The oldest groups of the buffer, which lose their place in it."""
+    """Remove the oldest groups from the buffer and return them."""
     chosen = buffer[:num_samples]
     del buffer[: len(chosen)]
     return chosen
 
 
 class BufferedDataSource:
-    """Hands out groups that were added first, then new prompts; derive from it to choose among the former.
+    """Returns added groups first, then new prompts; override ``buffer_filter`` to select among the added groups.
 
     Example, the group with the highest priority first::
 
@@ -64,8 +64,8 @@ class BufferedDataSource:
                 return buffer[:n]
 
     Arguments:
-        given: ``(args)`` or ``(dataset, args)``: every setting, of which ``args.prompt_request`` says which prompts
-            there are; and these prompts.
+        given: ``(args)`` or ``(dataset, args)``: ``args`` has every setting, and ``args.prompt_request`` describes the
+            prompts; ``dataset`` is the prompts.
     """
 
     def __init__(self, *given: Any) -> None:
@@ -76,30 +76,30 @@ class BufferedDataSource:
         self.buffer: list[PromptGroup] = []
 
     def buffer_filter(self, args: Any, buffer: list[PromptGroup], n: int) -> list[PromptGroup]:
-        """The groups of the buffer that come next, at most ``n``: the oldest."""
+        """Return the next groups of the buffer, at most ``n``: the oldest."""
         return buffer[:n]
 
     def get_samples(self, num_samples: int) -> list[PromptGroup]:
-        """The next groups."""
+        """Return the next groups."""
         chosen = list(self.buffer_filter(self.args, self.buffer, num_samples)) if self.buffer else []
         taken = set(map(id, chosen))
-        # Functions of slime delete what they return from the buffer; others leave it there.
+        # slime's functions delete the groups that they return from the buffer; others leave them.
         self.buffer = [group for group in self.buffer if id(group) not in taken]
         return [*chosen, *self.prompts.next_groups(num_samples - len(chosen))]
 
     def add_samples(self, samples: Sequence[PromptGroup]) -> None:
-        """Take groups into the buffer, as they are."""
+        """Add groups to the buffer."""
         self.buffer.extend(samples)
 
     def state(self) -> dict[str, Any]:
-        """The place in the prompts, and the buffer."""
+        """Return the position in the prompts, and the buffer."""
         return {
             "prompts": self.prompts.state(),
             "buffer": [[sample.to_dict() for sample in group] for group in self.buffer],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from where ``state()`` was taken."""
+        """Continue from a ``state()``."""
         self.prompts.restore(state["prompts"])
         self.buffer = [[Sample.from_dict(sample) for sample in group] for group in state["buffer"]]
 
@@ -108,11 +108,11 @@ class BufferedDataSource:
 
 
 class RolloutDataSource(BufferedDataSource):
-    """A buffered source without a filter: the groups that were added first come first."""
+    """A buffered source without a filter: groups are returned in the order in which they were added."""
 
 
 class BufferedSource:
-    """Prompts, and a buffer from which the function ``(args, rollout_id, buffer, num_samples)`` chooses.
+    """Prompts, and a buffer from which the function ``(args, rollout_id, buffer, num_samples)`` selects.
 
     ``rollout_id`` is None, as in slime.
 
@@ -125,19 +125,19 @@ class BufferedSource:
         self._source = _Chosen(_arguments(options, requested(run)), self._choose)
 
     def next_groups(self, n: int) -> list[PromptGroup]:
-        """The next ``n`` groups."""
+        """Return the next ``n`` groups."""
         return self._source.get_samples(n)
 
     def put_back(self, groups: Sequence[PromptGroup]) -> None:
-        """Take groups into the buffer."""
+        """Add groups to the buffer."""
         self._source.add_samples(groups)
 
     def state(self) -> dict[str, Any]:
-        """The place in the prompts, and the buffer."""
+        """Return the position in the prompts, and the buffer."""
         return self._source.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from where ``state()`` was taken."""
+        """Continue from a ``state()``."""
         self._source.restore(state)
 
     def __len__(self) -> int:
@@ -165,14 +165,14 @@ class _Chosen(BufferedDataSource):
 
 
 class PathSource:
-    """Makes the class once, as ``C(args)`` or ``C(dataset, args)``, and asks it for groups.
+    """Creates the class once, as ``C(args)`` or ``C(dataset, args)``, and gets groups from it.
 
-    ``dataset`` is a list of one sample a prompt, in file order. Where the class has neither ``state`` and ``restore``
-    nor, in a run with ``args.save``, ``save`` and ``load``, a resumed run asks it once more for all that it has handed
-    out, and hands back as new samples the groups that were handed back, in the same order.
+    ``dataset`` is a list with one sample for each prompt, in file order. If the class has neither ``state`` and
+    ``restore`` nor, in a run with ``args.save``, ``save`` and ``load``, a resumed run repeats all calls of the earlier
+    run, and puts back the same groups, as new samples, in the same order.
 
     Raises:
-        PluginError: the class cannot be imported, made or called, or returns something else than groups.
+        PluginError: the class cannot be imported, created or called, or returns something else than groups.
     """
 
     def __init__(self, options: PathOptions, run: RunView) -> None:
@@ -192,7 +192,7 @@ class PathSource:
         self._groups = 0
 
     def next_groups(self, n: int) -> list[PromptGroup]:
-        """The next ``n`` groups."""
+        """Return the next ``n`` groups."""
         found = self._call("get_samples", n)
         groups = [self._group(entry) for entry in found] if isinstance(found, list | tuple) else []
         if len(groups) != n:
@@ -206,18 +206,18 @@ class PathSource:
         return groups
 
     def put_back(self, groups: Sequence[PromptGroup]) -> None:
-        """Hand groups back."""
+        """Put groups back."""
         if self._replays and groups:
             self._returned.append([_times(self._requested), [self._name(group) for group in groups]])
         self._call("add_samples", list(groups))
 
     def _name(self, group: PromptGroup) -> int | list[dict[str, Any]]:
-        """The number of a group that was handed out, with which the group can be made again; else the group itself."""
+        """Return the number of a group of this source, from which a replay gets it; else the group itself."""
         number = group[0].group_index
         return number if number in self._handed_out else [sample.to_dict() for sample in group]
 
     def state(self) -> dict[str, Any]:
-        """The state that the class returns; else the calls so far, and which groups were put back after which call."""
+        """Return the state of the class; without one, the calls so far and the groups put back after each call."""
         state: dict[str, Any] = {"asked": self._requested, "returned": self._returned, "groups": self._groups}
         state = copy.deepcopy(state)
         if self._has("state", "restore"):
@@ -227,7 +227,7 @@ class PathSource:
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from where ``state()`` was taken."""
+        """Continue from a ``state()``."""
         if self._replays:
             self._replay(state["asked"], state.get("returned", []))
         elif self._has("state", "restore"):
@@ -276,7 +276,7 @@ class PathSource:
             return getattr(self._made, name)(*arguments)
 
     def _note(self, n: int) -> None:
-        """One more time that ``n`` groups were requested; pairs of a number and how often in a row."""
+        """Record a request for ``n`` groups, as pairs of a number and its repetitions."""
         if self._requested and self._requested[-1][0] == n:
             self._requested[-1][1] += 1
         else:
@@ -285,13 +285,13 @@ class PathSource:
     def _dataset(self) -> PromptSamples:
         request = replace(self._request, n_samples_per_prompt=1, shuffle=False)
         prompts = NumberedPrompts(Held(request), request)
-        # Without numbers: those of groups are of the run, and a prompt comes again each epoch.
+        # Without indices: indices belong to the groups of the run, and a prompt is used again in each epoch.
         groups = prompts.next_groups(len(prompts))
         samples = [replace(group[0], group_index=None, index=None) for group in groups]
         return PromptSamples(samples, seed=request.seed)
 
     def _group(self, entry: Any) -> PromptGroup:
-        """A group, or one sample that becomes as many as a group has; numbered where the class did not."""
+        """Return a group, or ``size`` copies of one sample; sets the indices that the class left unset."""
         size = self._request.n_samples_per_prompt
         group = [copy.deepcopy(entry) for _ in range(size)] if isinstance(entry, Sample) else entry
         if not _is_group(group):
@@ -309,17 +309,17 @@ class PathSource:
 
 
 class SourceView:
-    """The run's data source as slime's functions are handed it."""
+    """The run's data source, with slime's methods."""
 
     def __init__(self, source: DataSource) -> None:
         self._source = source
 
     def get_samples(self, num_samples: int) -> list[PromptGroup]:
-        """The next groups."""
+        """Return the next groups."""
         return self._source.next_groups(num_samples)
 
     def add_samples(self, samples: Sequence[PromptGroup]) -> None:
-        """Hand groups back."""
+        """Put groups back."""
         self._source.put_back(samples)
 
     def __len__(self) -> int:
@@ -327,7 +327,7 @@ class SourceView:
 
 
 def _arguments(options: PathOptions, request: PromptRequest) -> Any:
-    """``args``, which says too where the prompts are."""
+    """Return ``args`` with the path of the prompts and their request."""
     options.arguments.prompt_data, options.arguments.prompt_request = str(request.path), request
     return options.arguments
 

@@ -1,4 +1,4 @@
-"""``--sglang-config FILE``: groups of engines and auxiliary models, in the YAML form that slime has for them.
+"""``--sglang-config FILE``: engine groups and auxiliary models, in slime's YAML format.
 
     sglang:
       - name: actor                      # the first whose weights are updated is the policy
@@ -10,7 +10,7 @@
         update_weights: false
         server_groups: [{worker_type: regular, num_gpus: 2}]
 
-There, as in slime, ``rollout_num_gpus`` counts the GPUs of all models; the core's setting counts the policy's alone.
+As in slime, ``rollout_num_gpus`` then counts the GPUs of all models; the core's setting counts only the policy's.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ NOT_BUILT = {
 
 @dataclass(frozen=True, slots=True)
 class SlimeEngines:
-    """The content of the file as settings of the core.
+    """The content of the file, as settings of the core.
 
     Arguments:
-        groups: of the policy's engines, as ``engine_groups``.
+        groups: engine groups of the policy, as ``engine_groups``.
         models: auxiliary models, as ``engine_models``.
-        of_policy: GPUs of the policy's engines.
-        of_others: GPUs of the auxiliary models' engines.
+        of_policy: number of GPUs of the policy's engines.
+        of_others: number of GPUs of the auxiliary models' engines.
     """
 
     groups: list[JsonValue]
@@ -54,12 +54,12 @@ class SlimeEngines:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of all engines."""
+        """Number of GPUs of all engines."""
         return self.of_policy + self.of_others
 
     @property
     def sum(self) -> str:
-        """Both, and what they add up to."""
+        """Both numbers and their sum, as text for messages."""
         return f"{self.of_policy} (policy) + {self.of_others} (other models) = {self.num_gpus}"
 
 
@@ -74,17 +74,17 @@ class _ServerGroup(BaseModel):
     num_gpus: Count
     num_gpus_per_engine: Count | None = None
     worker_type: Literal["regular", "prefill", "decode"] = "regular"
-    overrides: dict[str, Any] = {}  # judged by the core
+    overrides: dict[str, Any] = {}  # checked by the core
 
 
 def read_slime_engines(path: Path, *, policy: Path | None) -> SlimeEngines:
-    """The file's groups and models.
+    """Read the file's groups and models.
 
     Arguments:
-        policy: ``hf_checkpoint``; None: the embedded model. A model without ``model_path`` has this one.
+        policy: ``hf_checkpoint``, the default of ``model_path``; None: the built-in model.
 
     Raises:
-        ConfigError: it cannot be read, is not of this form, or asks for what is not built; says where.
+        ConfigError: the file cannot be read, is malformed, or requests something that is not built; says where.
     """
     listed = [_Model(where, entry, path.parent, policy) for where, entry in _entries(path)]
     mine = [model for model in listed if model.is_updated]
@@ -105,13 +105,13 @@ def read_slime_engines(path: Path, *, policy: Path | None) -> SlimeEngines:
 
 
 def derived_engines(path: Path, settings: Mapping[str, JsonValue]) -> Iterator[DerivedSetting]:
-    """The settings of the core that stand in for ``sglang_config``.
+    """Yield the settings of the core that replace ``sglang_config``.
 
     Arguments:
-        settings: of the core, as far as the run gives them.
+        settings: settings of the core that the run gives.
 
     Raises:
-        ConfigError: the file is wrong, does not add up to ``rollout_num_gpus``, or another setting says the same.
+        ConfigError: the file is wrong, does not add up to ``rollout_num_gpus``, or another setting duplicates it.
     """
     twice = [name for name in SAY_THE_SAME if settings.get(name)]
     if twice:
@@ -145,7 +145,7 @@ def _entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 class _Model:
-    """One entry of the list."""
+    """One entry of the list of models."""
 
     def __init__(self, where: str, entry: Mapping[str, Any], base: Path, policy: Path | None) -> None:
         known = {"name", "model_path", "update_weights", "num_gpus_per_engine", *GROUPS}
@@ -167,7 +167,7 @@ class _Model:
             )
 
     def groups(self, *, sized: bool) -> tuple[_ServerGroup, ...]:
-        """The groups; ``sized``: with the model's ``num_gpus_per_engine`` where they have none of their own."""
+        """Return the groups; ``sized``: groups without ``num_gpus_per_engine`` get the model's."""
         listed: Sequence[Any] = next((self._entry[name] for name in GROUPS if self._entry.get(name)), ())
         if not listed:
             raise ConfigError(f"{self._where} ({self.name}): has no {' or '.join(GROUPS)}; say num_gpus in one of them")
@@ -175,7 +175,7 @@ class _Model:
         return tuple(self._group(number, given | dict(group)) for number, group in enumerate(listed))
 
     def auxiliary(self) -> JsonValue:
-        """The model as an entry of the core's ``engine_models``."""
+        """Return the model as an entry of the core's ``engine_models``."""
         if self._path is None:
             raise ConfigError(f"{self._where} ({self.name}): has no model_path, and the run names no --hf-checkpoint")
         return {

@@ -1,4 +1,4 @@
-"""``--eval-config FILE``: evaluation sets, and defaults for all of them, in slime's form.
+"""``--eval-config FILE``: evaluation sets, and defaults for all of them, in slime's format.
 
     defaults:                        [defaults]
       temperature: 0.6               temperature = 0.6
@@ -6,7 +6,7 @@
       - name: aime                   name = "aime"
         path: aime.jsonl             path = "aime.jsonl"
 
-All of it may stand under ``eval``, and ``datasets`` may map names to sets. A name that ends in ``.toml`` is read as
+All of it may be under ``eval``, and ``datasets`` may map names to sets. A file with the suffix ``.toml`` is read as
 TOML, any other as YAML. Paths are relative to the folder of the file.
 """
 
@@ -27,10 +27,10 @@ __all__ = ["derived_sets", "read_sets"]
 TABLES = ("defaults", "datasets")
 
 OF_ONE = ("name", "path")
-"""Keys that no default can give."""
+"""Keys that must be given for each set, not as a default."""
 
 MOST_NODES = 100_000
-"""Values of a file, with every alias of YAML written out."""
+"""Limit on the values of a file, counted with YAML's aliases expanded."""
 
 NOT_TAKEN = {
     "custom_rm_path": "a set names a component, rm_type; code by path is for the whole run, --custom-rm-path",
@@ -42,23 +42,23 @@ NOT_TAKEN = {
     "apply_chat_template_kwargs": "not built yet for a single set",
     "tool_key": "not built yet for a single set",
 }
-"""What an evaluation set of slime may hold in addition, and why there is no such key."""
+"""Keys of slime's evaluation sets that are not accepted -> the reason."""
 
 
 def derived_sets(path: Path) -> Iterator[DerivedSetting]:
-    """The evaluation sets of ``path`` as the core's ``eval_datasets``.
+    """Yield the evaluation sets of ``path`` as the core's ``eval_datasets``.
 
     Raises:
-        ConfigError: as :func:`read_sets`.
+        ConfigError: see :func:`read_sets`.
     """
     yield DerivedSetting("eval_datasets", read_sets(path), "eval_config", given="later")
 
 
 def read_sets(path: Path) -> list[JsonValue]:
-    """The evaluation sets of a file as tables, its defaults filled in; what a table may hold is the core's to judge.
+    """Return the evaluation sets of a file as tables, with its defaults filled in; the core checks the tables.
 
     Raises:
-        ConfigError: it cannot be read, or describes none; lists everything that is wrong.
+        ConfigError: the file cannot be read or has no sets; lists every mistake.
     """
     content = _content(path)
     content = content["eval"] if list(content) == ["eval"] and isinstance(content["eval"], dict) else content
@@ -113,7 +113,7 @@ def _yaml(text: str) -> object:
 
 
 def _refuse_twice(node: Any, seen: set[int]) -> None:
-    """YAML's reader would lose the first of two values of one key."""
+    """Refuse duplicate keys, because YAML's reader would silently drop the first value."""
     if node is None or isinstance(node.value, str) or id(node) in seen:
         return
     seen.add(id(node))
@@ -127,18 +127,18 @@ def _refuse_twice(node: Any, seen: set[int]) -> None:
 
 
 def _written_out(node: Any, known: dict[int, int]) -> int:
-    """How many values and keys there are where every alias is written out."""
+    """Return the number of values and keys with every alias expanded."""
     if node is None or isinstance(node.value, str):
         return 1
     if id(node) not in known:
-        known[id(node)] = 0  # a table that holds itself has no end; YAML's reader makes it one object
+        known[id(node)] = 0  # stops at a table that contains itself, which YAML's reader represents as one object
         inner = [part for one in node.value for part in (one if isinstance(one, tuple) else (one,))]
         known[id(node)] = 1 + sum(_written_out(part, known) for part in inner)
     return known[id(node)]
 
 
 def _entries(datasets: object) -> list[Any] | None:
-    """The sets as a list of tables; a map's keys are their names. None: there are none."""
+    """Return the sets as a list of tables; the keys of a map are their names. None: there are none."""
     if isinstance(datasets, dict):
         datasets = [{"name": name, **entry} if isinstance(entry, dict) else entry for name, entry in datasets.items()]
     return datasets if isinstance(datasets, list) and datasets else None

@@ -17,12 +17,12 @@ from slime_core.types import PromptGroup
 __all__ = ["PathGroupFilter", "PathRolloutFilter"]
 
 UNNAMED = "filtered"
-"""The reason that is counted where a filter gives none."""
+"""The reason that is counted if a filter gives none."""
 
 
 class PathGroupFilter:
-    """Keeps a finished group if the function ``(args, samples)`` says so: a bool, or an object with ``keep`` and
-    ``reason``."""
+    """Keeps or drops a finished group by the result of the function ``(args, samples)``: a bool, or an object with
+    ``keep`` and ``reason``."""
 
     def __init__(self, options: PathOptions, run: RunView) -> None:
         del run
@@ -30,10 +30,10 @@ class PathGroupFilter:
         self._args = options.arguments
 
     def __call__(self, samples: PromptGroup) -> Transformed:
-        """The group, or why it is left out.
+        """Return the group, kept or dropped with the reason.
 
         Raises:
-            PluginError: the function failed, or returned neither of the two.
+            PluginError: the function failed, or returned something else.
         """
         verdict = call_here(self._loaded, self._args, samples)
         if getattr(verdict, "keep_when_insufficient", False):
@@ -53,7 +53,7 @@ class PathGroupFilter:
 
 
 class PathRolloutFilter:
-    """Hands all groups to the function ``(args, groups)``, which sets ``remove_sample`` on what shall not train."""
+    """Passes all groups to the function ``(args, groups)``, which sets ``remove_sample`` on samples not to train."""
 
     def __init__(self, options: PathOptions, run: RunView) -> None:
         del run
@@ -61,7 +61,7 @@ class PathRolloutFilter:
         self._args = options.arguments
 
     def __call__(self, groups: Sequence[PromptGroup]) -> list[Transformed]:
-        """The groups; what the function removed is counted.
+        """Return the groups; samples that the function removed are counted.
 
         Raises:
             PluginError: the function failed.
@@ -77,13 +77,13 @@ class PathRolloutFilter:
 
 
 def _truth(value: Any) -> bool | None:
-    """A bool, or the one bool that an array or a tensor without axes holds; None: it is neither."""
+    """Return a bool, or the bool in an array or tensor without axes; None: it is neither."""
     plain = value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
     return plain if isinstance(plain, bool) else None
 
 
 def _reason(verdict: Any) -> str:
-    """The name under which a drop is counted: the reason becomes part of a metric's name."""
+    """Return the name under which a drop is counted; it becomes part of a metric's name."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", str(getattr(verdict, "reason", None) or "")).strip("_.-") or UNNAMED
 
 

@@ -7,7 +7,7 @@ The table is ``flags.txt``; a row is ``flag | verdict | text``. Verdicts:
     refused   the text says why there is no such flag
     later     the feature is not built yet; the text says which it is
 
-``megatron_flags.txt`` holds the flags of Megatron's scripts that a run does not pass on, by the reason.
+``megatron_flags.txt`` lists the flags of Megatron's scripts that a run does not pass on, grouped by reason.
 
 ``python -m slime_compat.flags docs/flags.md`` writes the page.
 """
@@ -37,7 +37,7 @@ _MEGATRON = _TABLE.with_name("megatron_flags.txt")
 
 @dataclass(frozen=True, slots=True)
 class SlimeFlag:
-    """One row.
+    """One row of the table.
 
     Example: ``SlimeFlag("--rollout-seed", "renamed", "--seed, one for the whole run")``.
     """
@@ -48,7 +48,7 @@ class SlimeFlag:
 
     @property
     def message(self) -> str:
-        """The error message for the flag; empty where the flag is kept."""
+        """The error message for the flag; empty if the flag is kept."""
         texts = {
             "kept": "",
             "renamed": f"{self.flag} has another name here: {self.text}",
@@ -60,7 +60,7 @@ class SlimeFlag:
 
 @cache
 def groups() -> Mapping[str, tuple[SlimeFlag, ...]]:
-    """Group of slime's parser -> its flags, in the order of the table."""
+    """Return group of slime's parser -> its flags, in the order of the table."""
     _, *parts = _TABLE.read_text(encoding="utf-8").split("\n## ")
     titled = (part.strip().partition("\n") for part in parts)
     return {title: tuple(map(_row, rows.splitlines())) for title, _, rows in titled}
@@ -68,13 +68,13 @@ def groups() -> Mapping[str, tuple[SlimeFlag, ...]]:
 
 @cache
 def slime_flags() -> Mapping[str, SlimeFlag]:
-    """Every row by its flag."""
+    """Return every row by its flag."""
     return {row.flag: row for rows in groups().values() for row in rows}
 
 
 def advice() -> Mapping[str, str | Callable[[Sequence[str], Described], str | None]]:
-    """Each flag of slime, or of Megatron's scripts, that is no setting here -> the error message, or the check of one
-    that is accepted without effect."""
+    """Return flag of slime, or of Megatron's scripts, that is no setting here -> the error message, or the check of a
+    flag that is accepted without effect."""
     refused = {row.flag: row.message for row in slime_flags().values() if row.verdict != "kept"}
     return {**checks(), **_megatron_advice(), **refused}
 
@@ -89,7 +89,7 @@ def _megatron_advice() -> dict[str, str]:
 
 
 def page() -> str:
-    """The text of ``docs/flags.md``."""
+    """Return the text of ``docs/flags.md``."""
     counts = {verdict: sum(row.verdict == verdict for row in slime_flags().values()) for verdict in get_args(Verdict)}
     listed = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     parts = [_HEAD.format(counts=listed, total=len(slime_flags()))]
@@ -106,7 +106,7 @@ def page() -> str:
 
 @cache
 def metrics() -> tuple[tuple[str, str, str], ...]:
-    """slime's metrics as its users plot them: name there, name here or nothing, and what differs."""
+    """Return slime's metrics: slime's name, our name (may be empty), and the difference."""
     rows = (line.split("|", 2) for line in _METRICS.read_text(encoding="utf-8").splitlines())
     return tuple((theirs.strip(), ours.strip(), text.strip()) for theirs, ours, text in rows)
 

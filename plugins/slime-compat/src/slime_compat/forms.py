@@ -1,4 +1,4 @@
-"""How the functions of each rollout-side setting may be written."""
+"""Accepted signatures of the functions of each rollout-side setting."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ _FORMS: Mapping[str, tuple[Form, ...]] = {
 def check_rollout_functions(
     functions: Mapping[str, Sequence[FunctionSource]], *, group_rm: bool, has_model: bool
 ) -> None:
-    """Returns if nothing in the text of the functions keeps the rollout from calling them; runs none of it.
+    """Check from the text of the functions, without running it, that the rollout can call them.
 
     Arguments:
-        has_model: the run gives ``rm_model_path``.
+        has_model: True: the run gives ``rm_model_path``.
 
     Raises:
         PluginError: see :func:`slime_compat.check.check_texts` and
@@ -125,6 +125,6 @@ def _refuse_missing_model(source: FunctionSource, forms: Sequence[Form]) -> None
 
 
 def rollout_forms(*, group_rm: bool) -> dict[str, Sequence[Form]]:
-    """Setting -> the forms that its function may have in this run, the preferred one first."""
+    """Return setting -> the forms that its function may have in this run, the preferred one first."""
     first, *others = (_REWARDS, _REWARDS_AS_SAMPLE) if group_rm else (_ONE_REWARD, _REWARDS)
     return {**_FORMS, "custom_rm_path": (replace(first, is_preferred=True), *others, _REWARD_CLASS)}

@@ -1,4 +1,4 @@
-"""``custom_generate_function_path``: a function that makes responses, as a generate function over prompt groups."""
+"""``custom_generate_function_path``: a function that generates responses, as a generate function over prompt groups."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from slime_core.types import PromptGroup, Sample, Status
 __all__ = ["PathGenerate"]
 
 UNREACHED = (aiohttp.ClientError, ConnectionError, TimeoutError, socket.gaierror, socket.herror)
-"""Errors that a function raises where a server did not answer: the sample fails, and the run continues."""
+"""Exceptions that a function raises if a server does not answer: the sample fails, and the run continues."""
 
 UNREACHED_NAMES = frozenset(
     {
@@ -41,19 +41,19 @@ UNREACHED_NAMES = frozenset(
         "urllib3.exceptions.HTTPError",
     }
 )
-"""Such exceptions of libraries that functions may use and that this module does not import."""
+"""Such exceptions of libraries that this module does not import but functions may use."""
 
 UNREACHED_ERRNOS = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN})
-"""Error numbers of an ``OSError`` that has no class of its own."""
+"""Such error numbers of an ``OSError`` without a subclass."""
 
 UNFINISHED = (Status.ABORTED, Status.FAILED)
 
 
 class PathGenerate:
-    """Calls the function as its parameters say: ``(args, sample, sampling_params)`` once a sample, all of a group at
-    once; ``(args, samples)`` once with the whole group. ``args`` has the router's address.
+    """Calls the function according to its parameters: ``(args, sample, sampling_params)`` once for each sample of a
+    group, concurrently; ``(args, samples)`` once for the whole group. ``args`` has the router's address.
 
-    At most ``sglang_server_concurrency`` samples an engine are under way at once.
+    At most ``sglang_server_concurrency`` samples for each engine are in flight.
 
     Raises:
         PluginError: the function cannot be imported or called.
@@ -70,11 +70,11 @@ class PathGenerate:
         self._room = asyncio.Semaphore(max(1, at_once // size))
 
     async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
-        """The finished samples; those for which no server answered have failed, with the reason.
+        """Return the finished samples; samples for which no server answered are failed, with the reason.
 
         Raises:
             PluginError: the function failed, or returned something else than finished samples.
-            RequestRefused: an engine will never take what ``generate_single`` sent.
+            RequestRefused: an engine will never accept the request of ``generate_single``.
         """
         router = urlsplit(context.client.url)
         self._args.sglang_router_ip, self._args.sglang_router_port = router.hostname, router.port
@@ -108,7 +108,7 @@ class PathGenerate:
         return await call(self._loaded, self._args, part, **named)
 
     def _finished(self, returned: Any, parents: Parents, inside: Call, *, evaluation: bool) -> list[Sample]:
-        """The samples that the function returned, checked, each with its group."""
+        """Check the samples that the function returned, and set their group."""
         samples = self._samples(returned)
         if self._takes_one:
             self._share_rollout(samples, parents.numbers[0])
@@ -135,7 +135,7 @@ class PathGenerate:
         return flat
 
     def _share_rollout(self, samples: Sequence[Sample], parent: int | None) -> None:
-        """Siblings of one generation share a rollout id: the one that the function gave them, or their parent's."""
+        """Give siblings of one generation one rollout id: the one that the function set, or their parent's."""
         ids = {sample.rollout_id for sample in samples}
         if len(ids) > 1:
             raise PluginError(
@@ -147,7 +147,7 @@ class PathGenerate:
                 sample.rollout_id = parent
 
     def _fill(self, samples: Sequence[Sample], inside: Call) -> None:
-        """Samples that the function left without tokens get those of their conversation."""
+        """Fill samples that the function left without tokens from their conversations."""
         left = [one for one in inside.trajectories if one.answers]
         for sample in samples:
             if sample.response_length or not left or sample.status in UNFINISHED:
@@ -165,7 +165,7 @@ class PathGenerate:
 
 
 def _is_unreached(failure: BaseException | None) -> bool:
-    """Whether a server did not answer; a file that is missing or closed to us is a mistake."""
+    """Return whether a server did not answer; a file that is missing or unreadable is a mistake of the user."""
     if isinstance(failure, UNREACHED) or getattr(failure, "errno", None) in UNREACHED_ERRNOS:
         return True
     kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(failure).__mro__}
@@ -173,7 +173,7 @@ def _is_unreached(failure: BaseException | None) -> bool:
 
 
 def _incomplete(sample: Sample) -> str | None:
-    """The reason why a sample cannot be trained."""
+    """Return the reason why a sample cannot be trained, or None."""
     length = sample.response_length
     if not 0 < length < len(sample.tokens):
         return (

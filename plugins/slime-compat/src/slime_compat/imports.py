@@ -1,5 +1,5 @@
-"""Checks on the driver, from the text of a file named by path, that its imports and names exist, before anything
-starts."""
+"""Checks, from the text of a file named by path, that its imports and names exist, before the run starts anything. Runs
+on the driver."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ ALWAYS = {
     "__loader__",
     "__package__",
 }
-"""Names that a module has without saying so."""
+"""Names that every module has without defining them."""
 
 
 def check_names(source: FunctionSource, text: bytes) -> None:
-    """Returns if every import of the file leads somewhere, and every name that it reads is defined; runs none of it.
+    """Check from the text, without running it, that every import of the file exists and every used name is defined.
 
     An import inside ``try`` may fail. A file with ``from module import *`` may read any name.
 
     Raises:
-        PluginError: with the line, and what to write.
+        PluginError: names the line, and the replacement to write.
     """
     tree = ast.parse(text)
     found = [*_missing_imports(tree), *_missing_attributes(tree), *_undefined(tree, text, source.path)]
@@ -70,7 +70,7 @@ def _missing_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def _missing_attributes(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """``rm_hub.async_rm`` where ``rm_hub`` is a module of slime."""
+    """Yield attributes such as ``rm_hub.async_rm`` that a module of slime does not have here."""
     modules = dict(_slime_modules(tree))
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
@@ -81,7 +81,7 @@ def _missing_attributes(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def _slime_modules(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Name in the file -> the module of slime that it is bound to."""
+    """Yield name in the file -> the module of slime that it is bound to."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for one in node.names:
@@ -93,7 +93,7 @@ def _slime_modules(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _module_of(node: ast.expr, modules: Mapping[str, str]) -> str | None:
-    """The module of slime that an expression is: ``slime.rollout`` after ``import slime.rollout``."""
+    """Return the module of slime that an expression denotes: ``slime.rollout`` after ``import slime.rollout``."""
     if isinstance(node, ast.Name):
         return modules.get(node.id)
     if not isinstance(node, ast.Attribute):

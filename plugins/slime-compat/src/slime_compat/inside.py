@@ -1,4 +1,4 @@
-"""Helpers that a custom generate function may import. They work inside the adapter's call, in its tasks and threads.
+"""Helpers that a custom generate function may import. They work only inside the adapter's call, its tasks and threads.
 
     from slime_compat import GenerateState, generate_single, get_model_url, post
 
@@ -34,14 +34,14 @@ class Answer(str):
     """The text of one turn, with the ids and log-probabilities that the engine returned.
 
     Attributes:
-        token_ids: as sampled, the end token included.
-        log_probs: natural, one an id.
+        token_ids: the sampled ids, including the end token.
+        log_probs: natural log-probability of each id.
         finish_reason: ``stop``, ``length`` or ``abort``.
-        weight_versions: of the weights that sampled it.
-        weight_spans: which of them sampled which ids, ``(version, start, end)`` with ``end`` excluded.
-        routed_experts: which experts every token so far took; None: not requested.
-        spec_info: counters of speculative decoding; None: the engine does none.
-        kept: what each id was sampled from; None: from all.
+        weight_versions: versions of the weights that sampled it.
+        weight_spans: version of each range of ids, ``(version, start, end)`` with ``end`` excluded.
+        routed_experts: experts of every token so far; None: not requested.
+        spec_info: counters of speculative decoding; None: the engine does not use it.
+        kept: truncated-sampling candidates of each id; None: the whole vocabulary.
     """
 
     token_ids: list[int]
@@ -73,24 +73,24 @@ class InsideCall(Protocol):
         ...
 
     async def answer(self, conversation: Conversation, sampling_params: Mapping[str, Any]) -> Answer:
-        """The next turn of ``conversation``."""
+        """Sample the next turn of ``conversation``."""
         ...
 
     async def respond(self, sample: Sample, sampling_params: Mapping[str, Any]) -> Sample:
-        """``sample`` with one turn of the model as its response."""
+        """Sample one turn as the response of ``sample``."""
         ...
 
 
 CALL: ContextVar[InsideCall | None] = ContextVar("slime_custom_generate", default=None)
-"""The call of a custom generate function that the running code belongs to."""
+"""The current call of a custom generate function; None: the code runs outside of one."""
 
 
 async def generate_single(conversation: Conversation, sampling_params: Mapping[str, Any] | None = None) -> Answer:
-    """The model's next turn in ``conversation``, a ``str`` that also carries its ids.
+    """Sample the model's next turn in ``conversation``; returns a ``str`` with its ids.
 
     Token in, token out: a conversation that starts with an earlier one and its answer is continued from the ids that
-    the engine returned, and only what was added is encoded. A sample whose ``tokens`` the function leaves empty gets
-    those of its conversation, with what the function added masked.
+    the engine returned, and only the added text is encoded. If the function leaves ``tokens`` of a sample empty, they
+    are filled from its conversation, with the added text masked.
 
     Example::
 
@@ -104,33 +104,33 @@ async def generate_single(conversation: Conversation, sampling_params: Mapping[s
 
     Arguments:
         conversation: chat messages, which need ``--apply-chat-template``; or the text so far.
-        sampling_params: SGLang's names, instead of the run's. In training they may say where a turn ends, and not how
-            likely its tokens are.
+        sampling_params: override the run's, by SGLang's names. In training they may change where a turn ends, but not
+            the probabilities of its tokens.
 
     Raises:
-        PluginError: called outside a custom generate function, or with another temperature or cut than the run trains.
+        PluginError: called outside a custom generate function, or with another temperature or top-p than the run's.
         EngineError: no engine answered; if the function does not catch it, the sample fails and the run continues.
     """
     return await _inside("generate_single").answer(conversation, sampling_params or {})
 
 
 async def generate(args: Any, sample: Sample, sampling_params: Mapping[str, Any]) -> Sample:
-    """``sample`` with one turn of the model as its response: what the run does without a function.
+    """Sample one turn as the response of ``sample``, as a run without a function does.
 
     Raises:
-        PluginError: called outside a custom generate function, or with another temperature or cut than the run trains.
+        PluginError: called outside a custom generate function, or with another temperature or top-p than the run's.
         EngineError: no engine answered; if the function does not catch it, the sample fails and the run continues.
     """
-    del args  # slime's functions pass it
+    del args  # part of slime's signature
     return await _inside("generate").respond(sample, sampling_params)
 
 
 class GenerateState:
-    """Stand-in for slime's class of this name, with the attributes that functions read.
+    """Replacement for slime's class of this name, with the attributes that functions use.
 
     Attributes:
-        args: as handed in.
-        tokenizer: of the model's folder.
+        args: the given ``args``.
+        tokenizer: tokenizer of the model's folder.
         sampling_params: the run's sampling parameters, by SGLang's names; a new dict.
     """
 
@@ -142,11 +142,11 @@ class GenerateState:
 
 
 async def post(url: str, payload: Any, headers: Mapping[str, str] | None = None) -> Any:
-    """The JSON that ``url`` answers to ``payload``, sent as JSON.
+    """Send ``payload`` as JSON to ``url`` and return the JSON answer.
 
     Raises:
-        aiohttp.ClientError: no answer, or one with an error status; if the function lets it pass, the sample fails and
-        the run continues.
+        aiohttp.ClientError: no answer, or an error status; if the function does not catch it, the sample fails and the
+        run continues.
     """
     import aiohttp
 
@@ -157,7 +157,7 @@ async def post(url: str, payload: Any, headers: Mapping[str, str] | None = None)
 
 
 async def get(url: str, headers: Mapping[str, str] | None = None) -> Any:
-    """The JSON that ``url`` answers; raises as :func:`post`."""
+    """Return the JSON answer of ``url``; raises as :func:`post`."""
     import aiohttp
 
     sent = {**engine_headers(url), **(headers or {})}
@@ -167,14 +167,14 @@ async def get(url: str, headers: Mapping[str, str] | None = None) -> Any:
 
 
 def get_model_url(args: Any, name: str, endpoint: str = "/generate") -> str:
-    """URL of auxiliary model ``name``, one of ``[[engine.engine_models]]``.
+    """Return the URL of auxiliary model ``name``, one of ``[[engine.engine_models]]``.
 
     Arguments:
-        args: as the function was handed it.
-        endpoint: what follows the address.
+        args: the ``args`` that the function got.
+        endpoint: path to append to the address.
 
     Raises:
-        ConfigError: the run serves no such model.
+        ConfigError: the run serves no model of this name.
     """
     routers: Mapping[str, tuple[str, int]] = args.sglang_model_routers
     return model_url({known: f"http://{host}:{port}" for known, (host, port) in routers.items()}, name, endpoint)

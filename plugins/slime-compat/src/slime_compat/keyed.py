@@ -1,9 +1,9 @@
-"""Requests of functions that a path names carry the key of the run, because slime's engines have none.
+"""Adds the run's key to engine requests of functions named by path, which were written for engines without a key.
 
 slime's functions post to ``http://{args.sglang_router_ip}:{args.sglang_router_port}`` with any HTTP library. In a
-process that loads such a function, aiohttp, httpx and what stands on ``http.client`` (requests, urllib3, urllib) send
-the key to servers of the run. Requests to any other address stay as they are. A program that a function starts, such as
-curl, gets no key.
+process that loads such a function, aiohttp, httpx and all libraries based on ``http.client`` (requests, urllib3,
+urllib) send the key to servers of the run. Requests to any other address are unchanged. A program that a function
+starts, such as curl, gets no key.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["carry_key"]
 
 
 def carry_key(text: bytes | None) -> None:
-    """From now on requests of this process carry the key.
+    """Patch this process's HTTP libraries so that requests to servers of the run have the key.
 
     Arguments:
-        text: of the function's file; a library that it names is imported, because it may import it when it is called.
-            None: it cannot be read.
+        text: text of the function's file; libraries that it mentions are imported and patched, because it may import
+            them only when it is called. None: the file cannot be read.
     """
     _http_client()
     for name, change in (("aiohttp", _aiohttp), ("httpx", _httpx)):
@@ -51,7 +51,7 @@ def _aiohttp() -> None:
 
 @cache
 def _httpx() -> None:
-    httpx: Any = import_module("httpx")  # no requirement: the function's file imports it
+    httpx: Any = import_module("httpx")  # not a dependency: the function's file imports it
     send, send_async = httpx.Client.send, httpx.AsyncClient.send
 
     @wraps(send)
@@ -74,7 +74,7 @@ def _http_client() -> None:
     @wraps(end)
     def with_key(self: Any, *given: Any, **named: Any) -> None:
         for name, value in engine_headers(f"http://{self.host}:{self.port}").items():
-            # http.client keeps the lines of a request here until its headers end.
+            # http.client collects the lines of a request in this buffer until its headers end.
             self._buffer = [line for line in self._buffer if not line.lower().startswith(name.lower().encode() + b":")]
             self.putheader(name, value)
         end(self, *given, **named)

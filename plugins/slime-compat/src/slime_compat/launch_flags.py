@@ -1,10 +1,10 @@
-"""What launch scripts of Megatron say of the model and of the training: checked, and otherwise without effect.
+"""Flags of Megatron's launch scripts that describe the model and the training: checked, but otherwise without effect.
 
-slime's scripts repeat what the checkpoint says (``--num-layers 36 --swiglu``) and switch off what is never on here
-(``--no-rope-fusion``). So that they keep working, each of these flags is accepted where it is true. One that disagrees
-with the model's config.json, or that the file does not decide, was meant for another checkpoint.
+slime's scripts repeat properties of the checkpoint (``--num-layers 36 --swiglu``) and switch off features that do not
+exist here (``--no-rope-fusion``). These flags are accepted if they are true, so that the scripts keep working. A flag
+that contradicts the model's config.json, or that the file does not decide, was meant for another checkpoint.
 
-:func:`checks` gives them to the command line, by the entry point that :func:`slime_compat.flags.advice` stands in.
+The command line gets :func:`checks` through the entry point of :func:`slime_compat.flags.advice`.
 """
 
 from __future__ import annotations
@@ -80,23 +80,23 @@ _READ: Mapping[str, tuple[Callable[[str], Value], str]] = {
     "float": (float, "a number"),
     "str": (str, "one word"),
 }
-"""Type -> how its word is read, and what it accepts."""
+"""Type -> function that parses its word, and the accepted values."""
 
 
 @cache
 def describing() -> Mapping[str, str]:
-    """Each flag that describes the model, with underscores -> its type."""
+    """Return flag that describes the model, with underscores -> its type."""
     return {name: kind for kind, names in _DESCRIBING.items() for name in names.split()}
 
 
 @cache
 def always() -> Mapping[str, tuple[Value, str]]:
-    """Each flag that can say one thing only, with underscores -> that value, and why."""
+    """Return flag with a single accepted value, with underscores -> that value and the reason."""
     return {name: (value, why) for (why, value), names in _ALWAYS.items() for name in names.split()}
 
 
 def checks() -> Mapping[str, Callable[[Sequence[str], Described], str | None]]:
-    """The check of every flag, by the flag with its dashes; switches also with ``--no-`` before the name."""
+    """Return flag with its dashes, for switches also with ``--no-`` -> its check."""
     return dict(_checks())
 
 
@@ -110,7 +110,7 @@ def _checks() -> Iterator[tuple[str, Callable[[Sequence[str], Described], str | 
 
 
 def _check(name: str, kind: str, switch: bool, words: Sequence[str], described: Described) -> str | None:
-    """What is wrong with a flag and its ``words``; None: it is true of the model."""
+    """Return the mistake in a flag with these ``words``; None: it is true of the model."""
     if kind == "bool":
         if words:
             return "accepted: no value"
@@ -133,24 +133,24 @@ def _check(name: str, kind: str, switch: bool, words: Sequence[str], described: 
 
 
 def _text(value: Value) -> str:
-    """As it stands after a flag: ``true``, ``0``, ``1e-06``, ``local``."""
+    """Return ``value`` as users write it: ``true``, ``0``, ``1e-06``, ``local``."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def expected(name: str, value: Value, described: Described) -> Value | None:
-    """What ``--name`` must say for the model: ``value`` itself where it agrees; None: ``config.json`` does not tell.
+    """Return the value that ``--name`` must have: ``value`` if it is right; None: ``config.json`` does not decide.
 
     Arguments:
-        name: of a flag that describes the model, with underscores.
-        value: what was given.
+        name: name of a flag that describes the model, with underscores.
+        value: the given value.
         described: the JSON object of the file.
     """
     try:
         return _expected(name, value, described)
     except (TypeError, ValueError, AttributeError, ArithmeticError):
-        return None  # text where a number belongs, or the like
+        return None  # the file has a value of another type
 
 
 def _expected(name: str, value: Value, described: Described) -> Value | None:
@@ -164,7 +164,7 @@ def _expected(name: str, value: Value, described: Described) -> Value | None:
 
 
 def _divisor(value: Value, described: Described) -> Value | None:
-    """Megatron pads the vocabulary to a multiple of it; here nothing is padded."""
+    """Return ``value`` if it divides the vocabulary size, else 1: Megatron would pad, and slime does not."""
     size = described.get("vocab_size")
     return None if size is None else (value if isinstance(value, int) and value and size % value == 0 else 1)
 
@@ -177,7 +177,7 @@ def _frequency(value: Value, described: Described) -> Value | None:
 
 
 def _expert_layers(described: Described) -> list[int] | None:
-    """1 for each layer with experts, 0 for each without."""
+    """Return 1 for each layer with experts, 0 for each without; None: unknown."""
     number = described.get("num_hidden_layers")
     if _experts(described) is None or number is None:
         return None
@@ -187,7 +187,7 @@ def _expert_layers(described: Described) -> list[int] | None:
 
 
 def _listed(text: str, number: int) -> list[int]:
-    """``([0]*1+[1]*45)``, ``[0,1,1]`` or ``2`` (every second layer) as one entry a layer."""
+    """Convert ``([0]*1+[1]*45)``, ``[0,1,1]`` or ``2`` (every second layer) to one entry a layer."""
     if text.isdigit():
         return [int(place % max(int(text), 1) == 0) for place in range(number)]
     found: list[int] = []
@@ -198,7 +198,7 @@ def _listed(text: str, number: int) -> list[int]:
 
 
 def _first(*names: str) -> Callable[[Described], Any]:
-    """The first of these keys that the file has."""
+    """Return a function that returns the value of the first of these keys that the file has."""
     return lambda described: next((described[name] for name in names if described.get(name) is not None), None)
 
 
@@ -211,7 +211,7 @@ _heads = _first("num_attention_heads")
 
 
 def _rope(described: Described) -> Mapping[str, Any] | None:
-    """Parameters of rotary positions; transformers 5 has them in a table of their own, 4 among the others."""
+    """Return parameters of rotary positions; transformers 5 has a table for them, 4 does not. None: there are none."""
     held = {**described, **(described.get("rope_parameters") or {})}
     return held if "rope_theta" in held else None
 
@@ -251,7 +251,7 @@ def _has_qkv_bias(described: Described) -> bool:
 
 
 _BIASED = ("qwen2", "qwen2_moe")
-"""What config.json calls the models that have biases on queries, keys and values without saying so."""
+"""Model types that have biases on queries, keys and values although their files do not say so."""
 
 
 def _has_qk_norm(described: Described) -> bool:
@@ -260,7 +260,7 @@ def _has_qk_norm(described: Described) -> bool:
 
 
 def _score_function(described: Described) -> str | None:
-    """The files of Qwen and GLM do not name it."""
+    """Return the router's score function; the files of Qwen and GLM do not contain it."""
     named: str | None = described.get("scoring_func")
     if named is None and described.get("model_type") in _GLM_MIXTURES:
         return "sigmoid"
@@ -268,9 +268,9 @@ def _score_function(described: Described) -> str | None:
 
 
 def _softmax_comes_first(described: Described) -> bool | None:
-    """Over all experts, before some are chosen; else over the chosen ones, which norms their sum to 1.
+    """Return whether scores are normalised over all experts before selection, rather than over the selected ones.
 
-    A sigmoid scores each expert by itself, so always before.
+    A sigmoid scores each expert independently, so it always comes first. None: unknown.
     """
     if _score_function(described) == "sigmoid":
         return True
@@ -280,7 +280,7 @@ def _softmax_comes_first(described: Described) -> bool | None:
 
 _QWEN_MIXTURES = ("qwen2_moe", "qwen3_moe")
 _GLM_MIXTURES = ("glm4_moe", "glm4_moe_lite")
-"""What config.json calls them."""
+"""Model types of the mixtures of experts of Qwen and GLM."""
 
 
 def _corrects_routing(described: Described) -> bool | None:
@@ -310,7 +310,7 @@ _EXPECTED: Mapping[str, Callable[[Described], Any]] = {
     "qk_layernorm": _has_qk_norm,
     "position_embedding_type": lambda described: None if _rope(described) is None else "rope",
     "use_rotary_position_embeddings": lambda described: _rope(described) is not None,
-    "no_position_embedding": lambda described: _rope(described) is not None,  # no *learned* ones
+    "no_position_embedding": lambda described: _rope(described) is not None,  # the flag means learned embeddings
     "rotary_base": _base,
     "rotary_percent": _share,
     "num_experts": _experts,
@@ -330,4 +330,4 @@ _EXPECTED: Mapping[str, Callable[[Described], Any]] = {
     "qk_pos_emb_head_dim": _first("qk_rope_head_dim"),
     "v_head_dim": _first("v_head_dim"),
 }
-"""Flag -> what the file tells of it, by the names that Hugging Face's configs use."""
+"""Flag -> function that returns the file's value for it, by the keys of Hugging Face's configs."""

@@ -1,14 +1,14 @@
-"""``custom_loss_function_path``: a function of slime's users that makes the loss of a micro-batch from its logits.
+"""``custom_loss_function_path``: a function of slime's users that computes the loss of a micro-batch from its logits.
 
-It replaces policy loss, divergence and entropy bonus. ``sum_of_sample_mean(x)``, for one number a response token, one
-sample after the other, is the sum over samples of the mean over each one's trained tokens; siblings of one rollout
-share one mean. With ``calculate_per_token_loss`` it is the plain sum over trained tokens. What the function returns is
-multiplied by ``MicroBatch.scale``: one over the rollouts of the optimizer step that train a token, or over its trained
-tokens. A function that computes what the core computes therefore has its gradients, however the step is cut into
-micro-batches and ranks.
+It replaces policy loss, divergence and entropy bonus. ``sum_of_sample_mean(x)``, with one number a response token,
+concatenated over samples, is the sum over samples of the mean over each one's trained tokens; siblings of one rollout
+share one mean. With ``calculate_per_token_loss`` it is the plain sum over trained tokens. The function's loss is
+multiplied by ``MicroBatch.scale``: one over the number of rollouts of the optimizer step that train a token, or of its
+trained tokens. A function that computes the core's loss therefore has the core's gradients, for any split of the step
+into micro-batches and ranks.
 
-Logits are those of the whole row, ``[1, t, v]``, not divided by the temperature; where tensors are split over ranks, v
-is this rank's part of the vocabulary. :func:`get_log_probs_and_entropy` takes care of all three.
+Logits are those of the whole row, ``[1, t, v]``, not divided by the temperature; with tensor parallelism, v is this
+rank's part of the vocabulary. :func:`get_log_probs_and_entropy` handles all three.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class CustomLoss:
         self._args = options.arguments
 
     def __call__(self, logits_1TV: torch.Tensor, micro: MicroBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        """See the protocol. An idle micro-batch makes 0, without the function: there is nothing to divide by.
+        """See the protocol. The loss of an idle micro-batch is 0, without a call: it has no tokens to divide by.
 
         Raises:
-            PluginError: the function failed, or returned something else than slime's functions do.
+            PluginError: the function failed, or returned another structure than slime's functions do.
         """
         if not micro.scale:
             return logits_1TV[:, :0].float().sum(), {}
@@ -75,7 +75,7 @@ def _sum_of_sample_mean(micro: MicroBatch) -> Callable[[torch.Tensor], torch.Ten
 
 
 def _batch(micro: MicroBatch) -> dict[str, Any]:
-    """The micro-batch under slime's names; what is a list has one entry a sample."""
+    """Return the micro-batch under slime's names; lists have one entry a sample."""
     lengths = total_lengths(micro)
     row_T = micro.tokens_1T[0, : sum(lengths)]
     per_token = {
@@ -107,16 +107,16 @@ def get_log_probs_and_entropy(
     with_entropy: bool = False,
     **_: Any,
 ) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
-    """Log-probabilities, and entropies, of the response tokens, for loss functions; slime has one of the same name.
+    """Return log-probabilities, and entropies, of the response tokens; slime's function of this name.
 
     Arguments:
         logits: ``[1, t, v]``, as a loss function gets them.
-        args: ``rollout_temperature`` and ``log_probs_chunk_size`` are read.
+        args: ``rollout_temperature`` and ``log_probs_chunk_size`` are used.
         unconcat_tokens, total_lengths, response_lengths: entries of ``batch``.
 
     Returns:
-        Nothing, as an empty tensor, and a dict of one float32 [response length] a sample, ``log_probs`` and perhaps
-        ``entropy``, both with gradient.
+        An empty tensor, as in slime, and a dict with a list of one float32 [response length] a sample under
+        ``log_probs`` and, ``with_entropy``, ``entropy``; both with gradient.
     """
     from megatron.core import parallel_state
 

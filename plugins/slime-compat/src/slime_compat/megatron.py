@@ -1,4 +1,4 @@
-"""slime's three functions around Megatron: at its start, before a pass without gradients, before an optimizer step."""
+"""slime's three functions around Megatron: after its start, before passes without gradients, before optimizer steps."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from slime_core import LearnerInfo, TrainStep, boundary
 __all__ = ["before_log_probs", "before_train_step", "learner_start"]
 
 PREFIXES = {"actor": "", "old_actor": "", "reference": "ref_", "teacher": "teacher_"}
-"""Role -> what slime writes before the names of the columns that the pass fills."""
+"""Role -> prefix of slime's names for the columns that the pass fills."""
 
 
 def learner_start(options: PathOptions, learner: LearnerInfo) -> None:
-    """Call ``custom_megatron_init_path`` as ``fn(args)``; ``args`` also has ``rank`` and ``world_size`` from now on."""
+    """Call ``custom_megatron_init_path`` as ``fn(args)``; sets ``args.rank`` and ``args.world_size`` first."""
     options.arguments.rank, options.arguments.world_size = learner.rank, learner.world_size
     _call(options, "custom_megatron_init_path", options.arguments)
 

@@ -17,8 +17,8 @@ PERCENTILES = (25, 50, 75, 100)
 
 
 def rollout_metrics(samples: Sequence[Sample], options: CompatOptions | PathOptions) -> dict[str, float]:
-    """The metrics that ``options`` asks for, of the generated samples that have a response."""
-    if isinstance(options, CompatOptions):  # of a run that asks for none
+    """Return the metrics that ``options`` selects, over generated samples with a response."""
+    if isinstance(options, CompatOptions):  # the run selects no such metrics
         return {}
     settings = options.plan.settings
     answered = [sample for sample in samples if sample.response_length]
@@ -53,7 +53,7 @@ def _spread(values: Sequence[int]) -> Iterator[tuple[str, float]]:
 
 
 def _rounds(sample: Sample) -> int:
-    """Turns of the model: what the function counted, or runs of trained tokens."""
+    """Return the number of the model's turns: counted by the function, or runs of trained tokens."""
     counted = sample.metadata.get("round_number")
     if isinstance(counted, int):
         return counted
@@ -62,7 +62,7 @@ def _rounds(sample: Sample) -> int:
 
 
 def _categories(samples: Sequence[Sample], key: str) -> dict[str, float]:
-    """Share of each value of the named reward, or of the row's metadata."""
+    """Return the fraction of each value of the named reward, or of the row's metadata."""
     rewards = [sample.reward if isinstance(sample.reward, dict) else {} for sample in samples]
     found = [one.get(key, sample.metadata.get(key)) for one, sample in zip(rewards, samples, strict=True)]
     counts = Counter(str(value) for value in found if value is not None)
@@ -70,7 +70,7 @@ def _categories(samples: Sequence[Sample], key: str) -> dict[str, float]:
 
 
 def _correct(samples: Sequence[Sample], key: str | None) -> Iterator[tuple[str, float]]:
-    """Metrics of samples with reward 1: percentiles of their lengths, and the mean surprise of their trained tokens."""
+    """Yield metrics of samples with reward 1: percentiles of lengths, and mean negative log-probability."""
     scored = [sample for sample in samples if sample.reward is not None]
     correct = [sample for sample in scored if sample.reward_value(key) == 1]
     if not correct:

@@ -1,7 +1,7 @@
-"""``custom_model_provider_path`` and ``--spec``: another Megatron model for the weights of the same family.
+"""``custom_model_provider_path`` and ``--spec``: replace the Megatron model of a family, but keep its weight mapping.
 
-The family's model spec still maps the weights, by the names of its parameters, and refuses a model in which a weight of
-the checkpoint has no place.
+The family's model spec maps the weights by the names of their parameters, and refuses a model that lacks a weight of
+the checkpoint.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["CustomLayers", "CustomProvider", "change"]
 
 
 def change(options: PathOptions, spec: ModelSpec) -> None:
-    """Make ``spec`` build what the run names by path; nothing where it names nothing.
+    """Make ``spec`` build the model or layers that the run names by path, if any.
 
     Raises:
-        PluginError: a function cannot be imported, or the family has no such place.
+        PluginError: a function cannot be imported, or the family's spec cannot be changed.
     """
     if "custom_model_provider_path" in options.sources:
         CustomProvider(options)(spec)
@@ -34,8 +34,8 @@ def change(options: PathOptions, spec: ModelSpec) -> None:
 class CustomProvider:
     """Makes a model spec build its chunks with a function ``(pre_process, post_process) -> GPTModel``.
 
-    A function that names them also gets ``vp_stage``, its chunk of an interleaved pipeline; ``config``, the
-    TransformerConfig that the model would have otherwise; and ``args``.
+    The function also gets those of these arguments that it names: ``vp_stage``, its chunk of an interleaved pipeline;
+    ``config``, the TransformerConfig that the model would have otherwise; and ``args``.
     """
 
     def __init__(self, options: PathOptions) -> None:
@@ -43,7 +43,7 @@ class CustomProvider:
         self._args = options.arguments
 
     def __call__(self, spec: ModelSpec) -> None:
-        """Change ``spec``; raises PluginError where the family has no such place."""
+        """Change ``spec``; raises PluginError if the family's spec cannot be changed."""
         _changeable(self._loaded.source, spec).provider = self._build
 
     def _build(self, config: Any, *, pre_process: bool, post_process: bool, vp_stage: int | None) -> Any:
@@ -67,7 +67,7 @@ class CustomLayers:
         self._args = options.arguments
 
     def __call__(self, spec: ModelSpec) -> None:
-        """Change ``spec``; raises PluginError where the family has no such place."""
+        """Change ``spec``; raises PluginError if the family's spec cannot be changed."""
         _changeable(self._source, spec).layers = self._layers
 
     def _layers(self, config: Any, *, vp_stage: int | None = None) -> Any:

@@ -1,11 +1,11 @@
-"""slime's module names, for files that a run names by path: what they import from ``slime`` is found here.
+"""Makes slime's module names importable in files named by path.
 
     from slime.utils.types import Sample                          -> slime_core.types
     from slime.rollout.sglang_rollout import GenerateState        -> slime_compat
 
-No package called ``slime`` is installed. A finder at the head of ``sys.meta_path`` answers for these names where a file
-named by path imports them, at its top or in a function, and for no other code. Modules are made when they are
-imported, so that a name costs what comes after it.
+No package called ``slime`` is installed. A finder at the head of ``sys.meta_path`` serves these names to files named by
+path, both at import and inside functions, and to no other code. The module of a name is imported only when the name is
+used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from slime_core import FunctionSource
 __all__ = ["ADVICE", "HELPERS", "NAMES", "advice_for", "provided"]
 
 HELPERS = ("generate_single",)
-"""Helpers of ``slime_compat`` that a file named by path finds without an import."""
+"""Helpers of ``slime_compat`` that a file named by path can use without an import."""
 
 _TYPES = {"Sample": "slime_core.types:Sample"}
 _SOURCES = {
@@ -73,7 +73,7 @@ _RULES = {
     "gpqa": "gpqa",
     "ifbench": "ifbench",
 }
-"""slime's module of a rule -> the reward model of slime-rewards that scores by it."""
+"""slime's module of a rule -> the reward model of slime-rewards with this rule."""
 
 
 def _scored_by(name: str) -> str:
@@ -97,11 +97,11 @@ ADVICE: Mapping[str, str] = {
     "slime.ray": "the run places and starts its processes",
     "slime.agent": "a generate function drives the conversation with generate_single",
 }
-"""Advice for names of slime's modules that this plugin does not have; the longest prefix counts."""
+"""Advice for names of slime's modules that have no counterpart here; the longest matching prefix is used."""
 
 
 def advice_for(module: str, name: str | None = None) -> str:
-    """What to write in place of ``name`` of ``module``, which have no counterpart; what there is in the module."""
+    """Return advice for ``name`` of ``module``, which has no counterpart, and the names that the module has."""
     known = sorted(NAMES.get(module, {}))
     there = f"There are: {', '.join(known)}. " if known else ""
     parts = module.split(".")
@@ -111,7 +111,7 @@ def advice_for(module: str, name: str | None = None) -> str:
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Answers for slime's modules where the importing code stands in a file named by path."""
+    """Finds slime's modules if the importing code belongs to a file named by path."""
 
     def __init__(self) -> None:
         self.modules: set[str] = set()
@@ -138,7 +138,7 @@ class _Finder(MetaPathFinder, Loader):
         return _Names(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing to execute: names are looked up when they are imported."""
+        """Do nothing: names are resolved when they are used."""
 
 
 class _Names(ModuleType):
@@ -158,7 +158,7 @@ _FINDER = _Finder()
 
 @contextmanager
 def provided(source: FunctionSource) -> Iterator[None]:
-    """Code of ``source`` that is imported meanwhile finds slime's names; code in its functions does afterwards too."""
+    """Serve slime's names to code of ``source`` that is imported inside the context, and later to its functions."""
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
     module = source.code.plugin.entry_point
@@ -178,6 +178,6 @@ def provided(source: FunctionSource) -> Iterator[None]:
 
 
 def _forget() -> None:
-    """Other code finds no module called slime, as before."""
+    """Remove slime's modules from ``sys.modules``, so that other code finds no slime."""
     for name in [name for name, module in sys.modules.items() if isinstance(module, _Names)]:
         del sys.modules[name]

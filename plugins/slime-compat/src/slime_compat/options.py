@@ -1,4 +1,4 @@
-"""slime's function paths as settings, and what adapters are made with: the settings and the code that they name."""
+"""slime's function paths as settings, and the record that adapters get: the settings and the code that they name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["LOG_FLAGS", "CompatOptions", "PathOptions", "read_extra", "selected", "weight_transport"]
 
 SECTION = "custom"
-"""The section of files in which the settings stood when they were the core's."""
+"""The TOML section that older files use for these settings."""
 
 _CORE_DOES_IT = "Leave the flag out: this is what the core does."
 _SHIPPED = {
@@ -53,14 +53,14 @@ _SHIPPED = {
         "Write it in a file: def keep(args, samples): return len({s.get_reward_value(args) for s in samples}) > 1"
     ),
 }
-"""Function that slime itself ships -> what to write in its place."""
+"""Function that slime ships -> what to write instead."""
 
 
 def _not_shipped(path: str) -> str:
-    """``path``, if it may be a function of the user's.
+    """Return ``path`` if it may be a function of the user.
 
     Raises:
-        ValueError: slime ships it; says what to write in its place.
+        ValueError: slime ships the function; the message says what to write instead.
     """
     name = path.replace(":", ".")
     package = name.partition(".")[0]
@@ -81,7 +81,7 @@ def _two_words(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 FunctionPath = Annotated[str, Field(min_length=1), AfterValidator(_not_shipped)]
-"""``package.module.function``, ``package.module:function``, ``file.py:function``, or ``file.py`` that holds one."""
+"""``package.module.function``, ``package.module:function``, ``file.py:function``, or ``file.py`` with one function."""
 
 
 WHOLE = "the function takes whole responses, and context parallelism splits them over ranks"
@@ -96,12 +96,12 @@ class CompatOptions(PluginOptions):
     custom_config_path: Annotated[Path | None, Flag("--custom-config-path", section=SECTION)] = None
     """YAML file whose entries become attributes of args, the argument of functions named by path. None: no file."""
     eval_config: Annotated[Path | None, Flag("--eval-config", section="eval"), Once()] = None
-    """YAML or TOML file with evaluation sets and defaults for them; they are recorded as eval_datasets. None: there is
-    none."""
+    """YAML or TOML file with evaluation sets and defaults for them; they are recorded as eval_datasets. None: no
+    file."""
     sglang_config: Annotated[Path | None, Flag("--sglang-config", section="engine"), Once()] = None
-    """YAML file with groups and models in slime's form; they are recorded as engine_groups and engine_models.
+    """YAML file with engine groups and models in slime's format; they are recorded as engine_groups and engine_models.
 
-    None: there is none.
+    None: no file.
     """
     sglang_tp_size: Annotated[Annotated[int, Field(ge=1)] | None, Flag("--sglang-tp-size")] = None
     """Tensor parallel size of an engine: another name of rollout_num_gpus_per_engine. None:
@@ -109,7 +109,7 @@ class CompatOptions(PluginOptions):
     rollout_function_path: Annotated[
         FunctionPath | None, Flag("--rollout-function-path", section=SECTION), NamesCode(), Provides("rollouts")
     ] = None
-    """fn(args, rollout_id, data_source, evaluation=False): makes the samples of a rollout. None: the core does."""
+    """fn(args, rollout_id, data_source, evaluation=False): generates a rollout's samples. None: the core does."""
     eval_function_path: Annotated[
         FunctionPath | None,
         Flag("--eval-function-path", section=SECTION),
@@ -117,12 +117,12 @@ class CompatOptions(PluginOptions):
         Provides("evaluation"),
         Conflicts("debug_train_only", "load_debug_rollout_data", because="evaluations need engines"),
     ] = None
-    """fn(args, rollout_id, data_source, evaluation=True): makes the samples of an evaluation. None: the core
+    """fn(args, rollout_id, data_source, evaluation=True): generates an evaluation's samples. None: the core
     evaluates."""
     custom_generate_function_path: Annotated[
         FunctionPath | None, Flag("--custom-generate-function-path", section=SECTION), NamesCode()
     ] = None
-    """async fn(args, sample, sampling_params): makes a response. None: the component generate_function."""
+    """async fn(args, sample, sampling_params): generates a response. None: the component generate_function."""
     rollout_sample_hook_path: Annotated[
         tuple[FunctionPath, ...], Flag("--rollout-sample-hook-path", section=SECTION), NamesCode(), Provides("rewards")
     ] = ()
@@ -134,11 +134,11 @@ class CompatOptions(PluginOptions):
     buffer_filter_path: Annotated[
         FunctionPath | None, Flag("--buffer-filter-path", section=SECTION), NamesCode(), Provides("rewards")
     ] = None
-    """fn(args, rollout_id, buffer, n): which groups of the buffer come next. None: the oldest."""
+    """fn(args, rollout_id, buffer, n): selects the next groups of the buffer. None: the oldest."""
     dynamic_sampling_filter_path: Annotated[
         FunctionPath | None, Flag("--dynamic-sampling-filter-path", section=SECTION), NamesCode()
     ] = None
-    """fn(args, samples): whether a finished group is trained on. None: all are."""
+    """fn(args, samples) -> bool: True keeps a finished group for training. None: all are kept."""
     rollout_sample_filter_path: Annotated[
         FunctionPath | None, Flag("--rollout-sample-filter-path", section=SECTION), NamesCode()
     ] = None
@@ -146,15 +146,15 @@ class CompatOptions(PluginOptions):
     rollout_all_samples_process_path: Annotated[
         FunctionPath | None, Flag("--rollout-all-samples-process-path", section=SECTION), NamesCode()
     ] = None
-    """fn(args, all_groups, data_source): sees every group of a rollout, filtered ones too. None: none."""
+    """fn(args, all_groups, data_source): called with every group of a rollout, including filtered ones. None: none."""
     custom_rm_path: Annotated[
         FunctionPath | None, Flag("--custom-rm-path", section=SECTION), NamesCode(), Provides("reward_model")
     ] = None
     """async fn(args, sample) -> reward, or a class with compute_reward. None: the component rm_type."""
     group_rm: Annotated[bool, Flag("--group-rm", section=SECTION), Needs("custom_rm_path")] = False
-    """Call custom_rm_path with all samples of a prompt group at once: async fn(args, samples) -> rewards."""
+    """Call custom_rm_path once with all samples of a prompt group: async fn(args, samples) -> rewards."""
     rm_model_path: Annotated[Path | None, Flag("--rm-model-path", section=SECTION), Needs("custom_rm_path")] = None
-    """Folder of the model that a reward class is built with. None: it needs none."""
+    """Folder of the model that a reward class gets as model_path. None: no model."""
     custom_reward_post_process_path: Annotated[
         FunctionPath | None,
         Flag("--custom-reward-post-process-path", section=SECTION),
@@ -175,18 +175,18 @@ class CompatOptions(PluginOptions):
         NamesCode(),
         Provides("training_signal"),
     ] = None
-    """fn(args, samples) -> columns: what is trained in place of the samples' own columns. None: the samples' own
+    """fn(args, samples) -> columns: replaces the samples' own columns for training. None: the samples' own
     columns."""
     custom_rollout_log_function_path: Annotated[
         FunctionPath | None, Flag("--custom-rollout-log-function-path", section=SECTION), NamesCode()
     ] = None
-    """fn(rollout_id, args, samples, metrics, rollout_time) -> bool: True replaces the core's. None: no function."""
+    """fn(rollout_id, args, samples, metrics, rollout_time) -> bool: True replaces the core's log. None: no function."""
     custom_eval_rollout_log_function_path: Annotated[
         FunctionPath | None, Flag("--custom-eval-rollout-log-function-path", section=SECTION), NamesCode()
     ] = None
-    """fn(rollout_id, args, data, metrics) -> bool: True replaces the core's. None: no function."""
+    """fn(rollout_id, args, data, metrics) -> bool: True replaces the core's log. None: no function."""
     log_multi_turn: Annotated[bool, Flag("--log-multi-turn")] = False
-    """Log lengths with and without what tools wrote, and turns, as multi_turn/... metrics."""
+    """Log response lengths with and without tool output, and numbers of turns, as multi_turn/... metrics."""
     log_reward_category: Annotated[str | None, Flag("--log-reward-category")] = None
     """Log the share of each value of this named reward, or of this metadata field, as rollout/error_cat/VALUE.
 
@@ -258,7 +258,7 @@ class CompatOptions(PluginOptions):
     custom_megatron_init_path: Annotated[
         FunctionPath | None, Flag("--custom-megatron-init-path", section=SECTION), NamesCode()
     ] = None
-    """fn(args): called on every rank when Megatron's groups are up. None: none."""
+    """fn(args): called on every rank once Megatron's groups exist. None: none."""
     custom_megatron_before_log_prob_hook_path: Annotated[
         FunctionPath | None, Flag("--custom-megatron-before-log-prob-hook-path", section=SECTION), NamesCode()
     ] = None
@@ -270,13 +270,13 @@ class CompatOptions(PluginOptions):
     custom_update_weight_post_write_path: Annotated[
         FunctionPath | None, Flag("--custom-update-weight-post-write-path", section=SECTION), NamesCode()
     ] = None
-    """fn(args, version_dir, rollout_engines): called on every rank when weights travel as files. None: none."""
+    """fn(args, version_dir, rollout_engines): called on every rank if weights travel as files. None: none."""
 
     def source(self, setting: str) -> FunctionSource:
-        """Where the function of ``setting`` comes from.
+        """Raise: these are the options of a run that names no functions.
 
         Raises:
-            PluginError: always: a run that names functions has :class:`PathOptions` in place of this.
+            PluginError: always; a run that names functions has :class:`PathOptions` instead.
         """
         raise PluginError(f"--{setting.replace('_', '-')} was not given, and its component is used by name")
 
@@ -289,18 +289,18 @@ STANDS_IN_FOR = {
     "data_source_path": "data_source",
     "custom_advantage_function_path": "advantage_estimator",
 }
-"""Path setting -> the setting that selects a component. The component of a path is called like its setting, and a run
-that gives the path selects it."""
+"""Path setting -> the core's setting that selects a component. Each path setting has a component of the same name, and
+a run that gives the path selects it."""
 
 LOG_FLAGS = ("log_multi_turn", "log_reward_category", "log_correct_samples")
-"""The options that ask for metrics of slime's."""
+"""The options that select slime's metrics."""
 
 TRANSFORMS = ("dynamic_sampling_filter_path", "rollout_sample_filter_path")
-"""Path settings whose components come last among those of ``sample_transforms``."""
+"""Path settings whose components come last in ``sample_transforms``."""
 
 
 def selected(options: CompatOptions, settings: Mapping[str, JsonValue]) -> Iterator[DerivedSetting]:
-    """The settings of the core that select the components of the functions that ``options`` names."""
+    """Yield the core's settings that select the components of the functions in ``options``."""
     given = dict(options)
     for option, setting in STANDS_IN_FOR.items():
         if given[option]:
@@ -316,7 +316,7 @@ def selected(options: CompatOptions, settings: Mapping[str, JsonValue]) -> Itera
 
 
 def weight_transport(plan: RunPlan) -> JsonValue:
-    """How weights travel to engines, ``auto`` resolved."""
+    """Return the transport of weights to the engines, with ``auto`` resolved."""
     chosen = plan.settings["update_weight_transport"]
     if chosen != "auto":
         return chosen
@@ -327,13 +327,13 @@ def weight_transport(plan: RunPlan) -> JsonValue:
 
 @dataclass(frozen=True)
 class PathOptions:
-    """What adapters and hooks are handed in a run that names functions by path.
+    """Options of adapters and hooks in a run that names functions by path.
 
     Arguments:
         plan: the run, with all its settings.
-        sources: path setting -> the functions it names, in order.
-        extra: what ``custom_config_path`` holds.
-        derived: entries of ``args`` that became known in the sampler, for the processes that it starts.
+        sources: path setting -> its functions, in order.
+        extra: entries of ``custom_config_path``.
+        derived: entries of ``args`` that the sampler adds, for the processes that it starts.
     """
 
     plan: RunPlan
@@ -342,30 +342,30 @@ class PathOptions:
     derived: dict[str, Any] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[Any, Any]:
-        # Each process makes its own args: what functions and adapters write there need not travel.
+        # Without the cached properties: each process creates its own args, which functions and adapters may change.
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @cached_property
     def arguments(self) -> SimpleNamespace:
-        """The ``args`` that all functions of this process share; what one of them writes there, the others read."""
+        """The ``args`` that all functions of this process share, including their changes to it."""
         return slime_arguments(self.plan, self.extra, **self.derived)
 
     @property
     def group_rm(self) -> bool:
-        """Whether a reward function is called with all samples of a group at once."""
+        """True: a reward function is called once with all samples of a group."""
         return self.plan.settings.get("compat.group_rm") is True
 
     @property
     def disable_rewards_normalization(self) -> bool:
-        """Whether rewards are advantages."""
+        """True: rewards are used as advantages."""
         return self.plan.settings.get("compat.disable_rewards_normalization") is True
 
     @cached_property
     def rollout_functions(self) -> PathFunctions:
-        """The functions of this process that see whole rollouts.
+        """The functions of this process that handle whole rollouts.
 
         Raises:
-            PluginError: one cannot be imported or called.
+            PluginError: a function cannot be imported or called.
         """
         from slime_compat.rollout import PathFunctions
 
@@ -373,17 +373,17 @@ class PathOptions:
 
     @cached_property
     def post_write(self) -> PostWrite | None:
-        """The function that is called once weights are written; None: the run names none.
+        """The function that is called after weights are written; None: the run names none.
 
         Raises:
-            PluginError: it cannot be imported or called.
+            PluginError: the function cannot be imported or called.
         """
         from slime_compat.weights import SETTING, PostWrite
 
         return PostWrite(self) if SETTING in self.sources else None
 
     def load(self, setting: str, *, fits: Callable[[Any], bool] = callable) -> Any:
-        """The function that ``setting`` names; imported now, in this process.
+        """Import the function that ``setting`` names, in this process.
 
         Raises:
             PluginError: see :func:`slime_core.load_function`.
@@ -394,17 +394,17 @@ class PathOptions:
             return load_function(self.sources[setting][0], fits=fits)
 
     def source(self, setting: str) -> FunctionSource:
-        """Where the function of ``setting`` comes from, for messages."""
+        """Return the source of the function of ``setting``; raises PluginError if the run does not give it."""
         if setting not in self.sources:
             raise PluginError(f"--{setting.replace('_', '-')} was not given, and its component is used by name")
         return self.sources[setting][0]
 
 
 def read_extra(path: Path | None, plan: RunPlan) -> dict[str, Any]:
-    """The entries of a YAML file, for ``args``; None: none.
+    """Read the entries of a YAML file, for ``args``; empty if ``path`` is None.
 
     Raises:
-        ConfigError: the file is missing or is no table, or an entry has the name of a setting.
+        ConfigError: the file is missing or not a table, or an entry has the name of a setting.
     """
     if path is None:
         return {}

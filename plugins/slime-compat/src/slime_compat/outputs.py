@@ -1,4 +1,4 @@
-"""The records of slime that functions return, under slime's names."""
+"""slime's records of function results, under slime's names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DynamicFilterOutput:
 
 
 def check_reward_nonzero_std(args: Any, samples: Sequence[Sample], **_: Any) -> DynamicFilterOutput:
-    """Keeps a group whose rewards differ; the reason of another is ``zero_std`` with its reward."""
+    """Keep a group whose rewards differ; the reason of a dropped group is ``zero_std`` with its reward."""
     rewards = [sample.get_reward_value(args) for sample in samples]
     if statistics.pstdev(rewards) > 1e-6:
         return DynamicFilterOutput(True)

@@ -1,4 +1,4 @@
-"""The functions that take the place of parts of the loss."""
+"""The functions that replace parts of the loss."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["loss_parts"]
 
 
 def loss_parts(options: PathOptions) -> LossParts:
-    """The functions that the run names by path, imported and checked; the other parts are the core's.
+    """Import and check the loss functions that the run names by path; other parts are the core's.
 
     Raises:
-        PluginError: a function cannot be imported, or its signature is none of the accepted ones.
+        PluginError: a function cannot be imported, or its signature is not accepted.
     """
     named = options.sources.keys()
     return LossParts(

@@ -1,5 +1,5 @@
-"""The hooks of plugin ``compat``: its settings, a component for each path setting that stands in for one, and the
-lifecycle hooks of the others; imports nothing heavy."""
+"""The hooks of plugin ``compat``: its settings, a component for each path setting that replaces one, and lifecycle
+hooks for the other path settings; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__: list[str] = []
 
 
 NOT_NORMALISED = ("ppo", "reinforce_plus_plus")
-"""Estimators of slime that compare no rewards within a group."""
+"""slime's estimators that do not compare rewards within a group."""
 
 
 @hookimpl
@@ -177,7 +177,7 @@ def slime_prepare(
     return PathOptions(plan=plan, sources={name: tuple(found) for name, found in code.items()}, extra=extra)
 
 
-# Below, `options` are CompatOptions where the run names no function and asks for no metrics of slime's.
+# Below, `options` are CompatOptions if the run names no function and selects none of slime's metrics.
 # --- In the sampler: the functions that see whole rollouts -----------------------------------------------------------
 
 
@@ -187,7 +187,7 @@ def slime_sampler_start(sampler: SamplerInfo, options: CompatOptions | PathOptio
         from slime_compat.rollout import reach
 
         reach(options, sampler)
-        _ = options.rollout_functions  # one that cannot be called is refused before anything is loaded
+        _ = options.rollout_functions  # refuses functions that cannot be called, before anything is loaded
 
 
 @hookimpl

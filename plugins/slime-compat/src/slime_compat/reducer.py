@@ -1,8 +1,8 @@
-"""``custom_pg_loss_reducer_function_path``: how the policy loss of a micro-batch becomes one number.
+"""``custom_pg_loss_reducer_function_path``: a function that reduces the policy loss of a micro-batch to one number.
 
-The number is multiplied by ``MicroBatch.scale``: one over the rollouts of the step that train a token, or, with
-``calculate_per_token_loss``, one over its trained tokens. So a function that returns the sum of the samples' means (of
-tokens, there) trains what the core trains. Divergence from the reference and entropy keep the core's sum.
+The number is multiplied by ``MicroBatch.scale``: one over the number of rollouts of the step that train a token, or,
+with ``calculate_per_token_loss``, of its trained tokens. So a function that returns the sum of the samples' means (then
+of the tokens) gives the core's gradients. Divergence from the reference and entropy keep the core's sum.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class CustomReducer:
         self._per_token = options.plan.settings.get("calculate_per_token_loss") is True
 
     def __call__(self, loss_U: torch.Tensor, mask_U: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
-        """See the protocol. An idle micro-batch makes 0, without the function: there is nothing to divide by.
+        """See the protocol. The loss of an idle micro-batch is 0, without a call: it has no tokens to divide by.
 
         Raises:
-            PluginError: the function failed, or did not make one number with a gradient.
+            PluginError: the function failed, or did not return one number with a gradient.
         """
         if not micro.scale:
             return loss_U[:0].sum()

@@ -22,19 +22,18 @@ Reward = float | dict[str, float]
 
 
 class PathReward:
-    """Scores with the function, called as its parameters say.
+    """Scores samples with the function, called according to its parameters.
 
-    ``(args, sample)``: once a sample, all at once, and a failure is its own sample's; with ``group_rm``, once with the
-    list. ``(args, samples)``: once
-    with the list of all that are scored together: a whole group. A class is made once and called for
-    ``compute_reward(prompts, responses)``, one call at a time.
+    ``(args, sample)``: once for each sample, concurrently, and a failure concerns its own sample; with ``group_rm``,
+    once with the list. ``(args, samples)``: once with the list of samples that are scored together, a whole group. A
+    class is created once, and its ``compute_reward(prompts, responses)`` is called, one call at a time.
 
     Attributes:
-        scores_each: whether it is called once a sample; processes of rewards then ask again sample by sample where a
-            call has hung or ended its process.
+        scores_each: True: the function is called once for each sample, so reward workers retry a call that hung or
+            killed its process sample by sample.
 
     Raises:
-        PluginError: the function cannot be imported or called, or the class cannot be made.
+        PluginError: the function cannot be imported or called, or the class cannot be created.
     """
 
     def __init__(self, options: PathOptions, run: RunView) -> None:
@@ -46,7 +45,7 @@ class PathReward:
         self._turn = asyncio.Lock()
 
     async def score(self, samples: Sequence[Sample]) -> Sequence[Reward | str]:
-        """One reward a sample, in order; a text where the function failed for this sample only, which says why.
+        """Return one reward a sample, in order; a text with the reason if the function failed for this sample only.
 
         Raises:
             PluginError: the function failed for all samples, or returned something else than rewards, one a sample.
@@ -64,7 +63,7 @@ class PathReward:
         fatal = [one for one in failures if not isinstance(one, SlimeError)]
         if fatal or len(failures) == len(samples):
             raise [*fatal, *failures][0]
-        # Rewards leave a process as JSON: the core finds that a text is none, and shows it.
+        # Rewards leave the process as JSON; the core recognises a text as a failure and shows it.
         return [str(one) if isinstance(one, BaseException) else one for one in scored]
 
     async def _one(self, sample: Sample) -> Reward:
@@ -103,7 +102,7 @@ def _as_list(found: Any, count: int, loaded: Loaded) -> list[Any]:
 
 
 def _reward(value: Any, sample: Sample, loaded: Loaded) -> Reward:
-    """``value`` as Python numbers: functions return those of numpy and torch too."""
+    """Convert ``value`` to Python numbers; functions may return those of numpy and torch."""
     if isinstance(value, Mapping):
         return {str(name): entry for name, entry in ((n, _number(v)) for n, v in value.items()) if entry is not None}
     number = _number(value)
@@ -116,7 +115,7 @@ def _reward(value: Any, sample: Sample, loaded: Loaded) -> Reward:
 
 
 def _number(value: Any) -> float | None:
-    """None: it is no number; named rewards may carry such things, for people."""
+    """Return ``value`` as a float, or None: named rewards may include texts."""
     plain = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
     return float(plain) if isinstance(plain, numbers.Real) else None
 

@@ -1,7 +1,7 @@
-"""Whether a reward function is called with what its text takes: one sample, or the samples of a group.
+"""Checks from its text whether a reward function expects one sample, or the samples of a group.
 
-A function may call its parameter what it likes, so its name does not tell; what it does with it may. A text that does
-both, or hands it on, is left to the run.
+The name of the parameter does not decide, because functions may use any name; its uses may. A text that uses it both
+ways, or passes it on, is not judged.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ __all__ = ["check_reward_uses"]
 GO_OVER = frozenset(
     {"all", "any", "enumerate", "iter", "len", "list", "map", "max", "min", "reversed", "sorted", "zip"}
 )
-"""Built-ins that accept a list and no sample."""
+"""Built-ins that accept a list but no sample."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def check_reward_uses(sources: Sequence[FunctionSource], forms: Sequence[Form], *, group_rm: bool) -> None:
-    """Returns if nothing in the text of the reward functions speaks against how they will be called; runs none of it.
+    """Check from the text of the reward functions, without running it, that it matches how they will be called.
 
     Raises:
-        PluginError: with ``group_rm``, one reads fields of a sample off the list that it gets; without, one goes over
-            the sample that it gets as over a list.
+        PluginError: with ``group_rm``, a function reads fields of a sample from the list that it gets; without, it
+            iterates over the sample that it gets.
     """
     for source in sources:
         for function, name in _functions(source, forms):
@@ -50,7 +50,7 @@ def check_reward_uses(sources: Sequence[FunctionSource], forms: Sequence[Form], 
 
 
 def _functions(source: FunctionSource, forms: Sequence[Form]) -> Iterator[tuple[Function, str]]:
-    """The function that will be called, and what it calls its second parameter; nothing where the text hides it."""
+    """Yield the function and the name of its second parameter; nothing if the text does not show them."""
     text, chosen = chosen_text(source, forms)
     for node in [] if text is None else ast.parse(text).body:
         if isinstance(node, Function) and node.name == chosen and not node.decorator_list:
@@ -60,8 +60,8 @@ def _functions(source: FunctionSource, forms: Sequence[Form]) -> Iterator[tuple[
 
 
 def _uses(function: Function, name: str) -> Iterator[str | None]:
-    """What the body does with the parameter: reads a field that a list has not (its name), goes over it as over a list
-    (``""``), or anything else (None)."""
+    """Yield each use of the parameter: the name of a field that lists do not have, ``""`` for a use as a list, or None
+    for anything else."""
     known: dict[int, str] = {}
     for node in ast.walk(function):
         match node:

@@ -1,4 +1,4 @@
-"""The functions by path that see whole rollouts: hooks, rollout and evaluation functions, what is trained, logging."""
+"""Functions by path that handle whole rollouts: hooks, rollout and evaluation functions, training data, logging."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEASURED = 'a dict {name: {"rewards": list, ...}}, or an object with data (such 
 
 
 def reach(options: PathOptions, sampler: SamplerInfo) -> None:
-    """``args`` says where engines answer, here and in the processes that the sampler starts:
+    """Set the engines' addresses in ``args``, here and in the processes that the sampler starts:
     ``args.sglang_router_ip`` and ``args.sglang_router_port``; and ``args.sglang_model_routers``, name -> (host, port)
     of the auxiliary models."""
     router = urlsplit(sampler.router_url)
@@ -48,7 +48,7 @@ class PathRollouts:
         self._loaded = load_checked(options, "rollout_function_path", rollout_forms(group_rm=options.group_rm))
 
     async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
-        """All groups that the function returns, and its metrics.
+        """Add all groups that the function returns; return its metrics.
 
         Raises:
             PluginError: the function failed, or returned something else than groups of samples.
@@ -70,15 +70,15 @@ class PathRollouts:
         return _numbers(getattr(found, "metrics", None))
 
     def state(self) -> Mapping[str, JsonValue]:
-        """Empty: a function keeps its own state."""
+        """Return an empty state: a function manages its own state."""
         return {}
 
     def restore(self, state: Mapping[str, JsonValue]) -> None:
-        """Nothing to continue from."""
+        """Do nothing."""
 
 
 class PathFunctions:
-    """The functions that the sampler hooks call; a hook whose function the run does not name changes nothing.
+    """The functions that the sampler's hooks call; a hook without a function changes nothing.
 
     Raises:
         PluginError: a function cannot be imported or called.
@@ -102,10 +102,10 @@ class PathFunctions:
     # --- Evaluations -------------------------------------------------------------------------------------------------
 
     async def evaluation(self, number: int, source: DataSource | None) -> dict[str, float] | None:
-        """The mean reward of each evaluation set.
+        """Return the mean reward of each evaluation set, or None without a function.
 
         Raises:
-            PluginError: the function failed, or returned something else than rewards by name.
+            PluginError: the function failed, or returned something else than named lists of rewards.
         """
         if self._evaluation is None:
             return None
@@ -122,7 +122,7 @@ class PathFunctions:
         return {} if self._logs_evaluation(number, data, metrics) else metrics
 
     def _values(self, loaded: Loaded, name: str, rewards: Sequence[Any]) -> list[float]:
-        """The rewards of one evaluation set as numbers, whether named or not."""
+        """Return the rewards of one evaluation set as numbers; named rewards are selected by the reward key."""
         plan = self._options.plan
         key = plan.settings.get("eval_reward_key") or plan.reward_key
         found: list[Any] = [reward.get(key) if isinstance(reward, Mapping) else reward for reward in rewards]
@@ -140,7 +140,7 @@ class PathFunctions:
     # --- Samples on their way ----------------------------------------------------------------------------------------
 
     async def generated(self, sample: Sample, context: GenerateContext) -> Sample:
-        """``sample`` after every hook, in the order in which the run names them.
+        """Call every hook on ``sample``, in the order in which the run names them; return the result.
 
         Raises:
             PluginError: a hook failed, or returned something else than a sample or None.
@@ -156,17 +156,17 @@ class PathFunctions:
         return sample
 
     def collected(self, groups: list[PromptGroup], source: DataSource) -> None:
-        """Call the function with every group of a rollout."""
+        """Call the function with every group of a rollout, if there is one."""
         if self._finished is not None:
             call_here(self._finished, self._args, groups, SourceView(source))
 
     def trained(self, samples: list[Sample]) -> TrainSamples | None:
-        """Samples with the rewards, or all the columns, that the functions return. As in slime, these rewards are
-        advantages.
+        """Return samples with the rewards, or all columns, from the functions; None without a function. As in slime,
+        these rewards are used as advantages.
 
         Raises:
-            PluginError: a function failed, or its columns do not fit.
-            RunError: too few rows for every optimizer step and learner rank.
+            PluginError: a function failed, or its columns are invalid.
+            RunError: there are too few rows for every optimizer step and learner rank.
         """
         if self._convert is not None:
             rows = converted(self._convert, call_here(self._convert, self._args, samples), samples)
@@ -189,11 +189,11 @@ class PathFunctions:
     # --- Logging -----------------------------------------------------------------------------------------------------
 
     def log(self, number: int, samples: list[Sample], metrics: dict[str, float], seconds: float) -> bool:
-        """Whether the function logs in place of the core."""
+        """Call the function, if any; return True if it logs in place of the core."""
         return self._log is not None and bool(call_here(self._log, number, self._args, samples, metrics, seconds))
 
     def log_evaluation(self, number: int, sets: Mapping[str, EvalSamples], metrics: dict[str, float]) -> bool:
-        """Whether the function logs an evaluation in place of the core."""
+        """Call the function for evaluations, if any; return True if it logs in place of the core."""
         columns = {
             name: {"rewards": one.rewards, "truncated": one.truncated, "samples": one.samples}
             for name, one in sets.items()
@@ -206,7 +206,7 @@ class PathFunctions:
 
 
 def _flat(group: Any) -> list[Any]:
-    """The samples of a group; one generation of it may have fanned out into a list."""
+    """Return the samples of a group; a generation that fanned out may be a nested list."""
     entries = group if isinstance(group, list) else [group]
     return [one for entry in entries for one in (entry if isinstance(entry, list) else [entry])]
 

@@ -1,7 +1,8 @@
-"""Whether a function that a path names takes what it will be passed.
+"""Checks whether a function named by path accepts the arguments that it will get.
 
-Checked twice: in the text, on the driver, before anything starts and without running it; and on the imported function,
-where it runs. What the text does not show (a decorated or imported function) is left to the second time.
+Functions are checked twice: on the driver from their text, before the run starts anything and without running it; and
+after their import, in the process that calls them. Definitions that the text does not show (decorated or imported
+functions) are checked only the second time.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A function or a class as it is defined.
+    """The definition of a function or a class.
 
     Arguments:
-        name: of it.
-        signature: of the function, or of the constructor without ``self``.
-        is_async: ``async def``.
-        methods: of a class, by name, without ``self``; None: it is a function.
-        is_whole: False: it has bases that the text does not show, so it may have more methods.
+        name: name of the function or class.
+        signature: signature of the function, or of the constructor without ``self``.
+        is_async: True: it is an ``async def``.
+        methods: methods of a class, by name, without ``self``; None: it is a function.
+        is_whole: False: it has base classes that the text does not show, so it may have more methods.
     """
 
     name: str
@@ -38,19 +39,19 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One way in which a function is called.
+    """One way to call a function.
 
     Example: ``Form("async fn(args, sample)", passed=("args", "sample"), is_async=True)``.
 
     Arguments:
-        text: as an error shows it.
-        passed: what is passed by position; a parameter may have another name, unless the name is known elsewhere here.
-        offered: what is passed by name to a function that names it.
-        keywords: what is always passed by name.
-        foreign: names that mean another form.
-        is_async: what it has to be; None: either.
-        methods: method -> its form; then it has to be a class, and the rest describes its constructor.
-        is_preferred: of several functions in one file, the only one of this form is meant.
+        text: the form as error messages show it.
+        passed: positional arguments; a parameter may have another name, unless this name means another argument.
+        offered: arguments passed by name, if the function names them.
+        keywords: arguments always passed by name.
+        foreign: parameter names that belong to another form.
+        is_async: whether it must be async; None: either.
+        methods: method -> its form; if set, it must be a class, and the other fields describe its constructor.
+        is_preferred: if several functions of a file fit, the only one with this form is chosen.
     """
 
     text: str
@@ -63,14 +64,14 @@ class Form:
     is_preferred: bool = False
 
 
-# --- What is defined -------------------------------------------------------------------------------------------------
+# --- Definitions -----------------------------------------------------------------------------------------------------
 
 
 def definitions(text: bytes, path: str) -> dict[str, Definition | None]:
-    """The public names that a module's text defines or imports at its top; None: what it is the text does not show.
+    """Return the public names that a module's text defines or imports at top level; None: the text does not show it.
 
     Raises:
-        SyntaxError: it is not Python.
+        SyntaxError: the text is not Python.
     """
     found: dict[str, Definition | None] = {}
     for node in ast.parse(text, path).body:
@@ -81,13 +82,13 @@ def definitions(text: bytes, path: str) -> dict[str, Definition | None]:
 
 
 def defined(value: Any) -> Definition:
-    """The definition of an imported function or class."""
+    """Return the definition of an imported function or class."""
     methods = None
     if inspect.isclass(value):
         functions = inspect.getmembers(value, inspect.isfunction)
         methods = {name: _without_self(defined(function)) for name, function in functions}
     name = getattr(value, "__name__", type(value).__name__)
-    # A callable object is async where its class says so.
+    # A callable object is async if its class has an async __call__.
     is_async = any(map(inspect.iscoroutinefunction, (inspect.unwrap(value), type(value).__call__)))
     return Definition(name, inspect.signature(value), is_async, methods)
 
@@ -138,18 +139,18 @@ def _without_self(method: Definition) -> Definition:
     return Definition(method.name, inspect.Signature(parameters), method.is_async)
 
 
-# --- Whether it fits -------------------------------------------------------------------------------------------------
+# --- Matching --------------------------------------------------------------------------------------------------------
 
 
 def first_fit(definition: Definition, forms: Sequence[Form]) -> Form | None:
-    """The first of ``forms`` that ``definition`` can be called in; None: none."""
+    """Return the first of ``forms`` in which ``definition`` can be called; None: none."""
     return next((form for form in forms if mistake(definition, form) is None), None)
 
 
 def choose(candidates: Mapping[str, Definition], forms: Sequence[Form]) -> list[str]:
-    """Which of a module's functions and classes fit: by the very names of their parameters, or else by their number.
+    """Return the functions and classes of a module that fit: by the names of their parameters, else by their number.
 
-    Where several fit by their names and one has the preferred form, it is that one.
+    If several fit by name and exactly one has the preferred form, only that one is returned.
     """
     fitting = {name: form for name, one in candidates.items() if (form := first_fit(one, forms)) is not None}
     exact = [name for name, form in fitting.items() if _is_exact(candidates[name], form)]
@@ -158,7 +159,7 @@ def choose(candidates: Mapping[str, Definition], forms: Sequence[Form]) -> list[
 
 
 def mistake(definition: Definition, form: Form) -> str | None:
-    """Why ``definition`` cannot be called as ``form``; None: it can."""
+    """Return the reason why ``definition`` cannot be called as ``form``; None: it can."""
     if form.methods:
         return _class_mistake(definition, form)
     if definition.methods is not None:
@@ -207,7 +208,7 @@ def _parameter_mistake(signature: inspect.Signature, form: Form) -> str | None:
 
 
 def _misplaced(names: Sequence[str], form: Form) -> str | None:
-    """A parameter whose name is known, but not at its place."""
+    """Return a message if a parameter with a known name is at the wrong place, else None."""
     for place, name in enumerate(names):
         expected = form.passed[place] if place < len(form.passed) else None
         if name in form.foreign:

@@ -1,4 +1,4 @@
-"""``custom_reward_post_process_path``, ``custom_convert_samples_to_train_data_path``: what is trained of a rollout."""
+"""``custom_reward_post_process_path``, ``custom_convert_samples_to_train_data_path``: training data of a rollout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ READ = (*NEEDED, "rollout_log_probs", "sample_indices", "rollout_ids", "truncate
 
 
 def post_processed(loaded: Loaded, returned: Any, samples: Sequence[Sample]) -> list[Sample]:
-    """The samples with the second of the two lists of rewards that the function returned.
+    """Return the samples with the second of the two lists of rewards that the function returned.
 
     Raises:
         PluginError: it returned something else than two lists of finite numbers, one a sample.
@@ -35,15 +35,15 @@ def post_processed(loaded: Loaded, returned: Any, samples: Sequence[Sample]) -> 
 
 
 def converted(loaded: Loaded, returned: Any, samples: Sequence[Sample]) -> list[Sample]:
-    """A sample a row of the columns that the function returned.
+    """Return one sample for each row of the columns that the function returned.
 
-    ``tokens``, ``response_lengths``, ``rewards`` and ``loss_masks`` are needed; ``rollout_log_probs``,
-    ``sample_indices``, ``rollout_ids`` and ``truncated`` are those of the samples where they are left out. The other
-    columns of slime follow from these. Rows without ``sample_indices`` are those of the samples, in order.
+    ``tokens``, ``response_lengths``, ``rewards`` and ``loss_masks`` are required; ``rollout_log_probs``,
+    ``sample_indices``, ``rollout_ids`` and ``truncated`` default to those of the samples. The other columns of slime
+    follow from these. Rows without ``sample_indices`` belong to the samples in order.
 
     Raises:
-        PluginError: a column is missing, or they differ in length, or a row does not fit together, or it does not say
-            which sample it comes from.
+        PluginError: a column is missing, columns differ in length, a row is inconsistent, or its sample is not
+            determined.
     """
     columns = _columns(loaded, returned)
     rewards = _finite(columns["rewards"])
@@ -68,7 +68,7 @@ def _columns(loaded: Loaded, returned: Any) -> dict[str, list[Any]]:
 
 
 def _parents(loaded: Loaded, columns: Mapping[str, list[Any]], samples: Sequence[Sample]) -> list[Sample]:
-    """The sample that each row comes from; siblings of a fan-out share an index, so position or tokens decide."""
+    """Return the sample of each row; siblings of a fan-out share an index, so their position or tokens decide."""
     count, own = len(columns["tokens"]), [sample.index for sample in samples]
     indices = columns.get("sample_indices", own)
     siblings: dict[Any, list[Sample]] = {}
@@ -121,13 +121,13 @@ def _row(loaded: Loaded, columns: Mapping[str, list[Any]], place: int, parent: S
         rollout_log_probs=LogProbs(log_probs),
         rollout_id=columns["rollout_ids"][place] if "rollout_ids" in columns else parent.rollout_id,
         status=Status.TRUNCATED if truncated else Status.COMPLETED,
-        # A removed sample would lose the mask that the function gave it.
+        # If the sample stayed removed, the mask that the function gave it would have no effect.
         remove_sample=False,
     )
 
 
 def _numbers(loaded: Loaded, columns: Mapping[str, list[Any]], name: str, place: int) -> list[Any]:
-    """One row of a column of lists, each entry what the column holds."""
+    """Return one row of a column of lists; every entry must be valid for the column."""
     fits, accepted = ENTRIES[name]
     found = _plain(columns[name][place])
     if not isinstance(found, list):
@@ -165,7 +165,7 @@ def _finite(values: Any) -> list[float] | None:
 
 
 def _plain(values: Any) -> Any:
-    """Lists, of what may be tuples, arrays and tensors."""
+    """Convert tuples, arrays and tensors to lists."""
     found = values.tolist() if hasattr(values, "tolist") else values
     listed = list(found) if isinstance(found, Sequence) and not isinstance(found, str) else found
     if isinstance(listed, list):

@@ -1,7 +1,7 @@
-"""How the functions of each training-side setting may be written.
+"""Accepted signatures of the functions of each training-side setting.
 
-What the text of a function says is checked on the driver, before anything starts; the rest on every learner rank, once
-its module is imported and before a model is built.
+The driver checks functions from their text, before the run starts anything; every learner rank checks them again after
+the import, before it builds a model.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ TRAINING_FORMS: Mapping[str, Sequence[Form]] = {
     ),
     "custom_update_weight_post_write_path": _plain("args", "version_dir", "rollout_engines"),
 }
-"""Path setting -> the forms that its function may have."""
+"""Path setting -> the accepted forms of its function."""
 
 
 def check_training_functions(sources: Mapping[str, Sequence[FunctionSource]]) -> None:
-    """Returns if the text of every training-side function is one that can be called; runs none of it.
+    """Check from the text of every training-side function, without running it, that it can be called.
 
     Raises:
         PluginError: see :func:`slime_compat.check.check_texts`.
@@ -67,10 +67,10 @@ def check_training_functions(sources: Mapping[str, Sequence[FunctionSource]]) ->
 
 
 def check(options: PathOptions) -> None:
-    """Import every function of the training side that the run names, and check how it can be called.
+    """Import every training-side function that the run names, and check its signature.
 
     Raises:
-        PluginError: one cannot be imported, or its signature is none of the accepted ones.
+        PluginError: a function cannot be imported, or its signature is not accepted.
     """
     for setting in sorted(TRAINING_FORMS.keys() & options.sources.keys()):
         load_checked(options, setting, TRAINING_FORMS)

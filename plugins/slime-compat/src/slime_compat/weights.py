@@ -1,4 +1,4 @@
-"""``custom_update_weight_post_write_path``: a function of slime's users between writing weights and loading them."""
+"""``custom_update_weight_post_write_path``: a function of slime's users, called between writing and loading weights."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SETTING = "custom_update_weight_post_write_path"
 class PostWrite:
     """Hook ``slime_after_weight_write`` around ``hook(args, version_dir, rollout_engines)``.
 
-    The hook is called on every rank, with the engines' addresses in place of slime's Ray handles; the engines read
-    ``version_dir`` once it has returned on all of them.
+    The hook is called on every rank, with the engines' addresses in place of slime's Ray handles; the engines load
+    ``version_dir`` after it has returned on all ranks.
     """
 
     def __init__(self, options: PathOptions) -> None:
@@ -32,7 +32,7 @@ class PostWrite:
         self._args = options.arguments
 
     def __call__(self, folder: Path | None, engine_urls: Sequence[str]) -> None:
-        """Tell every rank where the weights lie, and call the function.
+        """Broadcast the folder of the weights to every rank, and call the function.
 
         Raises:
             PluginError: the hook failed.
