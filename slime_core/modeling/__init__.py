@@ -1,21 +1,21 @@
-"""PUBLIC. What model specs are written with: a Megatron model from a Hugging Face config, and its weights both ways.
+"""PUBLIC. Base classes for model specs: build a Megatron model from a Hugging Face config, map its weights both ways.
 
-    spec         MBridgeSpec, the base class of families that mbridge maps; local_layers, its layers; what mbridge is
-                 shown of a config, of weights and of layers
-    layout       ParallelLayout: how a model is cut over ranks
-    layers       the norm; routers that record the experts they chose, or take those of the engine; core attention and
-                 rotary positions over a packed row, without a loop over sequences
-    attention    attention over a row, by the kernel that the device has
+    spec         MBridgeSpec, the base class of families that mbridge maps; local_layers, its layers; adapters of
+                 configs, weights and layers to mbridge's expectations
+    layout       ParallelLayout: the parallel sizes of a model
+    layers       the norm; routers that record and replay the chosen experts; core attention and rotary positions over
+                 a packed row, without a loop over sequences
+    attention    attention over a row, with the kernel that the device has
     rows         the sequences of a row, for attention; the tokens of each context-parallel rank
-    memory       bytes of a GPU that training takes, for every layout
-    experts      the experts of a mixture, as products over all of them
+    memory       GPU memory of training, in bytes, for every layout
+    experts      the experts of a mixture, as matrix products over all of them
     swiglu       the activation of gated MLPs
 
-:func:`unsupported` says what of a ``config.json`` these layers do not build. The trait ``unsupported`` of a model spec
-that subclasses ``MBridgeSpec`` starts there, so that a run is refused before anything has started; the ranks say the
-same of the config that they build.
+:func:`unsupported` lists the parts of a ``config.json`` that these layers do not support. The trait ``unsupported`` of
+a model spec that subclasses ``MBridgeSpec`` should start with it, so that a run is refused before it starts anything;
+the ranks repeat the check on the config that they build.
 
-The rule between them: they see model chunks, a config and packed rows, never a family's name. ``MBridgeSpec`` and
+These modules depend on model chunks, a config and packed rows, never on a family's name. ``MBridgeSpec`` and
 ``local_layers`` load torch at their first use; the other names below load nothing heavy.
 """
 
@@ -43,12 +43,14 @@ def __getattr__(name: str) -> object:
 
 
 def unsupported(config: Mapping[str, JsonValue], *, rope_types: Sequence[str] = ("default",)) -> Iterator[str]:
-    """Each field that :class:`~slime_core.modeling.MBridgeSpec` builds none of: ``asks for ...; only ... is built``.
+    """Yield a text for each field that :class:`~slime_core.modeling.MBridgeSpec` does not support.
+
+    Texts have the form ``asks for ...; only ... is built``.
 
     Arguments:
-        config: the object of a Hugging Face ``config.json``, in the form of transformers 4 or 5; what it leaves out has
-            the value that Qwen's and Llama's classes give it.
-        rope_types: rotary positions that the family builds.
+        config: the object of a Hugging Face ``config.json``, in the format of transformers 4 or 5; missing fields have
+            the defaults of Qwen's and Llama's classes.
+        rope_types: types of rotary positions that the family supports.
     """
     kind = _rope_type(config)
     if kind not in rope_types:
@@ -65,14 +67,14 @@ def unsupported(config: Mapping[str, JsonValue], *, rope_types: Sequence[str] = 
 
 
 def _rope_type(config: Mapping[str, Any]) -> Any:
-    """Transformers 5 writes ``rope_parameters``; 4 wrote ``rope_scaling``, and before 4.45 ``type`` in it."""
+    """Return the type of rotary positions: in ``rope_parameters`` since transformers 5, in ``rope_scaling`` before."""
     parameters = config.get("rope_parameters") or config.get("rope_scaling")
     found = parameters if isinstance(parameters, Mapping) else {}
     return found.get("rope_type") or found.get("type") or "default"
 
 
 def _has_windows(config: Mapping[str, Any]) -> bool:
-    """Qwen's classes give windows to all layers from ``max_window_layers`` (28) on, unless the layers' types are named.
+    """Return whether a layer has a window: in Qwen's classes, layers from ``max_window_layers`` (28) on by default.
 
     Source: transformers, models/qwen2/configuration_qwen2.py.
     """

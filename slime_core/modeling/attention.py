@@ -1,11 +1,11 @@
-"""Attention over the sequences of a packed row, by the kernel that the device has.
+"""Attention over the sequences of a packed row, with the kernel that the device has.
 
-    varlen     CUDA, bfloat16 or float16: FlashAttention over sequences of unequal length, as they lie in the row
+    varlen     CUDA, bfloat16 or float16: FlashAttention over sequences of unequal length, directly on the row
     padded     a CPU, and float32 or dropout on CUDA: batches of right-padded sequences (slime_core.modeling.rows)
 
-Both compute the same sums; tests hold one against the other, against a loop, and against flex_attention. On CUDA torch
-falls back to a kernel that stores all scores of a batch, 4 bytes for each pair of tokens and head, where no other takes
-the call; that one is excluded, so a call that only it takes is an error.
+Both compute the same sums; tests compare them with each other, with a loop, and with flex_attention. On CUDA, torch
+falls back to a kernel that stores all scores of a batch, 4 bytes for each pair of tokens and head, if no other kernel
+supports the call. That kernel is excluded, so a call that only it supports is an error.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ __all__ = ["attend_batch", "attend_spans", "takes_spans"]
 
 LARGEST_HEAD = 256
 HEAD_MULTIPLE = 8
-"""What FlashAttention 2 takes: heads of at most 256 entries, a multiple of 8 (aten/native/transformers/cuda/flash_attn/
+"""Limits of FlashAttention 2: heads of at most 256 entries, a multiple of 8 (aten/native/transformers/cuda/flash_attn/
 flash_api.cpp, ``mha_varlen_fwd``)."""
 
 LINEAR = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
-"""Kernels whose memory grows with the tokens, not with their pairs."""
+"""Kernels whose memory grows with the number of tokens, not with its square."""
 
 
 def takes_spans(query: torch.Tensor, *, dropout: float) -> bool:
-    """Whether the kernel for sequences of unequal length takes this query, ``[t, heads, size]``."""
+    """Return whether the kernel for sequences of unequal length supports this query, ``[t, heads, size]``."""
     is_half = query.dtype in (torch.bfloat16, torch.float16)
     return query.is_cuda and is_half and dropout == 0 and query.size(-1) <= LARGEST_HEAD
 
@@ -40,7 +40,7 @@ def takes_spans(query: torch.Tensor, *, dropout: float) -> bool:
 def attend_spans(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spans: Spans, *, scale: float | None
 ) -> torch.Tensor:
-    """softmax(scale q k) v of every sequence, causal from its end: [t, heads * value size].
+    """Return softmax(scale q k) v of every sequence, causal, aligned at its end: [t, heads * value size].
 
     Arguments:
         query: [t, heads, size].
@@ -51,7 +51,7 @@ def attend_spans(
 
     size, value_size = query.size(-1), value.size(-1)
     width = -(-max(size, value_size) // HEAD_MULTIPLE) * HEAD_MULTIPLE
-    # Columns of zeros change no score, and those of the output are cut off.
+    # Columns of zeros change no score; the added columns of the output are cut off.
     query, key, value = (_widened(part, width) for part in (query, spans.gather(key), spans.gather(value)))
     output = varlen_attn(
         query,
@@ -64,7 +64,7 @@ def attend_spans(
         window_size=(-1, 0),
         enable_gqa=query.size(1) != key.size(1),
     )
-    assert isinstance(output, torch.Tensor)  # without the sums of exponents
+    assert isinstance(output, torch.Tensor)  # a tuple only if return_aux is requested
     return output[..., :value_size].flatten(1)
 
 
@@ -81,12 +81,14 @@ def attend_batch(
     dropout: float,
     scale: float | None,
 ) -> torch.Tensor:
-    """[b, heads, s, size] each, keys and values with a divisor of the heads; ``visible`` None: causal.
+    """Return attention over [b, heads, s, size] each; keys and values may have a divisor of the heads.
+
+    ``visible`` None: causal.
 
     Raises:
-        RunError: on CUDA, only the kernel that stores all scores takes the call.
+        RunError: on CUDA, only the kernel that stores all scores supports the call.
     """
-    if q.is_cuda and q.size(1) != k.size(1):  # the kernel for masks and float32 has no grouped heads
+    if q.is_cuda and q.size(1) != k.size(1):  # the kernel for masks and float32 does not support grouped heads
         k, v = (part.repeat_interleave(q.size(1) // part.size(1), dim=1) for part in (k, v))
     with _linear_memory(q):
         return scaled_dot_product_attention(

@@ -1,9 +1,9 @@
 """The experts of a mixture, as a few matrix products over all of them.
 
-Megatron's local layers call one expert after the other, three kernels each. Here torch's grouped product multiplies the
-tokens of all experts at once. Experts keep parameters of their own, under the names of Megatron's, so checkpoints,
-freezing and exports know no difference. The matrices are stacked for the time of a product, forward and again backward:
-a copy costs their bytes once, and nothing stays in memory.
+Megatron's local layers call one expert after the other, with three kernels each. Here torch's grouped product
+multiplies the tokens of all experts at once. Experts keep separate parameters with Megatron's names, so checkpoints,
+freezing and exports are unaffected. The matrices are stacked for each product, in forward and again in backward: the
+copy costs their bytes once, and the stack is not kept in memory.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from slime_core.modeling.swiglu import SwiGLU, swiglu
 __all__ = ["GroupedExperts", "grouped_linear"]
 
 ALIGNMENT_BYTES = 16
-"""torch's grouped product takes rows that start at multiples of it (aten/native/GroupedMMUtils.h)."""
+"""torch's grouped product requires rows that start at multiples of this (aten/native/GroupedMMUtils.h)."""
 
 
 class GroupedExperts(SequentialMLP):  # type: ignore[misc]
-    """Megatron's experts of one rank, computed together; takes the place of SequentialMLP in the layer spec."""
+    """Megatron's experts of one rank, computed together; replaces SequentialMLP in the layer spec."""
 
     def forward(
         self,
@@ -32,7 +32,10 @@ class GroupedExperts(SequentialMLP):  # type: ignore[misc]
         tokens_per_expert: torch.Tensor,
         permuted_probs: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As upstream: from tokens [n, hidden], sorted by expert, the number of each, and weights [n]; [n, hidden]."""
+        """Compute tokens [n, hidden], sorted by expert, with numbers of tokens and weights [n] -> [n, hidden].
+
+        Arguments: as in Megatron's SequentialMLP.
+        """
         tokens = permuted_local_hidden_states
         first = [expert.linear_fc1.weight for expert in self.local_experts]
         second = [expert.linear_fc2.weight for expert in self.local_experts]
@@ -54,11 +57,11 @@ def _are_aligned(*weights: torch.Tensor) -> bool:
 
 
 def grouped_linear(tokens: torch.Tensor, ends: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
-    """Row by row the product with the transposed matrix of the row's group: [n, out].
+    """Multiply each row by the transposed matrix of its group: [n, out].
 
     Arguments:
         tokens: [n, in], sorted by group.
-        ends: int32 [groups], where each group ends; the last is n.
+        ends: int32 [groups], the end of each group; the last is n.
         weights: [out, in] for each group; a group without tokens gets a gradient of zeros.
     """
     product: torch.Tensor = _GroupedLinear.apply(tokens, ends, *weights)  # type: ignore[no-untyped-call]
@@ -75,7 +78,7 @@ class _GroupedLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         tokens, ends, *weights = ctx.saved_tensors
-        gradient = gradient.contiguous()  # that of a sum is one number with strides of 0, which is refused
+        gradient = gradient.contiguous()  # the gradient of a sum has strides of 0, which grouped_mm refuses
         of_tokens: torch.Tensor | None = None
         of_weights: tuple[torch.Tensor | None, ...] = (None,) * len(weights)
         if ctx.needs_input_grad[0]:

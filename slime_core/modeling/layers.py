@@ -1,37 +1,37 @@
-"""Layers that our Megatron layer specs use: the norm, the router of a mixture of experts, attention over packed rows.
+"""Layers for Megatron layer specs: the norm, the router of a mixture of experts, attention over packed rows.
 
     RMSNorm              the norm of every layer
-    KeepingRouter        the router of a mixture of experts: records and replays which experts it chose for a token, see
+    KeepingRouter        the router of a mixture of experts: records and replays the experts of each token, see
                          :mod:`slime_core.learner.trained_model`
     PackedAttention      the core attention: softmax(q k) v
-    PackedSelfAttention  the layer around it: gives every packed token its rotary position
+    PackedSelfAttention  the layer around it: rotary positions of every packed token
     PackedLatentAttention  the same for multi-latent attention
-    PackedRow            Megatron's description of a row, and which of its sequences continue others
+    PackedRow            Megatron's description of a row, and its sequences that continue others
 
-A row holds hundreds of short sequences. On CUDA a kernel takes them as they lie (:mod:`slime_core.modeling.attention`).
+A row has hundreds of short sequences. On CUDA a kernel processes them directly (:mod:`slime_core.modeling.attention`).
 Elsewhere the core gathers them into right-padded batches ``[n, L]``, one batch for all lengths between two powers of
-two, so that at most half of a batch is padding and a row costs a handful of calls. Under a causal mask no token looks
-at what stands to its right, so the padding needs no mask: it repeats the sequence's last token, and since nothing reads
-the output there, its gradient is exactly zero.
+two, so that at most half of a batch is padding and a row needs a handful of calls. Under a causal mask no token sees
+tokens to its right, so the padding needs no mask: it repeats the sequence's last token, and its output is not used, so
+its gradient is exactly zero.
 
-The rotary part avoids three things in Megatron's THD path (models/common/embeddings/rope_utils.py:178), which cuts
+The rotary part avoids three problems of Megatron's THD path (models/common/embeddings/rope_utils.py:178), which slices
 the table of angles once a sequence, for queries and for keys, in every layer: its time (with 256 sequences of 12
 tokens some 7 % of a small model's step), six waits for the device in every layer (``cu_seqlens.tolist()``), and its
-refusal of padding at the end of a row. The same function takes a table that already has one entry a token, which it
-recognises by the length (:211). So the layer looks the entries up by position and hands them over as one sequence,
-which Megatron itself cuts to what a context-parallel rank holds. Multi-latent attention makes its own table, so there
-the module that makes it looks the entries up.
+refusal of padding at the end of a row. The same function accepts a table with one entry a token, which it recognises by
+the length (:211). So the layer looks the entries up by position and passes the row as one sequence, which Megatron
+itself slices for a context-parallel rank. Multi-latent attention creates its own table, so there the module that
+creates it looks the entries up.
 
-Under context parallelism a rank holds two stretches of the row (:mod:`slime_core.modeling.rows`). Most of its
-tokens belong to sequences that start there, and are computed as above. Only the sequences that enter a stretch from
-before need keys and values of other ranks; those are gathered, and their gradients go back by a reduce-scatter. The
-sums of softmax are never split, so that the result is that of one rank up to the order of additions.
+Under context parallelism a rank has two ranges of the row (:mod:`slime_core.modeling.rows`). Most of its tokens
+belong to sequences that start there, and are computed as above. Only sequences that enter a range from before need keys
+and values of other ranks; these are gathered, and their gradients return through a reduce-scatter. The sums of softmax
+are never split, so the result equals that of one rank up to the order of additions.
 
-In a row that holds the prompt of several responses once, the responses continue it: they see its keys, and their rotary
+If a row contains the prompt of several responses once, the responses continue it: they see its keys, and their rotary
 positions continue after it (:mod:`slime_core.modeling.rows`, ``docs/shared-prompts.md``).
 
 Left out: sliding windows, attention that is not causal, context parallelism for multi-latent attention or padded
-batches, and tensor without sequence parallelism for multi-latent attention. All are refused.
+batches, and tensor parallelism without sequence parallelism for multi-latent attention. All are refused.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ __all__ = ["KeepingRouter", "PackedAttention", "PackedRow", "PackedSelfAttention
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """torch's RMSNorm as a module of Megatron's layer spec; its weight is marked for sequence parallelism.
+    """torch's RMSNorm as a module of Megatron's layer spec, with the weight's mark for sequence parallelism.
 
-    Megatron's own wrapper (transformer/torch_norm.py:32) refuses sequence parallelism. All that it takes is the mark,
-    by which the gradients of the weight are summed over the tensor-parallel ranks
+    Megatron's own wrapper (transformer/torch_norm.py:32) refuses sequence parallelism, which needs only the mark: by
+    it the gradients of the weight are summed over the tensor-parallel ranks
     (distributed/finalize_model_grads.py:354).
 
     Arguments:
@@ -79,7 +79,7 @@ class RMSNorm(torch.nn.RMSNorm):
         eps: added to the mean square.
 
     Raises:
-        ValueError: the config asks for another norm, or for zero-centred weights.
+        ValueError: the config requests another norm, or zero-centred weights.
     """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: object) -> None:
@@ -93,11 +93,11 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class Routed(Protocol):
-    """What a router reads and writes of a micro-batch of t tokens.
+    """Expert choices of a micro-batch of t tokens, which routers read and write.
 
     Attributes:
-        routes: layer -> int16 [t, k], the experts that this layer took for each token.
-        given_routes_TLK: int8 or int16 [t, layers, k], those of the engine, -1 where it has none; None: none at all.
+        routes: layer -> int16 [t, k], the experts that this layer used for each token.
+        given_routes_TLK: int8 or int16 [t, layers, k], the engine's choices, -1 where unknown; None: all unknown.
     """
 
     @property
@@ -108,11 +108,11 @@ class Routed(Protocol):
 
 
 class KeepingRouter(TopKRouter):  # type: ignore[misc]
-    """Megatron's router, whose choice of experts can be given; takes its place in the layer spec.
+    """Megatron's router, with a choice of experts that can be replayed; replaces it in the layer spec.
 
     Attributes:
-        choice: in the place of Megatron's own RouterReplay (moe/router_replay.py), which keeps one list for all models
-            of a process.
+        choice: replaces Megatron's own RouterReplay (moe/router_replay.py), which keeps one list for all models of a
+            process.
     """
 
     def __init__(self, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None) -> None:
@@ -120,7 +120,7 @@ class KeepingRouter(TopKRouter):  # type: ignore[misc]
         self.router_replay = self.choice = _Choice()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> KeepingRouter:
-        """As upstream, but a cast leaves the bias that chooses experts in float32, with all its bits."""
+        """Apply ``fn`` as Megatron does, but keep the bias that selects experts in float32, without rounding it."""
         bias: torch.Tensor | None = self._buffers.get("expert_bias")
         super()._apply(fn, recurse)
         if bias is not None:
@@ -129,7 +129,7 @@ class KeepingRouter(TopKRouter):  # type: ignore[misc]
 
 
 class _Choice:
-    """Which experts one router takes; what ``topk_routing_with_score_function`` calls in place of its own top-k."""
+    """The choice of experts of one router; ``topk_routing_with_score_function`` calls it instead of its own top-k."""
 
     def __init__(self) -> None:
         self._layer = 0
@@ -152,9 +152,9 @@ class _Choice:
         group_topk: int | None = None,
         default_compute_topk: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores and numbers of the experts of every token: float [n, topk], int64 [n, topk].
+        """Return scores and numbers of the experts of every token: float [n, topk], int64 [n, topk].
 
-        Arguments: those of Megatron's ``RouterReplay.get_replay_topk``.
+        Arguments: as in Megatron's ``RouterReplay.get_replay_topk``.
         """
         assert default_compute_topk is not None
         if self._micro_batches is None:
@@ -176,8 +176,8 @@ class _Choice:
 
 
 def _completed(given: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """``given`` for the tokens that this router sees, with ``own`` where the route of a token is not given."""
-    if given.size(0) != own.size(0):  # sequence parallelism shares them out
+    """Return ``given`` for the tokens of this router, completed with ``own`` where it is unknown."""
+    if given.size(0) != own.size(0):  # with sequence parallelism each rank routes a part of the tokens
         parts = given.tensor_split(parallel_state.get_tensor_model_parallel_world_size())
         given = parts[parallel_state.get_tensor_model_parallel_rank()]
     return torch.where(given < 0, own, given.long())
@@ -185,22 +185,22 @@ def _completed(given: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class PackedRow(PackedSeqParams):  # type: ignore[misc]
-    """A row of which sequences may continue others.
+    """Megatron's description of a packed row whose sequences may continue others.
 
     Arguments:
-        continues: as :meth:`slime_core.modeling.rows.Packing.of` takes it. None: no sequence continues another.
+        continues: see :meth:`slime_core.modeling.rows.Packing.of`. None: no sequence continues another.
     """
 
     continues: torch.Tensor | None = None
 
 
 class PackedAttention(MegatronModule):  # type: ignore[misc]
-    """Causal core attention over packed rows or padded batches; takes the place of Megatron's in the layer spec.
+    """Causal core attention over packed rows or padded batches; replaces Megatron's in the layer spec.
 
-    Queries may have a multiple of the heads of keys and values, and values another size than queries (multi-latent
-    attention).
+    Queries may have a multiple of the heads of keys and values, and values may have another size than queries
+    (multi-latent attention).
 
-    Arguments: those that Megatron hands to every core attention (transformer/attention.py:318).
+    Arguments: as Megatron passes them to every core attention (transformer/attention.py:318).
 
     Raises:
         ConfigError: a sliding window, attention that is not causal, or, for multi-latent attention, context
@@ -235,15 +235,15 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         packed_seq_params: PackedSeqParams | None = None,
         **_: object,
     ) -> torch.Tensor:
-        """softmax(scale q k + causal mask) v.
+        """Return softmax(scale q k + causal mask) v.
 
         Arguments:
             query, key, value: packed [t, heads, size], with or without a batch dimension of 1 in second place; else
                 [s, b, heads, size].
-            attention_mask: bool, True hides, broadcast over [b, heads, s, s]; of padded batches only. It hides *more*
-                than the causal mask, which always holds.
-            packed_seq_params: where the sequences of a packed row start and end; of the whole row, of which a
-                context-parallel rank holds its share.
+            attention_mask: bool, True hides, broadcast over [b, heads, s, s]; only for padded batches. It hides *more*
+                than the causal mask, which always applies.
+            packed_seq_params: borders of the sequences of a packed row; always of the whole row, even if a
+                context-parallel rank has only its share.
 
         Returns:
             [t, heads * size], [t, 1, heads * size] or [s, b, heads * size].
@@ -282,7 +282,7 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
     def _attend_share(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor, group: Any
     ) -> torch.Tensor:
-        """The tokens of this context-parallel rank; ``cu_seqlens`` are of the whole row."""
+        """Attend for the tokens of this context-parallel rank; ``cu_seqlens`` describe the whole row."""
         share = Share.of(cu_seqlens, num_tokens=query.size(0), rank=group.rank(), size=group.size())
         has_kernel = takes_spans(query, dropout=self._active_dropout)
         if not share.exchanges:
@@ -297,7 +297,7 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
             return attend_spans(query, all_k, all_v, share.spans, scale=self._scale)
         first, rest_1, second, rest_2 = query.split(share.sizes)
         _, pairs_1, _, pairs_2 = pairs.split(share.sizes)
-        # The empty slice makes every rank take part in the backward collective, also one into which nothing crosses.
+        # The empty slice makes every rank take part in the backward collective, even if no sequence crosses into it.
         rest_k, rest_v = torch.cat([pairs_1, pairs_2, everywhere[:0]]).split([key.size(-1), value.size(-1)], dim=-1)
         rest = self._attend_whole(torch.cat([rest_1, rest_2]), rest_k, rest_v, share.rest)
         crossing = [
@@ -308,9 +308,9 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         return torch.cat([crossing[0], before, crossing[1], after])
 
     def _attend_crossing(self, queries: torch.Tensor, pairs: torch.Tensor, key_size: int) -> torch.Tensor:
-        """The last n tokens of one sequence, given keys and values of all its m tokens up to there: [n, heads * size].
+        """Attend for the last n tokens of one sequence, with keys and values of its m tokens: [n, heads * size].
 
-        The mask takes n * m bytes for the time of the call.
+        The mask needs n * m bytes during the call.
         """
         if len(queries) == 0:
             return _nothing(queries, pairs.size(-1) - key_size)
@@ -331,7 +331,7 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         return self._attend(q, k, v, visible).permute(2, 0, 1, 3).flatten(2)
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor | None) -> torch.Tensor:
-        """[b, heads, s, size] each; ``visible`` None: causal."""
+        """Attend over [b, heads, s, size] each; ``visible`` None: causal."""
         with self._random_state(self._active_dropout):
             return attend_batch(q, k, v, visible, dropout=self._active_dropout, scale=self._scale)
 
@@ -340,7 +340,7 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         return self._dropout if self.training else 0.0
 
     def _random_state(self, dropout: float) -> AbstractContextManager[Any]:
-        """Every tensor-parallel rank drops entries of its own heads; sequence parallelism sees to that already."""
+        """Let each tensor-parallel rank drop entries of its own heads; sequence parallelism already does that."""
         if dropout == 0 or self.config.sequence_parallel:
             return nullcontext()
         state: AbstractContextManager[Any] = tensor_parallel.get_cuda_rng_tracker().fork()
@@ -356,13 +356,13 @@ def _positions(packed: PackedSeqParams, *, num_tokens: int) -> Positions:
 
 
 def _visible(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-    """The causal mask, bool [s, m], for the last s of m tokens, [b, heads, s or m, size]; None: of all of them."""
+    """Return the causal mask, bool [s, m], of the last s of m tokens ([b, heads, s or m, size]); None: s equals m."""
     s, m = q.size(2), k.size(2)
     return None if s == m else torch.ones(s, m, dtype=torch.bool, device=q.device).tril(diagonal=m - s)
 
 
 def _nothing(query: torch.Tensor, value_size: int) -> torch.Tensor:
-    """The output for no tokens."""
+    """Return the output for no tokens."""
     return query.new_empty(0, query.size(1) * value_size)
 
 
@@ -373,7 +373,7 @@ def _refuse_unsupported(config: TransformerConfig, mask_type: AttnMaskType, atte
             "1 is built; use tensor or pipeline parallelism for long sequences"
         )
     if config.tensor_model_parallel_size > 1 and config.multi_latent_attention and not config.sequence_parallel:
-        # Upstream counts a gradient twice (distributed/finalize_model_grads.py:355, q_layernorm).
+        # Upstream sums a gradient twice (distributed/finalize_model_grads.py:355, q_layernorm).
         raise ConfigError(
             f"tensor parallel size {config.tensor_model_parallel_size} with multi-latent attention trains only with "
             "sequence parallelism; add --sequence-parallel"
@@ -387,7 +387,7 @@ def _refuse_unsupported(config: TransformerConfig, mask_type: AttnMaskType, atte
 
 
 class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
-    """Megatron's self-attention layer; the rotary angles of a packed row are looked up in one go."""
+    """Megatron's self-attention layer, which looks the rotary angles of a packed row up in one call."""
 
     def forward(
         self,
@@ -398,7 +398,7 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
         packed_seq_params: PackedSeqParams | None = None,
         **options: object,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As upstream; ``rotary_pos_emb`` [longest sequence, 1, 1, size] are the angles by position."""
+        """Run Megatron's forward; ``rotary_pos_emb`` [longest sequence, 1, 1, size] has the angles by position."""
         if packed_seq_params is not None and rotary_pos_emb is not None:
             row = _positions(packed_seq_params, num_tokens=_num_tokens(hidden_states, self.config))
             rotary_pos_emb = rotary_pos_emb.index_select(0, row.positions_T)
@@ -414,11 +414,11 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
 
 
 class PackedLatentAttention(MLASelfAttention):  # type: ignore[misc]
-    """Megatron's multi-latent attention layer; the rotary angles of a packed row are looked up in one go.
+    """Megatron's multi-latent attention layer, which looks the rotary angles of a packed row up in one call.
 
     With tensor parallelism, Megatron's local layers lose part of a gradient (multi_latent_attention.py:602-622): every
-    head reads the positional part of the keys, a rank has some of the heads, and their gradients are not summed over
-    ranks. Here they are.
+    head reads the positional part of the keys, a rank has some of the heads, and the gradients are not summed over
+    ranks. This layer sums them.
     """
 
     def __init__(self, *args: object, **options: object) -> None:
@@ -430,9 +430,10 @@ class PackedLatentAttention(MLASelfAttention):  # type: ignore[misc]
     def _gather_latent(
         self, _: object, __: object, output: tuple[torch.Tensor, torch.Tensor | None]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compressed keys and values with positional keys, in full width, for this rank's tokens.
+        """Return compressed keys and values with positional keys, in full width, for this rank's tokens.
 
-        As from a layer that is not split: upstream gathers the positional part over tokens, which sums its gradients.
+        So they look like the output of a layer without splits: upstream then gathers the positional part over tokens,
+        which sums its gradients.
         """
         combined: torch.Tensor = gather_from_tensor_model_parallel_region(output[0])
         return scatter_to_sequence_parallel_region(combined), output[1]
@@ -445,7 +446,7 @@ class PackedLatentAttention(MLASelfAttention):  # type: ignore[misc]
         packed_seq_params: PackedSeqParams | None = None,
         **options: object,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As upstream."""
+        """Run Megatron's forward, with positions for a packed row."""
         self.rotary_pos_emb.positions_T = None
         if packed_seq_params is not None:
             row = _positions(packed_seq_params, num_tokens=_num_tokens(hidden_states, self.config))
@@ -458,7 +459,7 @@ class PackedLatentAttention(MLASelfAttention):  # type: ignore[misc]
 
 
 class _AnglesByPosition(torch.nn.Module):
-    """Megatron's table of rotary angles, of which each token gets its own entry where ``positions_T`` is set."""
+    """Megatron's table of rotary angles; with ``positions_T`` it returns one entry a token."""
 
     def __init__(self, table: Any) -> None:
         super().__init__()
@@ -469,7 +470,7 @@ class _AnglesByPosition(torch.nn.Module):
         return self.table.get_rotary_seq_len(*args)
 
     def forward(self, length: int, **options: object) -> object:
-        """Angles [length or t, 1, 1, size]; under YaRN with their scale."""
+        """Return angles [length or t, 1, 1, size]; with YaRN also their scale."""
         found = self.table(length, **options)
         if self.positions_T is None:
             return found
@@ -479,11 +480,11 @@ class _AnglesByPosition(torch.nn.Module):
 
 
 def _num_tokens(hidden_states: torch.Tensor, config: TransformerConfig) -> int:
-    """Number of tokens of the whole row, over all ranks that share it."""
+    """Return the number of tokens of the whole row, over all ranks that share it."""
     shards = config.tensor_model_parallel_size if config.sequence_parallel else 1
     return hidden_states.size(0) * int(shards * config.context_parallel_size)
 
 
 def _as_one_sequence(packed: PackedSeqParams, row: Positions) -> PackedSeqParams:
-    """``packed`` for a table of angles that has one entry a token."""
+    """Return ``packed`` for a table of angles that has one entry a token."""
     return replace(packed, cu_seqlens_q_padded=row.whole, cu_seqlens_kv_padded=row.whole)

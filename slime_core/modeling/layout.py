@@ -1,4 +1,4 @@
-"""How a model is cut over ranks."""
+"""The parallel layout of a model over ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["ParallelLayout"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelLayout:
-    """Sizes of the axes a model is cut along; what is left of the world is data parallel.
+    """Sizes of the axes along which a model is split; the rest of the world is data parallel.
 
     Example: ``ParallelLayout(tensor=2, pipeline=2)`` on 8 ranks leaves 2 data-parallel replicas.
 
@@ -21,10 +21,10 @@ class ParallelLayout:
         pipeline: ranks that share the stack of layers.
         context: ranks that share every sequence.
         expert: ranks that share the experts of a mixture.
-        expert_tensor: ranks that share every matrix of an expert; 0: as many as share the other matrices. Fewer leave
-            tensor-parallel ranks to share out experts.
-        virtual_pipeline: chunks of layers a pipeline rank holds, interleaved; 1: not interleaved.
-        sequence: tensor-parallel ranks also share the tokens between matrices (sequence parallelism).
+        expert_tensor: ranks that share every matrix of an expert; 0: ``tensor``. With fewer, the remaining
+            tensor-parallel ranks share experts.
+        virtual_pipeline: chunks of layers of each pipeline rank, interleaved; 1: not interleaved.
+        sequence: True: tensor-parallel ranks also share the tokens between matrices (sequence parallelism).
     """
 
     tensor: int = 1
@@ -37,7 +37,7 @@ class ParallelLayout:
 
     @classmethod
     def of(cls, settings: ParallelConfig) -> ParallelLayout:
-        """The layout that the settings of a run ask for.
+        """Return the layout that the settings of a run request.
 
         Raises:
             ConfigError: interleaving without pipeline ranks, or sequence parallelism without tensor-parallel ones.
@@ -49,7 +49,7 @@ class ParallelLayout:
             expert=settings.expert_model_parallel_size,
             expert_tensor=settings.expert_tensor_parallel_size or 0,
             virtual_pipeline=settings.num_virtual_stages_per_pipeline_rank,
-            # Megatron-core refuses it without tensor-parallel ranks, where Megatron's arguments turn it off.
+            # Megatron-core refuses it without tensor-parallel ranks, so it is switched off as in Megatron's arguments.
             sequence=settings.sequence_parallel and settings.tensor_model_parallel_size > 1,
         )
 
@@ -74,20 +74,20 @@ class ParallelLayout:
 
     @property
     def model_size(self) -> int:
-        """Ranks that hold one copy of the model."""
+        """Number of ranks that together have one copy of the model."""
         return self.tensor * self.pipeline * self.context
 
     @property
     def row_multiple(self) -> int:
-        """The number of tokens of a packed row must be a multiple of this, so that its ranks get equal shares."""
+        """Divisor of the number of tokens of a packed row, so that its ranks get equal shares."""
         chunks = 2 * self.context if self.context > 1 else 1
         return chunks * (self.tensor if self.sequence else 1)
 
     def stages(self, num_layers: int) -> list[list[str]]:
-        """What each chunk of a pipeline holds, as Megatron's ``pipeline_model_parallel_layout`` wants it.
+        """Return the modules of each chunk of a pipeline, as Megatron's ``pipeline_model_parallel_layout``.
 
-        Chunk ``i`` belongs to pipeline rank ``i % pipeline``. Layers are spread evenly; what is left over goes to the
-        first chunks, since the last one has the logits to compute.
+        Chunk ``i`` belongs to pipeline rank ``i % pipeline``. Layers are distributed evenly; remaining layers go to the
+        first chunks, because the last chunk also computes the logits.
 
         Example: 3 layers over 2 ranks: ``[["embedding", "decoder", "decoder"], ["decoder", "loss"]]``.
 
@@ -107,7 +107,7 @@ class ParallelLayout:
         return chunks
 
     def data_rank(self, rank: int, *, world_size: int) -> int:
-        """The data-parallel replica of process ``rank``; all ranks of one replica train the same shard.
+        """Return the data-parallel replica of process ``rank``; all ranks of one replica train the same shard.
 
         Megatron numbers tensor ranks first, then context, data and pipeline ranks (parallel_state.py, order
         "tp-cp-ep-dp-pp").
@@ -115,7 +115,7 @@ class ParallelLayout:
         return self.coordinates(rank, world_size=world_size)["data"]
 
     def coordinates(self, rank: int, *, world_size: int) -> dict[str, int]:
-        """The index of process ``rank`` on each axis, in the order in which Megatron counts (see :meth:`data_rank`).
+        """Return the index of process ``rank`` on each axis, in Megatron's order (see :meth:`data_rank`).
 
         Example: with 2 tensor and 2 pipeline ranks, rank 5 of 8 is ``{"tensor": 1, "context": 0, "data": 0,
         "pipeline": 1}``.
@@ -127,10 +127,10 @@ class ParallelLayout:
         return {**found, "pipeline": rank}
 
     def data_size(self, world_size: int) -> int:
-        """Data-parallel replicas on ``world_size`` ranks.
+        """Return the number of data-parallel replicas on ``world_size`` ranks.
 
         Raises:
-            ConfigError: the ranks do not divide into whole copies of the model, or the experts not over the replicas.
+            ConfigError: the ranks are not a multiple of a copy of the model, or the experts do not divide the replicas.
         """
         data, rest = divmod(world_size, self.model_size)
         if rest or data == 0:

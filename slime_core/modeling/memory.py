@@ -1,22 +1,23 @@
-"""How many bytes of GPU memory training takes on each rank, for every layout of a number of GPUs.
+"""GPU memory of training, in bytes on each rank, for every layout on a number of GPUs.
 
-Counted, in bytes a number: weights (2 in bfloat16), gradients (4), Adam's state, which is spread over data-parallel
-ranks (12: float32 copy, mean and variance; 8 where the weights are float32), the activations of one micro-batch, and
-its logits with their gradient (8). Not counted: what CUDA and NCCL reserve, unequal numbers of tokens for experts, and
-fragmentation, for which a tenth of the memory is left; reference, teacher and old actor, which are in host memory.
+Counted, in bytes a number: weights (2 in bfloat16), gradients (4), Adam's state, which is distributed over
+data-parallel ranks (12: float32 copy, mean and variance; 8 if the weights are float32), the activations of one
+micro-batch, and its logits with their gradient (8). Not counted: memory that CUDA and NCCL reserve, unequal numbers of
+tokens for experts, and fragmentation, for which a tenth of the memory is reserved; reference, teacher and old actor,
+which are in host memory.
 
-A layer of Megatron's local ones keeps, for each token of a row::
+One of Megatron's local layers stores, for each token of a row::
 
     6 h + 6 q + 3 k + 8 d + 3 w
-    6 h + 6 q + 3 k + 8 d + n h + 3 (n e + s) + 1.25 E      in a layer that takes n of E experts
+    6 h + 6 q + 3 k + 8 d + n h + 3 (n e + s) + 1.25 E      in a layer with n of E experts a token
 
-entries: h hidden, q and k of all query and key heads, d of one head; inside the MLP, an expert and shared ones w, e and
-s. That is what torch keeps for the backward pass in float32 on a CPU, within 10 %; fused norms of a GPU keep 2 h less.
-Without sequence parallelism the 6 h are on every tensor-parallel rank, the rest is shared.
+entries: h hidden, q and k of all query and key heads, d of one head; w, e and s inside the MLP, an expert and shared
+experts. torch stores this for the backward pass in float32 on a CPU, within 10 %; fused norms of a GPU store 2 h less.
+Without sequence parallelism the 6 h are on every tensor-parallel rank; the rest is shared.
 
-Recomputing the MLP keeps 3 w less in a layer without experts, and has them of one layer at a time. Recomputing whole
-layers keeps h a layer (or h for several together), and one of these at a time has all of the above. Recomputing
-attention alone counts as none: the kernels of a GPU keep next to nothing inside.
+Recomputing the MLP stores 3 w less in a layer without experts, and has them for one layer at a time. Recomputing whole
+layers stores h a layer (or h for several together), and has all of the above for one of these at a time. Recomputing
+attention alone counts as none: a GPU's kernels store almost nothing inside attention.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ __all__ = [
 
 GIB = 2**30
 GRADIENT, MOMENTS, MASTER, LOGIT = 4, 8, 4, 8
-"""Bytes of a number: float32, two of float32, one of float32, float32 with its gradient."""
+"""Bytes of a gradient (float32), of Adam's moments (two float32), of a master weight, of a logit with its gradient."""
 
 SHARE = 0.9
-"""Of the memory that the counted parts may take."""
+"""Fraction of the memory that the counted parts may use."""
 
 GPUS_OF_A_NODE = 8
 
@@ -55,22 +56,22 @@ RECOMPUTE: Mapping[Recompute, Mapping[str, str | int | tuple[str, ...]]] = {
     "mlp": {"recompute_granularity": "selective", "recompute_modules": ("mlp",)},
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
 }
-"""What is computed again in the backward pass -> Megatron's settings for it, from the fastest."""
+"""Recomputed parts of the backward pass -> Megatron's settings for them, fastest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """What the memory of a decoder depends on.
+    """Sizes of a decoder on which its memory depends.
 
     Arguments:
-        layers, hidden, vocab, heads, key_heads: how many.
+        layers, hidden, vocab, heads, key_heads: numbers of layers, hidden entries, vocabulary entries and heads.
         head: entries of a head.
-        inner: of the MLP of a layer without experts; 0: every layer has experts.
-        experts, taken, expert_inner, shared_inner: experts of a layer, those that a token takes, their inner size and
-            that of shared ones; 0: there are none.
+        inner: inner size of the MLP of a layer without experts; 0: every layer has experts.
+        experts, taken, expert_inner, shared_inner: experts of a layer, experts of a token, their inner size and that of
+            shared experts; 0: there are none.
         embedding, output, routed, dense: parameters of the embedding, of output weights (0: tied), of routed experts,
             and of the rest.
-        latent: entries that an engine caches of a token in a layer of multi-latent attention; 0: keys and values.
+        latent: entries that an engine caches for a token in a layer of multi-latent attention; 0: keys and values.
     """
 
     layers: int
@@ -92,18 +93,18 @@ class ModelSize:
 
     @property
     def in_mlp(self) -> int:
-        """Of :attr:`kept`, the entries that recomputing the MLP does not keep."""
+        """The part of :attr:`kept` that is not stored if the MLP is recomputed."""
         return 0 if self.experts else 3 * self.inner
 
     def cached(self, gpus: int) -> int:
-        """Entries that each of the GPUs of an engine caches for a token; latents are on each of them."""
+        """Return the entries that each GPU of an engine caches for a token; latents are on every GPU."""
         if self.latent:
             return self.layers * self.latent
         return 2 * self.layers * math.ceil(self.key_heads / gpus) * self.head
 
     @property
     def kept(self) -> float:
-        """Entries that the larger kind of layer keeps for each token."""
+        """Entries that the larger kind of layer stores for each token."""
         attention = 6 * self.hidden + 6 * self.heads * self.head + 3 * self.key_heads * self.head + 8 * self.head
         mixture = 0.0
         if self.experts:
@@ -114,13 +115,13 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """How the model is cut; the rest of the GPUs are data-parallel.
+    """The layout and recomputation of a model; the other GPUs are data-parallel.
 
     Arguments:
-        expert_tensor: ranks that share a matrix of an expert; 0: as many as ``tensor``.
-        sequence: tensor-parallel ranks share all activations.
-        together: layers that are computed again at once, where whole ones are.
-        first: of each stage, the only layers that are computed again; 0: all.
+        expert_tensor: ranks that share a matrix of an expert; 0: ``tensor``.
+        sequence: True: tensor-parallel ranks share all activations.
+        together: number of layers that are recomputed together, if whole layers are.
+        first: number of layers of each stage that are recomputed, the first ones; 0: all.
     """
 
     tensor: int = 1
@@ -136,7 +137,7 @@ class Cut:
 
     @property
     def flags(self) -> str:
-        """As flags to paste."""
+        """The layout as command-line flags."""
         gpus = self.tensor * self.pipeline * self.context * self.data
         nodes, each = max(1, gpus // GPUS_OF_A_NODE), min(gpus, GPUS_OF_A_NODE)
         found = [f"--actor-num-nodes {nodes} --actor-num-gpus-per-node {each}"]
@@ -157,7 +158,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Bytes on the fullest rank, by part."""
+    """Bytes of each part on the rank that needs most."""
 
     cut: Cut
     weights: int
@@ -168,7 +169,7 @@ class Usage:
 
     @property
     def total(self) -> int:
-        """All counted parts."""
+        """Sum of all counted parts."""
         return sum(self.parts.values())
 
     @property
@@ -180,13 +181,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What a rank does besides holding its part of a model.
+    """Properties of the training that its memory depends on.
 
     Arguments:
-        tokens: of one micro-batch, over all ranks that share a row.
+        tokens: tokens of one micro-batch, over all ranks that share a row.
         item: bytes of a weight, 2 or 4.
-        on_host: share of the optimizer's state that is in host memory.
-        critic: a critic shares the ranks; it has no output weights, and its activations come when the actor's are gone.
+        on_host: fraction of the optimizer's state that is in host memory.
+        critic: True: a critic shares the ranks; it has no output weights, and needs activations after the actor's are
+            freed.
     """
 
     tokens: int
@@ -196,11 +198,11 @@ class Training:
 
 
 def layouts(size: ModelSize, gpus: int, memory_gib: float, training: Training) -> list[Usage]:
-    """Those that fit, the best first: few ranks for a copy of the model, few stages, few expert ranks.
+    """Return the layouts that fit, best first: few ranks for a copy of the model, few stages, few expert ranks.
 
     Arguments:
-        gpus: for training; a whole number of nodes of 8 above 8.
-        memory_gib: of one GPU.
+        gpus: number of GPUs for training; above 8, a multiple of 8.
+        memory_gib: memory of one GPU, in GiB.
     """
     found = (usage(size, cut, training) for cut in _cuts(size, gpus))
     return sorted((one for one in found if one.total <= memory_gib * GIB * SHARE), key=lambda one: _rank(one.cut))
@@ -227,7 +229,7 @@ def _cuts(size: ModelSize, gpus: int) -> Iterator[Cut]:
 
 
 def _expert_cuts(size: ModelSize, tensor: int, data: int) -> Iterator[tuple[int, int]]:
-    """Expert and expert tensor sizes."""
+    """Yield expert and expert tensor sizes."""
     for each in dict.fromkeys((tensor, 1)):
         ranks = data * tensor // each
         for expert in _powers(ranks):
@@ -241,13 +243,13 @@ def _powers(most: int) -> list[int]:
 
 
 def usage(size: ModelSize, cut: Cut, training: Training) -> Usage:
-    """Bytes on the fullest rank."""
+    """Return the bytes on the rank that needs most."""
     item = training.item
     held = [_held(size, cut), *([_held(replace(size, output=0), cut)] if training.critic else [])]
     parameters = sum(dense + routed for dense, routed in held)
     state = MOMENTS + (MASTER if item < MASTER else 0)
     replicas, each = cut.data * cut.context, cut.expert_tensor or cut.tensor
-    # Experts are copied by the ranks of a stage that neither share them nor their matrices.
+    # Ranks of a stage that share neither experts nor their matrices have copies of them.
     copies = replicas * cut.tensor / (cut.expert * each)
     spread = sum(dense / replicas + routed / copies for dense, routed in held)
     part = training.tokens / cut.context
@@ -262,7 +264,7 @@ def usage(size: ModelSize, cut: Cut, training: Training) -> Usage:
 
 
 def _held(size: ModelSize, cut: Cut) -> tuple[float, float]:
-    """Parameters on the fullest rank: routed experts, and the rest first."""
+    """Return the parameters on the rank with the most: (all but routed experts, routed experts)."""
     share = math.ceil(size.layers / cut.pipeline) / size.layers
     ends = size.embedding + size.output if cut.pipeline == 1 else max(size.embedding, size.output or size.embedding)
     each = cut.expert_tensor or cut.tensor
@@ -270,13 +272,13 @@ def _held(size: ModelSize, cut: Cut) -> tuple[float, float]:
 
 
 def _entries(size: ModelSize, cut: Cut) -> float:
-    """Of activations, for each token of the row of a rank."""
+    """Return the stored activation entries for each token of a rank's row."""
     layers, everywhere = math.ceil(size.layers / cut.pipeline), 1 if cut.sequence else cut.tensor
     stream = size.hidden * everywhere / cut.tensor
-    # Six of the kept entries of a token have the hidden size.
+    # Six of the stored entries of a token have the hidden size.
     kept = (size.kept + 6 * size.hidden * (everywhere - 1)) / cut.tensor
     in_mlp = size.in_mlp / cut.tensor
-    # A stage holds the activations of as many micro-batches as there are stages before it is their turn backwards.
+    # With 1F1B, the first stage stores the activations of as many micro-batches as there are stages.
     batches = min(cut.pipeline, size.layers)
     if cut.recompute == "mlp":
         return layers * batches * (kept - in_mlp) + in_mlp

@@ -1,26 +1,26 @@
-"""Packed rows: what attention has to know of their sequences, and the tokens of each context-parallel rank.
+"""Packed rows: the indices that attention needs for their sequences, and the tokens of each context-parallel rank.
 
     Positions    the position of each token in its sequence, for rotary embeddings
-    Spans        queries and keys of each sequence, for kernels that take sequences of unequal length
+    Spans        queries and keys of each sequence, for kernels that support sequences of unequal length
     Packing      the sequences of a row as right-padded batches
     SharedKeys   the keys of a row in which sequences continue others; part of its packing
-    zigzag       which tokens of a row one context-parallel rank holds
-    Share        what such a rank computes of the row's attention, and which keys of other ranks it needs for that
+    zigzag       the tokens of a row on one context-parallel rank
+    Share        the part of a row's attention on one such rank, and the keys of other ranks that it needs
 
-Each is computed once for a row and shared by all its layers. Lengths are read from the device once, and nothing waits
-for the device in a layer.
+Each is computed once for a row and shared by all its layers. Lengths are read from the device once, so that no layer
+waits for the device.
 
 A sequence may *continue* another one of its row: a response whose prompt is in the row once for its whole group. Its
-queries see the keys of both. Such sequences share a batch if what they continue is equally long, so that one mask
-serves all of them; where they are longer than what they continue, the batch takes queries for that as well, whose
-output is not read, and needs no mask: the causal kernel then does less than half the work of a masked one.
+queries see the keys of both. Such sequences share a batch if their prompts are equally long, so that one mask is right
+for all of them. If they are longer than the prompt, the batch also has queries for the prompt, whose output is not
+used, and needs no mask: the causal kernel then does less than half the work of a masked one.
 
-A row of t tokens is split over c ranks in 2c chunks of equal length, and rank r takes the chunks r and 2c - 1 - r:
-under a causal mask early queries see few keys and late ones many, so that every rank has about the same work in a row
-that is one long sequence (the split that Megatron makes of one sequence, models/common/embeddings/rope_utils.py:130).
-The split is of the row, not of every sequence: nothing has to be padded to a multiple of 2c but the row. A chunk is one
-stretch of the row, so at most one sequence enters it from before. Its tokens in the chunk are *crossing* and need keys
-of other ranks; all other tokens of the chunk see only tokens of the chunk itself.
+A row of t tokens is split over c ranks in 2c chunks of equal length, and rank r has the chunks r and 2c - 1 - r:
+under a causal mask early queries see few keys and late ones many, so every rank has about the same work in a row that
+is one long sequence (Megatron splits a sequence in the same way, models/common/embeddings/rope_utils.py:130). The split
+is of the row, not of every sequence, so only the row must be padded to a multiple of 2c. A chunk is a range of the row,
+so at most one sequence enters it from before. Tokens of this sequence in the chunk are *crossing* and need keys of
+other ranks; all other tokens of the chunk see only tokens of the chunk itself.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Where each of the t tokens of a row stands in its sequence.
+    """Position of each of the t tokens of a row in its sequence, for rotary embeddings.
 
     Arguments:
-        positions_T: int64 [t], counted from the start of the sequence that the token's own one continues.
-        whole: int32 [2] on the host, ``[0, t]``: the row taken for one sequence. Megatron reads it as numbers, three
-            times for queries and keys each in every layer, which would wait for a device.
+        positions_T: int64 [t], counted from the start of the sequence that the token's own sequence continues, if any.
+        whole: int32 [2] on the host, ``[0, t]``: the row as one sequence. Megatron reads it as numbers, three times
+            for queries and keys each in every layer, which would wait for a device.
     """
 
     positions_T: torch.Tensor
@@ -59,7 +59,7 @@ class Positions:
 
     @classmethod
     def of(cls, cu_seqlens: torch.Tensor, *, num_tokens: int, continues: torch.Tensor | None = None) -> Positions:
-        """The positions of ``cu_seqlens``; arguments, memory and errors are those of :meth:`Packing.of`."""
+        """Return the positions for ``cu_seqlens``; arguments, caching and errors as in :meth:`Packing.of`."""
         found: Positions | None = _POSITIONS.get(cu_seqlens)
         if found is None or found.positions_T.numel() != num_tokens:
             positions_T = _positions(_ends(cu_seqlens, num_tokens), continues).to(cu_seqlens.device)
@@ -70,16 +70,16 @@ class Positions:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Which keys each of the t queries of a row sees: query i of a sequence of q queries and m keys sees m - q + i + 1.
+    """Keys of the t queries of a row: query i of a sequence of q queries and m keys sees m - q + i + 1 keys.
 
     Example: sequence 0 has 2 tokens; 1 and 2, of 1 and 2 tokens, continue it: ``cu_queries = [0, 2, 3, 5]``,
     ``cu_keys = [0, 2, 5, 9]``, ``longest = (2, 4)``, ``rows_K = [0, 1, 0, 1, 2, 0, 1, 3, 4]``.
 
     Arguments:
-        cu_queries, cu_keys: int32 [n + 1], where queries and keys of each sequence start and end; none is empty.
-        longest: queries and keys of the longest sequence.
+        cu_queries, cu_keys: int32 [n + 1], borders of the queries and keys of each sequence; none is empty.
+        longest: numbers of queries and keys of the longest sequence.
         rows_K: int64 [k], the token of each key; None: keys are the row's tokens in order.
-        sources: as those of :class:`SharedKeys`, for the gradient.
+        sources: as in :class:`SharedKeys`, for the gradient.
     """
 
     cu_queries: torch.Tensor
@@ -90,7 +90,7 @@ class Spans:
 
     @classmethod
     def of(cls, cu_seqlens: torch.Tensor, *, num_tokens: int, continues: torch.Tensor | None = None) -> Spans:
-        """The spans of ``cu_seqlens``; arguments, memory and errors are those of :meth:`Packing.of`."""
+        """Return the spans for ``cu_seqlens``; arguments, caching and errors as in :meth:`Packing.of`."""
         known, found = _SPANS.get(cu_seqlens, (0, None))
         if found is None or known != num_tokens:
             ends = _ends(cu_seqlens, num_tokens)
@@ -107,7 +107,7 @@ class Spans:
     def between(
         cls, queries: torch.Tensor, keys: torch.Tensor, rows_K: torch.Tensor | None, num_keys: int, device: torch.device
     ) -> Spans:
-        """The spans of sequences with these numbers of queries and keys, int64 [n], taken from ``num_keys`` tokens."""
+        """Return the spans for these numbers of queries and keys a sequence, int64 [n], out of ``num_keys`` tokens."""
         queries, keys = queries[queries > 0], keys[queries > 0]
         zero = torch.zeros(1, dtype=torch.int64)
         sources: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
@@ -122,7 +122,7 @@ class Spans:
         )
 
     def gather(self, values_TNH: torch.Tensor) -> torch.Tensor:
-        """Keys or values [t, heads, size] in the order of the spans, [k, heads, size]."""
+        """Return keys or values [t, heads, size] in the order of the spans, [k, heads, size]."""
         if self.rows_K is None:
             return values_TNH
         gathered: torch.Tensor = _PadKeys.apply(values_TNH, self.rows_K, *_flat(self.sources))  # type: ignore[no-untyped-call]
@@ -131,16 +131,16 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class SharedKeys:
-    """Which tokens the k slots for keys and values take, where sequences of a row continue others.
+    """Tokens of the k slots for keys and values, in a row whose sequences continue others.
 
     Example: sequence 0 has 2 tokens; 1 and 2, of 1 and 2 tokens, continue it. Without rounding to a power of two, a
     batch of the first and one of the others: ``rows_K = [0, 1, 0, 1, 2, 2, 0, 1, 3, 4]``, ``lengths = (2, 4)``.
 
     Arguments:
-        rows_K: int64 [k], the token each slot takes; padding takes its sequence's last one.
+        rows_K: int64 [k], the token of each slot; padding has its sequence's last token.
         lengths: slots a sequence of each batch of :class:`Packing`.
-        sources: tokens (int64 [p]) and the slots (int64 [p, c]) that take each of them, one pair for each count c;
-            padding left out.
+        sources: tokens (int64 [p]) and the slots (int64 [p, c]) that have each of them, one pair for each count c;
+            without padding.
     """
 
     rows_K: torch.Tensor
@@ -150,16 +150,16 @@ class SharedKeys:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where the t tokens of a row stand in right-padded batches of s slots altogether.
+    """Slots of the t tokens of a row in right-padded batches of s slots in total.
 
     Example: sequences of 4 and 3 tokens share a batch of 2 x 4 slots: ``rows_S = [0, 1, 2, 3, 4, 5, 6, 6]``,
     ``slots_T = [0, 1, 2, 3, 4, 5, 6]``, ``shapes = ((2, 4),)``.
 
     Arguments:
-        rows_S: int64 [s], the token each slot takes; padding takes its sequence's last one.
-        slots_T: int64 [t], the slot each token stands in.
-        shapes: sequences and slots a sequence of each batch, in the order of the slots.
-        shared: where keys and values go; None: where queries do.
+        rows_S: int64 [s], the token of each slot; padding has its sequence's last token.
+        slots_T: int64 [t], the slot of each token.
+        shapes: (sequences, slots a sequence) of each batch, in the order of the slots.
+        shared: slots of keys and values; None: the same as those of queries.
     """
 
     rows_S: torch.Tensor
@@ -169,17 +169,17 @@ class Packing:
 
     @classmethod
     def of(cls, cu_seqlens: torch.Tensor, *, num_tokens: int, continues: torch.Tensor | None = None) -> Packing:
-        """The packing of ``cu_seqlens``; computed at the first call for this tensor, remembered as long as it lives.
+        """Return the packing for ``cu_seqlens``; computed at the first call and cached as long as the tensor lives.
 
         Arguments:
             cu_seqlens: int32 [b + 1], ascending from 0; must not be changed in place. Sequences may be empty. Tokens
                 beyond its end are padding: one more sequence, which no other sees.
             num_tokens: t.
-            continues: int [b], for each sequence the number of the one that it continues, which continues none; -1:
-                it starts by itself. None: all do.
+            continues: int [b], for each sequence the number of the sequence that it continues, which continues none;
+                -1: it continues none. None: no sequence continues another.
 
         Raises:
-            ValueError: a sequence ends after the row does.
+            ValueError: a sequence ends beyond the row.
         """
         found: Packing | None = _PACKINGS.get(cu_seqlens)
         if found is None or found.slots_T.numel() != num_tokens:
@@ -187,14 +187,14 @@ class Packing:
         return found
 
     def pad(self, values_TNH: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The batches of ``values_TNH`` [t, heads, size], each [n, heads, L, size]."""
+        """Yield the batches of ``values_TNH`` [t, heads, size], each [n, heads, L, size]."""
         padded_SNH: torch.Tensor = _Pad.apply(values_TNH, self.rows_S, self.slots_T)  # type: ignore[no-untyped-call]
         parts = torch.split(padded_SNH, [n * length for n, length in self.shapes])
         for part, (n, length) in zip(parts, self.shapes, strict=True):
             yield part.view(n, length, *part.shape[1:]).transpose(1, 2)
 
     def pad_keys(self, values_TNH: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The batches of keys or values [t, heads, size] for those of the queries, each [n, heads, K, size].
+        """Yield the batches of keys or values [t, heads, size] for those of the queries, each [n, heads, K, size].
 
         The last L of a sequence's K slots belong to its L queries.
         """
@@ -208,7 +208,7 @@ class Packing:
             yield part.view(n, length, *part.shape[1:]).transpose(1, 2)
 
     def unpad(self, batches: list[torch.Tensor]) -> torch.Tensor:
-        """The inverse of :meth:`pad`, heads joined: [t, heads * size]."""
+        """Invert :meth:`pad` and join heads: [t, heads * size]."""
         slots = [batch.transpose(1, 2).flatten(2).flatten(0, 1) for batch in batches]
         result: torch.Tensor = _Unpad.apply(torch.cat(slots), self.slots_T)  # type: ignore[no-untyped-call]
         return result
@@ -218,7 +218,7 @@ _PACKINGS, _POSITIONS, _SPANS = WeakTensorKeyDictionary(), WeakTensorKeyDictiona
 
 
 def _ends(cu_seqlens: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """int64 on the host: where sequences start and end, up to that of the padding."""
+    """Return the borders of the sequences, including the padding's end: int64 on the host."""
     ends = torch.cat([cu_seqlens.detach().to("cpu", torch.int64), torch.tensor([num_tokens])])
     if bool((ends.diff() < 0).any()):
         raise ValueError(f"cu_seqlens ends at {int(ends[-2])}, but the packed row holds {num_tokens} tokens")
@@ -226,7 +226,7 @@ def _ends(cu_seqlens: torch.Tensor, num_tokens: int) -> torch.Tensor:
 
 
 def _continued(lengths: torch.Tensor, continues: torch.Tensor | None) -> torch.Tensor:
-    """int64, for each sequence the number of the one that it continues; -1: none."""
+    """Return for each sequence the number of the sequence that it continues, int64; -1: none."""
     before = torch.full_like(lengths, -1)
     if continues is not None:
         before[: len(continues)] = continues.to(before)
@@ -236,7 +236,7 @@ def _continued(lengths: torch.Tensor, continues: torch.Tensor | None) -> torch.T
 def _prefixed_rows(
     starts: torch.Tensor, lengths: torch.Tensor, prefix_starts: torch.Tensor, prefixes: torch.Tensor
 ) -> torch.Tensor:
-    """Tokens of every sequence after those of the one that it continues; sequences without tokens are left out."""
+    """Return the tokens of every sequence after those of the sequence that it continues; skip empty sequences."""
     prefixes = torch.where(lengths > 0, prefixes, 0)
     sizes = torch.stack([prefixes, lengths], dim=1).flatten()
     firsts = torch.stack([prefix_starts, starts], dim=1).flatten()
@@ -261,8 +261,8 @@ def _pack(cu_seqlens: torch.Tensor, num_tokens: int, continues: torch.Tensor | N
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """n sequences: ``rows_nL`` tokens of the queries, ``home_nL`` whether their output is read, ``keys_nK`` tokens of
-    the keys, ``real_nK`` whether those are no padding."""
+    """n sequences: ``rows_nL`` tokens of the queries, ``home_nL`` True if their output is used, ``keys_nK`` tokens of
+    the keys, ``real_nK`` True if they are not padding."""
 
     rows_nL: torch.Tensor
     home_nL: torch.Tensor
@@ -271,7 +271,7 @@ class _Batch:
 
 
 def _batches(ends: torch.Tensor, continues: torch.Tensor | None) -> Iterator[_Batch]:
-    """One for all sequences between two powers of two that continue equally long ones."""
+    """Yield one batch for all sequences between two powers of two that continue equally long ones."""
     starts, lengths = ends[:-1], ends.diff()
     before = _continued(lengths, continues)
     prefixes = torch.where(before < 0, 0, lengths[before])
@@ -283,7 +283,7 @@ def _batches(ends: torch.Tensor, continues: torch.Tensor | None) -> Iterator[_Ba
 
 
 def _batch(own_nL: torch.Tensor, real_nL: torch.Tensor, starts_n: torch.Tensor, prefix: int) -> _Batch:
-    """``starts_n``: where the ``prefix`` tokens start that each sequence continues."""
+    """Return a batch; ``starts_n`` has the start of the ``prefix`` tokens that each sequence continues."""
     before_nP = starts_n[:, None] + torch.arange(prefix)
     keys_nK, real_nK = torch.cat([before_nP, own_nL], dim=1), torch.cat([before_nP >= 0, real_nL], dim=1)
     if own_nL.size(1) <= prefix:
@@ -308,7 +308,7 @@ def _shared_keys(batches: list[_Batch], num_tokens: int, device: torch.device) -
 def _sources(
     rows_K: torch.Tensor, slots: torch.Tensor, num_tokens: int, device: torch.device
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-    """For each count of slots: the tokens that so many of ``slots`` take, and these slots."""
+    """Return, for each count of slots, the tokens that have so many of ``slots``, and these slots."""
     slots = slots[rows_K[slots].argsort(stable=True)]
     counts_T = torch.bincount(rows_K[slots], minlength=num_tokens)
     firsts_T = counts_T.cumsum(0) - counts_T
@@ -324,13 +324,13 @@ def _flat(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tens
 
 
 def _right_pad(starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows [n, L] of sequences, each filled up with its last row, and which of them are real."""
+    """Return rows [n, L] of sequences, each padded with its last row, and a mask of the real ones."""
     columns = torch.arange(int(lengths.max()))[None]
     return starts[:, None] + torch.minimum(columns, lengths[:, None] - 1), columns < lengths[:, None]
 
 
 class _Pad(torch.autograd.Function):
-    """Gather tokens into slots. The gradient is a gather as well, since padding has none: no atomics."""
+    """Gather tokens into slots. The gradient is a gather, too, because padding has no gradient: no atomics."""
 
     @staticmethod
     def forward(ctx: Any, values_T: torch.Tensor, rows_S: torch.Tensor, slots_T: torch.Tensor) -> torch.Tensor:
@@ -383,12 +383,12 @@ class _Unpad(torch.autograd.Function):
 
 
 def zigzag(num_tokens: int, *, rank: int, size: int) -> np.ndarray:
-    """Places in the row of the tokens that context-parallel rank ``rank`` of ``size`` holds, in its order: int64.
+    """Return the row's positions of the tokens of context-parallel rank ``rank`` of ``size``, in its order: int64.
 
     Example: 8 tokens over 2 ranks: ``[0, 1, 6, 7]`` and ``[2, 3, 4, 5]``.
 
     Raises:
-        ValueError: ``num_tokens`` is not a multiple of ``2 * size`` (with one rank, anything is accepted).
+        ValueError: ``num_tokens`` is not a multiple of ``2 * size`` (with one rank, any number is accepted).
     """
     if size == 1:
         return np.arange(num_tokens)
@@ -400,19 +400,19 @@ def zigzag(num_tokens: int, *, rank: int, size: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one context-parallel rank computes of a row's attention.
+    """The part of a row's attention that one context-parallel rank computes.
 
-    Example: sequences of 3 and 5 tokens over 2 ranks, so chunks of 2. Rank 1 holds tokens 2, 3 and 4, 5. Token 2
-    crosses into its first chunk, 4 and 5 into its second: ``sizes = (1, 1, 2, 0)``. The keys of all ranks, gathered,
-    stand in the order 0 1 6 7 2 3 4 5, in which ``keys`` finds tokens 0 to 2 and 3 to 5: ``([0, 1, 4], [5, 6, 7])``.
+    Example: sequences of 3 and 5 tokens over 2 ranks, so chunks of 2. Rank 1 has tokens 2, 3 and 4, 5. Token 2
+    crosses into its first chunk, 4 and 5 into its second: ``sizes = (1, 1, 2, 0)``. The gathered keys of all ranks
+    have the order 0 1 6 7 2 3 4 5, in which ``keys`` finds tokens 0 to 2 and 3 to 5: ``([0, 1, 4], [5, 6, 7])``.
 
     Arguments:
         sizes: of each chunk the number of crossing and of other tokens.
-        keys: int64, of each chunk's crossing tokens: rows of the gathered keys from their sequence's start to
+        keys: int64, for each chunk's crossing tokens the rows of the gathered keys from their sequence's start up to
             themselves; empty if none cross.
         rest: the packing of the tokens that do not cross.
-        spans: of all tokens of this rank, with keys among the gathered ones; without exchange, among its own.
-        exchanges: whether any rank has crossing tokens, so that keys have to be gathered.
+        spans: spans of all tokens of this rank, with keys among the gathered ones; without exchange, among its own.
+        exchanges: True if any rank has crossing tokens, so that keys must be gathered.
     """
 
     sizes: tuple[int, int, int, int]
@@ -423,11 +423,11 @@ class Share:
 
     @classmethod
     def of(cls, cu_seqlens: torch.Tensor, *, num_tokens: int, rank: int, size: int) -> Share:
-        """The share of rank ``rank`` of ``size``; computed at the first call for this tensor of a process.
+        """Return the share of rank ``rank`` of ``size``; computed at the first call for this tensor, then cached.
 
         Arguments:
-            cu_seqlens: of the whole row, as :meth:`Packing.of` takes it.
-            num_tokens: of this rank: ``2 * size`` chunks of half as many make the row.
+            cu_seqlens: of the whole row; see :meth:`Packing.of`.
+            num_tokens: tokens of this rank; the row has ``2 * size`` chunks of half as many.
         """
         found: Share | None = _SHARES.get(cu_seqlens)
         if found is None:
@@ -440,7 +440,7 @@ _SHARES = WeakTensorKeyDictionary()
 
 
 def _share(ends: torch.Tensor, chunk: int, rank: int, size: int, device: torch.device) -> Share:
-    """``ends``: int64, where sequences start and end, each once, from 0 to the end of the row."""
+    """Compute a share; ``ends``: int64, borders of the sequences, each once, from 0 to the end of the row."""
     sizes, keys, queries, places, lengths = [], [], [], [], []
     starts = (rank * chunk, (2 * size - 1 - rank) * chunk)
     for own, start in zip((2 * rank * chunk, (2 * rank + 1) * chunk), starts, strict=True):
@@ -468,14 +468,14 @@ def _share(ends: torch.Tensor, chunk: int, rank: int, size: int, device: torch.d
 
 
 def _crossing(ends: torch.Tensor, start: int, chunk: int) -> tuple[int, int]:
-    """Where the sequence at ``start`` starts, and how many of its tokens in this chunk come after its beginning."""
+    """Return the start of the sequence at ``start``, and its number of crossing tokens in the chunk."""
     place = int(torch.searchsorted(ends, start, right=True))
     sequence_start, sequence_end = int(ends[place - 1]), int(ends[place])
     return sequence_start, 0 if sequence_start == start else min(sequence_end, start + chunk) - start
 
 
 def _gathered(places: torch.Tensor, chunk: int, size: int) -> torch.Tensor:
-    """Where tokens at these places of the row stand when all ranks' tokens are joined in rank order."""
+    """Convert places in the row to places in the gathered tokens of all ranks, which are in rank order."""
     number, offset = places // chunk, places % chunk
     late = number >= size
     owner = torch.where(late, 2 * size - 1 - number, number)

@@ -5,14 +5,14 @@ A family that mbridge knows takes three lines::
     class Qwen3(MBridgeSpec):
         pass
 
-and declares its Hugging Face architecture in the traits of its component. A family that mbridge does not know, or knows
-otherwise, returns a bridge of its own from :meth:`MBridgeSpec.bridge`. Any other class with the same three methods
-serves as well.
+and declares its Hugging Face architecture in the traits of its component. If mbridge does not know the family, or maps
+it wrongly, the family returns its own bridge from :meth:`MBridgeSpec.bridge`. Any other class with the same three
+methods is accepted, too.
 
-mbridge 0.15.1 was written for transformers 4 and for layers of TransformerEngine. The config it sees is a copy of what
-transformers reads (:func:`transformers_config`) in the old form (:func:`classic_config`), the weights it sees carry
-TransformerEngine's names (:class:`NamedForMBridge`), and its bridge is subclassed (:func:`local_bridge`).
-The last three go when mbridge builds the local spec itself.
+mbridge 0.15.1 was written for transformers 4 and for layers of TransformerEngine. Its config is a copy of transformers'
+config (:func:`transformers_config`) in the old format (:func:`classic_config`), its weights have the names of
+TransformerEngine's layers (:class:`NamedForMBridge`), and its bridge is subclassed (:func:`local_bridge`).
+The last three can go when mbridge builds the local spec itself.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __all__ = [
 
 
 def transformers_config(config: Mapping[str, JsonValue], run: RunView) -> PretrainedConfig:
-    """The object of a ``config.json`` as transformers reads it.
+    """Return the object of a ``config.json`` as transformers parses it.
 
     Raises:
         ConfigError: transformers does not know its ``model_type``, and the run does not trust the checkpoint's code.
@@ -76,7 +76,7 @@ def transformers_config(config: Mapping[str, JsonValue], run: RunView) -> Pretra
 
 
 def classic_config(hf_config: PretrainedConfig) -> PretrainedConfig:
-    """A copy in the form of transformers 4: transformers 5 moved ``rope_theta`` into ``rope_parameters``."""
+    """Copy the config in the format of transformers 4: transformers 5 moved ``rope_theta`` into ``rope_parameters``."""
     classic = copy.deepcopy(hf_config)
     for name, value in (hf_config.rope_parameters or {}).items():
         if name in ("rope_theta", "partial_rotary_factor"):
@@ -85,10 +85,10 @@ def classic_config(hf_config: PretrainedConfig) -> PretrainedConfig:
 
 
 def registered_bridge(model_type: str) -> type[Bridge]:
-    """mbridge's class for ``model_type``.
+    """Return mbridge's class for ``model_type``.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: mbridge has no such class.
     """
     from mbridge.core.bridge import _MODEL_REGISTRY
 
@@ -104,7 +104,7 @@ def registered_bridge(model_type: str) -> type[Bridge]:
 
 @cache
 def local_bridge(registered: Any) -> type[Bridge]:
-    """The bridge ``registered``, made to build local layers and to keep its name table to itself."""
+    """Subclass the bridge ``registered`` so that it builds local layers and keeps its own table of names."""
 
     class LocalBridge(registered):  # type: ignore[misc]
         has_vp_stage = True
@@ -125,13 +125,13 @@ def local_bridge(registered: Any) -> type[Bridge]:
 
 
 def share_embedding(bridge: Bridge) -> None:
-    """A last pipeline stage has its own copy of a tied embedding; mbridge 0.15.1 says so for Qwen2 and Qwen3 alone."""
+    """Map the last pipeline stage's copy of a tied embedding; mbridge 0.15.1 does so only for Qwen2 and Qwen3."""
     bridge._DIRECT_MAPPING["output_layer.weight"] = "model.embed_tokens.weight"
     bridge._get_hf_shared_weight_keys = lambda: ["model.embed_tokens.weight"]
 
 
 class NamedForMBridge:
-    """A chunk whose parameters carry the names of TransformerEngine's layers, the only ones that mbridge maps."""
+    """A chunk with the parameter names of TransformerEngine's layers, the only ones that mbridge maps."""
 
     def __init__(self, chunk: torch.nn.Module) -> None:
         state = {name: tensor for name, tensor in chunk.state_dict().items() if "_extra_state" not in name}
@@ -139,7 +139,7 @@ class NamedForMBridge:
         self._names = {name: _engine_name(name, state) for name in state}
         self._state = {self._names[name]: tensor for name, tensor in state.items()}
         self._parameters = [(self._names[name], parameter) for name, parameter in chunk.named_parameters()]
-        # A state holds parameters without Megatron's attributes, which say how they are split.
+        # Tensors of a state dict lack Megatron's attributes, which say how a parameter is split.
         self.tensors: Mapping[str, torch.Tensor] = self._state | dict(self._parameters)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -151,11 +151,11 @@ class NamedForMBridge:
 
 @dataclass(frozen=True, slots=True)
 class MappedWeight:
-    """A tensor of a chunk, and the weights of a Hugging Face checkpoint that it is made of.
+    """A tensor of a chunk, and the weights of a Hugging Face checkpoint from which it is assembled.
 
     Arguments:
         tensor: this rank's share: a parameter, or a buffer such as a router's bias.
-        names: Hugging Face names of the weights, such as those of query, key and value for one fused matrix.
+        names: Hugging Face names of the weights, such as query, key and value for one fused matrix.
     """
 
     tensor: torch.Tensor
@@ -165,10 +165,10 @@ class MappedWeight:
     _whole_name: str
 
     def load(self, read: Callable[[list[str]], Mapping[str, torch.Tensor]]) -> None:
-        """Copy this rank's share into the tensor. Not collective.
+        """Copy this rank's share of the full weights into the tensor. Not collective.
 
         Arguments:
-            read: Hugging Face names -> full weights.
+            read: returns the full weights for Hugging Face names.
         """
         bridge: Any = self._bridge
         held = read(list(self.names))
@@ -179,11 +179,11 @@ class MappedWeight:
             self.tensor.copy_(shares[rank])
 
     def export(self) -> dict[str, torch.Tensor]:
-        """Hugging Face name -> full weight, perhaps a view; only where no tensor-parallel rank has a share of it."""
+        """Return Hugging Face name -> full weight, possibly a view; only valid if no other rank has a share."""
         return self._named(self.tensor.detach())
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Hugging Face name -> shape of the full weight."""
+        """Return Hugging Face name -> shape of the full weight."""
         bridge: Any = self._bridge
         share = self.tensor.detach().to("meta")
         size, _ = self._split
@@ -197,7 +197,7 @@ class MappedWeight:
 
     @property
     def _split(self) -> tuple[int, int]:
-        """How many ranks share the tensor, and which of them this is."""
+        """(Number of ranks that share the tensor, index of this rank)."""
         bridge: Any = self._bridge
         ranks = bridge.mpu
         if ".mlp.experts.linear_fc" in self._name:
@@ -206,7 +206,7 @@ class MappedWeight:
 
 
 def _engine_name(name: str, state: Mapping[str, Any]) -> str:
-    """The name a parameter has in TransformerEngine's layers, which fuse a norm into the matrix that follows it."""
+    """Return the parameter's name in TransformerEngine's layers, which fuse a norm with the following matrix."""
     layer = re.sub(r"^(decoder\.layers\.\d+\.).*", r"\1", name)
     name = re.sub(r"\.local_experts\.(\d+)\.(linear_fc\d)\.weight$", r".\2.weight\1", name)
     for norm, matrix in _FUSED_NORMS.items():
@@ -223,7 +223,7 @@ _FUSED_NORMS: Mapping[str, str] = {
 }
 
 
-#: Fused kernels that the local layers lack, and dropout, which would make two passes over the same tokens differ.
+#: No fused kernels, which the local layers lack, and no dropout, which would make two passes over one token differ.
 PLAIN_LAYERS: Mapping[str, Any] = {
     "apply_rope_fusion": False,
     "attention_dropout": 0.0,
@@ -244,18 +244,18 @@ PLAIN_LAYERS: Mapping[str, Any] = {
 class MBridgeSpec:
     """A model family that mbridge maps, with Megatron's local layers and attention over packed sequences.
 
-    One object serves one model: :meth:`build` first, then the weights of the chunks it returned.
+    An object builds one model: call :meth:`build` first, then load and export the weights of its chunks.
 
     Arguments:
-        options: the options of the plugin that registered it; this class reads none.
-        run: where the checkpoint's own Python code is, for a ``model_type`` that transformers does not know.
+        options: the options of the plugin that registered it; this class uses none.
+        run: names the checkpoint's own Python code, for a ``model_type`` that transformers does not know.
 
     Attributes:
-        layers: makes the layer spec from ``(config, vp_stage=)``; None: :func:`local_layers`. Set before building.
-        provider: makes a chunk from ``(config, pre_process=, post_process=, vp_stage=)``; None: a GPTModel of
+        layers: creates the layer spec from ``(config, vp_stage=)``; None: :func:`local_layers`. Set before building.
+        provider: creates a chunk from ``(config, pre_process=, post_process=, vp_stage=)``; None: a GPTModel of
             ``layers``.
-        unsupported: what of the object of a ``config.json`` is not built, in words; a family that builds less says
-            so here, and its component names the same function as ``ModelSpecTraits.unsupported``.
+        unsupported: yields a text for each unsupported field of a ``config.json``. A family that supports less
+            overrides it, and its component names the same function as ``ModelSpecTraits.unsupported``.
     """
 
     unsupported: Callable[[Mapping[str, JsonValue]], Iterator[str]] = staticmethod(unsupported)
@@ -268,14 +268,14 @@ class MBridgeSpec:
         self._bridge: Any = None
 
     def bridge(self, model_type: str) -> type[object]:
-        """The class that maps the family: a subclass of ``mbridge.core.LLMBridge``; by default mbridge's own.
+        """Return the class that maps the family: a subclass of ``mbridge.core.LLMBridge``; by default mbridge's own.
 
-        It derives Megatron's TransformerConfig (``_build_config``) and the arguments of GPTModel
-        (``_get_gptmodel_args``) from the Hugging Face config, and names every weight (``_DIRECT_MAPPING``,
-        ``_ATTENTION_MAPPING``, ``_MLP_MAPPING``). Import mbridge in this method, not with the module.
+        It converts the Hugging Face config to Megatron's TransformerConfig (``_build_config``) and to arguments of
+        GPTModel (``_get_gptmodel_args``), and maps the name of every weight (``_DIRECT_MAPPING``,
+        ``_ATTENTION_MAPPING``, ``_MLP_MAPPING``). Import mbridge in this method, not at module level.
 
         Raises:
-            ConfigError: mbridge has none.
+            ConfigError: mbridge has no such class.
         """
         return registered_bridge(model_type)
 
@@ -287,32 +287,31 @@ class MBridgeSpec:
         parallel: ParallelLayout,
         overrides: Mapping[str, JsonValue] | None = None,
     ) -> list[torch.nn.Module]:
-        """The chunks of the model that this rank holds, with random weights, wrapped neither in DDP nor Float16Module.
+        """Build this rank's chunks of the model with random weights, wrapped neither in DDP nor in Float16Module.
 
         A chunk's forward takes ``(input_ids [1, t], position_ids [1, t], None, packed_seq_params=...)`` and returns
         logits ``[1, t, vocabulary / tensor size]`` on the last pipeline stage. Collective.
 
         Arguments:
-            config: the object of the checkpoint's ``config.json``; fields that it leaves out have the values that
-                transformers gives them.
-            dtype: of the parameters.
-            parallel: what Megatron was initialised with (:func:`slime_core.learner.process.initialize`).
-            overrides: fields of Megatron's TransformerConfig, by their names; they win over the checkpoint's.
+            config: the object of the checkpoint's ``config.json``; missing fields have the defaults of transformers.
+            dtype: dtype of the parameters.
+            parallel: the layout with which Megatron was initialised (:func:`slime_core.learner.process.initialize`).
+            overrides: fields of Megatron's TransformerConfig by name; they override the checkpoint's.
 
         Raises:
-            ConfigError: the model needs something that is not built here, or an override names no field.
-            RunError: Megatron's parallel state is not the one of ``parallel``.
+            ConfigError: the model needs something unsupported, or an override names no field.
+            RunError: Megatron was initialised with another layout than ``parallel``.
         """
         self._refuse_unsupported(config)
         hf_config = transformers_config(config, self._run)
-        # A field that the file leaves out may have another value in transformers than in the layers built here.
+        # Checked again, because transformers may set a missing field to a value that the layers do not support.
         self._refuse_unsupported(hf_config.to_dict())
         _refuse_uncut(hf_config, parallel)
         _refuse_other_state(parallel)
         mapping: Any = self.bridge(hf_config.model_type)
         bridge_class: Any = local_bridge(mapping)
         _refuse_unknown(overrides or {}, bridge_class.TransformerConfigClass)
-        # mbridge would turn sequence parallelism on wherever tensors are split.
+        # mbridge would enable sequence parallelism with any tensor parallelism.
         settings = {**PLAIN_LAYERS, "sequence_parallel": parallel.sequence, **(overrides or {})}
         if parallel.pipeline > 1:
             settings.setdefault("pipeline_model_parallel_layout", parallel.stages(hf_config.num_hidden_layers))
@@ -325,11 +324,11 @@ class MBridgeSpec:
         return [_build_chunk(self._bridge, stage, parallel, provider=self.provider) for stage in stages]
 
     def load_weights(self, chunks: Sequence[torch.nn.Module], folder: str | Path) -> None:
-        """Give the chunks the weights of the Hugging Face checkpoint in ``folder``, in their dtype. Collective.
+        """Load the weights of the Hugging Face checkpoint in ``folder`` into the chunks, in their dtype. Collective.
 
         Raises:
-            CheckpointError: the folder holds weights that the model has no place for, or lacks weights of the model.
-            RunError: nothing was built yet.
+            CheckpointError: the folder has weights that the model has no place for, or lacks weights of the model.
+            RunError: build() was not called.
         """
         bridge = self._built()
         _refuse_mismatch(bridge, [NamedForMBridge(chunk) for chunk in chunks], Path(folder))
@@ -338,27 +337,27 @@ class MBridgeSpec:
             weight.load(files.load_some_hf_weight)
 
     def leaves_out(self, name: str) -> bool:
-        """Whether the model has no place for weight ``name``: of multi-token prediction, a table of angles."""
+        """Return whether the model has no place for weight ``name``: multi-token prediction, or a table of angles."""
         return _is_left_out(name, self._built().hf_config)
 
     def mapped(self, chunks: Sequence[torch.nn.Module]) -> list[MappedWeight]:
-        """Every tensor of the chunks with the Hugging Face weights that it holds.
+        """Return every tensor of the chunks with its Hugging Face weights.
 
         Raises:
-            RunError: nothing was built yet.
+            RunError: build() was not called.
         """
         bridge = self._built()
         return [weight for chunk in chunks for weight in _mapped(bridge, NamedForMBridge(chunk))]
 
     def export_weights(self, chunks: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight of the whole model once, under its Hugging Face name, gathered over tensor and pipeline ranks.
+        """Yield every weight of the whole model once, with its Hugging Face name, gathered over tensor and pipeline.
 
-        Collective: all ranks iterate to the end, and all of them get all weights, in the same order. A tensor may be a
-        view of the live parameter: copy what must outlive the next optimizer step. Tied output weights come as the
+        Collective: all ranks iterate to the end, and all get all weights, in the same order. A tensor may be a view of
+        the live parameter: copy it if it must outlive the next optimizer step. Tied output weights are exported as the
         embedding only.
 
         Raises:
-            RunError: nothing was built yet.
+            RunError: build() was not called.
         """
         views = [NamedForMBridge(chunk) for chunk in chunks]
         seen = set()
@@ -387,7 +386,7 @@ def _build_chunk(
     place: dict[str, Any] = {"ignore_virtual": True}
     if parallel.virtual_pipeline > 1:
         place = {"ignore_virtual": False, "vp_stage": stage}
-    # Upstream's own layers build their MLP in a way that transformer/mlp.py:95 deprecates.
+    # Upstream's own layers create their MLP in a way that transformer/mlp.py:95 deprecates.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "MLP requires ffn_hidden_size", DeprecationWarning)
         build = bridge._model_provider([]) if provider is None else partial(provider, bridge.config)
@@ -401,7 +400,7 @@ def _build_chunk(
     return chunk.to(accelerator())
 
 
-# --- What is refused --------------------------------------------------------------------------------------------------
+# --- Checks -----------------------------------------------------------------------------------------------------------
 
 
 def _refuse_uncut(hf_config: Any, parallel: ParallelLayout) -> None:
@@ -425,13 +424,13 @@ def _refuse_uncut(hf_config: Any, parallel: ParallelLayout) -> None:
 
 
 def _num_experts(hf_config: Any) -> int:
-    """Experts of a layer; 0: the model is dense. Families name the field differently."""
+    """Return the number of experts of a layer; 0: the model is dense. Families use different field names."""
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     return next((int(found) for name in names if (found := getattr(hf_config, name, None))), 0)
 
 
 def _refuse_router_losses(config: Any) -> None:
-    # Megatron multiplies their gradients by tokens and expects a division that sum_gradients leaves out
+    # Megatron multiplies their gradients by the number of tokens, and expects a division that sum_gradients omits
     # (transformer/moe/router.py, "calculate_per_token_loss").
     balancing = config.moe_router_load_balancing_type not in (None, "none") and config.moe_aux_loss_coeff
     if config.num_moe_experts and (balancing or config.moe_z_loss_coeff):
@@ -469,7 +468,7 @@ def _refuse_unknown(overrides: Mapping[str, Any], config_class: Any) -> None:
 
 
 def _refuse_mismatch(bridge: Any, views: Iterable[NamedForMBridge], folder: Path) -> None:
-    """Compare the names of all ranks with those in the folder: mbridge ignores what it has no place for."""
+    """Compare the names of all ranks with those in the folder, because mbridge silently ignores extra weights."""
     import torch.distributed as dist
 
     mine = {name for view in views for name in _hf_names(bridge, view)}
@@ -488,7 +487,7 @@ def _refuse_mismatch(bridge: Any, views: Iterable[NamedForMBridge], folder: Path
 
 
 def _is_left_out(name: str, config: PretrainedConfig) -> bool:
-    """Whether a weight belongs to a multi-token prediction layer, which follows the others, or is a table of angles."""
+    """Return whether a weight belongs to a multi-token prediction layer, after the others, or is a table of angles."""
     first, further = config.num_hidden_layers, getattr(config, "num_nextn_predict_layers", 0) or 0
     layer = re.match(r"model\.layers\.(\d+)\.", name)
     return name.endswith("rotary_emb.inv_freq") or (layer is not None and first <= int(layer[1]) < first + further)
@@ -517,11 +516,11 @@ def _mapped(bridge: Any, view: NamedForMBridge) -> Iterator[MappedWeight]:
 
 
 def local_layers(config: TransformerConfig, *, vp_stage: int | None = None) -> TransformerBlockSubmodules:
-    """Megatron's local layers for this pipeline stage, with our norm and attention over packed sequences.
+    """Return Megatron's local layers for this pipeline stage, with our norm and attention over packed sequences.
 
     Arguments:
         config: Megatron's TransformerConfig.
-        vp_stage: which chunk of an interleaved pipeline; None: not interleaved.
+        vp_stage: chunk of an interleaved pipeline; None: not interleaved.
     """
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.transformer.attention import SelfAttention
@@ -542,7 +541,7 @@ def local_layers(config: TransformerConfig, *, vp_stage: int | None = None) -> T
 
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage)
     block.layer_norm = RMSNorm
-    config.use_te_activation_func = is_swiglu(config)  # by its name TransformerEngine's; any activation is taken there
+    config.use_te_activation_func = is_swiglu(config)  # despite its name, Megatron then accepts any activation module
     for layer in block.layer_specs:
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
         attention = layer.submodules.self_attention

@@ -1,8 +1,8 @@
-"""The activation of a gated MLP, ``silu(gate) * up``, which keeps nothing but its input for the backward pass.
+"""The activation of a gated MLP, ``silu(gate) * up``, which stores only its input for the backward pass.
 
-In Megatron's plain code (transformer/mlp.py:251) torch keeps three more tensors of the inner size. Megatron's fused
-kernel keeps as little as this one; but it computes the derivative in the type of its input, step by step, where it is
-not compiled, as on CPUs, and in bfloat16 that adds a third to the error. Here all numbers are those of the plain code,
+In Megatron's plain code (transformer/mlp.py:251) torch stores three more tensors of the inner size. Megatron's fused
+kernel stores as little as this function. But if it is not compiled, as on CPUs, it computes the derivative step by step
+in the dtype of its input, which in bfloat16 adds a third to the error. The results here equal those of the plain code
 bit for bit.
 """
 
@@ -21,7 +21,7 @@ __all__ = ["SwiGLU", "is_swiglu", "swiglu"]
 
 
 def is_swiglu(config: TransformerConfig) -> bool:
-    """Whether MLPs have the plain gated activation: without bias, limits or offsets of other families."""
+    """Return whether MLPs have the plain gated activation: without bias, limits or offsets of other families."""
     return (
         config.gated_linear_unit
         and config.activation_func is silu
@@ -32,7 +32,7 @@ def is_swiglu(config: TransformerConfig) -> bool:
 
 
 class SwiGLU:
-    """:func:`swiglu` in the place that Megatron's MLPs have for an activation of TransformerEngine."""
+    """:func:`swiglu` as a module, in the place where Megatron's MLPs expect TransformerEngine's activation."""
 
     def __init__(self, config: TransformerConfig) -> None:
         assert is_swiglu(config)
@@ -42,11 +42,11 @@ class SwiGLU:
 
 
 def swiglu(both: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
-    """``silu(gate) * up``, times ``scale``, in the dtype of ``both``: [..., inner].
+    """Return ``silu(gate) * up``, times ``scale``, in the dtype of ``both``: [..., inner].
 
     Arguments:
-        both: gate and up side by side, [..., 2 * inner].
-        scale: of each token, [..., 1]; it may be float32 beside a ``both`` in bfloat16. None: 1.
+        both: gate and up concatenated, [..., 2 * inner].
+        scale: of each token, [..., 1]; may be float32 although ``both`` is bfloat16. None: 1.
     """
     product: torch.Tensor = _SwiGLU.apply(both, scale)  # type: ignore[no-untyped-call]
     return product
