@@ -4,8 +4,8 @@
     losses      policy losses, and the advantage estimator of supervised fine-tuning
     prompts     the data source of prompt files
     responses   generate functions: one response, and the label as the response
-    rewards     equal to the label, a coin, nothing
+    rewards     exact match with the label, random, zero
     arithmetic  the built-in model and its prompts, made by ``examples/arithmetic``
 
-The rule: what stands here uses nothing that a plugin could not use.
+These components use only what plugins can use.
 """

@@ -1,6 +1,6 @@
-"""The policy losses ``clipped`` and ``sft``, and the advantage estimator that goes with ``sft``.
+"""The policy losses ``clipped`` and ``sft``, and the advantage estimator for ``sft``.
 
-Per token; masked tokens are exactly 0 and pass no gradient.
+Losses are per token; the loss of masked tokens is exactly 0 and passes no gradient.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["Clipped", "NegativeLogLikelihood", "NoAdvantage"]
 class Clipped:
     """The clipped surrogate of PPO with token-level ratios; see :func:`slime_core.ops.losses.clipped_surrogate`.
 
-    Metrics a token: ``ratio``, ``clip_fraction``, ``dual_clip_fraction``, and ``ppo_kl``, the k1 estimate of how far
-    the actor has moved from the one before this rollout's first step.
+    Metrics a token: ``ratio``, ``clip_fraction``, ``dual_clip_fraction``, and ``ppo_kl``, the k1 estimate of the
+    divergence of the actor from the actor before this rollout's first step.
     """
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
 
     def __call__(self, terms: LossTerms) -> LossOutput:
-        """The loss of each token, float32 [T].
+        """Return the loss of each token, float32 [T].
 
         Raises:
             ValueError: the columns differ in length, or a clip setting is out of range.
@@ -52,18 +52,18 @@ class NegativeLogLikelihood:
         del options, run
 
     def __call__(self, terms: LossTerms) -> LossOutput:
-        """The loss of each token, float32 [T]."""
+        """Return the loss of each token, float32 [T]."""
         return LossOutput(-terms.log_probs_T.where(terms.mask_T != 0, 0.0), {})
 
 
 class NoAdvantage:
-    """0 for every sample, whatever its reward."""
+    """Advantage 0 for every sample, regardless of its reward."""
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
 
     def estimate(self, batch: GroupedRewards) -> NDArray[np.float32]:
-        """Zeros, float32 [B]."""
+        """Return zeros, float32 [B]."""
         import numpy as np
 
         return np.zeros(len(batch), np.float32)

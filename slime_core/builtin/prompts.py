@@ -1,4 +1,4 @@
-"""The data source ``prompts``: prompt files, held in memory."""
+"""The data source ``prompts``: prompt files, loaded into memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["PromptFiles"]
 
 
 class PromptFiles(NumberedPrompts):
-    """Hands out every prompt once an epoch, reshuffled in each.
+    """Returns every prompt once an epoch, shuffled again in each epoch.
 
     Arguments:
         options: the built-in plugin has none.
-        run: with its ``prompts``, see :class:`~slime_core.PromptRequest`.
+        run: the run, with its ``prompts``; see :class:`~slime_core.PromptRequest`.
 
     Raises:
         DataError: a file is missing, empty or malformed, or all its prompts are left out.

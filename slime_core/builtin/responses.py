@@ -14,30 +14,30 @@ __all__ = [
 
 
 class SingleTurn:
-    """One request a prompt group: all its samples continue the same prompt ids. An aborted response resumes with a
-    request of its own, from its tokens.
+    """Sends one request for each prompt group: all its samples continue the same prompt ids. An aborted response
+    resumes with its own request, from its tokens.
     """
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
 
     async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
-        """The same samples, finished; raises as :func:`~slime_core.generation.generate_group` does."""
+        """Return the same samples, finished; raises as :func:`~slime_core.generation.generate_group` does."""
         return await generate_group(context, samples, sampling)
 
 
 class FromLabel:
-    """Every sample of a group answers with its label and the token that ends a response; no engine is used.
+    """Answers every sample with its label and the end-of-sequence token; no engine is used.
 
-    An evaluation uses the engines, as ``single_turn`` does. In training no engine computes log-probabilities, so they
-    are 0; runs that read them are refused, because the trait ``samples_from_engine`` is False.
+    Evaluations use the engines, as ``single_turn`` does. In training no engine computes log-probabilities, so they are
+    0; runs that use them are refused, because the trait ``samples_from_engine`` is False.
     """
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
 
     async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
-        """The same samples, finished; longer labels than ``sampling`` allows are cut and count as truncated.
+        """Return the same samples, finished; labels above ``max_new_tokens`` are cut and marked as truncated.
 
         Raises:
             DataError: a sample has no label.

@@ -1,4 +1,4 @@
-"""Reward models that need no model: ``exact_match``, ``random`` and ``none``."""
+"""Reward models that need no model: ``exact_match``, ``random`` and ``zero``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["ExactMatch", "NoReward", "Random"]
 
 
 class ExactMatch:
-    """1.0 where the response equals the label, both without surrounding white space; else 0.0."""
+    """1.0 if the response equals the label, both without surrounding white space; else 0.0."""
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """One reward a sample, in order.
+        """Return one reward a sample, in order.
 
         Raises:
             DataError: a sample has no label.
@@ -27,9 +27,9 @@ class ExactMatch:
 
 
 class Random:
-    """A fair coin a sample, 0.0 or 1.0, that falls the same way for the same seed, group and index.
+    """A fair coin, 0.0 or 1.0, that is the same for the same seed, group and index.
 
-    Another seed of the run is another set of coins.
+    Another seed of the run gives other coins.
     """
 
     def __init__(self, options: object, run: RunView) -> None:
@@ -37,11 +37,11 @@ class Random:
         self._seed = run.seed
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """One reward a sample, in order; ignores the response."""
+        """Return one reward a sample, in order; ignores the response."""
         return [float(self._coin(sample)) for sample in samples]
 
     def _coin(self, sample: Sample) -> int:
-        # A hash, not a generator: the coin must not depend on which process scores, or in what order.
+        # A hash, not a generator: the coin must not depend on the scoring process or on the order.
         key = f"{self._seed}/{sample.group_index}/{sample.index}"
         return hashlib.sha256(key.encode()).digest()[0] & 1
 
@@ -53,5 +53,5 @@ class NoReward:
         del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """One reward per sample; ignores the response."""
+        """Return one reward a sample; ignores the response."""
         return [0.0] * len(samples)

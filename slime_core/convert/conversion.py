@@ -39,24 +39,24 @@ from slime_core.weights.export import HuggingFaceFolder, copy_small_files
 from slime_core.weights.specs import WeightSpec
 
 CASTS = "slime-convert.json"
-"""File in a torch_dist folder: the weights whose Hugging Face file had another dtype than the model."""
+"""File in a torch_dist folder: dtypes of weights whose Hugging Face file has another dtype than the model."""
 
 WIDER = {"float32": ("bfloat16", "float16")}
-"""dtype -> dtypes that convert to it and back without a change."""
+"""dtype -> dtypes that convert to it and back without loss."""
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes that this process has converted, and all that it will."""
+"""Called with the bytes that this process has converted, and its total."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """How to convert.
+    """Options of a conversion.
 
     Arguments:
-        overwrites: whether an existing checkpoint at the target is replaced.
-        plugins: to activate, in addition to those that claim the architecture.
-        trust_remote_code: whether the checkpoint's own Python code runs.
-        layout: of the model over the processes; None: one pipeline stage per process.
+        overwrites: True: an existing checkpoint at the target is replaced.
+        plugins: plugins to activate in addition to those that claim the architecture.
+        trust_remote_code: True: the checkpoint's own Python code may run.
+        layout: layout of the model over the processes; None: one pipeline stage per process.
         progress: called on rank 0.
     """
 
@@ -68,7 +68,7 @@ class Conversion:
 
     @property
     def parallel(self) -> ParallelLayout:
-        """The layout over the processes that there are."""
+        """The layout over the existing processes."""
         return self.layout or ParallelLayout(pipeline=world_size())
 
 
@@ -76,11 +76,11 @@ def to_torch_dist(source: Path, target: Path, how: Conversion) -> list[str]:
     """Write the Hugging Face folder ``source`` as the torch_dist folder ``target``. Collective.
 
     Returns:
-        The weights that the model has no place for, and that are left out.
+        Names of the weights that the model has no place for and that are left out.
 
     Raises:
-        ConfigError: the source is no such folder, or the target exists.
-        CheckpointError: the weights do not fit the config, or the target cannot be written.
+        ConfigError: the source is not such a folder, or the target exists.
+        CheckpointError: the weights do not match the config, or the target cannot be written.
     """
     _refuse_target(target, source, how)
     config = config_of(source)
@@ -106,12 +106,12 @@ def to_hugging_face(
     """Write the torch_dist checkpoint ``source`` as the Hugging Face folder ``target``. Collective.
 
     Arguments:
-        origin: Hugging Face folder with config and tokenizer; None: the checkpoint carries them.
-        vocab_size: rows of the embedding that are no padding; None: as ``config.json`` says.
+        origin: Hugging Face folder with config and tokenizer; None: use those in the checkpoint.
+        vocab_size: rows of the embedding without padding; None: as in ``config.json``.
 
     Raises:
-        ConfigError: the source is no such checkpoint, or the target exists.
-        CheckpointError: it does not fit its model, or the target cannot be written.
+        ConfigError: the source is not such a checkpoint, or the target exists.
+        CheckpointError: it does not match its model, or the target cannot be written.
     """
     _refuse_target(target, source, how)
     with parallel_groups(how.parallel):
@@ -136,10 +136,10 @@ def _finish(whole: HuggingFaceFolder, template: Path, parts: Any, draft: Path, c
 
 
 def verify(a: Path, b: Path, how: Conversion, *, origin: Path | None = None) -> list[str]:
-    """What differs between the weights of two checkpoints of any formats; empty: nothing does, to the bit.
+    """Return the differences between the weights of two checkpoints of any formats, bit for bit; empty: none.
 
     Raises:
-        ConfigError: one is no checkpoint.
+        ConfigError: one is not a checkpoint.
         CheckpointError: one is broken.
     """
     with parallel_groups(ParallelLayout()):
@@ -173,7 +173,7 @@ def _open(path: Path, how: Conversion, *, origin: Path | None) -> Weights:
 def _open_torch_dist(
     path: Path, how: Conversion, *, origin: Path | None, vocab_size: int | None
 ) -> tuple[TorchDistWeights, Path, dict[str, Any]]:
-    """The weights, the folder with their config and tokenizer, and what changes in the config."""
+    """Return the weights, the folder with their config and tokenizer, and changes to the config."""
     folder = torch_dist_folder(path)
     if folder is None:
         raise ConfigError(
@@ -213,7 +213,7 @@ def _difference(name: str, a: torch.Tensor, b: torch.Tensor) -> str | None:
 
 
 class _Filling:
-    """Loads each weight of a Hugging Face folder into the model before it is written, and releases it after that."""
+    """Loads each weight of a Hugging Face folder into the model before it is written, and frees it afterwards."""
 
     def __init__(self, model: ConvertedModel, files: HuggingFaceWeights, progress: Progress | None) -> None:
         self._model = model
@@ -238,14 +238,14 @@ class _Filling:
             self._progress(min(self._done, self._total), self._total)
 
     def end(self) -> None:
-        """Release the last weight."""
+        """Free the last weight."""
         if self._memory is not None:
             self._memory.__exit__(None, None, None)
         self._memory = self._held = None
 
 
 def _casts(found: Mapping[str, WeightSpec], expected: Mapping[str, WeightSpec]) -> dict[str, str]:
-    """Name -> dtype in the folder, of the weights that the model holds in a wider one."""
+    """Return name -> dtype in the folder, for weights that the model stores in a wider dtype."""
     both = [(found[name], expected[name]) for name in found if name in expected]
     return {ours.name: ours.dtype for ours, theirs in both if ours.dtype in WIDER.get(theirs.dtype, ())}
 
@@ -290,7 +290,7 @@ def _refuse_target(target: Path, source: Path, how: Conversion) -> None:
 
 @contextmanager
 def _draft(target: Path) -> Iterator[Path]:
-    """A folder that all ranks write into; rank 0 renames it to ``target`` when the last rank has left the block."""
+    """Yield a folder that all ranks write to; rank 0 renames it to ``target`` after all ranks have left the block."""
     draft = target.with_name(f".{target.name}.draft")
     next_step = "Free space, or choose another target."
     if dist.get_rank() > 0:

@@ -1,4 +1,4 @@
-"""What a folder holds, and the weights of a Hugging Face folder by name."""
+"""Formats of checkpoint folders, and the weights of a Hugging Face folder by name."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from slime_core.weights.specs import TIED, WeightSpec, expected_specs, is_tied, 
 EMBEDDING = "model.embed_tokens.weight"
 
 SHOWN = 8
-"""Names listed of one kind of difference."""
+"""Number of names that a message lists for each kind of difference."""
 
 
 def carried_folder(folder: Path) -> Path:
-    """The folder with the config and the tokenizer of a torch_dist folder.
+    """Return the folder with the config and the tokenizer of a torch_dist folder.
 
     Raises:
-        ConfigError: it carries none, because another program wrote it.
+        ConfigError: it contains none, because another program wrote it.
     """
     if (found := config_folder(folder)) is not None:
         return found
@@ -36,10 +36,10 @@ def carried_folder(folder: Path) -> Path:
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """The object of the folder's ``config.json``.
+    """Return the object of the folder's ``config.json``.
 
     Raises:
-        ConfigError: there is none, it names no architecture, or describes a quantised model.
+        ConfigError: the file does not exist, names no architecture, or describes a quantised model.
     """
     found = described(folder)
     if found is None:
@@ -64,13 +64,13 @@ class HuggingFaceWeights:
     """The weights of a Hugging Face folder.
 
     Attributes:
-        folder: where they are.
-        specs: name -> dtype and shape. The output weight of a tied model is left out: it is the embedding.
+        folder: the folder.
+        specs: name -> dtype and shape. A tied model's output weight is left out, because it is the embedding.
 
     Raises:
         ConfigError: the folder has no config, or its weights are quantised.
         CheckpointError: a tied model's output weight differs from its embedding.
-        WeightSyncError: a file is missing, incomplete, or no safetensors file.
+        WeightSyncError: a file is missing, incomplete, or not a safetensors file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -85,11 +85,11 @@ class HuggingFaceWeights:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the most bytes."""
+        """The dtype with the most bytes."""
         return main_dtype({spec.dtype: 0 for spec in self.specs.values()} | _bytes_by_dtype(self.specs.values()))
 
     def read(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """The weights ``names``; file-backed memory."""
+        """Return the weights ``names``, in file-backed memory."""
         found = {}
         with ExitStack() as stack:
             opened: dict[Path, Any] = {}
@@ -129,13 +129,13 @@ def _bytes_by_dtype(specs: Any) -> dict[str, int]:
 
 
 def main_dtype(sizes: Mapping[str, int]) -> torch.dtype:
-    """The floating dtype with the largest size.
+    """Return the floating dtype with the largest size.
 
     Arguments:
         sizes: torch's name of a dtype -> bytes, or elements.
 
     Raises:
-        ConfigError: the weights are in another dtype than those that a model is built in.
+        ConfigError: this dtype is not supported for building a model.
     """
     name = max(sizes, key=lambda one: sizes[one], default="")
     if name not in ("float32", "bfloat16", "float16"):
@@ -148,10 +148,10 @@ def main_dtype(sizes: Mapping[str, int]) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """What differs between two sets of weights; empty: nothing.
+    """Differences between two sets of weights; empty: none.
 
     Arguments:
-        kinds: kind of difference -> a text for each.
+        kinds: kind of difference -> texts, one for each weight.
     """
 
     kinds: Mapping[str, Sequence[str]]
@@ -168,7 +168,7 @@ Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 
 
 def compare(found: Shapes, expected: Shapes) -> Differences:
-    """Names, shapes and dtypes of ``found`` against ``expected``."""
+    """Compare names, shapes and dtypes of ``found`` with ``expected``."""
     both = [name for name in found if name in expected]
     return Differences(
         {

@@ -1,4 +1,4 @@
-"""The processes of a conversion, and a model that holds memory for a few of its weights at a time."""
+"""The processes of a conversion, and a model that allocates memory for only a few of its weights at a time."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from slime_core.plugins.loading import boundary
 from slime_core.weights.specs import WeightSpec, spec_of
 
 BATCH_BYTES = 256 * 2**20
-"""Bytes of weights that are read from a torch_dist folder at once."""
+"""Bytes of weights that are read from a torch_dist folder together."""
 
 MOST_PADDING = 8192
-"""Rows that an embedding can have beyond the vocabulary: Megatron pads to 128 times the tensor-parallel size."""
+"""Limit on an embedding's rows beyond the vocabulary: Megatron pads to 128 times the tensor-parallel size."""
 
 T = TypeVar("T")
 
 
 def world_size() -> int:
-    """The number of processes of a conversion: as torchrun started them, or this one alone."""
+    """Return the number of processes of a conversion: as torchrun started them, else 1."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @contextmanager
 def parallel_groups(layout: ParallelLayout) -> Iterator[None]:
-    """Join the other processes and Megatron's parallel groups for the block, on the CPU.
+    """Join the other processes and Megatron's parallel groups inside the context, on the CPU.
 
-    A process that is in Megatron's groups already stays in them.
+    A process that is already in Megatron's groups stays in them.
     """
     from megatron.core import parallel_state
 
@@ -65,7 +65,7 @@ def parallel_groups(layout: ParallelLayout) -> Iterator[None]:
 
 
 def gather(value: T) -> list[T]:
-    """The values of all ranks."""
+    """Return the values of all ranks."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, value)
     return found
@@ -75,7 +75,7 @@ def on_first(do: Callable[[], object]) -> None:
     """Call ``do`` on rank 0 only.
 
     Raises:
-        CheckpointError: on the other ranks, where it fails; rank 0 raises what it failed with.
+        CheckpointError: on the other ranks if it fails; rank 0 raises the original error.
     """
     problem: Exception | None = None
     if dist.get_rank() == 0:
@@ -94,15 +94,15 @@ def on_first(do: Callable[[], object]) -> None:
 def build_spec(
     folder: Path, config: Mapping[str, Any], *, plugins: Sequence[str], trust_remote_code: bool
 ) -> MBridgeSpec:
-    """The model spec of the family, as a run would build it.
+    """Build the model spec of the family, as a run would.
 
     Arguments:
-        folder: with the config and the tokenizer.
+        folder: the folder with the config and the tokenizer.
         config: the object of its ``config.json``.
 
     Raises:
         PluginError: no plugin has a model spec for the architecture.
-        ConfigError: the spec does not build something that the config asks for, or maps no single weights.
+        ConfigError: the spec does not support the config, or does not map single weights.
     """
     architecture = str(config["architectures"][0])
     registry = activate(plugins, architecture=architecture).registry
@@ -122,16 +122,16 @@ def build_spec(
 
 
 class ConvertedModel:
-    """A model whose weights have memory only inside :meth:`held`. Building it is collective.
+    """A model whose weights have memory only inside :meth:`held`. Creating it is collective.
 
     Arguments:
-        spec: builds it.
+        spec: the spec that builds it.
         config: the object of ``config.json``.
-        dtype: of the parameters.
-        layout: what Megatron was initialised with.
+        dtype: dtype of the parameters.
+        layout: the layout with which Megatron was initialised.
 
     Attributes:
-        weights: this rank's.
+        weights: weights of this rank.
         specs: Hugging Face name -> dtype and shape of this rank's weights.
         owned: names in ``specs`` that no lower rank has; a tied embedding is on two pipeline stages.
         tensors: Megatron's ShardedTensors of this rank.
@@ -140,8 +140,8 @@ class ConvertedModel:
     def __init__(
         self, spec: MBridgeSpec, config: Mapping[str, Any], *, dtype: torch.dtype, layout: ParallelLayout
     ) -> None:
-        # Nothing writes to the parameters, and Linux gives untouched memory no pages. perform_initialization=False
-        # would leave out the attributes that say how a parameter is split (tensor_parallel/layers.py:265).
+        # The initialisers do nothing, so that Linux maps no pages. perform_initialization=False would omit the
+        # attributes that say how a parameter is split (tensor_parallel/layers.py:265).
         methods = ("init_method", "embedding_init_method", "output_layer_init_method")
         settings: dict[str, Any] = {**dict.fromkeys(methods, _leave_alone), "calculate_per_token_loss": True}
         with boundary("the model spec", "building the model", locate=True, passes=(ConfigError, CheckpointError)):
@@ -156,7 +156,7 @@ class ConvertedModel:
 
     @contextmanager
     def held(self, weights: Sequence[MappedWeight]) -> Iterator[None]:
-        """``weights`` have memory inside the block; their content is lost when it ends."""
+        """Allocate memory for ``weights`` inside the context; their content is lost when it ends."""
         storages = [weight.tensor.untyped_storage() for weight in weights]
         for storage in storages:
             if storage.nbytes() == 0:
@@ -168,16 +168,16 @@ class ConvertedModel:
                 storage.resize_(0)
 
     def weight_of(self, tensor: torch.Tensor) -> MappedWeight:
-        """The weight that ``tensor`` is, or is a part of."""
+        """Return the weight that ``tensor`` is, or is a part of."""
         return self._by_storage[_storage_id(tensor)]
 
     def tensors_of(self, weights: Sequence[MappedWeight]) -> list[Any]:
-        """The ShardedTensors that are ``weights``, or parts of them."""
+        """Return the ShardedTensors that are ``weights``, or parts of them."""
         wanted = {_storage_id(weight.tensor) for weight in weights}
         return [tensor for tensor in self.tensors if _storage_id(tensor.data) in wanted]
 
     def batches(self, wanted: Iterable[str]) -> Iterator[list[MappedWeight]]:
-        """The weights that have a name in ``wanted``, about ``BATCH_BYTES`` at a time."""
+        """Yield the weights with a name in ``wanted``, about ``BATCH_BYTES`` at a time."""
         names = set(wanted)
         batch: list[MappedWeight] = []
         for weight in (one for one in self.weights if names.intersection(one.names)):
@@ -190,11 +190,11 @@ class ConvertedModel:
 
 
 def _leave_alone(parameter: torch.Tensor) -> None:
-    """Initialises nothing."""
+    """Do nothing, as an initialiser."""
 
 
 def _storage_id(tensor: torch.Tensor) -> int:
-    """Identifies the storage of ``tensor``, also while its memory is released."""
+    """Return an id of the storage of ``tensor``, valid even while its memory is freed."""
     found: int = tensor.untyped_storage()._cdata
     return found
 
@@ -206,19 +206,19 @@ def _specs(weight: MappedWeight) -> Iterator[tuple[str, WeightSpec]]:
 
 
 class TorchDistWeights:
-    """The weights of a torch_dist folder under their Hugging Face names. Opening is collective, reading is not.
+    """The weights of a torch_dist folder with their Hugging Face names. Opening is collective, reading is not.
 
     Arguments:
         folder: the torch_dist folder.
         spec, config: of its model.
-        layout: what Megatron was initialised with.
-        casts: name -> dtype of weights whose Hugging Face file had another one than the model.
+        layout: the layout with which Megatron was initialised.
+        casts: name -> dtype of weights whose Hugging Face file has another dtype than the model.
 
     Attributes:
         specs: name -> dtype and shape of this rank's weights that no lower rank has.
 
     Raises:
-        CheckpointError: it does not fit the model.
+        CheckpointError: the folder does not match the model.
     """
 
     def __init__(
@@ -243,13 +243,13 @@ class TorchDistWeights:
         self.specs = {n: WeightSpec(n, self._casts.get(n, one.dtype), one.shape) for n, one in held.items()}
 
     def parts(self) -> Iterator[dict[str, torch.Tensor]]:
-        """All weights of ``specs``, some at a time; valid until the next ones."""
+        """Yield all weights of ``specs``, some at a time; each part is valid until the next."""
         for batch in self._model.batches(self.specs):
             with self._model.held(batch):
                 yield {name: weight for name, weight in self._read(batch).items() if name in self.specs}
 
     def read(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Copies of the weights ``names``."""
+        """Return copies of the weights ``names``."""
         found: dict[str, torch.Tensor] = {}
         for batch in self._model.batches(names):
             with self._model.held(batch):
@@ -263,7 +263,7 @@ class TorchDistWeights:
 
 
 Described = dict[str, tuple[tuple[int, ...], str, bool]]
-"""Key -> shape, dtype, and whether the first dimension is a padded vocabulary."""
+"""Key -> shape, dtype, and True if the first dimension is a padded vocabulary."""
 
 
 def _described(tensors: Sequence[Any]) -> Described:

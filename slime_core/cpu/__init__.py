@@ -1,12 +1,12 @@
-"""What lets Megatron-core and SGLang run on a machine without a GPU.
+"""Runs Megatron-core and SGLang on a machine without a GPU.
 
-    megatron.py      ``install()``: an import hook for Megatron-core and mbridge, in the process that trains; what
-                     ``torch.cuda`` means to them; collectives over parts of unequal size
-    serve.py         environment and arguments of an inference server that runs on a CPU; such a server, started by hand
+    megatron.py      ``install()``: an import hook for Megatron-core and mbridge, in training processes; their
+                     replacement of ``torch.cuda``; collectives over parts of unequal size
+    serve.py         environment and arguments of an inference server on a CPU; starts such a server by hand
     stand_ins/       packages that only such a server sees, through its PYTHONPATH
 
-``accelerator`` says which device this process computes on. Nothing here acts when it is imported. The rule between the
-parts: ``megatron.py`` never touches torch or any third library, and the stand-ins never reach a process that trains.
+``accelerator`` returns the device type of this process. Importing these modules has no effects. ``megatron.py`` never
+changes torch or any third library, and the stand-ins are never imported in a training process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Accelerator = Literal["cuda", "cpu"]
 
 
 def accelerator(requested: str = "auto") -> Accelerator:
-    """The device type to compute on: ``requested``; with ``"auto"`` a GPU where torch sees one, else the CPU.
+    """Return the device type: ``requested``; for ``"auto"``, a GPU if torch sees one, else the CPU.
 
     Raises:
         ConfigError: ``requested`` is none of ``auto``, ``cuda``, ``cpu``, or a GPU was requested and torch sees none.

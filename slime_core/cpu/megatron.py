@@ -1,23 +1,23 @@
 """Lets Megatron-core and mbridge run without TransformerEngine and without a GPU, after one call to :func:`install`.
 
-Two kinds of patches, after the import of a module of Megatron. Every one names its upstream line (megatron-core 0.16.1)
-and says when it can go:
+There are two kinds of patches, applied after the import of a module of Megatron. Each names its upstream line
+(megatron-core 0.16.1) and says when it can go:
 
-    :data:`_LIBRARY_PATCHES`   where TransformerEngine and Apex are absent, on a GPU as well
-    :data:`_DEVICE_PATCHES`    where there is no GPU
+    :data:`_LIBRARY_PATCHES`   if TransformerEngine and Apex are missing, with or without a GPU
+    :data:`_DEVICE_PATCHES`    if there is no GPU
 
-Where there is no GPU, the syntax tree of a source file of ``megatron.core`` or ``mbridge`` is rewritten on import:
+Without a GPU, the syntax tree of each source file of ``megatron.core`` or ``mbridge`` is rewritten on import:
 
-    torch.cuda.x                      x of :data:`CUDA`, which only these files see
+    torch.cuda.x                      x of :data:`CUDA`, which only these files use
     "cuda"                            "cpu"      (``device="cuda"``)
     "torch.cuda.FloatTensor"          "torch.FloatTensor"      (the optimizers compare ``parameter.type()`` with it)
     x.cuda(...), x.pin_memory()       x.cpu()
     pin_memory=True                   pin_memory=False
 
-Line numbers stay, so a traceback points at the installed file. torch and every other library stay as they are: a
-global patch of ``torch.cuda`` would disturb Ray and transformers, and would not reach the ``"cuda"`` literals.
+Line numbers do not change, so tracebacks match the installed files. torch and all other libraries are unchanged: a
+global patch of ``torch.cuda`` would disturb Ray and transformers, and would not change the ``"cuda"`` literals.
 
-That part of the file can go once Megatron-core takes its device from the process group.
+The rewriting can go once Megatron-core takes its device from the process group.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from slime_core.errors import RunError
 def all_gather_parts(
     part: torch.Tensor, sizes: Sequence[int], *, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
-    """The parts of all ranks, one after another: ``[sum(sizes), ...]``, of the dtype of ``part``. Collective.
+    """Return the parts of all ranks, concatenated: ``[sum(sizes), ...]``, in the dtype of ``part``. Collective.
 
     Arguments:
-        part: what this rank has, ``[sizes[its rank], ...]``.
-        sizes: rows of each rank's part, in the order of the group, the same on every rank; 0: it has none.
-        group: None: all ranks.
+        part: this rank's part, ``[sizes[its rank], ...]``.
+        sizes: rows of each rank's part, in the order of the group, the same on every rank; may be 0.
+        group: the process group; None: all ranks.
     """
     if not (most := max(sizes)):
         return part
@@ -67,14 +67,14 @@ def all_gather_parts(
 def reduce_scatter_parts(
     whole: torch.Tensor, sizes: Sequence[int], *, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
-    """This rank's part of the sum of ``whole`` over all ranks: ``[sizes[its rank], ...]``. Collective.
+    """Sum ``whole`` over all ranks; return this rank's part: ``[sizes[its rank], ...]``. Collective.
 
-    The derivative of :func:`all_gather_parts`.
+    This is the derivative of :func:`all_gather_parts`.
 
     Arguments:
-        whole: the parts one after another, ``[sum(sizes), ...]``; its sum over ranks is in its own dtype.
-        sizes: rows of each rank's part, in the order of the group, the same on every rank; 0: it gets none.
-        group: None: all ranks.
+        whole: the concatenated parts, ``[sum(sizes), ...]``; they are summed in their own dtype.
+        sizes: rows of each rank's part, in the order of the group, the same on every rank; may be 0.
+        group: the process group; None: all ranks.
     """
     if not (most := max(sizes)):
         return whole
@@ -93,15 +93,15 @@ _NAME = "_slime_cuda"
 
 
 def install() -> None:
-    """Megatron-core and mbridge imported from now on run without TransformerEngine and Apex, and without a GPU.
+    """Patch later imports of Megatron-core and mbridge to work without TransformerEngine, Apex and, if none, a GPU.
 
-    Where torch sees a GPU, nothing is changed that concerns the device. Does nothing when called again.
+    If torch sees a GPU, nothing that concerns the device is changed. A second call has no effect.
 
-    Call it first thing in every process that imports Megatron: a learner rank, a Ray actor, a conversion. Processes
-    that Megatron's checkpointing spawns call it by themselves.
+    Call it first in every process that imports Megatron: a learner rank, a Ray actor, a conversion. Processes that
+    Megatron's checkpointing spawns call it automatically.
 
     Raises:
-        RunError: Megatron-core is already imported, so that nothing can patch its modules any more.
+        RunError: Megatron-core is already imported, so its modules can no longer be patched.
     """
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
@@ -149,20 +149,20 @@ _LITERALS = {
 
 
 _MARK = "slime-" + hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-"""Part of the name of all byte code that this file has made; another version of the file compiles again."""
+"""Part of the name of the byte code that this file writes; another version of this file compiles again."""
 
 
 def _cached_path(path: str) -> str:
-    # module.cpython-311.pyc belongs to processes without the hook; ours is module.cpython-311.slime-0123456789ab.pyc
+    # Processes without the hook use module.cpython-311.pyc; with it, module.cpython-311.slime-0123456789ab.pyc.
     name, dot, suffix = path.rpartition(".")
     return f"{name}.{_MARK}.pyc" if dot + suffix == ".pyc" else path
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Loads a module as it is, then patches what expects TransformerEngine or Apex."""
+    """Loads a module unchanged, then patches code that expects TransformerEngine or Apex."""
 
     def exec_module(self, module: types.ModuleType) -> None:
-        # Some ten notices that Apex and TransformerEngine are absent, which is no mistake here.
+        # Suppresses about ten warnings that Apex and TransformerEngine are missing, which is expected here.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             super().exec_module(module)
@@ -171,7 +171,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 class _CPULoader(_Loader):
-    """Compiles the rewritten source, some 2 s for all of Megatron, and keeps its byte code as Python keeps its own."""
+    """Compiles the rewritten source, about 2 s for all of Megatron, and caches the byte code like Python does."""
 
     def source_to_code(self, data: Any, path: Any, **settings: Any) -> types.CodeType:  # type: ignore[override]
         tree = _Rewrite().visit(ast.parse(data, path))
@@ -210,17 +210,17 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _patch_jit(module: Any) -> None:
-    """jit.py:21 hands some twenty one-line functions to torch.compile, which costs minutes of C++ on a CPU.
+    """jit.py:21 passes some twenty one-line functions to torch.compile, which takes minutes of C++ on a CPU.
 
-    Goes when the choice becomes a setting.
+    Can go when the choice becomes a setting.
     """
     module.disable_jit_fuser()
 
 
 def _patch_random(module: Any) -> None:
-    """tensor_parallel/random.py:40-118 queue the state setters until CUDA starts, which is never.
+    """tensor_parallel/random.py:40-118 queue the state setters until CUDA starts, which never happens.
 
-    Goes when they ask for the device type.
+    Can go when they use the device type.
     """
     module._get_cuda_rng_state = CUDA.get_rng_state
     module._set_cuda_rng_state = CUDA.set_rng_state
@@ -228,10 +228,10 @@ def _patch_random(module: Any) -> None:
 
 
 def _patch_mappings(module: Any) -> None:
-    """tensor_parallel/mappings.py:130 and :173 hand torch.distributed parts of unequal size, which gloo refuses.
+    """tensor_parallel/mappings.py:130 and :173 pass parts of unequal size to torch.distributed, which gloo refuses.
 
-    Ranks that share an expert's matrices receive unequal numbers of tokens where experts are shared out as well. Goes
-    when gloo takes unequal parts, as NCCL does.
+    Ranks that share an expert's matrices receive unequal numbers of tokens if experts are distributed as well. Can go
+    when gloo accepts unequal parts, as NCCL does.
     """
     gather, reduce_scatter = module._gather_along_first_dim, module._reduce_scatter_along_first_dim
 
@@ -249,9 +249,9 @@ def _patch_mappings(module: Any) -> None:
 
 
 def _patch_moe_utils_on_cpu(module: Any) -> None:
-    """moe/moe_utils.py:1093 returns a CPU tensor as it is though a numpy array was requested.
+    """moe/moe_utils.py:1093 returns a CPU tensor unchanged although a numpy array was requested.
 
-    Goes when upstream honours ``as_numpy`` on every device.
+    Can go when upstream honours ``as_numpy`` on every device.
     """
 
     def maybe_move_tensor_to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
@@ -261,17 +261,17 @@ def _patch_moe_utils_on_cpu(module: Any) -> None:
 
 
 def _patch_moe_utils(module: Any) -> None:
-    """moe/moe_utils.py:1192 reads ``te_general_gemm``, a name that only TransformerEngine brings.
+    """moe/moe_utils.py:1192 reads ``te_general_gemm``, a name that only TransformerEngine defines.
 
-    Goes when upstream binds the name.
+    Can go when upstream defines the name.
     """
     module.__dict__.setdefault("te_general_gemm", None)
 
 
 def _patch_mla(module: Any) -> None:
-    """transformer/multi_latent_attention.py:62 takes TransformerEngine for present, because stubs of it import.
+    """transformer/multi_latent_attention.py:62 assumes TransformerEngine is installed, because stubs of it import.
 
-    :185 then asks for the type of a stub. Goes when HAVE_TE is taken from the extension module.
+    :185 then uses the type of a stub. Can go when HAVE_TE comes from the extension module.
     """
     module.HAVE_TE = sys.modules["megatron.core.extensions.transformer_engine"].HAVE_TE
 
@@ -280,17 +280,17 @@ _OF_THE_RUN = frozenset({
     "fused", "offload_fraction", "cpu_optimizer_cls", "gpu_optimizer_cls", "param_update_in_fp32", "bias_correction",
     "pin_cpu_grads", "pin_cpu_params", "overlap_cpu_optimizer_d2h_h2d",
 })  # fmt: skip
-"""Entries of a parameter group that say how and where this run computes; a checkpoint has no word in that, and the
-classes among them could not be read from it without running code."""
+"""Entries of a parameter group that describe how and where this run computes. They do not come from a checkpoint; and
+the classes among them could not be loaded without running code."""
 
 
 def _patch_distributed_optimizer(module: Any) -> None:
-    """Mistakes of optimizer/distrib_optimizer.py where torch's AdamW stands in for Apex and TransformerEngine.
+    """Bugs of optimizer/distrib_optimizer.py if torch's AdamW replaces Apex and TransformerEngine.
 
-    :642 wants exactly one step count, which a fresh optimizer has none of, nor one on a rank that trains no parameter.
-    :729 gives a fresh hybrid optimizer a state by a step with random gradients, which changes the weights. :825 hands
-    *all* parameters one step tensor, which AdamW then increments once for each of them. :939 copies every key of the
-    live state, and "step" is no key of a checkpoint. Goes when torch's AdamW is tested upstream.
+    :642 requires exactly one step count, but a fresh optimizer, and a rank that trains no parameter, have none.
+    :729 creates the state of a fresh hybrid optimizer by a step with random gradients, which changes the weights. :825
+    gives *all* parameters one step tensor, which AdamW then increments once for each of them. :939 copies every key of
+    the live state, but "step" is no key of a checkpoint. Can go when upstream tests torch's AdamW.
     """
     if module.HAVE_APEX_OR_TE:
         return
@@ -328,7 +328,7 @@ def _patch_distributed_optimizer(module: Any) -> None:
 
 
 def _begin_state(adam: Any) -> None:
-    """Give ``adam``, torch's or Megatron's hybrid one, the state before its first step where it has none."""
+    """Give ``adam``, torch's or Megatron's hybrid one, the state before its first step if it has none."""
     parts = getattr(adam, "sub_optimizers", None)
     for part in [adam] if parts is None else parts:
         for group in part.param_groups:
@@ -357,30 +357,30 @@ def _fresh_state(parameter: torch.Tensor, *, is_fused: bool) -> dict[str, torch.
 
 
 def _patch_optimizer_config(module: Any) -> None:
-    """optimizer/optimizer_config.py:383 asks whether the version of TransformerEngine, None, is at least 2.1.
+    """optimizer/optimizer_config.py:383 compares the version of TransformerEngine, None, with 2.1.
 
-    Goes when utils.is_te_min_version answers without it.
+    Can go when utils.is_te_min_version works without it.
     """
     if find_spec("transformer_engine") is None:
         module.is_te_min_version = lambda version: False
 
 
 class HostAdamW(torch.optim.AdamW):
-    """torch's AdamW, for the part of a hybrid optimizer that is on the host."""
+    """torch's AdamW for the part of a hybrid optimizer on the host; a separate class, see ``_patch_optimizer``."""
 
 
 def _patch_optimizer(module: Any) -> None:
-    """optimizer/__init__.py:9 and :31 use one class for both parts of a hybrid optimizer, by which
+    """optimizer/__init__.py:9 and :31 use one class for both parts of a hybrid optimizer, so
     cpu_offloading/hybrid_optimizer.py:359 then takes the state of either for that of the host.
 
-    Goes when upstream asks the parameter for its device.
+    Can go when upstream checks the parameter's device.
     """
     if module.USING_PYTORCH_OPTIMIZER:
         module.CPUAdam = HostAdamW
 
 
 def copy_before_write(write_buckets: list[Any], non_blocking: bool = True) -> list[Any]:
-    """Copies of the tensors a checkpoint writer was handed; public because a writer process unpickles it by name."""
+    """Copy the tensors that a checkpoint writer gets; public because a writer process unpickles it by name."""
     return [
         (file, key, (content, [(item, tensor.detach().clone()) for item, tensor in tensors]))
         for file, key, (content, tensors) in write_buckets
@@ -388,15 +388,15 @@ def copy_before_write(write_buckets: list[Any], non_blocking: bool = True) -> li
 
 
 def _patch_filesystem(module: Any) -> None:
-    """dist_checkpointing/strategies/filesystem_async.py:226 moves tensors to the host, which copies nothing here.
+    """dist_checkpointing/strategies/filesystem_async.py:226 moves tensors to the host, which does not copy here.
 
-    A writer that runs concurrently with training would see later steps. Goes when the copy is explicit.
+    A writer that runs concurrently with training would write later steps. Can go when the copy is explicit.
     """
     module.FileSystemWriterAsync.preload_tensors = staticmethod(copy_before_write)
 
 
 class _InstallingProcess(SpawnProcess):
-    """A spawned process that calls :func:`install` before it unpickles its target, which lives in Megatron-core."""
+    """A spawned process that calls :func:`install` before it unpickles its target, which is part of Megatron-core."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _revive, (bytes(ForkingPickler.dumps(self.__dict__)),)
@@ -410,7 +410,7 @@ def _revive(state: bytes) -> _InstallingProcess:
 
 
 class _Multiprocessing:
-    """``multiprocessing`` whose spawned processes install the hook; everything else is the module it stands before."""
+    """``multiprocessing`` whose spawned processes install the hook; everything else is the wrapped module's."""
 
     Process: ClassVar[Any] = _InstallingProcess
 
@@ -432,7 +432,7 @@ class _InstallingContext(_Multiprocessing):
 def _patch_async(module: Any) -> None:
     """dist_checkpointing/strategies/async_utils.py:298 and :327 spawn a writer, which starts without the hook.
 
-    It then divides by a device count of 0 (:488). Goes with the hook.
+    It would then divide by a device count of 0 (:488). Can go with the hook.
     """
     module.mp = _Multiprocessing(module.mp)
 
@@ -459,7 +459,7 @@ _CPU = torch.device("cpu")
 
 
 class _Inert:
-    """A stream, event, graph or memory pool: on a CPU a call returns when its work is done, nothing needs order."""
+    """A stream, event, graph or memory pool: CPU calls return when their work is done, so nothing is ordered."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -515,7 +515,7 @@ def _properties(*_: Any, **__: Any) -> types.SimpleNamespace:
     return types.SimpleNamespace(name="cpu", major=0, minor=0, total_memory=0, multi_processor_count=1)
 
 
-#: What ``torch.cuda`` means in a rewritten file. A name that is missing here raises AttributeError where it is used.
+#: Replacement of ``torch.cuda`` in a rewritten file. A name that is missing here raises AttributeError when it is used.
 CUDA = types.SimpleNamespace(
     is_available=lambda: False,
     is_initialized=lambda: False,

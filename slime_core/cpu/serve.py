@@ -1,8 +1,8 @@
-"""What an SGLang server needs to run on a machine without a GPU: environment and arguments.
+"""Environment and arguments of an SGLang server on a machine without a GPU.
 
 ``python -m slime_core.cpu.serve --model-path FOLDER --port 30000`` starts such a server as an external engine of runs.
-The arguments are those of ``sglang.launch_server``; the arguments for a CPU are put before them, so the given ones win.
-The process becomes the server, and the environment of no other process changes.
+Arguments are those of ``sglang.launch_server``; the arguments for a CPU come before them, so given ones have priority.
+The process becomes the server; the environment of other processes does not change.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from pathlib import Path
 STAND_INS = Path(__file__).parent / "stand_ins"
 
 MODULE = "_slime_server"
-"""What ``python -m`` starts in that environment: SGLang's own server, whose processes fork."""
+"""Module that ``python -m`` starts in that environment: SGLang's own server, with forked processes."""
 
 TOTAL_TOKENS = 32_768
 """Default KV cache of a CPU server: SGLang's own default would take most of the machine's memory."""
 
 RUNNING_REQUESTS = 256
-"""Default number of sequences that a CPU server decodes together: one rollout of 32 x 8."""
+"""Default limit on the sequences that a CPU server decodes together: one rollout of 32 x 8."""
 
 
 def server_environment(*, threads: int = 1, processes: int = 1) -> dict[str, str]:
-    """Environment variables to set for ``python -m sglang.launch_server`` on a CPU; its children inherit them.
+    """Return the environment variables for ``python -m sglang.launch_server`` on a CPU; its children inherit them.
 
-    PYTHONPATH is put before what this process has, so that the server still finds what this process finds.
+    PYTHONPATH is prepended to this process's, so that the server finds the same modules as this process.
 
     Arguments:
-        threads: of one process of the server.
-        processes: of the server; several (tensor parallel) need their cores assigned.
+        threads: number of threads of each process of the server.
+        processes: number of processes; if there are several (tensor parallel), each gets its own cores.
     """
     inherited = os.environ.get("PYTHONPATH")
     return _cores_of(processes) | {
@@ -40,12 +40,12 @@ def server_environment(*, threads: int = 1, processes: int = 1) -> dict[str, str
         "PYTHONPATH": os.pathsep.join([str(STAND_INS), *([inherited] if inherited else [])]),
         "CUDA_VISIBLE_DEVICES": "",  # a CPU run on a machine with GPUs must not see them
         "OMP_NUM_THREADS": str(threads),
-        "TORCHDYNAMO_DISABLE": "1",  # nothing to compile for: inductor wants a C++ toolchain and minutes
+        "TORCHDYNAMO_DISABLE": "1",  # compiling for a CPU would need a C++ toolchain and minutes
     }
 
 
 def _cores_of(processes: int) -> dict[str, str]:
-    # "0,1|2,3": srt/utils/numa_utils.py:454, which wants it where processes outnumber NUMA nodes.
+    # Format "0,1|2,3": srt/utils/numa_utils.py:454, which requires it if there are more processes than NUMA nodes.
     if processes == 1:
         return {}
     cores = sorted(os.sched_getaffinity(0))
@@ -54,9 +54,9 @@ def _cores_of(processes: int) -> dict[str, str]:
 
 
 def server_arguments() -> list[str]:
-    """Arguments to add to ``python -m sglang.launch_server`` on a CPU.
+    """Return the arguments to add to ``python -m sglang.launch_server`` on a CPU.
 
-    The backends are the ones written in torch. Without ``--sleep-on-idle`` an idle scheduler spins on most of a core.
+    The backends are those written in torch. Without ``--sleep-on-idle`` an idle scheduler uses most of a core.
     """
     return [
         "--device=cpu",
@@ -69,9 +69,9 @@ def server_arguments() -> list[str]:
 
 
 def command(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Program and arguments of the server, and its variables in addition to this process's.
+    """Return program and arguments of the server, and its variables in addition to this process's.
 
-    Example: ``command(["--model-path", "m", "--tp-size", "2"])`` serves the folder ``m`` by two processes.
+    Example: ``command(["--model-path", "m", "--tp-size", "2"])`` serves the folder ``m`` with two processes.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--tp-size", "--tensor-parallel-size", "--tp", type=int, default=1)

@@ -1,24 +1,23 @@
-"""``python -m _slime_server`` is ``python -m sglang.launch_server`` whose processes are forked instead of started
-afresh.
+"""Runs ``python -m sglang.launch_server`` with forked instead of spawned processes: ``python -m _slime_server``.
 
 SGLang starts scheduler and detokenizer with the ``spawn`` method, because CUDA does not survive a fork; each of them
-imports torch, transformers and sglang again. Without a GPU nothing forbids forking: at that point the server has one
-thread. On two cores that halves the time to start (10 s instead of 20 s) and the memory (pages are shared). Collecting
-garbage only afterwards saves a little more. Upstream: sglang 0.5.23, srt/entrypoints/engine.py:1995. Can go when the
-start method can be chosen.
+imports torch, transformers and sglang again. Without a GPU forking is safe: at that point the server has one thread. On
+two cores that halves the time to start (10 s instead of 20 s) and the memory (pages are shared). Disabling garbage
+collection until then saves a little more. Upstream: sglang 0.5.23, srt/entrypoints/engine.py:1995. Can go when the
+start method becomes a setting.
 
-A server that returns the routes of its experts keeps them in memory that it registers with CUDA, on a CPU too, where that
-fails: srt/mem_cache/pool_host/common.py:453. Here it is ordinary memory. Can go when upstream asks for the device.
+A server that returns the routes of its experts keeps them in memory that it registers with CUDA, which fails on a CPU:
+srt/mem_cache/pool_host/common.py:453. Here it is ordinary memory. Can go when upstream checks the device.
 
-Attention written in torch reads keys and values from the cache, which holds compressed ones under multi-latent attention
-(DeepSeek V3); a prompt gets uncompressed keys beside them (srt/models/deepseek_common/attention_backend_handler.py:233)
-and fails. Here the projections are absorbed into queries, as they are for every later token. Its rotary positions have
-to be scaled on a CPU (srt/layers/rotary_embedding/factory.py:478); here plain ones are built as for other models. Can go
-when upstream registers a handler for torch_native, and builds plain positions.
+SGLang's attention in torch reads keys and values from the cache, which contains compressed ones under multi-latent
+attention (DeepSeek V3); but a prompt also gets uncompressed keys (srt/models/deepseek_common/
+attention_backend_handler.py:233) and fails. Here the projections are absorbed into queries, as for every later token.
+SGLang requires scaled rotary positions for it on a CPU (srt/layers/rotary_embedding/factory.py:478); here plain ones
+are built as for other models. Can go when upstream registers a handler for torch_native, and builds plain positions.
 
-Two imports that cost a second or more and serve nothing here are left out: Megatron-core, which a dump for debugging
-looks at (srt/debug_utils/dumper.py:1824, which does without where there is none), and 250 files of models, which are
-imported all the same where ``_slime_models`` lacks the one that is served.
+Two imports that take a second or more and are not needed are skipped: Megatron-core, which a debugging dump uses
+(srt/debug_utils/dumper.py:1824, which works without it), and 250 files of models, which are still imported if
+``_slime_models`` lacks the served one.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ select = multiprocessing.set_start_method
 
 
 def fork_instead(method: str | None, force: bool = False) -> None:
-    """What ``multiprocessing.set_start_method`` does, with ``fork`` in the place of ``spawn``."""
+    """Replace ``multiprocessing.set_start_method``: use ``fork`` in place of ``spawn``, and prepare the server."""
     gc.enable()
-    gc.freeze()  # what was imported is not visited again, so its pages stay shared
+    gc.freeze()  # the collector skips imported objects from now on, so their pages stay shared
     if "--enable-return-routed-experts" in sys.argv:
         leave_memory_unregistered()
     if has_latent_attention(sys.argv[1:]):
@@ -48,7 +47,7 @@ def fork_instead(method: str | None, force: bool = False) -> None:
 
 
 def has_latent_attention(argv: list[str]) -> bool:
-    """Whether the model that is served caches compressed keys and values."""
+    """Return whether the served model caches compressed keys and values."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--model-path", type=Path)
     folder = parser.parse_known_args(argv)[0].model_path
@@ -56,7 +55,7 @@ def has_latent_attention(argv: list[str]) -> bool:
 
 
 def serve_latent_attention() -> None:
-    """Prompts take the path of responses, and rotary positions need not be scaled."""
+    """Let prompts use the code path of responses, and accept rotary positions that are not scaled."""
     from sglang.srt.layers.rotary_embedding import factory
     from sglang.srt.models.deepseek_common import attention_backend_handler as handlers
 
@@ -71,7 +70,7 @@ def serve_latent_attention() -> None:
 
 
 def leave_memory_unregistered() -> None:
-    """Buffers on a CPU's side are allocated, and no driver is told."""
+    """Allocate host buffers without registering them with the CUDA driver."""
     from sglang.srt.mem_cache.pool_host import common
 
     def allocate(*shape: Any, **options: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Makes a package that can be imported in full and used in nothing.
+"""Creates packages that can be imported completely but not used.
 
-Inference servers import the kernels of every model and device at start, though a CPU server runs none of them. Under a package
-served here every submodule exists and every name can be imported: a capitalised one is an empty class (an exception, if it ends in
-``Error``), any other is a :class:`Missing`, which decorates functions without changing them and raises when it is really
-called. So a path that does need a kernel fails loudly, with the name of what it needed.
+Inference servers import the kernels of every model and device at start, though a CPU server runs none of them. In a
+package served here every submodule exists and every name can be imported: a capitalised name is an empty class (an
+exception, if it ends in ``Error``), any other is a :class:`Missing`, which decorates functions without changing them
+and raises when it is called. So code that does need a kernel fails loudly, with the name of the kernel.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ __all__ = ["Missing", "serve"]
 
 
 def serve(package: str) -> Callable[[str], Any]:
-    """Let every submodule of ``package`` be imported; returns what the package binds to its ``__getattr__``."""
+    """Make every submodule of ``package`` importable; return the package's ``__getattr__``."""
     sys.meta_path.insert(0, _Finder(package))
     return lambda name: _member(package, name)
 
 
 class _Empty:
-    """Base of every class that is only imported, annotated with or subclassed."""
+    """Base class of all empty classes, which are only imported, used in annotations, or subclassed."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -33,7 +33,7 @@ class _Empty:
 
 
 class _Enumerable(type):
-    """An empty class whose members are their own names, as far as someone asks: ``InterpolationMode.BICUBIC``."""
+    """Metaclass of an empty class whose members are their own names: ``InterpolationMode.BICUBIC``."""
 
     def __getattr__(cls, name: str) -> str:
         if name.startswith("__"):
