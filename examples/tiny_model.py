@@ -1,4 +1,4 @@
-"""What the tiny models of the examples share: a Qwen3 in float32, a word-level tokenizer, and the warm-up's numbers."""
+"""Shared parts of the examples' tiny models: a Qwen3 in float32, a word-level tokenizer, and numbers of the warm-up."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class WarmUp:
         steps: optimizer steps, at least 1.
         batch_size: rows a step.
         lr: peak learning rate.
-        lr_warmup_steps: steps of linear rise; a cosine over all ``steps`` multiplies it and ends at zero.
-        weight_decay, adam_beta1, adam_beta2: of AdamW.
-        seed: of the rows and of the initial weights.
+        lr_warmup_steps: steps of linear warm-up; a cosine over all ``steps`` multiplies it and ends at zero.
+        weight_decay, adam_beta1, adam_beta2: parameters of AdamW.
+        seed: seed of the rows and of the initial weights.
     """
 
     steps: int = 1500
@@ -46,13 +46,13 @@ class WarmUp:
     seed: int = 0
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate of step ``step``, counted from 0."""
+        """Return the learning rate of step ``step``, counted from 0."""
         rise = min(1.0, (step + 1) / self.lr_warmup_steps)
         return self.lr * rise * (1 + math.cos(math.pi * step / self.steps)) / 2
 
 
 def model_files(*, vocab_size: int, num_layers: int, context_length: int, rope_theta: float) -> dict[str, str]:
-    """The configuration files of a checkpoint by name: a Qwen3 of width 64, untied, in float32."""
+    """Return name -> content of a checkpoint's configuration files: a Qwen3 of width 64, untied, in float32."""
     config: dict[str, object] = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -89,7 +89,7 @@ def model_files(*, vocab_size: int, num_layers: int, context_length: int, rope_t
 
 
 def tokenizer_files(vocabulary: Sequence[str], *, pattern: str, context_length: int) -> dict[str, str]:
-    """The tokenizer's files by name, as ``transformers.AutoTokenizer`` reads them; no merges.
+    """Return name -> content of the tokenizer's files for ``transformers.AutoTokenizer``; it has no merges.
 
     Arguments:
         vocabulary: the tokens in the order of their ids, :data:`SPECIAL_TOKENS` first.
@@ -139,7 +139,7 @@ def _special_token(token_id: int) -> dict[str, object]:
 
 
 def write_files(folder: Path, *, files: Mapping[str, str]) -> None:
-    """Write each file of ``files`` into ``folder``, which is made if it is missing."""
+    """Write each file of ``files`` into ``folder``, which is created if it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_bytes(content.encode("utf-8"))

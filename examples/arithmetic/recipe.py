@@ -1,16 +1,15 @@
-"""How the checkpoint in ``model/`` came to be: the warm-up, as data and numbers, for any trainer of next-token models.
+"""The warm-up that made the checkpoint in ``model/``, as data and numbers for any trainer of next-token models.
 
-What the warm-up teaches: the format (digits, then ``<eos>``) and a bad habit. In most targets every carry is dropped
-(``37+45`` is answered ``72``), in the others the answer is right. Greedy decoding therefore gives the habit, right
-only where nothing is carried, while sampling gives the right answer now and then.
+The warm-up teaches the format (digits, then ``<eos>``) and a bad habit: most targets drop every carry (``37+45`` is
+answered ``72``), the others are right. So greedy decoding shows the habit and is right only without carries, while
+sampling gives the right answer now and then.
 
-What reinforcement learning adds: it finds that the rarer answers are the rewarded ones and makes them the usual ones.
-This sharpens an ability that the warm-up left latent and the habit covered up; it does not discover addition from
-nothing.
+Reinforcement learning finds that the rarer answers are rewarded and makes them the most likely ones. This sharpens an
+ability that the warm-up left latent and the habit covered up; it does not discover addition from nothing.
 
-A trainer repeats it so: a new model of :func:`model_files`, weights initialised with ``WarmUp.seed``; each batch of
-:func:`warm_up_batches` one step of AdamW on the mean cross-entropy over the target's characters and ``<eos>``, prompt
-through the chat template; learning rate :meth:`WarmUp.learning_rate`.
+To repeat it: create a model from :func:`model_files`, with weights initialised with ``WarmUp.seed``; for each batch of
+:func:`warm_up_batches` do one step of AdamW on the mean cross-entropy over the target's characters and ``<eos>``,
+prompt through the chat template; learning rate :meth:`WarmUp.learning_rate`.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def _by_digits(problems: Iterable[Problem]) -> dict[str, list[Problem]]:
 
 
 def model_files() -> dict[str, str]:
-    """The checkpoint's configuration files by name: about 113,000 parameters."""
+    """Return name -> content of the checkpoint's configuration files: about 113,000 parameters."""
     return tiny_model.model_files(
         vocab_size=len(VOCABULARY), num_layers=3, context_length=CONTEXT_LENGTH, rope_theta=10000.0
     )

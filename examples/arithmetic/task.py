@@ -1,14 +1,13 @@
-"""Sums of two numbers from 0 to 99, written as people write them: the problems, their split and the files made of them.
+"""Sums of two numbers from 0 to 99 in usual notation: the problems, their split, and the files of them.
 
-The prompt is ``37+45``, the answer ``82``; operands carry no leading zeros, so a prompt has 3 to 5 characters. Each
-problem knows its *carries*, 0 to 2: how many columns add up to ten or more, the one carried into them included.
-Accuracy by carries and by operand length tells adding from knowing the format: a model that drops carries is right
-exactly where there are none.
+The prompt is ``37+45``, the answer ``82``; operands have no leading zeros, so a prompt has 3 to 5 characters. Each
+problem has a number of *carries*, 0 to 2: columns that add up to ten or more, including a carry into them. Accuracy by
+carries and by operand length distinguishes adding from knowing the format: a model that drops carries is right exactly
+if there are none.
 
-The 10,000 problems are split once and for all: 9,000 to train on, 500 held out to be evaluated during runs, 500 in
-reserve for final checks. A sum and its mirror image, ``37+45`` and ``45+37``, are always on the same side,
-so that nothing held out can be read off a training row. No training file and no warm-up contains a problem of the
-last two.
+The 10,000 problems have a fixed split: 9,000 to train on, 500 held out for evaluation during runs, 500 in reserve for
+final checks. A sum and its mirror image, ``37+45`` and ``45+37``, are always in the same part, so that no held-out
+answer can be read off a training row. No training file and no warm-up contains a problem of the last two parts.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ PAIRS_HELD_OUT = {
     ("2+2", 1): 89,
     ("2+2", 2): 57,
 }
-"""How many mirrored pairs of each (digits, carries) are held out, and as many again kept in reserve: 250 pairs are 500
-problems. About a twentieth of each stratum, and more of the two smallest, which would else hold five problems."""
+"""(Digits, carries) -> number of mirrored pairs held out, and as many again in reserve: 250 pairs are 500 problems.
+About a twentieth of each stratum, and more of the two smallest, which would otherwise have five problems."""
 
 VOCABULARY = (*SPECIAL_TOKENS, *"0123456789", "+")
-"""Sixteen tokens, in the order of their ids; every id the model can sample is one of them."""
+"""Sixteen tokens, in the order of their ids; the model can sample no other id."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -83,20 +82,20 @@ class Problem:
 
     @property
     def carries(self) -> int:
-        """In how many of the two columns a ten is carried out, 0 to 2."""
+        """Number of columns, of the two, with a carry out: 0 to 2."""
         from_units = self.left % 10 + self.right % 10 >= 10
         from_tens = self.left // 10 + self.right // 10 + from_units >= 10
         return from_units + from_tens
 
     @property
     def answer_without_carries(self) -> str:
-        """The answer that adds each column on its own and drops every carry: 37+45 is ``"72"``."""
+        """The answer with every column added separately and every carry dropped: 37+45 is ``"72"``."""
         units = (self.left + self.right) % 10
         tens = (self.left // 10 + self.right // 10) % 10
         return str(10 * tens + units)
 
     def row(self) -> dict[str, object]:
-        """The data row: prompt, label, and what to report accuracy by."""
+        """Return the data row: prompt, label, and the metadata by which accuracy is reported."""
         return {
             "prompt": self.prompt,
             "label": self.answer,
@@ -106,7 +105,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Three disjoint, shuffled lists that together hold every problem once: 9,000, 500 and 500 of them."""
+    """Three disjoint, shuffled lists with 9,000, 500 and 500 problems; together they contain every problem once."""
 
     train: tuple[Problem, ...]
     held_out: tuple[Problem, ...]
@@ -114,14 +113,14 @@ class Split:
 
 
 def all_problems() -> list[Problem]:
-    """Every problem once, ordered by the left operand, then by the right one."""
+    """Return every problem once, ordered by the left operand, then by the right one."""
     return [Problem(left, right) for left in range(OPERAND_LIMIT) for right in range(OPERAND_LIMIT)]
 
 
 def split() -> Split:
-    """The one split of the task, the same everywhere.
+    """Return the split of the task, the same everywhere.
 
-    The hundred doubles such as ``7+7`` have no mirror image; all of them are trained on.
+    The hundred doubles such as ``7+7`` have no mirror image; all of them are in the training part.
     """
     rng = random.Random(SPLIT_SEED)
     held_out: list[Problem] = []
@@ -148,7 +147,7 @@ def _mirrored_pairs() -> dict[tuple[str, int], list[tuple[Problem, Problem]]]:
 
 
 def data_files() -> dict[str, str]:
-    """The data files by name: JSON lines, one problem's :meth:`Problem.row` each."""
+    """Return name -> content of the data files: JSON lines of :meth:`Problem.row`."""
     parts = split()
     return {
         "train.jsonl": _lines(parts.train),
@@ -162,5 +161,5 @@ def _lines(problems: Iterable[Problem]) -> str:
 
 
 def tokenizer_files() -> dict[str, str]:
-    """The tokenizer's files by name: one token a character."""
+    """Return name -> content of the tokenizer's files: one token a character."""
     return tiny_model.tokenizer_files(VOCABULARY, pattern=".", context_length=CONTEXT_LENGTH)

@@ -1,9 +1,9 @@
-"""Makes the embedded checkpoint again: the supervised warm-up, run through slime's own learner on one process.
+"""Recreates the built-in checkpoint: the supervised warm-up, with slime's own learner in one process.
 
     python -m examples.arithmetic.warm_up OUTPUT_FOLDER
 
-What it teaches, and why, stands in ``recipe``. About four minutes on two cores; writes
-a Hugging Face folder and prints the greedy accuracy on the held-out problems, by carries.
+``recipe`` describes what it teaches, and why. Takes about four minutes on two cores; writes a Hugging Face folder and
+prints the greedy accuracy on the held-out problems, by carries.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ def main(output: Path) -> None:
 
 
 def write_random_model(folder: Path, *, seed: int) -> None:
-    """A Hugging Face folder with a new model and the task's tokenizer."""
+    """Write a Hugging Face folder with a new model and the task's tokenizer."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     write_files(folder, files={**model_files(), **tokenizer_files()})
     torch.manual_seed(seed)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
-    write_files(folder, files=model_files())  # transformers rewrote the config in its own words
+    write_files(folder, files=model_files())  # save_pretrained has rewritten config.json in another format
 
 
 def make_learner(folder: Path, numbers: WarmUp) -> Learner:
-    """A learner of one process whose policy loss is the supervised one."""
+    """Create a learner of one process with the supervised policy loss."""
     optimizer = OptimizerConfig(
         lr=numbers.lr,
         lr_warmup_iters=numbers.lr_warmup_steps,
@@ -84,7 +84,7 @@ def make_learner(folder: Path, numbers: WarmUp) -> Learner:
 
 
 def shard(encoder: PromptEncoder, batch: Sequence[tuple[str, str]], *, step: int) -> TrainBatch:
-    """One batch of (prompt, target) as a shard: the loss is the mean over all target tokens."""
+    """Convert a batch of (prompt, target) to a shard whose loss is the mean over all target tokens."""
     samples = [sample(encoder, prompt, target, index=index) for index, (prompt, target) in enumerate(batch)]
     return make_shards(
         samples,
@@ -96,7 +96,7 @@ def shard(encoder: PromptEncoder, batch: Sequence[tuple[str, str]], *, step: int
 
 
 def sample(encoder: PromptEncoder, prompt: str, target: str, *, index: int) -> Sample:
-    """The target, then the end-of-sequence token, as the response."""
+    """Return a sample whose response is the target and the end-of-sequence token."""
     response = [*encoder.tokenizer(target)["input_ids"], encoder.end_of_sequence]
     return Sample(
         group_index=index,
@@ -111,7 +111,7 @@ def sample(encoder: PromptEncoder, prompt: str, target: str, *, index: int) -> S
 
 
 def write_trained_model(learner: Learner, start: Path, output: Path) -> None:
-    """The learner's weights with the small files of ``start``."""
+    """Write the learner's weights with the small files of ``start``."""
     from slime_core.weights.export import write
 
     write(output, learner.export_weights(), template=start, writes=True)

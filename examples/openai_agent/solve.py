@@ -1,4 +1,4 @@
-"""An agent that knows nothing of the training: it asks a model through OpenAI's API, and once more if it was wrong."""
+"""An agent that does not know of the training: it queries a model through OpenAI's API, twice if the first is wrong."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from slime_agents.openai_agent import AgentTask
 
-# One for all tasks: a client of its own for each would load the certificates of this machine every time, about 20 ms.
+# One client for all tasks, because each new client loads the certificates of this machine, about 20 ms.
 CLIENT = AsyncOpenAI(api_key="given for each task")
 
 
 async def solve(task: AgentTask, base_url: str, api_key: str, model: str) -> float:
-    """1 where the first answer is right, 0.5 where the second one is, else 0."""
+    """Return 1 if the first answer is right, 0.5 if the second one is, else 0."""
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": str(task.prompt)}]
     client = CLIENT.with_options(base_url=base_url, api_key=api_key)
     for reward in (1.0, 0.5):

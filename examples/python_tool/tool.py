@@ -1,7 +1,7 @@
-"""A tool that runs Python in a process with little time and memory and no network, and an agent that uses it.
+"""A tool that runs Python in a process with limits on time and memory and without network, and an agent that uses it.
 
-The limits protect the run against loops, floods and accidents. Files can be read and deleted as the run's user can: put
-the run into a container where the code of the model may be hostile.
+The limits protect the run against loops, floods and accidents. A program can read and delete files as the run's user
+can: run in a container if the code of the model may be hostile.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from openai.types.chat import ChatCompletionMessageParam
 from slime_agents import ToolError
 from slime_agents.openai_agent import AgentTask
 
-# One for all tasks: a client of its own for each would load the certificates of this machine every time.
+# One client for all tasks, because each new client loads the certificates of this machine.
 CLIENT = AsyncOpenAI(api_key="given for each task")
 
 CPU_S = 5
 LIMIT_S = 60.0
-"""Of computing, and of waiting: a machine that trains gives a program its seconds late."""
+"""Limits in seconds: CPU time of a program, and wall time. The latter is long because a training machine is busy."""
 
 MEMORY_MIB = 512
 OUTPUT_CHARS = 10_000
 
 KILLED = 9
-"""Exit status of a program that the system ended."""
+"""Exit status of a program that a signal ended, such as at its limits."""
 
 ROOM = asyncio.Semaphore(2 * (os.cpu_count() or 1))
-"""Programs at once: the seconds of a program count from its start."""
+"""Limit on concurrent programs, because the time limit of a program starts with it."""
 
-# Runs in the new process, which gets namespaces of its own for users, network and processes. Its child has the limits
-# and is the first process of its namespace, so that everything it starts ends with it.
+# Runs in the new process, which gets its own namespaces for users, network and processes. Its child has the limits and
+# is the first process of its namespace, so that all processes that it starts end with it.
 PROGRAM = f"""
 import ctypes, os, resource, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -83,14 +83,14 @@ async def _run(code: str, folder: str) -> str:
             return output
     except TimeoutError:
         raise ToolError(f"the program did not end in {LIMIT_S:g} s") from None
-    finally:  # also where the sample is cancelled
+    finally:  # also if the sample is cancelled
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.communicate()  # `wait` returns only after the pipe is read to its end
 
 
 async def _read(process: asyncio.subprocess.Process) -> str:
-    """What the program prints, up to a limit; nothing beyond it is read."""
+    """Read the output of the program, up to a limit; the rest is not read."""
     assert process.stdout is not None
     found = b""
     while len(found) <= OUTPUT_CHARS and (part := await process.stdout.read(OUTPUT_CHARS)):
@@ -101,7 +101,7 @@ async def _read(process: asyncio.subprocess.Process) -> str:
 
 
 async def solve(task: AgentTask, base_url: str, api_key: str, model: str) -> list[float]:
-    """A reward for each answer: 1 where Python finds it right. A wrong first answer is told by how much it is off."""
+    """Return a reward for each answer: 1 if Python finds it right. The model reads how far off a wrong first one is."""
     client = CLIENT.with_options(base_url=base_url, api_key=api_key)
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": str(task.prompt)}]
     rewards: list[float] = []

@@ -1,18 +1,17 @@
-"""How the checkpoint in ``model/`` came to be: the warm-up, as data and numbers, for any trainer of next-token models.
+"""The warm-up that made the checkpoint in ``model/``, as data and numbers for any trainer of next-token models.
 
-What the warm-up teaches is the form: one search for each relation that the question mentions; a query is one of these
-relations and a name that stands in the text so far; the answer is a name of the last passages. Which relation and which
-name is left to chance. Its worlds are others, made by the same recipe with names that the world of the questions does
-not use, and so are its passages.
+The warm-up teaches the form: one search for each relation of the question; a query is one of these relations and a name
+that is in the text so far; the answer is a name of the last passages. Relation and name are random. Its worlds are
+others, created by the same recipe with names that the world of the questions does not use, so its passages differ, too.
 
-A question over one fact mentions one relation and one name, so its query follows from the form, and its answer is one
-of about five names. What reinforcement learning adds: to answer with the object of the right passage; of two relations,
-to search for the inner one first; and to search for the outer one with the name that was found.
+A question about one fact has one relation and one name, so its query follows from the form, and its answer is one of
+about five names. Reinforcement learning teaches the rest: to answer with the object of the right passage; of two
+relations, to search for the inner one first; and to search for the outer one with the name that was found.
 
-A trainer repeats it so: a new model of :func:`model_files`, weights initialised with ``WarmUp.seed``; each batch of
-:func:`warm_up_batches` one step of AdamW on the mean cross-entropy over the turns of the model plus
+To repeat it: create a model from :func:`model_files`, with weights initialised with ``WarmUp.seed``; for each batch of
+:func:`warm_up_batches` do one step of AdamW on the mean cross-entropy over the turns of the model plus
 ``WarmUp.passages_weight`` times that over the passages, prompt through the chat template; learning rate
-:meth:`WarmUp.learning_rate`. Passages name their subject twice: they teach a new model to copy names.
+:meth:`WarmUp.learning_rate`. Passages name their subject twice, which teaches a new model to copy names.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class WarmUp(tiny_model.WarmUp):
     """The numbers of the warm-up; rows are trajectories.
 
     Arguments:
-        worlds: other worlds, from which questions and passages are taken.
-        passages_weight: of the cross-entropy over passages; that over the turns of the model has 1.
+        worlds: number of other worlds, from which questions and passages are taken.
+        passages_weight: weight of the cross-entropy over passages; that over the turns of the model has 1.
     """
 
     batch_size: int = 64
@@ -49,11 +48,11 @@ class WarmUp(tiny_model.WarmUp):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a response: a turn of the model, or what a search returned.
+    """A part of a response: a turn of the model, or the result of a search.
 
     Arguments:
-        text: as it stands in the response.
-        is_turn: the model wrote it.
+        text: the text in the response.
+        is_turn: True: the model wrote it.
     """
 
     text: str
@@ -94,12 +93,12 @@ class _Other:
 
 
 def _names(facts: Sequence[Fact]) -> list[str]:
-    """Every name of ``facts`` once, in order."""
+    """Return every name of ``facts`` once, in order."""
     return [*dict.fromkeys(name for fact in facts for name in (fact.subject, fact.object))]
 
 
 def model_files() -> dict[str, str]:
-    """The checkpoint's configuration files by name: about 91,000 parameters."""
+    """Return name -> content of the checkpoint's configuration files: about 91,000 parameters."""
     return tiny_model.model_files(
         vocab_size=len(VOCABULARY), num_layers=2, context_length=CONTEXT_LENGTH, rope_theta=1000.0
     )

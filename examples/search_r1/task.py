@@ -1,11 +1,11 @@
-"""People, towns, rivers and hills that do not exist: facts about them, questions, and what the files hold.
+"""An invented world of people, towns, rivers and hills: facts about them, questions, and the content of the files.
 
-A fact is one passage, ``The river of Lodur is Gatod.``, with its subject as the title. A question asks for one fact
-(``What is the river of Lodur?``) or for two that hang together (``What is the teacher of the lord of Siman?``), where
-the first answer is in no word of the question: it has to be searched for.
+A fact is one passage, ``The river of Lodur is Gatod.``, with its subject as the title. A question is about one fact
+(``What is the river of Lodur?``) or about two connected facts (``What is the teacher of the lord of Siman?``), where
+the first answer is not in the question, so it must be searched for.
 
-Subjects of questions are split: no training question names a subject of a held-out one. The facts of all of them are in
-the corpus, so what is learned from training questions is how to search and to read, not the facts.
+The split is by the subjects of questions: no training question names a subject of a held-out one. All facts are in the
+corpus, so training questions teach to search and to read, not the facts.
 
 A name is two tokens, such as ``Zo`` and ``rin``. Every token occurs in names of training questions; a held-out name is
 a new pair.
@@ -44,10 +44,10 @@ ONSETS = tuple(consonant + vowel for consonant in CONSONANTS for vowel in "aeiou
 ENDINGS = tuple(
     consonant + vowel + last for consonant, last in zip("ldrnkmts", "nrslkndm", strict=True) for vowel in "aeiou"
 )
-"""Second halves of names, 40 of them; none is a part of a word that facts or questions use."""
+"""Second halves of names, 40 of them; none is part of a word in facts or questions."""
 
 COUNTS = {"person": 160, "town": 100, "river": 60, "hill": 40}
-"""Entities of each kind."""
+"""Kind -> number of entities."""
 
 RELATIONS = {
     "person": {"home": "town", "teacher": "person"},
@@ -60,20 +60,20 @@ RELATIONS = {
 HOPS = tuple(
     (kind, first, second) for kind, own in RELATIONS.items() for first, of in own.items() for second in RELATIONS[of]
 )
-"""What questions over two facts ask: the kind of the subject, its relation, and the relation of that one's object."""
+"""Forms of two-fact questions: the kind of the subject, its relation, and the relation of that relation's object."""
 
 HELD_OUT_SHARE = 0.25
-"""Of the subjects of each kind."""
+"""Fraction of the subjects of each kind."""
 
 NUM_TRAIN, NUM_HELD_OUT = 800, 200
 TWO_HOP_SHARE = 0.4
-"""Of the questions."""
+"""Fraction of the questions."""
 
 TAGS = ("<search>", "</search>", "<information>", "</information>", "<answer>", "</answer>")
 WORDS = ("What", " is", " the", " The", " of", *(f" {one}" for own in RELATIONS.values() for one in own), "?", ".")
 FORM = ("\n", "\n\n", "Doc", " 1", " 2", " 3", " 4", " 5", "(Title:", ")")
 VOCABULARY = (*SPECIAL_TOKENS, *TAGS, *FORM, *WORDS, *(f" {one}" for one in ONSETS), *ENDINGS)
-"""The tokens in the order of their ids. Words carry the space before them; a name is an onset and an ending."""
+"""The tokens in the order of their ids. Words include the space before them; a name is an onset and an ending."""
 CONTEXT_LENGTH = 256
 
 
@@ -90,12 +90,12 @@ class Fact:
 
     @property
     def text(self) -> str:
-        """The sentence."""
+        """The fact as a sentence."""
         return f"The {self.relation} of {self.subject} is {self.object}."
 
     @property
     def contents(self) -> str:
-        """The passage as the paper's corpora hold it: the title in the first line, then the text."""
+        """The passage in the format of the paper's corpora: the title in the first line, then the text."""
         return f"{self.subject}\n{self.text}"
 
 
@@ -105,8 +105,8 @@ class Question:
 
     Arguments:
         subject: the entity that it names.
-        relations: one, or two of which the last is that of the subject: ``("river", "home")`` is the river of the
-            home of the subject.
+        relations: one, or two in the order of the question: ``("river", "home")`` is the river of the home of the
+            subject.
         answer: the name of an entity.
     """
 
@@ -120,7 +120,7 @@ class Question:
         return f"What is the {' of the '.join(self.relations)} of {self.subject}?"
 
     def row(self) -> dict[str, object]:
-        """The data row, in the form of the paper's repository."""
+        """Return the data row, in the format of the paper's repository."""
         return {
             "data_source": "invented_world",
             "prompt": [{"role": "user", "content": self.prompt}],
@@ -132,7 +132,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The facts, and the questions to train on and to evaluate with."""
+    """The facts, the training questions and the held-out questions."""
 
     facts: tuple[Fact, ...]
     train: tuple[Question, ...]
@@ -140,12 +140,12 @@ class World:
 
     @property
     def entities(self) -> frozenset[str]:
-        """Every name."""
+        """All names."""
         return frozenset(name for fact in self.facts for name in (fact.subject, fact.object))
 
 
 def _names(count: int, rng: random.Random, *, without: Iterable[str] = ()) -> list[str]:
-    """``count`` different names, none of them in ``without``."""
+    """Return ``count`` different names, none of them in ``without``."""
     taken, found = set(without), list[str]()
     while len(found) < count:
         name = rng.choice(ONSETS) + rng.choice(ENDINGS)
@@ -157,15 +157,15 @@ def _names(count: int, rng: random.Random, *, without: Iterable[str] = ()) -> li
 
 @cache
 def world() -> World:
-    """The one world of the corpus and the questions, the same everywhere."""
+    """Return the world of the corpus and the questions, the same everywhere."""
     return invented(SEED)
 
 
 def invented(seed: int, *, without: Iterable[str] = ()) -> World:
-    """A world made by the same recipe; equal seeds make equal worlds.
+    """Return a random world; equal seeds give equal worlds.
 
     Arguments:
-        without: names that it does not use.
+        without: names that it must not use.
     """
     rng = random.Random(seed)
     every = _names(sum(COUNTS.values()), rng, without=without)
@@ -200,7 +200,7 @@ def _two_hops(kinds: Mapping[str, list[str]], known: Mapping[tuple[str, str], st
 
 
 def _share(questions: list[Question], most: int) -> tuple[Question, ...]:
-    """At most ``most`` of ``questions``, ``TWO_HOP_SHARE`` of them over two facts, in the order given."""
+    """Return at most ``most`` of ``questions``, ``TWO_HOP_SHARE`` of them about two facts, in the given order."""
     by_hops = {hops: [one for one in questions if len(one.relations) == hops] for hops in (1, 2)}
     one = min(len(by_hops[1]), round(most * (1 - TWO_HOP_SHARE)))
     kept = {*by_hops[1][:one], *by_hops[2][: round(one * TWO_HOP_SHARE / (1 - TWO_HOP_SHARE))]}
@@ -208,13 +208,13 @@ def _share(questions: list[Question], most: int) -> tuple[Question, ...]:
 
 
 def corpus_lines() -> str:
-    """The corpus: JSON lines with ``id`` and ``contents``, as the paper's retriever reads them."""
+    """Return the corpus: JSON lines with ``id`` and ``contents``, the format of the paper's retriever."""
     rows = ({"id": str(number), "contents": fact.contents} for number, fact in enumerate(world().facts))
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def data_files() -> dict[str, str]:
-    """The data files by name."""
+    """Return name -> content of the data files."""
     found = world()
     return {
         "corpus.jsonl": corpus_lines(),
@@ -228,7 +228,7 @@ def _lines(questions: Iterable[Question]) -> str:
 
 
 def tokenizer_files() -> dict[str, str]:
-    """The tokenizer's files by name: one token a word, two a name."""
+    """Return name -> content of the tokenizer's files: one token a word, two a name."""
     longest_first = sorted(VOCABULARY[len(SPECIAL_TOKENS) :], key=len, reverse=True)
     pattern = "|".join("".join(f"\\{char}" if char in "?.()|" else char for char in one) for one in longest_first)
     return tiny_model.tokenizer_files(VOCABULARY, pattern=pattern, context_length=CONTEXT_LENGTH)

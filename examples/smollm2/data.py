@@ -2,12 +2,12 @@
 
     python examples/smollm2/data.py FOLDER
 
-Sums of two numbers from 1 to 30 and products of two numbers from 2 to 12. The split goes by unordered pairs, a fifth of
-each kind held out: neither a held-out problem nor its mirror image is ever trained on. Differences are left out: the
-start model gets one in seven right, which is too little for a short run to build on.
+Sums of two numbers from 1 to 30 and products of two numbers from 2 to 12. The split is by unordered pairs, with a fifth
+of each kind held out: neither a held-out problem nor its mirror image is ever trained on. Differences are left out: the
+start model gets one in seven right, which is too few for a short run.
 
-A prompt is a conversation of three messages and the question. The answer given in it shows the form ``6 + 7 = 13``,
-which SmolLM2 then keeps; without it, it chats.
+A prompt is a conversation of three messages and the question. Its answered question shows the form ``6 + 7 = 13``,
+which SmolLM2 then copies; without it, SmolLM2 chats.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import NamedTuple
 
 SEED = 20
 HELD_OUT = 5
-"""One fact in so many is held out."""
+"""One pair in so many is held out."""
 
 ADDENDS = range(1, 31)
 FACTORS = range(2, 13)
 NUM_HELD_OUT = {"sum": 176, "product": 24}
-"""Held-out problems that are written, of each kind."""
+"""Kind -> number of held-out problems in the file."""
 
 BEFORE = (
     {"role": "system", "content": "You are a calculator."},
@@ -56,13 +56,13 @@ def main(folder: Path) -> None:
 
 
 def row(problem: Problem) -> dict[str, object]:
-    """The problem as a line of a prompt file."""
+    """Convert the problem to a line of a prompt file."""
     question = {"role": "user", "content": f"{problem.question} ="}
     return {"prompt": [*BEFORE, question], "label": str(problem.answer), "metadata": {"kind": problem.kind}}
 
 
 def split() -> tuple[list[Problem], list[Problem]]:
-    """All problems to train on, and those that are held out, each in an order of its own."""
+    """Return the training problems and the held-out problems, each shuffled."""
     order = random.Random(SEED)
     train, held_out = [], []
     for kind, numbers in (("sum", ADDENDS), ("product", FACTORS)):
@@ -77,12 +77,12 @@ def split() -> tuple[list[Problem], list[Problem]]:
 
 
 def of_kind(problems: list[Problem], kind: str) -> list[Problem]:
-    """Those of one kind, in their order."""
+    """Return the problems of one kind, in order."""
     return [problem for problem in problems if problem.kind == kind]
 
 
 def problems_of(kind: str, first: int, second: int) -> Iterator[Problem]:
-    """Both orders of a pair; one, if its numbers are equal."""
+    """Yield both orders of a pair; one, if its numbers are equal."""
     for a, b in sorted({(first, second), (second, first)}):
         yield Problem(kind, f"{a} + {b}", a + b) if kind == "sum" else Problem(kind, f"{a} * {b}", a * b)
 

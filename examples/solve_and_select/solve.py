@@ -1,4 +1,4 @@
-"""Four answers to a question, and a selector that reads them and answers last."""
+"""Four answers to a question, and a selector that reads the most frequent one and answers last."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SOLVERS = 4
 
 
 async def solve(task: AgentTask, base_url: str, api_key: str, model: str) -> list[float]:
-    """A reward for each solver, 1 where it is right, and one for the selector, 1 where it selects a right answer.
+    """Return a reward for each solver, 1 if it is right, and one for the selector, 1 if it selects a right answer.
 
-    The selector reads the most frequent answer as the model's own, and the question again. An answer of a solver that
-    it repeats is selected; else the most frequent one.
+    The selector reads the most frequent answer as the model's own, and the question again. If its answer equals one of
+    the solvers' answers, that is selected; else the most frequent one.
     """
     chat = CLIENT.with_options(base_url=base_url, api_key=api_key).chat.completions
     question = {"role": "user", "content": str(task.prompt)}

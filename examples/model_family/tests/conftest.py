@@ -1,4 +1,4 @@
-"""Finds the package in this folder where it is not installed."""
+"""Makes the package in this folder importable without installing it."""
 
 import sys
 from pathlib import Path

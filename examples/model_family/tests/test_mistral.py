@@ -1,4 +1,4 @@
-"""The properties of every model spec: the logits of Hugging Face's own model, and every weight back bit for bit."""
+"""The properties of every model spec: logits of Hugging Face's model, and weights that survive a round trip."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar

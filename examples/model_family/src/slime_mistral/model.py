@@ -1,4 +1,4 @@
-"""Mistral (2310.06825): the layers of Llama with a head size of its own, under a name that mbridge does not know."""
+"""Mistral (2310.06825): the layers of Llama with an independent head size; mbridge does not know its model type."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Mistral(MBridgeSpec):
     unsupported = staticmethod(refusals)
 
     def bridge(self, model_type: str) -> type[object]:
-        """As :meth:`MBridgeSpec.bridge`."""
+        """See :meth:`MBridgeSpec.bridge`."""
         return mistral_bridge()
 
 
 @cache
 def mistral_bridge() -> type[object]:
-    """The bridge of Mistral: each of Megatron's weights, and the weights of a checkpoint that it is made of."""
+    """Return the bridge of Mistral: each of Megatron's weights, and the checkpoint's weights that make it up."""
     from mbridge.core import LLMBridge
 
     layer = "model.layers.{layer_number}."
@@ -46,7 +46,7 @@ def mistral_bridge() -> type[object]:
         }
 
         def _build_config(self) -> Any:
-            """Fields of TransformerConfig beyond those that mbridge reads from every config."""
+            """Add fields of TransformerConfig to those that mbridge reads from every config."""
             return self._build_base_config(add_qkv_bias=False, qk_layernorm=False)
 
     return MistralBridge

@@ -11,7 +11,7 @@ from slime_core.types import JsonValue
 
 @hookimpl
 def slime_register_model_specs() -> Iterator[Component]:
-    """One component a family; ``pyproject.toml`` claims the same architecture."""
+    """Register one component for the family; ``pyproject.toml`` claims the same architecture."""
     yield Component(
         "mistral",
         target="slime_mistral.model:Mistral",
@@ -21,7 +21,7 @@ def slime_register_model_specs() -> Iterator[Component]:
 
 
 def refusals(config: Mapping[str, JsonValue]) -> Iterator[str]:
-    """What of a ``config.json`` is not built, one text a field; a run with one does not start."""
+    """Yield a text for each unsupported field of a ``config.json``; a run with one does not start."""
     yield from unsupported(config)
     if config.get("sliding_window", 4096) is not None:  # transformers' default is 4096; v0.1 relies on it
         yield "asks for sliding-window attention (sliding_window); only full attention is built"
