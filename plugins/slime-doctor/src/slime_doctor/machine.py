@@ -24,7 +24,7 @@ BUSY = 3
 """Processes a core with which starting takes several times as long as on an idle machine."""
 
 MEMORY_GIB = 4
-"""Of the built-in demo with three processes: 2.2 GiB by ``slime check``, and room for activations and a cache."""
+"""For the built-in demo with three processes: 2.2 GiB by ``slime check``, and room for activations and a cache."""
 
 SHARED_GIB = 1
 """Two buffers of weights in transit (``--update-weight-buffer-size``, 512 MiB)."""
@@ -33,7 +33,7 @@ DISK_GIB = 20
 """A checkpoint of a model of 1 billion parameters with its optimizer (16 bytes a parameter), and logs."""
 
 OPEN_FILES = 8192
-"""What ray 2.60 recommends (_private/worker.py:1775); it raises a soft limit to the hard one by itself."""
+"""Limit that ray 2.60 recommends (_private/worker.py:1775); ray raises a soft limit to the hard one by itself."""
 
 PROCESSES = 4096
 """Threads count: each of Ray's processes has dozens."""

@@ -17,7 +17,7 @@ LIMIT_S = 60
 
 
 def torch_facts() -> dict[str, object]:
-    """What this torch was built with, and the GPUs that it can use."""
+    """Return the libraries that this torch was built with, and the GPUs that it can use."""
     import torch
 
     usable = torch.cuda.is_available()

@@ -20,7 +20,7 @@ from slime_doctor.software import last_line
 
 LIMIT_S = 120
 END_S = 20
-"""How long a run that is interrupted may take to end its processes."""
+"""Limit in seconds for an interrupted run to end its processes."""
 
 DEMO = (
     *("--num-rollout", "2", "--rollout-batch-size", "2", "--n-samples-per-prompt", "4"),
@@ -104,7 +104,7 @@ def two_rollouts(words: Sequence[str], folder: Path) -> Finding:
 
 
 def judge(rows: Sequence[Mapping[str, float]], addresses: set[str], seconds: float) -> Finding:
-    """What the metrics of the run say.
+    """Return the finding of a run that ended, from its metrics.
 
     Arguments:
         rows: of metrics.jsonl.

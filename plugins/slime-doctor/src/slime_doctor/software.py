@@ -43,7 +43,7 @@ GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 
 class Torch(TypedDict):
-    """What ``slime_doctor.probe`` prints.
+    """The output of ``slime_doctor.probe``.
 
     Example: ``{"cuda": "13.0", "devices": ["NVIDIA H100 80GB HBM3"], "nccl": "2.28.9", "gloo": True}``.
     """
@@ -168,7 +168,7 @@ def last_line(ended: subprocess.CompletedProcess[str]) -> str:
 
 
 def torch_facts() -> Torch | str:
-    """What torch can do here; a text: why it does not load."""
+    """Return the facts about the installed torch, or a text if it does not load: why."""
     found = run(sys.executable, "-m", "slime_doctor.probe")
     if isinstance(found, str):
         return found
@@ -218,7 +218,7 @@ def devices(torch: Torch, gpus: Sequence[Gpu], driver_cuda: str) -> Finding:
 
 
 def collectives(torch: Torch) -> Finding:
-    """What ranks talk through: gloo on CPUs, NCCL on GPUs."""
+    """Check the libraries through which ranks communicate: gloo on CPUs, NCCL on GPUs."""
     if not torch["gloo"]:
         return Finding("gloo and NCCL", "fail", "torch has no gloo", "install a build of torch that has it")
     if torch["devices"] and not torch["nccl"]:
@@ -270,7 +270,7 @@ def ray_token(environment: Mapping[str, str], home: Path) -> Finding:
 
 
 def reachable(environment: Mapping[str, str]) -> Finding:
-    """Where servers of a run listen, and who can reach them."""
+    """Report the addresses at which servers of a run listen, and who can reach them."""
     address = environment.get("RAY_ADDRESS", "")
     open_servers = environment.get("SLIME_ENGINE_KEY") == ""
     keyed = "no key: SLIME_ENGINE_KEY is set and empty" if open_servers else "a key for each run"
