@@ -10,7 +10,8 @@
         ├── PlacementError         the cluster cannot hold the request
         ├── EngineError            an inference server or the router failed or died
         │   ├── RequestRefused     a request that every engine would refuse; it is not retried
-        │   └── RequestFailed      a request that no engine answered in time, retries included
+        │   ├── RequestFailed      a request that no engine answered in time, retries included
+        │   └── ServerDied         a server of the run that had answered died or hangs; the run restarts
         ├── ServiceError           an HTTP service gave no usable answer
         ├── WeightSyncError        learner and engines do not, or would not, hold the same weights
         ├── ParityError             learner and engines give the same tokens other log-probabilities
@@ -18,6 +19,8 @@
         ├── NonFiniteError         a NaN or an infinity in a loss, a gradient or a weight
         ├── WaitTimeout            a wait exceeded its limit; says what it waited for
         └── RemoteError            an actor failed; carries the remote message
+            └── ProcessDied        the actor's process is gone; the run restarts
+                └── NodeDied       a node of the cluster is gone, or Ray itself
 
 Mistakes in settings are collected (:class:`Mistake`), so that a user sees all of them in one error;
 only the core collects them.
@@ -38,14 +41,17 @@ __all__ = [
     "DataError",
     "EngineError",
     "ManifestMismatch",
+    "NodeDied",
     "NonFiniteError",
     "ParityError",
     "PlacementError",
     "PluginError",
+    "ProcessDied",
     "RemoteError",
     "RequestFailed",
     "RequestRefused",
     "RunError",
+    "ServerDied",
     "ServiceError",
     "SlimeError",
     "UserError",
@@ -106,6 +112,10 @@ class RequestFailed(EngineError):
         self.cause = cause
 
 
+class ServerDied(EngineError):
+    """An inference server or the router of the run, which had answered, died, was stopped or hangs."""
+
+
 class ServiceError(RunError):
     """An HTTP service gave no usable answer to a request.
 
@@ -151,6 +161,18 @@ class WaitTimeout(RunError):
 
 class RemoteError(RunError):
     """An actor failed; the message names the actor and carries its own message."""
+
+
+class ProcessDied(RemoteError):
+    """The process of an actor is gone, and not because its own code raised an error."""
+
+
+class NodeDied(ProcessDied):
+    """A node of the cluster is gone, or Ray itself."""
+
+
+DEATHS = (ProcessDied, ServerDied)
+"""Errors after which a run restarts from its newest checkpoint."""
 
 
 LETTERS = 4

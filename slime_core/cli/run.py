@@ -6,6 +6,7 @@ A resume with other plugins than those that wrote the checkpoint is refused, unl
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import signal
@@ -24,11 +25,12 @@ from slime_core.cli.consent import remember
 from slime_core.cli.memory_defaults import chosen
 from slime_core.cli.preflight import precision, preflight, print_warning
 from slime_core.cli.progress import LiveProgress, PlainProgress, summary
+from slime_core.cli.run_restarts import RunRestarts
 from slime_core.config.explain import to_toml
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import core_settings
 from slime_core.config.sources import read_command_line
-from slime_core.errors import ConfigError, ManifestMismatch, PlacementError, PluginError, UserError
+from slime_core.errors import DEATHS, ConfigError, ManifestMismatch, PlacementError, PluginError, RunError, UserError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import construct, prepare_options, run_view
 from slime_core.plugins.contracts import RunView
@@ -63,8 +65,30 @@ def expand(argv: Sequence[str]) -> list[str]:
 
 
 def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> int:
-    """Train as resolved; returns the exit code."""
+    """Train as resolved, again after a death as :class:`RunRestarts` says; returns the exit code."""
     started_s = time.monotonic()
+    restarts = RunRestarts(resolved.config.run.max_restarts, total=resolved.config.rollout.num_rollout)
+    evaluations = _Evaluations()
+    record, death = _train(resolved, active, evaluations, architecture=architecture)
+    while death is not None:
+        # Handles of Ray's actors in the frames of the error must go before another cluster is there.
+        death = type(death)(str(death))
+        gc.collect()
+        resolved = restarts.after(death, resolved, record.directory)
+        record, death = _train(resolved, active, evaluations, architecture=architecture, restarts=True)
+    seconds = time.monotonic() - started_s
+    summary(start=evaluations.first, end=evaluations.last, seconds=seconds, paths=paths(record))
+    return 0
+
+
+def _train(
+    resolved: Resolved, active: ActivePlugins, evaluations: _Evaluations, *, architecture: str, restarts: bool = False
+) -> tuple[RunRecord, RunError | None]:
+    """One start of the run: its folder, unlocked, and the death that ended it; None: it has had all its rollouts.
+
+    Arguments:
+        restarts: in the folder of an earlier start.
+    """
     config = resolved.config
     resume = resumed(config, active.registry)
     manifest = continued(
@@ -76,7 +100,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     options = options_of(resolved, active)
     stood = standing(config.run.output_dir or OUTPUTS)
     settings = written(resolved)
-    record = open_record(config, resume)
+    record = open_record(config, resume, restarts=restarts)
     record.write_text("config.toml", settings)
     record.write_text("plugins.json", manifest.to_json(only_track=active.registry.only_tracking()) + "\n")
     remember(active.manifest, resolved)
@@ -94,18 +118,19 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
         resumed_step=step,
     )
     signal.signal(signal.SIGTERM, _as_interrupt)
-    evaluations = _Evaluations()
     _announce(record, active, resolved)
     progress = _progress(config)
     listeners: list[Listener] = [evaluations, *([progress] if progress else [])]
-    with no_trace_if_refused(record, stood):
-        seen = run_view(config, options, model_folder=job.model, folder=job.folder, resumed_step=step)
-        trackers = _trackers(job, seen)
-        with progress or nullcontext(), Track(record, trackers=trackers, run=seen, listeners=listeners) as track:
-            run(job, track=track, resume=resume)
-    seconds = time.monotonic() - started_s
-    summary(start=evaluations.first, end=evaluations.last, seconds=seconds, paths=paths(record))
-    return 0
+    try:
+        with no_trace_if_refused(record, stood):
+            seen = run_view(config, options, model_folder=job.model, folder=job.folder, resumed_step=step)
+            trackers = _trackers(job, seen)
+            with progress or nullcontext(), Track(record, trackers=trackers, run=seen, listeners=listeners) as track:
+                run(job, track=track, resume=resume)
+    except DEATHS as death:
+        record.release()
+        return record, death
+    return record, None
 
 
 def written(resolved: Resolved) -> str:
@@ -154,15 +179,21 @@ class _Evaluations:
             self.first = self.first or self.last
 
 
-def open_record(config: RunConfig, resume: Checkpoint | None) -> RunRecord:
+def open_record(config: RunConfig, resume: Checkpoint | None, *, restarts: bool = False) -> RunRecord:
     """The run folder: the one that was requested, that of the run that is resumed, or a new one.
 
     A run that resumes in its own folder goes back to the checkpoint: later rows go, later checkpoints are set aside.
+
+    Arguments:
+        restarts: the requested folder is that of an earlier start of this run; without ``resume``, all rows go.
 
     Raises:
         ConfigError: the folder holds something else, or cannot be written.
     """
     requested, home = config.run.output_dir, resume.home if resume is not None else None
+    if restarts and requested is not None:
+        with writing(requested) as folder:
+            return RunRecord(folder, resumed_step=0 if resume is None else resume.state.step)
     if resume is None or home is None or (requested is not None and requested.resolve() != home.resolve()):
         with writing(requested or _new_folder(config.run.job_name)) as folder:
             return RunRecord(folder)

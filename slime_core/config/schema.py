@@ -127,6 +127,9 @@ class JobConfig(Section):
     """The lock that --locked reads and slime plugins lock writes; naming it means --locked. None: slime.lock here."""
     allow_plugin_change: Annotated[bool, Once()] = False
     """Resume although plugins or slime have changed since the checkpoint; recorded in plugins.json."""
+    max_restarts: CountOrZero = 3
+    """How often the run restarts from its newest checkpoint after a process, a node or Ray died; a new checkpoint
+    resets the count. 0: it ends."""
     num_token_samples: CountOrZero = 8
     """How many rows of each file in samples/, the first ones, also hold token ids, loss mask and log-probs."""
     progress: Literal["auto", "live", "lines", "none"] = "auto"

@@ -2,6 +2,7 @@
 
     launch         starts the processes of a run, runs the loop, and stops them
     session        a Ray cluster for the length of a run: its own, or one that is running
+    die_with_raylet    runs Ray's agents so that they end with their raylet
     layout         the devices that a run needs, divided into bundles; arithmetic, no Ray
     placement      the placement group, and the processes of its bundles
     actors         one actor, or several as one: started in a slot, called through the methods of their class; stacks

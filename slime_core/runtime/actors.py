@@ -46,12 +46,23 @@ from typing import Any, Concatenate, Generic, Never, ParamSpec, TextIO, TypeVar,
 
 import ray
 from ray._private import worker
-from ray.exceptions import ActorDiedError, GetTimeoutError, LocalRayletDiedError, NodeDiedError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    LocalRayletDiedError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slime_core import errors
 from slime_core.config.secrets import EngineAccess, engine_access, set_engine_access
-from slime_core.errors import RemoteError, SlimeError
+from slime_core.errors import NodeDied, ProcessDied, RemoteError, SlimeError
 from slime_core.runtime.placement import Slot
 
 TAIL_LINES = 15
@@ -68,6 +79,12 @@ _SEAL = re.compile(r"slime-error:([A-Za-z0-9+/=]+)")
 _CLASSES: dict[str, type[SlimeError]] = {name: vars(errors)[name] for name in errors.__all__}
 _NODE = re.compile(r"[Nn]ode has (crashed|died)|[Nn]ode was (terminated|marked dead)|[Rr]aylet (died|is terminated)")
 """What Ray says of an actor that is dead because a node of the cluster is (ray 2.60)."""
+
+_CONSTRUCTOR = "error raised in its creation task"
+"""What Ray says of an actor whose constructor raised an error (ray 2.60)."""
+
+_LOST = (ActorUnavailableError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
+"""Errors of Ray that say that a process is gone, besides those of an actor that died."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -100,18 +117,21 @@ class SealedError(RuntimeError):
 
 
 def local_error(error: RayError, *, who: str) -> SlimeError:
-    """The SlimeError that ``who`` raised, class and message kept, or a RemoteError with the remote traceback's tail."""
+    """The SlimeError that ``who`` raised, class and message kept, or a RemoteError with the remote traceback's tail: a
+    ProcessDied where the process of ``who`` is gone, a NodeDied where its node or Ray is."""
     if isinstance(error, RayTaskError):
         return _from_task(error, who)
     if isinstance(error, LocalRayletDiedError | NodeDiedError) or _NODE.search(str(error)):
-        return RemoteError(_ray_died(error, who))
+        return NodeDied(_ray_died(error, who))
     if isinstance(error, ActorDiedError):
-        return SealedError.open(str(error)) or RemoteError(
+        kind = RemoteError if _CONSTRUCTOR in str(error) else ProcessDied
+        return SealedError.open(str(error)) or kind(
             "\n".join([f"{who} died.", _tail(str(error)), *last_words(str(error), _logs())])
         )
     if isinstance(error, GetTimeoutError):
         return RemoteError(f"{who} did not hand over its result in time.\n{_tail(str(error))}")
-    return RemoteError(f"{who} is lost ({type(error).__name__}).\n{_tail(str(error))}")
+    kind = ProcessDied if isinstance(error, _LOST) else RemoteError
+    return kind(f"{who} is lost ({type(error).__name__}).\n{_tail(str(error))}")
 
 
 def _ray_died(error: RayError, who: str) -> str:
@@ -119,8 +139,7 @@ def _ray_died(error: RayError, who: str) -> str:
     read = "" if logs is None else f" Ray's logs are in {logs} (raylet.out, raylet.err)."
     return (
         f"Ray died: a node of the cluster is gone, its raylet process ended, and {who} with it. Often the kernel's "
-        f"out-of-memory killer did it (dmesg says so).{read} Start the run again with --load RUN_FOLDER.\n"
-        f"{_tail(str(error))}"
+        f"out-of-memory killer did it (dmesg says so).{read}\n{_tail(str(error))}"
     )
 
 

@@ -30,6 +30,7 @@ from slime_core.checkpoint.schedule import Retention, is_due
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.config.secrets import add_key, key_of_run
 from slime_core.config.settings import core_values
+from slime_core.errors import DEATHS
 from slime_core.learner import LearnerSettings
 from slime_core.learner.actor import (
     CriticActor,
@@ -346,7 +347,8 @@ def processes(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) -
             placement = stack.enter_context(place(layout))
             if not session.own:
                 require_inputs(placement.nodes, job.inputs)
-            started = Processes(job, placement, device=device, warn=warn, failures=failures)
+            check = session.check_alive
+            started = Processes(job, placement, device=device, warn=warn, failures=failures, check=check)
             stack.callback(started.stop)
             yield started
         finally:
@@ -356,7 +358,16 @@ def processes(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) -
 class Processes:
     """The run's other processes: engines, learner, samplers; and the calls that still start them."""
 
-    def __init__(self, job: Job, placement: Placement, *, device: Device, warn: Warn, failures: Failures) -> None:
+    def __init__(
+        self,
+        job: Job,
+        placement: Placement,
+        *,
+        device: Device,
+        warn: Warn,
+        failures: Failures,
+        check: Callable[[], None] | None = None,
+    ) -> None:
         self._job = job
         self._placement = placement
         self._device = device
@@ -367,7 +378,8 @@ class Processes:
         self._restarts = (
             Restarts(job.config.engine.engine_max_restarts, warn=warn) if job.config.restarts_engines else None
         )
-        self._wait = RunWait(job.config.watch, warn, also=(self._monitors, self._starting), recovery=self._restarts)
+        background = (self._monitors, self._starting)
+        self._wait = RunWait(job.config.watch, warn, also=background, recovery=self._restarts, check=check)
         self._eval_sampler: Actor[SamplerActor] | None = None
         self._address = head_address()
         site = Site(
@@ -513,9 +525,9 @@ class DelayedInterrupts:
 
     ``with DelayedInterrupts() as interrupts:`` lets signals through until :meth:`delay` is called in the block. From
     then on to the end of the block the first signal prints a message, and becomes a ``KeyboardInterrupt`` after the
-    block, unless the block fails anyway. The second one is a ``KeyboardInterrupt`` at once. A signal that is ignored,
-    as Ctrl-C in the background of a shell, still is. Python handles signals in the main thread only: in another thread
-    nothing is delayed.
+    block, unless the block fails anyway, with an error after which no run restarts. The second one is a
+    ``KeyboardInterrupt`` at once. A signal that is ignored, as Ctrl-C in the background of a shell, still is. Python
+    handles signals in the main thread only: in another thread nothing is delayed.
     """
 
     def __init__(self) -> None:
@@ -537,7 +549,7 @@ class DelayedInterrupts:
     ) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        if self._num_signals and kind is None:
+        if self._num_signals and (kind is None or isinstance(error, DEATHS)):
             raise KeyboardInterrupt
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

@@ -14,17 +14,20 @@ import os
 import secrets
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import cycle, islice
+from types import TracebackType
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import ray
 from ray._common.utils import get_default_ray_temp_dir
-from ray._private import ray_constants, services
+from ray._private import ray_constants, services, worker
 from ray._private.node import Node
 from ray._raylet import (  # type: ignore[attr-defined]
     DASHBOARD_AGENT_LISTEN_PORT_NAME,
@@ -32,8 +35,9 @@ from ray._raylet import (  # type: ignore[attr-defined]
     persist_port,
 )
 
-from slime_core.errors import PlacementError
+from slime_core.errors import NodeDied, PlacementError
 from slime_core.plugins.loading import boundary
+from slime_core.runtime import die_with_raylet
 
 SMALL_MACHINE_BYTES = 64 * 2**30
 SMALL_STORE_BYTES = 256 * 2**20
@@ -52,6 +56,9 @@ the workers' logs for a driver that does not show them. Three processes that tak
 
 AGENT_PORTS = range(20_000, 30_000)
 """Below the ports that Linux gives to any connection (32768 on), above those that `ray start` gives to workers."""
+
+AGENT_COMMANDS = ("--dashboard_agent_command", "--runtime_env_agent_command")
+"""Options of a raylet that hold the command lines of its agents (ray 2.60, _private/services.py:2023)."""
 
 AGENT_START_LIMIT_MS = "300000"
 """How long an actor waits for the agent that sets up its environment; Ray's own default, 30 s, is short for a cold or
@@ -98,7 +105,7 @@ class Session:
         self.namespace = namespace
         self.num_cpus = num_cpus or len(os.sched_getaffinity(0))
         self.num_gpus = num_gpus
-        self._services: list[psutil.Process] = []
+        self._services: dict[psutil.Process, str] = {}
         self._has_token = False
 
     @property
@@ -119,6 +126,21 @@ class Session:
         self._services = _children_since(before)
         return self
 
+    def check_alive(self) -> None:
+        """Return if every service of the session's own cluster runs; Ray's calls may wait for one for minutes.
+
+        Raises:
+            NodeDied: one has ended; names it.
+        """
+        for service, name in self._services.items() if self.own else ():
+            if not _runs(service):
+                node: Any = worker._global_node
+                logs = node.get_logs_dir_path()
+                raise NodeDied(
+                    f"Ray died: its process {name} ({service.pid}) has ended. Often the kernel's out-of-memory killer "
+                    f"did it (dmesg says so). Ray's logs are in {logs}."
+                )
+
     def _enter(self) -> None:
         if self.own:
             _require_short(get_default_ray_temp_dir())
@@ -128,7 +150,19 @@ class Session:
         else:
             self._join()
 
-    def __exit__(self, *reason: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        try:
+            if isinstance(error, Exception):
+                self.check_alive()  # whatever else failed, failed because of this
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
         tree = [one for service in self._services for one in _family(service)] if self.own else []
         try:
             ray.shutdown()
@@ -265,9 +299,18 @@ def _free_agent_port() -> int:
     raise PlacementError(f"Ray's agents need free ports in {AGENT_PORTS[0]} to {AGENT_PORTS[-1]}; all are in use.")
 
 
-class _OwnGroupPopen(services.ConsolePopen):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, process_group=0, **kwargs)
+class _ServicePopen(services.ConsolePopen):
+    def __init__(self, command: Sequence[str], **kwargs: Any) -> None:
+        super().__init__([_dying_with_raylet(word) for word in command], process_group=0, **kwargs)
+
+
+def _dying_with_raylet(word: str) -> str:
+    """``word`` of a raylet's command line; where it is the command of an agent, the kernel kills the agent when the
+    raylet ends."""
+    option, _, command = word.partition("=")
+    if option not in AGENT_COMMANDS:
+        return word
+    return f"{option}={subprocess.list2cmdline([sys.executable, '-I', '-S', die_with_raylet.__file__])} {command}"
 
 
 @contextmanager
@@ -275,7 +318,7 @@ def _in_own_process_groups() -> Iterator[None]:
     # `timeout`, systemd and batch systems send SIGTERM to the whole group of a run. Ray's services would be gone before
     # the run could end in order: it would wait a minute for them, and then die of it. They end with the driver anyway.
     before = services.ConsolePopen
-    services.ConsolePopen = _OwnGroupPopen  # type: ignore[misc]
+    services.ConsolePopen = _ServicePopen  # type: ignore[assignment, misc]
     try:
         yield
     finally:
@@ -298,9 +341,16 @@ def _probe(address: str) -> None:
         raise ValueError("the program that listens there does not speak gRPC")
 
 
-def _children_since(before: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """The children of this process that were not there before."""
-    return [child for child in psutil.Process().children() if child not in before]
+def _children_since(before: Sequence[psutil.Process]) -> dict[psutil.Process, str]:
+    """The children of this process that were not there before, and their names."""
+    return {child: child.name() for child in psutil.Process().children() if child not in before}
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _family(process: psutil.Process) -> list[psutil.Process]:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
+from slime_core.errors import DEATHS
+
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM came: the run saves what it trained and ends."""
@@ -22,8 +24,9 @@ class Termination:
     """Waits with the first SIGTERM for a moment at which the weights are those after a whole step.
 
     ``with Termination() as stop:`` takes the signal over; ``with stop.allowed():`` is such a moment, which it ends with
-    :class:`Terminated`. The second SIGTERM is a ``KeyboardInterrupt`` at once. In another thread than the main one,
-    where Python handles no signals, nothing changes.
+    :class:`Terminated`; so does the death of a process while the signal waits. The second SIGTERM is a
+    ``KeyboardInterrupt`` at once. In another thread than the main one, where Python handles no signals, nothing
+    changes.
     """
 
     def __init__(self) -> None:
@@ -36,9 +39,11 @@ class Termination:
             self._before = signal.signal(signal.SIGTERM, self._on_signal)
         return self
 
-    def __exit__(self, *reason: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
+        if self._requested and isinstance(error, DEATHS):
+            raise Terminated from error  # instead of a restart
 
     @contextmanager
     def allowed(self, is_allowed: bool = True) -> Iterator[None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -18,7 +18,7 @@ import ray
 from ray.exceptions import RayError
 
 from slime_core.config.schema import WatchConfig
-from slime_core.errors import SlimeError, WaitTimeout
+from slime_core.errors import ProcessDied, SlimeError, WaitTimeout
 from slime_core.runtime.actors import Call, Ref, Watched, local_error
 
 R = TypeVar("R")
@@ -103,6 +103,7 @@ def wait(
     what: str,
     also: Sequence[Call[object]] = (),
     recovery: Recovery | None = None,
+    check: Callable[[], None] | None = None,
     warn_after_s: float = WARN_AFTER_S,
     fail_after_s: float = FAIL_AFTER_S,
     on_warn: Callable[[Late], None] = report,
@@ -113,6 +114,7 @@ def wait(
         what: name of the wait, as it reads after "Waiting for".
         also: background calls; one that fails meanwhile ends the wait with its error, one that returns is ignored.
         recovery: replaces processes that fail meanwhile; None: there is nothing to replace.
+        check: called every half second; what it raises ends the wait.
         warn_after_s: report after this many seconds, and again at 2, 4, 8 times that.
         fail_after_s: give up after this many seconds.
         on_warn: receives each report.
@@ -127,6 +129,8 @@ def wait(
     background: dict[Ref[Any], Call[object]] = {call.ref: call for call in also if call.ref not in waiting}
     results: dict[Ref[Any], Any] = {}
     while waiting:
+        if check is not None:
+            check()
         replaceable = {} if recovery is None else {call.ref: call for call in recovery.monitors()}
         watched = {ref: call for ref, call in (background | replaceable).items() if ref not in results}
         for ref in _ready([*watched, *waiting], within_s=watch.slice_s()):
@@ -135,7 +139,8 @@ def wait(
             except SlimeError as error:
                 if recovery is not None and recovery.accept((watched | waiting)[ref], error):
                     continue
-                _raise_cause({other: call for other, call in watched.items() if other != ref}, recovery)
+                others = {other: call for other, call in (watched | waiting).items() if other != ref}
+                _raise_cause(others, recovery, own=waiting.keys() - watched.keys())
                 raise
             waiting.pop(ref, None)
         if recovery is not None:
@@ -166,13 +171,14 @@ class RunWait:
         warn: receives the report of a wait that takes long.
         also: lists of background calls whose failure ends any wait, such as engine monitors; calls that are added to
             the lists later count too.
-        recovery: as in :func:`wait`.
+        recovery, check: as in :func:`wait`.
     """
 
     limits: WatchConfig
     warn: Callable[[str], None]
     also: Sequence[Sequence[Call[object]]] = ()
     recovery: Recovery | None = None
+    check: Callable[[], None] | None = None
 
     def __call__(self, calls: Sequence[Call[R]], /, *, what: str) -> list[R]:
         """Wait for ``calls``, as :func:`wait` does."""
@@ -181,6 +187,7 @@ class RunWait:
             what=what,
             also=[call for background in self.also for call in background],
             recovery=self.recovery,
+            check=self.check,
             warn_after_s=self.limits.wait_warn_s,
             fail_after_s=self.limits.wait_fail_s,
             on_warn=lambda late: self.warn(str(late)),
@@ -227,17 +234,23 @@ def _result(call: Call[R]) -> R:
         raise local_error(error, who=str(call)) from error
 
 
-def _raise_cause(background: dict[Ref[Any], Call[object]], recovery: Recovery | None) -> None:
-    """Return if no call of ``background`` fails soon, or if what failed is replaced. One that does is the cause of
-    another failure: where a server died, its own error is raised, and not that of its client."""
+def _raise_cause(others: dict[Ref[Any], Call[object]], recovery: Recovery | None, *, own: Set[Ref[Any]]) -> None:
+    """Return if no call of ``others`` fails soon, or if what failed is replaced. One that does is the cause of another
+    failure: where a server died, its own error is raised, and not that of its client.
+
+    Arguments:
+        own: those of ``others`` that belong to the wait itself, as other ranks. They fail together; only a rank whose
+            process died is the cause.
+    """
     deadline_s = time.monotonic() + CAUSE_LIMIT_S
-    while background and (ready := _ready([*background], within_s=max(0.0, deadline_s - time.monotonic()))):
+    while others and (ready := _ready([*others], within_s=max(0.0, deadline_s - time.monotonic()))):
         for ref in ready:
-            call = background.pop(ref)
+            call = others.pop(ref)
             try:
                 _result(call)
             except SlimeError as error:
-                if recovery is None or not recovery.accept(call, error):
+                is_cause = ref not in own or isinstance(error, ProcessDied)
+                if is_cause and (recovery is None or not recovery.accept(call, error)):
                     raise
 
 

@@ -81,6 +81,11 @@ class RunRecord:
             self._keep_config(resumed_step)
             self._rewind(resumed_step)
 
+    def release(self) -> None:
+        """Unlock the folder before the end of this object: closing its file later would also release a lock that
+        another object of this process has taken meanwhile."""
+        self._release()
+
     def write_text(self, name: str, text: str) -> Path:
         """``directory/name`` holds ``text``, or what it held before, never a part."""
         return write_atomically(self.directory / name, text)
@@ -98,7 +103,7 @@ class RunRecord:
     def _lock(self) -> str:
         # A record lock (fcntl(2)) belongs to the process: the kernel releases it when the process ends in any way.
         file = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        weakref.finalize(self, os.close, file)
+        self._release = weakref.finalize(self, os.close, file)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

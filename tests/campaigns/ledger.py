@@ -32,7 +32,7 @@ from examples.arithmetic.task import data_files
 
 SLIME = [sys.executable, "-m", "slime_core"]
 FLAGS = (
-    *("--plugin", "grpo", "--progress", "lines", "--save-interval", "2", "--save-hf", "false"),
+    *("--plugin", "grpo", "--progress", "lines", "--save-interval", "2", "--save-hf", "false", "--max-restarts", "0"),
     *("--eval-prompt-data", "none", "--eval-interval", "none"),
     *("--rollout-batch-size", "8", "--n-samples-per-prompt", "4", "--over-sampling-batch-size", "16"),
     *("--partial-rollout", "--sample-transforms", "drop_zero_std"),

@@ -109,7 +109,7 @@ def server_of(process: subprocess.Popen[str], name: str) -> tuple[psutil.Process
     [("sglang::scheduler", "engine 0"), pytest.param("router", "router", marks=pytest.mark.long)],
 )
 def test_a_server_that_dies_ends_the_run_with_its_last_lines(tmp_path: Path, victim: str, name: str):
-    with running(tmp_path / "run") as process:
+    with running(tmp_path / "run", "--max-restarts", "0") as process:
         wait_for(tmp_path / "run" / "metrics.jsonl", process)
         server, started = server_of(process, victim)
         server.kill()

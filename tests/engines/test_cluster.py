@@ -21,7 +21,7 @@ import pytest
 import ray
 from ray import cloudpickle
 
-from slime_core.errors import ConfigError, EngineError, PlacementError, RemoteError, WaitTimeout
+from slime_core.errors import ConfigError, EngineError, PlacementError, ProcessDied, RemoteError, WaitTimeout
 from slime_core.runtime import waiting
 from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, Watched, start_actor
 from slime_core.runtime.layout import Layout
@@ -212,7 +212,7 @@ def test_an_actor_that_dies_ends_the_wait_while_others_work(
     workers: ActorGroup[Worker], victim: Actor[Worker], signal_file: Path
 ) -> None:
     working = workers[2].start(Worker.wait_for_file, str(signal_file))
-    with pytest.raises(RemoteError, match=r"^victim: vanish\(\) died\."):
+    with pytest.raises(ProcessDied, match=r"^victim: vanish\(\) died\."):
         wait([working, victim.start(Worker.vanish)], what="a death")
     assert not has_ended(working)
 
@@ -234,6 +234,25 @@ def test_a_death_in_the_background_is_reported_rather_than_the_error_that_it_cau
     dying, over = workers[0].start(Worker.refuse), workers[1].start(Worker.add, 1)
     with pytest.raises(EngineError, match="engine 3"):
         wait([worker.start(Worker.stumble)], what="an answer", also=[over, dying])
+
+
+def test_a_rank_that_died_is_reported_rather_than_the_error_of_its_peers(
+    workers: ActorGroup[Worker], worker: Actor[Worker], victim: Actor[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "CAUSE_LIMIT_S", 60.0)
+    ranks = [worker.start(Worker.stumble), workers[0].start(Worker.refuse), victim.start(Worker.vanish)]
+    with pytest.raises(ProcessDied, match=r"^victim: vanish\(\) died\."):
+        wait(ranks, what="all ranks")
+
+
+def test_what_the_caller_checks_ends_a_wait(workers: ActorGroup[Worker], signal_file: Path) -> None:
+    def check() -> None:
+        raise ProcessDied("the raylet")
+
+    working = workers[0].start(Worker.wait_for_file, str(signal_file))
+    with pytest.raises(ProcessDied, match="the raylet"):
+        wait([working], what="a file", check=check)
+    assert not has_ended(working)
 
 
 def test_a_failure_without_a_cause_in_the_background_is_reported_itself(

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import ray
 
-from slime_core.errors import EngineError
+from slime_core.errors import EngineError, NodeDied
 from slime_core.rollout.engines.actors import ServerActor
 from slime_core.rollout.engines.restarts import RestartableServer, Restarts, RestartsWhileIdle
 from slime_core.rollout.engines.server import Server
@@ -122,6 +122,14 @@ def test_an_engine_of_the_policy_gets_weights_before_requests(worker: Any, tmp_p
     call = worker.start(Idle.wait_for_file, str(signal_file))
     wait([call], what="work", recovery=recovery(run), fail_after_s=120)
     assert run.events == ["launch", "leave", "launch", "publish", "join"]
+    ray.kill(run.server.actor.handle)
+
+
+def test_a_server_whose_node_is_gone_is_not_replaced(ray_session: Any, tmp_path: Path) -> None:
+    run = Run(tmp_path, limit=1)
+    (call,) = run.restarts.monitors()
+    assert not run.restarts.accept(call, NodeDied("its node is gone"))
+    assert run.events == ["launch"]
     ray.kill(run.server.actor.handle)
 
 

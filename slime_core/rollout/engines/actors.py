@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import ray
 
+from slime_core.errors import EngineError, ServerDied
 from slime_core.rollout.engines.engine import EngineSettings, Router, RouterSettings, SGLangServer, Worker
 from slime_core.rollout.engines.server import Server
 from slime_core.runtime.actors import Actor, Launch, Watched, control, start_actor
@@ -52,9 +53,15 @@ class ServerActor(Watched):
         """Return when the server was stopped, and fail when it dies; the error ends the waits of the run.
 
         Raises:
-            EngineError: it died, a signal has stopped it for a while, or it hangs; the message ends with the last
-                lines of its log.
+            ServerDied: it died, a signal has stopped it for a while, or it hangs; the message ends with the last lines
+                of its log.
         """
+        try:
+            self._watch()
+        except EngineError as error:
+            raise ServerDied(str(error)) from None
+
+    def _watch(self) -> None:
         since_s: float | None = None
         hangs = threading.Event()
         threading.Thread(target=self._watch_answers, args=(hangs,), name="engine answers", daemon=True).start()

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from slime_core.errors import EngineError, SlimeError
+from slime_core.errors import EngineError, NodeDied, SlimeError
 from slime_core.rollout.engines.actors import ServerActor
 from slime_core.runtime.actors import Actor, Call
 from slime_core.runtime.waiting import has_ended
@@ -101,12 +101,12 @@ class Restarts:
         return [one.watching for one in self._servers if one.watching is not None]
 
     def accept(self, call: Call[object], error: SlimeError) -> bool:
-        """Whether the server that ``call`` watches is replaced.
+        """Whether the server that ``call`` watches is replaced. One whose node is gone is not: its address is, too.
 
         Raises:
             EngineError: it has been replaced too often.
         """
-        failed = [one for one in self._servers if one.watching == call]
+        failed = [] if isinstance(error, NodeDied) else [one for one in self._servers if one.watching == call]
         for one in failed:
             self._replace(one, error)
         return bool(failed)
@@ -209,7 +209,8 @@ def _accept_failure(restarts: Restarts, call: Call[object]) -> None:
     try:
         wait_for([call], what=str(call))
     except SlimeError as error:
-        restarts.accept(call, error)
+        if not restarts.accept(call, error):
+            raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from slime_core.errors import EngineError, ProcessDied, ServerDied, SlimeError
 from slime_core.rollout.actor import StoppableSampler
 from slime_core.runtime.termination import Terminated, Termination
 
@@ -42,6 +43,27 @@ def test_the_second_sigterm_ends_what_the_first_waits_for():
         with pytest.raises(KeyboardInterrupt) as ended:
             kill()
     assert ended.type is KeyboardInterrupt
+
+
+def dies_after_a_sigterm(error: type[SlimeError]) -> None:
+    with Termination():
+        kill()
+        raise error("engine 0 died")
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(ProcessDied, Terminated), (ServerDied, Terminated), (EngineError, EngineError)]
+)
+def test_a_death_while_a_sigterm_waits_ends_the_run_and_restarts_nothing(
+    error: type[SlimeError], raised: type[BaseException]
+):
+    with pytest.raises(raised):
+        dies_after_a_sigterm(error)
+
+
+def test_a_death_without_a_sigterm_stays_what_it_is():
+    with pytest.raises(ProcessDied), Termination():
+        raise ProcessDied("sampler died")
 
 
 def test_outside_the_main_thread_signals_stay_as_they_are():

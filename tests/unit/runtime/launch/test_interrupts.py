@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from slime_core.errors import ProcessDied
 from slime_core.runtime.launch import STOPPING, DelayedInterrupts
 
 
@@ -61,16 +62,21 @@ def test_an_ignored_signal_stays_ignored() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-def fails() -> None:
+def fails(error: Exception) -> None:
     with DelayedInterrupts() as interrupts:
         interrupts.delay()
         signal.raise_signal(signal.SIGINT)
-        raise ValueError("its own")
+        raise error
 
 
 def test_a_failure_is_reported_rather_than_the_signal() -> None:
     with pytest.raises(ValueError, match="its own"):
-        fails()
+        fails(ValueError("its own"))
+
+
+def test_a_signal_during_the_clean_up_after_a_death_prevents_the_restart() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fails(ProcessDied("sampler died"))
 
 
 def test_in_another_thread_signals_are_not_delayed(handlers: dict[int, Any]) -> None:
