@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.errors import CheckpointError, ConfigError
-from slime_core.track.record import numbered, write_atomically
+from slime_core.track.record import checkpoint_of, numbered, write_atomically
 from slime_core.untrusted import read_object
 
 MOST_STATE = 2**30
@@ -76,7 +76,7 @@ class Checkpoint:
 def drafted(folder: Path, step: int) -> Iterator[Path]:
     """A draft of the checkpoint ``folder/step-NNNNNN``; see :func:`replacing`."""
     next_step = "Free space or choose another --output-dir, then resume with --load."
-    with replacing(folder / f"step-{step:06d}", next_step=next_step) as draft:
+    with replacing(checkpoint_of(folder, step), next_step=next_step) as draft:
         yield draft
 
 

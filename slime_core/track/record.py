@@ -152,6 +152,11 @@ class RunRecord:
         self.pending_evaluation = {name: value for name, value in at_step_values if name.startswith("eval/")}
 
 
+def checkpoint_of(folder: Path, step: int) -> Path:
+    """The folder of the checkpoint after ``step`` steps in ``folder``, the run's folder of checkpoints."""
+    return folder / f"step-{step:06d}"
+
+
 HOLDER_BYTES = 4096
 
 

@@ -31,7 +31,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from slime_core.errors import NonFiniteError
 from slime_core.track.advice import Advice
-from slime_core.track.record import JsonLines, RunRecord, read_samples
+from slime_core.track.record import JsonLines, RunRecord, checkpoint_of, read_samples
 from slime_core.track.timeline import Timeline
 from slime_core.types import SampleRecord
 
@@ -250,18 +250,21 @@ class Track:
 
     @contextmanager
     def step(self, step: int) -> Iterator[Metrics]:
-        """The metrics of ``step``; its row is written when the block ends, and not at all when it fails."""
+        """The metrics of ``step``; its row is written when the block ends. When the block fails, it is written only if
+        a checkpoint holds the step, because then no resume does the step again."""
         assert self._step is None, f"step {step} starts inside step {self._step}"
         self._flush_evaluations(before=step)
         self._step, self._metrics = step, Metrics()
-        started_s = time.monotonic()
+        started_s, is_whole = time.monotonic(), False
         try:
             yield self._metrics
             self._metrics["perf/step_time"] = time.monotonic() - started_s
+            is_whole = True
         finally:
             self._step = None
-        self._metrics.update(self._evaluations.pop(step, {}))
-        self._write(step, dict(self._metrics))
+            if is_whole or checkpoint_of(self.record.checkpoints, step + 1).exists():
+                self._metrics.update(self._evaluations.pop(step, {}))
+                self._write(step, dict(self._metrics))
         self.num_steps = step + 1
         self._pass_samples_to_sinks("train", step)
         self.emit(StepFinished(step, dict(self._metrics)))

@@ -11,7 +11,7 @@ from typing import Literal
 
 import pytest
 
-from slime_core.errors import NonFiniteError
+from slime_core.errors import NonFiniteError, ProcessDied
 from slime_core.track.record import RunRecord, SampleWriter, read_samples
 from slime_core.track.track import EvalFinished, Event, PhaseStarted, RunFinished, StepFinished, Track, Warned
 from slime_core.types import Sample, SampleRecord, Status
@@ -135,6 +135,20 @@ def test_a_resumed_run_carries_the_last_evaluation_into_its_first_row(tmp_path: 
     with Track(resumed, tensorboard=False) as track, track.step(1) as metrics:
         metrics["train/loss"] = 1
     assert rows(resumed) == [{"step": 0}, {"step": 1, "train/loss": 1.0, "eval/sums": 0.5}]
+
+
+def dies_after_its_checkpoint(record: RunRecord) -> None:
+    with Track(record, tensorboard=False) as track, track.step(0) as metrics:
+        metrics["train/loss"] = 0.5
+        (record.checkpoints / "step-000001").mkdir()
+        raise ProcessDied("a learner rank, while it published weights")
+
+
+def test_a_step_that_fails_after_its_checkpoint_has_a_row(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path)
+    with pytest.raises(ProcessDied):
+        dies_after_its_checkpoint(record)
+    assert rows(record) == [{"step": 0, "train/loss": 0.5}]
 
 
 def test_timers_of_a_step_add_up_and_fit_into_it(tmp_path: Path) -> None:
