@@ -1,4 +1,4 @@
-"""A live run, the stages that it reaches, and the faults that are injected there: the parts of ``fault_matrix.py``."""
+"""A live run, the stages that it reaches, and the faults that are injected there: the parts of ``chaos.py``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ PTRACE_SEIZE, PTRACE_INTERRUPT, WALL = 0x4206, 0x4207, 0x40000000
 AGAIN_S = 0.5
 """Seconds between two Ctrl-C."""
 
+SLOW_S, SLICE_S = 5.0, 0.05
+DAMAGED = 3
+"""Answers that one fault damages."""
+
 
 def wait_until(is_there: Callable[[], object], limit_s: float, what: str) -> None:
     """Return once ``is_there()`` is true.
@@ -39,18 +43,19 @@ def wait_until(is_there: Callable[[], object], limit_s: float, what: str) -> Non
 
 @dataclass(slots=True)
 class Live:
-    """A live run: its driver, its terminal output so far, and its leak check."""
+    """A run folder, the command that trains in it now, and its leak check.
+
+    Arguments:
+        output: everything that its commands have printed.
+        retriever: the service that rewards ask.
+    """
 
     folder: Path
-    driver: subprocess.Popen[bytes]
+    output: Path
     leaks: LeakCheck
-    screen: bytearray = field(default_factory=bytearray)
+    driver: subprocess.Popen[bytes]
+    retriever: subprocess.Popen[bytes]
     seen: dict[str, int] = field(default_factory=dict)
-
-    def rows(self) -> int:
-        """Lines of metrics."""
-        path = self.folder / "metrics.jsonl"
-        return path.read_bytes().count(b"\n") if path.is_file() else 0
 
     def log(self, name: str = "engine-0") -> str:
         """What is in a log so far."""
@@ -58,10 +63,8 @@ class Live:
         return path.read_text(errors="replace") if path.is_file() else ""
 
     def said(self) -> str:
-        """What it has printed so far, lines that the terminal broke joined."""
-        errors = self.folder.parent / "errors.log"
-        printed = bytes(self.screen).decode(errors="replace") + errors.read_text(errors="replace")
-        return " ".join(printed.split())
+        """What it has printed so far."""
+        return self.output.read_text(errors="replace")
 
     def one(self, holding: str, log: str | None = None) -> list[psutil.Process]:
         """Its processes of that name, and of that log."""
@@ -72,23 +75,20 @@ class Live:
         (self.leaks.folder / f"hold-{stage}").touch()
         return self.leaks.folder / f"at-{stage}"
 
+    def let_go(self) -> None:
+        """The run waits at no stage; the next one is recognised anew."""
+        for path in [*self.leaks.folder.glob("hold-*"), *self.leaks.folder.glob("at-*")]:
+            path.unlink(missing_ok=True)
+        self.seen.clear()
+
 
 # --- Stages: whether the run is there ---------------------------------------------------------------------------------
 
 
-def starting_ray(run: Live) -> bool:
-    """Ray's first service runs, the others do not yet."""
-    return bool(run.one("gcs_server"))
-
-
-def loading(run: Live) -> bool:
-    """The engine loads its weights and does not answer yet."""
-    return "Load weight begin" in run.log()
-
-
-def loading_eval(run: Live) -> bool:
-    """The same of the engine that only evaluates."""
-    return "Load weight begin" in run.log("eval-engine-0")
+def starting(run: Live) -> bool:
+    """An engine of the command that runs now loads its weights and does not answer yet."""
+    before = run.seen.setdefault("starting", 0)
+    return "Load weight begin" in run.log()[before:] and bool(run.one("sglang::scheduler", "engine-0.log"))
 
 
 def held(stage: str) -> Callable[[Live], bool]:
@@ -110,24 +110,24 @@ def publishing(run: Live) -> bool:
     return new.rfind("POST /begin_weight_update") > new.rfind("POST /end_weight_update")
 
 
-def publishing_by_disk(run: Live) -> bool:
-    """A version's files are being written after a checkpoint."""
-    return has_checkpoint(run) and any((run.folder / "weights").glob("*/draft"))
-
-
 def saving(run: Live) -> bool:
     """A checkpoint is being written, and not the first."""
     return has_checkpoint(run) and any((run.folder / "checkpoints").glob(".step-*.draft"))
 
 
-def ending(run: Live) -> bool:
-    """The last checkpoint is there, and the servers are being stopped."""
-    return has_checkpoint(run) and not run.one("sglang_router") and bool(run.seen.setdefault("ending", 1))
-
-
 def has_checkpoint(run: Live) -> bool:
     """Whether a resume has something to start from."""
     return any((run.folder / "checkpoints").glob("step-*"))
+
+
+STAGES = {
+    "starting": starting,
+    "generating": held("generating"),
+    "training": held("training"),
+    "publishing": publishing,
+    "saving": saving,
+    "evaluating": held("evaluating"),
+}
 
 
 # --- Faults -----------------------------------------------------------------------------------------------------------
@@ -156,46 +156,51 @@ def terminate_all(run: Live) -> None:
     os.killpg(run.driver.pid, signal.SIGTERM)
 
 
-def kill_driver(run: Live) -> None:
-    """By SIGKILL: nothing of the driver's code runs any more."""
-    run.driver.kill()
+def chosen(run: Live, target: str) -> list[psutil.Process]:
+    """The processes of ``target``."""
+    if target == "driver":
+        return [psutil.Process(run.driver.pid)]
+    if target == "retriever":
+        return [psutil.Process(run.retriever.pid)]
+    holding, log = TARGETS[target]
+    victims = run.one(holding, log)
+    assert victims, f"none of {[command_line(one)[:50] for one in run.leaks.processes()]} is {holding!r}"
+    return victims
 
 
-def kill(holding: str, log: str | None = None) -> Callable[[Live], None]:
-    """SIGKILL to the run's processes of that name, and of that log."""
-
-    def inject(run: Live) -> None:
-        victims = run.one(holding, log)
-        assert victims, f"none of {[command_line(one)[:50] for one in run.leaks.processes()]} is {holding!r}"
-        for one in victims:
-            one.kill()
-
-    return inject
-
-
-def kill_in_update(run: Live) -> None:
-    """SIGKILL to the engine's scheduler, which was stopped before so that the update cannot have ended."""
-    (scheduler,) = run.one("sglang::scheduler", "engine-0.log")
-    scheduler.suspend()
-    time.sleep(AGAIN_S)
-    scheduler.kill()
+TARGETS: dict[str, tuple[str, str | None]] = {
+    "engine": ("sglang::scheduler", "engine-0.log"),
+    "router": ("sglang::router", None),
+    "learner rank": ("ray::LearnerActor", None),
+    "sampler": ("ray::SamplerActor", None),
+    "reward worker": ("slime_core.rollout.reward_worker", None),
+    "raylet": ("raylet/raylet", None),
+    "GCS": ("gcs/gcs_server", None),
+}
+"""Target -> a part of its command line, and the log that it writes; its children share both with it."""
 
 
-def suspend_engine(run: Live) -> None:
-    """SIGSTOP to the engine's scheduler."""
-    (scheduler,) = run.one("sglang::scheduler", "engine-0.log")
-    scheduler.suspend()
+def kill(run: Live, target: str) -> None:
+    """SIGKILL."""
+    for one in chosen(run, target):
+        one.kill()
 
 
-def freeze_engine(run: Live) -> None:
-    """Stop the main thread of the engine's scheduler, as in a deadlock; ptrace(2) does so without a stop signal."""
-    (scheduler,) = run.one("sglang::scheduler", "engine-0.log")
+def stop(run: Live, target: str) -> None:
+    """SIGSTOP, for good."""
+    for one in chosen(run, target):
+        one.suspend()
+
+
+def freeze(run: Live, target: str) -> None:
+    """Stop the main thread, as in a deadlock; ptrace(2) does so without a stop signal."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = [ctypes.c_long] * 4
-    for request in (PTRACE_SEIZE, PTRACE_INTERRUPT):
-        assert libc.ptrace(request, scheduler.pid, 0, 0) == 0, os.strerror(ctypes.get_errno())
-    # A killed process stays a zombie until its tracer has waited for it.
-    threading.Thread(target=_reap, args=(scheduler.pid,), daemon=True).start()
+    for one in chosen(run, target):
+        for request in (PTRACE_SEIZE, PTRACE_INTERRUPT):
+            assert libc.ptrace(request, one.pid, 0, 0) == 0, os.strerror(ctypes.get_errno())
+        # A killed process stays a zombie until its tracer has waited for it.
+        threading.Thread(target=_reap, args=(one.pid,), daemon=True).start()
 
 
 def _reap(pid: int) -> None:
@@ -204,41 +209,40 @@ def _reap(pid: int) -> None:
             continue
 
 
-def wait_for_end(run: Live) -> None:
-    """Nothing: the run ends by itself."""
+def slow(run: Live, target: str) -> None:
+    """A fifth of its speed, for five seconds."""
+    victims = chosen(run, target)
+    run.let_go()
+    deadline_s = time.monotonic() + SLOW_S
+    while time.monotonic() < deadline_s:
+        with suppress(psutil.NoSuchProcess):
+            for one in victims:
+                one.suspend()
+            time.sleep(4 * SLICE_S)
+            for one in victims:
+                one.resume()
+            time.sleep(SLICE_S)
 
 
-def kill_rewards(run: Live) -> None:
-    """SIGKILL to every process of rewards; the run has to go on, and is ended two steps later."""
-    kill("slime_core.rollout.reward_worker")(run)
-    (run.leaks.folder / "hold-generating").unlink()
-    before = run.rows()
-    wait_until(lambda: run.rows() > before + 1 or run.driver.poll() is not None, STAGE_LIMIT_S, "two more steps")
-    ctrl_c(run)
+def damage(what: str) -> Callable[[Live, str], None]:
+    """The next answers of the target are noise (``garbage``), or their connections end first (``cut``)."""
+
+    def inject(run: Live, target: str) -> None:
+        for number in range(DAMAGED):
+            (run.leaks.folder / f"{what}-{target.split()[0]}-{number}").touch()
+
+    return inject
 
 
-def then_goes_on(inject: Callable[[Live], None], server: str = "engine 0") -> Callable[[Live], None]:
-    """``inject``; the server is started again, and the run is ended after two more steps."""
-
-    def inject_and_wait(run: Live) -> None:
-        inject(run)
-        for stage in ("generating", "training"):
-            (run.leaks.folder / f"hold-{stage}").unlink(missing_ok=True)
-        wait_until(lambda: f"{server} gets requests again" in run.said() or over(run), STAGE_LIMIT_S, "the restart")
-        before = run.rows()
-        wait_until(lambda: run.rows() > before + 1 or over(run), STAGE_LIMIT_S, "two more steps")
-        ctrl_c(run)
-
-    return inject_and_wait
-
-
-def over(run: Live) -> bool:
-    """Whether the run has ended."""
-    return run.driver.poll() is not None
-
-
-ENGINE = kill("sglang::scheduler", "engine-0.log")
-EVAL_ENGINE = kill("sglang::scheduler", "eval-engine-0.log")
-SCORER = kill("sglang::scheduler", "scorer-0.log")
-ROUTER = kill("sglang::router")
-RANK, SAMPLER = kill("ray::LearnerActor"), kill("ray::SamplerActor")
+FAULTS: dict[str, Callable[[Live, str], None]] = {
+    "kill": kill,
+    "stop": stop,
+    "freeze": freeze,
+    "slow": slow,
+    "garbage reply": damage("garbage"),
+    "connection cut": damage("cut"),
+    "Ctrl-C": lambda run, _: ctrl_c(run),
+    "Ctrl-C twice": lambda run, _: ctrl_c_twice(run),
+    "SIGTERM": lambda run, _: terminate(run),
+    "SIGTERM to its group": lambda run, _: terminate_all(run),
+}

@@ -1,13 +1,15 @@
-"""Runs over two Ray nodes in network namespaces of their own, joined by a veth pair, submitted with ``ray job submit``.
+"""Runs over two or three Ray nodes in network namespaces of their own, on one bridge; see ``ray job submit``.
 
-    python -m tests.campaigns.two_nodes FOLDER [PART ...]        about five minutes on two idle cores; needs root
+    python -m tests.campaigns.two_nodes FOLDER [PART ...]        about seven minutes on two idle cores; needs root
 
 Loopback is not shared, so a store or a server that listens there, or at the address of another node, is out of reach.
 ``separate``: learner and engines have cores of their own, weights travel by gloo. ``colocated``: one learner rank and
 one engine on each node; each rank hands its own engine the weights. ``disk``: as ``separate``, and engines read the
-weights from a folder. ``missing``: the second node does not have the model's folder. ``busy``: another job holds a core
-and has an actor; the run names what it waited for, then takes what is free, and leaves the rest as it was. ``slurm``:
-``examples/cluster/slime.sbatch``, with stand-ins for Slurm's programs. The exit code says whether all is as promised.
+weights from a folder. ``missing``: the second node does not have the model folder. ``spare``: one learner rank and one
+engine, on two of three nodes; one of the two is lost (its interface goes down, all its processes are killed), and the
+run restarts on the nodes that are left. ``busy``: another job holds a core and has an actor; the run names what it
+waited for, then takes what is free, and leaves the rest as it was. ``slurm``: ``examples/cluster/slime.sbatch``, with
+stand-ins for Slurm's programs. The exit code says whether all is as promised.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -31,10 +34,12 @@ START_LIMIT_S, RUN_LIMIT_S = 300, 1500
 """Seconds on a busy machine; an idle one needs a tenth."""
 
 REPO = Path(__file__).resolve().parents[2]
-PARTS = ("separate", "colocated", "disk", "missing", "busy", "slurm")
-HEAD, OTHER = "10.117.0.1", "10.117.0.2"
+PARTS = ("separate", "colocated", "disk", "missing", "spare", "busy", "slurm")
+HEAD, OTHER, SPARE = "10.117.0.1", "10.117.0.2", "10.117.0.3"
+SPARE_STEPS = 12
+
 PORT, DASHBOARD = 6390, 8290
-SMALL = ("--rollout-batch-size", "8", "--n-samples-per-prompt", "4", "--num-rollout", "2", "--eval-prompt-data", "none")
+SMALL = ("--rollout-batch-size", "8", "--n-samples-per-prompt", "4", "--eval-prompt-data", "none")
 BRIEF = (
     *SMALL,
     "--eval-interval",
@@ -47,12 +52,16 @@ BRIEF = (
     "grpo",
     "--no-save-hf",
 )
-TWO_RANKS = ("--actor-num-nodes", "2", "--actor-num-gpus-per-node", "1", "--rollout-num-gpus", "2")
+TWO_RANKS = (
+    *("--actor-num-nodes", "2", "--actor-num-gpus-per-node", "1", "--rollout-num-gpus", "2"),
+    *("--num-rollout", "2"),
+)
 LAYOUTS = {
     "separate": TWO_RANKS,
     "colocated": (*TWO_RANKS, "--colocate", "--check-weight-update-equal"),
     "disk": (*TWO_RANKS, "--update-weight-transport", "disk", "--check-weight-update-equal"),
     "missing": TWO_RANKS,
+    "spare": ("--num-rollout", str(SPARE_STEPS)),
     "busy": TWO_RANKS,
 }
 OTHER_JOB = """
@@ -146,54 +155,58 @@ def require_privileges() -> None:
 
 
 @contextmanager
-def nodes(folder: Path) -> Iterator[tuple[Node, Node]]:
-    """Two namespaces and the pair of interfaces between them."""
-    pair = [
+def nodes(folder: Path, addresses: Sequence[str]) -> Iterator[list[Node]]:
+    """A namespace for each address; the first has a bridge, to which the others are connected."""
+    letters = "abc"[: len(addresses)]
+    found = [
         Node(f"slime-{letter}-{os.getpid()}", address, f"sl{letter}{os.getpid()}", folder / letter)
-        for letter, address in (("a", HEAD), ("b", OTHER))
+        for letter, address in zip(letters, addresses, strict=True)
     ]
     with ExitStack() as stack:
-        for node in pair:
+        for node in found:
             checked("ip", "netns", "add", node.name)
             stack.callback(subprocess.run, ["ip", "netns", "del", node.name], check=False)
-        first, second = pair
-        checked("ip", "link", "add", first.device, "type", "veth", "peer", "name", second.device)
-        for node in pair:
+        head, *others = found
+        checked("ip", "-n", head.name, "link", "add", head.device, "type", "bridge")
+        for node in others:
+            port = f"{node.device}p"
+            checked("ip", "link", "add", port, "netns", head.name, "type", "veth", "peer", "name", node.device)
             checked("ip", "link", "set", node.device, "netns", node.name)
+            checked("ip", "-n", head.name, "link", "set", port, "master", head.device, "up")
+        for node in found:
             inside = ("ip", "-n", node.name)
             checked(*inside, "addr", "add", f"{node.address}/24", "dev", node.device)
             for device in (node.device, "lo"):
                 checked(*inside, "link", "set", device, "up")
-        yield first, second
+        yield found
 
 
 @contextmanager
-def cluster(folder: Path, *, hides: Path | None = None) -> Iterator[Node]:
-    """A Ray cluster of both nodes; yields the head's."""
-    with nodes(folder) as (head, other):
+def cluster(
+    folder: Path, *, addresses: Sequence[str] = (HEAD, OTHER), hides: Path | None = None
+) -> Iterator[tuple[Node, list[Node]]]:
+    """A Ray cluster; yields its head and its other nodes. One of these does not see the path ``hides``."""
+    with nodes(folder, addresses) as (head, *others):
         # One core each: Ray packs bundles, and would put all on one node.
         shared = ("--num-cpus=1", "--disable-usage-stats", "--object-store-memory=200000000")
         start = [program("ray"), "start", *shared]
-        stores = [Path(f"/tmp/slr{letter}{os.getpid()}") for letter in "ab"]
+        store = Path(f"/tmp/slra{os.getpid()}")
+        first = ("--head", f"--port={PORT}", "--dashboard-host=0.0.0.0", f"--dashboard-port={DASHBOARD}")
         try:
-            for node, store, words, hidden in (
-                (head, stores[0], ("--head", f"--port={PORT}", "--dashboard-host=0.0.0.0"), None),
-                (other, stores[1], (f"--address={HEAD}:{PORT}",), hides),
-            ):
-                if node is head:
-                    words = (*words, f"--dashboard-port={DASHBOARD}", f"--temp-dir={store}")
+            for node in (head, *others):
+                words = (*first, f"--temp-dir={store}") if node is head else (f"--address={HEAD}:{PORT}",)
+                hidden = hides if node.address == OTHER else None
                 found = node.run(
                     *start, *words, f"--node-ip-address={node.address}", limit_s=START_LIMIT_S, hides=hidden
                 )
                 if found.returncode:
                     raise SystemExit(f"ray start on {node.name}: {found.stdout[-1500:]}{found.stderr[-1500:]}")
             wait_for_dashboard(head)
-            yield head
+            yield head, others
         finally:
-            for node in (other, head):
+            for node in (*others, head):
                 end_processes(node)
-            for store in stores:
-                shutil.rmtree(store, ignore_errors=True)
+            shutil.rmtree(store, ignore_errors=True)
 
 
 def wait_for_dashboard(head: Node) -> None:
@@ -234,7 +247,7 @@ def require(holds: bool, what: str, printed: str) -> None:
 def learns(part: str, folder: Path) -> None:
     """Two steps over both nodes; their processes listen at the nodes' own addresses."""
     output = folder / part / "run"
-    with cluster(folder / part) as head:
+    with cluster(folder / part) as (head, _):
         printed = submit(head, part, output)
     found = [row for row in rows(output) if "train/grad_norm" in row]
     require(len(found) == 2, f"{part}: two steps", printed)
@@ -252,7 +265,7 @@ def names_the_node(folder: Path) -> None:
     model = folder / "missing" / "model"
     shutil.copytree(ARITHMETIC / "model", model)
     output = folder / "missing" / "run"
-    with cluster(folder / "missing", hides=model) as head:
+    with cluster(folder / "missing", hides=model) as (head, _):
         words = ("--hf-checkpoint", str(model), "--prompt-data", str(ARITHMETIC / "data" / "train.jsonl"))
         printed = submit(head, "missing", output, *words, "--rm-type", "exact_match")
     require(f"({OTHER}): {model}" in printed, f"missing: the node {OTHER} and the folder are named", printed)
@@ -262,7 +275,7 @@ def names_the_node(folder: Path) -> None:
 def takes_only_its_own(folder: Path) -> None:
     """A run on a cluster that another job uses: refused while a core is held, and afterwards without a trace."""
     place = folder / "busy"
-    with cluster(place) as head:
+    with cluster(place) as (head, _):
         place.mkdir(exist_ok=True)
         other = head.start(sys.executable, "-c", OTHER_JOB, str(place), f"{HEAD}:{PORT}")
         try:
@@ -303,7 +316,7 @@ def runs_in_a_slurm_job(folder: Path) -> None:
     place, store = folder / "slurm", Path(f"/tmp/sls{os.getpid()}")
     programs = place / "bin"
     programs.mkdir(parents=True)
-    with nodes(place) as (head, other):
+    with nodes(place, (HEAD, OTHER)) as (head, other):
         names = {"head": head.name, "other": other.name, "head_device": head.device, "other_device": other.device}
         texts = {"srun": SRUN.format(**names), "scontrol": f"#!/bin/sh\nprintf '{head.name}\\n{other.name}\\n'\n"}
         for name, text in texts.items():
@@ -347,7 +360,40 @@ def wait_for(path: Path) -> None:
         time.sleep(0.2)
 
 
-SPECIAL = {"missing": names_the_node, "busy": takes_only_its_own, "slurm": runs_in_a_slurm_job}
+def survives(folder: Path) -> None:
+    """A node is lost, without a word on its connections; the run goes on, on the two others."""
+    output = folder / "spare" / "run"
+    with cluster(folder / "spare", addresses=(HEAD, OTHER, SPARE)) as (head, others), ThreadPoolExecutor(1) as threads:
+        run = threads.submit(submit, head, "spare", output, "--save-interval", "2")
+        deadline_s = time.monotonic() + RUN_LIMIT_S
+        while not (output / "checkpoints" / "step-000002").exists():
+            if run.done() or time.monotonic() > deadline_s:
+                raise SystemExit("spare: no checkpoint came")
+            time.sleep(0.2)
+        lost = next(node for node in others if works(node))
+        checked("ip", "-n", lost.name, "link", "set", lost.device, "down")
+        end_processes(lost)
+        lost_s = time.monotonic()
+        print(f"spare: the node {lost.address} is lost", flush=True)
+        printed = run.result()
+        seconds = time.monotonic() - lost_s
+    require("restart 1 of 3 in 1 s: the run continues from step-" in printed, "spare: the run restarts", printed)
+    steps = [row["step"] for row in rows(output) if "train/grad_norm" in row]
+    require(steps == list(range(SPARE_STEPS)), "spare: every step is trained once", printed)
+    require("succeeded" in printed, f"spare: the job succeeds, {seconds:.0f} s after the loss", printed)
+    ledger = subprocess.run([program("slime"), "ledger", str(output)], capture_output=True, text=True, check=False)
+    require(ledger.returncode == 0, "spare: the ledger balances", ledger.stdout + ledger.stderr)
+
+
+def works(node: Node) -> bool:
+    """Whether a learner rank or an engine runs there."""
+    listed = subprocess.run(["ip", "netns", "pids", node.name], capture_output=True, text=True, check=False)
+    found = [Path(f"/proc/{pid}/cmdline") for pid in listed.stdout.split()]
+    names = "".join(path.read_text(errors="replace") for path in found if path.exists())
+    return "ray::LearnerActor" in names or "sglang::scheduler" in names
+
+
+SPECIAL = {"missing": names_the_node, "spare": survives, "busy": takes_only_its_own, "slurm": runs_in_a_slurm_job}
 
 
 def main(arguments: Sequence[str]) -> None:
