@@ -54,6 +54,9 @@ UNUSED_SERVICES = ("start_monitor", "start_api_server", "start_log_monitor")
 an autoscaler of a cluster that does not grow, a dashboard without pages, for which ``ray.init`` waits, and a reader of
 the workers' logs for a driver that does not show them. Three processes that take 2 to 3 s of CPU."""
 
+NEEDED_SERVICES = ("gcs_server", "raylet")
+"""The processes without which a cluster is dead. (Other children may be of another thread that starts processes.)"""
+
 AGENT_PORTS = range(20_000, 30_000)
 """Below the ports that Linux gives to any connection (32768 on), above those that `ray start` gives to workers."""
 
@@ -127,13 +130,13 @@ class Session:
         return self
 
     def check_alive(self) -> None:
-        """Return if every service of the session's own cluster runs; Ray's calls may wait for one for minutes.
+        """Return if GCS and raylet of the session's own cluster run; Ray's calls may wait minutes for a dead one.
 
         Raises:
             NodeDied: one has ended; names it.
         """
         for service, name in self._services.items() if self.own else ():
-            if not _runs(service):
+            if name in NEEDED_SERVICES and not _runs(service):
                 node: Any = worker._global_node
                 logs = node.get_logs_dir_path()
                 raise NodeDied(

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import ray
-from ray._private import services
+from ray._private import services, worker
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 
-from slime_core.errors import PlacementError
+from slime_core.errors import NodeDied, PlacementError
 from slime_core.runtime import session
 from slime_core.runtime.session import Session, _probe
-from tests.processes import left_of
+from tests.processes import DELIVERED_S, left_of
 
 
 @pytest.fixture(autouse=True)
@@ -178,3 +182,51 @@ def test_a_folder_whose_sockets_would_have_too_long_a_path_is_refused(monkeypatc
         f"Ray's sockets cannot be below {folder}/ray, whose path is 2 bytes too long: the path of a socket has "
         "107 bytes at most. Name a shorter folder for temporary files, such as TMPDIR=/tmp."
     )
+
+
+GREETING = "import time; time.sleep(600)"
+
+
+@pytest.mark.parametrize(("name", "is_needed"), [("raylet", True), ("gcs_server", True), ("wandb-core", False)])
+def test_a_dead_service_of_its_own_cluster_is_the_death_of_ray(
+    name: str, is_needed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(get_logs_dir_path=lambda: "/tmp/ray/logs"))
+    service = subprocess.Popen([sys.executable, "-c", GREETING])
+    own = Session("local", namespace="n")
+    own._services = {psutil.Process(service.pid): name}
+    own.check_alive()
+    service.kill()
+    service.wait()
+    if not is_needed:
+        own.check_alive()
+        return
+    with pytest.raises(NodeDied, match=rf"^Ray died: its process {name} \({service.pid}\) has ended\."):
+        own.check_alive()
+
+
+def test_an_agent_ends_with_its_raylet_and_keeps_its_command_line() -> None:
+    agent = [sys.executable, "-c", GREETING, "--log-dir=/tmp/a b"]
+    word = f"--dashboard_agent_command={subprocess.list2cmdline(agent)}"
+    command = shlex.split(session._dying_with_raylet(word).partition("=")[2])
+    assert session._dying_with_raylet("--session_dir=/tmp/x") == "--session_dir=/tmp/x"
+    raylet = subprocess.Popen(
+        [sys.executable, "-c", START_AND_WAIT, *command], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    )
+    assert raylet.stdout is not None
+    started = psutil.Process(int(raylet.stdout.readline()))
+    deadline_s = time.monotonic() + DELIVERED_S
+    while started.cmdline() != agent and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    assert started.cmdline() == agent
+    raylet.kill()
+    raylet.communicate()
+    assert left_of(started) == []
+
+
+START_AND_WAIT = """
+import os, subprocess, sys
+os.environ["RAY_RAYLET_PID"] = str(os.getpid())
+print(subprocess.Popen(sys.argv[1:]).pid, flush=True)
+sys.stdin.read()
+"""
