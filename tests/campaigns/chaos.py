@@ -103,12 +103,19 @@ class Fault:
     @property
     def ends(self) -> bool:
         """Whether the command ends of it."""
-        return self.target == "driver" and (self.event in ENDS or self.event == "kill")
+        is_of_driver = self.target == "driver" and (self.event in ENDS or self.event == "kill")
+        return is_of_driver or self == FIRST_START
 
     @property
     def code(self) -> int:
         """Exit code of a command that it ends."""
+        if self == FIRST_START:
+            return 1
         return -signal.SIGKILL if self.event == "kill" else 130
+
+
+FIRST_START = Fault("engine", "kill", "starting")
+"""A server that does not come up is taken for a mistake: its exit status is that of one with wrong flags."""
 
 
 def plan(seed: int) -> list[list[Fault]]:
@@ -317,7 +324,7 @@ def of_processes(run: Live, fault: Fault, before: list[psutil.Process], said: st
 def what_followed(fault: Fault, said: str) -> str:
     """In words."""
     if fault.ends:
-        return "ends; --load goes on"
+        return "the command ends; the next one goes on"
     if found := RESTART.findall(said):
         return f"the run {found[-1]}" + (f" ({len(found)} restarts)" if len(found) > 1 else "")
     if found := SERVER.findall(said):
