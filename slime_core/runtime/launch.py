@@ -344,12 +344,13 @@ def processes(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) -
             require_device_support(job.config, layout)
             if job.config.transport == "disk":
                 stack.callback(shutil.rmtree, job.weights_folder, ignore_errors=True)
-            placement = stack.enter_context(place(layout))
+            placement = place(layout)
+            stack.callback(session.end_in_order, placement.release)
             if not session.own:
                 require_inputs(placement.nodes, job.inputs)
             check = session.check_alive
             started = Processes(job, placement, device=device, warn=warn, failures=failures, check=check)
-            stack.callback(started.stop)
+            stack.callback(session.end_in_order, started.stop)
             yield started
         finally:
             interrupts.delay()

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import cycle, islice
@@ -135,14 +135,22 @@ class Session:
         Raises:
             NodeDied: one has ended; names it.
         """
-        for service, name in self._services.items() if self.own else ():
-            if name in NEEDED_SERVICES and not _runs(service):
-                node: Any = worker._global_node
-                logs = node.get_logs_dir_path()
-                raise NodeDied(
-                    f"Ray died: its process {name} ({service.pid}) has ended. Often the kernel's out-of-memory killer "
-                    f"did it (dmesg says so). Ray's logs are in {logs}."
-                )
+        for service, name in self._dead():
+            node: Any = worker._global_node
+            raise NodeDied(
+                f"Ray died: its process {name} ({service.pid}) has ended. Often the kernel's out-of-memory killer did "
+                f"it (dmesg says so). Ray's logs are in {node.get_logs_dir_path()}."
+            )
+
+    def end_in_order(self, end: Callable[[], None]) -> None:
+        """Call ``end``, which asks Ray to end something; not where the session's own cluster is dead: Ray's calls then
+        wait for it, and without a GCS Ray ends this process after a minute. Its processes end with the session."""
+        if not self._dead():
+            end()
+
+    def _dead(self) -> list[tuple[psutil.Process, str]]:
+        needed = [(one, name) for one, name in self._services.items() if name in NEEDED_SERVICES] if self.own else []
+        return [(one, name) for one, name in needed if not _runs(one)]
 
     def _enter(self) -> None:
         if self.own:
@@ -167,6 +175,11 @@ class Session:
 
     def _stop(self) -> None:
         tree = [one for service in self._services for one in _family(service)] if self.own else []
+        if self._dead():
+            # The raylet's end is that of all workers, and of the servers that they started; then Ray waits for nothing.
+            for service in self._services:
+                with suppress(psutil.NoSuchProcess):
+                    service.kill()
         try:
             ray.shutdown()
         finally:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from aiohttp.base_protocol import BaseProtocol
 
 from slime_core import Component, RunView, hookimpl
 from slime_core.services import Service
@@ -43,16 +44,13 @@ def takes(what: str) -> bool:
     return False
 
 
-class Noise:
+def noise() -> aiohttp.StreamReader:
     """The body of an answer that is none."""
-
-    async def read(self, size: int = -1) -> bytes:
-        """All of it."""
-        return NOISE
-
-    def at_eof(self) -> bool:
-        """Nothing follows."""
-        return True
+    loop = asyncio.get_running_loop()
+    body = aiohttp.StreamReader(BaseProtocol(loop), limit=2**16, loop=loop)
+    body.feed_data(NOISE)
+    body.feed_eof()
+    return body
 
 
 class Damaged(aiohttp.ClientResponse):
@@ -65,7 +63,7 @@ class Damaged(aiohttp.ClientResponse):
             connection.transport.abort()
         found = await super().start(connection)
         if what is not None and takes(f"garbage-{what}"):
-            self.content = Noise()  # type: ignore[assignment]
+            self.content = noise()
         return found
 
 
@@ -94,7 +92,7 @@ class Held:
     def __init__(self, options: None, run: RunView) -> None:
         del options
         url = os.environ.get(RETRIEVER)
-        self._retriever = None if url is None else Service(url, timeout_s=10.0, max_in_flight=8)
+        self._retriever = None if url is None else Service(url, timeout_s=25.0, max_in_flight=8)
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """One reward a sample, in order."""
