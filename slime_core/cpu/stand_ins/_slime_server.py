@@ -43,6 +43,7 @@ def fork_instead(method: str | None, force: bool = False) -> None:
         leave_memory_unregistered()
     if has_latent_attention(sys.argv[1:]):
         serve_latent_attention()
+    batch_attention()
     select("fork" if method == "spawn" else method, force=force)
 
 
@@ -52,6 +53,14 @@ def has_latent_attention(argv: list[str]) -> bool:
     parser.add_argument("--model-path", type=Path)
     folder = parser.parse_known_args(argv)[0].model_path
     return folder is not None and "kv_lora_rank" in json.loads((folder / "config.json").read_text("utf-8"))
+
+
+def batch_attention() -> None:
+    """``--attention-backend torch_native`` computes sequences together (:mod:`_slime_attention`)."""
+    from _slime_attention import BatchedAttention
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+    ATTENTION_BACKENDS["torch_native"] = BatchedAttention
 
 
 def serve_latent_attention() -> None:
