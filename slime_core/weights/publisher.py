@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,7 +124,7 @@ def require_restored(began: Sequence[EngineChecksums], ended: Sequence[EngineChe
 class SentWeights:
     """Digests of the sent weights, under the engines' names; add every weight once, in any order.
 
-    Keeps the bytes of a fused parameter's pieces only until the last of them is added.
+    Keeps a fused parameter's pieces only until the last of them is added, and copies none of them.
 
     Arguments:
         dtype: of the engines' weights, torch's name; the engines convert what they receive.
@@ -137,11 +138,11 @@ class SentWeights:
         self._ranks = ranks
         self._kv_heads = kv_heads or ranks
         self._digests: list[dict[str, str]] = [{} for _ in range(ranks)]
-        self._pieces: dict[str, dict[int, list[bytes]]] = {}
+        self._pieces: dict[str, dict[int, Sequence[torch.Tensor]]] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Add the digests of ``tensor``, sent under the Hugging Face name ``name``."""
-        contents = [_bytes(shard) for shard in self._cut(name, tensor)]
+        contents = self._cut(name, tensor)
         for part, (fused, position, count) in FUSED.items():
             if f".{part}." in name:
                 self._add_piece(name.replace(part, fused), position, count, contents)
@@ -166,14 +167,14 @@ class SentWeights:
             raise WeightSyncError(f"After the update {held.url} does not hold what was sent: {wrong}")
         return sum(map(len, known))
 
-    def _add_piece(self, name: str, position: int, count: int, contents: list[bytes]) -> None:
+    def _add_piece(self, name: str, position: int, count: int, contents: Sequence[torch.Tensor]) -> None:
         pieces = self._pieces.setdefault(name, {})
         pieces[position] = contents
         if len(pieces) == count:
             self._note(name, [pieces[index] for index in range(count)])
             del self._pieces[name]
 
-    def _note(self, name: str, pieces: Sequence[Sequence[bytes]]) -> None:
+    def _note(self, name: str, pieces: Sequence[Sequence[torch.Tensor]]) -> None:
         for rank, digests in enumerate(self._digests):
             digests[name] = _digest(contents[rank] for contents in pieces)
 
@@ -187,7 +188,8 @@ class SentWeights:
         across = int(name.endswith(COLUMNS))
         shape = list(kept.shape)
         shape[across] = self._padded(name, shape[across]) - shape[across]
-        return torch.cat([kept, kept.new_zeros(shape)], across).tensor_split(self._ranks, across)
+        whole = torch.cat([kept, kept.new_zeros(shape)], across) if shape[across] else kept
+        return whole.tensor_split(self._ranks, across)
 
     def _padded(self, name: str, length: int) -> int:
         """Rows or columns that the engine's processes hold together, padding included, of ``length`` that were sent."""
@@ -202,16 +204,12 @@ def _multiple(number: int, of: int) -> int:
     return -(-number // of) * of
 
 
-def _bytes(tensor: torch.Tensor) -> bytes:
+def _digest(pieces: Iterable[torch.Tensor]) -> str:
     import torch
 
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def _digest(pieces: Iterable[bytes]) -> str:
     whole = hashlib.sha256()
     for piece in pieces:
-        whole.update(piece)
+        whole.update(piece.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return whole.digest()[:8].hex()
 
 
@@ -398,12 +396,14 @@ class Publisher:
             heads = num_kv_heads(settings.model)
             for ranks in set(self._control.ranks):
                 sent[ranks] = SentWeights(dtype=settings.dtype, ranks=ranks, kv_heads=heads)
-        for number, (bucket, tensors) in enumerate(_filled(self._buckets, weights), start=1):
-            for name, tensor in zip(bucket.names, tensors, strict=True):
-                _require_finite(name, tensor)
-                for one in sent.values():
-                    one.add(name, tensor)
-            transport.send(bucket, tensors, last=number == len(self._buckets))
+        # hashlib releases the interpreter: digests cost no time while another core is free.
+        with ThreadPoolExecutor(1, thread_name_prefix="digests") as thread:
+            for number, (bucket, tensors) in enumerate(_filled(self._buckets, weights), start=1):
+                for name, tensor in zip(bucket.names, tensors, strict=True):
+                    _require_finite(name, tensor)
+                digests = thread.submit(_add, tuple(sent.values()), bucket, tensors)
+                transport.send(bucket, tensors, last=number == len(self._buckets))
+                digests.result()
         return sent
 
     def _prove(self, control: EngineControl, sent: Mapping[int, SentWeights], version: str) -> float:
@@ -469,8 +469,19 @@ def _filled(buckets: Sequence[Bucket], weights: NamedWeights) -> Iterator[tuple[
         raise WeightSyncError(f"{len(buckets)} buckets were planned, the weights filled {done}; the export has changed")
 
 
+def _add(sent: Sequence[SentWeights], bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:
+    for name, tensor in zip(bucket.names, tensors, strict=True):
+        for one in sent:
+            one.add(name, tensor)
+
+
 def _require_finite(name: str, tensor: torch.Tensor) -> None:
-    if not bool(tensor.isfinite().all()):
+    import torch
+
+    # A sum with a NaN or an infinity is not finite, and takes one pass without memory. A finite weight's sum may
+    # overflow; then every element is looked at.
+    total = tensor.sum(dtype=torch.float32) if tensor.is_floating_point() else None
+    if total is not None and not bool(total.isfinite()) and not bool(tensor.isfinite().all()):
         raise NonFiniteError(
             f"weight {name} holds NaN or infinity; it was not published. Resume from the last checkpoint with --load."
         )

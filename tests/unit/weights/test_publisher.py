@@ -120,6 +120,13 @@ def test_weights_may_come_in_another_order_than_planned(engines, weights):
     assert engines.reported == "1"
 
 
+def test_large_finite_weights_are_published_though_their_sum_is_infinite(engines, weights):
+    weights[NORM].fill_(3e38)
+    publisher(weights).publish(weights.items(), version="1")
+    assert weights[NORM].sum().isinf()
+    assert torch.equal(engines.held[NORM], weights[NORM])
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_weight_that_is_not_finite_is_never_sent_and_the_engines_stay_paused(engines, weights, value):
     sender = publisher(weights)
