@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -77,7 +79,8 @@ def place(layout: Layout, *, timeout_s: float = 60.0) -> Placement:
         PlacementError: at once if the cluster is too small; after ``timeout_s`` if other jobs hold the devices.
     """
     wanted = plan(layout, capacity=capacity())
-    group = placement_group([dict(wanted.bundle) for _ in range(wanted.count)], strategy="PACK", name=NAME)
+    name = f"slime-{os.getpid()}-{time.time_ns()}"  # unique, as Ray wants it; other jobs read it
+    group = placement_group([dict(wanted.bundle) for _ in range(wanted.count)], strategy="PACK", name=name)
     if not group.wait(timeout_s):
         remove_placement_group(group)
         raise PlacementError(_held_by_others(wanted, timeout_s))

@@ -327,7 +327,9 @@ def test_more_processes_than_cores_share_them(ray_session: Session) -> None:
 def test_devices_that_others_hold_are_named_after_the_limit(placed: Placement) -> None:
     while ray.available_resources().get("CPU", 0):  # Ray's count comes some time after what it counts
         time.sleep(0.02)
-    message = r"has 0 CPU and 0 GPU free, .*Placement groups hold 'slime' \(2 CPU on 127\.0\.0\.1\); `ray status`"
+    message = (
+        r"has 0 CPU and 0 GPU free, .*Placement groups hold 'slime-\d+-\d+' \(2 CPU on 127\.0\.0\.1\); `ray status`"
+    )
     with pytest.raises(PlacementError, match=message):
         place(Layout(learner_ranks=1, engines=0), timeout_s=0.5)
 
