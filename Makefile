@@ -33,7 +33,7 @@ demo: setup ## train a tiny model with GRPO on this machine's CPU
 # Files that train on ranks; a pytest of their own, because Megatron takes over the process that loads it. The longest
 # come first.
 RANK_TESTS := $(wildcard $(patsubst %,tests/%.py,e2e/test_one_sample engines/test_layouts e2e/test_bad_input e2e/test_train_only \
-    $(addprefix engines/test_,critic function_paths learner harness inputs families roles shared_prompts processes \
+    $(addprefix engines/test_,critic function_paths learner harness inputs families roles saves shared_prompts processes \
     convert freezing routing gloo log_probs megatron_flags model llama schedules)))
 MARKED := not long
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder -m "$(MARKED)"
@@ -120,6 +120,10 @@ ledger: setup ## kill and resume a run repeatedly, and account for every prompt 
 .PHONY: chaos
 chaos: setup ## 100 faults in 15 runs, at every stage and in every process: the table of docs/engines.md; 45 minutes
 	$(BIN)/python -m tests.campaigns.chaos outputs/chaos
+
+.PHONY: saves
+saves: setup ## kill a run 50 times while it saves, and compare all checkpoints with a run left alone: docs/checkpoints.md
+	$(BIN)/python -m tests.campaigns.saves outputs/saves
 
 .PHONY: layouts
 layouts: setup ## one rollout trained in every layout of the learner, compared with one rank: docs/layouts.md

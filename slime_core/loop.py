@@ -7,13 +7,15 @@ learner and engines share devices: neither needs a second loop.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
 from slime_core.checkpoint.folder import RunState
 from slime_core.checkpoint.schedule import SaveClock, is_due
 from slime_core.config.schema import RunConfig
+from slime_core.errors import SlimeError
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
 from slime_core.runtime.actors import Ref
@@ -75,7 +77,18 @@ class Learner(Protocol):
         """Every engine holds the learner's weights, as ``version``, when this returns."""
 
     def save(self, state: RunState) -> None:
-        """A checkpoint of ``state`` is on disk when this returns, with the states of the plugins on the ranks."""
+        """``state``, the weights and the states of the plugins on the ranks are copied when this returns, to be written
+        while training goes on."""
+
+    def wait_for_save(self, *, required: bool = False) -> None:
+        """The checkpoint that was being written is on disk when this returns, or a warning says that it is not.
+
+        Arguments:
+            required: an error says so.
+        """
+
+    def wait_for_save_after_failure(self) -> None:
+        """The same, where the run ends with another failure, which hides that of the save."""
 
 
 def train(
@@ -95,7 +108,8 @@ def train(
     if config.eval.eval_interval and not config.eval.skip_eval_before_train:
         evaluate(sampler, track, step=state.step, served=served)
     for step in range(state.step, saves.total):
-        with track.step(step) as metrics:
+        # Inside the step, whose row is written only if its checkpoint is there.
+        with track.step(step) as metrics, completing_save_after_failure(learner):
             with track.timer("rollout"):
                 rollout = sampler.sample(step)
             metrics.update(rollout.metrics)
@@ -106,6 +120,9 @@ def train(
                 if saves.is_due(state.step):
                     with track.timer("save"):
                         state = save(state, learner, sampler, hooks)
+                        is_last = state.step == saves.total
+                        if is_last or not config.checkpoint.async_save:
+                            learner.wait_for_save(required=is_last)
                 if is_due(config.weights.update_weights_interval, state.step):
                     served = publish(learner, sampler, track, devices, hooks, version=state.step)
             metrics.update(hooks.failures.report(track.warn))
@@ -114,10 +131,20 @@ def train(
     return state
 
 
+@contextmanager
+def completing_save_after_failure(learner: Learner) -> Iterator[None]:
+    """Where the block fails, the checkpoint that is being written has the time to become complete."""
+    try:
+        yield
+    except SlimeError:
+        learner.wait_for_save_after_failure()
+        raise
+
+
 def save(
     state: RunState, learner: Learner, sampler: Sampler, hooks: LifecycleHooks, devices: DevicePool | None = None
 ) -> RunState:
-    """Write a checkpoint with the position in the data and the states of plugins; returns the state that it holds.
+    """Start a checkpoint with the position in the data and the states of plugins; returns the state that it holds.
 
     Arguments:
         devices: to give to the learner, once the sampler's part is known; None: it holds them.

@@ -73,27 +73,60 @@ class Checkpoint:
 
 
 @contextmanager
-def drafted(folder: Path, step: int) -> Iterator[Path]:
+def drafted(folder: Path, step: int, *, begun: bool = False) -> Iterator[Path]:
     """A draft of the checkpoint ``folder/step-NNNNNN``; see :func:`replacing`."""
     next_step = "Free space or choose another --output-dir, then resume with --load."
-    with replacing(checkpoint_of(folder, step), next_step=next_step) as draft:
+    with replacing(checkpoint_of(folder, step), next_step=next_step, begun=begun) as draft:
         yield draft
 
 
+def draft_of(folder: Path, step: int) -> Path:
+    """The folder that becomes the checkpoint ``folder/step-NNNNNN`` when it is complete."""
+    return _draft_of(checkpoint_of(folder, step))
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove checkpoints that never became complete. No process may be writing one."""
+    for draft in folder.glob(".step-*.draft"):
+        shutil.rmtree(draft, ignore_errors=True)
+
+
 @contextmanager
-def replacing(final: Path, *, next_step: str) -> Iterator[Path]:
-    """A draft folder to write into; it becomes ``final`` when the block ends, and is removed when it fails. What was
-    there before is removed only when the new one has replaced it.
+def writing(path: Path) -> Iterator[None]:
+    """Raise what writing ``path`` fails with in the block as a CheckpointError that names it.
+
+    torch's file writer fails at a full disk with a RuntimeError of its own, in whose context the OSError is.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as problem:
+        cause: BaseException = problem
+        while not isinstance(cause, OSError) and cause.__context__ is not None:
+            cause = cause.__context__
+        free = shutil.disk_usage(next(one for one in (path, *path.parents) if one.exists())).free
+        why = getattr(cause, "strerror", None) or str(cause).partition("\n")[0]
+        raise CheckpointError(f"{path} cannot be written: {why} ({free // 2**20} MiB are free there)") from problem
+
+
+@contextmanager
+def replacing(final: Path, *, next_step: str, begun: bool = False) -> Iterator[Path]:
+    """A draft folder to write into; it becomes ``final`` when the block ends and all files are on disk, and is removed
+    when the block fails. What was there before is removed only when the new one has replaced it.
+
+    Arguments:
+        begun: the draft may hold files already, which stay.
 
     Raises:
         CheckpointError: the folder cannot be written; says ``next_step``.
     """
-    draft = final.with_name(f".{final.name}.draft")
+    draft = _draft_of(final)
     try:
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
+        if not begun:
+            shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True, exist_ok=begun)
         yield draft
-        _sync(draft)
+        for path in (*draft.rglob("*"), draft):
+            _sync(path)
         _replace(draft, final)
     except OSError as problem:
         raise CheckpointError(f"checkpoint {final} cannot be written: {problem}. {next_step}") from problem
@@ -160,6 +193,10 @@ def by_step(folder: Path) -> dict[int, Path]:
     return {int(match[1]): path for path in folder.glob("step-*") if (match := NAME.fullmatch(path.name))}
 
 
+def _draft_of(final: Path) -> Path:
+    return final.with_name(f".{final.name}.draft")
+
+
 def _unused(path: Path) -> Path:
     return next(name for name in numbered(path) if not name.exists())
 
@@ -180,9 +217,9 @@ def _replace(draft: Path, final: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _sync(folder: Path) -> None:
-    """Sync the names in ``folder`` to disk."""
-    handle = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Sync a file, or the names in a folder, to disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

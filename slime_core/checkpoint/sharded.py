@@ -7,15 +7,16 @@ torch's own records, and runs no code.
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
-from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,16 +24,22 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing import dict_utils, mapping
-from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 from megatron.core.dist_checkpointing.strategies import torch as torch_dist
-from torch.distributed.checkpoint import filesystem, metadata, planner, planner_helpers, state_dict_saver
+from megatron.core.dist_checkpointing.strategies.state_dict_saver import save_state_dict_async_plan
+from torch.distributed.checkpoint import filesystem, metadata, planner, planner_helpers, state_dict_saver, storage
 from torch.distributed.checkpoint.api import CheckpointException
 
+from slime_core.checkpoint.folder import writing
 from slime_core.errors import CheckpointError
 
-SHARED = Path("/dev/shm")
-MEMORY = re.compile(r"shared memory|/dev/shm|shm_open|\bshm\b|/torch_\d")
-"""What errors of torch and of Python say of a full /dev/shm."""
+COMMON = "common.pt"
+"""What is no tensor: settings of parameter groups, step counts, the schedule."""
+
+OF_ADAM = ("param", "exp_avg", "exp_avg_sq")
+TORCH_SAVE = filesystem.SerializationFormat.TORCH_SAVE
+NO_TRANSFORMS = filesystem._StorageWriterTransforms()
 
 RECORDS = tuple(f"torch.distributed.checkpoint.{name}" for name in ("metadata", "planner", "filesystem"))
 """Modules whose records and enumerations describe a checkpoint."""
@@ -41,9 +48,6 @@ ENUMS = (metadata._MEM_FORMAT_ENCODING, planner.WriteItemType)
 HARMLESS = {("torch", "Size"), ("torch.serialization", "_get_layout")}
 FOREIGN = "No code of it was run. It was not written by a run, or was changed: take another checkpoint."
 
-MB = 2**20
-SMALL_BYTES = 4 * MB
-
 UNREADABLE = (dist_checkpointing.core.CheckpointingException, CheckpointException, KeyError, OSError, EOFError)
 """What Megatron and torch raise for a checkpoint that they cannot read."""
 
@@ -51,23 +55,26 @@ NOT_WEIGHTS = re.compile(r"(chained_\d+\.)?optimizer\.|rng_state|.*_extra_state"
 """Keys of tensors in a checkpoint that are no weights of the model."""
 
 
-def save(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) -> None:
-    """Write the learner's state into ``folder``, which exists and is empty. Collective over all ranks.
-
-    Raises:
-        CheckpointError: a rank could not write its part.
-    """
-    state = _state(chunks, optimizer, loading=False) | {"schedule": schedule.state_dict()}
+def copy(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) -> StateCopy:
+    """A copy of the learner's state, to be written into ``folder``. Collective over all ranks; writes nothing."""
+    gathers = _Gathers()
+    with gathers.replacing_those_of(optimizer):
+        state = _state(chunks, optimizer, loading=False) | {"schedule": schedule.state_dict()}
     _agree_on_steps(state["optimizer"])
-    _write(state, folder)
+    return StateCopy(state, folder, gathers)
 
 
-def save_weights(folder: Path, *, chunks: Sequence[Any], fill: Callable[[torch.Tensor], None] | None = None) -> None:
-    """Write the chunks' weights into ``folder``, which is created. Collective over all ranks.
+def copy_weights(folder: Path, *, chunks: Sequence[Any]) -> StateCopy:
+    """A copy of the chunks' weights, to be written into ``folder``. Collective over all ranks; writes nothing."""
+    return StateCopy(_model(chunks, _metadata()), folder, _Gathers())
+
+
+def save_weights(folder: Path, *, chunks: Sequence[Any], fill: Callable[[torch.Tensor], None]) -> None:
+    """Write the chunks' weights into ``folder``, which is created, without a copy of them. Collective over all ranks.
 
     Arguments:
         fill: called with each parameter, or part of one, just before it is written, to load its weights; parameters
-            are then written one after the other. None: the chunks hold their weights.
+            are written one after the other.
 
     Raises:
         CheckpointError: a rank could not write its part.
@@ -75,18 +82,186 @@ def save_weights(folder: Path, *, chunks: Sequence[Any], fill: Callable[[torch.T
     try:
         folder.mkdir(parents=True, exist_ok=True)
         dist.barrier()  # rank 0 checks that it exists and is empty before any rank writes
-    except OSError as problem:
-        raise CheckpointError(f"{folder} cannot be made: {problem}. Free space, then resume.") from problem
-    _write(_model(chunks, _metadata()), folder, strategy=None if fill is None else _OneByOne(fill))
-
-
-def _write(state: dict[str, Any], folder: Path, *, strategy: Any = None) -> None:
-    try:
-        with _local_results_queue():
-            dist_checkpointing.save(state, str(folder), strategy)
+        dist_checkpointing.save(_model(chunks, _metadata()), str(folder), _OneByOne(fill))
     except (CheckpointException, OSError, RuntimeError) as problem:  # torch's file writer raises a bare RuntimeError
         cause = _first(problem) if isinstance(problem, CheckpointException) else problem
-        raise CheckpointError(f"{folder} cannot be written: {cause}. {_next_step(folder, str(cause))}") from problem
+        raise CheckpointError(f"{folder} cannot be written: {cause}. Free space there, then resume.") from problem
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPart:
+    """What one rank has written of a state.
+
+    Arguments:
+        folder: of the state.
+        results: where each of its tensors is.
+        description: of all ranks' tensors; from the first rank only.
+    """
+
+    folder: Path
+    results: list[storage.WriteResult]
+    description: metadata.Metadata | None
+
+
+class StateCopy:
+    """A copy in host memory of this rank's part of a state.
+
+    Making it is collective and writes nothing. :meth:`write` may run in another thread while the state changes; the
+    state is on disk when :func:`finish` has had the parts of all ranks.
+
+    Arguments:
+        state: as Megatron shards it.
+        folder: of the state; is made when it is written.
+        gathers: what the copy still lacks of other ranks' tensors.
+    """
+
+    def __init__(self, state: dict[str, Any], folder: Path, gathers: _Gathers) -> None:
+        self._folder = folder
+        self._gathers = gathers
+        sharded, common = save_preprocess(state)
+        self._rank = dist.get_rank()
+        self._common = _pickled(common) if self._rank == 0 else b""
+        flat, _, _ = torch_dist._replace_state_dict_keys_with_sharded_keys(sharded, True)
+        writer = _Writer(folder, held=gathers.storages)
+        (_, self._description, _), *_ = save_state_dict_async_plan(
+            torch_dist.mcore_to_pyt_state_dict(flat, False), writer, None, 0, planner=_planner()
+        )
+        self._items = deque(writer.items)
+
+    def write(self) -> WrittenPart:
+        """Write this rank's part, and release the copy. Ranks whose optimizers share a state call it together.
+
+        Raises:
+            CheckpointError: it cannot be written; names the file.
+        """
+        self._gathers.run()
+        with writing(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+        if self._rank == 0:
+            with writing(path := self._folder / COMMON):
+                path.write_bytes(self._common)
+                save_config(CheckpointingConfig("torch_dist", 1), str(self._folder))
+        return WrittenPart(self._folder, self._write_tensors() if self._items else [], self._description)
+
+    def _write_tensors(self) -> list[storage.WriteResult]:
+        path, results = self._folder / f"__{self._rank}_0.distcp", []
+        with writing(path), path.open("wb") as file:
+            while self._items:
+                item, value = self._items.popleft()
+                # A view would be written with all of the storage under it.
+                whole = value.clone() if isinstance(value, torch.Tensor) and _is_view(value) else value
+                results.append(filesystem._write_item(NO_TRANSFORMS, file, whole, item, path.name, TORCH_SAVE))
+            file.flush()
+            os.fsync(file.fileno())
+        return results
+
+
+def finish(parts: Sequence[WrittenPart]) -> None:
+    """Write what describes each state in ``parts``, which are those of all ranks. Not collective.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    for folder in dict.fromkeys(part.folder for part in parts):
+        own = [part for part in parts if part.folder == folder]
+        (description,) = [part.description for part in own if part.description is not None]
+        with writing(folder / ".metadata"):
+            _Writer(folder).finish(description, [part.results for part in own])
+
+
+def write(copies: Sequence[StateCopy]) -> None:
+    """Write ``copies`` at once. Collective over all ranks.
+
+    Raises:
+        CheckpointError: a rank could not write its part; raised on every rank.
+    """
+    try:
+        found: Any = [one.write() for one in copies]
+    except CheckpointError as error:
+        found = error
+    parts = _gathered(found)
+    if failed := [one for one in parts if isinstance(one, CheckpointError)]:
+        raise failed[0]
+    if dist.get_rank() == 0:
+        finish([part for rank in parts for part in rank])
+    dist.barrier()
+
+
+def _pickled(common: dict[str, Any]) -> bytes:
+    torch.save(common, stream := BytesIO())
+    return stream.getvalue()
+
+
+def _planner() -> Any:
+    return torch_dist.MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
+
+
+def _is_view(tensor: torch.Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() != tensor.nbytes
+
+
+class _Gathers:
+    """The optimizer's tensors, of which each data-parallel rank has a part.
+
+    Megatron gathers them in ``DistributedOptimizer.get_parameter_state_dp_zero``, which passes over all of them seven
+    times before it returns (distrib_optimizer.py:977). Here each rank copies its part to its place in a buffer that is
+    otherwise not touched; :meth:`run` sends the parts to the first rank of the group, which writes them.
+
+    Attributes:
+        storages: addresses of the buffers.
+    """
+
+    def __init__(self) -> None:
+        self.storages: set[int] = set()
+        self._parts: list[tuple[dist.ProcessGroup, list[torch.Tensor]]] = []
+
+    @contextmanager
+    def replacing_those_of(self, optimizer: Any) -> Iterator[None]:
+        """Inside the block the parts of ``optimizer`` copy their state here instead of gathering it."""
+        parts = getattr(optimizer, "chained_optimizers", [optimizer])
+        for part in parts:
+            part.get_parameter_state_dp_zero = partial(self._copy, part)
+        try:
+            yield
+        finally:
+            for part in parts:
+                del part.get_parameter_state_dp_zero
+
+    def run(self) -> None:
+        """Send the parts to the first rank of their group, on a group that nothing else uses."""
+        for group, parts in self._parts:
+            for rank in range(1, group.size()):
+                if group.rank() == rank and parts[rank].numel():
+                    dist.send(parts[rank], group=group, group_dst=0)
+                elif group.rank() == 0 and parts[rank].numel():
+                    dist.recv(parts[rank], group=group, group_src=rank)
+        self._parts.clear()
+
+    def _copy(self, optimizer: Any, **_: Any) -> dict[Any, Any]:
+        """What Megatron's method returns, filled with this rank's part."""
+        found: dict[Any, Any] = {"buckets_coalesced": True}
+        for number, ranges in enumerate(optimizer.gbuf_ranges):
+            ((dtype, buckets),) = ranges.items()
+            buffer, group = optimizer.buffers[number], optimizer.data_parallel_group_gloo
+            whole = {name: torch.empty(buffer.numel_unpadded, dtype=torch.float32) for name in OF_ADAM}
+            self.storages |= {tensor.untyped_storage().data_ptr() for tensor in whole.values()}
+            start = 0
+            for bucket, own in zip(buffer.buckets, buckets, strict=True):
+                size, end = bucket.grad_data.numel() // group.size(), start + bucket.numel_unpadded
+                for name, flat in whole.items():
+                    parts = [
+                        flat[start + rank * size : min(start + rank * size + size, end)] for rank in range(group.size())
+                    ]
+                    self._parts.append((group, parts))
+                    self._fill(parts[group.rank()], name, own["param_map"], optimizer)
+                start = end
+            found[number] = {dtype: {**whole, "numel_unpadded": buffer.numel_unpadded}}
+        return found
+
+    def _fill(self, part: torch.Tensor, name: str, param_map: Any, optimizer: Any) -> None:
+        for parameter, ranges in param_map.items():
+            place, state = ranges["gbuf_local"], optimizer._get_main_param_and_optimizer_states(parameter)
+            part[place.start : place.end].copy_(state[name].detach())
 
 
 class _OneByOne(torch_dist.TorchDistSaveShardedStrategy):  # type: ignore[misc]
@@ -106,8 +281,33 @@ class _OneByOne(torch_dist.TorchDistSaveShardedStrategy):  # type: ignore[misc]
 
 
 class _Writer(filesystem.FileSystemWriter):
+    """torch's writer; of a plan it copies the tensors, see :class:`StateCopy`.
+
+    Arguments:
+        held: storages that are copies already.
+
+    Attributes:
+        items: what this rank has to write, with the copies.
+    """
+
+    def __init__(self, path: str | Path, *, held: Set[int] = frozenset()) -> None:
+        super().__init__(path)
+        self._held = held
+        self.items: list[tuple[planner.WriteItem, torch.Tensor | BytesIO]] = []
+
     def storage_meta(self) -> metadata.StorageMeta | None:
         return None  # torch would record the path of the folder on this machine
+
+    def prepare_local_plan(self, plan: planner.SavePlan) -> planner.SavePlan:
+        return plan  # torch would make the folder, and a rank that fails at it would leave the others waiting
+
+    def prepare_write_data(self, plan: planner.SavePlan, source: planner.SavePlanner) -> None:
+        """Copy what ``plan`` has for this rank."""
+        for item in plan.items:
+            value = source.resolve_data(item)
+            if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() not in self._held:
+                value = value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+            self.items.append((item, value))
 
 
 class _Filling(torch_dist.MCoreSavePlanner):  # type: ignore[misc]
@@ -120,32 +320,6 @@ class _Filling(torch_dist.MCoreSavePlanner):  # type: ignore[misc]
         if isinstance(found, torch.Tensor):
             self._fill(found)
         return found
-
-
-def _next_step(folder: Path, cause: str) -> str:
-    """What to do: the writers hand their data over in /dev/shm, so that may be what is full."""
-    room, shared = shutil.disk_usage(folder).free, shutil.disk_usage(SHARED).free if SHARED.is_dir() else None
-    if shared is None or not (MEMORY.search(cause) or shared < min(room, SMALL_BYTES)):
-        return f"Free space there ({room // MB} MB are free), then resume."
-    return (
-        f"{SHARED}, through which processes hand over data, has {shared // MB} MB free (the folder: {room // MB} MB). "
-        "Give the machine more shared memory (docker run --shm-size) or end what fills it, then resume."
-    )
-
-
-@contextmanager
-def _local_results_queue() -> Iterator[None]:
-    """Keep the reports of a save's writers in a queue of this process, which reads them.
-
-    For asynchronous saves, Megatron spawns a process on each rank that holds nothing but these reports
-    (dist_checkpointing/strategies/filesystem_async.py:51): four seconds of a core at the first save, and its memory to
-    the end of the run.
-    """
-    before, filesystem_async._results_queue = filesystem_async._results_queue, SimpleQueue()
-    try:
-        yield
-    finally:
-        filesystem_async._results_queue = before
 
 
 def load(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) -> None:

@@ -217,6 +217,9 @@ class CheckpointConfig(Section):
     """Checkpoints of save_interval that stay on disk, the newest ones. None: all."""
     save_keep_every: Annotated[Count | None, Needs("save_keep_last", because="otherwise all stay")] = None
     """Checkpoints after a multiple of this many rollouts stay, however old they are. None: as save_keep_last says."""
+    async_save: bool = True
+    """Training waits for a copy of the state in host memory, and goes on while that is written; the next save and the
+    end of the run wait for the files. False: training waits for them."""
     save_hf: bool = True
     """Also write each checkpoint's weights as a Hugging Face folder."""
 

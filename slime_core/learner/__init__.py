@@ -16,6 +16,7 @@ The way of a rollout, in reading order:
 Around it:
 
     components        builds the run's components that work on a rank, and checks them
+    saving            checkpoints that are written while training goes on
     critic            the critic's model: one number a token in place of its output layer; value loss and optimizer
     critic_rank       one process of a separate critic, on ranks of its own
     critic_reshard    shards of the actor's ranks divided for the critic's; per-token numbers on their way back

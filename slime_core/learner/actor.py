@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,23 +17,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import ray
 
-from slime_core.checkpoint.folder import Checkpoint, RunState, drafted, write_state
-from slime_core.checkpoint.schedule import Retention
+from slime_core.checkpoint.folder import Checkpoint, RunState, draft_of, remove_drafts, writing
 from slime_core.config.model_config import CARRIED
 from slime_core.errors import WeightSyncError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.critic_reshard import TokenValues, values_of_shard
 from slime_core.learner.rank_load import RankLoad, SlowRank, load_metrics
+from slime_core.learner.saving import BackgroundSave, CopyingActor, SaveSettings, complete, written_by
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
-from slime_core.runtime.actors import ActorGroup, Call, Ref, Watched, uncollected
+from slime_core.runtime.actors import ActorGroup, Call, Ref, Watched, background, uncollected
 from slime_core.runtime.waiting import Wait
 from slime_core.types import TrainBatch
 from slime_core.weights.publisher import Publisher, PublisherSettings
 from slime_core.weights.update_group import reserve_port
 
 if TYPE_CHECKING:
+    from slime_core.checkpoint.sharded import WrittenPart
     from slime_core.learner.critic_rank import CriticRank
     from slime_core.learner.critic_reshard import TokenValues
     from slime_core.learner.rank import Learner
@@ -69,23 +70,6 @@ OLDER = (
 
 
 @dataclass(frozen=True, slots=True)
-class SaveSettings:
-    """Where checkpoints go and what they hold.
-
-    Arguments:
-        folder: of all checkpoints of the run.
-        hf_template: Hugging Face folder whose config and tokenizer a Hugging Face export is completed with.
-        save_hf: also export the weights as a Hugging Face folder.
-        retention: which of them stay.
-    """
-
-    folder: Path
-    hf_template: Path
-    save_hf: bool = True
-    retention: Retention = field(default_factory=Retention)
-
-
-@dataclass(frozen=True, slots=True)
 class RankResult:
     """What one rank returns after training a rollout.
 
@@ -106,7 +90,7 @@ TRAINED, EVALUATING = "trained", "evaluating"
 """Kinds of engines: those that the training samples come from, and those that only evaluate."""
 
 
-class LearnerActor(Rendezvous):
+class LearnerActor(CopyingActor, Rendezvous):
     """Runs a :class:`~slime_core.learner.rank.Learner`, with exactly the driver's plugins."""
 
     _learner: Learner  # once setup() has returned
@@ -115,6 +99,7 @@ class LearnerActor(Rendezvous):
         # Before setup(), whose settings hold options objects of the plugins' classes.
         self._registry = attach(manifest)
         self._publishers: dict[str, Publisher] = {}  # to each kind of engines that was connected
+        self._export: Callable[[], None] | None = None  # writes the copied weights in Hugging Face's format
 
     def setup(self, settings: LearnerSettings) -> None:
         """Build the model and load the start weights. Collective."""
@@ -184,18 +169,30 @@ class LearnerActor(Rendezvous):
         """The engines lose all weights and get ``version`` again. Collective; see ``Publisher.check_equal``."""
         self._publishers[TRAINED].check_equal(self._learner.export_weights(), version=str(version))
 
-    def save(self, draft: Path, *, export: bool, template: Path) -> None:
-        """Write this rank's part of a checkpoint. Collective."""
-        from slime_core.weights import export as hf
-
+    def copy(self, draft: Path, saving: SaveSettings) -> None:
+        """Copy this rank's part of a checkpoint, which :meth:`write` then writes into ``draft``. Collective."""
         learner = self._learner
         with learner.timeline.span("save", None):
-            learner.save(draft)
-            if learner.is_sender:
-                (draft / "torch_dist" / CARRIED).mkdir()
-                hf.copy_small_files(template, draft / "torch_dist" / CARRIED)
-            if export:
-                hf.write(draft / "hf", learner.export_weights(), template=template, writes=learner.is_sender)
+            self._copies = learner.copy(draft)
+            weights = []
+            for name, weight in learner.export_weights() if saving.save_hf else ():
+                if learner.is_sender:  # the others take part in gathering it
+                    weights.append((name, weight.detach().to("cpu", copy=True)))
+            self._export = partial(_export, draft, weights, saving.hf_template) if learner.is_sender else None
+
+    @background
+    def write(self) -> list[WrittenPart]:
+        """Write the copies of this rank, and release them; other methods run meanwhile."""
+        written = super().write()
+        export, self._export = self._export, None
+        if export is not None:
+            export()
+        return written
+
+    @background
+    def complete(self, written: Sequence[Ref[list[WrittenPart]]], state: RunState, saving: SaveSettings) -> None:
+        """Make what all ranks have written a checkpoint; see :func:`slime_core.learner.saving.complete`."""
+        complete(partial(written_by, written), state, saving)
 
     def plugin_states(self) -> PlaceStates:
         """The plugins' states on this rank, for a checkpoint."""
@@ -275,6 +272,7 @@ class LearnerHandle:
         self._critic = critic
         self._wait = wait
         self._saving = saving
+        self._saved = BackgroundSave(saving.folder, wait=wait, warn=warn)
         self._data_ranks = list(data_ranks)
         self._checks_equal = checks_equal
         self._ahead = ahead
@@ -312,6 +310,7 @@ class LearnerHandle:
 
     def train(self, shards: list[Ref[TrainBatch]]) -> dict[str, float]:
         """Run all optimizer steps of one rollout; ``shards`` are references, one a data-parallel rank."""
+        self._saved.look()
         values = [] if self._critic is None else self._critic.values(shards, self._wait)
         calls = [
             actor.start(LearnerActor.train, [shards[number]], values, number=number)
@@ -397,18 +396,31 @@ class LearnerHandle:
         self._wait(self._group.start(LearnerActor.wake), what="the learner to return to the devices")
 
     def save(self, state: RunState) -> None:
-        """A checkpoint of ``state`` is on disk when this returns, or nothing of it. Plugins' states are rank 0's."""
-        saving = self._saving
-        call = self._group[0].start(LearnerActor.plugin_states)
+        """Every rank has copied its part of a checkpoint of ``state`` when this returns, and writes it from then on.
+
+        Earlier checkpoints are complete by then. Plugins' states are rank 0's.
+        """
+        saving, first = self._saving, self._group[0]
+        self._saved.join()
+        call = first.start(LearnerActor.plugin_states)
         states = self._wait([call], what="the plugins' states on the learner")[0]
-        with drafted(saving.folder, state.step) as draft:
-            (draft / "torch_dist").mkdir()
-            calls = self._group.start(LearnerActor.save, draft, export=saving.save_hf, template=saving.hf_template)
-            calls += [] if self._critic is None else self._critic.save(draft)
-            self._wait(calls, what=f"the checkpoint of step {state.step}")
-            saving.retention.mark(draft, state.step)
-            write_state(draft, replace(state, plugin_states={**state.plugin_states, Place.RANK: states}))
-        saving.retention.tidy(saving.folder, newest=state.step)
+        state = replace(state, plugin_states={**state.plugin_states, Place.RANK: states})
+        remove_drafts(saving.folder)
+        draft = draft_of(saving.folder, state.step)
+        calls = self._group.start(LearnerActor.copy, draft, saving)
+        calls += [] if self._critic is None else self._critic.copy(draft)
+        self._wait(calls, what=f"a copy of step {state.step}")
+        writes = self._group.start(LearnerActor.write)
+        writes += [] if self._critic is None else self._critic.write()
+        self._saved.begin(first.start(LearnerActor.complete, [one.ref for one in writes], state, saving), state.step)
+
+    def wait_for_save(self, *, required: bool = False) -> None:
+        """No checkpoint is being written when this returns; see :class:`BackgroundSave`."""
+        self._saved.join(required=required)
+
+    def wait_for_save_after_failure(self) -> None:
+        """The same, where the run ends with another failure."""
+        self._saved.join_after_failure()
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Continue from ``checkpoint``."""
@@ -440,8 +452,27 @@ class NoLearner:
     def save(self, state: RunState) -> None:
         """There are no weights to save."""
 
+    def wait_for_save(self, *, required: bool = False) -> None:
+        """Nothing is being written."""
+
+    def wait_for_save_after_failure(self) -> None:
+        """Nothing is being written."""
+
     def close(self) -> None:
         """No rank was started."""
+
+
+def _export(draft: Path, weights: list[tuple[str, Any]], template: Path) -> None:
+    """Write what describes the model beside its weights into ``draft``, and ``weights``, if any, as a Hugging Face
+    folder."""
+    from slime_core.weights import export as hf
+
+    with writing(carried := draft / "torch_dist" / CARRIED):
+        carried.mkdir()
+        hf.copy_small_files(template, carried)
+    if weights:
+        with writing(draft / "hf"):
+            hf.write(draft / "hf", weights, template=template, writes=True)
 
 
 def parity_unchecked_warning(ahead: int) -> str:
@@ -455,7 +486,7 @@ def manifest_record(manifest: Manifest) -> dict[str, Any]:
     return record
 
 
-class CriticActor(Rendezvous):
+class CriticActor(CopyingActor, Rendezvous):
     """Runs a :class:`~slime_core.learner.critic_rank.CriticRank`, with exactly the driver's plugins."""
 
     _critic: CriticRank  # once setup() has returned
@@ -480,9 +511,9 @@ class CriticActor(Rendezvous):
         """Train on ``returns``, a reference a shard; returns the critic's metrics."""
         return self._critic.fit(ray.get(returns))
 
-    def save(self, folder: Path) -> None:
-        """Write this rank's part of the checkpoint in ``folder``. Collective."""
-        self._critic.critic.save(folder)
+    def copy(self, folder: Path) -> None:
+        """Copy this rank's part of a checkpoint, which :meth:`write` then writes into ``folder``. Collective."""
+        self._copies = [self._critic.critic.copy(folder)]
 
     def load(self, folder: Path) -> None:
         """Continue from the checkpoint in ``folder``. Collective."""
@@ -520,9 +551,13 @@ class CriticGroup:
         """Train on ``returns``, a reference a shard; returns the critic's metrics."""
         return wait(self._group.start(CriticActor.fit, returns), what="the critic to train")[0]
 
-    def save(self, folder: Path) -> list[Call[None]]:
-        """Start to write the critic's part of the checkpoint in ``folder``; the caller waits."""
-        return self._group.start(CriticActor.save, folder)
+    def copy(self, folder: Path) -> list[Call[None]]:
+        """Start to copy the critic's part of a checkpoint, for ``folder``; the caller waits."""
+        return self._group.start(CriticActor.copy, folder)
+
+    def write(self) -> list[Call[list[WrittenPart]]]:
+        """Start to write what was copied; the caller waits."""
+        return self._group.start(CriticActor.write)
 
     def load(self, folder: Path) -> list[Call[None]]:
         """Start to continue from the checkpoint in ``folder``; the caller waits."""

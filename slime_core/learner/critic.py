@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,6 +26,9 @@ from slime_core.learner.metric_sums import MetricSums
 from slime_core.learner.micro_batches import MicroBatch
 from slime_core.learner.trained_model import TrainedModel, build_chunks, forward_backward, forward_only
 from slime_core.ops.losses import clipped_value_loss
+
+if TYPE_CHECKING:
+    from slime_core.checkpoint.sharded import StateCopy
 
 EXPLAINED = ("returns", "returns^2", "errors", "errors^2")
 """Means that are summed over ranks and then replaced by ``explained_variance``."""
@@ -66,17 +69,12 @@ class Critic:
             chunks, spec=spec, label=label, settings=settings, optimizer=critic_optimizer(config)
         )
 
-    def save(self, folder: Path) -> None:
-        """Write this rank's part into ``folder/critic``.
-
-        Raises:
-            CheckpointError: it cannot be written.
-        """
-        (folder / "critic").mkdir(exist_ok=True)
-        self.trained.save(folder / "critic")
+    def copy(self, folder: Path) -> StateCopy:
+        """A copy of this rank's part, for ``folder/critic``."""
+        return self.trained.copy(folder / "critic")
 
     def load(self, folder: Path) -> None:
-        """Continue from what :meth:`save` wrote, in any layout, on the actor's ranks or separate ones.
+        """Continue from what a :meth:`copy` wrote, in any layout, on the actor's ranks or separate ones.
 
         Raises:
             CheckpointError: it is of another model, or of a run without a critic.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from slime_core.learner.objective import Objective
 
 if TYPE_CHECKING:
+    from slime_core.checkpoint.sharded import StateCopy
     from slime_core.learner.columns import TokenEstimation
 
 
@@ -93,16 +94,17 @@ class FrozenModels:
             self._snapshots.snapshot(OLD_ACTOR)
         self._old_actor_differs = False
 
-    def save(self, folder: Path) -> None:
-        """Write the roles that have changed since the start into ``folder``, which is made if there are any."""
+    def copy(self, folder: Path) -> list[StateCopy]:
+        """Copies of the roles that have changed since the start, for ``folder``."""
         from slime_core.checkpoint import sharded
 
-        if REFERENCE in self._snapshots and self._reference_was_updated:
-            with self._snapshots.weights_of(REFERENCE):
-                sharded.save_weights(folder / REFERENCE, chunks=self._actor.chunks)
+        if REFERENCE not in self._snapshots or not self._reference_was_updated:
+            return []
+        with self._snapshots.weights_of(REFERENCE):
+            return [sharded.copy_weights(folder / REFERENCE, chunks=self._actor.chunks)]
 
     def load(self, folder: Path) -> None:
-        """Load the roles that :meth:`save` wrote, whatever ``ref_load`` says; roles that it did not write stay."""
+        """Load the roles that a :meth:`copy` wrote, whatever ``ref_load`` says; roles that it did not write stay."""
         from slime_core.checkpoint import sharded
 
         reference = folder / REFERENCE

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -54,6 +54,9 @@ from slime_core.plugins.registry import Registry
 from slime_core.track.record import write_atomically
 from slime_core.track.timeline import Timeline
 from slime_core.types import TrainBatch
+
+if TYPE_CHECKING:
+    from slime_core.checkpoint.sharded import StateCopy
 
 PASSES = ("log_probs", "critic_train", "actor_train")
 """Spans of :meth:`Learner.train`."""
@@ -328,19 +331,14 @@ class Learner:
 
     # --- Checkpoints -------------------------------------------------------------------------------------------------
 
-    def save(self, folder: Path) -> None:
-        """Write this rank's part: ``torch_dist``, and where they change ``critic`` and ``roles``. Collective.
-
-        Raises:
-            CheckpointError: it cannot be written.
-        """
-        self.actor.save(folder / "torch_dist")
-        self._frozen.save(folder / "roles")
-        if self.critic is not None:
-            self.critic.save(folder)
+    def copy(self, folder: Path) -> list[StateCopy]:
+        """Copies of this rank's part: ``torch_dist``, and where they change ``critic`` and ``roles``. Collective; the
+        caller writes them."""
+        critic = [] if self.critic is None else [self.critic.copy(folder)]
+        return [self.actor.copy(folder / "torch_dist"), *self._frozen.copy(folder / "roles"), *critic]
 
     def load(self, folder: Path) -> None:
-        """Continue from a checkpoint of :meth:`save`, in any layout. Collective.
+        """Continue from a checkpoint that copies wrote, in any layout. Collective.
 
         Raises:
             CheckpointError: the checkpoint is of another model, or has no critic, which this run trains.

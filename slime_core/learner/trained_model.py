@@ -1,6 +1,6 @@
 """A model that trains: chunks under Megatron's DDP, passes through Megatron's own schedule, optimizer steps.
 
-    TrainedModel              builds DDP, optimizer and learning-rate schedule; takes steps, saves and loads
+    TrainedModel              builds DDP, optimizer and learning-rate schedule; takes steps, copies its state and loads
     compute_log_probs         forward only: log-probabilities of the response tokens
     forward_only              the same for another output, such as a critic's values
     forward_backward_policy   gradients and metrics of one optimizer step of the actor
@@ -36,6 +36,7 @@ from slime_core.plugins.loading import boundary
 from slime_core.types import TrainBatch
 
 if TYPE_CHECKING:
+    from slime_core.checkpoint.sharded import StateCopy
     from slime_core.modeling.layers import KeepingRouter
 
 
@@ -129,14 +130,14 @@ class TrainedModel:
         self.schedule.step(increment=1)
         return {"grad_norm": float(grad_norm), "lr": learning_rate}
 
-    def save(self, folder: Path) -> None:
-        """Write model, optimizer and schedule into ``folder``, see :func:`slime_core.checkpoint.sharded.save`."""
+    def copy(self, folder: Path) -> StateCopy:
+        """A copy of model, optimizer and schedule, see :func:`slime_core.checkpoint.sharded.copy`."""
         from slime_core.checkpoint import sharded
 
-        sharded.save(folder, chunks=self.chunks, optimizer=self.optimizer, schedule=self.schedule)
+        return sharded.copy(folder, chunks=self.chunks, optimizer=self.optimizer, schedule=self.schedule)
 
     def load(self, folder: Path) -> None:
-        """Continue from what :meth:`save` wrote, in any layout."""
+        """Continue from what a :meth:`copy` wrote, in any layout."""
         from slime_core.checkpoint import sharded
 
         sharded.load(folder, chunks=self.chunks, optimizer=self.optimizer, schedule=self.schedule)

@@ -2,6 +2,7 @@
 
     Watched       the base class of everything that runs as an actor: answers even while it is busy
     control       marks further methods that do
+    background    marks methods that run at the same time as others
     start_actor   the only place that creates actors
     Launch        its name, slot and environment variables
     Actor         a handle with the actor's class and its name in messages
@@ -268,6 +269,13 @@ def control(method: Callable[P, R]) -> Callable[P, R]:
     return marked
 
 
+def background(method: Callable[P, R]) -> Callable[P, R]:
+    """Marks a method of an actor class that runs in a thread of its own, at the same time as other methods."""
+    mark: Any = ray.method(concurrency_group="background")
+    marked: Callable[P, R] = mark(method)
+    return marked
+
+
 class Watched:
     """Base of every actor class: both methods answer at once, whatever the actor's main thread does."""
 
@@ -391,7 +399,7 @@ def start_actor(launch: Launch, cls: Callable[P, W], /, *args: P.args, **kwargs:
     if variables:
         options["runtime_env"] = {"env_vars": variables}
     as_actor: Any = ray.remote  # its annotations leave concurrency_groups out
-    remote = as_actor(concurrency_groups={"control": 2})(_guarded(cls, launch.log))
+    remote = as_actor(concurrency_groups={"control": 2, "background": 1})(_guarded(cls, launch.log))
     return Actor(remote.options(**options).remote(engine_access(), *args, **kwargs), launch.label)
 
 

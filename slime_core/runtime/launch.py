@@ -25,12 +25,12 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from slime_core.checkpoint.folder import Checkpoint, RunState, by_step
+from slime_core.checkpoint.folder import Checkpoint, RunState, by_step, remove_drafts
 from slime_core.checkpoint.schedule import Retention, is_due
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.config.secrets import add_key, key_of_run
 from slime_core.config.settings import core_values
-from slime_core.errors import DEATHS
+from slime_core.errors import DEATHS, SlimeError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.actor import (
     CriticActor,
@@ -38,9 +38,9 @@ from slime_core.learner.actor import (
     LearnerActor,
     LearnerHandle,
     NoLearner,
-    SaveSettings,
     manifest_record,
 )
+from slime_core.learner.saving import SaveSettings
 from slime_core.loop import save, train
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins.contracts import Place, RunInfo
@@ -239,10 +239,15 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
                         learner, stoppable, config=config, state=state, track=track, devices=devices, hooks=hooks
                     )
                 except Terminated:
+                    learner.wait_for_save()
                     done = replace(state, step=max(state.step, track.num_steps))
                     if isinstance(learner, LearnerHandle) and not _is_saved(track.record, done.step):
                         track.warn(SAVING.format(step=done.step))
                         save(done, learner, sampler, hooks, devices)
+                        learner.wait_for_save(required=True)
+                    raise
+                except SlimeError:
+                    learner.wait_for_save_after_failure()
                     raise
             sampler.close()
             learner.close()
@@ -331,6 +336,7 @@ def processes(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) -
     cluster = job.config.cluster
     with DelayedInterrupts() as interrupts, ExitStack() as stack:
         try:
+            stack.callback(remove_drafts, job.folder / "checkpoints")  # when no process is left that writes one
             namespace = f"slime-{os.getpid()}-{time.time_ns()}"
             stack.enter_context(key_of_run())
             for one in job.config.eval.eval_datasets:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from slime_core.config.schema import AlgorithmConfig, ClusterConfig, CriticConfig, OptimizerConfig, RunConfig
 from slime_core.modeling.layout import ParallelLayout
@@ -139,9 +138,9 @@ def carry_out(case: Case, rank: int, address: str, task: Task, target: Path, mut
     found = record(learner, shard)
     learner.train(shard)
     if task.save is not None:
-        (task.save / "torch_dist").mkdir(parents=True, exist_ok=True)
-        dist.barrier()
-        learner.save(task.save)
+        from slime_core.checkpoint import sharded  # Megatron may be imported only now
+
+        sharded.write(learner.copy(task.save))
     torch.save(vars(found), target)
     learner.close()
 

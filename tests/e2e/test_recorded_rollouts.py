@@ -5,13 +5,17 @@ The live run publishes nothing, so that its engine and its learner part."""
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors import safe_open
 
 from slime_core.config.schema import ARITHMETIC
-from tests.e2e.conftest import Finished, train, weights
+from tests.campaigns import saves
+from tests.e2e.conftest import LIMIT_S, Finished, command, train, weights
 
 pytestmark = pytest.mark.long
 
@@ -84,3 +88,40 @@ def test_training_alone_starts_no_engine_and_ends_where_the_live_run_ended(live:
     assert states[0]["cursor"] == states[1]["cursor"] != {}
     assert [row["rollout/raw_reward"] for row in again.rows] == [row["rollout/raw_reward"] for row in live.rows[:2]]
     assert not any(name.startswith("parity/") for row in again.rows for name in row)
+
+
+def test_a_run_that_is_killed_while_it_saves_resumes_to_the_same_bits(tmp_path: Path):
+    """Moments of the optimizer and rows of metrics too; `make saves` kills 50 times."""
+    saves.main(tmp_path, kills=3, seed=0, flags=[])
+
+
+def can_mount() -> bool:
+    found = shutil.which("unshare")
+    mount = ("unshare", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt")
+    return found is not None and not subprocess.run(mount, capture_output=True, check=False).returncode
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs user namespaces, for a small file system of its own")
+def test_a_run_goes_on_with_a_full_disk_and_fails_at_its_last_save(tmp_path: Path):
+    """A file system that has room for the first of three checkpoints."""
+    run, files = tmp_path / "run", tmp_path / "kept"
+    rollouts = saves.write_rollouts(tmp_path / "rollouts", 3)
+    words = [*saves.FLAGS, "--load-debug-rollout-data", rollouts, "--num-rollout", "3", "--output-dir", run]
+    script = (
+        f"mkdir -p {run}/checkpoints && mount -t tmpfs -o size=4m tmpfs {run}/checkpoints || exit 99\n"
+        f'"$@"; code=$?; cp -a {run}/checkpoints {files}; exit $code'
+    )
+    shell = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
+    done = subprocess.run(
+        [*shell, *command("run", *words)], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 1, done.stderr + done.stdout
+    assert [path.name for path in files.iterdir()] == ["step-000001"]
+    (warned,) = [line for line in done.stdout.splitlines() if "is not saved" in line]
+    assert "warning: step 2 is not saved: " in warned
+    assert "cannot be written: No space left on device (" in warned
+    assert f"until then {run}/checkpoints/step-000001 is kept" in warned
+    assert "step 3, the last of this run, is not saved: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [row["step"] for row in saves.rows(run)] == [0, 1]
+    assert len(saves.tensors(files / "step-000001" / "torch_dist")) > 30

@@ -98,7 +98,7 @@ def test_experts_that_train_alone_are_saved_and_resumed_exactly(megatron, folder
     first, second = Experts(folder, megatron), Experts(folder, megatron)
     start = first.weights
     first.step(1.0)
-    sharded.save(tmp_path, **first.state)
+    sharded.write([sharded.copy(tmp_path, **first.state)])
     first.step(-0.5)
     sharded.load(tmp_path, **second.state)
     second.step(-0.5)
@@ -112,5 +112,5 @@ def test_saving_leaves_no_process(megatron, folder, tmp_path):
     from slime_core.checkpoint import sharded
 
     before = psutil.Process().children()
-    sharded.save_weights(tmp_path / "weights", chunks=build(FAMILY, folder, megatron)[1])
+    sharded.write([sharded.copy_weights(tmp_path / "weights", chunks=build(FAMILY, folder, megatron)[1])])
     assert [child for child in psutil.Process().children() if child not in before and runs(child)] == []

@@ -108,7 +108,7 @@ def same(first, second):
 RESUMING = """
 first, second = Run(), Run()
 first.step()
-sharded.save(folder / "saved", **first.parts)
+sharded.write([sharded.copy(folder / "saved", **first.parts)])
 first.step()
 sharded.load(folder / "saved", **second.parts)
 loaded = second.steps()
@@ -125,7 +125,7 @@ hybrid = {"optimizer_cpu_offload": True, "use_precision_aware_optimizer": True,
           "optimizer_offload_fraction": fraction, "overlap_cpu_optimizer_d2h_h2d": overlaps}
 plain, offloaded = Run(bf16=True), Run(bf16=True, **hybrid)
 found = {}
-sharded.save(folder / "fresh", **offloaded.parts) if (folder / "fresh").mkdir() is None else None
+sharded.write([sharded.copy(folder / "fresh", **offloaded.parts)])
 found["a save before the first step changes no weight"] = same(plain.weights(), offloaded.weights())
 for run in (plain, offloaded):
     run.step()
@@ -138,8 +138,7 @@ found["share on the host"] = on_host / sum(value.numel() for _, value in state)
 slept = [tensor for tensor in _optimizer_tensors(offloaded.optimizer) if is_on_host(tensor)]
 found["a sleeping rank leaves alone what is on the host"] = not slept
 for name, saved, loads in (("offloaded", offloaded, {}), ("plain", plain, hybrid), ("both", offloaded, hybrid)):
-    (folder / name).mkdir()
-    sharded.save(folder / name, **saved.parts)
+    sharded.write([sharded.copy(folder / name, **saved.parts)])
     resumed = Run(bf16=True, **loads)
     sharded.load(folder / name, **resumed.parts)
     held = resumed.steps()

@@ -3,7 +3,6 @@ because mypy, in strict mode, reports an ignored line that is none."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import assert_type
 
 from slime_core.learner.actor import CriticActor, LearnerActor, RankResult
@@ -16,7 +15,7 @@ from slime_core.runtime.waiting import Wait
 
 def calls_return_what_the_method_returns(learner: Actor[LearnerActor], sampler: Actor[SamplerActor]) -> None:
     assert_type(learner.start(LearnerActor.publish, 3), Call[float])
-    assert_type(learner.start(LearnerActor.save, Path(), export=True, template=Path()), Call[None])
+    assert_type(learner.start(LearnerActor.publish_for_evaluation, version=3), Call[None])
     assert_type(learner.start(LearnerActor.free_address, reachable=True), Call[str])
     assert_type(sampler.start(SamplerActor.sample, 7), Call[SampledShards])  # what the coroutine returns, not itself
     assert_type(sampler.start(Watched.stacks), Call[str])
@@ -25,7 +24,7 @@ def calls_return_what_the_method_returns(learner: Actor[LearnerActor], sampler: 
 def arguments_are_those_of_the_method(learner: Actor[LearnerActor], sampler: Actor[SamplerActor]) -> None:
     learner.start(LearnerActor.publish, "3")  # type: ignore[call-overload]
     learner.start(LearnerActor.publish)  # type: ignore[call-overload]
-    learner.start(LearnerActor.save, Path(), export=True)  # type: ignore[arg-type,call-arg]
+    learner.start(LearnerActor.setup, address=True)  # type: ignore[call-overload]
     sampler.start(SamplerActor.sample, "7")  # type: ignore[call-overload]
     sampler.start(SamplerActor.sample, 7, 8)  # type: ignore[call-overload]
 

@@ -62,6 +62,12 @@ class Diary:
         self._note("save", state.step)
         self.saved.append(state)
 
+    def wait_for_save(self, *, required: bool = False) -> None:
+        self.calls.append("wait for it, required" if required else "wait for it")
+
+    def wait_for_save_after_failure(self) -> None:
+        self.calls.append("wait, after a failure")
+
     def evaluate(self, step: int) -> dict[str, float]:
         self._note("evaluate", step)
         return {"eval/sums": step / 10}
@@ -118,7 +124,7 @@ def test_three_steps_that_publish_every_step(run):
         *("publish 0", "evaluate 0"),
         *("sample 0", "train shard-0", "publish 1"),
         *("sample 1", "train shard-1", "save 2", "publish 2", "evaluate 2"),
-        *("sample 2", "train shard-2", "save 3", "publish 3", "evaluate 3"),
+        *("sample 2", "train shard-2", "save 3", "wait for it, required", "publish 3", "evaluate 3"),
     ]
     assert end == RunState(3, cursor={"next": 30}, plugin_states={"driver": {}, "sampler": {}})
     assert diary.served == [0, 1, 2, 3]
@@ -131,7 +137,18 @@ def test_three_steps_that_publish_every_other_step(run):
         *("publish 0", "evaluate 0"),
         *("sample 0", "train shard-0"),
         *("sample 1", "train shard-1", "save 2", "publish 2", "evaluate 2"),
-        *("sample 2", "train shard-2", "save 3", "evaluate 3"),
+        *("sample 2", "train shard-2", "save 3", "wait for it, required", "evaluate 3"),
+    ]
+
+
+def test_a_save_that_is_not_asynchronous_is_waited_for_and_only_the_last_one_is_required(run):
+    diary = Diary()
+    settings = config(interval=0, evaluate=None)
+    run(diary, settings.model_copy(update={"checkpoint": CheckpointConfig(save_interval=2, async_save=False)}))
+    waits = [place for place, call in enumerate(diary.calls) if call.startswith("wait")]
+    assert [diary.calls[place - 1 : place + 1] for place in waits] == [
+        ["save 2", "wait for it"],
+        ["save 3", "wait for it, required"],
     ]
 
 
@@ -140,7 +157,17 @@ def test_an_interval_of_zero_publishes_only_before_the_first_step(run):
     run(diary, config(interval=0, evaluate=None))
     assert diary.calls == [
         "publish 0",
-        *("sample 0", "train shard-0", "sample 1", "train shard-1", "save 2", "sample 2", "train shard-2", "save 3"),
+        *(
+            "sample 0",
+            "train shard-0",
+            "sample 1",
+            "train shard-1",
+            "save 2",
+            "sample 2",
+            "train shard-2",
+            "save 3",
+            "wait for it, required",
+        ),
     ]
 
 
@@ -200,7 +227,7 @@ def test_a_failed_step_publishes_and_saves_nothing_and_gives_the_devices_back(ru
     diary = Diary(fails_at=1)
     with pytest.raises(NonFiniteError):
         run(diary, config())
-    assert diary.calls[-3:] == ["publish 1", "sample 1", "train shard-1"]
+    assert diary.calls[-4:] == ["publish 1", "sample 1", "train shard-1", "wait, after a failure"]
     assert diary.saved == []
     assert diary.devices.owner is None
     assert [row["step"] for row in rows(tmp_path)] == [0]
@@ -210,7 +237,16 @@ def test_a_resumed_run_continues_after_its_last_step(run):
     diary = Diary()
     run(diary, config(), RunState(2, cursor={"next": 20}))
     assert diary.calls == [
-        *("publish 2", "evaluate 2", "sample 2", "train shard-2", "save 3", "publish 3", "evaluate 3"),
+        *(
+            "publish 2",
+            "evaluate 2",
+            "sample 2",
+            "train shard-2",
+            "save 3",
+            "wait for it, required",
+            "publish 3",
+            "evaluate 3",
+        ),
     ]
 
 

@@ -1,10 +1,21 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from slime_core.checkpoint.folder import Checkpoint, RunState, drafted, find, newest, set_aside, write_state
+from slime_core.checkpoint.folder import (
+    Checkpoint,
+    RunState,
+    drafted,
+    find,
+    newest,
+    remove_drafts,
+    set_aside,
+    write_state,
+    writing,
+)
 from slime_core.errors import CheckpointError, ConfigError, RunError
 
 
@@ -99,6 +110,27 @@ def test_a_full_disk_is_a_checkpoint_error_with_the_next_step(tmp_path):
     with pytest.raises(CheckpointError, match=r"step-000001 cannot be written: .*No space left.*--output-dir"):
         fail_half_way(tmp_path, OSError(28, "No space left on device"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_full_disk_does_not_take_is_named_with_the_room_that_there_is(tmp_path):
+    torch = pytest.importorskip("torch")
+    file = tmp_path / "__0_0.distcp"
+    file.symlink_to("/dev/full")  # the kernel answers every write there with ENOSPC
+
+    # torch's own writer fails with a RuntimeError that does not say why.
+    with pytest.raises(CheckpointError) as caught, writing(file), file.open("wb", buffering=0) as stream:
+        torch.save(torch.zeros(1000), stream)
+    assert re.fullmatch(
+        rf"{re.escape(str(file))} cannot be written: No space left on device \(\d+ MiB are free there\)",
+        str(caught.value),
+    )
+
+
+def test_drafts_go_and_checkpoints_stay(tmp_path):
+    save(tmp_path, 1)
+    (tmp_path / ".step-000002.draft" / "torch_dist").mkdir(parents=True)
+    remove_drafts(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
 
 
 def test_a_folder_that_cannot_be_made_is_a_checkpoint_error(tmp_path):

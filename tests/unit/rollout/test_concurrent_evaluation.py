@@ -106,6 +106,12 @@ class Play:
     def save(self, state: RunState) -> None:
         self.calls.append(f"save {state.step}")
 
+    def wait_for_save(self, *, required: bool = False) -> None:
+        """Nothing is being written."""
+
+    def wait_for_save_after_failure(self) -> None:
+        """Nothing is being written."""
+
     # The actor of the sampler of evaluations, and the wait for it
 
     def start(self, method: Callable[..., Any], *arguments: Any) -> Any:

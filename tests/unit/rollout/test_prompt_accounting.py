@@ -15,12 +15,13 @@ from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -377,3 +378,88 @@ def lived(case: Case) -> None:
         patch.setattr(Random, "score", score)
         while run.step < ROLLOUTS:
             asyncio.run(run.live())
+
+
+# --- A resume changes nothing -----------------------------------------------------------------------------------------
+
+
+class Regular(random.Random):
+    """Dice without chance: a request is always answered whole, the first one first, and each step is saved."""
+
+    def random(self) -> float:
+        return 0.29
+
+    def randrange(self, *bounds: Any) -> int:
+        return min(1, bounds[-1] - 1)
+
+    def choice(self, seq: Any) -> Any:
+        return seq[0]
+
+
+class Uneventful(Run):
+    """The answers of its engine depend on the prompt and on nothing else; the weights stay those of version 0."""
+
+    shards: dict[int, Any]
+
+    async def until(self, step: int) -> None:
+        """One process: from the last checkpoint until it has trained ``step`` rollouts; then it is gone."""
+        engine = Engine(self.dice)
+        sampler = self.sampler(engine)
+        try:
+            if self.saved is not None:
+                self.step = self.saved[0]
+                sampler.restore(json.loads(self.saved[1]))
+            self.publish(sampler, engine)
+            while self.step < step:
+                await self.one_step(sampler, engine)
+        finally:
+            await sampler.close()
+
+    def publish(self, sampler: Sampler, engine: Engine) -> None:
+        sampler.published(self.step)
+
+    async def driven(self, engine: Engine, work: Coroutine[Any, Any, T]) -> T:
+        found = await super().driven(engine, work)
+        self.shards[self.step] = found
+        return found
+
+    def left(self) -> dict[str, Any]:
+        """What it trained, and what is in its files."""
+        files = sorted((self.folder / "samples").glob("*.jsonl"))
+        shards = {step: [vars_of(shard) for shard in found.shards] for step, found in self.shards.items()}
+        return {"shards": shards} | {path.name: path.read_text().splitlines() for path in files}
+
+
+def vars_of(shard: Any) -> dict[str, Any]:
+    """The fields of a shard, arrays bit for bit."""
+    values = {one.name: getattr(shard, one.name) for one in fields(shard)}
+    return {name: value.tobytes() if isinstance(value, np.ndarray) else repr(value) for name, value in values.items()}
+
+
+@pytest.mark.parametrize("killed_at", [1, 3, 4])
+@pytest.mark.parametrize(
+    ("ahead", "fetch", "partial"), [(0, None, False), (0, 2 * BATCH, True), (2, None, False), (2, None, True)]
+)
+def test_after_a_resume_come_the_groups_and_shards_that_come_without_one(
+    ahead: int, fetch: int | None, partial: bool, killed_at: int
+) -> None:
+    case = Case(0, ahead, 1, fetch, partial, None, "requeue", "retract", "drop_sample", ())
+    left = []
+    for stops in ([ROLLOUTS], [killed_at, ROLLOUTS]):
+        with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+            run = Uneventful(case, Path(folder), Regular())
+            run.shards = {}
+
+            async def score(coins: Random, samples: Sequence[Sample]) -> list[float]:
+                return [float(coins._coin(sample)) for sample in samples]
+
+            patch.setattr(Random, "score", score)
+            for stop in stops:
+                asyncio.run(run.until(stop))
+            left.append(run.left())
+    assert left[0].keys() == left[1].keys()
+    if ahead:  # what was in flight at the kill is put back and taken again, which the journal says
+        assert any("back" in line for line in left[1].pop("taken.jsonl"))
+        assert left[0].pop("taken.jsonl")
+    for name, whole in left[0].items():
+        assert left[1][name] == whole, name

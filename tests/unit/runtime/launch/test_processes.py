@@ -36,7 +36,7 @@ def test_nodes_report_their_plugins_where_a_cluster_is_joined(
     monkeypatch.setattr(module, "inspect_nodes", found.append)
     monkeypatch.setattr(module, "device_of", _enough)
     config = SimpleNamespace(cluster=SimpleNamespace(ray_address=None), eval=SimpleNamespace(eval_datasets=()))
-    job = cast(Any, SimpleNamespace(config=config, manifest="the manifest"))
+    job = cast(Any, SimpleNamespace(config=config, manifest="the manifest", folder=Path("run")))
     with pytest.raises(_Enough), module.processes(job, learner_ranks=1, warn=print, failures=Failures()):
         pass
     assert found == requested

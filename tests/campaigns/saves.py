@@ -1,0 +1,214 @@
+"""Kills a run while it saves and resumes it, again and again, and compares everything with a run that was left alone.
+
+    python -m tests.campaigns.saves FOLDER [--kills 50] [--seed N] [FLAG ...]
+
+Further flags are slime run's. Both runs train recorded rollouts, two optimizer steps each, and save after every one. A
+kill (SIGKILL) comes at a random moment from the beginning of a save on; it takes turns with the driver, the learner's
+first rank, and all processes of the run at once. After each kill every folder that has the name of a checkpoint must
+equal that of the run that was left alone: weights, means of the optimizer, step counts, bit for bit. At the end so must
+all of them, and the rows of metrics.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import subprocess
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+
+from tests.campaigns.ledger import END_LIMIT_S, LEFT_OVERS_S, SLIME, START_LIMIT_S
+
+RECORDED = Path(__file__).parents[1] / "golden" / "rollouts"
+FLAGS = (
+    *("--plugin", "grpo", "--progress", "lines", "--save-interval", "1", "--num-steps-per-rollout", "2"),
+    *("--max-restarts", "0"),
+    *("--rollout-batch-size", "6", "--n-samples-per-prompt", "4", "--rollout-temperature", "1.4"),
+    *("--eval-prompt-data", "none", "--eval-interval", "none"),
+)
+VICTIMS = ("driver", "learner rank", "all processes")
+TIMES = ("perf/", "timers/")
+LOOK_S = 0.001
+
+
+def main(folder: Path, *, kills: int, seed: int, flags: list[str]) -> None:
+    """Kill and resume ``kills`` times, then let the run end; raises where anything differs."""
+    dice, rollouts = random.Random(seed), 2 * kills + 2
+    folder.mkdir(parents=True, exist_ok=True)
+    saved = write_rollouts(folder / "rollouts", rollouts)
+    words = [*FLAGS, *flags, "--load-debug-rollout-data", str(saved), "--num-rollout", str(rollouts)]
+    whole, killed = folder / "whole", folder / "killed"
+    run_to_its_end([*words, "--output-dir", str(whole)], folder)
+    longest_s = duration_of_a_save(whole)
+    print(
+        "| kill | of | ms after the save began | checkpoints before | after | drafts left |\n|---|---|---|---|---|---|"
+    )
+    compared: set[str] = set()
+    for kill in range(kills):
+        victim, delay_s = VICTIMS[kill % len(VICTIMS)], dice.uniform(0, longest_s)
+        before = names(killed)
+        driver = run(resumed(words, killed), folder)
+        wait_for_a_save(driver, killed, saves=dice.choice((1, 2)) + len(before))
+        time.sleep(delay_s)
+        end(driver, victim)
+        drafts = len(list((killed / "checkpoints").glob(".step-*.draft")))
+        for name in set(names(killed)) - compared:
+            compare(whole / "checkpoints" / name, killed / "checkpoints" / name)
+            compared.add(name)
+        print(
+            f"| {kill + 1} | {victim} | {1000 * delay_s:.0f} | {len(before)} | {len(names(killed))} | {drafts} |",
+            flush=True,
+        )
+    resume = ["--load", str(killed)] if names(killed) else []
+    assert run([*words, "--output-dir", str(killed), *resume], folder).wait() == 0, (folder / "run.log").read_text()[
+        -2000:
+    ]
+    assert names(whole) == names(killed) == [f"step-{step + 1:06d}" for step in range(rollouts)]
+    num_tensors = sum(compare(whole / "checkpoints" / name, killed / "checkpoints" / name) for name in names(whole))
+    by_step = {row["step"]: row for row in rows(whole)}
+    assert all(row == by_step[row["step"]] for row in rows(killed)), "rows of metrics differ"
+    missing = len(by_step) - len(rows(killed))  # a driver that is killed before it writes the row of a saved step
+    assert missing <= kills
+    print(
+        f"{kills} kills; all {rollouts} checkpoints are equal, {num_tensors} tensors bit for bit, and so are "
+        f"{len(rows(killed))} rows of {len(by_step[0])} metrics; {missing} rows are missing"
+    )
+
+
+def write_rollouts(folder: Path, count: int) -> Path:
+    """As many recorded rollouts as are needed, by turns those of the golden tests; returns their template."""
+    folder.mkdir(exist_ok=True)
+    recorded = [path.read_text() for path in sorted(RECORDED.glob("*.jsonl"))]
+    for number in range(count):
+        head, _, samples = recorded[number % len(recorded)].partition("\n")
+        head = json.dumps({**json.loads(head), "rollout": number})
+        (folder / f"{number}.jsonl").write_text(f"{head}\n{samples}")
+    return folder / "{rollout_id}.jsonl"
+
+
+def run(words: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    """Start a run whose output is appended to ``folder/run.log``."""
+    with (folder / "run.log").open("a") as log:
+        return subprocess.Popen([*SLIME, "run", *words], stdout=log, stderr=log)
+
+
+def run_to_its_end(words: list[str], folder: Path) -> None:
+    """Carry out a run; raises where it fails."""
+    if run(words, folder).wait():
+        raise SystemExit(f"a run failed by itself: {(folder / 'run.log').read_text()[-2000:]}")
+
+
+def resumed(words: list[str], folder: Path) -> list[str]:
+    """The words that continue the run in ``folder``; without a checkpoint it starts again."""
+    if names(folder):
+        return [*words, "--output-dir", str(folder), "--load", str(folder)]
+    shutil.rmtree(folder, ignore_errors=True)
+    return [*words, "--output-dir", str(folder)]
+
+
+def duration_of_a_save(folder: Path) -> float:
+    """Median seconds from the copy of a checkpoint's first file to its last change."""
+    spans = []
+    for checkpoint in (folder / "checkpoints").glob("step-*"):
+        changed = [path.stat().st_mtime for path in checkpoint.rglob("*") if path.is_file()]
+        spans.append(max(changed) - min(changed))
+    return sorted(spans)[len(spans) // 2] * 1.5
+
+
+def names(folder: Path) -> list[str]:
+    """Of the checkpoints."""
+    return sorted(path.name for path in folder.glob("checkpoints/step-*"))
+
+
+def wait_for_a_save(driver: subprocess.Popen[bytes], folder: Path, *, saves: int) -> None:
+    """Return when the save begins that makes the checkpoints ``saves``."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline and driver.poll() is None:
+        if len(names(folder)) >= saves - 1 and any(folder.glob("checkpoints/.step-*.draft")):
+            return
+        time.sleep(LOOK_S)
+    raise SystemExit(f"the run ended by itself, with exit code {driver.poll()}, before it saved")
+
+
+def end(driver: subprocess.Popen[bytes], victim: str) -> None:
+    """Kill what is named, and return when every process of the run has ended."""
+    family = psutil.Process(driver.pid).children(recursive=True)
+    ranks = [one for one in family if _is_rank(one)]
+    for one in ranks if victim == "learner rank" else [psutil.Process(driver.pid)]:
+        one.kill()
+    for one in family if victim == "all processes" else []:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    driver.wait(timeout=END_LIMIT_S)
+    _, left = psutil.wait_procs(family, timeout=LEFT_OVERS_S)
+    for one in left:
+        one.kill()
+    psutil.wait_procs(left)
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return "ray::LearnerActor" in " ".join(process.cmdline())
+    return False
+
+
+def compare(first: Path, second: Path) -> int:
+    """How many tensors two checkpoints have; raises where one differs."""
+    assert (first / "state.json").read_bytes() == (second / "state.json").read_bytes(), f"{second}: state.json"
+    model = "hf/model.safetensors"
+    assert sorted_tensors(first / model) == sorted_tensors(second / model), f"{second}: {model}"
+    found = [tensors(one / "torch_dist") for one in (first, second)]
+    assert found[0].keys() == found[1].keys()
+    for name, value in found[0].items():
+        assert value == found[1][name], f"{second}: {name}"
+    assert any("exp_avg_sq" in name for name in found[0])
+    return len(found[0])
+
+
+def sorted_tensors(file: Path) -> dict[str, bytes]:
+    """Name -> bytes of each weight."""
+    from safetensors.numpy import load_file
+
+    return {name: array.tobytes() for name, array in load_file(file).items()}
+
+
+def tensors(folder: Path) -> dict[str, Any]:
+    """Key -> dtype and bytes of each tensor of a torch_dist folder, and the numbers that are no tensors."""
+    import torch
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    described = FileSystemReader(folder).read_metadata().state_dict_metadata
+    state = {
+        key: torch.empty(one.size, dtype=one.properties.dtype)
+        for key, one in described.items()
+        if isinstance(one, TensorStorageMetadata)
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that it reads in one process, as it is told to
+        load(state, checkpoint_id=folder, no_dist=True)
+    common = torch.load(folder / "common.pt", weights_only=True)
+    return {key: value.numpy().tobytes() for key, value in state.items()} | {"common": repr(common)}
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of metrics, without times."""
+    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{name: value for name, value in row.items() if not name.startswith(TIMES)} for row in found]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="kill a run while it saves, resume it, compare with one left alone")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    known, others = parser.parse_known_args()
+    main(known.folder.resolve(), kills=known.kills, seed=known.seed, flags=others)
