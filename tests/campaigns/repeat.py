@@ -41,7 +41,9 @@ def main(folder: Path) -> None:
     seeded = first["with a sampling_seed each, 32 at a time"]
     row("the same sampling_seed, twice on one engine", seeded[:1], first["the same sampling_seed again"][:1])
     for name, flags in (("a run with --sglang-server-concurrency 1", ALONE), ("a run", ())):
-        row(name, *(samples_of_a_run(folder / f"run-{len(flags)}-{number}", flags) for number in range(2)))
+        first_run, second_run = (samples_of_a_run(folder / f"run-{len(flags)}-{number}", flags) for number in range(2))
+        row(f"{name}: prompts and tokens", *([one[:2] for one in run] for run in (first_run, second_run)))
+        row(f"{name}: log-probabilities too, bit for bit", first_run, second_run)
     print(f"\n--enable-deterministic-inference: {refusal(folder, '--enable-deterministic-inference')}")
 
 

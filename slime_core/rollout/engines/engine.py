@@ -65,7 +65,7 @@ class EngineSettings:
         name: for messages.
         device: ``"cpu"`` or ``"cuda"``.
         dtype: of weights and computation; ``"auto"`` takes the checkpoint's.
-        seed: of sampling. On a CPU the server does not repeat itself even with the same seed.
+        seed: of sampling. On a CPU the server repeats itself only where requests come one after another.
         host: address to listen on; loopback unless other nodes must reach it.
         context_length: longest prompt plus response in tokens; None: that of the checkpoint, which is also the largest
             value.
