@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,7 @@ HEAD, OTHER, SPARE = "10.117.0.1", "10.117.0.2", "10.117.0.3"
 SPARE_STEPS = 12
 
 PORT, DASHBOARD = 6390, 8290
+TOKEN = secrets.token_hex(32)
 SMALL = ("--rollout-batch-size", "8", "--n-samples-per-prompt", "4", "--eval-prompt-data", "none")
 BRIEF = (
     *SMALL,
@@ -113,6 +115,8 @@ class Node:
             **os.environ,
             **interface,
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": TOKEN,
             "RAY_raylet_start_wait_time_s": "300",
             "TMPDIR": "/tmp",
             "SLIME_NODE": self.name,

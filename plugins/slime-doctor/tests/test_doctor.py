@@ -305,7 +305,7 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("gradients", "addresses", "level"),
     [
-        ([1.5, 2.5], {"127.0.0.1"}, "ok"),
+        ([1.5, 2.5], {"127.0.0.1", "::"}, "ok"),
         ([1.5, 2.5], {"0.0.0.0"}, "warn"),
         ([1.5, 0], set(), "fail"),
         ([1], set(), "fail"),
@@ -323,7 +323,7 @@ def test_the_whole_examination_of_this_machine(tmp_path: Path, monkeypatch: pyte
     rows = {row["check"]: row for row in json.loads(capsys.readouterr().out)}
     assert code == int(any(row["level"] == "fail" for row in rows.values()))
     assert rows["self-test"]["level"] == "ok", rows["self-test"]
-    assert "all servers listened at 127.0.0.1" in rows["self-test"]["text"]
+    assert "processes listened at 127.0.0.1" in rows["self-test"]["text"]
     assert list(tmp_path.iterdir()) == []
 
 

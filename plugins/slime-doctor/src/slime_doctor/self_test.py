@@ -22,6 +22,10 @@ LIMIT_S = 120
 END_S = 20
 """Limit in seconds for an interrupted run to end its processes."""
 
+EXPECTED = {"127.0.0.1", "::1", "::"}
+"""Where processes of a run on one machine listen. ``::``, all interfaces: a store that SGLang's scheduler opens
+(docs/architecture.md)."""
+
 DEMO = (
     *("--num-rollout", "2", "--rollout-batch-size", "2", "--n-samples-per-prompt", "4"),
     *("--advantage-estimator", "sft", "--no-eval", "--check-weight-update-equal", "--ray-address", "local"),
@@ -118,10 +122,10 @@ def judge(rows: Sequence[Mapping[str, float]], addresses: set[str], seconds: flo
         f"2 rollouts, 2 optimizer steps and 2 publications in {seconds:.0f} s; with the new weights, learner and "
         f"engine differ by {difference:.1e} nats a token"
     )
-    outside = sorted(addresses - {"127.0.0.1", "::1"})
-    if outside:
-        return Finding("self-test", "warn", f"{text}; servers listened at {', '.join(outside)}", "see docs/engines.md")
-    return Finding("self-test", "ok", f"{text}; all servers listened at 127.0.0.1")
+    text += f"; processes listened at {', '.join(sorted(addresses))}"
+    if addresses - EXPECTED:
+        return Finding("self-test", "warn", text, "keep other machines away from this one's ports (docs/engines.md)")
+    return Finding("self-test", "ok", text)
 
 
 def _watch(run: subprocess.Popen[bytes], until_s: float) -> tuple[set[str], bool]:

@@ -276,7 +276,10 @@ def reachable(environment: Mapping[str, str]) -> Finding:
     keyed = "no key: SLIME_ENGINE_KEY is set and empty" if open_servers else "a key for each run"
     step = "unset SLIME_ENGINE_KEY: who reaches an engine can replace its weights" if open_servers else ""
     if address in ("", "local"):
-        text = f"engines, router, ranks and Ray listen on 127.0.0.1, which programs of this machine reach; {keyed}"
+        text = (
+            f"engines, router, ranks and Ray listen on 127.0.0.1, which programs of this machine reach; {keyed}. One "
+            "store of each SGLang scheduler listens on all interfaces, without a key"
+        )
         return Finding("addresses", "warn" if open_servers else "ok", text, step)
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdecimal():  # else "auto", which Ray looks up
