@@ -108,7 +108,6 @@ def train(
     if config.eval.eval_interval and not config.eval.skip_eval_before_train:
         evaluate(sampler, track, step=state.step, served=served)
     for step in range(state.step, saves.total):
-        # Inside the step, whose row is written only if its checkpoint is there.
         with track.step(step) as metrics, completing_save_after_failure(learner):
             with track.timer("rollout"):
                 rollout = sampler.sample(step)
@@ -119,10 +118,7 @@ def train(
                 state = replace(state, step=step + 1)
                 if saves.is_due(state.step):
                     with track.timer("save"):
-                        state = save(state, learner, sampler, hooks)
-                        is_last = state.step == saves.total
-                        if is_last or not config.checkpoint.async_save:
-                            learner.wait_for_save(required=is_last)
+                        state = save(state, learner, sampler, hooks, saves=saves)
                 if is_due(config.weights.update_weights_interval, state.step):
                     served = publish(learner, sampler, track, devices, hooks, version=state.step)
             metrics.update(hooks.failures.report(track.warn))
@@ -133,7 +129,8 @@ def train(
 
 @contextmanager
 def completing_save_after_failure(learner: Learner) -> Iterator[None]:
-    """Where the block fails, the checkpoint that is being written has the time to become complete."""
+    """Where the block fails, the checkpoint that is being written has the time to become complete: a step that it
+    contains keeps its row of metrics only if it does."""
     try:
         yield
     except SlimeError:
@@ -142,11 +139,19 @@ def completing_save_after_failure(learner: Learner) -> Iterator[None]:
 
 
 def save(
-    state: RunState, learner: Learner, sampler: Sampler, hooks: LifecycleHooks, devices: DevicePool | None = None
+    state: RunState,
+    learner: Learner,
+    sampler: Sampler,
+    hooks: LifecycleHooks,
+    *,
+    saves: SaveClock | None = None,
+    devices: DevicePool | None = None,
 ) -> RunState:
     """Start a checkpoint with the position in the data and the states of plugins; returns the state that it holds.
 
     Arguments:
+        saves: of the loop; the last checkpoint of a run is on disk when this returns, and without ``async_save`` every
+            one. None: the caller waits for it.
         devices: to give to the learner, once the sampler's part is known; None: it holds them.
     """
     found = sampler.state()
@@ -154,6 +159,8 @@ def save(
     state = replace(state, cursor=found.cursor, plugin_states=states)
     with nullcontext() if devices is None else devices.held_by("learner"):
         learner.save(state)
+    if saves is not None and saves.waits_after(state.step):
+        learner.wait_for_save(required=state.step == saves.total)
     return state
 
 

@@ -65,7 +65,7 @@ class Retention:
 
 
 class SaveClock:
-    """Says when to save: every so many steps, every so many minutes, and after the last step.
+    """Says when to save: every so many steps, every so many minutes, and after the last step; and when to wait for it.
 
     Attributes:
         total: number of steps of the run.
@@ -75,7 +75,12 @@ class SaveClock:
         self.total = config.rollout.num_rollout
         self._interval = config.checkpoint.save_interval
         self._minutes = config.checkpoint.save_interval_minutes
+        self._is_async = config.checkpoint.async_save
         self._last_s = time.monotonic()
+
+    def waits_after(self, step: int) -> bool:
+        """Whether training waits until the checkpoint after ``step`` steps is on disk."""
+        return not self._is_async or step == self.total
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is due after ``step`` steps; if so, the minutes to the next one count from here."""

@@ -243,7 +243,7 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
                     done = replace(state, step=max(state.step, track.num_steps))
                     if isinstance(learner, LearnerHandle) and not _is_saved(track.record, done.step):
                         track.warn(SAVING.format(step=done.step))
-                        save(done, learner, sampler, hooks, devices)
+                        save(done, learner, sampler, hooks, devices=devices)
                         learner.wait_for_save(required=True)
                     raise
                 except SlimeError:
