@@ -3,7 +3,7 @@
     python -m bench.save FOLDER [--repeats N]
 
 For models of three sizes, on one rank and on two data-parallel ones: the bytes of the checkpoint that the first rank
-copies (weights in both formats, and its part of the optimizer's state), the median seconds of ``Tensor.clone`` of that
+copies (weights in both formats, and its part of the optimizer's state), the least seconds of ``Tensor.clone`` of that
 many bytes in tensors of those sizes, of the call that blocks training, their ratio, and of the writing that follows it
 in the background. FOLDER gets the checkpoints, up to 2.5 GB at a time.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import statistics
 import time
 from functools import partial
 from itertools import chain
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
-SIZES = ((256, 6), (512, 12), (768, 16))
+SIZES = ((256, 6), (512, 12), (768, 10))
 """Hidden size and layers."""
 
 
@@ -45,7 +44,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="the call of a save that blocks training, beside a copy of its bytes")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=4)
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     prepare()
@@ -97,7 +96,7 @@ def measure(model: Path, folder: Path, address: str, ranks: int, repeats: int, r
             shutil.rmtree(saving.folder)
     if rank == 0:
         # The first round also loads code.
-        copy, call, writing = (statistics.median(times[name][1:]) for name in ("copy", "call", "write"))
+        copy, call, writing = (min(times[name][1:]) for name in ("copy", "call", "write"))
         millions = sum(part.numel() for part in learner.actor.chunks[0].parameters()) / 1e6
         row = (f"{millions:.1f}", ranks, f"{sum(copied) / 2**20:.0f}", f"{copy:.3f}", f"{call:.3f}")
         cells = " | ".join(map(str, (*row, f"{call / copy:.2f}", f"{writing:.2f}")))

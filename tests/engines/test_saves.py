@@ -110,6 +110,7 @@ def test_a_full_disk_leaves_the_former_checkpoint_and_no_draft(trained: Trained,
     assert equal(trained.loaded(1), expected)
 
 
+@pytest.mark.long
 def test_a_writer_that_is_killed_at_random_points_leaves_the_former_checkpoint(trained: Trained) -> None:
     """Seeded; by SIGKILL, in a process of its own that holds the copy."""
     dice, folder = random.Random(0), trained.saving.folder
