@@ -16,9 +16,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from slime_core.errors import PlacementError
 from slime_core.runtime.layout import Capacity, Layout, Plan, Seat, assign, plan
 
-NAME = "slime"
-"""Of a run's placement group, by which `ray status -v` and the dashboard show it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Slot:
