@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
 import signal
-import time
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,9 @@ from tests.engines.families import build, write
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 KILLS = 50
+LONGEST_DELAY_S = 0.005
+OPERATIONS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir", "os.scandir")
+"""Events of ``sys.audit`` (Python documentation, "Audit events table")."""
 
 
 class Trained:
@@ -112,19 +117,19 @@ def test_a_full_disk_leaves_the_former_checkpoint_and_no_draft(trained: Trained,
 
 @pytest.mark.long
 def test_a_writer_that_is_killed_at_random_points_leaves_the_former_checkpoint(trained: Trained) -> None:
-    """Seeded; by SIGKILL, in a process of its own that holds the copy."""
+    """Seeded; by SIGKILL, at an operation on files or soon after, in a process of its own that holds the copy."""
     dice, folder = random.Random(0), trained.saving.folder
     trained.step()
     former = trained.tensors()
     trained.begin(1)()
     trained.step()
     latter = trained.tensors()
-    longest_s = in_child(trained.begin(2), kill_after_s=None)
+    operations = in_child(trained.begin(2))
     shutil.rmtree(by_step(folder)[2])
     outcomes = []
     for _ in range(KILLS):
         finish = trained.begin(2)
-        in_child(finish, kill_after_s=dice.uniform(0, 1.2 * longest_s))
+        in_child(finish, dies_at=dice.randint(1, operations), after_s=dice.uniform(0, LONGEST_DELAY_S))
         found, is_begun = by_step(folder), draft_of(folder, 2).exists()
         assert found.keys() <= {1, 2}
         if 2 in found:
@@ -146,20 +151,33 @@ def restore(trained: Trained, tensors: list[torch.Tensor]) -> None:
             target.copy_(value)
 
 
-def in_child(work: Callable[[], None], *, kill_after_s: float | None) -> float:
-    """Run ``work`` in a forked process, which is killed; None: which ends. Returns its seconds."""
-    started = time.monotonic()
+def in_child(work: Callable[[], None], *, dies_at: int = 0, after_s: float = 0.0) -> int:
+    """Run ``work`` in a forked process; returns the number of its operations on files.
+
+    Arguments:
+        dies_at: the number of the operation at which the process is killed; 0: it ends by itself.
+        after_s: so many seconds after that operation has begun.
+    """
+    reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
+        count = itertools.count(1)
+
+        def on_event(event: str, _: object) -> None:
+            if event in OPERATIONS and next(count) == dies_at:
+                threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+        sys.addaudithook(on_event)
         code = 1
         try:
             work()
+            os.write(writes, str(next(count) - 1).encode())
             code = 0
         finally:
             os._exit(code)
-    if kill_after_s is not None:
-        time.sleep(kill_after_s)
-        os.kill(child, signal.SIGKILL)
+    os.close(writes)
     _, status = os.waitpid(child, 0)
-    assert kill_after_s is not None or status == 0
-    return time.monotonic() - started
+    with open(reads, "rb") as pipe:
+        printed = pipe.read()
+    assert dies_at or status == 0
+    return int(printed or 0)
