@@ -119,13 +119,14 @@ def test_a_server_over_several_nodes_is_an_engine_that_gets_the_weights(tmp_path
     meeting, *ports = free_ports(3)
     words = [sys.executable, "-m", "slime_core.cpu.serve", "--model-path", model, "--dtype", "float32", "--tp", "2"]
     words += ["--nnodes", "2", "--dist-init-addr", f"127.0.0.1:{meeting}", "--skip-server-warmup"]
+    servers: list[subprocess.Popen[bytes]] = []
     with ExitStack() as stack:
+        stack.callback(end, servers)
         for rank, port in enumerate(ports):
             log = stack.enter_context((tmp_path / f"node-{rank}.log").open("w"))
             own = ["--node-rank", str(rank), "--port", str(port)]
             server = subprocess.Popen(list(map(str, [*words, *own])), stdout=log, stderr=log)
-            stack.callback(server.wait)
-            stack.callback(server.terminate)
+            servers.append(server)
         ended_s = time.monotonic() + LIMIT_S
         while not answers(ports[0], "/model_info"):
             assert time.monotonic() < ended_s, (tmp_path / "node-0.log").read_text()[-3000:]
@@ -136,6 +137,14 @@ def test_a_server_over_several_nodes_is_an_engine_that_gets_the_weights(tmp_path
         more = ("--rollout-num-gpus", "2", "--num-rollout", "2", "--check-weight-update-equal", *BRIEF)
         run = train(tmp_path / "run", "--device", "cpu", *engine, *more)
     assert all(row["train/grad_norm"] > 0 and row["parity/mean"] < 1e-5 for row in run.rows)
+
+
+def end(servers: list[subprocess.Popen[bytes]]) -> None:
+    """Rank 1 waits for rank 0 to end, so all are told first."""
+    for server in servers:
+        server.terminate()
+    for server in servers:
+        server.wait(timeout=60)
 
 
 def answers(port: int, path: str) -> bool:
