@@ -119,6 +119,7 @@ CHECKED: dict[str, st.SearchStrategy[Any]] = {
     "apply_chat_template_kwargs": st.sampled_from(["{}", '{"enable_thinking": false}']),
     "corrections": st.lists(TEXT, max_size=3, unique=True).map(tuple),
     "eval_prompt_data": st.lists(st.tuples(NAME, PATH), max_size=3).map(tuple),
+    "job_name": NAME.filter(lambda name: name[0].isalnum()),
     "load_debug_rollout_data": st.none() | FILES,
     "multimodal_keys": st.none() | st.just('{"image": "images"}'),
     "rollout_external_engine_addrs": st.sampled_from([(), ("10.0.0.7:30000",), ("a:1", "b:2")]),
