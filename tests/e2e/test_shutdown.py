@@ -78,9 +78,9 @@ def test_sigterm_saves_what_was_trained_and_the_run_goes_on_from_there(tmp_path:
     with running(folder) as process:
         wait_for(folder / "metrics.jsonl", process)
         process.send_signal(signal.SIGTERM)
-        printed, _ = process.communicate(timeout=END_LIMIT_S)
+        printed, errors = process.communicate(timeout=END_LIMIT_S)
     trained = len((folder / "metrics.jsonl").read_text().splitlines())
-    assert f"warning: SIGTERM: the run saves step {trained} and ends." in printed
+    assert f"warning: SIGTERM: the run saves step {trained} and ends." in printed, errors
     assert [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{trained:06d}"]
     more = slime(folder, "run", "--load", folder, "--num-rollout", f"{trained + 1}", "--progress", "lines")
     assert more.code == 0, more.errors
