@@ -5,15 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 
 import pytest
-import ray
-
-from slime_core.cli.main import main
-from slime_core.config.load import load
-from slime_core.runtime.layout import device_of
-from slime_core.runtime.session import Session, gpus_at
 
 NODES = """
 import sys
@@ -47,22 +42,42 @@ def address() -> Iterator[str]:
 
 
 def test_the_nodes_of_the_cluster_decide(address):
-    config = load(["--ray-address", address], check_rules=False).config
-    assert gpus_at(address) == 4
-    assert not ray.is_initialized()
-    with Session(address, namespace="run"):  # as the run that follows
-        assert device_of(config) == "gpu"
-        assert gpus_at(f"{address}/") == 4  # asked while joined
-        assert ray.is_initialized()
+    asked = in_a_new_process(
+        f"""
+        import ray
+        from slime_core.config.load import load
+        from slime_core.runtime.layout import device_of
+        from slime_core.runtime.session import Session, gpus_at
+
+        config = load(["--ray-address", "{address}"], check_rules=False).config
+        print(gpus_at("{address}"), ray.is_initialized())
+        with Session("{address}", namespace="run"):  # as the run that follows
+            print(device_of(config), gpus_at("{address}/"), ray.is_initialized())
+        """
+    )
+    assert asked == "4 False\ngpu 4 True\n"
 
 
-def test_check_says_what_auto_means_there(address, capsys):
-    assert main(["check", "--plugin", "grpo", "--ray-address", address]) == 0
-    out = capsys.readouterr().out
+def test_check_says_what_auto_means_there(address):
+    words = ["check", "--plugin", "grpo", "--ray-address", address]
+    out = in_a_new_process(f"from slime_core.cli.main import main; assert main({words}) == 0")
     assert f"device auto: cuda, because the nodes of the Ray cluster at {address} have 4 GPUs" in out
     assert "2 bundles of 1 GPU + 1 CPU" in out
 
 
 def test_a_cluster_that_does_not_answer_is_not_joined():
-    assert gpus_at("127.0.0.1:1") is None
-    assert not ray.is_initialized()
+    asked = in_a_new_process(
+        """
+        import ray
+        from slime_core.runtime.session import gpus_at
+
+        print(gpus_at("127.0.0.1:1"), ray.is_initialized())
+        """
+    )
+    assert asked == "None False\n"
+
+
+def in_a_new_process(code: str) -> str:
+    """What ``code`` prints. This process may have joined the cluster that other tests share, and Ray joins only one."""
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, timeout=120).stdout
