@@ -87,6 +87,16 @@ contracts: setup ## import contracts: which package may import which
 learn: setup ## every estimator on the built-in demo, and negative controls: the tables of docs/results.md
 	$(BIN)/python -m tests.campaigns.learn outputs/learn
 
+.PHONY: bench
+bench: smollm ## where a step goes, attention, and TRL on the same jobs: the tables of docs/performance.md; 40 minutes
+	@$(BIN)/python -m bench.step outputs/step
+	@$(BIN)/python -m bench.attention --threads 2
+	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python outputs/trl/env
+	@$(BIN)/uv pip install --quiet --no-deps --python outputs/trl/env/bin/python -r bench/requirements.txt
+	@site=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))"); \
+	echo "$$site" >"$${site/$(VENV)/outputs/trl/env}/ours.pth"
+	@$(BIN)/python -m bench.against_trl outputs/trl outputs/trl/env/bin/python demo smollm2 smollm2-bf16
+
 .PHONY: overlap
 overlap: setup ## asynchronous against synchronous rollouts: the tables of docs/rollout.md
 	$(BIN)/python -m bench.overlap_simulation
