@@ -14,6 +14,7 @@
         │   └── ServerDied         a server of the run that had answered died or hangs; the run restarts
         ├── ServiceError           an HTTP service gave no usable answer
         ├── WeightSyncError        learner and engines do not, or would not, hold the same weights
+        │   └── EngineSilent       an engine gave no answer while weights were published; the run restarts
         ├── ParityError             learner and engines give the same tokens other log-probabilities
         ├── CheckpointError        a checkpoint cannot be written or read
         ├── NonFiniteError         a NaN or an infinity in a loss, a gradient or a weight
@@ -40,6 +41,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "EngineError",
+    "EngineSilent",
     "ManifestMismatch",
     "NodeDied",
     "NonFiniteError",
@@ -143,6 +145,10 @@ class WeightSyncError(RunError):
     """Learner and engines would not, or do not, hold the same weights."""
 
 
+class EngineSilent(WeightSyncError):
+    """An engine did not answer while weights were published: it hangs, or its node is gone, which Ray reports later."""
+
+
 class ParityError(RunError):
     """Learner and engines give the same tokens other log-probabilities; nothing was trained on them."""
 
@@ -171,7 +177,7 @@ class NodeDied(ProcessDied):
     """A node of the cluster is gone, or Ray itself."""
 
 
-DEATHS = (ProcessDied, ServerDied)
+DEATHS = (ProcessDied, ServerDied, EngineSilent)
 """Errors after which a run restarts from its newest checkpoint."""
 
 

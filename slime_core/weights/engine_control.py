@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 from slime_core.config.secrets import engine_headers, key_advice, send_key_to
-from slime_core.errors import WeightSyncError
+from slime_core.errors import EngineSilent, WeightSyncError
 from slime_core.weights.specs import Bucket
 
 PauseMode = Literal["abort", "retract", "in_place"]
@@ -277,7 +277,8 @@ def call(url: str, endpoint: str, body: Mapping[str, Any] | None = None, *, time
     """The JSON (or else the text) that ``url`` answers at ``endpoint``; a GET without a body, a POST with one.
 
     Raises:
-        WeightSyncError: no answer within ``timeout_s`` seconds, or another status than 200.
+        EngineSilent: no answer within ``timeout_s`` seconds, or no connection.
+        WeightSyncError: another status than 200.
     """
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=timeout_s)
@@ -290,7 +291,7 @@ def call(url: str, endpoint: str, body: Mapping[str, Any] | None = None, *, time
         response = connection.getresponse()
         text = response.read().decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
-        raise WeightSyncError(
+        raise EngineSilent(
             f"engine {url}{endpoint} gave no answer (limit {timeout_s:g} s): {error!r}. Is it alive?"
         ) from error
     finally:

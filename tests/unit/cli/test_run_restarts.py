@@ -13,7 +13,7 @@ from slime_core.cli.run import open_record
 from slime_core.cli.run_restarts import RunRestarts
 from slime_core.config.load import Resolved
 from slime_core.config.schema import JobConfig, ModelConfig, RolloutConfig, RunConfig
-from slime_core.errors import NodeDied, ProcessDied, ServerDied
+from slime_core.errors import EngineSilent, NodeDied, ProcessDied, RunError, ServerDied
 from slime_core.track.record import RunRecord
 
 DEATH = ProcessDied("learner rank 1: train() died.\n    pid: 7")
@@ -77,8 +77,8 @@ def test_pauses_do_not_exceed_a_minute(folder: Path) -> None:
     assert pauses_s == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
-@pytest.mark.parametrize("death", [ServerDied("engine 0 died"), NodeDied("Ray died")])
-def test_without_restarts_a_death_ends_the_run_as_itself(folder: Path, death: ServerDied | NodeDied) -> None:
+@pytest.mark.parametrize("death", [ServerDied("engine 0 died"), NodeDied("Ray died"), EngineSilent("no answer")])
+def test_without_restarts_a_death_ends_the_run_as_itself(folder: Path, death: RunError) -> None:
     with pytest.raises(type(death), match="It has no checkpoint yet"):
         RunRestarts(0, total=10).after(death, resolved(), folder)
 

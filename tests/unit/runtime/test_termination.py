@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slime_core.errors import EngineError, ProcessDied, ServerDied, SlimeError
+from slime_core.errors import EngineError, EngineSilent, ProcessDied, ServerDied, SlimeError, WeightSyncError
 from slime_core.rollout.actor import StoppableSampler
 from slime_core.runtime.termination import Terminated, Termination
 
@@ -52,7 +52,14 @@ def dies_after_a_sigterm(error: type[SlimeError]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "raised"), [(ProcessDied, Terminated), (ServerDied, Terminated), (EngineError, EngineError)]
+    ("error", "raised"),
+    [
+        (ProcessDied, Terminated),
+        (ServerDied, Terminated),
+        (EngineSilent, Terminated),
+        (EngineError, EngineError),
+        (WeightSyncError, WeightSyncError),
+    ],
 )
 def test_a_death_while_a_sigterm_waits_ends_the_run_and_restarts_nothing(
     error: type[SlimeError], raised: type[BaseException]
