@@ -88,7 +88,7 @@ learn: setup ## every estimator on the built-in demo, and negative controls: the
 	$(BIN)/python -m tests.campaigns.learn outputs/learn
 
 .PHONY: bench
-bench: smollm ## where a step goes, attention, and TRL on the same jobs: the tables of docs/performance.md; 40 minutes
+bench: smollm ## where a step goes, attention, and TRL on the same jobs: the tables of docs/performance.md
 	@$(BIN)/python -m bench.step outputs/step
 	@$(BIN)/python -m bench.attention --threads 2
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python outputs/trl/env

@@ -1,4 +1,4 @@
-"""The side of TRL in `bench/against_trl.py`, which starts it in an environment that has TRL and nothing of slime.
+"""The side of TRL in `bench/against_trl.py`, which starts it in an environment with TRL. Imports nothing of slime.
 
     python bench/trl_trainer.py JOB.json        prints one JSON object as its last line
 
@@ -38,11 +38,11 @@ def train(job: Job) -> Job:
     clock = Clock()
     trainer = trainer_of(job, Dataset.from_list(prompts), max_steps=job["left_out"] + job["steps"], callbacks=[clock])
     trainer.train()
-    logged = trainer.state.log_history
+    lengths = [row["completions/mean_length"] for row in trainer.state.log_history if "completions/mean_length" in row]
     return {
         "wall": clock.wall[job["left_out"] :],
         "cpu": clock.cpu[job["left_out"] :],
-        "response_tokens": [row["completions/mean_length"] for row in logged if "completions/mean_length" in row],
+        "response_tokens": lengths[job["left_out"] :],
     }
 
 
