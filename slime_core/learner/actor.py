@@ -27,10 +27,11 @@ from slime_core.learner.saving import BackgroundSave, CopyingActor, SaveSettings
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
-from slime_core.runtime.actors import ActorGroup, Call, Ref, Watched, background, uncollected
+from slime_core.runtime.actors import ActorGroup, Call, Ref, Watched, background, session_folder, uncollected
 from slime_core.runtime.waiting import Wait
 from slime_core.types import TrainBatch
 from slime_core.weights.publisher import Publisher, PublisherSettings
+from slime_core.weights.transports import start_helper
 from slime_core.weights.update_group import reserve_port
 
 if TYPE_CHECKING:
@@ -121,6 +122,8 @@ class LearnerActor(CopyingActor, Rendezvous):
         learner = self._learner
         if kind in self._publishers:
             self._publishers.pop(kind).close()
+        if settings.transport == "tensor" and (folder := session_folder()) is not None:
+            start_helper(folder)
         has_observers = settings.transport == "disk" and learner.hooks.implementers("slime_after_weight_write")
         self._publishers[kind] = Publisher(
             engine_urls,

@@ -162,9 +162,15 @@ def last_words(message: str, logs: Path | None) -> list[str]:
     return []
 
 
-def _logs() -> Path | None:
+def session_folder() -> Path | None:
+    """Where Ray keeps what its processes on this node write; it outlives them. None: this is no process of Ray."""
     node: Any = worker._global_node
-    return None if node is None else Path(node.get_logs_dir_path())
+    return None if node is None else Path(node.get_session_dir_path())
+
+
+def _logs() -> Path | None:
+    folder = session_folder()
+    return None if folder is None else folder / "logs"
 
 
 def _from_task(error: RayTaskError, who: str) -> SlimeError:

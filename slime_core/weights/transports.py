@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import shutil
 import socket
 import tempfile
@@ -303,6 +304,31 @@ def _share(storage: torch.UntypedStorage) -> bytes:
             if "timed out" not in str(error):
                 raise
     return _handle(storage)
+
+
+HELPER_SOCKET = "/torch-shm-dir-XXXXXX/manager.sock"
+LONGEST_SOCKET = 107
+
+
+def start_helper(folder: Path) -> None:
+    """Start torch's helper of shared memory, with its socket below ``folder``; it serves this process from now on.
+
+    The helper leaves its folder behind where it is killed, so ``folder`` is one that is removed or kept as a whole.
+    Where its path is too long for a socket, nothing is started: the first share does so, in the folder for temporary
+    files.
+    """
+    import torch
+
+    if len(os.fsencode(folder)) + len(HELPER_SOCKET) > LONGEST_SOCKET:
+        return
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(folder)  # torch reads it when it starts the helper, and never again
+    try:
+        with _named(torch.zeros(1)):
+            pass
+    finally:
+        os.environ.pop("TMPDIR")
+        os.environ.update({} if before is None else {"TMPDIR": before})
 
 
 def _handle(storage: torch.UntypedStorage) -> bytes:

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -124,6 +126,28 @@ def test_a_helper_of_torch_that_a_busy_machine_starts_late_is_asked_again(monkey
     monkeypatch.setattr(module, "_handle", lambda storage: (_ for _ in ()).throw(RuntimeError("no such file")))
     with pytest.raises(RuntimeError, match="no such file"), module._named(torch.zeros(4)):
         pass
+
+
+HELPED = """
+import os, sys
+from pathlib import Path
+import torch
+from slime_core.weights import transports
+folder = Path(sys.argv[1])
+transports.start_helper(folder)
+with transports._named(torch.zeros(4)):
+    print(len(list(folder.glob("torch-shm-dir-*"))), os.environ.get("TMPDIR"))
+"""
+
+
+@pytest.mark.parametrize(("name", "found"), [("short", 1), ("l" * 107, 0)])
+def test_the_socket_of_the_helper_is_in_the_folder_that_is_named_if_its_path_is_short(name, found):
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as temporary:
+        folder = Path(temporary) / name
+        folder.mkdir()
+        command = [sys.executable, "-c", HELPED, str(folder)]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+    assert printed == f"{found} /tmp\n"
 
 
 def test_a_full_shared_memory_is_an_error_and_no_signal(engine, monkeypatch):
