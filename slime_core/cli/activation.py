@@ -1,4 +1,4 @@
-"""What a command line means before its settings are read: its file, and the plugins, whatever a lock says of them."""
+"""Reads a command line before its settings: the configuration file and the plugins, whatever a lock says of them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _of_run(name: str, peek: Peek) -> str | None:
 
 
 def architecture_of(folder: Path | None) -> str | None:
-    """What the start weights' ``config.json`` names; None if it cannot be read, which ``load`` reports.
+    """The architecture in the start weights' ``config.json``; None if it cannot be read, which ``load`` reports.
 
     Arguments:
         folder: None: the embedded model's.

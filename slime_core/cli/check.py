@@ -146,7 +146,7 @@ class Machines:
 
 
 def layout_of(config: RunConfig, machine: Machine) -> Layout:
-    """What the run asks for; ``device = auto`` is decided by this machine, or by the nodes of the cluster it joins."""
+    """The layout that the run requests; this machine, or the cluster that it joins, decides ``device = auto``."""
     cluster = config.cluster
     has_gpus = finds_gpus(cluster.ray_address) if joins_a_cluster(config) else machine.can_use_gpus
     auto: Device = "gpu" if has_gpus else "cpu"
@@ -193,7 +193,7 @@ def placement_plan(config: RunConfig, needs: Needs, machine: Machine) -> Iterato
 
 
 def _seats(made: Plan, machines: Machines) -> list[Seat]:
-    """As Ray packs bundles: one machine after the other."""
+    """The seats if Ray packs bundles: one machine after the other."""
     each = machines.gpus or -(-made.count // machines.count)
     return [_seat(number, *divmod(number, each), machines=machines) for number in range(made.count)]
 

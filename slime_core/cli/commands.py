@@ -58,7 +58,7 @@ class Command:
 
     @property
     def words(self) -> list[str]:
-        """What a user types after ``slime``."""
+        """The words that a user types after ``slime``."""
         return self.name.split(".")
 
     @property

@@ -59,7 +59,7 @@ class Consent:
     _functions: list[NamedCode] = field(default_factory=list)
 
     def functions(self, offered: Offered) -> list[NamedCode]:
-        """What :meth:`Peek.code` finds."""
+        """The code that :meth:`Peek.code` finds."""
         self._functions = self.peek.code(offered)
         return self._functions
 

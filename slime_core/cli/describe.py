@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def declared(plugin: PluginIdentity, registry: Registry) -> dict[str, Any]:
-    """What the plugin declares, as JSON-ready values.
+    """The plugin's declarations, as JSON-ready values.
 
     Arguments:
         registry: of this plugin alone.
@@ -46,7 +46,7 @@ def declared(plugin: PluginIdentity, registry: Registry) -> dict[str, Any]:
 
 
 def page(found: Mapping[str, Any]) -> Iterator[str]:
-    """What :func:`declared` found, line by line."""
+    """The declarations of :func:`declared`, line by line."""
     for kind in Kind:
         own = [row for row in found["components"] if row["kind"] == kind.value]
         yield from [f"  {kind.words}"] if own else []
@@ -122,7 +122,7 @@ Says which functions the run would call for each hook, in order, and which compo
 
 
 def trace(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> Iterator[str]:
-    """What the run calls, line by line; nothing of it is started.
+    """The components and hooks that the run calls, line by line; nothing of it is started.
 
     Arguments:
         architecture: of the start weights.
@@ -149,7 +149,7 @@ def trace(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> It
 
 
 def because(one: Selected, resolved: Resolved) -> str:
-    """What selected the component: a flag, a line of a file, a preset, a default, or another component."""
+    """The selection of the component: a flag, a line of a file, a preset, a default, or another component."""
     source = resolved.provenance.get(one.by)
     if source is None:
         return f"by {one.by}"

@@ -37,7 +37,7 @@ JSON_FLAG = "--json"
 """Asks for JSON instead of a table; the only flag of ``slime eval`` that is no setting."""
 
 SCORES, SAMPLES, LOGS = "scores.json", "samples", "logs"
-"""What an output folder gets."""
+"""Files of an output folder."""
 
 
 def expand(argv: Sequence[str]) -> list[str]:
@@ -146,7 +146,7 @@ def _held(resolved: Resolved) -> Checkpoint | None:
 
 
 def _requested_folder(resolved: Resolved) -> Path | None:
-    """Where samples are to be written; the folder in a run's own settings is the run's."""
+    """The folder for samples that the user requested; the folder in a run's own settings is the run's."""
     folder = resolved.config.run.output_dir
     if folder is None or resolved.provenance["output_dir"].layer != "flag":
         return None
@@ -157,7 +157,7 @@ def _requested_folder(resolved: Resolved) -> Path | None:
 
 @contextmanager
 def _output(folder: Path | None) -> Iterator[tuple[Path, Path | None]]:
-    """Where logs and samples go; None: nowhere."""
+    """The folder of logs and samples; None: there is none."""
     if folder is not None:
         folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         (folder / LOGS).mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a run needs of the memory of one GPU, by the arithmetic of :mod:`slime_core.modeling.memory`, and what fits.
+"""Plans the memory of one GPU by the arithmetic of :mod:`slime_core.modeling.memory`, and suggests settings that fit.
 
 Needs the memory of a GPU: ``--gpu-memory-gib``, or what ``nvidia-smi`` says on this machine.
 """
@@ -92,7 +92,7 @@ def longest_response(config: RunConfig) -> int:
 
 
 def training_of(config: RunConfig, needs: Needs, *, context: int) -> Training:
-    """What ranks train of which ``context`` share a row; a sample longer than a row gets one of its own."""
+    """The training load of ranks, ``context`` of which share a row; a sample longer than a row gets one of its own."""
     settings, longest = config.learner, longest_response(config)
     given, tokens = config.megatron.optimizer, settings.max_tokens_per_gpu * context
     if settings.micro_batch_size is not None:
@@ -104,7 +104,7 @@ def training_of(config: RunConfig, needs: Needs, *, context: int) -> Training:
 
 
 def cut_of(config: RunConfig, parallel: ParallelConfig, ranks: int) -> Cut:
-    """How ``ranks`` share a model, and what they compute again."""
+    """The division of a model over ``ranks``, and the activations that they recompute."""
     layout, given = ParallelLayout.of(parallel), config.megatron.transformer
     kind, number = given.get("recompute_granularity"), int(given.get("recompute_num_layers") or 1)
     cut = Cut(
@@ -126,14 +126,14 @@ def cut_of(config: RunConfig, parallel: ParallelConfig, ranks: int) -> Cut:
 
 
 def of_learner(config: RunConfig, size: ModelSize, needs: Needs) -> Usage:
-    """What a learner rank of the run needs, with a critic that shares it."""
+    """The memory of a learner rank of the run, with a critic that shares it."""
     cut = cut_of(config, config.parallel, config.num_learner_ranks)
     training = training_of(config, needs, context=cut.context)
     return usage(size, cut, replace(training, critic=bool(needs.critic_parameters and not needs.critic_ranks)))
 
 
 def of_critic(config: RunConfig, size: ModelSize, needs: Needs) -> Usage | None:
-    """What a rank of a separate critic needs; None: there is none."""
+    """The memory of a rank of a separate critic; None: there is none."""
     if not needs.critic_ranks:
         return None
     cut = cut_of(config, config.critic_parallel, needs.critic_ranks)
@@ -153,7 +153,7 @@ def too_large(config: RunConfig, size: ModelSize, needs: Needs, memory: float) -
 
 
 def lines(config: RunConfig, size: ModelSize | None, needs: Needs) -> Iterator[str]:
-    """What a GPU of the learner and one of an engine hold."""
+    """The contents of a GPU of the learner and of one of an engine, line by line."""
     if size is None or not needs.ranks:
         return
     memory = gpu_memory_gib(config)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 INTERRUPTED = 130
-"""What shells return for a program that Ctrl-C ended."""
+"""Exit code by which shells report a program that Ctrl-C ended."""
 
 OVERVIEW = """\
 slime: reinforcement learning of language models, with Megatron-core and SGLang

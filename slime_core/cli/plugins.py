@@ -104,7 +104,7 @@ def _source(name: str) -> PluginSource:
 
 
 def _metadata(plugin: PluginIdentity, found: Declared) -> dict[str, Any]:
-    """What is known of a plugin without importing it."""
+    """The metadata of a plugin, read without importing it."""
     claims = claims_for(plugin, found)
     return {
         "name": plugin.name,

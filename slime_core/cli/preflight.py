@@ -1,4 +1,4 @@
-"""What can be found wrong before the first process starts and the first file is written: prompts, weights, the machine.
+"""Checks prompts, weights and the machine before the first process starts and the first file is written.
 
 The rules between settings came before (:mod:`slime_core.config.check`). Here files are opened and the machine is looked
 at. Estimates are lower bounds: what is refused here cannot work, what passes may still be too much.
@@ -355,7 +355,7 @@ def _room(
     leaves_out: int | None,
     apply_chat_template: bool,
 ) -> Room | None:
-    """How long prompts may be; None: the generate function decides what it makes of them."""
+    """The limit of prompts in tokens; None: the generate function decides what it makes of them."""
     if not registry.traits(Kind.GENERATE_FUNCTION, generate_function).sends_prompts_whole:
         return None
     folder = start_weights(config)

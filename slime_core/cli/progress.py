@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live table on a terminal, one line a step elsewhere, and a summary at the end.
+"""Prints the progress of a run: a live table on a terminal, one line a step elsewhere, and a summary at the end.
 
     LiveProgress    rich, redrawn in place
     PlainProgress   lines for logs
@@ -34,7 +34,7 @@ PER_STEP = (
 
 @dataclass(slots=True)
 class Shown:
-    """What is known so far.
+    """The newest values of a run.
 
     Arguments:
         steps: number of training steps the run will have done at its end.

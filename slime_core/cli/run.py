@@ -150,12 +150,12 @@ def written(resolved: Resolved) -> str:
 
 
 def options_of(resolved: Resolved, active: ActivePlugins) -> dict[str, Any]:
-    """What the components and hooks of each plugin are handed; see :func:`prepare_options`."""
+    """The options that the components and hooks of each plugin receive; see :func:`prepare_options`."""
     return prepare_options(resolved.config, active.registry, resolved.plugin_options, active.functions)
 
 
 def paths(record: RunRecord) -> list[tuple[str, Path]]:
-    """What the summary names; a run that trains nothing has no checkpoint to point at."""
+    """The paths in the summary; a run that trains nothing has no checkpoint."""
     saved = [("checkpoint", record.checkpoints)] if next(record.checkpoints.glob("*"), None) else []
     return [
         ("run", record.directory),
@@ -329,7 +329,7 @@ def standing(folder: Path) -> Path:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[Path]:
-    """What the operating system says against the block's writing into ``folder`` comes out as a ConfigError."""
+    """Context manager: an OSError of writing into ``folder`` becomes a ConfigError."""
     try:
         yield folder
     except OSError as problem:

@@ -86,7 +86,7 @@ def stated(setting: Setting) -> Iterator[tuple[str, str]]:
 
 
 def called(setting: Setting) -> str:
-    """How messages name it: as its flag does, without dashes."""
+    """The name in messages: the flag's, without dashes."""
     return setting.flag.removeprefix("--").replace("-", "_")
 
 
@@ -186,7 +186,7 @@ def mistakes(
 
 
 def _of_engines(config: RunConfig) -> dict[str, tuple[Setting, Any]]:
-    """What the run gives of the engines' own settings."""
+    """The engines' own settings that the run gives."""
     found = {}
     for engine in ENGINES:
         section: EngineSection = dict(config)[engine]

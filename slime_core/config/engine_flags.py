@@ -59,7 +59,7 @@ class WithoutEffect:
 
 
 def find_flag(flag: str) -> tuple[Setting, bool] | Refusal | WithoutEffect | None:
-    """What ``--flag`` means, and whether it switches that off (``--no-flag``); None: the name is unknown.
+    """The setting of ``--flag``, and whether the flag switches it off (``--no-flag``); None: the name is unknown.
 
     Raises:
         ConfigError: another version of an engine is installed than the pinned one, and its flags cannot be read.
@@ -77,7 +77,7 @@ def find_flag(flag: str) -> tuple[Setting, bool] | Refusal | WithoutEffect | Non
 
 
 def find_key(section: str, name: str) -> Setting | Refusal | None:
-    """What ``name`` means in the table ``[megatron]`` or ``[sglang]``; None: that engine does not know it."""
+    """The setting of ``name`` in the table ``[megatron]`` or ``[sglang]``; None: that engine does not know it."""
     if section == "sglang":
         return _of_sglang(name, name)
     home = core_settings().get(name)
@@ -172,7 +172,7 @@ def _chosen(choices: tuple[str, ...], value: int) -> int:
 
 
 def _whole_number(value: object) -> object:
-    """What SGLang reads in ``"25.6k"``, 25600; anything else as it is."""
+    """25600 for ``"25.6k"``, as SGLang reads it; anything else unchanged."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGT])|(\d+)([KMGT]i)", value) if isinstance(value, str) else None
     if found is None:
         return value
@@ -195,7 +195,7 @@ FlagAdvice = str | Callable[[Sequence[str], Mapping[str, Any]], str | None]
 """A message, or the check of a flag without effect."""
 
 _BROKEN = (OSError, ValueError, TypeError, AttributeError, LookupError, metadata.PackageNotFoundError)
-"""What metadata raises that is cut short or none at all; ``slime plugins list`` names such a distribution."""
+"""Errors of metadata that is cut short or missing; ``slime plugins list`` names such a distribution."""
 
 
 @cache

@@ -111,7 +111,7 @@ MEGATRON_FLAGS: Mapping[str, MegatronFlag] = {
         value="selective",
     ),
 }
-"""What a run passes on, by the flag's name."""
+"""Settings that a run passes on, by the flag's name."""
 
 
 class MegatronConfig(EngineSection):
@@ -180,13 +180,13 @@ _OWNED: Mapping[str, str] = {
 
 @cache
 def owned() -> Mapping[str, str]:
-    """What a run may not pass on, because the core decides it: name -> why, or what to write instead."""
+    """Settings that a run may not pass on, because the core decides them: name -> reason, or what to write instead."""
     return {name: reason for reason, names in _OWNED.items() for name in names.split()}
 
 
 @cache
 def rows_by_name() -> Mapping[str, Row]:
-    """What SGLang's parser accepts, by every spelling, with underscores and without ``sglang_``.
+    """Arguments of SGLang's parser, by every spelling, with underscores and without ``sglang_``.
 
     Raises:
         ConfigError: as ``tables.rows``.

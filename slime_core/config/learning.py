@@ -18,7 +18,7 @@ OF_SEPARATE_CRITIC = Needs("critic_num_gpus", because="otherwise the critic shar
 
 
 class AlgorithmConfig(Section):
-    """What is optimized."""
+    """The objective: advantages, policy loss and its corrections."""
 
     advantage_estimator: Name | None = None
     """Component that turns rewards into advantages. None: a plugin must preset it, as --plugin grpo does."""
@@ -319,7 +319,7 @@ class ParallelConfig(Section):
 
     @property
     def row_multiple(self) -> int:
-        """What the tokens of a packed row are padded to a multiple of, so that ranks can share it."""
+        """A packed row is padded to a multiple of this number of tokens, so that ranks can share it."""
         chunks = 2 * self.context_parallel_size if self.context_parallel_size > 1 else 1
         return chunks * (self.tensor_model_parallel_size if self.sequence_parallel else 1)
 

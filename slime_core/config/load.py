@@ -43,7 +43,7 @@ FindsGPUs = Callable[[str | None], bool]
 
 
 class Derive(Protocol):
-    """What the options of plugins mean for settings of the core."""
+    """Settings of the core that follow from the options of plugins."""
 
     def __call__(
         self, options: Mapping[str, BaseModel], settings: Mapping[str, JsonValue]
@@ -61,7 +61,7 @@ class Derive(Protocol):
 
 
 class Offered(Protocol):
-    """What active plugins bring to the settings."""
+    """Settings, presets and derived values that active plugins add."""
 
     @property
     def presets(self) -> Presets: ...
@@ -75,7 +75,7 @@ class Offered(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a value came from; prints as ``flag --lr``, ``file run.toml:3``, ``preset of plugin grpo``, ``default``.
+    """The origin of a value; prints as ``flag --lr``, ``file run.toml:3``, ``preset of plugin grpo``, ``default``.
 
     Arguments:
         layer: which layer set it.
@@ -132,7 +132,7 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """What must be known of a command line before plugins are activated.
+    """The part of a command line that is read before plugins are activated.
 
     Arguments:
         plugins: the named plugins; those on the command line replace those of the file.
@@ -296,7 +296,7 @@ class _Reading:
                 self._put(setting, origin, partial(setting.read_flag, words), setting.flag)
 
     def read_derived(self, options: Options, derive: Derive) -> None:
-        """What options of plugins mean for settings of the core."""
+        """Settings of the core that follow from the options of plugins."""
         made = {plugin: found for plugin, kind in options.items() if (found := self._plain_options(plugin, kind))}
         core = core_settings()
         given = without_secrets({key: value for key, value in self.values.items() if key in core})
@@ -335,7 +335,7 @@ class _Reading:
     def _outcome(
         self, setting: Setting, one: DerivedSetting, origin: Provenance, value: object
     ) -> Literal["refuse", "keep", "replace"]:
-        """What becomes of the value that the run gives, where ``value`` follows from an option given at ``origin``."""
+        """The value in force where the run gives one, and ``value`` follows from an option given at ``origin``."""
         known, layer = self.values.get(setting.key), self.provenance.get(setting.key, DEFAULT).layer
         match one.given:
             case "keep" if known is not None and known != setting.default:

@@ -1,4 +1,4 @@
-"""What a Hugging Face folder's ``config.json`` says about its model, read without transformers.
+"""Reads a Hugging Face folder's ``config.json`` without transformers.
 
 :func:`described` reads it; :func:`torch_dist_folder` finds weights in Megatron's format; :func:`forward_flops` counts
 what a forward pass over a sequence costs.
@@ -34,7 +34,7 @@ LARGEST = 2**31 - 1
 """The largest size of a model's part; what is more is no size, and nothing is built from it."""
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""What config.json calls the number of experts: Qwen, Mixtral, DeepSeek."""
+"""Names of the number of experts in config.json: Qwen, Mixtral, DeepSeek."""
 
 
 def described(folder: Path) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""What the annotation of a setting may say about it, in addition to what values it takes.
+"""Properties that the annotation of a setting may declare, in addition to the values that it takes.
 
     Flag        a flag without the plugin's name, and the section of files in which the setting once stood
     NamesPrompts    its paths are prompt files
@@ -94,7 +94,7 @@ class UsedBy:
 
 
 Part = Literal["correction", "evaluation", "policy_loss", "reward_model", "rewards", "rollouts", "training_signal"]
-"""What a plugin can do in place of the core.
+"""Tasks that a plugin can do in place of the core.
 
     correction        weighs tokens of other weights than today's
     evaluation        implements ``slime_evaluate``, so that no evaluation set is needed
@@ -108,7 +108,7 @@ Part = Literal["correction", "evaluation", "policy_loss", "reward_model", "rewar
 
 @dataclass(frozen=True, slots=True, init=False)
 class Relation:
-    """What a setting says about others.
+    """A condition that relates a setting to others.
 
     Arguments:
         settings: their names, of the same plugin, of the core, or with a flag of their own.
@@ -214,7 +214,7 @@ class NamesCode:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Provides:
-    """What the plugin does in place of the core where the setting has another value than its default; checks of the
+    """Tasks that the plugin does in place of the core where the setting is not at its default; checks of the
     settings take it into account."""
 
     parts: tuple[Part, ...]
@@ -256,7 +256,7 @@ class DerivedSetting:
 
 @dataclass(frozen=True, slots=True)
 class PluginSettings:
-    """What the core knows of the options of a run's plugins.
+    """The options of a run's plugins, as far as the core reads them.
 
     Arguments:
         values: ``PLUGIN.NAME`` -> value of every option, without secrets.

@@ -1,4 +1,4 @@
-"""What may stand where a prompt file is named: a file, a folder, a pattern, and a slice of their rows.
+"""Parses a path of prompts: a file, a folder, a pattern, and a slice of their rows.
 
     train.jsonl            JSON Lines, one object a line; a file whose suffix names no format is read so too
     train.SUFFIX           a file of the format that is named by this suffix
@@ -32,7 +32,7 @@ JSON_LINES = ("jsonl", "ndjson")
 """Formats that are always there."""
 
 HIDDEN = (".", "_")
-"""How names of files start that a pattern matches only where it spells them."""
+"""First characters of hidden files' names; a pattern matches them only where it spells them."""
 
 ACCEPTED = "accepted: a prompt file"
 
@@ -55,7 +55,7 @@ class PromptPath:
 
     @classmethod
     def read(cls, path: Path) -> PromptPath:
-        """What ``path`` says.
+        """Parse ``path``.
 
         Raises:
             DataError: its slice is empty, or counts from the end.
@@ -120,7 +120,7 @@ def format_of(path: Path, formats: Collection[str]) -> str | None:
 
 
 def unreadable(path: Path) -> Iterator[str]:
-    """What keeps this user from reading the prompts that ``path`` names, whatever their formats: nothing is there, or
+    """The reason why this user cannot read the prompts at ``path``, whatever their formats: nothing is there, or
     it may not be read."""
     try:
         where = PromptPath.read(path)

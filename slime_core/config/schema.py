@@ -329,7 +329,7 @@ class RunConfig(Section):
 
     @property
     def of_plugins(self) -> PluginSettings:
-        """What the core knows of the options of the run's plugins."""
+        """The options of the run's plugins, as far as the core reads them."""
         return self._of_plugins
 
     def with_plugins(self, found: PluginSettings) -> Self:
@@ -381,7 +381,7 @@ class RunConfig(Section):
 
     @property
     def critic_parallel(self) -> ParallelConfig:
-        """How a separate critic is cut over its ranks: as the actor, but for what it has of its own.
+        """The layout of a separate critic: the actor's, but for settings of its own.
 
         Experts are shared as the actor's where its data- and context-parallel ranks allow that, else each has all.
         """
@@ -405,7 +405,7 @@ class RunConfig(Section):
 
     @property
     def transport(self) -> Literal["distributed", "tensor", "disk"]:
-        """How weights travel, ``auto`` resolved."""
+        """The transport of weights, with ``auto`` resolved."""
         chosen = self.weights.update_weight_transport
         if chosen != "auto":
             return chosen

@@ -37,7 +37,7 @@ from slime_core.errors import ConfigError
 from slime_core.types import JsonValue
 
 SECRET = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""Where a text names the environment variable that stands there."""
+"""A reference to an environment variable within a text."""
 
 _QUERY = re.compile(r"(\bhttps?://[^\s?'\"<>]+|\burl: /[^\s?'\"<>]*)\?[^\s'\"<>)]+")
 """The query of an address in a text; the second form is that of urllib3's errors."""
@@ -55,7 +55,7 @@ _NEEDED = (
 """Names and patterns (fnmatch) of what Python, its libraries and SGLang read."""
 
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy")
-"""What code that asks services outside needs in addition."""
+"""Variables that code which calls outside services needs in addition."""
 
 _OPTION_OF_SECRET = re.compile(
     r"(?i)(?:.*[_.-])?(?:(?:api|access|secret|private)[_-]?key|token|secret|pass(?:word|wd|phrase)?|credentials?)"
@@ -85,7 +85,7 @@ def unset(*names: str) -> Iterator[str]:
 
 
 def written_out(url: str) -> Iterator[str]:
-    """What of ``url`` may be a secret that is written out, in words that do not hold it: user, password, and every
+    """Parts of ``url`` that may be a secret in plain text, named without it: user, password, and every
     value of the query, because services name their secrets as they like (``code``, ``sig``, ``k``).
 
     Example: of ``http://me:x@host/?token=y``, "a password" and "token".
@@ -179,7 +179,7 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class EngineAccess:
-    """What a process needs to call the engines of its run.
+    """The key and the addresses with which a process calls the engines of its run.
 
     Arguments:
         key: what they require; None: nothing, or this process belongs to no run.
@@ -201,7 +201,7 @@ _access = EngineAccess()
 
 
 def engine_access() -> EngineAccess:
-    """That of this process."""
+    """The engine access of this process."""
     return _access
 
 
@@ -270,7 +270,7 @@ def engine_headers(url: str) -> dict[str, str]:
 
 
 def refused_key(failure: BaseException) -> str:
-    """What to do where ``failure``, an error of any HTTP library, is the answer 401 of a server; empty: it is not."""
+    """Advice where ``failure``, an error of any HTTP library, is the answer 401 of a server; empty: it is not."""
     response = getattr(failure, "response", None)  # of requests and httpx
     answers = (getattr(failure, "status", None), getattr(response, "status_code", None), getattr(failure, "code", None))
     if HTTPStatus.UNAUTHORIZED not in answers or _access.key is None:
@@ -282,7 +282,7 @@ def refused_key(failure: BaseException) -> str:
 
 
 def key_advice(status: int, url: str | None = None) -> Iterator[str]:
-    """What to do where a server answered with ``status``, if that is a refusal of the key.
+    """Advice where a server answered with ``status``, if that is a refusal of the key.
 
     Arguments:
         url: of the server; None: it is one of the run.

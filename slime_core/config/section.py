@@ -1,4 +1,4 @@
-"""What every group of settings is: frozen, compared by value, unknown names refused. Also bounded numbers."""
+"""Base of every group of settings: frozen, compared by value, unknown names refused. Also bounded numbers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rejected(text: str) -> PydanticCustomError:
 
 
 Value = bool | int | float | str | tuple[int | float | str, ...]
-"""What a flag of an engine can say."""
+"""Types of the value of an engine's flag."""
 
 
 class Section(BaseModel):

@@ -30,11 +30,11 @@ WorkerType = Literal["regular", "prefill", "decode"]
 RouterPolicy = Literal[
     "cache_aware", "consistent_hashing", "manual", "power_of_two", "prefix_hash", "random", "round_robin"
 ]
-"""How sglang-router 0.3.2 chooses among engines."""
+"""Policies by which sglang-router 0.3.2 chooses an engine."""
 
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
-"""What an engine computes in, by the names of SGLang."""
+"""Dtypes of an engine, by SGLang's names."""
 
 
 def _pairs(value: Any) -> Any:

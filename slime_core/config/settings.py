@@ -73,7 +73,7 @@ def accepted_words(annotation: Any, metadata: Sequence[object] = ()) -> str:
 
 
 def placeholder_of(annotation: Any) -> str:
-    """What stands for a value of the annotation in help, as ``N`` for a number; empty for a switch."""
+    """The placeholder of a value in help, such as ``N`` for a number; empty for a switch."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return placeholder_of(arguments[0])
@@ -161,7 +161,7 @@ _NO_NAMES = {
     "rollout_stop": "TEXT ...",
     "sglang_router_ip": "HOST",
 }
-"""What stands in help for text that names no component, field or file."""
+"""The placeholder in help of text that names no component, field or file."""
 
 
 LARGEST = 2**53
@@ -208,7 +208,7 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """How the command line spells it."""
+        """Its flag on the command line."""
         if self.key in _OWN_FLAGS:
             return _OWN_FLAGS[self.key]
         if (own := self._own_flag) is not None:
@@ -228,11 +228,11 @@ class Setting:
 
     @property
     def provides(self) -> list[Part]:
-        """What its plugin does in place of the core where it is set."""
+        """Tasks that its plugin does in place of the core where it is set."""
         return [part for entry in self.notes(Provides) for part in entry.parts]
 
     def notes(self, kind: type[T]) -> list[T]:
-        """What its annotation says by objects of ``kind``, which :mod:`slime_core.config.options` has."""
+        """The objects of ``kind``, a class of :mod:`slime_core.config.options`, in its annotation."""
         return [entry for entry in self.info.metadata if isinstance(entry, kind)]
 
     @property
@@ -284,12 +284,12 @@ class Setting:
 
     @property
     def accepts(self) -> str:
-        """What may be written, in words."""
+        """The accepted values, in words."""
         return accepted_words(self.info.annotation, self.info.metadata)
 
     @property
     def placeholder(self) -> str:
-        """What stands for the value in help."""
+        """The placeholder of the value in help."""
         own = self._own_flag.value if self._own_flag is not None else None
         known = own or _NO_NAMES.get(self.name) or placeholder_of(self.info.annotation)
         return known.replace("NAME", "PATH") if self.name.endswith("_path") else known
@@ -500,7 +500,7 @@ def _absolute(path: Path, base: Path) -> Path:
 
 
 def _table(word: str) -> object:
-    """What a JSON object says, for pydantic to judge; anything else as it is."""
+    """The parsed JSON object, for pydantic to check; anything else unchanged."""
     try:
         return json.loads(word)
     except ValueError:

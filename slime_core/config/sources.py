@@ -1,4 +1,4 @@
-"""Where settings are given: a command line and a TOML file.
+"""Reads settings from a command line and a TOML file.
 
 A command line becomes words for each flag; what the words mean is decided in ``settings``.
 Accepted are ``--flag value``, ``--flag=value``, several values where the setting is a sequence (and the flag again for
@@ -45,12 +45,12 @@ NO_EVAL = {
     "eval_datasets": "none",
     "skip_eval_before_train": "true",
 }
-"""What a run without evaluations says: setting -> the word after its flag."""
+"""Flags of a run without evaluations: setting -> the word after its flag."""
 
 
 @dataclass(slots=True)
 class CommandLine:
-    """What stood on a command line.
+    """A parsed command line.
 
     Example, ``--lr 1e-4 --no-save-hf``: ``words = {"lr": ["1e-4"], "save_hf": ["false"]}``.
 
@@ -108,7 +108,7 @@ def read_command_line(
 
 
 def of_inactive(flag: str, inactive: Mapping[str, str]) -> str | None:
-    """What ``inactive`` says of a flag, or of one that turns a switch off; see :func:`read_command_line`."""
+    """The message of ``inactive`` for a flag, or for one that turns a switch off; see :func:`read_command_line`."""
     name = flag.removeprefix("--")
     plugin, dot, _ = name.partition(".")
     return inactive.get(f"[{plugin}]" if dot else name) or inactive.get(name.removeprefix("no-"))
@@ -204,7 +204,7 @@ class Document:
     lines: Mapping[tuple[str, str], int]
 
     def place(self, table: str, key: str = "") -> str:
-        """Where the key stands, for messages: ``run.toml:12 [optimizer] lr``."""
+        """The place of the key, for messages: ``run.toml:12 [optimizer] lr``."""
         line = self.lines.get((table, key))
         file = f"{self.path.name}:{line}" if line else self.path.name
         return " ".join(filter(None, [file, f"[{table}]" if table else "", key]))

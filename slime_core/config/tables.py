@@ -84,7 +84,7 @@ def rows(engine: Engine) -> tuple[Row, ...]:
 
 
 def installed_rows(engine: Engine) -> dict[str, Any]:
-    """What the installed engine says of itself, read in a child process: ``{"version": ..., "rows": [...]}``.
+    """Version and settings of the installed engine, read in a child process: ``{"version": ..., "rows": [...]}``.
 
     Raises:
         ConfigError: the child failed; with its last line.

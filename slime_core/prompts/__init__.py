@@ -1,4 +1,4 @@
-"""Where prompts come from.
+"""Reads, checks and encodes prompts.
 
 From files to rows:
 

@@ -48,7 +48,7 @@ CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class Counting:
-    """What the tokens of prompts depend on; see :class:`~slime_core.prompts.chat.PromptEncoder`."""
+    """The settings on which the tokens of prompts depend; see :class:`~slime_core.prompts.chat.PromptEncoder`."""
 
     folder: str
     apply_chat_template: bool
@@ -202,7 +202,7 @@ class RunFilter(PromptFilter):
 
 
 def template_arguments(data: DataConfig) -> dict[str, JsonValue]:
-    """What the chat template is given in addition to the messages."""
+    """Arguments of the chat template in addition to the messages."""
     return dict(json.loads(data.apply_chat_template_kwargs))
 
 

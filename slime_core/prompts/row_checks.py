@@ -1,4 +1,4 @@
-"""What a row of a prompt file may ask for: the generate function and the reward model of its samples, and sampling.
+"""Checks what a row of a prompt file requests: generate function, reward model and sampling of its samples.
 
 A row is looked at where it is read, so that ``on_bad_data`` decides about it, wherever it stands.
 
@@ -79,7 +79,7 @@ def _listed(value: object) -> object:
 
 
 class RowSampling(Section):
-    """What ``sampling_params`` may hold, under the names of SGLang; what is left out is the run's."""
+    """The fields of ``sampling_params``, under the names of SGLang; those left out are the run's."""
 
     max_new_tokens: Count | None = None
     """Longest response in tokens."""
@@ -171,7 +171,7 @@ nothing."""
 
 
 RowMistakes = Callable[[Mapping[str, JsonValue]], Iterator[str]]
-"""What is wrong with a row's metadata."""
+"""A mistake in a row's metadata."""
 
 
 class RowChecks(PromptFilter):
@@ -214,7 +214,7 @@ class RowChecks(PromptFilter):
 def offered_to_rows(
     config: RunConfig, registry: Registry, options: Mapping[str, object] | None = None
 ) -> dict[str, dict[str, str]]:
-    """What rows may name; as in slime, they have no say in the reward where a plugin scores every sample.
+    """The components that rows may name; as in slime, rows do not choose the reward where a plugin scores every sample.
 
     Arguments:
         options: plugin name -> its options object; of a plugin that is not there, the defaults.

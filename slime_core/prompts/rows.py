@@ -95,7 +95,7 @@ def fields_of(row: Mapping[str, object]) -> str:
 EXAMPLE = '{"prompt": "What is 2 + 2?", "label": "4"}'
 
 PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
-"""How compressed files start."""
+"""First bytes of compressed files."""
 
 PARQUET = b"PAR1"
 
@@ -223,7 +223,7 @@ def content_of(raw: RawRow) -> dict[str, object]:
 
 
 def _unreadable(raw: RawRow, line: bytes, problem: Exception) -> str:
-    """What is wrong with a line that is no JSON."""
+    """The mistake in a line that is no JSON."""
     if raw.number == 1 and (found := _of_another_form(raw, line)):
         return found
     if isinstance(problem, UnicodeDecodeError):
@@ -243,7 +243,7 @@ def _unreadable(raw: RawRow, line: bytes, problem: Exception) -> str:
 
 
 def _of_another_form(raw: RawRow, line: bytes) -> str | None:
-    """What is to be done with a file that is no JSON Lines, by its beginning; None: it may be."""
+    """Advice for a file that is no JSON Lines, by its first bytes; None: it may be JSON Lines."""
     if line.startswith(PARQUET):
         if raw.file.suffix == ".parquet":
             return (

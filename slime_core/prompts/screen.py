@@ -51,7 +51,7 @@ Rows = Sequence[tuple[str, PromptRow]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """How many tokens a prompt may have.
+    """The limit of a prompt in tokens.
 
     Example: ``Room(context=128, response=8, folder=Path("model"), apply_chat_template=False)`` has room for 120.
 

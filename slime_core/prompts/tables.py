@@ -78,7 +78,7 @@ def stamp_of(path: Path) -> str:
 
 
 class Sizes:
-    """How many bytes files had when they were opened.
+    """Sizes of files in bytes when they were opened.
 
     Rows of a file that changes have no numbers, no resumed run would find its place in it, and what is mapped into
     memory and then cut ends the process that touches it.

@@ -79,10 +79,10 @@ _MARK = re.compile(r":\w+:\S*")
 _SEAL = re.compile(r"slime-error:([A-Za-z0-9+/=]+)")
 _CLASSES: dict[str, type[SlimeError]] = {name: vars(errors)[name] for name in errors.__all__}
 _NODE = re.compile(r"[Nn]ode has (crashed|died)|[Nn]ode was (terminated|marked dead)|[Rr]aylet (died|is terminated)")
-"""What Ray says of an actor that is dead because a node of the cluster is (ray 2.60)."""
+"""Ray's message about an actor that is dead because a node of the cluster is (ray 2.60)."""
 
 _CONSTRUCTOR = "error raised in its creation task"
-"""What Ray says of an actor whose constructor raised an error (ray 2.60)."""
+"""Ray's message about an actor whose constructor raised an error (ray 2.60)."""
 
 _LOST = (ActorUnavailableError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
 """Errors of Ray that say that a process is gone, besides those of an actor that died."""
@@ -163,7 +163,7 @@ def last_words(message: str, logs: Path | None) -> list[str]:
 
 
 def session_folder() -> Path | None:
-    """Where Ray keeps what its processes on this node write; it outlives them. None: this is no process of Ray."""
+    """The folder of Ray's session on this node, which outlives its processes. None: this is no process of Ray."""
     node: Any = worker._global_node
     return None if node is None else Path(node.get_session_dir_path())
 
@@ -287,7 +287,7 @@ class Watched:
 
     @control
     def stacks(self) -> str:
-        """What every thread and task of the actor is doing."""
+        """The stacks of every thread and task of the actor."""
         return f"process {os.getpid()} on {socket.gethostname()}\n{process_stacks()}"
 
     @control
@@ -380,7 +380,7 @@ class ActorGroup(Generic[W_co]):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How an actor is started.
+    """The options with which an actor is started.
 
     Arguments:
         label: its name in messages, ``"engine 1"``.

@@ -32,7 +32,7 @@ LIMIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How the plugins of one node differ from the driver's, or which of them it cannot load.
+    """Differences of one node's plugins from the driver's, or those that it cannot load.
 
     Arguments:
         differences: from the manifest.

@@ -77,7 +77,7 @@ from slime_core.weights.publisher import PublisherSettings
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to run: the settings, the plugins and the folders.
+    """A run to start: its settings, plugins and folders.
 
     Arguments:
         config: all settings.

@@ -93,7 +93,7 @@ def _products(groups: Sequence[tuple[int, int]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a cluster has in total, and the GPUs of its largest node."""
+    """The resources of a cluster in total, and the GPUs of its largest node."""
 
     cpus: float
     gpus: float = 0
@@ -102,7 +102,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a layout is requested from Ray: ``count`` equal bundles of ``cpus`` cores and ``gpus`` GPUs each."""
+    """A request to Ray: ``count`` equal bundles of ``cpus`` cores and ``gpus`` GPUs each."""
 
     layout: Layout
     count: int
@@ -129,7 +129,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where one bundle landed.
+    """The node and the devices of one bundle.
 
     Arguments:
         bundle: index in the placement group.
@@ -156,7 +156,7 @@ class Assignment:
 
 
 def device_of(config: RunConfig) -> Device:
-    """Where learner and engines compute; ``auto``: on GPUs if the cluster has any."""
+    """The device of learner and engines; ``auto``: GPUs if the cluster has any."""
     setting = config.cluster.device
     return "gpu" if setting == "cuda" or (setting == "auto" and _can_use_gpus(config)) else "cpu"
 

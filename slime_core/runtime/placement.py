@@ -99,7 +99,7 @@ def nearest_ranks(engines: Sequence[Slot], learner: Sequence[Slot]) -> tuple[tup
 
 
 def capacity() -> Capacity:
-    """What the cluster's living nodes have in total, in use or not."""
+    """The resources of the cluster's living nodes in total, in use or not."""
     nodes: list[dict[str, float]] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = [node.get("GPU", 0.0) for node in nodes]
     cpus = sum(node.get("CPU", 0.0) for node in nodes)

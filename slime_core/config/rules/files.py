@@ -178,7 +178,7 @@ def _first(template: Path) -> str:
 
 
 def _foreign(name: str, template: Path) -> list[Path]:
-    """What stands where ``template`` would be written, and was not written by the setting ``name``."""
+    """Files where ``template`` would be written that the setting ``name`` did not write."""
     folder = template.resolve().parent
     found = sorted(folder.iterdir()) if folder.is_dir() else []
     mark, within = MARKS[name]

@@ -174,7 +174,7 @@ def _uneven(config: RunConfig, setting: str, size: int, *even: str) -> Iterator[
 
 
 def _widths(folder: Path) -> Iterator[str]:
-    """What ``config.json`` calls the inner width of feed-forward layers: of experts, and of dense layers."""
+    """The inner widths of feed-forward layers in ``config.json``: of experts, and of dense layers."""
     found = described(folder) or {}
     mixture = whole_number(folder, *EXPERTS) is not None and "moe_intermediate_size" in found
     if mixture:
