@@ -35,7 +35,7 @@ from slime_core.checkpoint.folder import writing
 from slime_core.errors import CheckpointError
 
 COMMON = "common.pt"
-"""What is no tensor: settings of parameter groups, step counts, the schedule."""
+"""The part that is no tensor: settings of parameter groups, step counts, the schedule."""
 
 OF_ADAM = ("param", "exp_avg", "exp_avg_sq")
 TORCH_SAVE = filesystem.SerializationFormat.TORCH_SAVE
@@ -49,7 +49,7 @@ HARMLESS = {("torch", "Size"), ("torch.serialization", "_get_layout")}
 FOREIGN = "No code of it was run. It was not written by a run, or was changed: take another checkpoint."
 
 UNREADABLE = (dist_checkpointing.core.CheckpointingException, CheckpointException, KeyError, OSError, EOFError)
-"""What Megatron and torch raise for a checkpoint that they cannot read."""
+"""Errors of Megatron and torch about a checkpoint that they cannot read."""
 
 NOT_WEIGHTS = re.compile(r"(chained_\d+\.)?optimizer\.|rng_state|.*_extra_state")
 """Keys of tensors in a checkpoint that are no weights of the model."""
@@ -90,7 +90,7 @@ def save_weights(folder: Path, *, chunks: Sequence[Any], fill: Callable[[torch.T
 
 @dataclass(frozen=True, slots=True)
 class WrittenPart:
-    """What one rank has written of a state.
+    """The part of a state that one rank has written.
 
     Arguments:
         folder: of the state.
@@ -238,7 +238,7 @@ class _Gathers:
         self._parts.clear()
 
     def _copy(self, optimizer: Any, **_: Any) -> dict[Any, Any]:
-        """What Megatron's method returns, filled with this rank's part."""
+        """The result of Megatron's method, filled with this rank's part."""
         found: dict[Any, Any] = {"buckets_coalesced": True}
         for number, ranges in enumerate(optimizer.gbuf_ranges):
             ((dtype, buckets),) = ranges.items()

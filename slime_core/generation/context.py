@@ -1,4 +1,4 @@
-"""What a generate function receives: the engines, the tokenizer, and the state of the run.
+"""The argument of generate functions: the engines, the tokenizer, and the state of the run.
 
 GenerateContext   holds them; starts trajectories
 Client, Encoder, InputProcessor   its Protocols, which rollout and prompts implement
@@ -158,7 +158,7 @@ class InputProcessor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GenerateContext:
-    """What a generate function works with.
+    """The engines, tokenizer and settings that a generate function uses.
 
     Arguments:
         client: sends token ids to the engines.

@@ -61,7 +61,7 @@ MAX_KEPT = 64
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are sampled.
+    """Parameters of sampling.
 
     Example, greedy and short: ``SamplingParams(temperature=0.0, max_new_tokens=16)``.
 
@@ -128,12 +128,12 @@ class Kept:
     offsets: array[int]
 
     def until(self, count: int) -> Kept:
-        """That of the first ``count`` tokens."""
+        """The part of the first ``count`` tokens."""
         return Kept(self.token_ids[: self.offsets[count]], self.offsets[: count + 1])
 
 
 def joined(parts: Sequence[tuple[Kept | None, int]]) -> Kept | None:
-    """What was kept in a response of several parts, each with its number of tokens; None: all tokens, everywhere.
+    """The kept tokens of a response of several parts, each with its number of tokens; None: all tokens, everywhere.
 
     Example: of three ids that a tool wrote, and one id sampled from 7 and 2: ``joined([(None, 3), (kept, 1)])`` has the
     offsets 0 0 0 0 2.
@@ -294,7 +294,7 @@ def keep(sample: Sample, kept: Kept | None) -> None:
 
 
 def kept_of(sample: Sample) -> Kept | None:
-    """What the response of ``sample`` was sampled from, as :func:`keep` recorded it; None: from all tokens."""
+    """The tokens that the response of ``sample`` was sampled from, as :func:`keep` recorded them; None: all tokens."""
     ids, offsets = sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets
     return None if ids is None or offsets is None else Kept(array("i", ids), array("i", offsets))
 

@@ -51,7 +51,7 @@ __all__ = [
 
 
 def default_run_view(options: Mapping[str, BaseModel] | None = None) -> RunView:
-    """What a component is made with in a run of the built-in model with every setting at its default.
+    """The view of a run of the built-in model with every setting at its default, for making a component.
 
     Arguments:
         options: plugin name -> its options object, for ``settings``.
@@ -60,7 +60,7 @@ def default_run_view(options: Mapping[str, BaseModel] | None = None) -> RunView:
 
 
 def run_info(folder: Path, *, step: int = 0, num_rollout: int = 2) -> RunInfo:
-    """What ``slime_run_start`` and ``slime_run_end`` get.
+    """The argument of ``slime_run_start`` and ``slime_run_end``.
 
     Arguments:
         folder: of the run; has to exist.
@@ -73,7 +73,7 @@ def run_info(folder: Path, *, step: int = 0, num_rollout: int = 2) -> RunInfo:
 def learner_info(
     rank: int, world_size: int, *, model: Sequence[torch.nn.Module] = (), optimizer: Optimizer | None = None
 ) -> LearnerInfo:
-    """What the hooks of learner rank ``rank`` of ``world_size`` get.
+    """The argument of the hooks of learner rank ``rank`` of ``world_size``.
 
     Arguments:
         model: the chunks of the model on this rank; empty: it is not built yet.
@@ -125,7 +125,7 @@ class ActivePlugin:
         return self._registry.find(kind, name)
 
     def load(self, kind: Kind, name: str) -> object:
-        """What the component's target names, imported, and held to the contract of its kind.
+        """The object at the component's target, imported and checked against the contract of its kind.
 
         Raises:
             PluginError: there is no such component, the import failed, or the target does not fit its contract.
@@ -162,7 +162,7 @@ class ActivePlugin:
         return LifecycleHooks(self._registry, place=place, options={self.identity.name: options}, where=where)
 
     def refusals(self, architecture: str, config: Mapping[str, object]) -> list[str]:
-        """What of a checkpoint its model spec does not build, known before the start; empty: nothing.
+        """The parts of a checkpoint that its model spec does not build, known before the start; empty: none.
 
         Arguments:
             config: the object of the checkpoint's ``config.json``.
@@ -216,7 +216,7 @@ def activate(plugin: str | PluginSource) -> ActivePlugin:
 
 
 def hook_parameters(hook: str) -> tuple[str, ...]:
-    """What a lifecycle hook may take, by name, in the order of its specification.
+    """The parameters that a lifecycle hook may take, by name, in the order of its specification.
 
     Raises:
         PluginError: there is no such hook.

@@ -72,7 +72,7 @@ OLDER = (
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """What one rank returns after training a rollout.
+    """The result of one rank after training a rollout.
 
     Arguments:
         metrics: the same on every rank.

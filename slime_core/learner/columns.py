@@ -365,7 +365,7 @@ class Bounds:
     outliers: bool = False
 
     def allowed(self, tokens: float) -> int:
-        """How many of ``tokens`` may reach ``largest``."""
+        """The number of ``tokens`` that may reach ``largest``."""
         return math.ceil(tokens / TOKENS_PER_OUTLIER) if self.outliers else 0
 
 

@@ -128,7 +128,7 @@ def build_learning(
 
 
 def loss_parts(hooks: LifecycleHooks, learner: LearnerInfo) -> LossParts:
-    """What the run's plugins put in place of parts of the loss.
+    """The parts of the loss that the run's plugins replace.
 
     Raises:
         PluginError: two of them replace the same part, or one returned something else than a ``LossParts``.

@@ -219,7 +219,7 @@ def _synchronize() -> None:
 
 
 def _device_tensors(model: Iterable[Any], optimizer: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """What Megatron's DDP chunks and optimizer hold: tensors to keep, and gradients.
+    """The tensors of Megatron's DDP chunks and optimizer: those to keep, and gradients.
 
     Arguments:
         model: chunks under Megatron's DistributedDataParallel.

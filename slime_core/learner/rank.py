@@ -246,7 +246,7 @@ class Learner:
         return found
 
     def measure_load(self, shard: TrainBatch) -> RankLoad:
-        """What the last :meth:`train`, whose shard this is, took this rank."""
+        """Time, memory and throughput of this rank in the last :meth:`train`, whose shard this is."""
         return rank_load(self.actor.clock, self.device, work=self._work(shard))
 
     def _work(self, shard: TrainBatch) -> float:

@@ -1,4 +1,4 @@
-"""What training a rollout took a rank: seconds, memory, share of its GPU's peak; and which rank is slow.
+"""Measures the load of a rank in a rollout: seconds, memory, share of its GPU's peak; and finds slow ranks.
 
     ComputeClock   seconds of a rank's forward and backward passes, without the wait for other ranks' gradients
     RankLoad       what one rank reports; rank_load measures it
@@ -77,7 +77,7 @@ class ComputeClock:
             self._started = None
 
     def take_seconds(self) -> float:
-        """Of the passes since the last call."""
+        """Seconds of the passes since the last call."""
         spans, self._spans = self._spans, []
         if not self._on_gpu:
             return float(sum(end - start for start, end in spans))
@@ -98,7 +98,7 @@ class ComputeClock:
 
 @dataclass(frozen=True, slots=True)
 class RankLoad:
-    """What one rank reports of a rollout.
+    """The load that one rank reports of a rollout.
 
     Arguments:
         seconds: of its forward and backward passes; 0: it trained nothing.

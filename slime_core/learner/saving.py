@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SaveSettings:
-    """Where checkpoints go and what they hold.
+    """The folder of checkpoints and their contents.
 
     Arguments:
         folder: of all checkpoints of the run.

@@ -65,7 +65,7 @@ class Surrogate:
     dual_clipped_T: torch.Tensor
 
     def metrics(self, log_ratio_T: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What a policy loss reports of each token, [T]; ``ppo_kl`` is the k1 estimate of the actor's way."""
+        """Metrics of a policy loss for each token, [T]; ``ppo_kl`` is the k1 estimate of the policy's change."""
         return {
             "ratio": self.ratio_T,
             "clip_fraction": self.clipped_T,
@@ -117,7 +117,7 @@ def clipped_surrogate(
 
 
 def check_clip(eps_clip: float, eps_clip_high: float | None) -> tuple[float, float]:
-    """How far below and above 1 the ratio may count; the second is the first where it is None.
+    """The distances of the ratio's bounds below and above 1; the second is the first where it is None.
 
     Raises:
         ValueError: a bound is out of range.

@@ -1,4 +1,4 @@
-"""How separately installed code takes part in a run.
+"""Finds, checks, activates and calls separately installed code.
 
 What a plugin declares and implements:
 

@@ -39,7 +39,7 @@ Code = Callable[[Registry], Sequence[NamedCode]]
 
 
 class ForSettings(TypedDict):
-    """What reading a run's settings takes from its plugins."""
+    """The parts of plugins that are needed to read a run's settings."""
 
     presets: Mapping[str, tuple[object, str]]
     plugin_options: Mapping[str, type[BaseModel]]
@@ -49,7 +49,7 @@ class ForSettings(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class ActivePlugins:
-    """What a run's plugins offer, and the record that makes other processes load the same.
+    """The components, hooks and settings of a run's plugins, and the record by which other processes load the same.
 
     Arguments:
         registry: the components.
@@ -79,7 +79,7 @@ class ActivePlugins:
 
     @property
     def for_settings(self) -> ForSettings:
-        """What :func:`slime_core.config.load.load` needs of the plugins."""
+        """The parts of the plugins that :func:`slime_core.config.load.load` needs."""
         return {
             "presets": self.presets,
             "plugin_options": self.options,
@@ -89,7 +89,7 @@ class ActivePlugins:
 
     @property
     def inactive(self) -> Mapping[str, str]:
-        """What to say of the settings of plugins that are not active; see :func:`~.claims.inactive_flags`."""
+        """Messages about the settings of plugins that are not active; see :func:`~.claims.inactive_flags`."""
         return inactive_flags(self.registry.plugins, self.declared, withheld=self.withheld)
 
 
@@ -149,7 +149,7 @@ def activate(
 
 
 def _chosen(choices: Choices | None, registry: Registry) -> Iterator[Choice]:
-    """What the settings name, and the policy losses of the advantage estimators that they name."""
+    """The components that the settings name, and the policy losses of the advantage estimators among them."""
     found = list(choices(registry)) if choices is not None else []
     yield from found
     if any(choice.kind == Kind.POLICY_LOSS for choice in found):

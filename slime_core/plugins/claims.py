@@ -55,7 +55,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Withheld:
-    """What ``--no-plugin`` takes away: plugins by their names, in any form in which ``--plugin`` names one."""
+    """The plugins that ``--no-plugin`` excludes, by their names, in any form in which ``--plugin`` names one."""
 
     names: tuple[str, ...] = ()
 
@@ -255,7 +255,7 @@ def inactive_flags(
     is_given: bool = True,
     withheld: Withheld = Withheld(),
 ) -> dict[str, str]:
-    """What to say of the settings of plugins that are not ``active``: flag without dashes, or ``[plugin]`` for a table
+    """Messages about the settings of plugins that are not ``active``: flag without dashes, or ``[plugin]`` for a table
     of that name -> the plugin, its distribution, and what activates it; empty for the table of one that is taken away.
 
     Arguments:

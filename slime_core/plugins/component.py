@@ -1,4 +1,4 @@
-"""What a plugin declares of a component: its name, where its code is, and its traits.
+"""Declarations of components: the name, the import path of the code, and the traits.
 
 The core reads traits before it imports that code, and branches on them, never on names.
 """
@@ -12,21 +12,21 @@ from enum import StrEnum
 from typing import Literal
 
 TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-"""How the import path of what a component names is written."""
+"""The form of a component's import path."""
 
 SETTINGS_READ = frozenset({"gamma", "kl", "lambd"})
-"""What an advantage estimator may read in addition to columns."""
+"""Inputs of an advantage estimator in addition to columns."""
 
 OF_DIVERGENCE = frozenset({"log_probs", "ref_log_probs"})
 """The columns from which an estimator takes the divergence."""
 
 FORWARD = ("input_ids", "position_ids", "attention_mask", "packed_seq_params", "fp32_output")
-"""What the core itself hands a model's forward."""
+"""Arguments that the core itself passes to a model's forward."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdvantageTraits:
-    """How an advantage estimator is called.
+    """Traits of an advantage estimator.
 
     Arguments:
         scope: ``sample``: over all samples of a rollout at once, one number a sample. ``token``: on every learner rank
@@ -50,14 +50,14 @@ class AdvantageTraits:
         object.__setattr__(self, "reads", frozenset(self.reads))
 
     def columns(self, *, kl_coef: float) -> frozenset[str]:
-        """What of ``reads`` are columns, those of the divergence included where ``kl_coef`` is not 0."""
+        """The columns in ``reads``, those of the divergence included where ``kl_coef`` is not 0."""
         columns = frozenset(self.reads - SETTINGS_READ)
         return columns | OF_DIVERGENCE if kl_coef and "kl" in self.reads else columns
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyLossTraits:
-    """How a policy loss is called.
+    """Traits of a policy loss.
 
     Arguments:
         reads: the per-token columns it needs: ``advantages``, ``old_log_probs``. A run that changes advantages, by
@@ -72,7 +72,7 @@ class PolicyLossTraits:
 
 @dataclass(frozen=True, slots=True)
 class CorrectionTraits:
-    """What an off-policy correction depends on.
+    """Traits of an off-policy correction.
 
     Arguments:
         compares_engine: whether it holds the trainer's log-probabilities against the engine's. Such a correction has
@@ -84,7 +84,7 @@ class CorrectionTraits:
 
 @dataclass(frozen=True, slots=True)
 class TransformTraits:
-    """How a sample transform is called.
+    """Traits of a sample transform.
 
     Arguments:
         scope: ``group``: with each finished group; ``rollout``: with all groups at once.
@@ -98,7 +98,7 @@ class TransformTraits:
 
 @dataclass(frozen=True, slots=True)
 class RewardTraits:
-    """How a reward model is called, and where.
+    """Traits of a reward model.
 
     Arguments:
         scope: ``sample``: as responses finish. ``group``: with whole prompt groups.
@@ -126,7 +126,7 @@ class RewardTraits:
 
 @dataclass(frozen=True, slots=True)
 class GenerateTraits:
-    """How a generate function is called, and what it does with a prompt.
+    """Traits of a generate function.
 
     Arguments:
         scope: ``sample``: with one sample; ``group``: with a whole prompt group.
@@ -152,7 +152,7 @@ class GenerateTraits:
 
 @dataclass(frozen=True, slots=True)
 class DataTraits:
-    """Where a data source's prompts come from.
+    """Traits of a data source.
 
     Arguments:
         reads_prompt_files: they are rows of ``prompt_data`` in the core's form, so the core may look through that file
@@ -235,7 +235,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
 class Kind(StrEnum):
-    """What a component can be; each kind has one registration hook, one traits class and one contract."""
+    """The kinds of components; each has one registration hook, one traits class and one contract."""
 
     ADVANTAGE_ESTIMATOR = "advantage_estimator"
     POLICY_LOSS = "policy_loss"

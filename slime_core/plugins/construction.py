@@ -42,7 +42,7 @@ def construct(registry: Registry, kind: Kind, name: str, options: Mapping[str, A
 def screened(
     registry: Registry, name: str, options: Mapping[str, object], run: RunView, prompts: PromptScreen
 ) -> list[str]:
-    """What a data source says of its own files before anything starts; see
+    """The problems that a data source reports of its own files before anything starts; see
     :class:`~slime_core.plugins.contracts.ScreenedDataSource`.
 
     Raises:
@@ -78,7 +78,7 @@ def prepare_options(
 
 
 def run_plan(config: RunConfig, options: Mapping[str, Any] | None = None) -> RunPlan:
-    """What is known of the run before anything starts.
+    """The plan of the run, known before anything starts.
 
     Arguments:
         options: plugin name -> its options object.
@@ -96,7 +96,7 @@ def run_view(
     models: Mapping[str, str] | None = None,
     prompts: PromptRequest | None = None,
 ) -> RunView:
-    """What the components of the run are made with; see :class:`~slime_core.plugins.contracts.RunView`.
+    """The argument with which the components of the run are made; see :class:`~slime_core.plugins.contracts.RunView`.
 
     Arguments:
         options: plugin name -> its options object.
@@ -113,7 +113,7 @@ def run_view(
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """What a process with components of the run is started with: a learner rank, a sampler.
+    """The settings of a process that has components of the run: a learner rank, a sampler.
 
     Arguments:
         config: the run's settings.
@@ -201,7 +201,7 @@ class PromptFormats(Mapping[str, PromptFormat]):
 
 
 def refusals(registry: Registry, architecture: str, config: Mapping[str, Any]) -> list[str]:
-    """What of a checkpoint the model spec of its architecture does not build, each text with who says so.
+    """The parts of a checkpoint that the model spec of its architecture does not build, each text with its plugin.
 
     Empty: nothing, or it says so only when it builds, or there is no such spec.
 

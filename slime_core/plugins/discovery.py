@@ -87,7 +87,7 @@ class UnknownPlugin(PluginError):
 
 
 class Source(StrEnum):
-    """Where a plugin's code comes from: an installed distribution, an importable module, or one file's bytes."""
+    """The origin of a plugin's code: an installed distribution, an importable module, or one file's bytes."""
 
     INSTALLED = "installed"
     MODULE = "module"
@@ -144,7 +144,7 @@ def claims_for(plugin: PluginIdentity, declared: Declared) -> dict[str, list[Dec
 
 
 def activated_by(claims: Mapping[str, Sequence[Declaration]]) -> Iterator[str]:
-    """What a run gives to activate the plugin of these claims: ``--corrections tis, icepop``, ``--buffer-data``."""
+    """The settings that activate the plugin of these claims: ``--corrections tis, icepop``, ``--buffer-data``."""
     flags = [claim.name for claim in claims.get(FLAG_GROUP, ()) if claim.activates]
     for setting, kind in KIND_NAMED_BY.items():
         names = [claim.name for claim in claims.get(KIND_GROUPS[kind], ())]
@@ -156,7 +156,7 @@ def activated_by(claims: Mapping[str, Sequence[Declaration]]) -> Iterator[str]:
 
 
 def few_ways(ways: Sequence[str], plugin: str) -> list[str]:
-    """What :func:`activated_by` yields, for a message: of many only the first."""
+    """The settings of :func:`activated_by`, for a message: of many only the first."""
     if len(ways) <= MANY_WAYS:
         return list(ways)
     return [*ways[:MANY_WAYS], f"{len(ways) - MANY_WAYS} other settings (slime plugins show {plugin})"]
@@ -180,7 +180,7 @@ def required_by(plugin: PluginIdentity, declared: Declared | None = None) -> lis
 
 
 def resolve(name: str, declared: Declared | None = None) -> PluginSource:
-    """What ``--plugin NAME`` means: an installed plugin, alone or as ``distribution:name``, a ``.py`` file, or a dotted
+    """The plugin of ``--plugin NAME``: an installed one, alone or as ``distribution:name``, a ``.py`` file, or a dotted
     module; imports nothing.
 
     Raises:

@@ -315,7 +315,7 @@ def slime_checkpoint_restore(place: Place, state: Mapping[str, object], options:
 
 @dataclass(frozen=True, slots=True)
 class Lifecycle:
-    """Where a lifecycle hook is called, and what its failure means.
+    """The places where a lifecycle hook is called, and the effect of its failure.
 
     Arguments:
         places: the processes that call it.

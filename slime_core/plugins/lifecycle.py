@@ -38,7 +38,7 @@ PlaceStates = Mapping[str, JsonValue]
 
 @dataclass(slots=True)
 class Failures:
-    """What observers got wrong since this was last emptied; survives pickling.
+    """Errors of observers since this was last emptied; survives pickling.
 
     Example: ``Failures(Counter(plots=1), ["plugin 'plots' (...): slime_after_weight_sync on the driver failed ..."])``.
 
@@ -128,7 +128,7 @@ class LifecycleHooks:
                 self._take_part(hook, one, arguments)
 
     def answers(self, hook: str, **arguments: object) -> list[object]:
-        """What the implementations of ``hook`` returned, those that returned None left out; as :meth:`call` otherwise.
+        """The results of the implementations of ``hook``, without None; as :meth:`call` otherwise.
 
         Raises:
             SlimeError: one that an implementation raised, as it is.
@@ -141,7 +141,7 @@ class LifecycleHooks:
         return [answer for answer in found if answer is not None]
 
     async def first(self, hook: str, **arguments: object) -> object:
-        """What the first implementation of an ``async`` hook returned that did not return None; None: none did.
+        """The first result that is not None of an ``async`` hook's implementations; None: there is none.
 
         Raises:
             SlimeError: one that an implementation raised, as it is.
@@ -174,7 +174,7 @@ class LifecycleHooks:
         return ", ".join(one.of.plugin.name for one in self._frozen[hook])
 
     def states(self) -> dict[str, JsonValue]:
-        """What the plugins want to find in a checkpoint of this place, by plugin name.
+        """The states of the plugins at this place, for a checkpoint, by plugin name.
 
         Raises:
             PluginError: a plugin failed, or returned something that JSON does not carry as it is.
@@ -216,7 +216,7 @@ class LifecycleHooks:
             return one(arguments)
 
     def _blamed(self, hook: str, one: _Called) -> AbstractContextManager[None]:
-        """What the block raises comes out as a ``PluginError`` that names the plugin; slime's own errors pass."""
+        """Context manager: an error becomes a ``PluginError`` that names the plugin; slime's own errors pass."""
         return boundary(one.of.plugin, f"{hook} on {self._where}", locate=True, passes=(SlimeError,))
 
     def _observe(self, hook: str, one: _Called, arguments: Mapping[str, object]) -> None:
@@ -272,7 +272,7 @@ def unclaimed_states(states: Mapping[str, PlaceStates], registry: Registry) -> I
 
 
 def _not_json(value: object, path: str) -> Iterator[str]:
-    """Where in ``value`` something would not come back from JSON as it is."""
+    """The place in ``value`` of something that JSON would change."""
     if isinstance(value, dict):
         for key, entry in value.items():
             yield from [] if isinstance(key, str) else [f"{path} has the key {key!r}, which is {_kind(key)}"]

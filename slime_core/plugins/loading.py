@@ -88,7 +88,7 @@ def place_of(failure: BaseException) -> str:
 
 _IMPORTS = ("<frozen importlib", importlib.__file__)
 _LOADING = str(Path(__file__))
-"""What calls the imports of plugins; the frames after it are those of the plugin."""
+"""The caller of plugins' imports; the frames after it are those of the plugin."""
 
 
 def load_plugin(source: PluginSource) -> object:
@@ -105,7 +105,7 @@ def load_plugin(source: PluginSource) -> object:
 
 
 def load_target(component: Component, plugin: PluginIdentity) -> Any:
-    """What the component's ``target`` names.
+    """The object at the component's ``target``.
 
     Raises:
         PluginError: the module or the attribute cannot be imported; chained, naming the plugin and the component.
@@ -117,7 +117,7 @@ def load_target(component: Component, plugin: PluginIdentity) -> Any:
 
 
 def load_attribute(path: str) -> Any:
-    """What ``package.module:attribute`` names, or ``package.module``; whatever the import raises."""
+    """The object at ``package.module:attribute``, or the module ``package.module``; raises as the import does."""
     module, _, attribute = path.partition(":")
     loaded = importlib.import_module(module.strip())
     return reduce(getattr, attribute.strip().split("."), loaded) if attribute.strip() else loaded
@@ -150,7 +150,7 @@ _NO_NEIGHBOURS = (
 
 
 def _step_of_file(path: str, failure: BaseException) -> str:
-    """What to write in a single file, or a file of functions, that cannot be imported."""
+    """Advice for a single file, or a file of functions, that cannot be imported."""
     wanted = failure.name if isinstance(failure, ImportError) else None
     if isinstance(failure, ImportError) and "relative import" in str(failure):
         return _NO_NEIGHBOURS.format(path=path, what="what it needs")
@@ -207,7 +207,7 @@ FORMS = "package.module.function, package.module:function, file.py:function, or 
 
 @dataclass(frozen=True, slots=True)
 class FunctionSource:
-    """Where a function is; made on the driver, loaded where it runs.
+    """The place of a function; made on the driver, loaded in the process that runs it.
 
     Example: ``--custom-rm-path mine.py:reward`` is ``FunctionSource("custom_rm_path", "mine.py:reward", <the bytes of
     mine.py>, "reward")``.
@@ -234,7 +234,7 @@ class FunctionSource:
 
 
 def find_function(path: str, *, setting: str) -> FunctionSource:
-    """Where ``path`` leads; imports nothing.
+    """The function at ``path``; imports nothing.
 
     Raises:
         PluginError: the file or the package does not exist, or ``path`` has no known form.

@@ -44,7 +44,7 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """What a lock file says.
+    """The contents of a lock file.
 
     Arguments:
         path: of the file.
@@ -86,7 +86,7 @@ class Lock:
         self._refuse(self._differences(manifest))
 
     def verify(self) -> list[Difference]:
-        """What is installed here otherwise than the lock says; imports no plugin."""
+        """Differences of the installed plugins from the lock; imports no plugin."""
         found = [compare(entry, self._here(entry)) for entry in (*self.plugins, *self.functions)]
         return [difference for difference in found if difference is not None]
 

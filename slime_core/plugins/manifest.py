@@ -159,7 +159,7 @@ class ManifestEntry:
 
     @property
     def home(self) -> str:
-        """What holds its code, for messages and comparisons: the distribution, the module, or the file's own name."""
+        """The origin of its code, for messages and comparisons: distribution, module, or the file's own name."""
         return PurePath(self.distribution).name if self.source is Source.FILE else self.distribution
 
     def __str__(self) -> str:
@@ -207,14 +207,14 @@ class Difference:
 
 
 def differences(wanted: Iterable[ManifestEntry], found: Iterable[ManifestEntry]) -> list[Difference]:
-    """What differs between two sets; their order does not count."""
+    """Differences between two sets; their order does not count."""
     left, right = _by_key(wanted), _by_key(found)
     compared = [compare(left.get(key), right.get(key)) for key in dict.fromkeys([*left, *right])]
     return [difference for difference in compared if difference is not None]
 
 
 def compare(wanted: ManifestEntry | None, found: ManifestEntry | None) -> Difference | None:
-    """What differs between two entries of one plugin; None: nothing. An entry that is None is one that is missing."""
+    """The difference between two entries of one plugin; None: none. An entry that is None is missing."""
     some = wanted or found
     what = _what(wanted, found) if wanted and found else "missing" if wanted else "added"
     if some is None or not what:
@@ -305,7 +305,7 @@ class Manifest:
     changes: tuple[PluginChange, ...] = ()
 
     def differences(self, other: Manifest) -> list[Difference]:
-        """What ``other`` has otherwise; the order of plugins, and changes of the past, do not count."""
+        """Differences of ``other``; the order of plugins, and changes of the past, do not count."""
         return [*differences(self.entries, other.entries), *differences(self.functions, other.functions)]
 
     def to_json(self, *, only_track: Collection[str] = ()) -> str:
@@ -389,7 +389,7 @@ def attach(manifest: Manifest) -> Registry:
 
 
 def mismatches(manifest: Manifest) -> list[Difference]:
-    """What this process has otherwise than ``manifest`` says; imports no plugin."""
+    """Differences of this process from ``manifest``; imports no plugin."""
     found = [compare(entry, entry_here(entry)) for entry in (*manifest.entries, *manifest.functions)]
     return [difference for difference in found if difference is not None]
 
@@ -431,7 +431,7 @@ def entry_of(source: PluginSource) -> ManifestEntry:
 
 
 def entry_here(entry: ManifestEntry) -> ManifestEntry | None:
-    """What this process has in place of ``entry``; None: nothing. Of a single file, that is what ``entry`` carries."""
+    """The counterpart of ``entry`` in this process; None: none. For a single file, the content in ``entry``."""
     try:
         source = source_of(entry)
     except metadata.PackageNotFoundError:

@@ -49,7 +49,7 @@ class Implementation:
     observes: bool = False
 
     def __call__(self, given: Mapping[str, object]) -> Any:
-        """What the function returns for those of ``given`` that it takes."""
+        """Call the function with those of ``given`` that it takes."""
         return self.function(**{name: given[name] for name in self.wants})
 
 
@@ -141,13 +141,13 @@ class Registry:
         return tuple(sorted(name for found, name in self._declared if found is kind))
 
     def components(self, plugin: PluginIdentity) -> Iterator[tuple[Kind, Component]]:
-        """What one plugin offers."""
+        """The components of one plugin."""
         for (kind, _), entry in self._offered.items():
             if entry.plugin == plugin:
                 yield kind, entry.component
 
     def load(self, kind: Kind, name: str) -> Any:
-        """What the component's target names, imported now, in this process, and held to the contract of its kind.
+        """The object at the component's target, imported in this process and checked against the contract of its kind.
 
         Raises:
             PluginError: like :meth:`find`; or the import failed, or the target does not fit its contract, naming
@@ -286,7 +286,7 @@ def _components(
 def _by_plain_name(
     components: Iterable[tuple[Kind, _Declared]], claimed: Collection[str]
 ) -> dict[tuple[Kind, str], _Declared]:
-    """What a name means without its plugin: of the plugins that offer it, the one that is not ``claimed``."""
+    """The component of a name without a plugin: of the plugins that offer it, the one that is not ``claimed``."""
     found: dict[tuple[Kind, str], _Declared] = {}
     for kind, new in sorted(components, key=lambda one: one[1].plugin.name in claimed):
         earlier = found.setdefault((kind, new.component.name), new)

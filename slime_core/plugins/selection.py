@@ -348,7 +348,7 @@ def _refuse_uncorrected(config: RunConfig, registry: Registry) -> None:
 
 
 def _reading_the_engine(config: RunConfig, registry: Registry) -> Iterator[str]:
-    """What of the run needs an engine's log-probabilities, or what else it says of tokens that it sampled."""
+    """The parts of the run that need an engine's log-probabilities, or other facts about tokens that it sampled."""
     for name in config.algorithm.corrections:
         if registry.traits(Kind.CORRECTION, name).compares_engine:
             yield f"corrections = {name}"
@@ -440,7 +440,7 @@ def _who(registry: Registry, kind: Kind, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Rewards:
-    """What is to be rewarded how: ``where`` in the settings, by what, and which of several numbers counts."""
+    """A use of a reward model: ``where`` in the settings, which one, and which of several numbers counts."""
 
     where: str
     rm_type: str

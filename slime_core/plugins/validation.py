@@ -75,7 +75,7 @@ def _unwrapped(found: Any) -> Any:
 
 
 def _no_function(name: str, found: Any) -> str | None:
-    """What is wrong with an attribute that is no function: nothing, unless it looks like a hook."""
+    """The mistake in an attribute that is no function: none, unless it looks like a hook."""
     is_marked = isinstance(inspect.getattr_static(found, _MARKER, None), dict)
     is_named = name.startswith(_PREFIX) and not inspect.ismodule(found)
     if not (is_marked or is_named):
@@ -129,7 +129,7 @@ def _markers(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _parameters(hook: str) -> tuple[str, ...]:
-    """What the hook passes; a declaration takes nothing."""
+    """The arguments that the hook passes; a declaration takes none."""
     return tuple(inspect.signature(vars(hooks)[hook]).parameters)
 
 
@@ -157,7 +157,7 @@ _CHOOSES_CODE: Final = frozenset(
 
 
 def checked_components(kind: Kind, found: Any) -> list[Component]:
-    """What a registration hook of ``kind`` returned or yielded, traits filled in.
+    """The components that a registration hook of ``kind`` returned or yielded, traits filled in.
 
     Raises:
         TypeError: it is no series of components whose traits fit ``kind``.
@@ -170,7 +170,7 @@ def checked_components(kind: Kind, found: Any) -> list[Component]:
 
 
 def checked_presets(presets: Any) -> Mapping[str, object]:
-    """What ``slime_presets`` returned.
+    """The presets of ``slime_presets``, checked.
 
     Raises:
         TypeError, ValueError: it is no mapping from names of settings, or one of them chooses what code runs.
@@ -189,7 +189,7 @@ def checked_presets(presets: Any) -> Mapping[str, object]:
 
 
 def checked_options(options: Any) -> type[BaseModel]:
-    """What ``slime_options`` returned.
+    """The options of ``slime_options``, checked.
 
     Raises:
         TypeError, ValueError: it is no frozen model, or a field of it lacks a default or help, has an alias, or has a
@@ -254,7 +254,7 @@ _SCOPED: dict[tuple[Kind, str], type] = {
     (Kind.SAMPLE_TRANSFORM, "rollout"): contracts.RolloutTransform,
 }
 _BUILT_WITH = ("options", "run")
-"""What every target is called with, by position."""
+"""Positional arguments of every target."""
 
 _NOTHING = object()
 
@@ -333,7 +333,7 @@ def _misfit_of_method(target: type, contract: type, name: str, expected: Callabl
 
 
 def _attribute(target: type, contract: type, name: str) -> Any:
-    """What instances find under ``name``; the bodies of the Protocol itself, which may be a base, do not count."""
+    """The attribute ``name`` of instances; the bodies of the Protocol itself, which may be a base, do not count."""
     # getattr would find the metaclass's __call__, which every class has.
     owners = (base for base in target.__mro__ if base is not contract and base is not object)
     return next((vars(base)[name] for base in owners if name in vars(base)), _NOTHING)
@@ -384,7 +384,7 @@ def _call(name: str, expected: Callable[..., Any]) -> str:
 
 
 def _as_named(plugin: PluginIdentity) -> str:
-    """What a command takes for the plugin: its name, or the file or module that it is."""
+    """The word by which a command names the plugin: its name, or its file or module."""
     local = plugin.distribution.removeprefix("module ")
     return local if local.endswith(".py") or local != plugin.distribution else plugin.name
 

@@ -111,7 +111,7 @@ class CheckedDataSource:
             self._source.put_back(groups)
 
     def state(self) -> dict[str, Any]:
-        """Where it stands."""
+        """The position of the data source, for a checkpoint."""
         with self._guarded("state"):
             return self._source.state()
 

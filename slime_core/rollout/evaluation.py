@@ -39,7 +39,7 @@ from slime_core.types import PromptGroup, Sample, Status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalComponents:
-    """What evaluation sets are measured with.
+    """The components with which evaluation sets are measured.
 
     Arguments:
         make_encoder: whether prompts are rendered with the chat template -> encoder.

@@ -1,4 +1,4 @@
-"""Where the groups of a rollout come from: the sampler calls one of three sources through one Protocol.
+"""Three sources of the groups of a rollout; the sampler calls them through one Protocol.
 
     GroupSource        the Protocol
     PluginRollouts     with ``--rollout-source``: a plugin's rollout source fills the batch

@@ -35,7 +35,7 @@ from slime_core.types import LogProbs, Mask, PromptGroup, Sample, Status, TokenI
 StaleSamples = Literal["requeue", "correct", "evict"]
 
 COUNTED = {"requeue": "requeued", "evict": "evicted", "correct": "corrected"}
-"""What becomes of stale samples -> the metric that counts them."""
+"""Treatment of stale samples -> the metric that counts them."""
 
 UNKNOWN = -1
 
@@ -92,7 +92,7 @@ class Staleness:
         return may, [group for group, is_over in zip(groups, over, strict=True) if is_over]
 
     def metrics(self, trained: Sequence[Sample], *, rollout: int, left_out: int) -> dict[str, float]:
-        """How stale the samples of a rollout are.
+        """The staleness of the samples of a rollout.
 
         Arguments:
             trained: those that are trained on.

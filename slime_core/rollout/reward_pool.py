@@ -330,7 +330,7 @@ def _valid(name: str, reward: Any) -> Reward | RewardFailure:
 
 
 def _not_passed(error: str) -> str:
-    """What to do where ``error`` names an environment variable of this process that reward processes do not get."""
+    """Advice where ``error`` names an environment variable of this process that reward processes do not get."""
     given = needed_environment()
     missing = [name for name in os.environ if len(name) >= SHORTEST_NAME and name not in given and name in error]
     if not missing:

@@ -28,7 +28,7 @@ FORMAT = "slime rollout"
 VERSION = 1
 
 PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-"""How files start that torch.save or pickle wrote."""
+"""First bytes of files that torch.save or pickle wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class RolloutFiles:
-    """Where rollouts lie.
+    """The files of recorded rollouts.
 
     Example: ``RolloutFiles(Path("debug/{rollout_id}.jsonl"), "load_debug_rollout_data").path(3)`` is
     ``debug/3.jsonl``.
@@ -89,7 +89,7 @@ class RolloutFiles:
         return Path(f"{self.template}".replace("{rollout_id}", f"{rollout}"))
 
     def read(self, rollout: int) -> Recorded:
-        """That rollout.
+        """The rollout of that number.
 
         Raises:
             DataError: its file is missing, malformed, or another rollout's.

@@ -48,7 +48,7 @@ class SampledRollout:
 
 @dataclass(frozen=True, slots=True)
 class SamplerState:
-    """What a checkpoint holds of the sampler, all of one moment.
+    """The sampler's part of a checkpoint, all of one moment.
 
     Arguments:
         cursor: the data source, and every group that was taken from it and not trained, JSON-ready.

@@ -58,7 +58,7 @@ Groups = Mapping[int, Sequence[int]]
 
 
 def samples_file(folder: Path, rollout: int) -> Path:
-    """Where the samples of a rollout are written."""
+    """The file of a rollout's samples."""
     return folder / f"train-{rollout:06d}.jsonl"
 
 
@@ -135,7 +135,7 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """Where one group ended: the place, a reason, and the places of its samples by their numbers."""
+    """The end of one group: the place, a reason, and the places of its samples by their numbers."""
 
     place: str
     reason: str
@@ -280,7 +280,7 @@ class Recount:
 
 
 def _end(rows: Sequence[Mapping[str, Any]]) -> _Ended | None:
-    """Where a group of one file ended; None: nowhere yet. It may have come again within the rollout, and ended then."""
+    """The place where a group of one file ended; None: nowhere yet. It may come again within a rollout, and end then."""
     rows = [row for row in rows if row.get("dropped") not in NOT_ENDS]
     if not rows:
         return None
@@ -296,7 +296,7 @@ def _end(rows: Sequence[Mapping[str, Any]]) -> _Ended | None:
 
 
 def _place(row: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Where one row of a file ended, and why; None: nowhere yet."""
+    """The place where one row of a file ended, and the reason; None: nowhere yet."""
     dropped, status = row.get("dropped"), row["status"]
     if dropped == FAILED_GROUP:
         return "failed", FAILED_GROUP

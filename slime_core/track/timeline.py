@@ -1,4 +1,4 @@
-"""What each process of a run did when: one span a line in ``RUN/timeline/PROCESS.jsonl``.
+"""Records the activities of each process of a run: one span a line in ``RUN/timeline/PROCESS.jsonl``.
 
     {"name": "log_probs", "step": 3, "start": 1764000000.125, "seconds": 1.9}
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FOLDER = "timeline"
-"""Of the run folder."""
+"""Folder within the run folder."""
 
 
 class Timeline:

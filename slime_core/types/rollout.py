@@ -81,7 +81,7 @@ class GroupedRewards:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """How one optimizer step of a shard is cut: ``micro_batches[m]`` lists positions of the shard's samples.
+    """The division of one optimizer step of a shard: ``micro_batches[m]`` lists positions of the shard's samples.
 
     ``divisor`` is the last of the divisors inside the step's loss weights, over all ranks: its rollouts with a trained
     token, or, where tokens are averaged, its trained tokens; at least 1. ``loss_factor`` multiplies the loss and no

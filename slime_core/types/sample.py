@@ -98,7 +98,7 @@ REWARD_KEY = "reward_key"
 
 
 class Status(StrEnum):
-    """Where a sample stands; only ``COMPLETED`` and ``TRUNCATED`` samples are trained on."""
+    """The state of a sample; only ``COMPLETED`` and ``TRUNCATED`` samples are trained on."""
 
     PENDING = "pending"
     COMPLETED = "completed"
@@ -108,7 +108,7 @@ class Status(StrEnum):
 
 
 class RewardArguments(Protocol):
-    """What slime's functions pass to :meth:`Sample.get_reward_value`."""
+    """The arguments that slime's functions pass to :meth:`Sample.get_reward_value`."""
 
     @property
     def reward_key(self) -> str | None:

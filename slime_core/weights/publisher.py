@@ -229,7 +229,7 @@ NamedWeights = Iterable[tuple[str, "torch.Tensor"]]
 
 @dataclass(frozen=True, slots=True)
 class PublisherSettings:
-    """How weights travel.
+    """Settings of publications.
 
     Arguments:
         model: Hugging Face folder that the engines were started from.

@@ -1,4 +1,4 @@
-"""What the targets of components implement: one Protocol a kind, and the records they take and return.
+"""Contracts of components: one Protocol a kind, and the records that they take and return.
 
 Every target is called once, as ``Target(options, run)``: with the plugin's options object (None where the plugin has no
 options) and a :class:`RunView`. The result is used for the whole run. numpy and torch appear in annotations only, so

@@ -106,7 +106,7 @@ class ResponseTokens:
 
 @dataclass(frozen=True, slots=True)
 class TokenAdvantages:
-    """What an estimator of scope ``token`` makes of u response tokens.
+    """The result of an estimator of scope ``token`` for u response tokens.
 
     Arguments:
         advantages_U: float [u], finite where the token is trained; the core trains them as float32.
@@ -204,7 +204,7 @@ class MicroBatch(Protocol):
 
     @property
     def scale(self) -> float:
-        """What a sum of means over samples (a sum over tokens, with ``calculate_per_token_loss``) is multiplied by, so
+        """The factor of a sum of means over samples (a sum over tokens, with ``calculate_per_token_loss``), so
         that micro-batches and ranks add up to the step's loss; 0 in a micro-batch that trains nothing."""
         ...
 
@@ -263,7 +263,7 @@ class LossReducer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LossParts:
-    """What a plugin puts in place of parts of a rank's loss; None: the core's own.
+    """Replacements of parts of a rank's loss by a plugin; None: the core's own.
 
     Example: ``LossParts(reduce=MeanOfSamples())`` sums the policy loss in another way and leaves the rest as it is.
 
@@ -312,7 +312,7 @@ class LossSettings:
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """What a policy loss sees of one packed micro-batch: T response tokens.
+    """The input of a policy loss, one packed micro-batch of T response tokens.
 
     Arguments:
         log_probs_T: float32, of the actor that trains; carries the gradient.
@@ -350,7 +350,7 @@ class PolicyLoss(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CorrectionTerms:
-    """What an off-policy correction sees of one packed micro-batch: T response tokens, nothing with a gradient.
+    """The input of an off-policy correction, one packed micro-batch of T response tokens, nothing with a gradient.
 
     Arguments:
         log_probs_T: float32, of the trainer: the actor before the first optimizer step of the rollout. With
@@ -373,7 +373,7 @@ class CorrectionTerms:
 
 @dataclass(frozen=True, slots=True)
 class CorrectionOutput:
-    """What a correction makes of each token.
+    """The result of a correction for each token.
 
     Arguments:
         weights_T: float32, finite and at least 0 where the token is trained; multiplies its policy loss.

@@ -1,4 +1,4 @@
-"""What takes part in a rollout: prompt formats, data sources, generate functions, reward models, sample transforms."""
+"""Contracts of a rollout: prompt formats, data sources, generate functions, reward models, sample transforms."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class PromptTable(Protocol):
         ...
 
     def total(self) -> int:
-        """How many rows there are; may take as long as reading the whole file."""
+        """The number of rows; may take as long as reading the whole file."""
         ...
 
     def read(self, start: int, stop: int) -> Iterator[RawRow]:
@@ -187,7 +187,7 @@ class PromptFilter:
         del reason, count
 
     def report_bad_row(self, mistake: str) -> None:
-        """What is wrong with a row that is left out because it cannot be read, file and line first."""
+        """The mistake in a row that is left out because it cannot be read, file and line first."""
         del mistake
 
 
@@ -238,7 +238,7 @@ class DataSource(Protocol):
         ...
 
     def state(self) -> dict[str, JsonValue]:
-        """What ``restore`` needs, as JSON-ready values."""
+        """The state that ``restore`` takes, as JSON-ready values."""
         ...
 
     def restore(self, state: Mapping[str, JsonValue]) -> None:
@@ -250,7 +250,7 @@ class PromptScreen(Protocol):
     """Looks through prompt files before anything starts, as the core does for its own data source."""
 
     def __call__(self, path: Path, *, setting: str, share: float = 1.0) -> Sequence[str]:
-        """What is wrong with rows of ``path`` that the run will leave out (``on_bad_data = skip``), with file and line.
+        """The mistakes in rows of ``path`` that the run will leave out (``on_bad_data = skip``), with file and line.
 
         Arguments:
             path: as :class:`PromptRequest` takes it.
@@ -309,7 +309,7 @@ class RolloutBatch(Protocol):
         ...
 
     def generation(self, sample: Sample) -> tuple[GenerateContext, SamplingParams]:
-        """What a generate function is handed for ``sample`` and its group: the engines and the tokenizer, and how a
+        """The arguments of a generate function for ``sample`` and its group: the engines and the tokenizer, and how a
         response is sampled, by the run's settings and by what the sample's row says of where responses end.
 
         Example, one turn for every sample of a group::
@@ -349,7 +349,7 @@ class RolloutSource(Protocol):
         ...
 
     def state(self) -> Mapping[str, JsonValue]:
-        """What ``restore`` needs in addition to the state of the data source, which the core saves; empty: nothing."""
+        """The state that ``restore`` takes, besides the data source's, which the core saves; empty: nothing."""
         ...
 
     def restore(self, state: Mapping[str, JsonValue]) -> None:
@@ -359,7 +359,7 @@ class RolloutSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrainSamples:
-    """What is trained in place of the samples of a rollout; see ``slime_before_shards``.
+    """The samples that are trained in place of a rollout's; see ``slime_before_shards``.
 
     Arguments:
         samples: with tokens, log-probabilities, masks and rewards; one for each optimizer step and learner rank, or
@@ -373,7 +373,7 @@ class TrainSamples:
 
 @dataclass(frozen=True, slots=True)
 class Transformed:
-    """What a sample transform made of one prompt group.
+    """The result of a sample transform for one prompt group.
 
     Example: a group whose rewards are all equal is left out::
 
@@ -398,7 +398,7 @@ class GroupTransform(Protocol):
     """
 
     def __call__(self, samples: PromptGroup) -> Transformed:
-        """What becomes of the group; it may change the samples that it is handed."""
+        """Transform one group; may change the samples that it receives."""
         ...
 
 
@@ -409,5 +409,5 @@ class RolloutTransform(Protocol):
     """
 
     def __call__(self, groups: Sequence[PromptGroup]) -> Sequence[Transformed]:
-        """What becomes of each group, in order; it may change the samples that it is handed."""
+        """Transform each group, in order; may change the samples that it receives."""
         ...

@@ -1,4 +1,4 @@
-"""What components and hooks are given about their run, and what trackers do with it.
+"""Arguments about their run that components and hooks receive, and the contract of trackers.
 
 RunPlan      what is known before anything starts; checks of settings get it
 RunView      the plan, and what exists once processes start; every component is made with it
@@ -50,7 +50,7 @@ _NOT_IN_JSON = frozenset({"prompts"})
 
 
 class Tokenizer(Protocol):
-    """What a component may ask of the checkpoint's tokenizer; transformers' own have it all."""
+    """The methods of the checkpoint's tokenizer that a component may call; transformers' own have them all."""
 
     @property
     def eos_token_id(self) -> int | None:
@@ -79,7 +79,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What is known of a run before anything starts; without arguments, a run with every setting at its default.
+    """The plan of a run, known before anything starts; without arguments, a run with every setting at its default.
 
     Example: ``RunPlan(seed=7, settings={"seed": 7, "grpo.std_normalization": False})``
 
@@ -124,7 +124,7 @@ class RunPlan:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """What :meth:`to_json` wrote."""
+        """Read the text that :meth:`to_json` wrote."""
         return cls(**json.loads(text))
 
     def __reduce__(self) -> tuple[Callable[[str], Self], tuple[str]]:
@@ -134,7 +134,7 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView(RunPlan):
-    """What a component is made with: the plan, and what exists once processes start. It crosses processes as JSON.
+    """The argument with which a component is made: the plan, and facts of the started run. Crosses processes as JSON.
 
     Arguments:
         folder: of the run; None: there is none, as in a test of the component alone.
@@ -187,7 +187,7 @@ def _plain(value: object) -> JsonValue:
 
 
 class Place(StrEnum):
-    """Where a hook is called: the driver, the sampler's process, or every rank of the learner."""
+    """The place of a hook's call: the driver, the sampler's process, or every rank of the learner."""
 
     DRIVER = "driver"
     SAMPLER = "sampler"
@@ -212,7 +212,7 @@ class RunInfo:
 
 
 class Optimizer(Protocol):
-    """What a hook may read of Megatron's optimizer (``megatron.core.optimizer.MegatronOptimizer``)."""
+    """The attributes of Megatron's optimizer (``megatron.core.optimizer.MegatronOptimizer``) that a hook may read."""
 
     @property
     def param_groups(self) -> list[dict[str, object]]:
@@ -225,7 +225,7 @@ class Optimizer(Protocol):
 
 
 class Schedule(Protocol):
-    """What a hook may read of Megatron's ``OptimizerParamScheduler``."""
+    """The attributes of Megatron's ``OptimizerParamScheduler`` that a hook may read."""
 
     @property
     def num_steps(self) -> int:
@@ -254,7 +254,7 @@ class SamplerInfo:
 
 @dataclass(frozen=True, slots=True)
 class EvalSamples:
-    """What was measured on one evaluation set; entry i of each list belongs to sample i.
+    """The results on one evaluation set; entry i of each list belongs to sample i.
 
     Arguments:
         rewards: those that count, one number a sample.

@@ -45,7 +45,7 @@ REPORTED: Mapping[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the run needs of an engine.
+    """The requirements of the run on an engine.
 
     Arguments:
         model: Hugging Face folder of the policy.

@@ -56,7 +56,7 @@ from slime_core.weights.specs import weight_map
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where servers run and what they serve.
+    """The node of servers, and the model that they serve.
 
     Arguments:
         model: Hugging Face folder of the policy.
@@ -234,7 +234,7 @@ def _add_to_index(index: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """How a run waits for its servers and detects their death.
+    """Waits for the servers of a run and detects their death.
 
     Arguments:
         wait: waits for calls, under the run's limits.

@@ -67,7 +67,7 @@ class RestartableServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port at which it listens."""
         return int(self.url.rpartition(":")[2])
 
     @property

@@ -233,7 +233,7 @@ PROBE_INTERVAL_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """How an engine is probed; it hangs when its scheduler has not answered ``probes`` requests in a row.
+    """The probes of an engine; it hangs when its scheduler has not answered ``probes`` requests in a row.
 
     Arguments:
         interval_s: between two requests.
@@ -281,7 +281,7 @@ class Server(ABC):
     """The path that answers 200 once the server accepts requests."""
 
     health: HealthCheck | None = None
-    """How it is probed for a scheduler that hangs; None: it has none."""
+    """The probes that detect a scheduler that hangs; None: it has none."""
 
     def __init__(self, name: str, *, host: str, env: Mapping[str, str], log_file: Path, start_timeout_s: float) -> None:
         self.url = ""

@@ -38,7 +38,7 @@ BORDER = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What is left to sample from.
+    """The limits of the tokens that may be sampled.
 
     Example: ``Truncation.of({"top_p": 0.9, "top_k": -1}, most=64, vocab_size=16)`` is ``Truncation(16, 0.9, 0.0)``.
 

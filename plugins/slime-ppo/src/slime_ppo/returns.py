@@ -46,7 +46,7 @@ def discounted_returns(rewards_T: torch.Tensor, *, samples_T: torch.Tensor, gamm
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """What generalised advantage estimation makes of T tokens, each [T].
+    """The outputs of generalised advantage estimation for T tokens, each [T].
 
     Arguments:
         advantages_T: how much better a token was than the critic expected.
