@@ -280,7 +280,7 @@ class Recount:
 
 
 def _end(rows: Sequence[Mapping[str, Any]]) -> _Ended | None:
-    """The place where a group of one file ended; None: nowhere yet. It may come again within a rollout, and end then."""
+    """The place where a group of one file ended; None: not yet. It may come again within a rollout, and end there."""
     rows = [row for row in rows if row.get("dropped") not in NOT_ENDS]
     if not rows:
         return None
