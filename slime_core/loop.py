@@ -115,10 +115,10 @@ def train(
             with devices.held_by("learner"):
                 with track.timer("train"):
                     metrics.update(learner.train(rollout.refs))
-                state = replace(state, step=step + 1)
+                state = replace(state, step=step + 1, row={})
                 if saves.is_due(state.step):
                     with track.timer("save"):
-                        state = save(state, learner, sampler, hooks, saves=saves)
+                        state = save(replace(state, row=dict(metrics)), learner, sampler, hooks, saves=saves)
                 if is_due(config.weights.update_weights_interval, state.step):
                     served = publish(learner, sampler, track, devices, hooks, version=state.step)
             metrics.update(hooks.failures.report(track.warn))

@@ -44,12 +44,14 @@ class RunState:
         plugins: the manifest of the plugins that ran, as JSON-ready values.
         plugin_states: place (``driver``, ``sampler``, ``rank``) -> plugin name -> what its ``slime_checkpoint_state``
             returned there.
+        row: the metrics of the last step as far as they were known when it was saved.
     """
 
     step: int = 0
     cursor: dict[str, Any] = field(default_factory=dict)
     plugins: dict[str, Any] = field(default_factory=dict)
     plugin_states: dict[str, Any] = field(default_factory=dict)
+    row: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +231,7 @@ def _sync(path: Path) -> None:
 def _read(path: Path) -> Checkpoint:
     try:
         state = RunState(**read_object(path / "state.json", limit=MOST_STATE))
-        for name, kind in {"step": int, "cursor": dict, "plugins": dict, "plugin_states": dict}.items():
+        for name, kind in {"step": int, "cursor": dict, "plugins": dict, "plugin_states": dict, "row": dict}.items():
             if not isinstance(getattr(state, name), kind):
                 raise ValueError(f"{name} is no {'whole number' if kind is int else 'object'}")
         return Checkpoint(path, state)

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from slime_core.checkpoint.folder import Checkpoint, critic_part, find, set_aside
+from slime_core.checkpoint.folder import Checkpoint, RunState, critic_part, find, set_aside
 from slime_core.cli.consent import remember
 from slime_core.cli.memory_defaults import chosen
 from slime_core.cli.preflight import precision, preflight, print_warning
@@ -193,12 +193,13 @@ def open_record(config: RunConfig, resume: Checkpoint | None, *, restarts: bool 
     requested, home = config.run.output_dir, resume.home if resume is not None else None
     if restarts and requested is not None:
         with writing(requested) as folder:
-            return RunRecord(folder, resumed_step=0 if resume is None else resume.state.step)
+            state = RunState() if resume is None else resume.state
+            return RunRecord(folder, resumed_step=state.step, row=state.row)
     if resume is None or home is None or (requested is not None and requested.resolve() != home.resolve()):
         with writing(requested or _new_folder(config.run.job_name)) as folder:
             return RunRecord(folder)
     with writing(requested or home) as folder:
-        record = RunRecord(folder, resumed_step=resume.state.step)
+        record = RunRecord(folder, resumed_step=resume.state.step, row=resume.state.row)
     for path in set_aside(record.checkpoints, after=resume.state.step):
         print(f"set aside, because the run goes back to step {resume.state.step}: {path}")
     return record

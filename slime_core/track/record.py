@@ -47,6 +47,8 @@ class RunRecord:
             failed leaves: neither rows nor checkpoints.
         resumed_step: the step that a resumed run does next: the rows of earlier steps are kept, later ones dropped,
             and the settings so far get a name of their own. None: fresh.
+        row: metrics of the step before it, in the checkpoint: they take the place of a row that is missing because the
+            process was killed before it wrote it.
 
     Attributes:
         config, plugins, metrics, tensorboard, samples, logs, checkpoints: what the module's docstring lists.
@@ -57,7 +59,9 @@ class RunRecord:
             locked it.
     """
 
-    def __init__(self, directory: Path | str, *, resumed_step: int | None = None) -> None:
+    def __init__(
+        self, directory: Path | str, *, resumed_step: int | None = None, row: Mapping[str, float] | None = None
+    ) -> None:
         self.directory = Path(directory).absolute()
         self.config = self.directory / "config.toml"
         self.plugins = self.directory / "plugins.json"
@@ -79,7 +83,7 @@ class RunRecord:
             (self.directory / folder).mkdir(parents=True, exist_ok=True)
         if resumed_step is not None:
             self._keep_config(resumed_step)
-            self._rewind(resumed_step)
+            self._rewind(resumed_step, row)
 
     def release(self) -> None:
         """Unlock the folder before the end of this object: closing its file later would also release a lock that
@@ -139,16 +143,18 @@ class RunRecord:
             kept = numbered(self.directory / f"config-step-{step:06d}.toml")
             write_atomically(next(path for path in kept if not path.exists()), self.config.read_text(encoding="utf-8"))
 
-    def _rewind(self, step: int) -> None:
+    def _rewind(self, step: int, row: Mapping[str, float] | None) -> None:
         if not self.metrics.exists():
             return
         rows = read_rows(self.metrics)
-        kept = [row for row in rows if row["step"] < step]
-        write_atomically(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
+        kept = [one for one in rows if one["step"] < step]
+        if row and not any(one["step"] == step - 1 for one in kept):
+            kept.append({"step": step - 1, **row})
+        write_atomically(self.metrics, "".join(json.dumps(one) + "\n" for one in kept))
         # The evaluation after the last step has a row of its own; it measured the weights that the resumed run starts
         # from.
-        at_step = [row for row in rows if row["step"] == step]
-        at_step_values = [entry for row in at_step for entry in row.items()]
+        at_step = [one for one in rows if one["step"] == step]
+        at_step_values = [entry for one in at_step for entry in one.items()]
         self.pending_evaluation = {name: value for name, value in at_step_values if name.startswith("eval/")}
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -97,6 +98,10 @@ def config(*, interval: int = 1, save: int | None = 2, evaluate: int | None = 2,
     )
 
 
+ROW = {"train/loss": 0.5, "perf/rollout_time": ANY, "perf/train_time": ANY}
+"""The metrics of a step when it is saved."""
+
+
 @pytest.fixture
 def run(tmp_path):
     def start(
@@ -126,7 +131,7 @@ def test_three_steps_that_publish_every_step(run):
         *("sample 1", "train shard-1", "save 2", "publish 2", "evaluate 2"),
         *("sample 2", "train shard-2", "save 3", "wait for it, required", "publish 3", "evaluate 3"),
     ]
-    assert end == RunState(3, cursor={"next": 30}, plugin_states={"driver": {}, "sampler": {}})
+    assert end == RunState(3, cursor={"next": 30}, plugin_states={"driver": {}, "sampler": {}}, row=ROW)
     assert diary.served == [0, 1, 2, 3]
 
 
@@ -182,8 +187,8 @@ def test_a_checkpoint_holds_the_cursor_after_the_trained_rollout(run):
     run(diary, config(), RunState(plugins={"version": 1}))
     states = {"driver": {}, "sampler": {}}
     assert diary.saved == [
-        RunState(2, {"next": 20}, {"version": 1}, states),
-        RunState(3, {"next": 30}, {"version": 1}, states),
+        RunState(2, {"next": 20}, {"version": 1}, states, ROW),
+        RunState(3, {"next": 30}, {"version": 1}, states, ROW),
     ]
 
 
