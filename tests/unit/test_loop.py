@@ -98,7 +98,7 @@ def config(*, interval: int = 1, save: int | None = 2, evaluate: int | None = 2,
     )
 
 
-ROW = {"train/loss": 0.5, "perf/rollout_time": ANY, "perf/train_time": ANY}
+ROW = {"train/loss": 0.5, "rollout/raw_reward": ANY, "perf/rollout_time": ANY, "perf/train_time": ANY}
 """The metrics of a step when it is saved."""
 
 
