@@ -17,7 +17,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -351,7 +351,8 @@ class Publisher:
         try:
             self._control.pause(self._settings.pause_mode)
             self._transport.start(version)
-            sent = self._send(self._transport, remaining)
+            with _on_one_thread() if self._settings.backend == "gloo" else nullcontext():
+                sent = self._send(self._transport, remaining)
             self._transport.end()
         except WeightSyncError:
             for _ in remaining:  # the other ranks gather to the end
@@ -499,6 +500,20 @@ def _filled(buckets: Sequence[Bucket], weights: NamedWeights) -> Iterator[tuple[
             done += 1
     if done != len(buckets):
         raise WeightSyncError(f"{len(buckets)} buckets were planned, the weights filled {done}; the export has changed")
+
+
+@contextmanager
+def _on_one_thread() -> Iterator[None]:
+    """torch computes with one thread. A weight is copied and added up so quickly that more of them mostly wait for each
+    other, and they spin meanwhile, on cores that an engine needs."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _finish(under_way: Iterable[Future[None]]) -> None:
