@@ -56,7 +56,7 @@ class EngineChecksums:
     @property
     def digits(self) -> int:
         """Hexadecimal digits of a digest, which tell its hash."""
-        fast = all(len(digest) == XXH3_DIGITS for of_rank in self.ranks for digest in of_rank.values())
+        fast = any(len(digest) == XXH3_DIGITS for of_rank in self.ranks for digest in of_rank.values())
         return XXH3_DIGITS if fast else SHA_DIGITS
 
 
