@@ -82,6 +82,14 @@ INTERNALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "AttentionBackendRegistry.register",
             "_dispatch_mla_subtype",
         ),
+        "sglang.srt.managers.scheduler": (
+            "Scheduler._record_scheduler_state_for_paused_engine",
+            "Scheduler.maybe_sleep_on_idle",
+        ),
+        "sglang.srt.managers.scheduler_components.weight_updater": (
+            "SchedulerWeightUpdaterManager._observe_weight_load",
+        ),
+        "sglang.srt.utils.weight_checker": ("_hash_tensor",),
         "sglang.srt.mem_cache.pool_host.common": ("alloc_with_host_register", "ALLOC_MEMORY_FUNCS"),
     },
     "ray": {

@@ -27,6 +27,9 @@ GRACE_S = 1.0
 """Seconds that other calls get to end after one has failed."""
 
 REDIRECTS = range(300, 400)
+SHA_DIGITS, XXH3_DIGITS = 16, 32
+"""Hexadecimal digits of a weight's digest: 8 bytes of SGLang's SHA-256; XXH3 of a server on a CPU that slime starts."""
+
 BODY_SHOWN = 400
 """Characters of a refusal that an error quotes."""
 
@@ -40,7 +43,7 @@ class Sending(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineChecksums:
-    """Checksums of one engine's weights: ``ranks[r]`` maps its own names of weights to 16 hexadecimal digits.
+    """Checksums of one engine's weights: ``ranks[r]`` maps its own names of weights to hexadecimal digits.
 
     The engine's names are those of its fused parameters (``qkv_proj``, ``gate_up_proj``). ``total`` stands for all
     ranks.
@@ -49,6 +52,12 @@ class EngineChecksums:
     url: str
     total: str
     ranks: tuple[Mapping[str, str], ...]
+
+    @property
+    def digits(self) -> int:
+        """Hexadecimal digits of a digest, which tell its hash."""
+        fast = any(len(digest) == XXH3_DIGITS for of_rank in self.ranks for digest in of_rank.values())
+        return XXH3_DIGITS if fast else SHA_DIGITS
 
 
 class EngineControl:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core.weights.specs import DTYPES
+from slime_core.weights.specs import DTYPES, bytes_of
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,7 @@ HEADER_BYTES = 128 * 2**10
 """Bytes that each file has for its header, which is written last: for about a thousand weights."""
 
 COPY_BYTES = 64 * 2**20
-"""Bytes of a weight that are copied at once, from a GPU or for numpy."""
+"""Bytes of a weight that are copied from a GPU at once."""
 
 ENTRY_BYTES = 160
 """Bytes that a header needs for one weight, its name aside, at most."""
@@ -165,8 +165,7 @@ class _OpenPart:
         with self._path.open("r+b") as stream:
             stream.seek(HEADER_BYTES + self._nbytes)
             for piece in weight.detach().contiguous().reshape(-1).view(torch.uint8).split(COPY_BYTES):
-                # A copy, because memory that numpy has seen cannot be released by its owner (torch's "not resizable").
-                stream.write(piece.to("cpu", copy=True).numpy().data)
+                stream.write(bytes_of(piece.cpu()))
         self._entries[name] = place
         self._header += len(json.dumps(name)) + ENTRY_BYTES
         self._nbytes = end

@@ -1,7 +1,9 @@
 """One publication from pause to resume: plan once, send in buckets, and compare every engine's checksums.
 
-An engine reports one digest for each of *its* parameters. On a CPU that is the first 8 bytes of the SHA-256 of the
-parameter's bytes (sglang 0.5.23, srt/managers/mm_utils.py, ``tensor_hash``), so the sender can compute it too:
+An engine reports one digest for each of *its* parameters. On a CPU that is a hash of the parameter's bytes, so the sender
+can compute it too: 128 bits of XXH3 from a server that slime starts (``cpu/stand_ins/_slime_server.py``), the first 8 bytes
+of SHA-256 from any other (sglang 0.5.23, srt/managers/mm_utils.py, ``tensor_hash``). Both show that the bytes arrived; neither
+has to resist forgery, because an engine that lies could report any digest. The parameters are the engine's own:
 query, key and value weights end up one below the other in ``qkv_proj``, gate and up in ``gate_up_proj``. All of an
 engine's processes hold parts of one size; what a weight lacks for that is filled up with zeros: rows of embedding and
 output weights, heads, and the intermediate size, of which each process has a multiple of 32
@@ -14,16 +16,20 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import xxhash
+
 from slime_core.errors import NonFiniteError, WeightSyncError
-from slime_core.weights.engine_control import EngineChecksums, EngineControl, PauseMode
+from slime_core.weights.engine_control import SHA_DIGITS, XXH3_DIGITS, EngineChecksums, EngineControl, PauseMode
 from slime_core.weights.specs import (
     Bucket,
+    bytes_of,
     expected_specs,
     is_tied,
     num_kv_heads,
@@ -71,16 +77,22 @@ WIDTH = 32
 
 SHOWN = 4
 
+CPU_BUCKET_BYTES = 24 * 1024**2
+"""Largest bucket where learner and engines have no GPUs. The C library reuses blocks of up to 32 MiB (glibc,
+``DEFAULT_MMAP_THRESHOLD_MAX``). A larger one consists of new pages each time, and the kernel takes longer to clear them than
+the engine to receive them. Small buckets also let the learner prepare one while an engine loads another."""
+
 
 def require_agreement(held: Sequence[EngineChecksums]) -> None:
-    """Return if all engines hold the same weights. Engines with the same number of processes can be compared.
+    """Return if all engines hold the same weights. Engines with the same number of processes and the same hash can be
+    compared.
 
     Raises:
         WeightSyncError: names the first engine that differs, and the weights it differs in.
     """
-    firsts: dict[int, EngineChecksums] = {}
+    firsts: dict[tuple[int, int], EngineChecksums] = {}
     for other in held:
-        first = firsts.setdefault(len(other.ranks), other)
+        first = firsts.setdefault((len(other.ranks), other.digits), other)
         if other.total != first.total:
             raise WeightSyncError(
                 f"After the update {other.url} holds other weights than {first.url}: "
@@ -131,10 +143,12 @@ class SentWeights:
         ranks: processes of one engine (its tensor parallel size).
         kv_heads: key-value heads of the model; they, and the query heads of each, are padded to a multiple of
             ``ranks``. 0: they are one already.
+        digits: of the engines' digests, in hexadecimal, which tell the hash.
     """
 
-    def __init__(self, *, dtype: str, ranks: int = 1, kv_heads: int = 0) -> None:
+    def __init__(self, *, dtype: str, ranks: int = 1, kv_heads: int = 0, digits: int = SHA_DIGITS) -> None:
         self._dtype = dtype
+        self._digits = digits
         self._ranks = ranks
         self._kv_heads = kv_heads or ranks
         self._digests: list[dict[str, str]] = [{} for _ in range(ranks)]
@@ -176,7 +190,7 @@ class SentWeights:
 
     def _note(self, name: str, pieces: Sequence[Sequence[torch.Tensor]]) -> None:
         for rank, digests in enumerate(self._digests):
-            digests[name] = _digest(contents[rank] for contents in pieces)
+            digests[name] = _digest((contents[rank] for contents in pieces), self._digits)
 
     def _cut(self, name: str, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         """The shard of ``tensor`` of each rank."""
@@ -204,13 +218,11 @@ def _multiple(number: int, of: int) -> int:
     return -(-number // of) * of
 
 
-def _digest(pieces: Iterable[torch.Tensor]) -> str:
-    import torch
-
-    whole = hashlib.sha256()
+def _digest(pieces: Iterable[torch.Tensor], digits: int) -> str:
+    whole = xxhash.xxh3_128() if digits == XXH3_DIGITS else hashlib.sha256()
     for piece in pieces:
-        whole.update(piece.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return whole.digest()[:8].hex()
+        whole.update(bytes_of(piece))
+    return whole.hexdigest()[:digits]
 
 
 def _different(ours: Sequence[Mapping[str, str]], theirs: Sequence[Mapping[str, str]]) -> str:
@@ -225,6 +237,8 @@ def _listed(names: Sequence[str]) -> str:
 
 
 NamedWeights = Iterable[tuple[str, "torch.Tensor"]]
+Sent = dict[tuple[int, int], SentWeights]
+"""Processes of an engine and digits of its digests -> checksums of engines of that kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +248,7 @@ class PublisherSettings:
     Arguments:
         model: Hugging Face folder that the engines were started from.
         dtype: of the engines' weights, torch's name.
-        bytes_limit: largest bucket.
+        bytes_limit: largest bucket; with ``gloo`` at most ``CPU_BUCKET_BYTES``.
         backend: ``nccl`` where learner and engines have GPUs, else ``gloo``.
         devices_per_engine: processes of one engine; one number for all engines, or one for each.
         address: of the learner's first rank as the engines see it; that rank binds it.
@@ -293,7 +307,11 @@ class Publisher:
         self._settings = settings
         self._on_written = on_written
         specs = [spec_of(name, weight) for name, weight in weights]
-        self._buckets = plan_buckets(specs, bytes_limit=settings.bytes_limit)
+        limit = min(settings.bytes_limit, CPU_BUCKET_BYTES) if settings.backend == "gloo" else settings.bytes_limit
+        self._buckets = plan_buckets(specs, bytes_limit=limit)
+        self._digits = {SHA_DIGITS, XXH3_DIGITS}  # of the engines' digests; before their first answer, either
+        # Elsewhere sending and gathering are both collective, or share the streams of a GPU: then one follows the other.
+        self._overlaps = settings.backend == "gloo" and held_by_first_rank(settings.holders)
         self._control: EngineControl | None = None
         self._transport: Transport | None = None
         if sends:
@@ -333,7 +351,8 @@ class Publisher:
         try:
             self._control.pause(self._settings.pause_mode)
             self._transport.start(version)
-            sent = self._send(self._transport, remaining)
+            with _on_one_thread() if self._settings.backend == "gloo" else nullcontext():
+                sent = self._send(self._transport, remaining)
             self._transport.end()
         except WeightSyncError:
             for _ in remaining:  # the other ranks gather to the end
@@ -387,26 +406,39 @@ class Publisher:
         for number, (bucket, tensors) in enumerate(_filled(self._buckets, weights), start=1):
             self._transport.send(bucket, tensors, last=number == len(self._buckets))
 
-    def _send(self, transport: Transport, weights: NamedWeights) -> dict[int, SentWeights]:
-        """Processes of an engine -> the checksums of engines of that size; empty: they cannot be computed here."""
-        settings = self._settings
-        # Engines on GPUs report another digest than the one that can be computed here; see checksums.py.
-        sent: dict[int, SentWeights] = {}
-        if settings.backend == "gloo" and self._control is not None:
-            heads = num_kv_heads(settings.model)
-            for ranks in set(self._control.ranks):
-                sent[ranks] = SentWeights(dtype=settings.dtype, ranks=ranks, kv_heads=heads)
-        # hashlib releases the interpreter: digests cost no time while another core is free.
-        with ThreadPoolExecutor(1, thread_name_prefix="digests") as thread:
+    def _send(self, transport: Transport, weights: NamedWeights) -> Sent:
+        """The checksums that the engines must report."""
+        sent = self._uncounted()
+        under_way: list[Future[None]] = []
+        # A thread each: hashes, copies and calls release the interpreter, so that they overlap while cores are free.
+        with ThreadPoolExecutor(1, "digests") as hashing, ThreadPoolExecutor(1, "send-weights") as sending:
             for number, (bucket, tensors) in enumerate(_filled(self._buckets, weights), start=1):
                 for name, tensor in zip(bucket.names, tensors, strict=True):
                     _require_finite(name, tensor)
-                digests = thread.submit(_add, tuple(sent.values()), bucket, tensors)
-                transport.send(bucket, tensors, last=number == len(self._buckets))
-                digests.result()
+                _finish(under_way)
+                send = partial(transport.send, bucket, tensors, last=number == len(self._buckets))
+                under_way = [hashing.submit(_add, tuple(sent.values()), bucket, tensors)]
+                if self._overlaps:
+                    under_way.append(sending.submit(send))
+                else:
+                    send()
+            _finish(under_way)
         return sent
 
-    def _prove(self, control: EngineControl, sent: Mapping[int, SentWeights], version: str) -> float:
+    def _uncounted(self) -> Sent:
+        """For each kind of engine, the checksums of no weight yet; empty: they cannot be computed here."""
+        settings = self._settings
+        # Engines on GPUs report another digest than those that can be computed here.
+        if settings.backend != "gloo" or self._control is None:
+            return {}
+        heads = num_kv_heads(settings.model)
+        return {
+            (ranks, digits): SentWeights(dtype=settings.dtype, ranks=ranks, kv_heads=heads, digits=digits)
+            for ranks in set(self._control.ranks)
+            for digits in self._digits
+        }
+
+    def _prove(self, control: EngineControl, sent: Sent, version: str) -> float:
         found = control.version()
         if found != version:
             raise WeightSyncError(f"Weights of version {version} were sent; the engines report version {found}")
@@ -414,8 +446,9 @@ class Publisher:
         require_agreement(checksums)
         if not sent:
             return 1.0
+        self._digits = {engine.digits for engine in checksums}
         pairs = zip(checksums, control.ranks, strict=True)
-        return min(sent[ranks].verify(engine) / sum(map(len, engine.ranks)) for engine, ranks in pairs)
+        return min(sent[ranks, engine.digits].verify(engine) / sum(map(len, engine.ranks)) for engine, ranks in pairs)
 
 
 def _transport(
@@ -467,6 +500,25 @@ def _filled(buckets: Sequence[Bucket], weights: NamedWeights) -> Iterator[tuple[
             done += 1
     if done != len(buckets):
         raise WeightSyncError(f"{len(buckets)} buckets were planned, the weights filled {done}; the export has changed")
+
+
+@contextmanager
+def _on_one_thread() -> Iterator[None]:
+    """torch computes with one thread. A weight is copied and added up so quickly that more of them mostly wait for each
+    other, and they spin meanwhile, on cores that an engine needs."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _finish(under_way: Iterable[Future[None]]) -> None:
+    for one in under_way:
+        one.result()
 
 
 def _add(sent: Sequence[SentWeights], bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:

@@ -297,11 +297,30 @@ def plan_buckets(specs: Sequence[WeightSpec], *, bytes_limit: int) -> list[Bucke
     return done + [Bucket(tuple(rest)) for rest in opened.values() if rest]
 
 
-def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """uint8 [bytes]: the bytes of ``tensors`` one after the other, a copy on their device."""
+def flatten(tensors: Sequence[torch.Tensor], *, into: torch.Tensor | None = None) -> torch.Tensor:
+    """uint8 [bytes]: the bytes of ``tensors`` one after the other, a copy on their device.
+
+    Arguments:
+        into: uint8, large enough: the copy is its beginning. None: the copy is new memory.
+    """
     import torch
 
-    return torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
+    pieces = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
+    if into is None:
+        return torch.cat(pieces)
+    return torch.cat(pieces, out=into[: sum(map(len, pieces))])
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor on the CPU, uncopied if it is contiguous. Do not keep them longer than ``tensor``.
+
+    DLPack, because memory that ``Tensor.numpy`` has seen cannot be released by its owner any more (torch's "not
+    resizable"), as an offloaded learner does.
+    """
+    import numpy as np
+    import torch
+
+    return np.from_dlpack(tensor.detach().contiguous().reshape(-1).view(torch.uint8)).data
 
 
 def checksum(flat: torch.Tensor, *, start: int = 0) -> int:

@@ -101,6 +101,7 @@ class DistributedTransport:
         self._control = control
         self._group = group
         self._version = ""
+        self._copy: torch.Tensor | None = None  # of the last bucket; the next one takes its memory
 
     def start(self, version: str) -> None:
         """See the protocol."""
@@ -112,18 +113,37 @@ class DistributedTransport:
         self._control.update_from_distributed(
             bucket,
             group=self._group.name,
-            send=partial(self._group.broadcast, flatten(tensors)),
+            send=partial(self._group.broadcast, self._flat(tensors)),
             version=self._version if last else None,
             flush_cache=last,
         )
 
     def end(self) -> None:
         """See the protocol."""
+        self._copy = None
         self._control.end_update()
 
     def close(self) -> None:
         """See the protocol."""
+        self._copy = None
         self._group.close()
+
+    def _flat(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The bytes of ``tensors``, until the next call; those of a single weight are sent from where they are."""
+        if tensors[0].is_cuda:  # its allocator reuses memory
+            return flatten(tensors)
+        if len(tensors) == 1:
+            return _bytes(tensors[0])
+        if self._copy is None or len(self._copy) < sum(tensor.nbytes for tensor in tensors):
+            self._copy = flatten(tensors)
+            return self._copy
+        return flatten(tensors, into=self._copy)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 SHARED = Path("/dev/shm")
@@ -173,6 +193,7 @@ class TensorTransport:
         self._gpus = [gpus[engine][process] if gpus else "" for engine, process in self._places]
         _require_local([urls[engine] for engine in dict.fromkeys(engine for engine, _ in self._places)])
         self._version = ""
+        self._block = SharedBlock()
 
     def start(self, version: str) -> None:
         """See the protocol."""
@@ -181,9 +202,9 @@ class TensorTransport:
             self._control.begin_update()
 
     def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
-        """See the protocol. What was shared is free again afterwards, also if an engine refused. Collective, unless the
-        first rank holds everything."""
-        with _shared(flatten(tensors), self._gpus) as copies:
+        """See the protocol. What was shared is free again after the last bucket, and if an engine refused one.
+        Collective, unless the first rank holds everything."""
+        with _shared(tensors, self._gpus, self._block, keep=not last) as copies:
             own = {place: _payload(bucket, copy) for place, copy in zip(self._places, copies, strict=True)}
             found = own if self._is_alone else _gathered(own)
             if self._control is not None:
@@ -258,52 +279,86 @@ def _is_here(host: str) -> bool:
 
 
 @contextmanager
-def _shared(flat: torch.Tensor, gpus: Sequence[str]) -> Iterator[list[torch.Tensor]]:
-    """For each process on one of ``gpus``, a copy of ``flat`` that it can read; it frees the copy within the block."""
-    devices = _visible_gpus() if flat.is_cuda else {}
-    copies = {uuid: flat.to(device) for uuid, device in devices.items() if uuid in gpus}
+def _shared(
+    tensors: Sequence[torch.Tensor], gpus: Sequence[str], block: SharedBlock, *, keep: bool
+) -> Iterator[list[torch.Tensor]]:
+    """For each process on one of ``gpus``, a flat copy of ``tensors`` that it can read and frees within the block."""
+    copies = {}
+    if tensors[0].is_cuda:
+        flat = flatten(tensors)
+        copies = {uuid: flat.to(device) for uuid, device in _visible_gpus().items() if uuid in gpus}
     if all(uuid in copies for uuid in gpus):
         yield [copies[uuid] for uuid in gpus]
     else:
-        host = flat.cpu()
-        with _named(host):
+        with block.filled([tensor.cpu() for tensor in tensors], keep=keep) as host:
             yield [copies.get(uuid, host) for uuid in gpus]
     if copies:
         _collect()
 
 
-@contextmanager
-def _named(flat: torch.Tensor) -> Iterator[None]:
-    """The bytes of ``flat`` are in a file of /dev/shm inside the block. Its name is removed after it, and its memory
-    when the last process closes it.
+class SharedBlock:
+    """A file of /dev/shm that the buckets of a publication use one after the other, so that only the first and those
+    larger than it need new pages.
 
-    torch removes the name when its reference count reaches zero. The count is wrong once a server refuses a handle
-    without opening it, so one extra reference is counted here, and the name is removed explicitly.
+    Its name is removed when it is freed, and its memory when the last process closes it.
     """
+
+    def __init__(self) -> None:
+        self._storage: torch.UntypedStorage | None = None
+        self._file = SHARED
+
+    @contextmanager
+    def filled(self, tensors: Sequence[torch.Tensor], *, keep: bool) -> Iterator[torch.Tensor]:
+        """uint8 [bytes] in shared memory: the bytes of ``tensors``, until the next call.
+
+        Arguments:
+            keep: leave the memory for a next call, unless the ``with`` block raises.
+
+        Raises:
+            WeightSyncError: /dev/shm has too little room.
+        """
+        kept = False
+        try:
+            yield flatten(tensors, into=self._room(sum(tensor.nbytes for tensor in tensors)))
+            kept = keep
+        finally:
+            if not kept:
+                self._free()
+
+    def _room(self, nbytes: int) -> torch.Tensor:
+        import torch
+
+        if self._storage is None or self._storage.nbytes() < nbytes:
+            self._free()
+            self._storage = _new_shared(nbytes)
+            # torch removes the name when its reference count reaches zero. The count is wrong once a server refuses a
+            # handle without opening it, so one extra reference is counted, and the name is removed explicitly.
+            self._storage._shared_incref()
+            _, handle, _ = self._storage._share_filename_cpu_()
+            self._file = SHARED / handle.decode().lstrip("/")
+        return torch.empty(0, dtype=torch.uint8).set_(self._storage, 0, (nbytes,), (1,))  # type: ignore[call-overload]
+
+    def _free(self) -> None:
+        if self._storage is not None:
+            self._storage = None
+            self._file.unlink(missing_ok=True)
+
+
+def _new_shared(nbytes: int) -> torch.UntypedStorage:
+    """New shared memory, as torch.multiprocessing's file_system strategy has it."""
     free = shutil.disk_usage(SHARED).free
-    if flat.nbytes > free:  # writing to a full /dev/shm is no error but a SIGBUS
+    if nbytes > free:  # writing to a full /dev/shm is no error but a SIGBUS
         raise WeightSyncError(
-            f"{flat.nbytes / MB:.1f} MB of weights are to be shared, but {SHARED} has {free / MB:.1f} MB free. Give "
+            f"{nbytes / MB:.1f} MB of weights are to be shared, but {SHARED} has {free / MB:.1f} MB free. Give "
             "it more (docker run --shm-size), or lower --update-weight-buffer-size."
         )
-    storage = flat.untyped_storage()
-    handle = _share(storage)
-    storage._shared_incref()
-    try:
-        yield
-    finally:
-        SHARED.joinpath(handle.decode().lstrip("/")).unlink(missing_ok=True)
-
-
-def _share(storage: torch.UntypedStorage) -> bytes:
-    """Move the bytes into shared memory, as torch.multiprocessing's file_system strategy does; returns their handle."""
     for _ in range(SHARE_ATTEMPTS - 1):
         try:
-            return _handle(storage)
+            return _storage(nbytes)
         except RuntimeError as error:
             if "timed out" not in str(error):
                 raise
-    return _handle(storage)
+    return _storage(nbytes)
 
 
 HELPER_SOCKET = "/torch-shm-dir-XXXXXX/manager.sock"
@@ -317,23 +372,21 @@ def start_helper(folder: Path) -> None:
     Where its path is too long for a socket, nothing is started: the first share does so, in the folder for temporary
     files.
     """
-    import torch
-
     if len(os.fsencode(folder)) + len(HELPER_SOCKET) > LONGEST_SOCKET:
         return
     before = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = str(folder)  # torch reads it when it starts the helper, and never again
     try:
-        with _named(torch.zeros(1)):
-            pass
+        _new_shared(1)
     finally:
         os.environ.pop("TMPDIR")
         os.environ.update({} if before is None else {"TMPDIR": before})
 
 
-def _handle(storage: torch.UntypedStorage) -> bytes:
-    _, handle, _ = storage._share_filename_cpu_()
-    found: bytes = handle
+def _storage(nbytes: int) -> torch.UntypedStorage:
+    import torch
+
+    found: torch.UntypedStorage = torch.UntypedStorage._new_using_filename_cpu(nbytes)
     return found
 
 
@@ -434,9 +487,8 @@ class DiskTransport:
 
     def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
         """See the protocol."""
-        copies = [tensor.detach().to("cpu", copy=True).contiguous() for tensor in tensors]
         with self._writing():
-            self._export.add(dict(zip(bucket.names, copies, strict=True)))
+            self._export.add(dict(zip(bucket.names, tensors, strict=True)))
             if last:
                 self._export.finish(template=self._template)
 

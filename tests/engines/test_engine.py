@@ -27,7 +27,7 @@ from slime_core.rollout.engines import server as server_module
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, Router, RouterSettings, SGLangServer
 from slime_core.rollout.engines.server import free_ports, is_hung
-from slime_core.weights.engine_control import EngineControl
+from slime_core.weights.engine_control import XXH3_DIGITS, EngineControl
 from slime_core.weights.publisher import Publisher, PublisherSettings, SentWeights, require_agreement
 from slime_core.weights.specs import Bucket
 from tests.processes import children
@@ -337,16 +337,17 @@ async def test_a_response_that_an_update_aborts_comes_back_with_what_it_has(
 def test_every_weight_of_the_engine_is_proven_equal_to_what_was_sent(
     control: EngineControl, model: torch.nn.Module
 ) -> None:
-    sent = SentWeights(dtype="float32")
+    (held,) = control.checksum()
+    sent = SentWeights(dtype="float32", digits=held.digits)
     for name, weight in weights(model):
         sent.add(name, weight)
-    (held,) = control.checksum()
+    assert held.digits == XXH3_DIGITS
     assert sent.verify(held) == len(held.ranks[0]) == 27
     assert control.checksum() == (held,)
 
 
 def test_one_changed_number_is_noticed(control: EngineControl, model: torch.nn.Module) -> None:
-    sent = SentWeights(dtype="float32")
+    sent = SentWeights(dtype="float32", digits=XXH3_DIGITS)
     for name, weight in weights(model):
         bump = torch.zeros_like(weight)
         bump.view(-1)[0] = float(name == "model.layers.1.self_attn.k_proj.weight")
@@ -394,6 +395,16 @@ def test_a_nan_is_not_published(publisher: Publisher, control: EngineControl, mo
 
 
 # --- Pauses and deaths ------------------------------------------------------------------------------------------------
+
+
+def test_a_paused_engine_leaves_its_core_to_the_learner(control: EngineControl, engine: Any) -> None:
+    control.pause()
+    scheduler = scheduler_of(engine.server)
+    before = sum(scheduler.cpu_times()[:2])
+    time.sleep(2)
+    used = sum(scheduler.cpu_times()[:2]) - before
+    control.resume()
+    assert used < 0.5
 
 
 async def test_a_paused_engine_stays_in_the_router_and_holds_requests(

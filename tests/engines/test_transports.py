@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.weights import export
 from slime_core.weights.engine_control import EngineControl
 from slime_core.weights.publisher import Publisher, PublisherSettings
+from slime_core.weights.specs import Bucket
 
 MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
 Weights = dict[str, torch.Tensor]
@@ -144,6 +145,32 @@ def test_engines_of_different_sizes_take_one_publication_and_each_is_proven(
     sender = Publisher(urls, settings=settings, weights=weights.items(), sends=True)
     assert sender.publish(changed.items(), version="7") == 1
     assert [difference(generated(url), fresh) <= LARGEST_DIFFERENCE for url in urls] == [True, True]
+    sender.publish(weights.items(), version="default")
+    sender.close()
+
+
+def test_a_byte_that_changes_on_the_way_is_noticed(
+    servers: dict[int, str],
+    width: int,
+    transport: Any,
+    weights: Weights,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sender = publisher(servers[width], width, transport, tmp_path, weights)
+    assert sender.publish(weights.items(), version="6") == 1
+    send = sender._transport.send
+
+    def corrupt(bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
+        sent = [tensor.clone() for tensor in tensors]
+        if KEYS in bucket.names:
+            sent[bucket.names.index(KEYS)].view(torch.uint8)[-1, -1] ^= 1
+        send(bucket, sent, last=last)
+
+    monkeypatch.setattr(sender._transport, "send", corrupt)
+    with pytest.raises(WeightSyncError, match=f"does not hold what was sent: {KEYS.replace('k_proj', 'qkv_proj')}$"):
+        sender.publish(weights.items(), version="7")
+    monkeypatch.undo()
     sender.publish(weights.items(), version="default")
     sender.close()
 

@@ -15,6 +15,17 @@ attention_backend_handler.py:233) and fails. Here the projections are absorbed i
 SGLang requires scaled rotary positions for it on a CPU (srt/layers/rotary_embedding/factory.py:478); here plain ones
 are built as for other models. Can go when upstream registers a handler for torch_native, and builds plain positions.
 
+A paused scheduler asks for requests without a break, which takes a whole core from the learner that publishes weights
+meanwhile (srt/managers/scheduler.py:2034). Here it sleeps until one comes, as an idle one does with ``--sleep-on-idle``.
+Can go when upstream sleeps there too.
+
+It also loads weights on one thread. The copies of single weights are so short that the threads of OpenMP mostly wait for
+each other, and they spin meanwhile, on cores that the learner needs: a second of CPU time for 540 MB in place of 0.1 s.
+
+Checksums of weights are XXH3 with 128 bits in place of SHA-256, which takes twelve times as long (srt/utils/
+weight_checker.py:254): what they have to show is that no byte was lost on the way, not that nobody forged it. They have
+32 hexadecimal digits in place of 16, by which a learner tells them apart. Can go when upstream offers a fast one.
+
 Two imports that take a second or more and are not needed are skipped: Megatron-core, which a debugging dump uses
 (srt/debug_utils/dumper.py:1824, which works without it), and 250 files of models, which are still imported if
 ``_slime_models`` lacks the served one.
@@ -29,6 +40,8 @@ import multiprocessing
 import os
 import runpy
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +57,9 @@ def fork_instead(method: str | None, force: bool = False) -> None:
     if has_latent_attention(sys.argv[1:]):
         serve_latent_attention()
     batch_attention()
+    sleep_while_paused()
+    load_weights_on_one_thread()
+    hash_weights_quickly()
     select("fork" if method == "spawn" else method, force=force)
 
 
@@ -61,6 +77,51 @@ def batch_attention() -> None:
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
     ATTENTION_BACKENDS["torch_native"] = BatchedAttention
+
+
+def sleep_while_paused() -> None:
+    """A paused scheduler waits for its next request."""
+    from sglang.srt.managers.scheduler import Scheduler
+
+    record = Scheduler._record_scheduler_state_for_paused_engine
+
+    def record_and_sleep(scheduler: Any) -> None:
+        record(scheduler)
+        scheduler.maybe_sleep_on_idle()
+
+    Scheduler._record_scheduler_state_for_paused_engine = record_and_sleep
+
+
+def load_weights_on_one_thread() -> None:
+    """Receiving and loading weights, over any transport, uses one thread."""
+    import torch
+    from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+
+    observe = SchedulerWeightUpdaterManager._observe_weight_load
+
+    @contextmanager
+    def observe_one_thread(manager: Any, source: str) -> Iterator[None]:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with observe(manager, source):
+                yield
+        finally:
+            torch.set_num_threads(threads)
+
+    SchedulerWeightUpdaterManager._observe_weight_load = observe_one_thread
+
+
+def hash_weights_quickly() -> None:
+    """The digest of a weight is XXH3 of its bytes."""
+    import torch
+    import xxhash
+    from sglang.srt.utils import weight_checker
+
+    def hash_tensor(tensor: torch.Tensor) -> str:
+        return xxhash.xxh3_128_hexdigest(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+    weight_checker._hash_tensor = hash_tensor
 
 
 def serve_latent_attention() -> None:

@@ -6,9 +6,10 @@ import hashlib
 
 import pytest
 import torch
+import xxhash
 
 from slime_core.errors import WeightSyncError
-from slime_core.weights.engine_control import EngineChecksums
+from slime_core.weights.engine_control import SHA_DIGITS, XXH3_DIGITS, EngineChecksums
 from slime_core.weights.publisher import SentWeights, require_agreement, require_restored, require_spoiled
 
 
@@ -140,6 +141,28 @@ def test_weights_are_compared_in_the_dtype_that_the_engine_keeps() -> None:
     sent = SentWeights(dtype="bfloat16")
     sent.add("norm", weight)
     assert sent.verify(held(norm=digest(weight.to(torch.bfloat16).view(torch.int16)))) == 1
+
+
+def test_engines_that_hash_otherwise_are_compared_among_their_like_and_with_the_same_hash() -> None:
+    weight = torch.arange(3.0)
+    fast, slow = held("http://a", norm=xxhash.xxh3_128_hexdigest(weight.numpy())), held("http://b", norm=digest(weight))
+    require_agreement([fast, slow])
+    assert (fast.digits, slow.digits) == (XXH3_DIGITS, SHA_DIGITS)
+    for engine in (fast, slow):
+        sent = SentWeights(dtype="float32", digits=engine.digits)
+        sent.add("norm", weight)
+        assert sent.verify(engine) == 1
+        weight.view(torch.uint8)[5] ^= 1
+        sent.add("norm", weight)
+        with pytest.raises(WeightSyncError, match="does not hold what was sent: norm"):
+            sent.verify(engine)
+        weight.view(torch.uint8)[5] ^= 1
+
+
+def test_hashing_leaves_a_weight_that_can_be_offloaded() -> None:
+    weight = torch.ones(4)
+    SentWeights(dtype="float32").add("norm", weight)
+    weight.untyped_storage().resize_(0)
 
 
 def test_names_that_only_the_engine_knows_are_not_counted_as_proven() -> None:

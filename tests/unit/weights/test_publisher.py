@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 from pathlib import Path
 
 import pytest
 import torch
+import xxhash
 from safetensors.torch import load_file, save_file
 
 from slime_core.errors import NonFiniteError, WeightSyncError
@@ -30,6 +32,7 @@ class Engines:
         self.spoils: str | None = None
         self.forgets_version = False
         self.made_with: dict[str, object] = {}
+        self.digest = sha
         self._sent = torch.empty(0)
 
     def __getattr__(self, name: str):
@@ -55,7 +58,7 @@ class Engines:
 
     def checksum(self):
         self.calls.append("checksum")
-        held = {name: _digest(self.held[name]) for name in (NORM, OUTPUT) if name in self.held}
+        held = {name: self.digest(self.held[name]) for name in (NORM, OUTPUT) if name in self.held}
         return (EngineChecksums("http://one", "total", (held | ({NORM: "spoilt"} if self.spoils else {}),)),)
 
     def spoil(self):
@@ -63,8 +66,12 @@ class Engines:
         self.held = {name: torch.rand_like(weight) for name, weight in self.held.items()}
 
 
-def _digest(tensor: torch.Tensor) -> str:
+def sha(tensor: torch.Tensor) -> str:
     return hashlib.sha256(tensor.numpy().tobytes()).digest()[:8].hex()
+
+
+def xxh3(tensor: torch.Tensor) -> str:
+    return xxhash.xxh3_128_hexdigest(tensor.numpy().tobytes())
 
 
 @pytest.fixture
@@ -144,6 +151,59 @@ def test_engines_that_do_not_hold_what_was_sent_stay_paused(engines, weights, fa
     with pytest.raises(WeightSyncError, match=message):
         publisher(weights).publish(weights.items(), version="1")
     assert "resume" not in engines.calls
+
+
+@pytest.mark.parametrize("digest", [sha, xxh3])
+def test_the_hash_is_that_of_the_engine_and_later_the_only_one(engines, weights, monkeypatch, digest):
+    engines.digest, computed = digest, []
+    real = module._digest
+    monkeypatch.setattr(module, "_digest", lambda pieces, digits: computed.append(digits) or real(pieces, digits))
+    sender = publisher(weights)
+    assert sender.publish(weights.items(), version="1") == 1
+    assert len(set(computed)) == 2
+    computed.clear()
+    assert sender.publish(weights.items(), version="2") == 1
+    assert set(computed) == {len(digest(weights[NORM]))}
+    engines.spoils = NORM
+    with pytest.raises(WeightSyncError, match=f"not hold .*{NORM}"):
+        sender.publish(weights.items(), version="3")
+
+
+def test_a_bucket_is_sent_while_the_next_one_is_gathered(engines, weights, monkeypatch):
+    gathered, send = threading.Event(), engines.update_from_distributed
+
+    def update(bucket, **options):
+        assert NORM in bucket.names or gathered.wait(20), "the last weight is not gathered before this bucket is loaded"
+        send(bucket, **options)
+
+    def gather():
+        for name, weight in weights.items():
+            if name == NORM:
+                gathered.set()
+            yield name, weight
+
+    assert list(weights)[-1] == NORM
+    monkeypatch.setattr(engines, "update_from_distributed", update, raising=False)
+    publisher(weights, bytes_limit=300_000).publish(gather(), version="1")
+    assert len([call for call in engines.calls if call.startswith("update")]) == 2
+
+
+def test_a_publication_computes_with_one_thread_a_side(engines, weights):
+    before, seen = torch.get_num_threads(), set()
+    torch.set_num_threads(2)
+    weights_ = ((name, weight, seen.add(torch.get_num_threads()))[:2] for name, weight in weights.items())
+    publisher(weights).publish(weights_, version="1")
+    assert (seen, torch.get_num_threads()) == ({1}, 2)
+    torch.set_num_threads(before)
+
+
+def test_buckets_for_cpus_are_small_enough_for_memory_that_is_reused(engines, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "CPU_BUCKET_BYTES", 200_000)
+    weights = load_file(FOLDER / "model.safetensors")
+    for backend, buckets in (("gloo", 3), ("nccl", 1)):
+        engines.calls.clear()
+        publisher(weights, backend=backend).publish(weights.items(), version="1")
+        assert len([call for call in engines.calls if call.startswith("update")]) == buckets
 
 
 def test_spoiled_weights_that_are_published_again_are_equal(engines, weights):

@@ -69,13 +69,16 @@ def engine() -> Iterator[FakeEngine]:
         yield found
 
 
-def test_every_process_of_an_engine_reads_all_weights_from_one_block_that_is_gone_afterwards(engine):
+def test_every_process_reads_all_buckets_from_one_block_that_is_gone_after_the_last(engine):
     control = Recorder([engine.url], ranks_per_engine=2)
     transport = transport_of(control)
     transport.start("7")
     transport.send(BUCKET, TENSORS, last=False)
     assert control.read == "norm [0.0, 1.0, 2.0, 3.0]\ngate [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]\n" * 2
-    assert (len(control.payloads[0]), len(control.names), shared_names()) == (2, 1, [])
+    assert (len(control.payloads[0]), len(control.names)) == (2, 1)
+    transport.send(BUCKET, [TENSORS[0] + 1, TENSORS[1]], last=True)
+    assert control.read == "norm [1.0, 2.0, 3.0, 4.0]\ngate [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]\n" * 2
+    assert (len(control.names), shared_names()) == (1, [])
     transport.end()
     control.close()
 
@@ -112,19 +115,19 @@ def test_the_learners_own_weights_are_not_shared(engine):
 
 
 def test_a_helper_of_torch_that_a_busy_machine_starts_late_is_asked_again(monkeypatch):
-    real, failures = module._handle, iter([RuntimeError("Shared memory manager connection has timed out")] * 3)
+    real, failures = module._storage, iter([RuntimeError("Shared memory manager connection has timed out")] * 3)
 
-    def late(storage):
+    def late(nbytes):
         for failure in failures:
             raise failure
-        return real(storage)
+        return real(nbytes)
 
-    monkeypatch.setattr(module, "_handle", late)
-    with module._named(torch.zeros(4)):
+    monkeypatch.setattr(module, "_storage", late)
+    with module.SharedBlock().filled([torch.zeros(4)], keep=False):
         assert len(shared_names()) == 1
     assert shared_names() == []
-    monkeypatch.setattr(module, "_handle", lambda storage: (_ for _ in ()).throw(RuntimeError("no such file")))
-    with pytest.raises(RuntimeError, match="no such file"), module._named(torch.zeros(4)):
+    monkeypatch.setattr(module, "_storage", lambda nbytes: (_ for _ in ()).throw(RuntimeError("no such file")))
+    with pytest.raises(RuntimeError, match="no such file"), module.SharedBlock().filled([torch.zeros(4)], keep=False):
         pass
 
 
@@ -135,7 +138,7 @@ import torch
 from slime_core.weights import transports
 folder = Path(sys.argv[1])
 transports.start_helper(folder)
-with transports._named(torch.zeros(4)):
+with transports.SharedBlock().filled([torch.zeros(4)], keep=False):
     print(len(list(folder.glob("torch-shm-dir-*"))), os.environ.get("TMPDIR"))
 """
 
@@ -148,6 +151,17 @@ def test_the_socket_of_the_helper_is_in_the_folder_that_is_named_if_its_path_is_
         command = [sys.executable, "-c", HELPED, str(folder)]
         printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
     assert printed == f"{found} /tmp\n"
+
+
+def test_a_larger_bucket_gets_a_larger_block_and_a_smaller_one_uses_it_again():
+    block, names = module.SharedBlock(), []
+    for length in (4, 8, 2):
+        with block.filled([torch.full((length,), float(length))], keep=length != 2) as flat:
+            assert flat.view(torch.float32).tolist() == [float(length)] * length
+            names.append(shared_names())
+    assert [len(one) for one in names] == [1, 1, 1]
+    assert names[0] != names[1] == names[2]
+    assert shared_names() == []
 
 
 def test_a_full_shared_memory_is_an_error_and_no_signal(engine, monkeypatch):
