@@ -111,13 +111,20 @@ def pack(samples: Sequence[int], lengths: Sequence[int], max_tokens: int) -> lis
         raise ValueError(f"a micro-batch of {max_tokens} tokens; accepted: at least 1 (--max-tokens-per-gpu)")
     bins: list[list[int]] = []
     room: list[int] = []
+    shortest = min((lengths[sample] for sample in samples), default=0)
+    has_room: list[int] = []  # bins for another sample: without the others, the time does not grow with their number
     for sample in sorted(samples, key=lambda position: (-lengths[position], position)):
-        target = next((b for b, free in enumerate(room) if free >= lengths[sample]), len(bins))
-        if target == len(bins):
+        length = lengths[sample]
+        place = next((place for place, number in enumerate(has_room) if room[number] >= length), len(has_room))
+        if place == len(has_room):
+            has_room.append(len(bins))
             bins.append([])
             room.append(max_tokens)
-        bins[target].append(sample)
-        room[target] -= lengths[sample]
+        number = has_room[place]
+        bins[number].append(sample)
+        room[number] -= length
+        if room[number] < shortest:
+            del has_room[place]
     return [sorted(members) for members in bins]
 
 
