@@ -5,16 +5,17 @@
     python -m bench.growth --model FOLDER --prompts FILE    another tokenizer
 
 The sampler of a run collects one rollout from engines that answer at once (:mod:`bench.growth_engines`) and makes the
-shards of 8 ranks: everything that its actor does, in this process, with the actor's event loop, samples file and ledger,
-but without Ray. Each row is a fresh process, the sizes in turn, and the median of the rounds is printed. CPU seconds
-are the kernel's, of all threads of that process; the engines' are not among them. What a step costs the driver is a row
-of ``bench.step``.
+shards of 8 ranks: everything that its actor does, in this process, with the actor's event loop, samples file and
+ledger, but without Ray. Each row is a fresh process, the sizes in turn, and the median of the rounds is printed. CPU
+seconds are the kernel's, of all threads of that process; the engines' are not among them. What a step costs the driver
+is a row of ``bench.step``.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import pickle
@@ -44,7 +45,7 @@ RANKS = 8
 WARM = 128
 """Samples before measuring: imports, and the first use of the tokenizer."""
 
-HEAD = """| samples | s of a core | samples/s a core | s of the clock | most connections | shards, bytes a token | peak of memory, bytes a token |
+HEAD = """| samples | s of a core | samples/s a core | s, clock | connections | bytes a token: shards | peak of memory |
 |---|---|---|---|---|---|---|"""
 
 
@@ -94,6 +95,7 @@ class Job:
 async def collected(settings: SamplerSettings, registry: Registry) -> dict[str, float]:
     """One rollout by a fresh sampler: what it took, in seconds, bytes and connections."""
     sampler = Sampler(settings, registry)
+    gc.freeze()  # as its actor does
     before, clear = psutil.Process().memory_info().rss, Path("/proc/self/clear_refs")
     clear.write_text("5")  # the peak of the resident set starts here
     clock, core = time.monotonic(), time.process_time()
@@ -120,7 +122,7 @@ def _open_files() -> list[str]:
 
 def measured(job: Job) -> dict[str, float]:
     """In this process: a small rollout, then the one that counts."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     registry, vocab_size = activate(["grpo"]).registry, int((described(job.model) or {})["vocab_size"])
     with engines(job.engines, vocab_size=vocab_size) as urls, tempfile.TemporaryDirectory() as folder:
