@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import os
 import pickle
@@ -35,11 +34,13 @@ import uvloop
 from bench.growth_balance import balance_table
 from bench.growth_engines import engines
 from slime_core.config.model_config import described
-from slime_core.config.schema import ARITHMETIC, AlgorithmConfig, RolloutConfig, RunConfig
+from slime_core.config.schema import ARITHMETIC, AlgorithmConfig, DataConfig, RolloutConfig, RunConfig
 from slime_core.plugins.activation import activate
 from slime_core.plugins.registry import Registry
+from slime_core.rollout.actor import ALLOCATIONS
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_components import SamplerSettings
+from slime_core.runtime.actors import uncollected
 
 RANKS = 8
 WARM = 128
@@ -79,7 +80,11 @@ class Job:
             rollout_max_response_len=self.tokens,
             sglang_server_concurrency=-(-self.in_flight // self.group // self.engines),
         )
-        config = RunConfig(rollout=rollout, algorithm=AlgorithmConfig(advantage_estimator="grpo"))
+        config = RunConfig(
+            data=DataConfig(apply_chat_template=True),
+            rollout=rollout,
+            algorithm=AlgorithmConfig(advantage_estimator="grpo"),
+        )
         return SamplerSettings(
             config,
             self.model,
@@ -94,8 +99,8 @@ class Job:
 
 async def collected(settings: SamplerSettings, registry: Registry) -> dict[str, float]:
     """One rollout by a fresh sampler: what it took, in seconds, bytes and connections."""
-    sampler = Sampler(settings, registry)
-    gc.freeze()  # as its actor does
+    with uncollected(allocations=ALLOCATIONS):  # as its actor does
+        sampler = Sampler(settings, registry)
     before, clear = psutil.Process().memory_info().rss, Path("/proc/self/clear_refs")
     clear.write_text("5")  # the peak of the resident set starts here
     clock, core = time.monotonic(), time.process_time()
