@@ -30,6 +30,7 @@ from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.generation import FinishReason, Generation, SamplingParams
 from slime_core.generation.sampling import NOTHING
 from slime_core.rollout.engines.progress import EngineProgress
+from slime_core.rollout.engines.room import Room
 from slime_core.rollout.engines.routes import put_back, shaped, take_routes
 from slime_core.rollout.engines.server import PROBE_INTERVAL_S
 from slime_core.rollout.engines.truncated_sampling import Truncation, truncate
@@ -92,7 +93,7 @@ class GenerateClient:
         self._timeout_s = timeout_s
         self._vocab_size = vocab_size
         self._routes = routes
-        self._room = asyncio.Semaphore(max_in_flight)
+        self._room = Room(max_in_flight)
         self._aborter = RequestAborter(self.url, self._open)
         self._progress = EngineProgress(self._aborter.get, self._engines_behind)
         self._session: aiohttp.ClientSession | None = None
@@ -236,7 +237,7 @@ class GenerateClient:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),  # the semaphore is the bound
+                connector=aiohttp.TCPConnector(limit=0),  # the room is the bound
                 headers={"Content-Type": "application/json", **engine_headers(self.url)},
             )
         return self._session
