@@ -237,20 +237,21 @@ class Parents:
         are those of the parents that have none yet; what is left then is the last one's.
         """
         generations = _generations(made)
-        claims = [self._claim(siblings) for siblings in generations]
+        own = {id(parent): number for parent, number in self}
+        claims = [self._claim(siblings, own) for siblings in generations]
         free = iter([number for number in self.numbers if number not in claims])
         for siblings, claim in zip(generations, claims, strict=True):
             number = next(free, self.numbers[-1]) if claim is None else claim
             for sample in siblings:
                 sample.index = number
                 sample.group_index = self.samples[0].group_index if sample.group_index is None else sample.group_index
-        for sample, own in self:
-            sample.index = own
+        for sample, number in self:
+            sample.index = number
 
-    def _claim(self, siblings: PromptGroup) -> int | None:
+    def _claim(self, siblings: PromptGroup, own: Mapping[int, int | None]) -> int | None:
         if len(self.numbers) == 1:
             return self.numbers[0]
-        itself = {own for parent, own in self if any(parent is sample for sample in siblings)}
+        itself = {own[id(sample)] for sample in siblings if id(sample) in own}
         found = itself or {sample.index for sample in siblings if sample.index is not None}
         return next(iter(found)) if len(found) == 1 and found <= set(self.numbers) else None
 

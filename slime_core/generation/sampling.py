@@ -236,11 +236,14 @@ def until_stop(before: Sequence[int], answer: Generation, sampling: SamplingPara
         before: the tokens of the response before ``answer``; empty at its start.
         sampling: the sampling parameters of the whole response.
     """
+    was_ended = answer.finish_reason == "abort"
+    if not was_ended and not before:
+        return answer  # one request sampled it all, and the engine has looked at every token
     fields = sampling.fields(n=1)
     texts, patterns = _listed(fields["stop"]), _listed(fields.get("stop_regex"))
     # Each token is at least one byte of the text, so a stop text has no more tokens than bytes.
     reach = max([len(text.encode()) for text in texts] + [PATTERN_TOKENS] * bool(patterns), default=0)
-    ids, was_ended = answer.token_ids, answer.finish_reason == "abort"
+    ids = answer.token_ids
     stop_ids = set(_whole(fields["stop_token_ids"])) if was_ended and not fields["ignore_eos"] else set()
     unseen = len(ids) - LAST_STEP if was_ended else len(ids)
     tail = list(before[max(0, len(before) - reach) :])

@@ -54,10 +54,10 @@ def small_shard(rollout: int = 0) -> tuple[TrainBatch, list[Sequence[MicroBatch]
     """Two samples of 2 + 2 and 2 + 1 tokens in one optimizer step of two micro-batches; every column is filled."""
     shard = TrainBatch(
         rollout=rollout,
-        tokens_T=np.array([5, 6, 7, 8, 5, 6, 9]),
+        tokens_T=np.array([5, 6, 7, 8, 5, 6, 9], dtype=np.int32),
         lengths_B=np.array([4, 3]),
         response_lengths_B=np.array([2, 1]),
-        loss_mask_U=np.array([1, 1, 1], dtype=np.float32),
+        loss_mask_U=np.array([1, 1, 1], dtype=np.int8),
         loss_weights_B=np.array([0.25, 0.5], dtype=np.float32),
         rollout_log_probs_U=np.array([-1, -2, -3], dtype=np.float32),
         columns_B={

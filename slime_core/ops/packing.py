@@ -11,6 +11,7 @@ one prompt that share a micro-batch, is placed like one long sample of the promp
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -58,8 +59,8 @@ def split_steps(rollouts: Sequence[int], num_steps: int) -> list[list[int]]:
 
 
 def balance(samples: Sequence[int], costs: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Give every sample to one of ``num_ranks`` ranks so that their costs come out close (costliest first, to the
-    lightest).
+    """Give every sample to one of ``num_ranks`` ranks so that their costs come out close: costliest first, to the
+    lightest; then the heaviest rank and the lightest exchange samples as long as that evens them out.
 
     Arguments:
         samples: positions into ``costs``.
@@ -69,7 +70,7 @@ def balance(samples: Sequence[int], costs: Sequence[int], num_ranks: int) -> lis
         One list of positions a rank, in ascending order. No rank is empty while there are at least as many samples as
         ranks.
     """
-    return _spread(samples, costs, num_ranks)
+    return _exchanged(_spread(samples, costs, num_ranks), costs)
 
 
 def _spread(samples: Sequence[int], costs: Sequence[int], num_bins: int, size: int | None = None) -> list[list[int]]:
@@ -82,6 +83,44 @@ def _spread(samples: Sequence[int], costs: Sequence[int], num_bins: int, size: i
         if count + 1 != size:
             heapq.heappush(loads, (cost + costs[sample], count + 1, number))
     return [sorted(members) for members in bins]
+
+
+def _exchanged(bins: list[list[int]], costs: Sequence[int]) -> list[list[int]]:
+    """``bins``, of which the heaviest has given a sample to the lightest, or taken a cheaper one for it, until none
+    makes the heavier of the two lighter.
+
+    Example: costs of 3 2 2 and 3 2 become 2 2 2 and 3 3.
+    """
+    loads = [sum(costs[sample] for sample in members) for members in bins]
+    while True:
+        heavy, light = (choose(range(len(bins)), key=loads.__getitem__) for choose in (max, min))
+        found = _exchange(bins[heavy], bins[light], costs, loads[heavy] - loads[light])
+        if found is None:
+            return [sorted(members) for members in bins]
+        given, taken = found
+        bins[heavy] = [sample for sample in bins[heavy] if sample != given] + taken
+        bins[light] = [sample for sample in bins[light] if sample not in taken] + [given]
+        moved = costs[given] - sum(costs[sample] for sample in taken)
+        loads[heavy] -= moved
+        loads[light] += moved
+
+
+def _exchange(
+    heavy: Sequence[int], light: Sequence[int], costs: Sequence[int], gap: int
+) -> tuple[int, list[int]] | None:
+    """The sample to give and the one to take, or none, whose costs differ by nearest to half of ``gap``, and by less
+    than all of it; None: there are none."""
+    if gap < 2:
+        return None
+    offered = sorted([(0, -1), *((costs[sample], sample) for sample in light)])
+    best: tuple[float, int, int] | None = None
+    for sample in heavy:
+        place = bisect_left(offered, (costs[sample] - gap / 2, -1))
+        for cost, other in offered[max(0, place - 1) : place + 1]:
+            moved = costs[sample] - cost
+            if 0 < moved < gap and (best is None or abs(moved - gap / 2) < best[0]):
+                best = abs(moved - gap / 2), sample, other
+    return None if best is None else (best[1], [best[2]] if best[2] >= 0 else [])
 
 
 def pack_by_count(samples: Sequence[int], lengths: Sequence[int], size: int) -> list[list[int]]:
@@ -111,13 +150,20 @@ def pack(samples: Sequence[int], lengths: Sequence[int], max_tokens: int) -> lis
         raise ValueError(f"a micro-batch of {max_tokens} tokens; accepted: at least 1 (--max-tokens-per-gpu)")
     bins: list[list[int]] = []
     room: list[int] = []
+    shortest = min((lengths[sample] for sample in samples), default=0)
+    has_room: list[int] = []  # bins for another sample: without the others, the time does not grow with their number
     for sample in sorted(samples, key=lambda position: (-lengths[position], position)):
-        target = next((b for b, free in enumerate(room) if free >= lengths[sample]), len(bins))
-        if target == len(bins):
+        length = lengths[sample]
+        place = next((place for place, number in enumerate(has_room) if room[number] >= length), len(has_room))
+        if place == len(has_room):
+            has_room.append(len(bins))
             bins.append([])
             room.append(max_tokens)
-        bins[target].append(sample)
-        room[target] -= lengths[sample]
+        number = has_room[place]
+        bins[number].append(sample)
+        room[number] -= length
+        if room[number] < shortest:
+            del has_room[place]
     return [sorted(members) for members in bins]
 
 
@@ -186,7 +232,7 @@ class Prompts:
         whole = [piece for members in self._together(samples) for piece in self._within(members, max_tokens)]
         cuts = [cut for cut in _cuts(whole) if len(cut) >= min(num_ranks, len(samples))]
         spread = [self._spread(cut, num_ranks) for cut in cuts[: None if num_ranks > 1 else 1]]
-        best = min(spread, key=lambda ranks: max(sum(map(self.tokens, pieces)) for pieces in ranks))
+        _, best = min(spread, key=lambda one: one[0])
         return [self._packed(pieces, max_tokens) for pieces in best]
 
     def _together(self, samples: Sequence[int]) -> list[Piece]:
@@ -203,9 +249,11 @@ class Prompts:
         bins = pack(range(len(members)), [self.lengths[i] - self.prompts[i] for i in members], room)
         return [tuple(members[position] for position in part) for part in bins]
 
-    def _spread(self, pieces: Sequence[Piece], num_ranks: int) -> list[list[Piece]]:
-        ranks = balance(range(len(pieces)), [self.tokens(piece) for piece in pieces], num_ranks)
-        return [[pieces[i] for i in rank] for rank in ranks]
+    def _spread(self, pieces: Sequence[Piece], num_ranks: int) -> tuple[int, list[list[Piece]]]:
+        """The tokens of the heaviest rank, and the pieces of each."""
+        costs = list(map(self.tokens, pieces))
+        ranks = balance(range(len(pieces)), costs, num_ranks)
+        return max(sum(costs[i] for i in rank) for rank in ranks), [[pieces[i] for i in rank] for rank in ranks]
 
     def _packed(self, pieces: Sequence[Piece], max_tokens: int) -> list[list[int]]:
         bins = pack(range(len(pieces)), [self.tokens(piece) for piece in pieces], max_tokens)

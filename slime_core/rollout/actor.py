@@ -33,6 +33,11 @@ from slime_core.runtime.waiting import Wait, has_ended
 from slime_core.types import TrainBatch
 
 
+ALLOCATIONS = 100_000
+"""Containers that a sampler allocates between two garbage collections. With Python's 700, collections take a third of a
+rollout of 100,000 samples, whose objects nearly all stay until it ends (``python -m bench.growth``)."""
+
+
 @dataclass(frozen=True, slots=True)
 class SampledShards:
     """One rollout as the driver sees it: references to one shard a data-parallel rank, and metrics."""
@@ -60,7 +65,7 @@ class SamplerActor(Watched):
         """Load data, tokenizer and components."""
         self._keeps_groups = settings.config.rollout.keeps_groups
         send_key_to(settings.router_url, *settings.engine_urls, *settings.model_urls.values())
-        with uncollected():
+        with uncollected(allocations=ALLOCATIONS):
             if settings.trains:
                 self._sampler = self._train_sampler = Sampler(settings, self._registry, manifest=self._manifest)
             else:

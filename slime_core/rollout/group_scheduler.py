@@ -192,9 +192,9 @@ class GroupScheduler:
             self.raise_failure()
         self._wanted = 0
         self._target = 0
-        for group in chosen:
-            self._admitted.remove(group)
-            self._finished.remove(group)
+        taken = set(chosen)
+        self._admitted = [group for group in self._admitted if group not in taken]
+        self._finished = [group for group in self._finished if group not in taken]
         self._idle_times.learner_s += time.monotonic() - start_s
         self._note_idle_engines()
         return [group.result or [] for group in chosen]

@@ -22,6 +22,7 @@ import statistics
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, fields
 from itertools import compress
+from operator import attrgetter
 from typing import Any, Literal, cast
 
 from slime_core.config.schema import RunConfig
@@ -128,9 +129,16 @@ ARRAYS = {
 """Fields of a sample that are lists in JSON."""
 
 
+FIELDS = attrgetter(*(one.name for one in fields(Sample)))
+"""From a sample to the values of its fields, in the order of its arguments."""
+
+FIXED = frozenset({type(None), bool, int, float, str, Status})
+"""Types of values that nothing can change, so that no copy is needed."""
+
+
 def copy_sample(sample: Sample) -> Sample:
     """A copy of ``sample`` and its containers, which a generate function may change in place without changing it."""
-    return Sample(**{one.name: copy.copy(getattr(sample, one.name)) for one in fields(Sample)})
+    return Sample(*[value if type(value) in FIXED else copy.copy(value) for value in FIELDS(sample)])
 
 
 def dump_group(samples: PromptGroup, version: int) -> str | None:

@@ -17,6 +17,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import is_
 
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.generation.sampling import is_finished
@@ -358,6 +359,8 @@ def _tool_times(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def _gone(before: Sequence[Sample], after: Sequence[Sample]) -> list[Sample]:
+    if len(before) == len(after) and all(map(is_, before, after)):
+        return []  # no transform has touched the group
     left = Counter(sample.index for sample in after)
     gone = []
     for sample in before:

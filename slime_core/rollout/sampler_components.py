@@ -86,6 +86,7 @@ class SamplerComponents:
         self.encoder = self._make_encoder(templated=config.data.apply_chat_template)
         self._processor = self._make_processor()
         self.client = self._make_client()
+        self._context_length = config.engine.sglang_context_length or context_length(settings.folder)
         self.factory = ComponentFactory(config, registry, settings.options, settings.run, bad_rows=settings.bad_rows)
         self._reward_scorers = RewardScorers(
             registry,
@@ -133,7 +134,7 @@ class SamplerComponents:
             masks_resumed=self._config.rollout.mask_offpolicy_in_partial_rollout,
             models=self._settings.model_urls,
             processor=self._processor,
-            context_length=self._config.engine.sglang_context_length or context_length(self._settings.folder),
+            context_length=self._context_length,
         )
 
     def generation(self, rollout: int, sample: Sample) -> tuple[GenerateContext, SamplingParams]:

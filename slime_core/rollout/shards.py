@@ -311,10 +311,10 @@ class _Columns:
         kept_counts_U, kept_ids_S = mask_columns(samples, masks, cuts=self.cuts)
         return TrainBatch(
             rollout=self.rollout,
-            tokens_T=np.concatenate([np.asarray(one.tokens, np.int64) for one in samples]),
+            tokens_T=np.concatenate([np.asarray(one.tokens, np.int32) for one in samples]),
             lengths_B=np.array([len(one.tokens) for one in samples], np.int64),
             response_lengths_B=np.array([one.response_length for one in samples], np.int64),
-            loss_mask_U=np.concatenate(masks),
+            loss_mask_U=np.concatenate(masks).astype(np.int8),
             loss_weights_B=self.weights_B[mine],
             rollout_log_probs_U=np.concatenate(list(map(_log_probs, samples))),
             columns_B={name: values_B[mine] for name, values_B in self.more_B.items()},

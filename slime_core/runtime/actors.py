@@ -410,17 +410,22 @@ def start_actor(launch: Launch, cls: Callable[P, W], /, *args: P.args, **kwargs:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def uncollected(*, allocations: int | None = None) -> Iterator[None]:
     """No garbage collection inside the block, and objects that exist after it are never collected.
 
     For imports of torch, Megatron-core and transformers: their half a million objects stay, and collecting among them
     takes about a second of the start of a process.
+
+    Arguments:
+        allocations: containers that are allocated between two collections from then on; None: as before.
     """
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
+        if allocations is not None:
+            gc.set_threshold(allocations)
         gc.enable()
 
 

@@ -25,14 +25,14 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from slime_core.errors import CheckpointError, RunError
 from slime_core.track.record import room_for
-from slime_core.untrusted import as_object, parse_json
+from slime_core.untrusted import as_object, parse_long_json
 
 JOURNAL = "taken.jsonl"
 """In the folder of samples."""
@@ -49,6 +49,9 @@ FAILED_GROUP = "failed_sample"
 
 NOT_ENDS = (REQUEUED,)
 """Reasons for leaving a group out of a rollout that do not end it."""
+
+READ = ("index", "status", "dropped", "cause")
+"""Fields of a sample's row that say where it ended."""
 
 SHOWN = 5
 """Ids that a message names."""
@@ -255,8 +258,9 @@ class Recount:
     def _close(self, rollout: int, *, is_strict: bool) -> None:
         path = samples_file(self.folder, rollout)
         rows: dict[int, list[dict[str, Any]]] = {}
-        for row in (row for row in _rows(path) if row["group"] is not None):
-            rows.setdefault(row["group"], []).append(row)
+        for group, row in _rows(path):
+            if group is not None:
+                rows.setdefault(group, []).append(row)
         ended = {group: end for group, found in rows.items() if (end := _end(found)) is not None}
         if is_strict:
             self._refuse(path, ended)
@@ -307,10 +311,12 @@ def _place(row: Mapping[str, Any]) -> tuple[str, str] | None:
     return None if status == "aborted" else ("trained", "")
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def _rows(path: Path) -> Iterator[tuple[int | None, dict[str, Any]]]:
+    """The group of each row, and what says where its sample ended; not its texts, which would fill the memory."""
     try:
         with path.open("rb") as file:
-            return [_parsed(path, line) for line in file]
+            for row in (_parsed(path, line) for line in file):
+                yield row["group"], {name: row[name] for name in READ if name in row}
     except OSError as problem:
         raise CheckpointError(
             f"{path} cannot be read ({problem.strerror}), so nothing says what became of the samples of that rollout; "
@@ -320,7 +326,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 def _parsed(path: Path, line: bytes) -> dict[str, Any]:
     try:
-        return as_object(parse_json(line))
+        return as_object(parse_long_json(line))
     except ValueError as problem:
         raise CheckpointError(f"{path} holds a line that is no JSON object ({problem}): {line[:80]!r}") from problem
 

@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -305,13 +305,15 @@ class SampleWriter:
         if self._folder is None:
             return None
         path = self._folder / f"{name}-{number:06d}.jsonl"
-        rows = [*map(_readable, samples), *({**_readable(sample), "dropped": reason} for reason, sample in dropped)]
-        written = [*samples, *(sample for _, sample in dropped)][: self._num_with_tokens]
-        for row, sample in zip(rows, written, strict=False):
-            row |= _tokens(sample)
-        lines = (json.dumps(row, ensure_ascii=False) for row in rows)
+        rows = chain(map(_readable, samples), ({**_readable(one), "dropped": reason} for reason, one in dropped))
+        first = [*samples, *(sample for _, sample in dropped)][: self._num_with_tokens]
+        with_tokens = (row | _tokens(sample) for sample, row in zip(first, rows, strict=False))
         # A lone surrogate, which JSON allows and UTF-8 does not, is written as a JSON escape.
-        return write_atomically(path, "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
+        lines = (f"{_as_text(row)}\n".encode("utf-8", "backslashreplace") for row in chain(with_tokens, rows))
+        return write_atomically(path, b"".join(lines))
+
+
+_as_text = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def _readable(sample: Sample) -> dict[str, object]:

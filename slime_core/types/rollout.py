@@ -102,9 +102,9 @@ class TrainBatch:
 
     Arguments:
         rollout: number of the rollout.
-        tokens_T: int64 [t], all samples one after the other.
+        tokens_T: int32 [t], all samples one after the other.
         lengths_B, response_lengths_B: int64 [b].
-        loss_mask_U: float32 [u].
+        loss_mask_U: int8 [u], 1 trains.
         loss_weights_B: float32 [b]; the loss of a step is ``sum_b loss_weights_B[b] * sum_u loss_mask_U * loss_U``
             over the samples of *all* ranks: every divisor (samples, tokens, siblings) is already inside, so packing,
             order, micro-batches and ranks cannot change it.

@@ -10,6 +10,7 @@
     fleet.py          the engines and routers of all models: the policy, auxiliary models, engines that only evaluate;
                       the settings of a run as their arguments
     client.py         token ids in, token ids and log-probabilities out; retries and aborts
+    room.py           the bound on requests in flight
     routes.py         the experts that an engine took, out of its answer
     progress.py       whether the engines of a request still compute, so that a long response may take its time
     truncated_sampling.py  top-p/top-k: which tokens stayed, and log-probs renormalized over them

@@ -30,11 +30,12 @@ from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.generation import FinishReason, Generation, SamplingParams
 from slime_core.generation.sampling import NOTHING
 from slime_core.rollout.engines.progress import EngineProgress
+from slime_core.rollout.engines.room import Room
 from slime_core.rollout.engines.routes import put_back, shaped, take_routes
 from slime_core.rollout.engines.server import PROBE_INTERVAL_S
 from slime_core.rollout.engines.truncated_sampling import Truncation, truncate
 from slime_core.types import Sample, SpecInfo
-from slime_core.untrusted import parse_json
+from slime_core.untrusted import parse_long_json
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
@@ -92,7 +93,7 @@ class GenerateClient:
         self._timeout_s = timeout_s
         self._vocab_size = vocab_size
         self._routes = routes
-        self._room = asyncio.Semaphore(max_in_flight)
+        self._room = Room(max_in_flight)
         self._aborter = RequestAborter(self.url, self._open)
         self._progress = EngineProgress(self._aborter.get, self._engines_behind)
         self._session: aiohttp.ClientSession | None = None
@@ -236,7 +237,7 @@ class GenerateClient:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),  # the semaphore is the bound
+                connector=aiohttp.TCPConnector(limit=0),  # the room is the bound
                 headers={"Content-Type": "application/json", **engine_headers(self.url)},
             )
         return self._session
@@ -286,7 +287,7 @@ def _read(content: bytes) -> Any:
     """The parsed answer, routes as numbers, or a failure."""
     try:
         rest, routes = take_routes(content)
-        answer = parse_json(rest)
+        answer = parse_long_json(rest)
     except ValueError as error:
         return _Failure(f"an answer that is no JSON: {error}", MALFORMED)
     rows = answer if isinstance(answer, list) else [answer]
@@ -333,14 +334,18 @@ class Targets:
             session: id of the conversation; None: the request belongs to none.
             failed: URLs at which this request has failed, once for each failure.
         """
-        failures = Counter(failed)
-        ranked = sorted(self._in_flight, key=lambda url: (failures[url], self._rank(url, session)))
-        chosen = ranked[0]
+        chosen = self._choose(session, failed)
         self._in_flight[chosen] += 1
         try:
             yield chosen
         finally:
             self._in_flight[chosen] -= 1
+
+    def _choose(self, session: str | None, failed: Sequence[str]) -> str:
+        if session is None and not failed:  # nearly always, and a run may have hundreds of engines
+            return min(self._in_flight, key=self._in_flight.__getitem__)
+        failures = Counter(failed)
+        return min(self._in_flight, key=lambda url: (failures[url], self._rank(url, session)))
 
     def _rank(self, url: str, session: str | None) -> int:
         if session is None:
@@ -446,7 +451,7 @@ def _generation(row: Mapping[str, Any], routes: tuple[int, int] | None, cut: Tru
     token_ids, entries = row["output_ids"], meta.get("output_token_logprobs") or []
     if len(token_ids) != len(entries):
         raise EngineError(f"The engine sent {len(token_ids)} tokens with {len(entries)} log-probabilities")
-    kept, log_probs = None, array("f", (entry[0] for entry in entries))
+    kept, log_probs = None, array("f", [entry[0] for entry in entries])
     if cut is not None:
         kept, log_probs = truncate(token_ids, log_probs, meta.get("output_top_logprobs") or [], cut)
     reason = meta["finish_reason"]["type"]

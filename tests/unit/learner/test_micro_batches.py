@@ -13,10 +13,10 @@ def shard(*plans: tuple[tuple[int, ...], ...]) -> TrainBatch:
     """Sample 0: prompt 5 14 5, response 7 1. Sample 1: prompt 20 21, response 22."""
     return TrainBatch(
         rollout=0,
-        tokens_T=np.array([5, 14, 5, 7, 1, 20, 21, 22]),
+        tokens_T=np.array([5, 14, 5, 7, 1, 20, 21, 22], np.int32),
         lengths_B=np.array([5, 3]),
         response_lengths_B=np.array([2, 1]),
-        loss_mask_U=np.array([1, 0, 1], np.float32),
+        loss_mask_U=np.array([1, 0, 1], np.int8),
         loss_weights_B=np.array([0.5, 0.25], np.float32),
         rollout_log_probs_U=np.array([-0.1, -0.2, -0.3], np.float32),
         columns_B={"advantages": np.array([2, -1], np.float32)},

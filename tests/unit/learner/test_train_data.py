@@ -23,10 +23,10 @@ def shard() -> TrainBatch:
     """Sample 0: prompt 5 14 5, response 7 1. Sample 1: prompt 20 21, response 22. A step each, the second first."""
     return TrainBatch(
         rollout=3,
-        tokens_T=np.array([5, 14, 5, 7, 1, 20, 21, 22]),
+        tokens_T=np.array([5, 14, 5, 7, 1, 20, 21, 22], np.int32),
         lengths_B=np.array([5, 3]),
         response_lengths_B=np.array([2, 1]),
-        loss_mask_U=np.array([1, 0, 1], np.float32),
+        loss_mask_U=np.array([1, 0, 1], np.int8),
         loss_weights_B=np.array([0.5, 0.25], np.float32),
         rollout_log_probs_U=np.array([-0.1, -0.2, -0.3], np.float32),
         columns_B={"advantages": np.array([2, -1], np.float32)},
@@ -86,8 +86,8 @@ def test_a_file_holds_the_columns_and_says_whose_they_are(tmp_path: Path) -> Non
     with safe_open(path, "numpy") as file:
         about = file.metadata()
         assert {name: file.get_tensor(name).dtype for name in ("tokens_T", "loss_mask_U")} == {
-            "tokens_T": np.int64,
-            "loss_mask_U": np.float32,
+            "tokens_T": np.int32,
+            "loss_mask_U": np.int8,
         }
         assert file.get_tensor("weight_version_B").tolist() == [4, -1]
     assert json.loads(about.pop("steps")) == [

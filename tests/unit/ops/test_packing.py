@@ -33,6 +33,20 @@ def test_balance_by_hand_gives_the_longest_to_the_lightest():
     assert balance(range(5), [4, 9, 5, 2, 7], 2) == [[0, 1], [2, 3, 4]]
 
 
+def test_the_heaviest_rank_and_the_lightest_exchange_samples():
+    # 3 -> rank 0, 3 -> rank 1, 2 -> 0, 2 -> 1, 2 -> 0: 7 and 5; the first 3 for the second 2: 6 and 6.
+    assert balance(range(5), [3, 3, 2, 2, 2], 2) == [[2, 3, 4], [0, 1]]
+
+
+@given(LENGTHS, st.integers(2, 8))
+def test_no_exchange_of_two_samples_would_even_the_heaviest_and_the_lightest_rank_out(lengths, num_ranks):
+    ranks = balance(range(len(lengths)), lengths, num_ranks)
+    loads = [sum(lengths[i] for i in rank) for rank in ranks]
+    heavy, light = (ranks[loads.index(load)] for load in (max(loads), min(loads)))
+    moves = {lengths[i] - other for i in heavy for other in [0, *(lengths[j] for j in light)]}
+    assert not any(0 < moved < max(loads) - min(loads) for moved in moves)
+
+
 def test_balance_reads_lengths_by_position_not_by_order():
     assert balance([3, 1], [100, 8, 100, 2], 2) == [[1], [3]]
 

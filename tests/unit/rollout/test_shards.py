@@ -202,7 +202,7 @@ def test_one_shard_by_hand():
     ]
     (shard,) = shards(samples, max_tokens=8)
     assert shard.tokens_T.tolist() == [0, 1, 2, 3, 4, 100, 101, 102, *range(200, 208)]
-    assert shard.tokens_T.dtype == np.int64
+    assert (shard.tokens_T.dtype, shard.loss_mask_U.dtype) == (np.int32, np.int8)
     assert shard.lengths_B.tolist() == [5, 3, 8]
     assert shard.response_lengths_B.tolist() == [2, 1, 7]
     assert shard.loss_mask_U.tolist() == [1, 0, 1, 1, 1, 1, 1, 1, 1, 1]

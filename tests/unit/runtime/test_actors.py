@@ -20,6 +20,20 @@ def test_garbage_is_looked_for_after_the_block_and_no_more_in_what_it_made() -> 
         gc.unfreeze()
 
 
+def test_an_actor_may_look_for_garbage_less_often() -> None:
+    before = gc.get_threshold()
+    try:
+        with uncollected():
+            pass
+        assert gc.get_threshold() == before
+        with uncollected(allocations=5_000):
+            pass
+        assert gc.get_threshold()[0] == 5_000
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
 PRINTS = """
 import logging, pathlib, sys
 from slime_core.runtime.actors import keep_output

@@ -150,7 +150,7 @@ def _columns(shard: TrainBatch, micro_batches: Sequence[MicroBatch]) -> dict[str
 def _fixed(shard: TrainBatch, device: torch.device | str) -> dict[str, Any]:
     lengths = shard.lengths_B.tolist()
     return {
-        "tokens": list(torch.as_tensor(shard.tokens_T, device=device).clone().split(lengths)),
+        "tokens": list(torch.tensor(shard.tokens_T, dtype=torch.int64, device=device).split(lengths)),
         "total_lengths": lengths,
         "response_lengths": shard.response_lengths_B.tolist(),
         "sample_indices": shard.indices_B.tolist(),

@@ -1,0 +1,76 @@
+"""Padding and imbalance of recorded rollouts over data-parallel ranks, as a run would report them.
+
+``lengths.json`` holds, for every prompt group of a rollout, the tokens of the prompt and of each response:
+
+    demo       the built-in arithmetic demo, first rollout: 32 prompts x 8 samples
+    smollm2    the first four rollouts of SmolLM2-135M in ``bench.against_trl``: 8 prompts x 8 samples each
+    searchr1   the first and the last of 40 rollouts of preset ``searchr1``, whose responses hold what a search found:
+               32 prompts x 8 samples each
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from slime_core.config.schema import LearnerConfig
+from slime_core.rollout.shards import BatchPlan, batch_metrics, make_shards
+from slime_core.types import LogProbs, Sample, Status, TokenIds
+
+LENGTHS = Path(__file__).parent / "lengths.json"
+PADDED = (1, 8)
+"""What rows are padded to: nothing, and 8 ranks that share a row (sequence parallelism)."""
+
+HEAD = """| rollout | samples | tokens | imbalance | padding, rows of a multiple of 8 | micro-batches a rank |
+|---|---|---|---|---|---|"""
+
+Groups = Sequence[Sequence[int]]
+"""Of each group, the tokens of its prompt, then of each response."""
+
+
+def balance_table(num_ranks: int) -> None:
+    """Print imbalance, 1 - mean / largest tokens of the ranks, and padding, in percent; every rollout is one step."""
+    print(HEAD)
+    for name, rollouts in json.loads(LENGTHS.read_text()).items():
+        joined = [group for rollout in rollouts for group in rollout]
+        several = [(f"{name}, {len(rollouts)} rollouts as one", joined)] if len(rollouts) > 1 else []
+        for title, groups in [*((f"{name} {number}", one) for number, one in enumerate(rollouts)), *several]:
+            print(f"| {title} | {' | '.join(_row(groups, num_ranks))} |")
+
+
+def _row(groups: Groups, num_ranks: int) -> list[str]:
+    samples = list(_samples(groups))
+    alone, padded = (_metrics(samples, num_ranks, multiple) for multiple in PADDED)
+    imbalance = 1 - 1 / alone["train/token_imbalance"]
+    return [
+        f"{len(samples)}",
+        f"{sum(len(one.tokens) for one in samples):,}",
+        f"{imbalance:.2%}",
+        f"{padded['train/padding_ratio']:.2%}",
+        f"{alone['train/micro_batches_per_rank']:.1f}",
+    ]
+
+
+def _metrics(samples: Sequence[Sample], num_ranks: int, multiple: int) -> dict[str, float]:
+    max_tokens = LearnerConfig().max_tokens_per_gpu
+    plan = BatchPlan(num_ranks=num_ranks, max_tokens=max_tokens, row_multiple=multiple, share_prompts=True)
+    advantages_B = np.zeros(len(samples), np.float32)
+    return batch_metrics(make_shards(samples, advantages_B, plan, rollout=0, temperature=1.0), plan)
+
+
+def _samples(groups: Groups) -> Iterator[Sample]:
+    """Samples of these lengths; the prompts of different groups differ."""
+    for number, (prompt, *responses) in enumerate(groups):
+        for response in responses:
+            yield Sample(
+                group_index=number,
+                index=0,
+                tokens=TokenIds([number] * prompt + [0] * response),
+                response_length=response,
+                rollout_log_probs=LogProbs([0.0] * response),
+                reward=0.0,
+                status=Status.COMPLETED,
+            )
