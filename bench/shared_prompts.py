@@ -26,6 +26,7 @@ from slime_core import RunView
 from slime_core.cpu.megatron import install
 from slime_core.learner.process import initialize_model_parallel
 from slime_core.modeling.layout import ParallelLayout
+from slime_core.ops.prefixes import Prefixes
 from slime_core.types import StepPlan, TrainBatch
 
 BOUND = 1e-5
@@ -110,6 +111,7 @@ def make_shard(case: Case, vocabulary: int) -> TrainBatch:
             samples.append(np.concatenate([prompt, response]))
             lengths.append(len(response))
     count, total = len(samples), sum(lengths)
+    shared = Prefixes.of(samples)
     return TrainBatch(
         rollout=0,
         tokens_T=np.concatenate(samples),
@@ -121,7 +123,8 @@ def make_shard(case: Case, vocabulary: int) -> TrainBatch:
         columns_B={"advantages": random.normal(size=count).astype(np.float32)},
         steps=(StepPlan((tuple(range(count)),)),),
         indices_B=np.arange(count),
-        shares_prompts=True,
+        prefix_order_B=shared.samples,
+        prefix_lengths_B=shared.common,
     )
 
 

@@ -36,7 +36,9 @@ def shard() -> TrainBatch:
 def run(tmp_path, body: str, *, max_tokens: int | None = None, critic: bool = False, **also: str):
     head = "def f(args, rollout_id, data):\n    args.seen = (rollout_id, dict(data))\n"
     options = options_for(tmp_path, f"{head}    {body}\n{also.pop('code', '')}", **{PATH: "f", **also})
-    batch = replace(shard(), shares_prompts=max_tokens is not None)
+    batch = shard()
+    if max_tokens is not None:  # the plan counts on shared prefixes, which the model cannot take
+        batch = replace(batch, prefix_order_B=np.arange(3), prefix_lengths_B=np.zeros(3, np.int64))
     steps = make_micro_batches(batch, max_tokens=max_tokens)
     steps[1].append(idle_micro_batch(steps[1][0]))
     steps[1][0].fresh_U = torch.ones(len(steps[1][0].mask_U), dtype=torch.bool)
