@@ -85,7 +85,7 @@ def test_returns_are_what_the_critic_learns_and_what_the_function_sets_reaches_i
 
 
 def test_a_plan_that_was_cut_further_gives_and_takes_the_columns_of_the_right_samples(tmp_path):
-    """The second step's [2, 1] counts on shared prompts, which the model cannot take: two rows, and a repeated one."""
+    """The second step's [2, 1] counts on shared prefixes, which the model cannot take: two rows, and a repeated one."""
     args, steps = run(tmp_path, "data['advantages'] = [a * 10 for a in data['advantages']]", max_tokens=3)
     assert [one.tolist() for one in args.seen[1]["advantages"]] == [[1], [2, 2], [3]]
     assert [[micro.members for micro in step] for step in steps] == [[(0,)], [(1,), (2,), (1,)]]

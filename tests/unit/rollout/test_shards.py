@@ -403,7 +403,7 @@ def test_response_tokens_without_log_probs_are_refused(log_probs, found):
         shards([broken])
 
 
-# --- Shared prompts ---------------------------------------------------------------------------------------------------
+# --- Shared prefixes -------------------------------------------------------------------------------------------------
 
 
 def answers(*groups: tuple[int, list[int]]) -> list[Sample]:
