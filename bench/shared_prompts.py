@@ -1,16 +1,19 @@
-"""Trains prompt groups with the prompt standing once a group and once a sample, side by side in one process.
+"""Trains groups with the tokens that samples share standing once and once a sample, side by side in one process.
 
-    python -m bench.shared_prompts [--json FILE] [--repeats N]      about two minutes on an idle core
+    python -m bench.shared_prompts [--json FILE] [--repeats N]      about four minutes on an idle core
 
 Random weights, fp32, one thread, the learner's own rows, model, loss and backward pass. A row of the table is a model,
-prompts of P tokens, responses of R / 2 to R tokens, groups of G samples. Seconds are processor time of forward and
-backward, the least of N repeats that take turns; memory is what the backward pass keeps, parameters left out.
+prompts of P tokens, turns of R / 2 to R tokens, groups of G samples. Samples of one turn branch after the prompt, those
+of several turns branch as evenly as they can before each turn: 32 samples of 5 turns in two, every time. All turns
+train. Seconds are processor time of forward and backward, the median of N repeats that take turns; memory is what the
+backward pass keeps, parameters left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import time
 import warnings
@@ -26,6 +29,7 @@ from slime_core import RunView
 from slime_core.cpu.megatron import install
 from slime_core.learner.process import initialize_model_parallel
 from slime_core.modeling.layout import ParallelLayout
+from slime_core.ops.prefixes import Prefixes
 from slime_core.types import StepPlan, TrainBatch
 
 BOUND = 1e-5
@@ -56,13 +60,15 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """``groups`` prompts of ``prompt`` tokens, each with ``size`` responses of at most ``response`` tokens."""
+    """``groups`` prompts of ``prompt`` tokens, each with ``size`` samples of ``turns`` turns of at most ``response``
+    tokens."""
 
     shape: str
     prompt: int
     response: int
     size: int
     groups: int
+    turns: int = 1
 
 
 CASES = (
@@ -75,12 +81,14 @@ CASES = (
     Case("SmolLM2, 2 layers", 512, 64, 8, 1),
     Case("SmolLM2, 2 layers", 512, 64, 2, 4),
     Case("SmolLM2, 2 layers", 64, 256, 8, 1),
+    *(Case("SmolLM2, 2 layers", 256, 128, size, 1) for size in (2, 8, 32)),
+    *(Case("SmolLM2, 2 layers", 128, 64, size, 1, turns=5) for size in (2, 8, 32)),
 )
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one case found; ``once`` and ``repeated`` say how the prompts stand.
+    """What one case found; ``once`` and ``repeated`` say how often shared tokens stand.
 
     Arguments:
         log_probs: largest difference.
@@ -105,11 +113,16 @@ def make_shard(case: Case, vocabulary: int) -> TrainBatch:
     samples, lengths = [], []
     for _ in range(case.groups):
         prompt = random.integers(0, vocabulary, case.prompt)
-        for _ in range(case.size):
-            response = random.integers(0, vocabulary, random.integers(max(case.response // 2, 1), case.response + 1))
-            samples.append(np.concatenate([prompt, response]))
-            lengths.append(len(response))
+        turns: dict[tuple[int, ...], np.ndarray] = {}
+        for branches in _branches(case):
+            for path in (branches[: turn + 1] for turn in range(case.turns)):
+                if path not in turns:
+                    length = random.integers(max(case.response // 2, 1), case.response + 1)
+                    turns[path] = random.integers(0, vocabulary, length)
+            samples.append(np.concatenate([prompt, *(turns[branches[: turn + 1]] for turn in range(case.turns))]))
+            lengths.append(len(samples[-1]) - case.prompt)
     count, total = len(samples), sum(lengths)
+    shared = Prefixes.of(samples)
     return TrainBatch(
         rollout=0,
         tokens_T=np.concatenate(samples),
@@ -121,8 +134,15 @@ def make_shard(case: Case, vocabulary: int) -> TrainBatch:
         columns_B={"advantages": random.normal(size=count).astype(np.float32)},
         steps=(StepPlan((tuple(range(count)),)),),
         indices_B=np.arange(count),
-        shares_prompts=True,
+        prefix_order_B=shared.samples,
+        prefix_lengths_B=shared.common,
     )
+
+
+def _branches(case: Case) -> list[tuple[int, ...]]:
+    """For each sample of a group the branch that it takes at each turn; at the last turn all are different."""
+    counts = [round(case.size ** (turn / case.turns)) for turn in range(1, case.turns + 1)]
+    return [tuple(sample * count // case.size for count in counts) for sample in range(case.size)]
 
 
 def build(shape: dict[str, Any]) -> Any:
@@ -178,29 +198,33 @@ def measure(case: Case, repeats: int) -> Row:
     ((repeated,),), ((once,),) = make_micro_batches(shard), make_micro_batches(shard, share=True)
     expected_U, expected = train(chunk, repeated), gradients(chunk)
     found_U, found = train(chunk, once), gradients(chunk)
-    seconds: dict[str, float] = {}
+    seconds: dict[str, list[float]] = {"repeated": [], "once": []}
     for _ in range(repeats):
         for name, micro in (("repeated", repeated), ("once", once)):
             began = time.process_time()
             train(chunk, micro)
-            seconds[name] = min(time.process_time() - began, seconds.get(name, 1e9))
+            seconds[name].append(time.process_time() - began)
     return Row(
         case,
         repeated.num_tokens,
         once.num_tokens,
         log_probs=float((found_U - expected_U).abs().max()),
         gradient=max(float((a - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True)),
-        seconds_repeated=seconds["repeated"],
-        seconds_once=seconds["once"],
+        seconds_repeated=statistics.median(seconds["repeated"]),
+        seconds_once=statistics.median(seconds["once"]),
         mib_repeated=kept_mib(chunk, repeated),
         mib_once=kept_mib(chunk, once),
     )
 
 
+def _turns(case: Case) -> str:
+    return str(case.response) if case.turns == 1 else f"{case.turns} x {case.response}"
+
+
 def print_row(row: Row) -> None:
     case = row.case
     print(
-        f"| {case.shape} | {case.groups} x {case.size} | {case.prompt} : {case.response} "
+        f"| {case.shape} | {case.groups} x {case.size} | {case.prompt} : {_turns(case)} "
         f"| {row.tokens_repeated} -> {row.tokens_once} ({1 - row.tokens_once / row.tokens_repeated:.0%}) "
         f"| {row.seconds_repeated:.3f} -> {row.seconds_once:.3f} ({row.seconds_repeated / row.seconds_once:.2f}) "
         f"| {row.mib_repeated:.1f} -> {row.mib_once:.1f} ({row.mib_repeated / row.mib_once:.2f}) "
@@ -210,7 +234,8 @@ def print_row(row: Row) -> None:
 
 
 def measure_all(cases: Sequence[Case], repeats: int) -> list[Row]:
-    print("| model | groups | P : R | tokens (saved) | seconds (times) | MiB kept (times) | log-probs | gradients |")
+    columns = ("model", "groups x samples", "P : turns x R", "tokens (saved)", "seconds (times)", "MiB kept (times)")
+    print(f"| {' | '.join(columns)} | log-probs | gradients |")
     print("|---|---|---|---|---|---|---|---|")
     rows = []
     for case in cases:

@@ -262,8 +262,8 @@ class LearnerConfig(Section):
     log_probs_chunk_size: Count | None = 1024
     """Response tokens whose vocabulary-sized logits are in memory at once. None: all of a micro-batch."""
     shared_prompts: Literal["auto", "off"] = "auto"
-    """Pack the prompt of a group once for all its samples. auto: where possible and at least 5 % of the tokens are
-    saved."""
+    """Pack the tokens with which several samples start, prompts and earlier turns, once for all of them. auto: where
+    possible and at least 5 % of the tokens are saved."""
     use_routing_replay: Annotated[
         bool,
         Conflicts("use_rollout_routing_replay", because="the engine's routes are replayed in all passes"),

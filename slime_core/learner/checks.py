@@ -2,7 +2,7 @@
 
 require_...         finite losses, gradients and weights; loss weights that add up; results of plugins by contract
 require_same_model  the weights of another folder can be loaded into the actor's model
-can_share_prompts   rows in which several responses share a prompt give the same sums (docs/shared-prompts.md)
+can_share_prompts   rows in which several samples share tokens give the same sums (docs/shared-prompts.md)
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def require_same_model(
 
 
 def can_share_prompts(chunks: Sequence[Any], *, context: int, device: torch.device) -> bool:
-    """Whether a row of shared prompts gives the sums that it gives with each prompt repeated. Collective.
+    """Whether a row of shared prefixes gives the sums that it gives with all tokens repeated. Collective.
 
     It does not where another module than our attention mixes tokens, or where the result of a token depends on which
     other tokens there are, or on chance.

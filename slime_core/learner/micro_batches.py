@@ -3,7 +3,7 @@ same packing.
 
     make_micro_batches   the micro-batches of every optimizer step of a shard
     MicroBatch           one row; forward passes and the advantage estimator fill its columns
-    PackedSequences      where the samples of a row stand: each as a sequence, or several after a prompt that they share
+    PackedSequences      where the samples of a row stand: each as a sequence, or as several that others share
     RowInputs            what samples carry for the model in addition to tokens, such as images
 
 Where ranks share the tokens of a row (sequence or context parallelism), it is padded to a multiple of their number.
@@ -12,9 +12,10 @@ metric and no gradient contains it. A context-parallel rank holds the tokens of 
 tokens that these predict; a target token itself may be on another rank, but its id is known here. So every response
 token is held by exactly one rank.
 
-Samples of a micro-batch with the same prompt tokens may share them (:func:`make_micro_batches`, ``share``): the prompt
-stands once, the responses follow, and each of them continues the prompt, whose last token predicts the first token of
-every response. Only the places of prompts change: columns of response tokens are the same, in the same order.
+Samples of a micro-batch that start with the same tokens may share them (:func:`make_micro_batches`, ``share``): they
+stand once, as a sequence that others continue, and its last token predicts the first token of each of them. A response
+token that several samples share is computed once, and has a column in each of them. Only places in the row change:
+columns of response tokens are the same, in the same order.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from slime_core.modeling.layout import ParallelLayout
 from slime_core.modeling.rows import zigzag
 from slime_core.opaque import Opaque, part
 from slime_core.ops.log_probs import KeptTokens
-from slime_core.ops.packing import pack, row_budget, same_prompts
+from slime_core.ops.packing import pack, row_budget
+from slime_core.ops.prefixes import Prefixes
 from slime_core.types import StepPlan, TrainBatch
 
 ALONE = ParallelLayout()
@@ -39,15 +41,15 @@ ALONE = ParallelLayout()
 
 
 @dataclass(frozen=True, slots=True)
-class SharedPrompts:
-    """Which sequences of a row continue others, in a row that holds some prompts once.
+class SharedPrefixes:
+    """Which sequences of a row continue others, in a row that holds what several samples start with once.
 
     Example: prompt 5 14 with the responses 7 1 and 8, and the sample 20 21 22, make the row 5 14 7 1 8 20 21 22 with
     ``cu_seqlens = [0, 2, 4, 5, 8]``, ``continues = [-1, 0, 0, -1]`` and ``lengths = (4, 3, 3)``.
 
     Arguments:
         continues: int32, for each sequence the number of the one that it continues; -1: none.
-        lengths: tokens of each sample, its prompt included.
+        lengths: tokens of each sample, prompt and shared ones included.
     """
 
     continues: torch.Tensor
@@ -86,7 +88,7 @@ class MicroBatch:
     Arguments:
         tokens_1T, position_ids_1T: int64 [1, t]; positions are those in the samples.
         cu_seqlens: int32, where samples start and end in the *whole* row: [b + 1], one entry more if it is padded. With
-            ``shared``, where prompts and responses do.
+            ``shared``, where sequences do, of which a sample has several.
         max_seqlen: tokens of the longest sample, or of the padding.
         num_samples: b.
         rows_U: int64 [u], the row of this rank's logits that predicts each response token.
@@ -144,7 +146,7 @@ class MicroBatch:
     fresh_U: torch.Tensor | None = None
     parity_bound: float = math.inf
     metrics_U: dict[str, torch.Tensor] = field(default_factory=dict)
-    shared: SharedPrompts | None = None
+    shared: SharedPrefixes | None = None
     routes: dict[int, torch.Tensor] = field(default_factory=dict)
     given_routes_TLK: torch.Tensor | None = None
     kept: KeptTokens | None = None
@@ -192,9 +194,9 @@ def make_micro_batches(
     Arguments:
         layout: decides the multiple to which a row is padded and which rank holds which part of it.
         context_rank: of this process among those that share its rows.
-        share: whether the model can take rows of shared prompts. They are made where the plan of ``shard`` counts on
+        share: whether the model can take rows of shared prefixes. They are made where the plan of ``shard`` counts on
             them.
-        max_tokens: where the plan counts on shared prompts and the model cannot take them, micro-batches of more
+        max_tokens: where the plan counts on shared prefixes and the model cannot take them, micro-batches of more
             tokens are split. None: they are not.
 
     Raises:
@@ -203,11 +205,11 @@ def make_micro_batches(
     if bool((shard.lengths_B <= shard.response_lengths_B).any()):
         raise ValueError("a sample without a prompt token cannot be trained: nothing predicts its first response token")
     if share and layout.context > 1:
-        raise ValueError("rows of shared prompts cannot be split over context-parallel ranks")
-    share = share and shard.shares_prompts
-    place = _RowPlacement(layout.row_multiple, context_rank, layout.context, device, share)
+        raise ValueError("rows of shared prefixes cannot be split over context-parallel ranks")
+    shared = Prefixes.of_columns(shard.prefix_order_B, shard.prefix_lengths_B, lengths_B=shard.lengths_B)
+    place = _RowPlacement(layout.row_multiple, context_rank, layout.context, device, shared if share else None)
     budget = None
-    if max_tokens is not None and shard.shares_prompts and not share:
+    if max_tokens is not None and shared is not None and not share:
         budget = row_budget(max_tokens, context=layout.context, multiple=layout.row_multiple)
     starts_T = np.concatenate([[0], np.cumsum(shard.lengths_B)])
     starts_U = np.concatenate([[0], np.cumsum(shard.response_lengths_B)])
@@ -230,13 +232,16 @@ def _split(planned: Sequence[int], lengths_B: np.ndarray, budget: int | None) ->
 
 @dataclass(frozen=True, slots=True)
 class _RowPlacement:
-    """A row is padded to ``multiple``; the context-parallel rank ``rank`` of ``size`` holds its part on ``device``."""
+    """A row is padded to ``multiple``; the context-parallel rank ``rank`` of ``size`` holds its part on ``device``.
+
+    ``shared``: of the shard; None: rows have all tokens of every sample.
+    """
 
     multiple: int
     rank: int
     size: int
     device: torch.device | str
-    share: bool
+    shared: Prefixes | None
 
     def tensor(self, values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
         return torch.as_tensor(values, dtype=dtype, device=self.device)
@@ -250,14 +255,13 @@ def _micro_batch(
     place: _RowPlacement,
     step: StepPlan,
 ) -> MicroBatch:
-    row = lay_out(shard, members, starts_T[members], share=place.share)
+    row = lay_out(shard, members, starts_T[members], shared=place.shared)
     responses = shard.response_lengths_B[members]
     padding = -len(row.places_T) % place.multiple
     sequences = np.append(row.lengths, padding) if padding else row.lengths
     row_T = np.pad(shard.tokens_T[row.places_T], (0, padding))
     held_T = zigzag(len(row_T), rank=place.rank, size=place.size)
-    targets_at = ranges(row.responses_at, responses)
-    rows_U, mine = _held(row.predictors(responses), held_T, len(row_T))
+    rows_U, mine = _held(row.predictors_U, held_T, len(row_T))
     take_U = ranges(starts_U[members], responses)[mine]
     samples_U = np.repeat(np.arange(len(members)), responses)[mine]
     mask_U, tensor = shard.loss_mask_U[take_U], place.tensor
@@ -268,7 +272,7 @@ def _micro_batch(
         max_seqlen=max(int(shard.lengths_B[members].max()), padding),
         num_samples=len(members),
         rows_U=tensor(rows_U, torch.int64),
-        targets_U=tensor(row_T[targets_at[mine]], torch.int64),
+        targets_U=tensor(row_T[row.targets_U[mine]], torch.int64),
         samples_U=tensor(samples_U, torch.int64),
         places_U=tensor(take_U, torch.int64),
         mask_U=tensor(mask_U, torch.float32),
@@ -286,9 +290,9 @@ def _micro_batch(
     )
 
 
-def _shared(row: PackedSequences, lengths: np.ndarray, padding: int, place: _RowPlacement) -> SharedPrompts:
+def _shared(row: PackedSequences, lengths: np.ndarray, padding: int, place: _RowPlacement) -> SharedPrefixes:
     continues = np.append(row.continues, -1) if padding else row.continues
-    return SharedPrompts(place.tensor(continues, torch.int32), tuple(lengths.tolist()))
+    return SharedPrefixes(place.tensor(continues, torch.int32), tuple(lengths.tolist()))
 
 
 def _given_routes(
@@ -332,72 +336,60 @@ def idle_micro_batch(micro: MicroBatch) -> MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class PackedSequences:
-    """b samples as s sequences of a row, t tokens altogether.
+    """b samples as s sequences of a row of t tokens, which predict u response tokens.
 
     Example: the prompt 5 14 with the responses 7 1 and 8, shared, make the row 5 14 7 1 8: ``lengths = [2, 2, 1]``,
-    ``continues = [-1, 0, 0]``, ``positions_T = [0, 1, 2, 3, 2]``, ``prompts_end = [1, 1]``, ``responses_at = [2, 4]``.
+    ``continues = [-1, 0, 0]``, ``positions_T = [0, 1, 2, 3, 2]``, ``predictors_U = [1, 2, 1]``,
+    ``targets_U = [2, 3, 4]``.
 
     Arguments:
-        places_T: int64 [t], index of each token among those of the shard; of a shared prompt, its first sample's.
+        places_T: int64 [t], index of each token among those of the shard; of a shared one, that of its first sample.
         positions_T: int64 [t], place of each token in its sample.
         lengths: int64 [s].
         continues: int64 [s], the number of the sequence that each one continues; -1: none.
-        prompts_end, responses_at: int64 [b], place in the row of the last token of each sample's prompt, and of the
-            first of its response, or where that would be.
+        predictors_U, targets_U: int64 [u], place in the row of the token before each response token, and of the
+            response token; sample after sample in the order of the micro-batch.
     """
 
     places_T: np.ndarray
     positions_T: np.ndarray
     lengths: np.ndarray
     continues: np.ndarray
-    prompts_end: np.ndarray
-    responses_at: np.ndarray
+    predictors_U: np.ndarray
+    targets_U: np.ndarray
 
     @property
     def shares(self) -> bool:
         """Whether any sequence continues another."""
         return bool((self.continues >= 0).any())
 
-    def predictors(self, responses_b: np.ndarray) -> np.ndarray:
-        """Place in the row of the token that predicts each response token, given their numbers: int64 [u]."""
-        places_U = ranges(self.responses_at - 1, responses_b)
-        some = responses_b > 0
-        places_U[(np.cumsum(responses_b) - responses_b)[some]] = self.prompts_end[some]
-        return places_U
 
-
-def lay_out(shard: TrainBatch, members: np.ndarray, starts: np.ndarray, *, share: bool) -> PackedSequences:
-    """The samples ``members`` of ``shard`` as sequences; with ``share``, equal prompts of several stand once.
+def lay_out(shard: TrainBatch, members: np.ndarray, starts: np.ndarray, *, shared: Prefixes | None) -> PackedSequences:
+    """The samples ``members`` of ``shard`` as sequences.
 
     Arguments:
         starts: int64 [b], where the samples start among the tokens of the shard.
+        shared: what the samples of the shard have in common, which then stands once; None: nothing.
     """
-    lengths = shard.lengths_B[members]
-    prompts = lengths - shard.response_lengths_B[members]
-    groups = [[member] for member in range(len(members))]
-    if share:
-        groups = same_prompts([shard.tokens_T[start : start + n] for start, n in zip(starts, prompts, strict=True)])
-    heads, own = np.empty(len(members), np.int64), np.empty(len(members), np.int64)
-    table: list[tuple[int, int, int, int]] = []  # place in the shard, tokens, position of the first, what it continues
-    for group in groups:
-        first, number = group[0], len(table)
-        heads[group] = number
-        if len(group) == 1:
-            own[first] = number
-            table.append((starts[first], lengths[first], 0, -1))
-            continue
-        own[group] = number + 1 + np.arange(len(group))
-        table.append((starts[first], prompts[first], 0, -1))
-        table += [(starts[i] + prompts[i], lengths[i] - prompts[i], prompts[i], number) for i in group]
-    places, sizes, positions, continues = np.array(table, np.int64).T
-    offsets = np.cumsum(sizes) - sizes
+    tree = None if shared is None else shared.take(members)
+    if tree is None or not tree.common.any():
+        tree = Prefixes(members, shard.lengths_B[members], np.zeros(len(members), np.int64))
+    numbers = {sample: number for number, sample in enumerate(members.tolist())}
+    order = np.array([numbers[sample] for sample in tree.samples.tolist()])
+    own, nodes = tree.lengths - tree.common, tree.nodes()
+    prompts = (shard.lengths_B - shard.response_lengths_B)[tree.samples]
+    path, found = np.zeros(0, np.int64), [np.zeros(0, np.int64)] * len(members)
+    places = zip(order, tree.common, np.cumsum(own) - own, own, prompts, strict=True)
+    for member, common, start, count, prompt in places:
+        path = np.concatenate([path[:common], np.arange(start, start + count)])
+        found[member] = path[prompt - 1 :]
     return PackedSequences(
-        places_T=ranges(places, sizes),
-        positions_T=ranges(positions, sizes),
-        lengths=sizes,
-        continues=continues,
-        prompts_end=offsets[heads] + prompts - 1,
-        responses_at=offsets[own] + np.where(own == heads, prompts, 0),
+        places_T=ranges(starts[order] + tree.common, own),
+        positions_T=ranges(tree.common, own),
+        lengths=nodes.lengths,
+        continues=nodes.parents,
+        predictors_U=np.concatenate([path[:-1] for path in found]),
+        targets_U=np.concatenate([path[1:] for path in found]),
     )
 
 

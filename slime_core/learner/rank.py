@@ -181,7 +181,7 @@ class Learner:
 
     def _can_share_prompts(self) -> bool:
         able = can_share_prompts(self.actor.chunks, context=self._settings.layout.context, device=self.device)
-        # A loss of logits finds its tokens by where they would stand if every sample had its prompt.
+        # A loss of logits finds its tokens by where they would stand if every sample had all its tokens.
         return able and self._config.learner.shared_prompts == "auto" and self._objective.of_logits is None
 
     # --- Training ----------------------------------------------------------------------------------------------------

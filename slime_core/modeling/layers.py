@@ -27,7 +27,7 @@ belong to sequences that start there, and are computed as above. Only sequences 
 and values of other ranks; these are gathered, and their gradients return through a reduce-scatter. The sums of softmax
 are never split, so the result equals that of one rank up to the order of additions.
 
-If a row contains the prompt of several responses once, the responses continue it: they see its keys, and their rotary
+If a row contains once what several samples start with, sequences continue it: they see its keys, and their rotary
 positions continue after it (:mod:`slime_core.modeling.rows`, ``docs/shared-prompts.md``).
 
 Left out: sliding windows, attention that is not causal, context parallelism for multi-latent attention or padded

@@ -10,10 +10,11 @@
 Each is computed once for a row and shared by all its layers. Lengths are read from the device once, so that no layer
 waits for the device.
 
-A sequence may *continue* another one of its row: a response whose prompt is in the row once for its whole group. Its
-queries see the keys of both. Such sequences share a batch if their prompts are equally long, so that one mask is right
-for all of them. If they are longer than the prompt, the batch also has queries for the prompt, whose output is not
-used, and needs no mask: the causal kernel then does less than half the work of a masked one.
+A sequence may *continue* another one of its row, which may continue a third: a response whose prompt is in the row once
+for its whole group, or the next turn of a conversation that branches. Its queries see the keys of all of them, the
+*path*. Such sequences share a batch if their paths are equally long, so that one mask is right for all of them. If they
+are longer than the path, the batch also has queries for the path, whose output is not used, and needs no mask: the
+causal kernel then does less than half the work of a masked one.
 
 A row of t tokens is split over c ranks in 2c chunks of equal length, and rank r has the chunks r and 2c - 1 - r:
 under a causal mask early queries see few keys and late ones many, so every rank has about the same work in a row that
@@ -49,7 +50,7 @@ class Positions:
     """Position of each of the t tokens of a row in its sequence, for rotary embeddings.
 
     Arguments:
-        positions_T: int64 [t], counted from the start of the sequence that the token's own sequence continues, if any.
+        positions_T: int64 [t], counted from the start of the first sequence that the token's own one continues, if any.
         whole: int32 [2] on the host, ``[0, t]``: the row as one sequence. Megatron reads it as numbers, three times
             for queries and keys each in every layer, which would wait for a device.
     """
@@ -95,10 +96,9 @@ class Spans:
         if found is None or known != num_tokens:
             ends = _ends(cu_seqlens, num_tokens)
             starts, lengths = ends[:-1], ends.diff()
-            before = _continued(lengths, continues)
-            prefixes = torch.where(before < 0, 0, lengths[before])
-            rows_K = None if continues is None else _prefixed_rows(starts, lengths, starts[before], prefixes)
-            found = cls.between(lengths, prefixes + lengths, rows_K, num_tokens, cu_seqlens.device)
+            path = _path(lengths, continues)
+            rows_K = None if continues is None else _rows_of(path, starts, lengths)
+            found = cls.between(lengths, _lengths_of(path, lengths), rows_K, num_tokens, cu_seqlens.device)
             _SPANS[cu_seqlens] = num_tokens, found
         spans: Spans = found
         return spans
@@ -175,11 +175,11 @@ class Packing:
             cu_seqlens: int32 [b + 1], ascending from 0; must not be changed in place. Sequences may be empty. Tokens
                 beyond its end are padding: one more sequence, which no other sees.
             num_tokens: t.
-            continues: int [b], for each sequence the number of the sequence that it continues, which continues none;
-                -1: it continues none. None: no sequence continues another.
+            continues: int [b], for each sequence the number of the sequence that it continues, an earlier one; -1: it
+                continues none. None: no sequence continues another.
 
         Raises:
-            ValueError: a sequence ends beyond the row.
+            ValueError: a sequence ends beyond the row, or continues itself or a later one.
         """
         found: Packing | None = _PACKINGS.get(cu_seqlens)
         if found is None or found.slots_T.numel() != num_tokens:
@@ -225,23 +225,35 @@ def _ends(cu_seqlens: torch.Tensor, num_tokens: int) -> torch.Tensor:
     return ends
 
 
-def _continued(lengths: torch.Tensor, continues: torch.Tensor | None) -> torch.Tensor:
-    """Return for each sequence the number of the sequence that it continues, int64; -1: none."""
-    before = torch.full_like(lengths, -1)
+def _path(lengths: torch.Tensor, continues: torch.Tensor | None) -> torch.Tensor:
+    """Return for each sequence those that it continues, the first one first, and itself: int64 [b, d]; -1: none."""
+    numbers = torch.arange(len(lengths))
+    before = torch.full_like(numbers, -1)
     if continues is not None:
         before[: len(continues)] = continues.to(before)
-    return before
+    if bool((before >= numbers).any()):
+        number = int((before >= numbers).nonzero()[0])
+        raise ValueError(f"sequence {number} continues sequence {int(before[number])}; accepted: an earlier one, or -1")
+    path = [numbers]
+    while bool(((last := path[-1]) >= 0).any()):
+        path.append(torch.where(last < 0, -1, before[last]))
+    return torch.stack(path[-2::-1], dim=1) if len(path) > 1 else numbers[:, None]
 
 
-def _prefixed_rows(
-    starts: torch.Tensor, lengths: torch.Tensor, prefix_starts: torch.Tensor, prefixes: torch.Tensor
-) -> torch.Tensor:
-    """Return the tokens of every sequence after those of the sequence that it continues; skip empty sequences."""
-    prefixes = torch.where(lengths > 0, prefixes, 0)
-    sizes = torch.stack([prefixes, lengths], dim=1).flatten()
-    firsts = torch.stack([prefix_starts, starts], dim=1).flatten()
+def _sizes(path: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    return torch.where(path < 0, 0, lengths[path])
+
+
+def _lengths_of(path: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Return the tokens of every path, the sequence itself included: int64 [b]; empty sequences have none."""
+    return torch.where(lengths > 0, _sizes(path, lengths).sum(dim=1), 0)
+
+
+def _rows_of(path: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Return the tokens of every path, one after the other; skip empty sequences."""
+    sizes = torch.where(lengths[:, None] > 0, _sizes(path, lengths), 0).flatten()
     places = torch.arange(int(sizes.sum())) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
-    return firsts.repeat_interleave(sizes) + places
+    return starts[path].flatten().repeat_interleave(sizes) + places
 
 
 def _pack(cu_seqlens: torch.Tensor, num_tokens: int, continues: torch.Tensor | None = None) -> Packing:
@@ -271,30 +283,30 @@ class _Batch:
 
 
 def _batches(ends: torch.Tensor, continues: torch.Tensor | None) -> Iterator[_Batch]:
-    """Yield one batch for all sequences between two powers of two that continue equally long ones."""
+    """Yield one batch for all sequences between two powers of two whose paths before them are equally long."""
     starts, lengths = ends[:-1], ends.diff()
-    before = _continued(lengths, continues)
-    prefixes = torch.where(before < 0, 0, lengths[before])
+    path = _path(lengths, continues)
+    totals, rows_K = _lengths_of(path, lengths), _rows_of(path, starts, lengths)
+    firsts, prefixes = totals.cumsum(0) - totals, totals - lengths
     classes = torch.stack([prefixes, torch.ceil(torch.log2(lengths.double())).long()], dim=1)
     for size_class in torch.unique(classes[lengths > 0], dim=0):
         members = (classes == size_class).all(dim=1) & (lengths > 0)
         own_nL, real_nL = _right_pad(starts[members], lengths[members])
-        yield _batch(own_nL, real_nL, starts[before[members]], int(size_class[0]))
+        yield _batch(own_nL, real_nL, rows_K[firsts[members][:, None] + torch.arange(int(size_class[0]))])
 
 
-def _batch(own_nL: torch.Tensor, real_nL: torch.Tensor, starts_n: torch.Tensor, prefix: int) -> _Batch:
-    """Return a batch; ``starts_n`` has the start of the ``prefix`` tokens that each sequence continues."""
-    before_nP = starts_n[:, None] + torch.arange(prefix)
-    keys_nK, real_nK = torch.cat([before_nP, own_nL], dim=1), torch.cat([before_nP >= 0, real_nL], dim=1)
-    if own_nL.size(1) <= prefix:
+def _batch(own_nL: torch.Tensor, real_nL: torch.Tensor, before_nP: torch.Tensor) -> _Batch:
+    """Return a batch; ``before_nP`` has the tokens of the paths before the sequences."""
+    keys_nK = torch.cat([before_nP, own_nL], dim=1)
+    real_nK = torch.cat([torch.ones_like(before_nP, dtype=torch.bool), real_nL], dim=1)
+    if own_nL.size(1) <= before_nP.size(1):
         return _Batch(own_nL, real_nL, keys_nK, real_nK)
-    return _Batch(keys_nK, torch.cat([before_nP < 0, real_nL], dim=1), keys_nK, real_nK)
+    return _Batch(keys_nK, torch.cat([torch.zeros_like(before_nP, dtype=torch.bool), real_nL], dim=1), keys_nK, real_nK)
 
 
 def _positions(ends: torch.Tensor, continues: torch.Tensor | None) -> torch.Tensor:
     lengths = ends.diff()
-    before = _continued(lengths, continues)
-    starts = ends[:-1] - torch.where(before < 0, 0, lengths[before])
+    starts = ends[1:] - _sizes(_path(lengths, continues), lengths).sum(dim=1)
     return torch.arange(int(ends[-1])) - starts.repeat_interleave(lengths)
 
 

@@ -5,7 +5,8 @@
     loss_weights    one weight a sample that holds every divisor of the loss
     groups      statistics of rewards over prompt groups
     whitening   mean 0 and variance 1 over the trained tokens of all ranks
-    packing     which rank trains which sample, in which row; samples that share a prompt
+    packing     which rank trains which sample, in which row
+    prefixes    the same for samples that start with the same tokens, as a tree
 
 The rule: a formula names its source, and gets tensors, arrays or numbers, never a record or a setting.
 """

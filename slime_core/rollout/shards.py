@@ -25,16 +25,8 @@ from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, RunError
 from slime_core.opaque import Array, Opaque, array_of, column
 from slime_core.ops.loss_weights import loss_divisor, loss_factor, loss_weights
-from slime_core.ops.packing import (
-    LEAST_SAVED,
-    Prompts,
-    balance,
-    pack,
-    pack_by_count,
-    row_budget,
-    same_prompts,
-    split_steps,
-)
+from slime_core.ops.packing import balance, pack, pack_by_count, row_budget, split_steps
+from slime_core.ops.prefixes import LEAST_SAVED, Prefixes
 from slime_core.plugins.contracts import GroupedRewards
 from slime_core.rollout.requeue import version_number
 from slime_core.types import Sample, StepPlan, TrainBatch
@@ -56,7 +48,7 @@ class BatchPlan:
         micro_batch_size: samples of one micro-batch, however long; None: as many as fit ``max_tokens``.
         hard: a sample that does not fit ends the run.
         flops: shards get equal work of this kind; None: equally many tokens.
-        share_prompts: samples of a micro-batch with equal prompts share them, if that saves enough tokens.
+        share_prompts: samples of a micro-batch share the tokens with which they all start, if that saves enough.
         per_token, token_divisor, counts_masked: see :mod:`slime_core.ops.loss_weights`.
     """
 
@@ -155,20 +147,18 @@ def batch_metrics(shards: Sequence[TrainBatch], plan: BatchPlan) -> dict[str, fl
 
 
 def _lengths(shard: TrainBatch, members: Sequence[int]) -> list[int]:
-    """Tokens of the samples of one row; where they share prompts, a prompt counts for the first of them."""
-    lengths_b: list[int] = shard.lengths_B[list(members)].tolist()
-    if not shard.shares_prompts:
+    """Tokens of the samples of one row; what several share counts for the first of them."""
+    shared = Prefixes.of_columns(shard.prefix_order_B, shard.prefix_lengths_B, lengths_B=shard.lengths_B)
+    if shared is None:
+        lengths_b: list[int] = shard.lengths_B[list(members)].tolist()
         return lengths_b
-    prompts_b = (shard.lengths_B - shard.response_lengths_B)[list(members)].tolist()
-    starts_B = np.cumsum(shard.lengths_B) - shard.lengths_B
-    prompts = [shard.tokens_T[starts_B[i] :][:count] for i, count in zip(members, prompts_b, strict=True)]
-    for place in (place for group in same_prompts(prompts) for place in group[1:]):
-        lengths_b[place] -= prompts_b[place]
-    return lengths_b
+    row = shared.take(members)
+    own_b: list[int] = (row.lengths - row.common).tolist()
+    return own_b
 
 
 def _shares_prompts(config: RunConfig) -> bool:
-    """Whether rows of shared prompts are wanted and can be made: nothing else fixes what stands in a row."""
+    """Whether rows of shared prefixes are wanted and can be made: nothing else fixes what stands in a row."""
     learner = config.learner
     fixed = learner.micro_batch_size is not None or learner.balance_by_flops or learner.use_rollout_routing_replay
     return learner.shared_prompts == "auto" and config.parallel.context_parallel_size == 1 and not fixed
@@ -270,7 +260,7 @@ def make_shards(
             other samples.
     """
     masks, inputs = loss_masks(samples), TrainInputs(samples)
-    # Prompts of equal tokens may go with other images, and a row has those of all its samples.
+    # Equal tokens may go with other images, and a row has those of all its samples.
     shared = _shared(samples) if plan.share_prompts and not inputs else None
     weights_B, shards = _planned(samples, np.array([mask.sum() for mask in masks], np.int64), shared, plan)
     given = {"advantages": advantages_B, "rewards": rewards_B}
@@ -284,7 +274,7 @@ def make_shards(
         temperature=temperature,
         with_routes=with_routes,
         cuts=cuts,
-        shares_prompts=shared is not None,
+        shared=shared,
     )
     return list(map(columns.of, shards))
 
@@ -302,13 +292,14 @@ class _Columns:
     temperature: float
     with_routes: bool
     cuts: bool
-    shares_prompts: bool
+    shared: Prefixes | None
 
     def of(self, steps: Sequence[StepPlan]) -> TrainBatch:
         """The shard that takes ``steps``, whose members are positions of samples."""
         mine = sorted(sample for step in steps for micro in step.micro_batches for sample in micro)
         samples, masks = [self.samples[i] for i in mine], [self.masks[i] for i in mine]
         kept_counts_U, kept_ids_S = mask_columns(samples, masks, cuts=self.cuts)
+        shared = None if self.shared is None else self.shared.take(mine)
         return TrainBatch(
             rollout=self.rollout,
             tokens_T=np.concatenate([np.asarray(one.tokens, np.int32) for one in samples]),
@@ -326,7 +317,8 @@ class _Columns:
             kept_counts_U=kept_counts_U,
             kept_ids_S=kept_ids_S,
             inputs=self.inputs.columns(mine),
-            shares_prompts=self.shares_prompts,
+            prefix_order_B=None if shared is None else np.searchsorted(mine, shared.samples),
+            prefix_lengths_B=None if shared is None else shared.common,
         )
 
 
@@ -338,7 +330,7 @@ def _renumbered(steps: Sequence[StepPlan], places: Mapping[int, int]) -> tuple[S
 
 
 def _planned(
-    samples: Sequence[Sample], sums_B: NDArray[np.int64], shared: Prompts | None, plan: BatchPlan
+    samples: Sequence[Sample], sums_B: NDArray[np.int64], shared: Prefixes | None, plan: BatchPlan
 ) -> tuple[NDArray[np.float32], list[list[StepPlan]]]:
     """The loss weight of every sample, float32 [B], and the steps of each rank."""
     lengths, weights_B = [len(sample.tokens) for sample in samples], np.zeros(len(samples), np.float32)
@@ -370,14 +362,13 @@ def _steps(rollouts_B: NDArray[np.int64], plan: BatchPlan) -> list[list[int]]:
     return steps
 
 
-def _shared(samples: Sequence[Sample]) -> Prompts | None:
-    """The samples that share prompts; None: sharing would save too little."""
-    tokens = [np.asarray(sample.tokens, np.int64) for sample in samples]
-    prompts = Prompts.of(tokens, [sample.prompt_length for sample in samples])
-    return prompts if prompts.saved >= LEAST_SAVED else None
+def _shared(samples: Sequence[Sample]) -> Prefixes | None:
+    """What the samples have in common; None: sharing it would save too little."""
+    shared = Prefixes.of([np.asarray(sample.tokens, np.int64) for sample in samples])
+    return shared if shared.saved >= LEAST_SAVED else None
 
 
-def _cut(step: list[int], lengths: list[int], shared: Prompts | None, plan: BatchPlan) -> list[list[list[int]]]:
+def _cut(step: list[int], lengths: list[int], shared: Prefixes | None, plan: BatchPlan) -> list[list[list[int]]]:
     """The micro-batches of each rank in one optimizer step."""
     if shared is not None:
         return shared.plan(step, num_ranks=plan.num_ranks, max_tokens=plan.budget)

@@ -116,7 +116,9 @@ class TrainBatch:
         temperature: what the logits are divided by, as the engine did.
         weight_version_B: int64 [b], the version of the weights that sampled the whole response; -1 where several did,
             or an unknown one. None: unknown for all.
-        shares_prompts: the plans count a prompt once that several samples of a micro-batch have, token by token.
+        prefix_order_B: int64 [b], the samples in an order in which those that start with the same tokens follow each
+            other; the plans count such tokens once for a micro-batch. None: every sample has all its tokens.
+        prefix_lengths_B: int64 [b], for each place in this order the tokens shared with the sample before.
         routes_TLK: int8 or int16 [t, layers, k], the experts that the engine took for each token in each layer; -1 for
             the last token of a sample, which no engine read. None: not requested.
         kept_counts_U: int64 [u], how many tokens each response token was sampled from; 0: all. None: all, everywhere.
@@ -137,7 +139,8 @@ class TrainBatch:
     indices_B: np.ndarray
     temperature: float = 1.0
     weight_version_B: np.ndarray | None = None
-    shares_prompts: bool = False
+    prefix_order_B: np.ndarray | None = None
+    prefix_lengths_B: np.ndarray | None = None
     routes_TLK: np.ndarray | None = None
     kept_counts_U: np.ndarray | None = None
     kept_ids_S: np.ndarray | None = None

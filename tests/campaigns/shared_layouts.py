@@ -1,9 +1,10 @@
-"""Trains one step with shared prompts in several layouts, and compares it with repeated prompts on one rank.
+"""Trains one step with shared prefixes in several layouts, and compares it with repeated ones on one rank.
 
     python -m tests.campaigns.shared_layouts [--json FILE]    ten seconds on two idle cores; exit code 1: a bound broke
 
 Random weights in the shape of the embedded model, and a small mixture of experts; several micro-batches of groups with
-ragged responses, partly masked; policy loss and entropy bonus. Context-parallel ranks repeat the prompts by themselves.
+ragged responses, partly masked, and of conversations that branch; policy loss and entropy bonus. Context-parallel ranks
+repeat all tokens by themselves.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from tests.campaigns.ranks import distance, free_address, learner_of, prepare, r
 
 EMBEDDED = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
 ARCHITECTURES = {"dense": "Qwen3ForCausalLM", "experts": "Qwen3MoeForCausalLM"}
-MAX_TOKENS, BOUND, TIMEOUT_S = 80, 1e-5, 90
+MAX_TOKENS, BOUND, TIMEOUT_S = 160, 1e-5, 90
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,12 @@ CASES = (
     Case("DP1, experts, repeated", model="experts", share=False),
     Case("DP1, experts", model="experts"),
 )
-"""Each is compared with the one of its model that repeats prompts."""
+"""Each is compared with the one of its model that repeats all tokens."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Relative differences, and the tokens that ran through the model: as it was, and with repeated prompts."""
+    """Relative differences, and the tokens that ran through the model: as it was, and with repeated ones."""
 
     layout: str
     loss: float
@@ -68,25 +70,62 @@ class Difference:
 
 
 def make_samples() -> tuple[list[Sample], np.ndarray]:
-    """Eight prompts of 4 to 24 tokens with 1 to 6 responses of 1 to 20 tokens each, and an advantage for each."""
+    """Eight groups of answers and four of conversations, and an advantage for each sample."""
     random = np.random.default_rng(3)
     samples: list[Sample] = []
-    for group in range(8):
-        prompt = random.integers(0, 14, random.integers(4, 25)).tolist()
-        for _ in range(random.integers(1, 7)):
-            length = int(random.integers(1, 21))
+    for group in range(12):
+        for prompt, response, rollout_id, mask in (answers if group < 8 else conversations)(random):
             sample = Sample(
                 group_index=group,
                 index=len(samples),
-                tokens=prompt + random.integers(0, 14, length).tolist(),
-                response_length=length,
-                loss_mask=(random.random(length) < 0.8).astype(int).tolist(),
+                tokens=prompt + response,
+                response_length=len(response),
+                loss_mask=mask,
                 status=Status.COMPLETED,
                 remove_sample=len(samples) == 5,
+                rollout_id=rollout_id,
             )
-            sample.rollout_log_probs = random.uniform(-3, -2, length).tolist()
+            sample.rollout_log_probs = random.uniform(-3, -2, len(response)).tolist()
             samples.append(sample)
     return samples, random.normal(size=len(samples)).astype(np.float32)
+
+
+Drawn = tuple[list[int], list[int], int | None, list[int]]
+"""Ids of a prompt and a response, the rollout's id, the loss mask."""
+
+
+def drawn(random: np.random.Generator, least: int, most: int) -> list[int]:
+    found: list[int] = random.integers(0, 14, random.integers(least, most + 1)).tolist()
+    return found
+
+
+def answers(random: np.random.Generator) -> Iterator[Drawn]:
+    """A prompt of 4 to 24 tokens with 1 to 6 responses of 1 to 20 tokens each."""
+    prompt = drawn(random, 4, 24)
+    for _ in range(random.integers(1, 7)):
+        response = drawn(random, 1, 20)
+        yield prompt, response, None, (random.random(len(response)) < 0.8).astype(int).tolist()
+
+
+def conversations(random: np.random.Generator) -> Iterator[Drawn]:
+    """A prompt of 20 tokens and six samples of turns of 16 to 30; each has a turn after some of those of one before it.
+
+    Two thirds train all turns, so that a shared one trains several times. The others train their last turn: some as
+    siblings of one rollout, some with an edited history as their prompt.
+    """
+    prompt, histories = drawn(random, 20, 20), [[drawn(random, 16, 30)]]
+    for number in range(6):
+        before = histories[random.integers(len(histories))]
+        history = before[: random.integers(len(before) + 1)]
+        turn = drawn(random, 16, 30)
+        histories.append([*history, turn])
+        shared = [token for part in history for token in part]
+        if number == 2:
+            yield prompt, shared + turn, 0, [0] * len(shared) + [1] * len(turn)
+        elif number == 5:
+            yield prompt + shared[:-3], shared[-3:] + turn, None, [0] * len(shared[-3:]) + [1] * len(turn)
+        else:
+            yield prompt, shared + turn, 0 if number == 1 else None, [1] * len(shared + turn)
 
 
 def shards(num_ranks: int, *, share: bool) -> list[TrainBatch]:

@@ -1,4 +1,4 @@
-"""A prompt that stands once for its responses gives the log-probs and the gradients of one that is repeated."""
+"""Tokens that stand once for all samples that start with them give the log-probs and gradients of repeated ones."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from slime_core.ops.prefixes import Prefixes
 from slime_core.types import StepPlan, TrainBatch
 
 # Megatron warns about its own calls between its own modules.
@@ -35,16 +36,43 @@ def chunk(megatron, bench) -> Any:
     return bench.build(shape)
 
 
-def shard(*plan: tuple[int, ...]) -> TrainBatch:
-    """The samples of ``GROUPS``; every third response token is masked, and all of the third response."""
+def answers() -> tuple[list[np.ndarray], list[int]]:
+    """The samples of ``GROUPS``, and their response tokens."""
     random = np.random.default_rng(1)
     samples, lengths = [], []
     for prompt_length, responses in GROUPS:
         prompt = random.integers(0, 32, prompt_length)
         samples += [np.concatenate([prompt, random.integers(0, 32, length)]) for length in responses]
         lengths += responses
+    return samples, lengths
+
+
+def conversations() -> tuple[list[np.ndarray], list[int]]:
+    """15 samples after one prompt of 4: each has a turn of up to 9 tokens after all or half of a sample before it.
+
+    Some samples are equal, some end where others go on, and in some the prompt has the turns before the last.
+    """
+    random = np.random.default_rng(2)
+    samples, lengths = [random.integers(0, 32, 4)], [2]
+    while len(samples) < 15:
+        before = samples[random.integers(len(samples))]
+        before = before[: max(len(before) // random.integers(1, 3), 4)]
+        turn = random.integers(0, 32, random.integers(0, 10))
+        samples.append(np.concatenate([before, turn]))
+        lengths.append(len(turn) if len(samples) % 3 == 0 else len(before) + len(turn) - 2)
+    return samples, lengths
+
+
+SAMPLES = {"answers": answers, "conversations": conversations}
+
+
+def shard(kind: str, *plan: tuple[int, ...]) -> TrainBatch:
+    """Every third response token is masked, and all of the third response; every common token is shared."""
+    samples, lengths = SAMPLES[kind]()
+    random = np.random.default_rng(3)
     mask_U = (np.arange(sum(lengths)) % 3 != 1).astype(np.float32)
     mask_U[3:10] = 0
+    shared = Prefixes.of(samples, least=1)
     return TrainBatch(
         rollout=0,
         tokens_T=np.concatenate(samples),
@@ -56,7 +84,8 @@ def shard(*plan: tuple[int, ...]) -> TrainBatch:
         columns_B={"advantages": random.normal(size=len(samples)).astype(np.float32)},
         steps=(StepPlan(plan or (tuple(range(len(samples))),)),),
         indices_B=np.arange(len(samples)),
-        shares_prompts=True,
+        prefix_order_B=shared.samples,
+        prefix_lengths_B=shared.common,
     )
 
 
@@ -84,15 +113,17 @@ def require_equal(found: Any, expected: Any) -> None:
     [(), ((0, 4, 2, 14, 6, 8), (1, 3, 5, 7), (9, 10, 11, 12, 13)), tuple((i,) for i in range(15))],
     ids=["one row", "split groups", "single samples"],
 )
-def test_log_probs_and_gradients_are_those_of_repeated_prompts(chunk, bench, plan):
-    require_equal(trained(chunk, bench, shard(*plan), share=True), trained(chunk, bench, shard()))
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_log_probs_and_gradients_are_those_of_repeated_tokens(chunk, bench, kind, plan):
+    require_equal(trained(chunk, bench, shard(kind, *plan), share=True), trained(chunk, bench, shard(kind)))
 
 
-def test_fewer_tokens_run_through_the_model(chunk):
+@pytest.mark.parametrize(("kind", "tokens"), [("answers", (111, 70)), ("conversations", (212, 82))])
+def test_fewer_tokens_run_through_the_model(chunk, kind, tokens):
     from slime_core.learner.micro_batches import make_micro_batches
 
-    ((repeated,),), ((once,),) = make_micro_batches(shard()), make_micro_batches(shard(), share=True)
-    assert (repeated.num_tokens, once.num_tokens) == (111, 70)
+    ((repeated,),), ((once,),) = make_micro_batches(shard(kind)), make_micro_batches(shard(kind), share=True)
+    assert (repeated.num_tokens, once.num_tokens) == tokens
 
 
 # --- What can take such rows ------------------------------------------------------------------------------------------

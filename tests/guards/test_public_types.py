@@ -28,7 +28,7 @@ PROMPTS = (
 )
 """Modules of the prompts room."""
 
-OPS = ("groups", "log_probs", "loss_weights", "losses", "packing", "whitening")
+OPS = ("groups", "log_probs", "loss_weights", "losses", "packing", "prefixes", "whitening")
 MODELING = ("attention", "experts", "layers", "layout", "memory", "rows", "spec", "swiglu")
 HARNESS = ("engines", "learner", "megatron", "plugins")
 

@@ -36,7 +36,9 @@ def shard() -> TrainBatch:
 def run(tmp_path, body: str, *, max_tokens: int | None = None, critic: bool = False, **also: str):
     head = "def f(args, rollout_id, data):\n    args.seen = (rollout_id, dict(data))\n"
     options = options_for(tmp_path, f"{head}    {body}\n{also.pop('code', '')}", **{PATH: "f", **also})
-    batch = replace(shard(), shares_prompts=max_tokens is not None)
+    batch = shard()
+    if max_tokens is not None:  # the plan counts on shared prefixes, which the model cannot take
+        batch = replace(batch, prefix_order_B=np.arange(3), prefix_lengths_B=np.zeros(3, np.int64))
     steps = make_micro_batches(batch, max_tokens=max_tokens)
     steps[1].append(idle_micro_batch(steps[1][0]))
     steps[1][0].fresh_U = torch.ones(len(steps[1][0].mask_U), dtype=torch.bool)
@@ -83,7 +85,7 @@ def test_returns_are_what_the_critic_learns_and_what_the_function_sets_reaches_i
 
 
 def test_a_plan_that_was_cut_further_gives_and_takes_the_columns_of_the_right_samples(tmp_path):
-    """The second step's [2, 1] counts on shared prompts, which the model cannot take: two rows, and a repeated one."""
+    """The second step's [2, 1] counts on shared prefixes, which the model cannot take: two rows, and a repeated one."""
     args, steps = run(tmp_path, "data['advantages'] = [a * 10 for a in data['advantages']]", max_tokens=3)
     assert [one.tolist() for one in args.seen[1]["advantages"]] == [[1], [2, 2], [3]]
     assert [[micro.members for micro in step] for step in steps] == [[(0,)], [(1,), (2,), (1,)]]

@@ -66,7 +66,7 @@ def padded(packing: Packing, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) 
 
 
 def sequences(seed: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Ends, what each sequence continues, and the tokens with two of padding; responses may be empty."""
+    """Ends, what each sequence continues, and the tokens with two of padding; those after the first may be empty."""
     random = np.random.default_rng(seed)
     lengths, continues = [], []
     for _ in range(4):
@@ -74,8 +74,8 @@ def sequences(seed: int) -> tuple[torch.Tensor, torch.Tensor, int]:
         lengths.append(int(random.integers(1, 5)))
         continues.append(-1)
         for _ in range(random.integers(0, 4)):
+            continues.append(int(random.integers(head, len(lengths))))
             lengths.append(int(random.integers(0, 9)))
-            continues.append(head)
     ends = torch.tensor([0, *lengths]).cumsum(0).int()
     return ends, torch.tensor(continues, dtype=torch.int32), int(ends[-1]) + 2
 
@@ -123,7 +123,9 @@ def test_a_loop_over_sequences_builds_the_same_index(shared):
         for number, (start, end) in enumerate(pairwise(borders)):
             before = int(continues[number]) if shared and number < len(continues) else -1
             if end > start:
-                seen = [*(range(*borders[before : before + 2]) if before >= 0 else ()), *range(start, end)]
+                seen = list(range(start, end))
+                while before >= 0:
+                    seen, before = [*range(*borders[before : before + 2]), *seen], int(continues[before])
                 rows += seen
                 queries.append(queries[-1] + end - start)
                 keys.append(keys[-1] + len(seen))
@@ -143,10 +145,10 @@ def test_flex_attention_gives_the_same_numbers(shared):
     q, k, v = (part.detach() for part in inputs(tokens, (4, 2), (16, 16)))  # flex has no backward on a CPU
     lengths = torch.tensor([*ends.tolist(), tokens]).diff()
     own = torch.arange(len(lengths)).repeat_interleave(lengths)
-    before = torch.tensor([*continues.tolist(), -1])[own] if shared else torch.full_like(own, -1)
-    mask = create_block_mask(
-        lambda b, h, i, j: (i >= j) & ((own[i] == own[j]) | (before[i] == own[j])), None, None, tokens, tokens, "cpu"
-    )
+    sees = torch.eye(len(lengths), dtype=torch.bool)
+    for number, before in enumerate(continues.tolist() if shared else ()):
+        sees[number] |= sees[before] & (before >= 0)
+    mask = create_block_mask(lambda b, h, i, j: (i >= j) & sees[own[i], own[j]], None, None, tokens, tokens, "cpu")
     expected = flex_attention(*(part.transpose(0, 1)[None] for part in (q, k, v)), block_mask=mask, enable_gqa=True)
     found = attend_spans(q, k, v, Spans.of(ends, **row), scale=None)
     assert torch.allclose(found, expected[0].transpose(0, 1).flatten(1), atol=1e-6)

@@ -52,6 +52,30 @@ def test_a_short_continuation_brings_the_keys_before_it():
     assert packing.shared.rows_K.tolist() == [0, 1, 0, 1, 2, 0, 1, 3, 4]
 
 
+def test_a_third_sequence_brings_the_keys_of_both_before_it():
+    """2 tokens; after them 1 and 3 others; after the 1, another 2."""
+    ends, before = torch.tensor([0, 2, 3, 5, 8]), torch.tensor([-1, 0, 1, 0])
+    assert Positions.of(ends, num_tokens=8, continues=before).positions_T.tolist() == [0, 1, 2, 3, 4, 2, 3, 4]
+    spans = Spans.of(ends, num_tokens=8, continues=before)
+    assert spans.cu_keys.tolist() == [0, 2, 5, 10, 15]
+    assert spans.rows_K.tolist() == [0, 1, 0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 5, 6, 7]
+    packing = Packing.of(ends, num_tokens=8, continues=before)
+    assert packing.shapes == ((1, 2), (1, 1), (1, 5), (1, 2))
+    assert packing.rows_S.tolist() == [0, 1, 2, 0, 1, 5, 6, 7, 3, 4]
+    assert packing.slots_T.tolist() == [0, 1, 2, 8, 9, 5, 6, 7]
+    assert packing.shared.rows_K.tolist() == [0, 1, 0, 1, 2, 0, 1, 5, 6, 7, 0, 1, 2, 3, 4]
+    assert packing.shared.lengths == (2, 3, 5, 5)
+
+
+@pytest.mark.parametrize(
+    ("continues", "found"), [([-1, 1], "1 continues sequence 1"), ([1, -1], "0 continues sequence 1")]
+)
+def test_a_sequence_continues_an_earlier_one(continues, found):
+    for one in (Packing, Positions, Spans):
+        with pytest.raises(ValueError, match=f"sequence {found}; accepted: an earlier one, or -1"):
+            one.of(torch.tensor([0, 3, 5]), num_tokens=5, continues=torch.tensor(continues))
+
+
 def test_a_long_continuation_brings_the_queries_before_it_as_well():
     packing = continued([1, 3], [-1, 0])
     assert packing.shapes == ((1, 1), (1, 4))
@@ -76,9 +100,10 @@ def attended(packing: Packing, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     return packing.unpad(parts)
 
 
+@pytest.mark.parametrize("depth", [1, 5])
 @pytest.mark.parametrize("seed", range(6))
-def test_continuations_are_attended_as_if_all_stood_alone(seed):
-    """Groups of one to four, of equal and other prompt lengths, with empty and long responses."""
+def test_continuations_are_attended_as_if_all_stood_alone(seed, depth):
+    """Trees of one to five sequences, with empty and long ones."""
     random, torch_random = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     lengths, continues = [], []
     for _ in range(4):
@@ -86,15 +111,16 @@ def test_continuations_are_attended_as_if_all_stood_alone(seed):
         lengths.append(int(random.integers(1, 4)))
         continues.append(-1)
         for _ in range(random.integers(0, 5)):
+            continues.append(head if depth == 1 else int(random.integers(head, len(lengths))))
             lengths.append(int(random.integers(0, 9)))
-            continues.append(head)
     ends = np.cumsum([0, *lengths])
     inputs = [torch.randn(ends[-1], 2, 4, generator=torch_random, requires_grad=True) for _ in range(3)]
     found = attended(continued(lengths, continues), *inputs)
     expected = torch.zeros_like(found)
     for number, before in enumerate(continues):
-        own = list(range(ends[number], ends[number + 1]))
-        keys = own if before < 0 else [*range(ends[before], ends[before + 1]), *own]
+        own = keys = list(range(ends[number], ends[number + 1]))
+        while before >= 0:
+            keys, before = [*range(ends[before], ends[before + 1]), *keys], continues[before]
         q, k, v = (part[rows].transpose(0, 1) for part, rows in zip(inputs, (own, keys, keys), strict=True))
         visible = torch.ones(len(own), len(keys), dtype=torch.bool).tril(len(keys) - len(own))
         alone = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)

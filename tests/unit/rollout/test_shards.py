@@ -403,7 +403,7 @@ def test_response_tokens_without_log_probs_are_refused(log_probs, found):
         shards([broken])
 
 
-# --- Shared prompts ---------------------------------------------------------------------------------------------------
+# --- Shared prefixes -------------------------------------------------------------------------------------------------
 
 
 def answers(*groups: tuple[int, list[int]]) -> list[Sample]:
@@ -420,7 +420,7 @@ def answers(*groups: tuple[int, list[int]]) -> list[Sample]:
 def plans(samples: list[Sample], **options) -> list[tuple[tuple[int, ...], ...]]:
     plan = BatchPlan(**{"num_ranks": 1, "max_tokens": 20, "share_prompts": True} | options)
     parts = make_shards(samples, None, plan, rollout=0, temperature=1.0)
-    assert len({part.shares_prompts for part in parts}) == 1
+    assert len({part.prefix_order_B is None for part in parts}) == 1
     return [step.micro_batches for part in parts for step in part.steps]
 
 
@@ -431,7 +431,7 @@ def test_a_shared_prompt_counts_once_in_the_budget():
 
 
 def test_prompts_are_shared_by_their_tokens_and_not_by_group():
-    samples = answers((10, [2, 2]), (10, [2, 2]))
+    samples = answers((16, [2, 2]), (16, [2, 2]))
     for one in samples:
         one.group_index = one.index
     assert plans(samples) == [((0, 1), (2, 3))]
@@ -442,17 +442,28 @@ def test_prompts_are_shared_by_their_tokens_and_not_by_group():
 def test_too_little_saved_leaves_prompts_repeated():
     plan = BatchPlan(num_ranks=1, max_tokens=64, share_prompts=True)
     few, enough = (
-        make_shards(answers((prompt, [17, 17])), None, plan, rollout=0, temperature=1.0)[0] for prompt in (1, 2)
-    )  # one token of 36, two of 38
-    assert (few.shares_prompts, enough.shares_prompts) == (False, True)
+        make_shards(answers((20, [response] * 2)), None, plan, rollout=0, temperature=1.0)[0] for response in (181, 180)
+    )  # 20 tokens of 402, and of 400
+    assert few.prefix_order_B is None
+    assert enough.prefix_lengths_B.tolist() == [0, 20]
+
+
+def test_every_shard_has_what_its_samples_have_in_common():
+    samples = answers((20, [20, 2, 20]))
+    samples[2].tokens = TokenIds([*list(samples[0].tokens)[:38], 7, 7])
+    plan = BatchPlan(num_ranks=2, max_tokens=64, share_prompts=True)
+    first, second = make_shards(samples, None, plan, rollout=0, temperature=1.0)
+    assert (first.indices_B.tolist(), second.indices_B.tolist()) == ([0, 2], [1])
+    assert (first.prefix_order_B.tolist(), first.prefix_lengths_B.tolist()) == ([1, 0], [0, 38])
+    assert (second.prefix_order_B.tolist(), second.prefix_lengths_B.tolist()) == ([0], [0])
 
 
 def test_sharing_changes_no_weight_and_no_column():
-    samples = answers((10, [2, 3]), (5, [5, 1, 4]), (3, [6]))
+    samples = answers((20, [2, 3]), (10, [5, 1, 4]), (3, [6]))
     advantages_B = np.arange(6, dtype=np.float32)
     found = []
     for share in (False, True):
-        plan = BatchPlan(num_ranks=2, max_tokens=20, share_prompts=share)
+        plan = BatchPlan(num_ranks=2, max_tokens=30, share_prompts=share)
         parts = make_shards(samples, advantages_B, plan, rollout=0, temperature=1.0)
         columns = [(part.indices_B, part.loss_weights_B, part.columns_B["advantages"]) for part in parts]
         rows = [row for part in columns for row in zip(*(column.tolist() for column in part), strict=True)]

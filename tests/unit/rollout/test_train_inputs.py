@@ -71,9 +71,9 @@ def test_a_rollout_that_carries_nothing_has_no_columns() -> None:
 
 def test_prompts_are_shared_only_where_no_sample_carries_routes_or_images() -> None:
     (text,) = shards([sample(index) for index in range(4)])
-    assert text.shares_prompts
+    assert text.prefix_lengths_B.tolist() == [0, 20, 20, 20]
     (images,) = shards([sample(index, {"pixels": np.full((1, 2), index)}) for index in range(4)])
-    assert not images.shares_prompts
+    assert images.prefix_order_B is None
 
 
 def test_the_images_of_a_group_travel_once() -> None:

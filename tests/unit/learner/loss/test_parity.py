@@ -78,8 +78,9 @@ def test_tokens_follow_their_samples_into_the_micro_batches():
 
 
 def test_tokens_follow_their_samples_where_the_plan_was_cut_further():
-    """The plan counts on shared prompts, which the model cannot take: [2, 0] becomes two rows, before that of [1]."""
-    batch, found = replace(shard(versions=(3, 2, 2)), shares_prompts=True), gate(published=3)
+    """The plan counts on shared prefixes, which the model cannot take: [2, 0] becomes two rows, before that of [1]."""
+    batch = replace(shard(versions=(3, 2, 2)), prefix_order_B=np.arange(3), prefix_lengths_B=np.zeros(3, np.int64))
+    found = gate(published=3)
     (micro_batches,) = make_micro_batches(batch, max_tokens=4)
     found.mark(batch, micro_batches)
     assert [micro.members for micro in micro_batches] == [(0,), (2,), (1,)]

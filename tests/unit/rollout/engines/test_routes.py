@@ -171,7 +171,8 @@ def test_a_sample_is_written_and_read_with_its_routes():
 
 
 def test_a_prompt_that_stands_once_has_the_routes_of_its_first_sample():
-    samples = [sample(1, prompt=8, response=2), sample(2, prompt=8, response=2)]
+    samples = [sample(1, prompt=16, response=2), sample(2, prompt=16, response=2)]
+    samples[1].tokens = [*samples[1].tokens[:16], 6, 6]
     (batch,) = make_shards(
         samples,
         np.zeros(2, np.float32),
@@ -181,7 +182,7 @@ def test_a_prompt_that_stands_once_has_the_routes_of_its_first_sample():
         with_routes=True,
     )
     ((row,),) = make_micro_batches(batch, share=True)
-    assert row.num_tokens == 12
+    assert row.num_tokens == 20
     first, second = (10, 20) if batch.steps[0].micro_batches[0] == (0, 1) else (20, 10)
     found = row.given_routes_TLK[:, 0, 0].tolist()
-    assert found == [*range(first, first + 9), -1, second + 8, -1]
+    assert found == [*range(first, first + 17), -1, second + 16, -1]
