@@ -1,7 +1,7 @@
 """Where a step of a run goes: seconds of its phases, and CPU seconds of each of its processes.
 
     python -m bench.step outputs/step                                       the built-in demo
-    python -m bench.step outputs/step --steps 3 -- --hf-checkpoint ... further flags of `slime run`
+    python -m bench.step --steps 3 outputs/step -- --hf-checkpoint ... further flags of `slime run`
 
 Starts `slime run`, leaves the first steps out, and prints medians of the phases in ``metrics.jsonl``. CPU seconds are
 the kernel's counts (/proc/PID/stat) of the run's process tree, Ray included; unlike wall seconds they hardly depend on
