@@ -77,7 +77,7 @@ WIDTH = 32
 
 SHOWN = 4
 
-CPU_BUCKET_BYTES = 24 * 1024**2
+CPU_BUCKET_BYTES = 30 * 1024**2
 """Largest bucket where learner and engines have no GPUs. The C library reuses blocks of up to 32 MiB (glibc,
 ``DEFAULT_MMAP_THRESHOLD_MAX``). A larger one consists of new pages each time, and the kernel takes longer to clear them
 than the engine to receive them. Small buckets also let the learner prepare one while an engine loads another."""
