@@ -265,7 +265,9 @@ class TensorTransport:
 
     def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
         """See the protocol. Collective, unless the first rank holds everything."""
-        self._blocks.reverse()
+        overlaps = self._is_alone and not tensors[0].is_cuda
+        if overlaps:
+            self._blocks.reverse()
         copies = _shared(tensors, self._gpus, self._blocks[0])
         own = {place: _payload(bucket, copy) for place, copy in zip(self._places, copies, strict=True)}
         found = own if self._is_alone else _gathered(own)
@@ -273,7 +275,7 @@ class TensorTransport:
             payloads = _in_order(found, self._holders)
             version = self._version if last else None
             update = partial(self._control.update_from_tensor, payloads, version=version, flush_cache=last)
-            if self._is_alone and not tensors[0].is_cuda:
+            if overlaps:
                 self._background.start(update)
             else:
                 update()
