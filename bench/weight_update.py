@@ -7,8 +7,8 @@ with that, the floor: a process that has loaded the model's parameters receives 
 copies them into the parameters. An update is everything from pause to resume: export, checks, transfer, loading, the
 checksums of both sides. Buffers of the floor are allocated once. Needs two cores, or both sides take turns on one.
 
-The second table says where an update's seconds go, as medians: learner's parts by function, engine's by HTTP call. Parts
-overlap, so they do not add up to the update.
+The second table says where an update's seconds go, as medians: the learner's parts by function, the engine's by HTTP
+call. Parts overlap, so they do not add up to the update. CPU seconds are those of whole processes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -88,10 +87,9 @@ def learner(model: Path) -> Export:
     """A learner of one rank with the weights of ``model``; exports them."""
     layout = start_single_rank()
     torch.set_num_threads(cpu_threads())
+    from slime_core import RunView
     from slime_models.llama import Llama
     from slime_models.qwen3 import Qwen3
-
-    from slime_core import RunView
 
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     spec = {"llama": Llama, "qwen3": Qwen3}[config["model_type"]](None, RunView())
@@ -108,7 +106,7 @@ def how(model: Path, transport: TransportName, folder: Path) -> PublisherSetting
 def measure(
     floor: Callable[[], Mapping[str, float]], senders: Mapping[str, Publisher], export: Export, *, rounds: int
 ) -> tuple[dict[str, list[float]], dict[str, list[Mapping[str, float]]]]:
-    """Seconds of each round, and those of its parts, by transport; the first round opens connections and is left out."""
+    """Seconds of each round, and those of its parts, by transport, without the first round, which opens connections."""
     totals: dict[str, list[float]] = defaultdict(list)
     parts: dict[str, list[Mapping[str, float]]] = defaultdict(list)
     for number in range(rounds + 1):
@@ -125,7 +123,7 @@ def with_cpu(side: Callable[[], Mapping[str, float]]) -> Mapping[str, float]:
     """Its seconds, and the CPU seconds of both sides, which hardly depend on what else the machine does."""
     before = cpu_seconds()
     seconds = side()
-    return {**seconds, **{name: now - then for (name, now), then in zip(cpu_seconds().items(), before.values(), strict=True)}}
+    return {**seconds, **{name: now - before[name] for name, now in cpu_seconds().items()}}
 
 
 def cpu_seconds() -> dict[str, float]:
@@ -142,7 +140,7 @@ def update(sender: Publisher, export: Export, number: int) -> Mapping[str, float
         for part, (module, function) in PARTS.items():
             timed = clocked(getattr(module, function), seconds, lambda *_, part=part: part)
             stack.enter_context(mock.patch.object(module, function, timed))
-        call = clocked(engine_control.call, seconds, lambda _, endpoint, *__: f"engine: {re.sub('[?].*', '', endpoint)}")
+        call = clocked(engine_control.call, seconds, lambda _, endpoint, *__: f"engine: {endpoint}")
         stack.enter_context(mock.patch.object(engine_control, "call", call))
         begun = time.perf_counter()
         assert sender.publish(passing(export(), seconds), version=str(number)) == 1
@@ -201,7 +199,7 @@ def receive(model: Path, port: int, rounds: int) -> None:
     """The other process of the floor."""
     from safetensors.torch import load_file
 
-    torch.set_num_threads(cpu_threads())
+    torch.set_num_threads(1)  # as in an engine: of two threads each waits for the other, which takes longer
     parameters = [one.clone() for file in sorted(model.glob("*.safetensors")) for one in load_file(file).values()]
     flat = specs.flatten(parameters)
     places = flat.split([one.nbytes for one in parameters])
@@ -219,7 +217,7 @@ def receive(model: Path, port: int, rounds: int) -> None:
 
 def gloo(store: Any, rank: int) -> Any:
     """A group of two processes."""
-    from torch.distributed import ProcessGroupGloo  # type: ignore[attr-defined]
+    from torch.distributed import ProcessGroupGloo
 
     return ProcessGroupGloo(dist.PrefixStore("floor", store), rank, 2, timedelta(seconds=300))  # type: ignore[attr-defined]
 

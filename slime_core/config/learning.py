@@ -339,7 +339,7 @@ class WeightsConfig(Section):
     update_weights_interval: CountOrZero = 1
     """Publish every this many rollouts. 0: only before the first."""
     update_weight_buffer_size: Count = 512 * 1024**2
-    """Bytes per bucket of weights; a larger tensor gets a bucket of its own."""
+    """Largest bucket of weights in bytes; a larger tensor gets a bucket of its own. Without GPUs at most 30 MiB."""
     update_weight_transport: Literal["auto", "distributed", "tensor", "disk"] = "auto"
     """Transport of weights: broadcast, shared memory, or files.
 

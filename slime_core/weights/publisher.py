@@ -1,9 +1,9 @@
 """One publication from pause to resume: plan once, send in buckets, and compare every engine's checksums.
 
-An engine reports one digest for each of *its* parameters. On a CPU that is a hash of the parameter's bytes, so the sender
-can compute it too: 128 bits of XXH3 from a server that slime starts (``cpu/stand_ins/_slime_server.py``), the first 8 bytes
-of SHA-256 from any other (sglang 0.5.23, srt/managers/mm_utils.py, ``tensor_hash``). Both show that the bytes arrived; neither
-has to resist forgery, because an engine that lies could report any digest. The parameters are the engine's own:
+An engine reports one digest for each of *its* parameters. On a CPU that is a hash of the parameter's bytes, so the
+sender can compute it too: 128 bits of XXH3 from a server that slime starts (``cpu/stand_ins/_slime_server.py``), the
+first 8 bytes of SHA-256 from any other (sglang 0.5.23, srt/managers/mm_utils.py, ``tensor_hash``). Either shows that
+the bytes arrived. Neither has to resist forgery, because an engine that lies could report any digest. Fused:
 query, key and value weights end up one below the other in ``qkv_proj``, gate and up in ``gate_up_proj``. All of an
 engine's processes hold parts of one size; what a weight lacks for that is filled up with zeros: rows of embedding and
 output weights, heads, and the intermediate size, of which each process has a multiple of 32
@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +37,7 @@ from slime_core.weights.specs import (
     spec_of,
 )
 from slime_core.weights.transports import (
+    Background,
     DiskTransport,
     DistributedTransport,
     TensorTransport,
@@ -77,10 +77,10 @@ WIDTH = 32
 
 SHOWN = 4
 
-CPU_BUCKET_BYTES = 24 * 1024**2
+CPU_BUCKET_BYTES = 30 * 1024**2
 """Largest bucket where learner and engines have no GPUs. The C library reuses blocks of up to 32 MiB (glibc,
-``DEFAULT_MMAP_THRESHOLD_MAX``). A larger one consists of new pages each time, and the kernel takes longer to clear them than
-the engine to receive them. Small buckets also let the learner prepare one while an engine loads another."""
+``DEFAULT_MMAP_THRESHOLD_MAX``). A larger one consists of new pages each time, and the kernel takes longer to clear them
+than the engine to receive them. Small buckets also let the learner prepare one while an engine loads another."""
 
 
 def require_agreement(held: Sequence[EngineChecksums]) -> None:
@@ -310,8 +310,6 @@ class Publisher:
         limit = min(settings.bytes_limit, CPU_BUCKET_BYTES) if settings.backend == "gloo" else settings.bytes_limit
         self._buckets = plan_buckets(specs, bytes_limit=limit)
         self._digits = {SHA_DIGITS, XXH3_DIGITS}  # of the engines' digests; before their first answer, either
-        # Elsewhere sending and gathering are both collective, or share the streams of a GPU: then one follows the other.
-        self._overlaps = settings.backend == "gloo" and held_by_first_rank(settings.holders)
         self._control: EngineControl | None = None
         self._transport: Transport | None = None
         if sends:
@@ -405,24 +403,22 @@ class Publisher:
             return
         for number, (bucket, tensors) in enumerate(_filled(self._buckets, weights), start=1):
             self._transport.send(bucket, tensors, last=number == len(self._buckets))
+        self._transport.finish()
 
     def _send(self, transport: Transport, weights: NamedWeights) -> Sent:
         """The checksums that the engines must report."""
         sent = self._uncounted()
-        under_way: list[Future[None]] = []
-        # A thread each: hashes, copies and calls release the interpreter, so that they overlap while cores are free.
-        with ThreadPoolExecutor(1, "digests") as hashing, ThreadPoolExecutor(1, "send-weights") as sending:
+        digests = Background("digests")  # hashes release the interpreter: they cost no time while a core is free
+        try:
             for number, (bucket, tensors) in enumerate(_filled(self._buckets, weights), start=1):
                 for name, tensor in zip(bucket.names, tensors, strict=True):
                     _require_finite(name, tensor)
-                _finish(under_way)
-                send = partial(transport.send, bucket, tensors, last=number == len(self._buckets))
-                under_way = [hashing.submit(_add, tuple(sent.values()), bucket, tensors)]
-                if self._overlaps:
-                    under_way.append(sending.submit(send))
-                else:
-                    send()
-            _finish(under_way)
+                digests.start(partial(_add, tuple(sent.values()), bucket, tensors))
+                transport.send(bucket, tensors, last=number == len(self._buckets))
+            digests.finish()
+        finally:
+            digests.close()
+            transport.finish()
         return sent
 
     def _uncounted(self) -> Sent:
@@ -514,11 +510,6 @@ def _on_one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _finish(under_way: Iterable[Future[None]]) -> None:
-    for one in under_way:
-        one.result()
 
 
 def _add(sent: Sequence[SentWeights], bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:

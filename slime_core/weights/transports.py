@@ -40,6 +40,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -69,13 +70,23 @@ class Transport(Protocol):
         """Start a publication of ``version``; the engines are paused."""
 
     def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
-        """Send ``tensors``, the weights of ``bucket`` in its order; the caller may change them afterwards.
+        """Send ``tensors``, the weights of ``bucket`` in its order, and do not change them before :meth:`finish`.
+
+        Without GPUs it may return before the engines have loaded them, so that the caller can gather the next bucket.
 
         Arguments:
             last: no bucket follows.
 
         Raises:
-            WeightSyncError: an engine refused or died, or the bytes cannot be carried.
+            WeightSyncError: an engine refused or died, at this bucket or the one before it, or the bytes cannot be
+                carried.
+        """
+
+    def finish(self) -> None:
+        """Nothing is on its way any more, and no memory is shared; to be called after the last bucket, or a failure.
+
+        Raises:
+            WeightSyncError: an engine refused or died.
         """
 
     def end(self) -> None:
@@ -87,6 +98,29 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Release everything, on this side and on the engines'."""
+
+
+class Background:
+    """Runs calls in a thread of its own, one after the other, while its owner prepares the next."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, name)
+        self._running: Future[None] | None = None
+
+    def start(self, call: Callable[[], None]) -> None:
+        """Start ``call`` once the one before it has returned; raises what that one raised."""
+        self.finish()
+        self._running = self._thread.submit(call)
+
+    def finish(self) -> None:
+        """Return once no call is running; raises what the last one raised, once."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
 
 
 class DistributedTransport:
@@ -101,7 +135,8 @@ class DistributedTransport:
         self._control = control
         self._group = group
         self._version = ""
-        self._copy: torch.Tensor | None = None  # of the last bucket; the next one takes its memory
+        self._background = Background("send-weights")
+        self._copies = [SparedMemory(), SparedMemory()]  # used in turn: one is sent while the other is filled
 
     def start(self, version: str) -> None:
         """See the protocol."""
@@ -110,34 +145,61 @@ class DistributedTransport:
 
     def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
         """See the protocol."""
-        self._control.update_from_distributed(
+        on_gpu = tensors[0].is_cuda
+        update = partial(
+            self._control.update_from_distributed,
             bucket,
             group=self._group.name,
-            send=partial(self._group.broadcast, self._flat(tensors)),
+            send=partial(self._group.broadcast, flatten(tensors) if on_gpu else self._flat(tensors)),
             version=self._version if last else None,
             flush_cache=last,
         )
+        if on_gpu:  # on which gathering and sending would share streams
+            update()
+        else:
+            self._background.start(update)
+
+    def finish(self) -> None:
+        """See the protocol."""
+        try:
+            self._background.finish()
+        finally:
+            for copy in self._copies:
+                copy.free()
 
     def end(self) -> None:
         """See the protocol."""
-        self._copy = None
         self._control.end_update()
 
     def close(self) -> None:
         """See the protocol."""
-        self._copy = None
+        self._background.close()
         self._group.close()
 
     def _flat(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The bytes of ``tensors``, until the next call; those of a single weight are sent from where they are."""
-        if tensors[0].is_cuda:  # its allocator reuses memory
-            return flatten(tensors)
+        """The bytes of ``tensors``, until the next call but one; a single weight is sent from where it is."""
         if len(tensors) == 1:
             return _bytes(tensors[0])
-        if self._copy is None or len(self._copy) < sum(tensor.nbytes for tensor in tensors):
-            self._copy = flatten(tensors)
-            return self._copy
-        return flatten(tensors, into=self._copy)
+        self._copies.reverse()
+        return self._copies[0].fill(tensors)
+
+
+class SparedMemory:
+    """Host memory that buckets use one after the other. New pages for each would take longer than filling them."""
+
+    def __init__(self) -> None:
+        self._memory: torch.Tensor | None = None
+
+    def fill(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """uint8 [bytes]: the bytes of ``tensors``, until the next call."""
+        if self._memory is None or len(self._memory) < sum(tensor.nbytes for tensor in tensors):
+            self._memory = flatten(tensors)
+            return self._memory
+        return flatten(tensors, into=self._memory)
+
+    def free(self) -> None:
+        """Release it."""
+        self._memory = None
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -193,7 +255,8 @@ class TensorTransport:
         self._gpus = [gpus[engine][process] if gpus else "" for engine, process in self._places]
         _require_local([urls[engine] for engine in dict.fromkeys(engine for engine, _ in self._places)])
         self._version = ""
-        self._block = SharedBlock()
+        self._background = Background("share-weights")
+        self._blocks = [SharedBlock(), SharedBlock()]  # used in turn: engines read one while the other is filled
 
     def start(self, version: str) -> None:
         """See the protocol."""
@@ -202,16 +265,34 @@ class TensorTransport:
             self._control.begin_update()
 
     def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
-        """See the protocol. What was shared is free again after the last bucket, and if an engine refused one.
-        Collective, unless the first rank holds everything."""
-        with _shared(tensors, self._gpus, self._block, keep=not last) as copies:
-            own = {place: _payload(bucket, copy) for place, copy in zip(self._places, copies, strict=True)}
-            found = own if self._is_alone else _gathered(own)
-            if self._control is not None:
-                payloads = _in_order(found, self._holders)
-                self._control.update_from_tensor(payloads, version=self._version if last else None, flush_cache=last)
-            if not self._is_alone:
-                _wait_for_first_rank()
+        """See the protocol. Collective, unless the first rank holds everything."""
+        overlaps = self._is_alone and not tensors[0].is_cuda
+        if overlaps:
+            self._blocks.reverse()
+        copies = _shared(tensors, self._gpus, self._blocks[0])
+        own = {place: _payload(bucket, copy) for place, copy in zip(self._places, copies, strict=True)}
+        found = own if self._is_alone else _gathered(own)
+        if self._control is not None:
+            payloads = _in_order(found, self._holders)
+            version = self._version if last else None
+            update = partial(self._control.update_from_tensor, payloads, version=version, flush_cache=last)
+            if overlaps:
+                self._background.start(update)
+            else:
+                update()
+        if not self._is_alone:
+            _wait_for_first_rank()
+        if tensors[0].is_cuda:
+            del copies, own
+            _collect()
+
+    def finish(self) -> None:
+        """See the protocol."""
+        try:
+            self._background.finish()
+        finally:
+            for block in self._blocks:
+                block.free()
 
     def end(self) -> None:
         """See the protocol."""
@@ -220,6 +301,7 @@ class TensorTransport:
 
     def close(self) -> None:
         """See the protocol."""
+        self._background.close()
 
 
 Payloads = dict[tuple[int, int], str]
@@ -278,27 +360,20 @@ def _is_here(host: str) -> bool:
     return True
 
 
-@contextmanager
-def _shared(
-    tensors: Sequence[torch.Tensor], gpus: Sequence[str], block: SharedBlock, *, keep: bool
-) -> Iterator[list[torch.Tensor]]:
-    """For each process on one of ``gpus``, a flat copy of ``tensors`` that it can read and frees within the block."""
+def _shared(tensors: Sequence[torch.Tensor], gpus: Sequence[str], block: SharedBlock) -> list[torch.Tensor]:
+    """For each process on one of ``gpus``, a flat copy of ``tensors`` that it can read: on its GPU, or in ``block``."""
     copies = {}
     if tensors[0].is_cuda:
         flat = flatten(tensors)
         copies = {uuid: flat.to(device) for uuid, device in _visible_gpus().items() if uuid in gpus}
     if all(uuid in copies for uuid in gpus):
-        yield [copies[uuid] for uuid in gpus]
-    else:
-        with block.filled([tensor.cpu() for tensor in tensors], keep=keep) as host:
-            yield [copies.get(uuid, host) for uuid in gpus]
-    if copies:
-        _collect()
+        return [copies[uuid] for uuid in gpus]
+    host = block.fill([tensor.cpu() for tensor in tensors])
+    return [copies.get(uuid, host) for uuid in gpus]
 
 
 class SharedBlock:
-    """A file of /dev/shm that the buckets of a publication use one after the other, so that only the first and those
-    larger than it need new pages.
+    """A file of /dev/shm that buckets use one after the other, as :class:`SparedMemory`.
 
     Its name is removed when it is freed, and its memory when the last process closes it.
     """
@@ -307,41 +382,32 @@ class SharedBlock:
         self._storage: torch.UntypedStorage | None = None
         self._file = SHARED
 
-    @contextmanager
-    def filled(self, tensors: Sequence[torch.Tensor], *, keep: bool) -> Iterator[torch.Tensor]:
+    def fill(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """uint8 [bytes] in shared memory: the bytes of ``tensors``, until the next call.
-
-        Arguments:
-            keep: leave the memory for a next call, unless the ``with`` block raises.
 
         Raises:
             WeightSyncError: /dev/shm has too little room.
         """
-        kept = False
-        try:
-            yield flatten(tensors, into=self._room(sum(tensor.nbytes for tensor in tensors)))
-            kept = keep
-        finally:
-            if not kept:
-                self._free()
+        return flatten(tensors, into=self._room(sum(tensor.nbytes for tensor in tensors)))
+
+    def free(self) -> None:
+        """Remove its name, and release it in this process; no name is left, though an engine never opened it."""
+        if self._storage is not None:
+            self._storage = None
+            self._file.unlink(missing_ok=True)
 
     def _room(self, nbytes: int) -> torch.Tensor:
         import torch
 
         if self._storage is None or self._storage.nbytes() < nbytes:
-            self._free()
+            self.free()
             self._storage = _new_shared(nbytes)
             # torch removes the name when its reference count reaches zero. The count is wrong once a server refuses a
             # handle without opening it, so one extra reference is counted, and the name is removed explicitly.
             self._storage._shared_incref()
             _, handle, _ = self._storage._share_filename_cpu_()
             self._file = SHARED / handle.decode().lstrip("/")
-        return torch.empty(0, dtype=torch.uint8).set_(self._storage, 0, (nbytes,), (1,))  # type: ignore[call-overload]
-
-    def _free(self) -> None:
-        if self._storage is not None:
-            self._storage = None
-            self._file.unlink(missing_ok=True)
+        return torch.empty(0, dtype=torch.uint8).set_(self._storage, 0, (nbytes,), (1,))
 
 
 def _new_shared(nbytes: int) -> torch.UntypedStorage:
@@ -491,6 +557,9 @@ class DiskTransport:
             self._export.add(dict(zip(bucket.names, tensors, strict=True)))
             if last:
                 self._export.finish(template=self._template)
+
+    def finish(self) -> None:
+        """See the protocol."""
 
     def end(self) -> None:
         """See the protocol."""

@@ -38,13 +38,16 @@ for line in sys.stdin:
 class Recorder(EngineControl):
     """Keeps the payloads, and what is in /dev/shm while an engine has them."""
 
-    names: list[str]
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.names, self.read = [], []
 
     def update_from_tensor(self, payloads, *, version=None, flush_cache=False):
-        self.payloads, self.names = payloads, shared_names()
-        self.read = subprocess.run(
-            [sys.executable, "-c", READER], input="\n".join(payloads[0]), text=True, capture_output=True, check=True
-        ).stdout
+        self.payloads = payloads
+        self.names += shared_names()
+        reader = [sys.executable, "-c", READER]
+        found = subprocess.run(reader, input="\n".join(payloads[0]), text=True, capture_output=True, check=True)
+        self.read.append(found.stdout)
         super().update_from_tensor(payloads, version=version, flush_cache=flush_cache)
 
 
@@ -69,16 +72,16 @@ def engine() -> Iterator[FakeEngine]:
         yield found
 
 
-def test_every_process_reads_all_buckets_from_one_block_that_is_gone_after_the_last(engine):
+def test_every_process_reads_each_bucket_from_one_of_two_blocks_that_are_gone_afterwards(engine):
     control = Recorder([engine.url], ranks_per_engine=2)
     transport = transport_of(control)
     transport.start("7")
-    transport.send(BUCKET, TENSORS, last=False)
-    assert control.read == "norm [0.0, 1.0, 2.0, 3.0]\ngate [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]\n" * 2
-    assert (len(control.payloads[0]), len(control.names)) == (2, 1)
-    transport.send(BUCKET, [TENSORS[0] + 1, TENSORS[1]], last=True)
-    assert control.read == "norm [1.0, 2.0, 3.0, 4.0]\ngate [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]\n" * 2
-    assert (len(control.names), shared_names()) == (1, [])
+    for number in range(4):
+        transport.send(BUCKET, [TENSORS[0] + number, TENSORS[1]], last=number == 3)
+    transport.finish()
+    norms = [f"norm [{number}.0, {number + 1}.0, {number + 2}.0, {number + 3}.0]\n" for number in range(4)]
+    assert control.read == [(norm + "gate [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]\n") * 2 for norm in norms]
+    assert (len(control.payloads[0]), len(set(control.names)), shared_names()) == (2, 2, [])
     transport.end()
     control.close()
 
@@ -88,8 +91,10 @@ def test_the_last_bucket_brings_the_version(engine):
     transport = transport_of(control)
     transport.start("7")
     transport.send(BUCKET, TENSORS, last=False)
+    transport.finish()
     assert control.version() == "default"
     transport.send(BUCKET, TENSORS, last=True)
+    transport.finish()
     transport.end()
     assert control.version() == "7"
     control.close()
@@ -98,8 +103,10 @@ def test_the_last_bucket_brings_the_version(engine):
 def test_shared_memory_is_freed_when_an_engine_refuses(engine):
     control = EngineControl([engine.url])
     strategy = get_sharing_strategy()
+    transport = transport_of(control)
+    transport.send(BUCKET, TENSORS, last=True)
     with pytest.raises(WeightSyncError, match="must run between"):
-        transport_of(control).send(BUCKET, TENSORS, last=True)
+        transport.finish()
     assert (shared_names(), get_sharing_strategy()) == ([], strategy)
     control.close()
 
@@ -110,6 +117,7 @@ def test_the_learners_own_weights_are_not_shared(engine):
     source = [torch.zeros(4), torch.zeros(2, 3)]
     transport.start("7")
     transport.send(BUCKET, source, last=True)
+    transport.finish()
     assert not any(tensor.is_shared() for tensor in source)
     control.close()
 
@@ -123,12 +131,14 @@ def test_a_helper_of_torch_that_a_busy_machine_starts_late_is_asked_again(monkey
         return real(nbytes)
 
     monkeypatch.setattr(module, "_storage", late)
-    with module.SharedBlock().filled([torch.zeros(4)], keep=False):
-        assert len(shared_names()) == 1
+    block = module.SharedBlock()
+    block.fill([torch.zeros(4)])
+    assert len(shared_names()) == 1
+    block.free()
     assert shared_names() == []
     monkeypatch.setattr(module, "_storage", lambda nbytes: (_ for _ in ()).throw(RuntimeError("no such file")))
-    with pytest.raises(RuntimeError, match="no such file"), module.SharedBlock().filled([torch.zeros(4)], keep=False):
-        pass
+    with pytest.raises(RuntimeError, match="no such file"):
+        block.fill([torch.zeros(4)])
 
 
 HELPED = """
@@ -156,9 +166,10 @@ def test_the_socket_of_the_helper_is_in_the_folder_that_is_named_if_its_path_is_
 def test_a_larger_bucket_gets_a_larger_block_and_a_smaller_one_uses_it_again():
     block, names = module.SharedBlock(), []
     for length in (4, 8, 2):
-        with block.filled([torch.full((length,), float(length))], keep=length != 2) as flat:
-            assert flat.view(torch.float32).tolist() == [float(length)] * length
-            names.append(shared_names())
+        flat = block.fill([torch.full((length,), float(length))])
+        assert flat.view(torch.float32).tolist() == [float(length)] * length
+        names.append(shared_names())
+    block.free()
     assert [len(one) for one in names] == [1, 1, 1]
     assert names[0] != names[1] == names[2]
     assert shared_names() == []
@@ -203,6 +214,7 @@ transport = TensorTransport(urls, control=control, holders=((1,), (0, 1)))
 bucket = Bucket((WeightSpec("norm", "float32", (2,)),))
 transport.start("7")
 transport.send(bucket, [torch.full((2,), 10.0 + rank)], last=True)
+transport.finish()
 transport.end()
 dist.destroy_process_group()
 """
