@@ -88,8 +88,10 @@ learn: setup ## every estimator on the built-in demo, and negative controls: the
 	$(BIN)/python -m tests.campaigns.learn outputs/learn
 
 .PHONY: bench
-bench: smollm ## where a step goes, attention, and TRL on the same jobs: the tables of docs/performance.md
+bench: smollm ## where a step goes, the growth of the sampler, attention, and TRL on the same jobs: docs/performance.md, docs/scale.md
 	@$(BIN)/python -m bench.step outputs/step
+	@$(BIN)/python -m bench.growth
+	@$(BIN)/python -m bench.growth balance
 	@$(BIN)/python -m bench.attention --threads 2
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python outputs/trl/env
 	@$(BIN)/uv pip install --quiet --no-deps --python outputs/trl/env/bin/python -r bench/requirements.txt

@@ -32,7 +32,6 @@ from slime_core.runtime.termination import Termination
 from slime_core.runtime.waiting import Wait, has_ended
 from slime_core.types import TrainBatch
 
-
 ALLOCATIONS = 100_000
 """Containers that a sampler allocates between two garbage collections. With Python's 700, collections take a third of a
 rollout of 100,000 samples, whose objects nearly all stay until it ends (``python -m bench.growth``)."""
