@@ -88,8 +88,10 @@ learn: setup ## every estimator on the built-in demo, and negative controls: the
 	$(BIN)/python -m tests.campaigns.learn outputs/learn
 
 .PHONY: bench
-bench: smollm ## where a step goes, attention, weight updates, and TRL on the same jobs: the tables of docs/performance.md
+bench: smollm ## a step, the sampler's growth, attention, weight updates, TRL: docs/performance.md and docs/scale.md
 	@$(BIN)/python -m bench.step outputs/step
+	@$(BIN)/python -m bench.growth
+	@$(BIN)/python -m bench.growth balance
 	@$(BIN)/python -m bench.attention --threads 2
 	@$(BIN)/python -m bench.weight_update outputs/weights
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python outputs/trl/env

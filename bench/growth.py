@@ -2,6 +2,7 @@
 
     python -m bench.growth                              the sampler: the tables of docs/scale.md, a few minutes
     python -m bench.growth balance                      padding and imbalance of recorded rollouts over 8 ranks
+    python -m bench.growth calls                        what ranks cost the driver, and engines a weight update
     python -m bench.growth --model FOLDER --prompts FILE    another tokenizer
 
 The sampler of a run collects one rollout from engines that answer at once (:mod:`bench.growth_engines`) and makes the
@@ -32,6 +33,7 @@ import psutil  # type: ignore[import-untyped]
 import uvloop
 
 from bench.growth_balance import balance_table
+from bench.growth_calls import calls_table
 from bench.growth_engines import engines
 from slime_core.config.model_config import described
 from slime_core.config.schema import ARITHMETIC, AlgorithmConfig, DataConfig, RolloutConfig, RunConfig
@@ -157,7 +159,7 @@ def growth_table(given: argparse.Namespace) -> None:
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="?", choices=("sampler", "balance"), default="sampler")
+    parser.add_argument("part", nargs="?", choices=("sampler", "balance", "calls"), default="sampler")
     parser.add_argument("--samples", type=int, nargs="+", default=[1_000, 10_000, 100_000])
     parser.add_argument("--engines", type=int, default=64)
     parser.add_argument("--in-flight", type=int, default=32_768, help="samples in flight")
@@ -170,6 +172,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.part == "balance":
         balance_table(RANKS)
+    elif given.part == "calls":
+        calls_table()
     elif given.one is None:
         growth_table(given)
     else:

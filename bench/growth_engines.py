@@ -44,6 +44,8 @@ class Answers:
 
     def to(self, path: bytes, body: bytes) -> bytes:
         """The response to one request, its head included."""
+        if path == b"/flush_cache":
+            return _http(200, "Cache flushed.")
         if path != b"/generate":
             return _http(404, {"detail": "Not Found"})
         asked = json.loads(body)
@@ -111,7 +113,7 @@ class _Connection(asyncio.Protocol):
                 return
             body = bytes(self._received[head_end + 4 : end])
             del self._received[:end]
-            self._transport.write(self._answers.to(first.split(b" ")[1], body))
+            self._transport.write(self._answers.to(first.split(b" ")[1].partition(b"?")[0], body))
 
 
 async def serve(count: int, answers: Answers) -> None:

@@ -264,6 +264,11 @@ async def test_a_client_that_ends_its_requests_ends_those_too_that_a_paused_engi
             reasons = await reasons_of(asking)
 
 
+@ALL
+def test_the_cache_can_be_flushed(control: EngineControl) -> None:
+    control.flush_cache()
+
+
 def test_the_cache_can_be_flushed_while_paused(control: EngineControl) -> None:
     control.pause("retract")
     control.flush_cache()
