@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -62,13 +63,14 @@ def _metrics(samples: Sequence[Sample], num_ranks: int, multiple: int) -> dict[s
 
 
 def _samples(groups: Groups) -> Iterator[Sample]:
-    """Samples of these lengths; the prompts of different groups differ."""
+    """Samples of these lengths; only the prompt of a group is common to two of them."""
+    distinct = count(len(groups))
     for number, (prompt, *responses) in enumerate(groups):
         for response in responses:
             yield Sample(
                 group_index=number,
                 index=0,
-                tokens=TokenIds([number] * prompt + [0] * response),
+                tokens=TokenIds([number] * prompt + [next(distinct)] * response),
                 response_length=response,
                 rollout_log_probs=LogProbs([0.0] * response),
                 reward=0.0,
