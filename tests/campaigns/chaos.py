@@ -340,7 +340,7 @@ def balance(run: Path) -> list[str]:
 
 FULL = (
     Full("disk", "{run}", "1200k", r"its disk is full|cannot be written"),
-    Full("/dev/shm", "/dev/shm", "300k", r"/dev/shm, through which processes hand over data, has 0 MB free"),
+    Full("/dev/shm", "/dev/shm", "16k", r"shared memory: the processes need .* of /dev/shm"),
 )
 
 
