@@ -52,8 +52,8 @@ def balance_table(num_ranks: int) -> None:
 
 
 def evenness(groups: Groups, num_ranks: int) -> tuple[float, float, float]:
-    """Of one rollout: imbalance, 1 - mean / largest tokens of the ranks; the share of rows that is padding, where 8 ranks
-    share a row; micro-batches a rank."""
+    """Of one rollout: imbalance, 1 - mean / largest tokens of the ranks; the share of rows that is padding, where 8
+    ranks share a row; micro-batches a rank."""
     samples = list(_samples(groups))
     alone, padded = (_metrics(samples, num_ranks, multiple) for multiple in PADDED)
     imbalance = 1 - 1 / alone["train/token_imbalance"]
