@@ -32,27 +32,33 @@ Groups = Sequence[Sequence[int]]
 """Of each group, the tokens of its prompt, then of each response."""
 
 
+def rollouts() -> dict[str, Groups]:
+    """The recorded rollouts by name; those of ``smollm2``, which have 8 prompts each, also as one of 32."""
+    found: dict[str, Groups] = {}
+    for name, recorded in json.loads(LENGTHS.read_text()).items():
+        found |= {f"{name} {number}": groups for number, groups in enumerate(recorded)}
+        if len(recorded) > 1:
+            found[f"{name}, {len(recorded)} rollouts as one"] = [group for one in recorded for group in one]
+    return found
+
+
 def balance_table(num_ranks: int) -> None:
-    """Print imbalance, 1 - mean / largest tokens of the ranks, and padding, in percent; every rollout is one step."""
+    """Print imbalance and padding in percent; every rollout is one step."""
     print(HEAD)
-    for name, rollouts in json.loads(LENGTHS.read_text()).items():
-        joined = [group for rollout in rollouts for group in rollout]
-        several = [(f"{name}, {len(rollouts)} rollouts as one", joined)] if len(rollouts) > 1 else []
-        for title, groups in [*((f"{name} {number}", one) for number, one in enumerate(rollouts)), *several]:
-            print(f"| {title} | {' | '.join(_row(groups, num_ranks))} |")
+    for name, groups in rollouts().items():
+        samples = list(_samples(groups))
+        tokens = sum(len(one.tokens) for one in samples)
+        imbalance, padding, rows = evenness(groups, num_ranks)
+        print(f"| {name} | {len(samples)} | {tokens:,} | {imbalance:.2%} | {padding:.2%} | {rows:.1f} |")
 
 
-def _row(groups: Groups, num_ranks: int) -> list[str]:
+def evenness(groups: Groups, num_ranks: int) -> tuple[float, float, float]:
+    """Of one rollout: imbalance, 1 - mean / largest tokens of the ranks; the share of rows that is padding, where 8
+    ranks share a row; micro-batches a rank."""
     samples = list(_samples(groups))
     alone, padded = (_metrics(samples, num_ranks, multiple) for multiple in PADDED)
     imbalance = 1 - 1 / alone["train/token_imbalance"]
-    return [
-        f"{len(samples)}",
-        f"{sum(len(one.tokens) for one in samples):,}",
-        f"{imbalance:.2%}",
-        f"{padded['train/padding_ratio']:.2%}",
-        f"{alone['train/micro_batches_per_rank']:.1f}",
-    ]
+    return imbalance, padded["train/padding_ratio"], alone["train/micro_batches_per_rank"]
 
 
 def _metrics(samples: Sequence[Sample], num_ranks: int, multiple: int) -> dict[str, float]:
