@@ -281,7 +281,7 @@ def fresh_server_difference(run: Path, step: int, folder: Path, log: Path) -> fl
     assert rows
     assert all(row["weight_versions"] == [str(step)] for row in rows)
     asked = {"sampling_params": {"max_new_tokens": 1}, "return_logprob": True, "logprob_start_len": 0}
-    found = []
+    found: list[float] = []
     with SGLangServer(EngineSettings(folder, log, dtype="float32")) as server:
         server.wait_ready()
         for row in rows:
