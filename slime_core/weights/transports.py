@@ -136,7 +136,7 @@ class DistributedTransport:
         self._group = group
         self._version = ""
         self._background = Background("send-weights")
-        self._copies = [SparedMemory(), SparedMemory()]  # used in turn: one is sent while the other is filled
+        self._copies = [ReusedMemory(), ReusedMemory()]  # used in turn: one is sent while the other is filled
 
     def start(self, version: str) -> None:
         """See the protocol."""
@@ -184,7 +184,7 @@ class DistributedTransport:
         return self._copies[0].fill(tensors)
 
 
-class SparedMemory:
+class ReusedMemory:
     """Host memory that buckets use one after the other. New pages for each would take longer than filling them."""
 
     def __init__(self) -> None:
@@ -373,7 +373,7 @@ def _shared(tensors: Sequence[torch.Tensor], gpus: Sequence[str], block: SharedB
 
 
 class SharedBlock:
-    """A file of /dev/shm that buckets use one after the other, as :class:`SparedMemory`.
+    """A file of /dev/shm that buckets use one after the other, as :class:`ReusedMemory`.
 
     Its name is removed when it is freed, and its memory when the last process closes it.
     """

@@ -53,10 +53,12 @@ DIED = (
 
 
 def test_the_last_lines_of_a_process_that_died_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = tmp_path / "worker-ab-01000000-4711.err"
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    log = logs / "worker-ab-01000000-4711.err"
     log.write_text(":job_id:01000000\n:actor_name:LearnerActor\n\n1\n2\nterminate called: out of memory\n")
-    (tmp_path / "worker-cd-01000000-14711.err").write_text("of another process\n")
-    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(get_logs_dir_path=lambda: str(tmp_path)))
+    (logs / "worker-cd-01000000-14711.err").write_text("of another process\n")
+    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(get_session_dir_path=lambda: str(tmp_path)))
     cause = ActorDiedErrorContext(actor_id=bytes(16), class_name="LearnerActor", pid=4711, error_message="It is gone.")
     error = local_error(ActorDiedError(cause), who="learner rank 1: train()")
     assert type(error) is ProcessDied
@@ -91,7 +93,7 @@ NODE_GONE = [
 def test_a_dead_raylet_is_called_the_death_of_ray(
     message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(get_logs_dir_path=lambda: str(tmp_path)))
+    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(get_session_dir_path=lambda: str(tmp_path)))
     cause = ActorDiedErrorContext(actor_id=bytes(16), class_name="EngineActor", pid=4711, error_message=message)
     error = local_error(ActorDiedError(cause), who="engine 0: watch()")
     assert type(error) is NodeDied

@@ -148,8 +148,10 @@ import torch
 from slime_core.weights import transports
 folder = Path(sys.argv[1])
 transports.start_helper(folder)
-with transports.SharedBlock().filled([torch.zeros(4)], keep=False):
-    print(len(list(folder.glob("torch-shm-dir-*"))), os.environ.get("TMPDIR"))
+block = transports.SharedBlock()
+block.fill([torch.zeros(4)])
+print(len(list(folder.glob("torch-shm-dir-*"))), os.environ.get("TMPDIR"))
+block.free()
 """
 
 
