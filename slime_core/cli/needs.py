@@ -52,7 +52,7 @@ class Needs:
         copies: of the model that the ranks hold together.
         engines: inference servers.
         roles: weight sets in addition to the actor's that the ranks hold: reference, teacher, old actor.
-        buffer: bytes of weights that travel through shared memory at once; 0: they travel otherwise.
+        buffer: bytes of a bucket of weights that travels through shared memory, two at once; 0: they travel otherwise.
         critic_parameters: of the critic; 0: there is none.
         critic_ranks: processes of a separate critic; 0: it shares the learner's.
         critic_copies: of the critic that its ranks hold together.
@@ -146,7 +146,7 @@ class Needs:
     @property
     def shared_memory(self) -> int:
         """Bytes of /dev/shm: semaphores, and weights on their way. What has no room there, Ray keeps in /tmp."""
-        return SEMAPHORE_BYTES + min(self.buffer, self.parameters * self.item)
+        return SEMAPHORE_BYTES + min(2 * self.buffer, self.parameters * self.item)
 
     @property
     def _learner(self) -> int:

@@ -56,6 +56,7 @@ def test_the_embedded_run_needs_what_its_files_hold() -> None:
     needs = Needs.of(config("--actor-num-gpus-per-node 4 --tensor-model-parallel-size 2 --colocate true"), trains=True)
     assert needs == Needs(parameters=113_184, item=4, ranks=4, copies=2, engines=4, roles=0, buffer=512 * 2**20)
     assert needs.shared_memory == SEMAPHORE_BYTES + 4 * 113_184
+    assert replace(needs, buffer=20_000).shared_memory == SEMAPHORE_BYTES + 40_000  # one is filled, one is read
     assert Needs.of(config(), trains=False).memory == 4 * 113_184 + RUN_BYTES + ENGINE_BYTES
 
 
