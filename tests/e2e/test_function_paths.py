@@ -219,8 +219,11 @@ def test_functions_are_handed_what_slime_hands_over(run):
     assert [call[1:] for call in found if call[0] == "log_probs"] == [["ref_", 1], ["", 1]] * 2
     assert [call[1:] for call in found if call[0] == "step"] == [[0, 0], [0, 1], [1, 0], [1, 1]]
     assert [call[1:] for call in found if call[0] == "written"] == [[f"version-{n}", True, 2] for n in range(3)]
-    (rollout, samples, columns) = next(call[1:] for call in found if call[0] == "postprocess")
-    assert (rollout, samples) == (0, 16)
+    handed = [next(call[1:] for call in calls(run, rank) if call[0] == "postprocess") for rank in range(2)]
+    (rollout, samples, columns), (other_rollout, others, _) = handed
+    # Ranks get as many tokens as each other, not as many samples.
+    assert (rollout, other_rollout, samples + others) == (0, 0, 32)
+    assert min(samples, others) > 0
     assert {"tokens", "loss_masks", "advantages", "log_probs", "ref_log_probs", "rollout_log_probs"} <= {*columns}
     advantages = next(call[1] for call in found if call[0] == "advantages")
     assert {"tokens", "loss_masks", "rewards", "log_probs", "kl", "rollout_log_probs"} <= {*advantages}
