@@ -475,6 +475,8 @@ class _Description(pickle.Unpickler):
     """Reads the ``.metadata`` of a checkpoint: records and enumerations of torch's, its dtypes and layouts."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if (module, name) in HARMLESS or (module == "torch" and isinstance(vars(torch).get(name), torch.dtype)):
             return super().find_class(module, name)
         if module in RECORDS and "." not in name:
@@ -482,6 +484,13 @@ class _Description(pickle.Unpickler):
             if isinstance(found, type) and found.__module__ == module and (is_dataclass(found) or found in ENUMS):
                 return found
         raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
+
+
+def _member(kind: Any, name: str) -> Any:
+    """The member of an enumeration. Python 3.11.0 to 3.11.3 pickle it as a call of ``getattr``, others of its class."""
+    if kind not in ENUMS:
+        raise pickle.UnpicklingError("it names builtins.getattr of what is no enumeration, which no checkpoint needs")
+    return kind[name]
 
 
 @contextmanager
