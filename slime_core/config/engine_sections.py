@@ -148,6 +148,9 @@ _OWNED: Mapping[str, str] = {
     "write --sglang-context-length, in a file [engine] sglang_context_length": "context_length",
     "write --sglang-mem-fraction-static, in a file [engine] sglang_mem_fraction_static": "mem_fraction_static",
     "write --rollout-num-gpus-per-engine": "tp_size tensor_parallel_size",
+    "write --rollout-num-gpus-per-engine; an engine that is larger than a node is started over several": """
+        nnodes node_rank
+    """,
     "write --colocate": "enable_memory_saver",
     "write --config FILE.toml, with a table [sglang]": "config",
     "an engine's addresses are chosen where it is started": """
@@ -155,8 +158,6 @@ _OWNED: Mapping[str, str] = {
         nccl_port dist_init_addr nccl_init_addr gated_launch_port grpc_port smg_http_sidecar_port
         grpc_http_sidecar_port fastapi_root_path
     """,
-    "an engine that the run starts stays on one node; start one over several nodes yourself, and give its address with "
-    "--rollout-external-engine-addrs": "nnodes node_rank",
     "Ray decides where an engine runs": "base_gpu_id gpu_id_step use_ray numa_node",
     "the sampler and the router speak plain HTTP on addresses of the run": """
         grpc_mode smg_grpc_mode enable_http2 ssl_keyfile ssl_certfile ssl_ca_certs ssl_keyfile_password

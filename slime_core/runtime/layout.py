@@ -2,8 +2,9 @@
 
 A *bundle* is one device (and the core that drives it), or on a CPU a share of the cores. A *seat* is where a bundle
 landed. The learner's ranks take the first seats, a separate critic the next ones, and each engine takes
-``devices_per_engine`` seats of one node, so that tensor-parallel traffic stays inside a node. Colocated engines take
-the learner's seats. The sampler and the router need no device: they mostly wait.
+``devices_per_engine`` seats of one node, so that tensor-parallel traffic stays inside a node; one that is larger than
+every node takes equal parts of several. Colocated engines take the learner's seats. The sampler and the router need no
+device: they mostly wait.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from typing import Literal
 
@@ -93,21 +95,24 @@ def _products(groups: Sequence[tuple[int, int]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The resources of a cluster in total, and the GPUs of its largest node."""
+    """The resources of a cluster in total, and those of the nodes with the most GPUs and with the most cores."""
 
     cpus: float
     gpus: float = 0
     largest_node_gpus: float = 0
+    largest_node_cpus: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A request to Ray: ``count`` equal bundles of ``cpus`` cores and ``gpus`` GPUs each."""
+    """A request to Ray: ``count`` equal bundles of ``cpus`` cores and ``gpus`` GPUs each, of which the largest node
+    holds ``largest_node``."""
 
     layout: Layout
     count: int
     cpus: float
     gpus: float
+    largest_node: float = math.inf
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -225,7 +230,7 @@ def plan(layout: Layout, *, capacity: Capacity) -> Plan:
     On GPUs nothing is shared.
 
     Raises:
-        PlacementError: the cluster has too few devices or cores, or no node with enough GPUs for one engine.
+        PlacementError: the cluster has too few devices or cores.
     """
     if layout.bundles < 1:
         raise PlacementError(f"The layout has no process: {layout}. Give --actor-num-gpus-per-node at least 1.")
@@ -238,7 +243,7 @@ def _cpu_plan(layout: Layout, capacity: Capacity) -> Plan:
         raise PlacementError(
             f"The run needs {layout} processes, but the cluster has {capacity.cpus:g} CPU cores. Add a node."
         )
-    return Plan(layout, count=layout.bundles, cpus=share, gpus=0)
+    return Plan(layout, count=layout.bundles, cpus=share, gpus=0, largest_node=capacity.largest_node_cpus // share)
 
 
 def _rounded_down(amount: float) -> float:
@@ -254,47 +259,44 @@ def _gpu_plan(layout: Layout, capacity: Capacity) -> Plan:
             f"The run needs {layout} GPUs, but the cluster has {capacity.gpus:g}, {needed - capacity.gpus:g} too few. "
             f"Lower {flags}, or add nodes to the cluster."
         )
-    largest = max([*layout.sizes, *layout.auxiliary_sizes], default=0)
-    if largest > capacity.largest_node_gpus:
-        raise PlacementError(
-            f"An engine needs {largest} GPUs, but the largest node has "
-            f"{capacity.largest_node_gpus:g}, and an engine that the run starts stays on one node. Lower "
-            "--rollout-num-gpus-per-engine, or start it over several nodes yourself (SGLang's --nnodes) and give its "
-            "address with --rollout-external-engine-addrs."
-        )
     if needed > capacity.cpus:
         raise PlacementError(
             f"The run needs {needed} CPU cores, one to drive each of {layout} GPUs, but the cluster has "
             f"{capacity.cpus:g}. Start Ray with --num-cpus, or lower --rollout-num-gpus."
         )
-    return Plan(layout, count=needed, cpus=1, gpus=1)
+    return Plan(layout, count=needed, cpus=1, gpus=1, largest_node=capacity.largest_node_gpus)
 
 
-def assign(layout: Layout, *, seats: Sequence[Seat]) -> Assignment:
+def assign(layout: Layout, *, seats: Sequence[Seat], largest_node: float = math.inf) -> Assignment:
     """Seats ordered by node and device: engines take whole blocks from the last node backwards, the learner the rest.
 
     Engines, and the learner's tensor-parallel groups, take blocks on one node; whichever has the larger blocks chooses
     first. Engines choose from the end so that the learner's ranks stay together. Colocated, both choose from all seats,
     from the first node on. A separate critic takes the last of the seats that the others leave. Auxiliary engines
-    choose before all others, from the end. A tensor-parallel group that is larger than every node spans nodes.
+    choose before all others, from the end. A tensor-parallel group that is larger than every node spans nodes, and so
+    does an engine, with equal parts on as few nodes as can hold it.
+
+    Arguments:
+        largest_node: seats that the largest node can hold, whatever is free.
 
     Raises:
         PlacementError: the free seats of the nodes do not add up to whole engines, or whole tensor-parallel groups.
     """
     ordered = sorted(seats, key=_order)
     tensor, critic_tensor = _group_size(ordered, layout.tensor), _group_size(ordered, layout.critic_tensor)
-    auxiliary = _blocks(ordered, layout.auxiliary_sizes)
+    of_engines = partial(_blocks, largest_node=largest_node)
+    auxiliary = of_engines(ordered, layout.auxiliary_sizes)
     ordered = _without(ordered, auxiliary)
     if layout.colocated:
         ordered, left = ordered[: len(ordered) - layout.critic_ranks], ordered[len(ordered) - layout.critic_ranks :]
-        engines = _blocks(ordered[::-1], layout.sizes[::-1])[::-1]
+        engines = of_engines(ordered[::-1], layout.sizes[::-1])[::-1]
         learner = _first_ranks(ordered, layout.learner_ranks, tensor, LEARNER)
     elif tensor > max(layout.sizes, default=1):
         learner = _first_ranks(ordered, layout.learner_ranks, tensor, LEARNER)
-        engines = _blocks(_without(ordered, [learner]), layout.sizes)
+        engines = of_engines(_without(ordered, [learner]), layout.sizes)
         left = _without(ordered, [learner, *engines])
     else:
-        engines = _blocks(ordered, layout.sizes)
+        engines = of_engines(ordered, layout.sizes)
         learner = _first_ranks(_without(ordered, engines), layout.learner_ranks, tensor, LEARNER)
         left = _without(ordered, [learner, *engines])
     critic = _first_ranks(left, layout.critic_ranks, critic_tensor, CRITIC)
@@ -317,9 +319,9 @@ def _first_ranks(ordered: Sequence[Seat], count: int, tensor: int, what: str) ->
     return tuple(seat for block in reversed(blocks) for seat in block)
 
 
-ENGINES = "engines of {size} GPUs, each on one node"
-LEARNER = "tensor-parallel groups of {size} learner ranks, each on one node"
-CRITIC = "tensor-parallel groups of {size} critic ranks, each on one node"
+ENGINES = "engines of {size} GPUs, each on {nodes}"
+LEARNER = "tensor-parallel groups of {size} learner ranks, each on {nodes}"
+CRITIC = "tensor-parallel groups of {size} critic ranks, each on {nodes}"
 
 SMALLER = {
     ENGINES: "--rollout-num-gpus-per-engine and --actor-num-gpus-per-node",
@@ -328,23 +330,35 @@ SMALLER = {
 }
 
 
-def _blocks(ordered: Sequence[Seat], sizes: Sequence[int], what: str = ENGINES) -> tuple[tuple[Seat, ...], ...]:
-    """A block of seats on one node for each of ``sizes``, the last of them from the end."""
+def _blocks(
+    ordered: Sequence[Seat], sizes: Sequence[int], what: str = ENGINES, *, largest_node: float = math.inf
+) -> tuple[tuple[Seat, ...], ...]:
+    """A block of seats for each of ``sizes``, the last of them from the end: on one node, or, where it is larger than
+    ``largest_node``, in equal parts on several."""
     free: dict[str, list[Seat]] = {}
     for seat in ordered:
         free.setdefault(seat.node, []).append(seat)
-    return tuple([_take(free, size, sizes, what) for size in reversed(sizes)][::-1])
+    chosen = [_take(free, size, _num_nodes(size, largest_node), sizes, what) for size in reversed(sizes)]
+    return tuple(chosen[::-1])
 
 
-def _take(free: dict[str, list[Seat]], size: int, sizes: Sequence[int], what: str) -> tuple[Seat, ...]:
-    for node in reversed(free.values()):
-        if len(node) >= size:
-            block, node[-size:] = node[-size:], []
-            return tuple(sorted(block, key=_order))
+def _num_nodes(size: int, largest_node: float) -> int:
+    return next((nodes for nodes in range(1, size) if size % nodes == 0 and size // nodes <= largest_node), size)
+
+
+def _take(free: dict[str, list[Seat]], size: int, num_nodes: int, sizes: Sequence[int], what: str) -> tuple[Seat, ...]:
+    part = size // num_nodes
+    holding = [node for node in reversed(free.values()) if len(node) >= part][:num_nodes]
+    if len(holding) == num_nodes:
+        block = [seat for node in holding for seat in node[-part:]]
+        for node in holding:
+            del node[-part:]
+        return tuple(sorted(block, key=_order))
+    nodes = "one node" if num_nodes == 1 else f"{num_nodes} nodes, {part} on each"
     found = ", ".join(f"{node[0].address}: {len(node)}" for node in free.values() if node)
     raise PlacementError(
-        f"The run needs {sizes.count(size)} {what.format(size=size)}, but the devices left are {found or 'none'}. "
-        f"Choose {SMALLER[what]} so that they divide a node's devices."
+        f"The run needs {sizes.count(size)} {what.format(size=size, nodes=nodes)}, but the devices left are "
+        f"{found or 'none'}. Choose {SMALLER[what]} so that they divide a node's devices."
     )
 
 

@@ -6,7 +6,8 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import ray
@@ -24,9 +25,10 @@ class Slot:
     Arguments:
         group: the placement group.
         seat: which bundle, where.
-        block: all seats whose devices the actor sees, in their order; the first is ``seat``.
+        block: all seats of the process or engine, node by node; the first is ``seat``.
         cpus, gpus: what the actor takes.
-        env: environment variables that show the actor its devices, all those of its engine.
+        env: environment variables that show the actor its devices: all those of its engine on this node.
+        further: of an engine over several nodes, a slot on each of the others.
     """
 
     group: PlacementGroup
@@ -35,6 +37,7 @@ class Slot:
     gpus: float
     env: dict[str, str] = field(default_factory=dict)
     block: tuple[Seat, ...] = ()
+    further: tuple[Slot, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class Placement:
     def nodes(self) -> set[str]:
         """Ids of the nodes with a process that reads a model."""
         slots = (*self.learner, *self.engines, *self.critic, *self.auxiliary)
-        return {slot.seat.node for slot in slots}
+        return {seat.node for slot in slots for seat in slot.block}
 
     def release(self) -> None:
         """Release all bundles; every actor in them dies."""
@@ -81,11 +84,11 @@ def place(layout: Layout, *, timeout_s: float = 60.0) -> Placement:
     if not group.wait(timeout_s):
         remove_placement_group(group)
         raise PlacementError(_held_by_others(wanted, timeout_s))
-    seats = assign(layout, seats=_seats(group, wanted))
+    seats = assign(layout, seats=_seats(group, wanted), largest_node=wanted.largest_node)
     learner = tuple(_slot(group, wanted, (seat,)) for seat in seats.learner)
-    engines = tuple(_slot(group, wanted, block) for block in seats.engines)
+    engines = tuple(_engine_slot(group, wanted, block) for block in seats.engines)
     critic = tuple(_slot(group, wanted, (seat,)) for seat in seats.critic)
-    auxiliary = tuple(_slot(group, wanted, block) for block in seats.auxiliary)
+    auxiliary = tuple(_engine_slot(group, wanted, block) for block in seats.auxiliary)
     return Placement(wanted, learner, engines, group, critic, auxiliary)
 
 
@@ -102,8 +105,8 @@ def capacity() -> Capacity:
     """The resources of the cluster's living nodes in total, in use or not."""
     nodes: list[dict[str, float]] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = [node.get("GPU", 0.0) for node in nodes]
-    cpus = sum(node.get("CPU", 0.0) for node in nodes)
-    return Capacity(cpus=cpus, gpus=sum(gpus), largest_node_gpus=max(gpus, default=0.0))
+    cpus = [node.get("CPU", 0.0) for node in nodes]
+    return Capacity(sum(cpus), sum(gpus), max(gpus, default=0.0), max(cpus, default=0.0))
 
 
 def _held_by_others(wanted: Plan, timeout_s: float) -> str:
@@ -149,6 +152,11 @@ def _devices(group: PlacementGroup, *, count: int) -> Sequence[str | None]:
 
 def _visible_device() -> str:
     return str(ray.get_runtime_context().get_accelerator_ids()["GPU"][0])
+
+
+def _engine_slot(group: PlacementGroup, wanted: Plan, block: tuple[Seat, ...]) -> Slot:
+    first, *further = (_slot(group, wanted, tuple(part)) for _, part in groupby(block, key=lambda seat: seat.node))
+    return replace(first, block=block, further=tuple(further))
 
 
 def _slot(group: PlacementGroup, wanted: Plan, block: tuple[Seat, ...]) -> Slot:

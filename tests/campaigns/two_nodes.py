@@ -7,7 +7,8 @@ Loopback is not shared, so a store or a server that listens there, or at the add
 one engine on each node; each rank hands its own engine the weights. ``disk``: as ``separate``, and engines read the
 weights from a folder. ``missing``: the second node does not have the model folder. ``spare``: one learner rank and one
 engine, on two of three nodes; one of the two is lost (its interface goes down, all its processes are killed), and the
-run restarts on the nodes that are left. ``busy``: another job holds a core and has an actor; the run names what it
+run restarts on the nodes that are left. ``spread``: one engine of two processes, which no node has the cores for,
+takes two of three nodes. ``busy``: another job holds a core and has an actor; the run names what it
 waited for, then takes what is free, and leaves the rest as it was. ``slurm``: ``examples/cluster/slime.sbatch``, with
 stand-ins for Slurm's programs. The exit code says whether all is as promised.
 """
@@ -22,7 +23,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -35,7 +36,7 @@ START_LIMIT_S, RUN_LIMIT_S = 300, 1500
 """Seconds on a busy machine; an idle one needs a tenth."""
 
 REPO = Path(__file__).resolve().parents[2]
-PARTS = ("separate", "colocated", "disk", "missing", "spare", "busy", "slurm")
+PARTS = ("separate", "colocated", "disk", "missing", "spare", "spread", "busy", "slurm")
 HEAD, OTHER, SPARE = "10.117.0.1", "10.117.0.2", "10.117.0.3"
 SPARE_STEPS = 12
 
@@ -64,6 +65,7 @@ LAYOUTS = {
     "disk": (*TWO_RANKS, "--update-weight-transport", "disk", "--check-weight-update-equal"),
     "missing": TWO_RANKS,
     "spare": ("--num-rollout", str(SPARE_STEPS)),
+    "spread": ("--num-rollout", "3", "--rollout-num-gpus", "2", "--rollout-num-gpus-per-engine", "2"),
     "busy": TWO_RANKS,
 }
 OTHER_JOB = """
@@ -187,9 +189,13 @@ def nodes(folder: Path, addresses: Sequence[str]) -> Iterator[list[Node]]:
 
 @contextmanager
 def cluster(
-    folder: Path, *, addresses: Sequence[str] = (HEAD, OTHER), hides: Path | None = None
+    folder: Path, *, addresses: Sequence[str] = (HEAD, OTHER), hides: Mapping[str, Path] | None = None
 ) -> Iterator[tuple[Node, list[Node]]]:
-    """A Ray cluster; yields its head and its other nodes. One of these does not see the path ``hides``."""
+    """A Ray cluster; yields its head and its other nodes.
+
+    Arguments:
+        hides: address of a node -> a path in whose place it has an empty folder of its own.
+    """
     with nodes(folder, addresses) as (head, *others):
         # One core each: Ray packs bundles, and would put all on one node.
         shared = ("--num-cpus=1", "--disable-usage-stats", "--object-store-memory=200000000")
@@ -199,7 +205,7 @@ def cluster(
         try:
             for node in (head, *others):
                 words = (*first, f"--temp-dir={store}") if node is head else (f"--address={HEAD}:{PORT}",)
-                hidden = hides if node.address == OTHER else None
+                hidden = (hides or {}).get(node.address)
                 found = node.run(
                     *start, *words, f"--node-ip-address={node.address}", limit_s=START_LIMIT_S, hides=hidden
                 )
@@ -269,7 +275,7 @@ def names_the_node(folder: Path) -> None:
     model = folder / "missing" / "model"
     shutil.copytree(ARITHMETIC / "model", model)
     output = folder / "missing" / "run"
-    with cluster(folder / "missing", hides=model) as (head, _):
+    with cluster(folder / "missing", hides={OTHER: model}) as (head, _):
         words = ("--hf-checkpoint", str(model), "--prompt-data", str(ARITHMETIC / "data" / "train.jsonl"))
         printed = submit(head, "missing", output, *words, "--rm-type", "exact_match")
     require(f"({OTHER}): {model}" in printed, f"missing: the node {OTHER} and the folder are named", printed)
@@ -389,15 +395,51 @@ def survives(folder: Path) -> None:
     require(ledger.returncode == 0, "spare: the ledger balances", ledger.stdout + ledger.stderr)
 
 
+def spreads(folder: Path) -> None:
+    """An engine over two nodes trains with a learner on the third; without one of its parts it is started again."""
+    output, addresses = folder / "spread" / "run", (HEAD, OTHER, SPARE)
+    # SGLang takes processes that share memory for processes of one node, and connects them over loopback.
+    apart = cluster(folder / "spread", addresses=addresses, hides=dict.fromkeys(addresses, Path("/dev/shm")))
+    with apart as (head, others), ThreadPoolExecutor(1) as threads:
+        run = threads.submit(submit, head, "spread", output, "--check-weight-update-equal", "--use-fault-tolerance")
+        while len(rows(output)) < 1 and not run.done():
+            time.sleep(0.2)
+        for node in others:
+            for pid, words in processes(node):
+                if "keyed.py" in words and "--node-rank=1" in words and "supervisor.py" not in words:
+                    os.kill(pid, 9)
+        printed = run.result()
+    found = [row for row in rows(output) if "train/grad_norm" in row]
+    require(len(found) == 3, "spread: three steps", printed)
+    worst = max(row["parity/mean"] for row in found if "parity/mean" in row)
+    require(worst < 1e-5, f"spread: learner and engine compute the same, {worst:.1e}", printed)
+    logs = [path.read_text(errors="replace") for path in sorted((output / "logs").glob("engine-0*.log"))]
+    hosts = {address for log in logs for address in addresses if f"'host': '{address}'" in log}
+    require(hosts == {OTHER, SPARE}, f"spread: the parts listen at {', '.join(sorted(hosts))}", printed)
+    again = "engine 0 gets requests again" in printed
+    require(again, "spread: after the part on the second of its nodes is killed, the engine starts again", printed)
+
+
 def works(node: Node) -> bool:
     """Whether a learner rank or an engine runs there."""
-    listed = subprocess.run(["ip", "netns", "pids", node.name], capture_output=True, text=True, check=False)
-    found = [Path(f"/proc/{pid}/cmdline") for pid in listed.stdout.split()]
-    names = "".join(path.read_text(errors="replace") for path in found if path.exists())
+    names = "".join(words for _, words in processes(node))
     return "ray::LearnerActor" in names or "sglang::scheduler" in names
 
 
-SPECIAL = {"missing": names_the_node, "spare": survives, "busy": takes_only_its_own, "slurm": runs_in_a_slurm_job}
+def processes(node: Node) -> list[tuple[int, str]]:
+    """Ids and command lines of the processes there."""
+    listed = subprocess.run(["ip", "netns", "pids", node.name], capture_output=True, text=True, check=False)
+    found = [(pid, Path(f"/proc/{pid}/cmdline")) for pid in map(int, listed.stdout.split())]
+    return [(pid, path.read_text(errors="replace")) for pid, path in found if path.exists()]
+
+
+SPECIAL = {
+    "missing": names_the_node,
+    "spare": survives,
+    "spread": spreads,
+    "busy": takes_only_its_own,
+    "slurm": runs_in_a_slurm_job,
+}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from ray import cloudpickle
 
 from slime_core.errors import ConfigError, EngineError, PlacementError, ProcessDied, RemoteError, WaitTimeout
 from slime_core.runtime import waiting
-from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, Watched, start_actor
+from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, Watched, show_tasks, start_actor
 from slime_core.runtime.layout import Layout
 from slime_core.runtime.placement import Placement, place
 from slime_core.runtime.session import Session
@@ -73,6 +73,7 @@ class Worker(Watched):
 
 class AsyncWorker(Watched):
     async def linger(self) -> None:
+        show_tasks()
         await self.inner()
 
     async def inner(self) -> None:

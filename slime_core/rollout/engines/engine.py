@@ -73,6 +73,9 @@ class EngineSettings:
         max_total_tokens: size of the KV cache in tokens; None: from ``mem_fraction``, on a CPU 32,768.
         mem_fraction: share of a GPU's memory for weights and KV cache; None: SGLang decides.
         tensor_parallel: GPUs of one server; on a CPU, processes.
+        num_nodes, node_rank: over how many nodes the server runs, and which of its parts this is; the one of rank 0
+            takes all requests.
+        meeting_address: HOST:PORT on the node of rank 0, where the parts of such a server meet.
         releases_memory: the server can release the memory of its GPU; on a CPU it confirms such requests and keeps its
             memory.
         trust_remote_code: run Python code of the model folder.
@@ -97,6 +100,9 @@ class EngineSettings:
     max_total_tokens: int | None = None
     mem_fraction: float | None = None
     tensor_parallel: int = 1
+    num_nodes: int = 1
+    node_rank: int = 0
+    meeting_address: str | None = None
     trust_remote_code: bool = False
     releases_memory: bool = False
     skip_tokenizer: bool = False
@@ -125,6 +131,9 @@ class EngineSettings:
             "max-total-tokens": self.max_total_tokens or (cpu.TOTAL_TOKENS if on_cpu else None),
             "mem-fraction-static": self.mem_fraction,
             "tensor-parallel-size": self.tensor_parallel,
+            "nnodes": None if self.num_nodes == 1 else self.num_nodes,
+            "node-rank": None if self.num_nodes == 1 else self.node_rank,
+            "dist-init-addr": self.meeting_address,
             "disaggregation-mode": None if self.worker_type == "regular" else self.worker_type,
             # One line per request would hide the lines that explain a crash.
             "log-level-http": "warning",
@@ -145,7 +154,9 @@ class EngineSettings:
 
     def environment(self) -> dict[str, str]:
         """The server's whole environment: what it needs, and the key of the run, if there is one."""
-        found = {**needed_environment(), **self.variables, ENGINE_KEY: engine_access().key_text}
+        # The other nodes connect to this address; SGLang's own guess is another one where a node has several.
+        address = {"SGLANG_HOST_IP": self.host} if self.num_nodes > 1 else {}
+        found = {**needed_environment(), **address, **self.variables, ENGINE_KEY: engine_access().key_text}
         if self.device != "cpu":
             return found
         return {**found, **cpu.server_environment(threads=self.threads, processes=self.tensor_parallel)}
@@ -158,13 +169,13 @@ class SGLangServer(Server):
     :meth:`wait_ready` has returned.
     """
 
-    probe = "/model_info"
-    """SGLang listens only after its scheduler has loaded the model."""
-
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self.bootstrap_port = 0
-        self.health = settings.health or HealthCheck(timeout_s=_watchdog_s(settings.extra))
+        # SGLang listens only after its scheduler has loaded the model. The parts on further nodes answer /health alone.
+        self.probe = "/health" if settings.node_rank else "/model_info"
+        if not settings.node_rank:
+            self.health = settings.health or HealthCheck(timeout_s=_watchdog_s(settings.extra))
         super().__init__(
             settings.name,
             host=settings.host,

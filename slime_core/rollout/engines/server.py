@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import psutil  # type: ignore[import-untyped]
@@ -277,7 +277,7 @@ class Server(ABC):
         start_timeout_s: seconds until it must answer.
     """
 
-    probe: ClassVar[str]
+    probe: str
     """The path that answers 200 once the server accepts requests."""
 
     health: HealthCheck | None = None

@@ -53,11 +53,6 @@ def test_a_layout_becomes_equal_bundles(
             "--actor-num-gpus-per-node, --rollout-num-gpus or --critic-num-gpus, or add nodes",
         ),
         (Layout(9, 8, 1, "gpu"), GPUS_16, "Lower --actor-num-nodes, --actor-num-gpus-per-node or --rollout-num-gpus, "),
-        (
-            Layout(1, 1, 8, "gpu"),
-            Capacity(64, 16, 4),
-            r"An engine needs 8 GPUs, but the largest node has 4.*gpus-per-engine",
-        ),
         (Layout(8, 8, 1, "gpu"), Capacity(8, 16, 8), r"16 CPU cores.*the cluster has 8"),
         (Layout(8, 2, 8, "gpu", colocated=True), GPUS_8, r"the larger of 8 \(learner ranks\) and 2 x 8 .* = 16 GPUs"),
         (Layout(1, 1), Capacity(0), r"= 2 processes, but the cluster has 0 CPU cores"),

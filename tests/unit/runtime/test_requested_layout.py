@@ -84,9 +84,22 @@ def test_colocated_only_the_policy_shares():
     assert numbers(found.auxiliary) == [[4, 5]]
 
 
-def test_the_largest_engine_has_to_fit_a_node():
-    with pytest.raises(PlacementError, match="An engine needs 8 GPUs, but the largest node has 4"):
-        plan(Layout(1, 1, 1, "gpu", auxiliary=((1, 8),)), capacity=Capacity(64, 16, 4))
+def test_an_engine_that_is_larger_than_every_node_takes_equal_parts_of_as_few_as_hold_it():
+    layout = Layout(2, 2, 6, "gpu", auxiliary=((1, 2),))
+    wanted = plan(layout, capacity=Capacity(64, 20, 4))
+    found = assign(layout, seats=seats(n1=4, n2=4, n3=4, n4=4, n5=4), largest_node=wanted.largest_node)
+    assert numbers(found.auxiliary) == [[18, 19]]
+    assert numbers(found.engines) == [[1, 2, 3, 5, 6, 7], [9, 10, 11, 13, 14, 15]]
+    assert [seat.node for seat in found.engines[0]] == ["n1"] * 3 + ["n2"] * 3
+    assert [seat.bundle for seat in found.learner] == [0, 4]
+
+
+def test_an_engine_that_a_node_could_hold_is_not_spread():
+    layout = Layout(0, 1, 4, "gpu")
+    with pytest.raises(PlacementError, match="4 GPUs, each on one node, but the devices left are 1: 2, 2: 2"):
+        assign(layout, seats=seats(n1=2, n2=2), largest_node=8)
+    with pytest.raises(PlacementError, match="4 GPUs, each on 2 nodes, 2 on each, but the devices left are 1: 3, 2: 1"):
+        assign(layout, seats=seats(n1=3, n2=1), largest_node=3)
 
 
 def test_separate_prefill_and_decode_engines_are_refused_without_gpus():
