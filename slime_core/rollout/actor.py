@@ -27,7 +27,7 @@ from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.rollout.sampler import EvalSampler, Sampler, SamplerState
 from slime_core.rollout.sampler_components import SamplerSettings
-from slime_core.runtime.actors import Actor, Call, Ref, Watched, uncollected
+from slime_core.runtime.actors import Actor, Call, Ref, Watched, show_tasks, uncollected
 from slime_core.runtime.termination import Termination
 from slime_core.runtime.waiting import Wait, has_ended
 from slime_core.types import TrainBatch
@@ -62,6 +62,7 @@ class SamplerActor(Watched):
 
     async def setup(self, settings: SamplerSettings) -> None:
         """Load data, tokenizer and components."""
+        show_tasks()
         self._keeps_groups = settings.config.rollout.keeps_groups
         send_key_to(settings.router_url, *settings.engine_urls, *settings.model_urls.values())
         with uncollected(allocations=ALLOCATIONS):

@@ -184,6 +184,7 @@ class SamplerComponents:
             vocab_size=self.encoder.vocab_size,
             routes=routes_shape(settings.folder) if config.learner.use_rollout_routing_replay else None,
             engines=settings.engine_urls,
+            num_engines=settings.num_engines,
             restart_s=config.engine.engine_start_timeout_s if config.restarts_engines else 0.0,
         )
 

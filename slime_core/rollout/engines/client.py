@@ -1,6 +1,8 @@
 """Sends token ids to the engines, and parses their answers.
 
     GenerateClient    one connection pool, a bound on the requests in flight, retries with growing pauses
+    InFlightLimit     that bound, in constant time for each request, however many wait
+    ShortRequests     one request for many prompts with short responses
     read_generation   one response with its log-probabilities, weight versions, routes and counters
     Targets           chooses the URL of each attempt
     RequestAborter    aborts the requests in flight; they return the tokens that they have
@@ -16,8 +18,8 @@ import json
 import random
 import time
 from array import array
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -30,7 +32,6 @@ from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.generation import FinishReason, Generation, SamplingParams
 from slime_core.generation.sampling import NOTHING
 from slime_core.rollout.engines.progress import EngineProgress
-from slime_core.rollout.engines.room import Room
 from slime_core.rollout.engines.routes import put_back, shaped, take_routes
 from slime_core.rollout.engines.server import PROBE_INTERVAL_S
 from slime_core.rollout.engines.truncated_sampling import Truncation, truncate
@@ -56,6 +57,16 @@ TIMEOUT = "engine_timeout"
 LOOKS = 8
 """Fewest looks at the engines' progress within the limit of a request: some of them may fail."""
 
+COPIED_TOKENS = 16
+"""Tokens up to which a prompt is sent once for each of its responses, in one request. For ``n`` responses SGLang
+computes the prompt in a pass of its own first, so that they share it (sglang 0.5.23,
+srt/managers/tokenizer_manager.py:2110); for the demo's prompts on a CPU that pass takes longer than what it
+saves. At which length it begins to save has not been measured."""
+
+SHORT_RESPONSE = 16
+"""Most tokens of responses that are requested together with those of other prompts (:class:`ShortRequests`). They end
+at nearly the same time; a longer response would wait for the longest of its request."""
+
 ROUTES = "return_routed_experts"
 """The field of a request that asks for :attr:`Generation.routed_experts`."""
 
@@ -72,6 +83,7 @@ class GenerateClient:
         routes: layers of the model and experts per token, to request the routed experts of each token; None: not
             requested.
         engines: URLs of engines to send to directly, the least busy first; empty: send to ``url``.
+        num_engines: behind ``url``; where ``engines`` are named, their number.
         restart_s: seconds that a request waits in addition, from its first failed attempt on, because the run starts an
             engine again.
     """
@@ -85,6 +97,7 @@ class GenerateClient:
         vocab_size: int | None = None,
         routes: tuple[int, int] | None = None,
         engines: Sequence[str] = (),
+        num_engines: int = 1,
         restart_s: float = 0.0,
     ) -> None:
         self.url = url.rstrip("/")
@@ -93,7 +106,8 @@ class GenerateClient:
         self._timeout_s = timeout_s
         self._vocab_size = vocab_size
         self._routes = routes
-        self._room = Room(max_in_flight)
+        self._in_flight = InFlightLimit(max_in_flight)
+        self._short = ShortRequests(self._post_joined, max(num_engines, len(engines)))
         self._aborter = RequestAborter(self.url, self._open)
         self._progress = EngineProgress(self._aborter.get, self._engines_behind)
         self._session: aiohttp.ClientSession | None = None
@@ -127,6 +141,7 @@ class GenerateClient:
     async def close(self) -> None:
         """Close all connections; the engines abort the requests in flight."""
         self._progress.close()
+        await self._short.close()
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -147,22 +162,38 @@ class GenerateClient:
         session: str | None,
     ) -> list[Generation]:
         self._check_ids(ids)
-        fields = sampling.fields(n=n)
+        copied = len(ids) <= COPIED_TOKENS and not extra  # fields of extra may belong to one prompt, such as its images
+        fields = sampling.fields(n=1 if copied else n)
         cut = Truncation.of(fields, most=sampling.max_kept, vocab_size=self._vocab_size)
         top_logprobs = {} if cut is None else {"top_logprobs_num": cut.top_k}
         if cut is not None:
             fields["top_k"] = cut.top_k
-        body = {"input_ids": ids, "sampling_params": fields, "return_logprob": True, **top_logprobs, **extra}
-        async with self._room:
-            limit = _Limit(self._timeout_s if timeout_s is None else timeout_s, follows_progress=timeout_s is None)
-            answer = await self._post(json.dumps(body).encode(), limit, session)
-        if answer is None:
-            return [NOTHING] * n
-        rows = answer if isinstance(answer, list) else [answer]
-        if len(rows) != n:
-            raise EngineError(f"{self.url} sent {len(rows)} responses; {n} were requested")
+        more = {"sampling_params": fields, "return_logprob": True, **top_logprobs, **extra}
+        prompts = [ids] * n if copied else [ids]
+        async with self._in_flight:
+            if copied and session is None and timeout_s is None and sampling.max_new_tokens <= SHORT_RESPONSE:
+                rows = await self._short.request(prompts, more)
+            else:
+                limit = _Limit(self._timeout_s if timeout_s is None else timeout_s, follows_progress=timeout_s is None)
+                rows = await self._post_rows(prompts, more, n, limit, session)
         routes = self._routes if extra.get(ROUTES) else None
-        return [read_generation(row, routes, cut) for row in rows]
+        return [NOTHING] * n if rows is None else [read_generation(row, routes, cut) for row in rows]
+
+    async def _post_joined(self, prompts: list[list[int]], more: Mapping[str, Any]) -> list[Any] | None:
+        return await self._post_rows(prompts, more, len(prompts), _Limit(self._timeout_s, follows_progress=True), None)
+
+    async def _post_rows(
+        self, prompts: list[list[int]], more: Mapping[str, Any], count: int, limit: _Limit, session: str | None
+    ) -> list[Any] | None:
+        """The ``count`` responses to one request; None: requests are being aborted."""
+        body = {"input_ids": prompts if len(prompts) > 1 else prompts[0], **more}
+        answer = await self._post(json.dumps(body).encode(), limit, session)
+        if answer is None:
+            return None
+        rows = answer if isinstance(answer, list) else [answer]
+        if len(rows) != count:
+            raise EngineError(f"{self.url} sent {len(rows)} responses; {count} were requested")
+        return rows
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         if not ids:
@@ -237,10 +268,100 @@ class GenerateClient:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),  # the room is the bound
+                connector=aiohttp.TCPConnector(limit=0),  # InFlightLimit is the bound
                 headers={"Content-Type": "application/json", **engine_headers(self.url)},
             )
         return self._session
+
+
+class InFlightLimit:
+    """At most ``places`` blocks ``async with limit`` run at once; others wait, and enter in the order of their coming.
+
+    When a block ends, ``asyncio.Semaphore`` looks at all waiters whose turn has come and that have not run since. Where
+    thousands of answers arrive at once, that takes the square of their number; here a place goes from hand to hand.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def __aenter__(self) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it had the place already
+                self._leave()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        """Hand the place over to the first that still waits."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
+class ShortRequests:
+    """Joins prompts that are asked for in one pass of the event loop with the same fields, into one request an engine.
+
+    A request costs the server's HTTP process about a millisecond and the client a third of one, and its responses are
+    computed in passes of their own until the next is read. For responses of few tokens this is most of the time.
+
+    Arguments:
+        post: sends prompts with the fields, and returns one row for each prompt or None.
+        num_engines: requests to divide the prompts among.
+    """
+
+    def __init__(
+        self,
+        post: Callable[[list[list[int]], Mapping[str, Any]], Coroutine[Any, Any, list[Any] | None]],
+        num_engines: int,
+    ) -> None:
+        self._post = post
+        self._num_engines = num_engines
+        self._open: dict[str, deque[tuple[list[list[int]], asyncio.Task[list[Any] | None]]]] = {}
+        self._in_flight: set[asyncio.Task[list[Any] | None]] = set()
+
+    async def request(self, prompts: Sequence[list[int]], fields: Mapping[str, Any]) -> list[Any] | None:
+        """What ``post`` returns for ``prompts``; raises what it raises."""
+        joined, answer = self._join(json.dumps(fields), fields)
+        start = len(joined)
+        joined += prompts
+        rows = await asyncio.shield(answer)  # the others wait for it when this caller is cancelled
+        return None if rows is None else rows[start : start + len(prompts)]
+
+    def _join(self, key: str, fields: Mapping[str, Any]) -> tuple[list[list[int]], asyncio.Task[list[Any] | None]]:
+        """The prompts of a request that is not sent yet, and its answer."""
+        if key not in self._open:
+            self._open[key] = deque()
+            # Runs after all tasks that are ready now, and before those that they start: then the prompts are complete.
+            asyncio.get_running_loop().call_soon(self._open.pop, key)
+        requests = self._open[key]
+        if len(requests) < self._num_engines:
+            joined: list[list[int]] = []
+            answer = asyncio.create_task(self._post(joined, fields))
+            self._in_flight.add(answer)
+            answer.add_done_callback(self._in_flight.discard)
+            requests.append((joined, answer))
+        else:
+            requests.rotate(-1)
+        return requests[-1]
+
+    async def close(self) -> None:
+        """End the requests in flight, which outlive callers that were cancelled."""
+        for answer in self._in_flight:
+            answer.cancel()
+        await asyncio.gather(*self._in_flight, return_exceptions=True)
 
 
 class _Limit:

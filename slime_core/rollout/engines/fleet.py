@@ -45,7 +45,7 @@ from slime_core.rollout.engines.external import (
 from slime_core.rollout.engines.restarts import RestartableServer, Restarts
 from slime_core.rollout.engines.server import HealthCheck
 from slime_core.runtime.actors import Actor, ActorGroup, Call
-from slime_core.runtime.machine import cpu_threads, nccl_environment
+from slime_core.runtime.machine import cpu_threads, nccl_environment, openmp_environment
 from slime_core.runtime.placement import Slot
 from slime_core.runtime.waiting import Wait
 from slime_core.runtime.waiting import wait as wait_for
@@ -149,7 +149,7 @@ def _engines(
             threads=site.threads,
             # The later of two arguments wins in SGLang's parser.
             extra=(*config.sglang.arguments, *server_arguments(group.overrides), *extra),
-            variables=nccl_environment(config) if site.on_gpus else {},
+            variables=nccl_environment(config) if site.on_gpus else openmp_environment(config),
             start_timeout_s=config.engine.engine_start_timeout_s,
             health=_health_check(config),
             worker_type=group.worker_type,

@@ -357,7 +357,7 @@ async def test_rewards_that_hang_crash_or_return_nan_cost_their_own_samples(buil
     plugin = tmp_path / "moody.py"
     plugin.write_text(MOODY)
     active = activate(["grpo", str(plugin)])
-    rollout = RolloutConfig(rollout_batch_size=2, n_samples_per_prompt=2, rm_type="moody", reward_timeout_s=0.3)
+    rollout = RolloutConfig(rollout_batch_size=2, n_samples_per_prompt=2, rm_type="moody", reward_timeout_s=1.5)
     sampler, _ = build(GOOD, registry=active.registry, manifest=active.manifest, rollout=rollout)
     sampled = await sampler.sample(0)
     scores = await sampler.evaluate(0)
@@ -405,6 +405,7 @@ async def test_the_client_has_room_for_all_engines_and_knows_the_vocabulary(buil
         "vocab_size": 16,
         "routes": None,
         "engines": (),
+        "num_engines": 3,
         "restart_s": 0.0,
     }
 

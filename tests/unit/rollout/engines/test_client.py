@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from array import array
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -15,11 +15,12 @@ import pytest
 from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.generation import Generation, SamplingParams
 from slime_core.rollout.engines import client as module
-from slime_core.rollout.engines.client import GenerateClient
+from slime_core.rollout.engines.client import COPIED_TOKENS, SHORT_RESPONSE, GenerateClient, ShortRequests
 from slime_testing.fake_engine import FakeEngine
 from tests.simulated_clock import only_pauses_take_time
 
-SHORT = SamplingParams(max_new_tokens=8)
+ALONE = SamplingParams(max_new_tokens=SHORT_RESPONSE + 1)
+"""Of requests that are never joined."""
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_response_comes_back_with_ids_log_probabilities_and_version(client: GenerateClient) -> None:
-    (answer,) = await client.generate([3, 4], sampling=SHORT)
+    (answer,) = await client.generate([3, 4], sampling=ALONE)
     ids, log_probs = array("i", [9, 4, 8, 2, 1]), array("f", [-0.5] * 5)
     assert answer == Generation(ids, log_probs, "stop", ("default",), weight_spans=(("default", 0, 5),))
 
@@ -52,9 +53,114 @@ async def test_a_response_that_is_cut_says_so(client: GenerateClient) -> None:
     assert (list(answer.token_ids), answer.finish_reason) == ([9, 4], "length")
 
 
+LONG = [3] * (COPIED_TOKENS + 1)
+
+
+@pytest.mark.parametrize(
+    ("ids", "n", "extra", "sent"),
+    [
+        ([3, 4], 2, None, ([[3, 4], [3, 4]], 1)),
+        ([3, 4], 1, None, ([3, 4], 1)),
+        (LONG, 2, None, (LONG, 2)),
+        ([3, 4], 2, {"image_data": ["a picture of this prompt"]}, ([3, 4], 2)),
+    ],
+)
+async def test_a_short_prompt_is_sent_once_for_each_response(
+    client: GenerateClient, engine: FakeEngine, ids: list[int], n: int, extra: Any, sent: Any
+) -> None:
+    answers = await client.generate(ids, sampling=ALONE, n=n, extra=extra)
+    assert [list(answer.token_ids) for answer in answers] == [list(answers[0].token_ids)] * n
+    (body,) = engine.bodies
+    assert (body["input_ids"], body["sampling_params"]["n"]) == sent
+
+
+SHORT = SamplingParams(max_new_tokens=SHORT_RESPONSE)
+
+
+async def test_short_requests_of_one_pass_are_sent_as_one(client: GenerateClient, engine: FakeEngine) -> None:
+    calls = (client.generate([3, number], sampling=SHORT, n=2) for number in (4, 5, 6))
+    answers = await asyncio.gather(*calls)
+    assert [len(rows) for rows in answers] == [2, 2, 2]
+    (body,) = engine.bodies
+    assert body["input_ids"] == [[3, 4], [3, 4], [3, 5], [3, 5], [3, 6], [3, 6]]
+    assert body["sampling_params"]["n"] == 1
+
+
+@pytest.mark.parametrize(
+    "own",
+    [{"timeout_s": 60.0}, {"session": "a conversation"}, {"extra": {"image_data": ["a picture"]}}, {"sampling": ALONE}],
+)
+async def test_requests_that_differ_are_sent_by_themselves(
+    client: GenerateClient, engine: FakeEngine, own: dict[str, Any]
+) -> None:
+    await asyncio.gather(client.generate([3], sampling=SHORT), client.generate([4], **{"sampling": SHORT, **own}))
+    assert sorted(str(body["input_ids"]) for body in engine.bodies) == ["[3]", "[4]"]
+
+
+class Posts:
+    """Answers each prompt with its own text, and keeps what it was sent."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.sent: list[tuple[list[list[int]], Any]] = []
+        self._failure = failure
+
+    async def __call__(self, prompts: list[list[int]], fields: Mapping[str, Any]) -> list[Any]:
+        self.sent.append((list(prompts), fields))
+        await asyncio.sleep(0)
+        if self._failure is not None:
+            raise self._failure
+        return list(map(str, prompts))
+
+
+@pytest.mark.parametrize(
+    ("num_engines", "sent"),
+    [(1, [[[0], [1], [2], [3], [4]]]), (2, [[[0], [2], [4]], [[1], [3]]]), (9, [[[0]], [[1]], [[2]], [[3]], [[4]]])],
+)
+async def test_joined_prompts_are_divided_among_engines(num_engines: int, sent: list[list[list[int]]]) -> None:
+    posts = Posts()
+    short = ShortRequests(posts, num_engines)
+    answers = await asyncio.gather(*(short.request([[number]], {}) for number in range(5)))
+    assert answers == [[f"[{number}]"] for number in range(5)]
+    assert [prompts for prompts, _ in posts.sent] == sent
+
+
+async def test_prompts_with_other_fields_or_of_a_later_pass_are_not_joined() -> None:
+    posts = Posts()
+    short = ShortRequests(posts, 1)
+    await asyncio.gather(short.request([[0]], {}), short.request([[1]], {"n": 1}))
+    await short.request([[2]], {})
+    assert posts.sent == [([[0]], {}), ([[1]], {"n": 1}), ([[2]], {})]
+
+
+async def test_a_caller_that_is_cancelled_takes_no_answer_from_the_others() -> None:
+    short = ShortRequests(Posts(), 1)
+    first, second = (asyncio.create_task(short.request([[number]], {})) for number in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second == ["[1]"]
+
+
+async def test_a_request_whose_callers_are_gone_ends_with_the_client(engine: FakeEngine) -> None:
+    engine.delay_s = 60
+    async with GenerateClient(engine.url) as client:
+        asked = asyncio.create_task(client.generate([3], sampling=SHORT))
+        while not engine.most_in_flight:
+            await asyncio.sleep(0)
+        asked.cancel()
+    await asyncio.sleep(0.5)  # longer than the pause before a request is sent again
+    assert engine.calls.count("/generate") == 1
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_failure_reaches_every_caller() -> None:
+    short = ShortRequests(Posts(RequestFailed("gone", "engine_connection")), 1)
+    answers = await asyncio.gather(*(short.request([[0]], {}) for _ in range(3)), return_exceptions=True)
+    assert [str(answer) for answer in answers] == ["gone"] * 3
+
+
 async def test_a_request_to_a_failing_engine_is_retried(client: GenerateClient, engine: FakeEngine) -> None:
     engine.fail_with = [500, 503]
-    assert len(await client.generate([3], sampling=SHORT, n=2)) == 2
+    assert len(await client.generate([3], sampling=ALONE, n=2)) == 2
     assert engine.calls.count("/generate") == 3
 
 
@@ -64,7 +170,7 @@ async def test_a_request_to_an_overloaded_engine_fails_without_a_retry(
 ) -> None:
     engine.fail_with = [status]
     with pytest.raises(RequestFailed) as failed:
-        await client.generate([3], sampling=SHORT)
+        await client.generate([3], sampling=ALONE)
     assert engine.calls.count("/generate") == 1
     assert failed.value.cause == f"engine_status_{status}"
     assert str(failed.value) == (
@@ -86,7 +192,7 @@ async def test_a_failure_that_lasts_ends_with_the_time_limit(
     only_pauses_take_time(monkeypatch, module)
     engine.fail_with = [500] * 100
     with pytest.raises(EngineError, match=r"no answer within 60 s and \d\d attempts; .*status 500"):
-        await client.generate([3], sampling=SHORT)
+        await client.generate([3], sampling=ALONE)
     # Pauses of 0.1, 0.2, ... 3.2 s and then of 5 s, each shortened by half at most.
     assert 16 <= engine.calls.count("/generate") <= 32
 
@@ -96,19 +202,19 @@ async def test_an_engine_that_is_gone_ends_with_the_time_limit(
 ) -> None:
     engine.stop()
     with pytest.raises(EngineError, match=r"ClientConnectorError"):
-        await client.generate([3], sampling=SHORT)
+        await client.generate([3], sampling=ALONE)
 
 
 async def test_an_engine_that_hangs_ends_with_the_time_limit(client: GenerateClient, engine: FakeEngine) -> None:
     engine.delay_s = 60
     with pytest.raises(EngineError, match=r"no answer within 0.2 s and 1 attempts; .*TimeoutError"):
-        await client.generate([3], sampling=SHORT, timeout_s=0.2)
+        await client.generate([3], sampling=ALONE, timeout_s=0.2)
 
 
 async def test_a_slow_response_outlasts_the_limit_while_its_engine_computes(engine: FakeEngine) -> None:
     engine.delay_s = 5
     async with GenerateClient(engine.url, timeout_s=3) as client:
-        answers = await client.generate([3, 4], sampling=SHORT, n=2)
+        answers = await client.generate([3, 4], sampling=ALONE, n=2)
     assert [list(answer.token_ids) for answer in answers] == [[9, 4, 8, 2, 1]] * 2
     assert engine.calls.count("/generate") == 1
 
@@ -117,7 +223,7 @@ async def test_an_engine_whose_counters_stand_still_fails_the_request(engine: Fa
     engine.delay_s, engine.stuck = 60, True
     async with GenerateClient(engine.url, timeout_s=3) as client:
         with pytest.raises(RequestFailed, match=r"within 3 s and 1 attempts; .*\(/v1/loads\) stood still") as failed:
-            await asyncio.wait_for(client.generate([3], sampling=SHORT), 30)
+            await asyncio.wait_for(client.generate([3], sampling=ALONE), 30)
     assert failed.value.cause == "engine_timeout"
     assert engine.calls.count("/v1/loads") >= 3
 
@@ -125,7 +231,7 @@ async def test_an_engine_whose_counters_stand_still_fails_the_request(engine: Fa
 async def test_an_engine_that_gets_stuck_later_fails_the_request(engine: FakeEngine) -> None:
     engine.delay_s = 60
     async with GenerateClient(engine.url, timeout_s=3) as client:
-        asked = asyncio.create_task(client.generate([3], sampling=SHORT))
+        asked = asyncio.create_task(client.generate([3], sampling=ALONE))
         await asyncio.sleep(4.5)
         assert not asked.done()
         engine.stuck = True
@@ -136,7 +242,7 @@ async def test_an_engine_that_gets_stuck_later_fails_the_request(engine: FakeEng
 async def test_a_paused_engine_fails_no_request(engine: FakeEngine) -> None:
     async with GenerateClient(engine.url, timeout_s=3) as client, aiohttp.ClientSession() as session:
         await session.post(f"{engine.url}/pause_generation", json={"mode": "retract"})
-        asked = asyncio.create_task(client.generate([3, 4], sampling=SHORT))
+        asked = asyncio.create_task(client.generate([3, 4], sampling=ALONE))
         await asyncio.sleep(4.5)
         await session.post(f"{engine.url}/continue_generation", json={})
         assert (await asked)[0].finish_reason == "stop"
@@ -145,7 +251,7 @@ async def test_a_paused_engine_fails_no_request(engine: FakeEngine) -> None:
 async def test_many_requests_share_one_look_at_an_engine(engine: FakeEngine) -> None:
     engine.delay_s = 5
     async with GenerateClient(engine.url, timeout_s=3) as client:
-        await asyncio.gather(*(client.generate([3], sampling=SHORT) for _ in range(20)))
+        await asyncio.gather(*(client.generate([3], sampling=ALONE) for _ in range(20)))
     assert 2 <= engine.calls.count("/v1/loads") <= 14  # 5 s with a look each 3/8 s
 
 
@@ -154,7 +260,7 @@ async def test_an_answer_that_breaks_off_is_requested_again(
     client: GenerateClient, engine: FakeEngine, fault: str
 ) -> None:
     engine.faults = [fault, fault]
-    (answer,) = await client.generate([3, 4], sampling=SHORT)
+    (answer,) = await client.generate([3, 4], sampling=ALONE)
     assert list(answer.token_ids) == [9, 4, 8, 2, 1]
     assert engine.calls.count("/generate") == 3
 
@@ -175,7 +281,7 @@ async def test_a_request_that_fails_for_good_says_how(
     engine.faults = [fault] * 50 if isinstance(fault, str) else []
     engine.fail_with = [fault] * 50 if isinstance(fault, int) else []
     with pytest.raises(RequestFailed) as failed:
-        await client.generate([3], sampling=SHORT, timeout_s=0.3 if fault == "hang" else 60)
+        await client.generate([3], sampling=ALONE, timeout_s=0.3 if fault == "hang" else 60)
     assert failed.value.cause == cause
     assert pickle.loads(pickle.dumps(failed.value)).cause == cause
 
@@ -184,7 +290,7 @@ async def test_a_request_that_fails_for_good_says_how(
 async def test_no_refused_request_is_repeated(client: GenerateClient, engine: FakeEngine, status: int) -> None:
     engine.fail_with = [status, 500]
     with pytest.raises(RequestRefused, match=f"status {status}"):
-        await client.generate([3], sampling=SHORT)
+        await client.generate([3], sampling=ALONE)
     assert engine.calls.count("/generate") == 1
 
 
@@ -227,7 +333,7 @@ async def test_a_malformed_response_fails_its_sample_and_not_the_run(
 ) -> None:
     async with saying(content) as url, GenerateClient(url, timeout_s=60) as client:
         with pytest.raises(RequestFailed) as caught:
-            await client.generate([3], sampling=SHORT)
+            await client.generate([3], sampling=ALONE)
     assert caught.value.cause == cause
     assert message in str(caught.value)
 
@@ -247,7 +353,7 @@ async def test_engines_abort_requests_that_a_function_sent_by_itself(
 
 async def test_requests_can_be_ended_with_the_tokens_that_they_have(client: GenerateClient, engine: FakeEngine) -> None:
     engine.delay_s, engine.partial = 60, 2
-    requests = [asyncio.create_task(client.generate([3, 4], sampling=SHORT)) for _ in range(5)]
+    requests = [asyncio.create_task(client.generate([3, 4], sampling=ALONE)) for _ in range(5)]
     while engine.most_in_flight < 3:
         await asyncio.sleep(0)
     async with client.aborting():
@@ -256,19 +362,19 @@ async def test_requests_can_be_ended_with_the_tokens_that_they_have(client: Gene
     assert {answer.finish_reason for answer in answers} == {"abort"}
     assert engine.calls.count("/generate") == 3
     engine.delay_s = 0
-    assert (await client.generate([3, 4], sampling=SHORT))[0].finish_reason == "stop"
+    assert (await client.generate([3, 4], sampling=ALONE))[0].finish_reason == "stop"
 
 
 async def test_engines_that_cannot_be_reached_delay_nothing(client: GenerateClient, engine: FakeEngine) -> None:
     engine.stop()
     async with client.aborting():
-        (answer,) = await client.generate([3], sampling=SHORT)
+        (answer,) = await client.generate([3], sampling=ALONE)
     assert answer.finish_reason == "abort"
 
 
 async def test_requests_in_flight_are_bounded(client: GenerateClient, engine: FakeEngine) -> None:
     engine.delay_s = 60
-    asking = [asyncio.create_task(client.generate([3], sampling=SHORT)) for _ in range(10)]
+    asking = [asyncio.create_task(client.generate([3], sampling=ALONE)) for _ in range(10)]
     while engine.most_in_flight < 3:
         await asyncio.sleep(0)
     engine.delay_s = 0
@@ -286,17 +392,17 @@ async def test_ids_that_would_kill_the_server_are_not_sent(
     client: GenerateClient, engine: FakeEngine, ids: list[int]
 ) -> None:
     with pytest.raises(EngineError, match="the model knows 0 to 15"):
-        await client.generate(ids, sampling=SHORT)
+        await client.generate(ids, sampling=ALONE)
     assert engine.calls == []
 
 
 async def test_an_empty_prompt_is_not_sent(client: GenerateClient) -> None:
     with pytest.raises(EngineError, match="at least one"):
-        await client.generate([], sampling=SHORT)
+        await client.generate([], sampling=ALONE)
 
 
 async def test_every_version_that_sampled_tokens_is_reported_once(client: GenerateClient, engine: FakeEngine) -> None:
-    (before,) = await client.generate([3], sampling=SHORT)
+    (before,) = await client.generate([3], sampling=ALONE)
     assert before.weight_versions == ("default",)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from slime_core.rollout.engines.room import Room
+from slime_core.rollout.engines.client import InFlightLimit
 
 
 async def settle() -> None:
@@ -13,11 +13,11 @@ async def settle() -> None:
 
 
 class Crowd:
-    """Tasks that enter ``room`` and stay until they are let go."""
+    """Tasks that enter ``limit`` and stay until they are let go."""
 
     def __init__(self, places: int) -> None:
         self.inside: list[int] = []
-        self._room = Room(places)
+        self._limit = InFlightLimit(places)
         self._doors: list[asyncio.Event] = []
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -31,7 +31,7 @@ class Crowd:
         self._doors[number].set()
 
     async def _visit(self, number: int) -> None:
-        async with self._room:
+        async with self._limit:
             self.inside.append(number)
             await self._doors[number].wait()
             self.inside.remove(number)
@@ -84,10 +84,10 @@ async def test_one_that_is_cancelled_when_its_turn_has_come_hands_the_place_on()
 
 
 async def test_an_error_inside_frees_the_place() -> None:
-    room = Room(1)
+    limit = InFlightLimit(1)
 
     async def fail() -> None:
-        async with room:
+        async with limit:
             raise KeyError("inside")
 
     assert [type(one) for one in await asyncio.gather(fail(), fail(), return_exceptions=True)] == [KeyError, KeyError]
