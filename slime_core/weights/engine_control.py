@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -60,6 +61,11 @@ class EngineChecksums:
         return XXH3_DIGITS if fast else SHA_DIGITS
 
 
+PROMPT_S = 60.0
+"""Limit in seconds of calls that an engine answers after its current forward pass. While it is paused, its health
+checks do not notice that its scheduler hangs: they cannot tell that from loading weights."""
+
+
 class EngineControl:
     """Controls the servers at ``urls`` (``http://host:port``) together.
 
@@ -98,7 +104,7 @@ class EngineControl:
         values of old weights.
         """
         self._keeps_cache = mode == "in_place"
-        self._all("/pause_generation", {"mode": mode})
+        self._all("/pause_generation", {"mode": mode}, limit_s=PROMPT_S)
 
     def resume(self) -> None:
         """All engines generate again and resume the requests that they held."""
@@ -112,11 +118,12 @@ class EngineControl:
 
     def begin_update(self) -> None:
         """The engines accept weights."""
-        self._all("/begin_weight_update", {})
+        self._all("/begin_weight_update", {}, limit_s=PROMPT_S)
 
-    def end_update(self) -> None:
-        """The engines post-process the new weights."""
-        self._all("/end_weight_update", {})
+    def end_update(self, *, limit_s: float = math.inf) -> None:
+        """The engines post-process the new weights; within ``limit_s`` seconds, where that is less than the limit of a
+        call."""
+        self._all("/end_weight_update", {}, limit_s=limit_s)
 
     def init_group(
         self, *, master_address: str, master_port: int, group: str, backend: str, rank_offset: int = 1
@@ -260,15 +267,17 @@ class EngineControl:
 
     # --- Calls -------------------------------------------------------------------------------------------------------
 
-    def _all(self, endpoint: str, body: Mapping[str, Any] | None = None) -> list[Any]:
-        return self._each(endpoint, [body] * len(self.urls))
+    def _all(self, endpoint: str, body: Mapping[str, Any] | None = None, *, limit_s: float = math.inf) -> list[Any]:
+        return self._gather(self._start(endpoint, [body] * len(self.urls), limit_s=limit_s))
 
     def _each(self, endpoint: str, bodies: Sequence[Mapping[str, Any] | None]) -> list[Any]:
         return self._gather(self._start(endpoint, bodies))
 
-    def _start(self, endpoint: str, bodies: Sequence[Mapping[str, Any] | None]) -> list[Future[Any]]:
+    def _start(
+        self, endpoint: str, bodies: Sequence[Mapping[str, Any] | None], *, limit_s: float = math.inf
+    ) -> list[Future[Any]]:
         return [
-            self._threads.submit(call, url, endpoint, body, timeout_s=self._timeout_s)
+            self._threads.submit(call, url, endpoint, body, timeout_s=min(limit_s, self._timeout_s))
             for url, body in zip(self.urls, bodies, strict=True)
         ]
 

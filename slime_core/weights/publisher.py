@@ -236,6 +236,9 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
+ABANDON_S = 10.0
+"""Seconds for engines to end an update that failed: one of them may answer nothing."""
+
 NamedWeights = Iterable[tuple[str, "torch.Tensor"]]
 Sent = dict[tuple[int, int], SentWeights]
 """Processes of an engine and digits of its digests -> checksums of engines of that kind."""
@@ -392,7 +395,7 @@ class Publisher:
     def _abandon(self, control: EngineControl) -> None:
         """Close after a failure; engines that are still alive end the update that they have begun."""
         with suppress(WeightSyncError):
-            control.end_update()
+            control.end_update(limit_s=ABANDON_S)
         self.close()
 
     def _gather(self, weights: NamedWeights) -> None:

@@ -110,7 +110,7 @@ async def client(url: str) -> AsyncIterator[GenerateClient]:
 @ALL
 async def test_every_token_has_a_log_probability_and_ids_are_in_range(client: GenerateClient) -> None:
     groups = await run_all(
-        client.generate(ids, sampling=SamplingParams(max_new_tokens=8), n=3) for ids in ([3, 4], [5])
+        client.generate(ids, sampling=SamplingParams(max_new_tokens=8), n=3) for ids in ([3, 4], [5] * 20)
     )
     answers = [answer for group in groups for answer in group]
     assert [len(group) for group in groups] == [3, 3]
@@ -127,10 +127,11 @@ def fields_of(value: Any) -> Any:
     return [fields_of(value[0]) if value else None] if isinstance(value, list) else type(value).__name__
 
 
+@pytest.mark.parametrize(("ids", "n"), [([6, 15, 6], 2), ([[6, 15, 6], [6, 15, 6]], 1)])
 @pytest.mark.parametrize("subject", ["real"], indirect=True)
-def test_an_engine_of_the_growth_benchmark_sends_what_the_real_one_sends(url: str) -> None:
-    sampling = SamplingParams(max_new_tokens=8, ignore_eos=True).fields(n=2)
-    body: Any = {"input_ids": [6, 15, 6], "sampling_params": sampling, "return_logprob": True}
+def test_an_engine_of_the_growth_benchmark_sends_what_the_real_one_sends(url: str, ids: Any, n: int) -> None:
+    sampling = SamplingParams(max_new_tokens=8, ignore_eos=True).fields(n=n)
+    body: Any = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True}
     with growth_engines.engines(2, vocab_size=16, context_length=128) as urls:
         answers = [call(one, "/generate", body, timeout_s=120) for one in (url, *urls)]
     first, *others = map(fields_of, answers)

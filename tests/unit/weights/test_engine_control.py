@@ -12,6 +12,7 @@ import pytest
 from slime_core.errors import EngineError, EngineSilent, WeightSyncError
 from slime_core.generation import SamplingParams
 from slime_core.rollout.engines.client import GenerateClient
+from slime_core.weights import engine_control
 from slime_core.weights.engine_control import EngineControl, PauseMode, call
 from slime_core.weights.specs import Bucket, WeightSpec
 from slime_testing.fake_engine import FakeEngine
@@ -84,6 +85,20 @@ def test_the_call_that_failed_first_is_reported_while_another_hangs(engines: tup
         control = EngineControl([url, engines[1].url], timeout_s=3600)  # who waited for both would hear it then
         with pytest.raises(WeightSyncError, match=f"{engines[1].url}/end_weight_update refused"):
             control.end_update()
+        control.close()
+
+
+def test_an_engine_that_answers_nothing_is_noticed_before_the_limit_of_calls_that_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_control, "PROMPT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        control = EngineControl([f"http://127.0.0.1:{silent.getsockname()[1]}"], timeout_s=3600)
+        for prompt in (control.pause, control.begin_update):
+            with pytest.raises(EngineSilent, match=r"limit 0\.1 s"):
+                prompt()
+        with pytest.raises(EngineSilent, match=r"end_weight_update gave no answer \(limit 0\.2 s"):
+            control.end_update(limit_s=0.2)
         control.close()
 
 

@@ -36,7 +36,11 @@ class Engines:
         self._sent = torch.empty(0)
 
     def __getattr__(self, name: str):
-        return lambda *arguments: self.calls.append(" ".join([name, *map(str, arguments)]))
+        def note(*arguments: object, **options: object) -> None:
+            given = [*map(str, arguments), *(f"{name}={value}" for name, value in options.items())]
+            self.calls.append(" ".join([name, *given]))
+
+        return note
 
     def broadcast(self, flat):
         self._sent = flat.clone()
@@ -302,6 +306,6 @@ def test_a_publication_that_fails_gathers_to_the_end_and_closes_the_update_of_th
     with pytest.raises(WeightSyncError, match="gave no answer"):
         publisher.publish((gathered.append(name) or (name, weight) for name, weight in weights.items()), version="1")
     assert gathered == list(weights), "the other ranks would wait for this one"
-    assert engines.calls[-3:] == ["end_update", "close", "close"]
+    assert engines.calls[-3:] == ["end_update limit_s=10.0", "close", "close"]
     publisher.close()
     assert engines.calls.count("close") == 3, "the group was closed again"
