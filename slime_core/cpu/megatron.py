@@ -248,6 +248,27 @@ def _patch_mappings(module: Any) -> None:
     module._gather_along_first_dim, module._reduce_scatter_along_first_dim = gather_parts, scatter_parts
 
 
+def _patch_param_and_grad_buffer(module: Any) -> None:
+    """distributed/param_and_grad_buffer.py:285 and :443 exchange parts of a buffer in place, also in a group of one
+    rank, which has nothing to exchange; gloo then copies all weights, and all gradients, to new memory and back.
+
+    Can go when gloo leaves such a buffer as it is, as NCCL does.
+    """
+
+    def unless_alone(exchange: Callable[..., Any]) -> Callable[..., Any]:
+        def exchange_parts(output: torch.Tensor, part: torch.Tensor, **options: Any) -> Any:
+            # An asynchronous call returns what its caller waits for.
+            is_alone = options["group"].size() == 1 and not options["async_op"]
+            if is_alone and output.data_ptr() == part.data_ptr():
+                return None
+            return exchange(output, part, **options)
+
+        return exchange_parts
+
+    module.dist_all_gather_func = unless_alone(module.dist_all_gather_func)
+    module.dist_reduce_scatter_func = unless_alone(module.dist_reduce_scatter_func)
+
+
 def _patch_moe_utils_on_cpu(module: Any) -> None:
     """moe/moe_utils.py:1093 returns a CPU tensor unchanged although a numpy array was requested.
 
@@ -447,6 +468,7 @@ _LIBRARY_PATCHES: dict[str, Callable[[Any], None]] = {
 
 _DEVICE_PATCHES: dict[str, Callable[[Any], None]] = {
     "megatron.core.jit": _patch_jit,
+    "megatron.core.distributed.param_and_grad_buffer": _patch_param_and_grad_buffer,
     "megatron.core.tensor_parallel.random": _patch_random,
     "megatron.core.tensor_parallel.mappings": _patch_mappings,
     "megatron.core.transformer.moe.moe_utils": _patch_moe_utils_on_cpu,

@@ -41,6 +41,11 @@ def server_environment(*, threads: int = 1, processes: int = 1) -> dict[str, str
         "CUDA_VISIBLE_DEVICES": "",  # a CPU run on a machine with GPUs must not see them
         "OMP_NUM_THREADS": str(threads),
         "TORCHDYNAMO_DISABLE": "1",  # compiling for a CPU would need a C++ toolchain and minutes
+        # glibc keeps freed memory, as in slime_core.learner.process: mallopt(3), "Environment variables".
+        "MALLOC_TRIM_THRESHOLD_": str(2**40),
+        "MALLOC_TOP_PAD_": str(64 * 2**20),
+        "MALLOC_MMAP_MAX_": "0",
+        "MALLOC_ARENA_MAX": "1",
     }
 
 

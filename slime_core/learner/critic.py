@@ -151,7 +151,7 @@ def critic_optimizer(config: RunConfig) -> OptimizerConfig:
 
 def _response_values(micro: MicroBatch, output_1T1: torch.Tensor) -> torch.Tensor:
     """The value of each response token, from the row that predicts it: float32 [u]."""
-    return output_1T1[0].index_select(0, micro.rows_U).squeeze(-1).float()
+    return output_1T1.squeeze(0).index_select(0, micro.rows_U).squeeze(-1).float()
 
 
 def _explained(metrics: dict[str, float]) -> dict[str, float]:

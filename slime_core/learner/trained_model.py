@@ -13,7 +13,8 @@ Megatron is imported inside functions, after ``slime_core.cpu.megatron.install()
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -232,13 +233,16 @@ def forward_backward_policy(
             return _loss_of_log_probs(objective, logits_1TV, micro, chunk_size)
         return _loss_of_logits(objective, logits_1TV, micro, chunk_size)
 
-    return forward_backward(model, micro_batches, compute_loss)
+    return forward_backward(model, micro_batches, compute_loss, all_rows=objective.of_logits is not None)
 
 
 def forward_backward(
-    model: Sequence[Any], micro_batches: Sequence[MicroBatch], compute_loss: ComputeLoss
+    model: Sequence[Any], micro_batches: Sequence[MicroBatch], compute_loss: ComputeLoss, *, all_rows: bool = False
 ) -> dict[str, float]:
     """Gradients of the sum of the losses of ``compute_loss``, otherwise as :func:`forward_backward_policy`.
+
+    Arguments:
+        all_rows: ``compute_loss`` gets the model's output for every token, and not only where ``rows_U`` points.
 
     Raises:
         RunError: no loss of any rank needs a gradient.
@@ -252,7 +256,8 @@ def forward_backward(
         # Megatron wants a token count, which optimizer.sum_gradients ignores.
         return value, torch.ones((), dtype=torch.int, device=value.device), sums
 
-    metrics = _reduce(_schedule(model, micro_batches, loss, forward_only=False), device=_device(model))
+    passed = _schedule(model, micro_batches, loss, forward_only=False, all_rows=all_rows)
+    metrics = _reduce(passed, device=_device(model))
     require_gradient(metrics.pop(GRADIENT))
     return metrics
 
@@ -274,7 +279,7 @@ def response_log_probs(
     from megatron.core import parallel_state
 
     return log_probs_and_entropy(
-        logits_1TV[0],
+        logits_1TV.squeeze(0),  # the gradient of [0] would be a copy in a tensor of zeros
         rows_U=micro.rows_U,
         targets_U=micro.targets_U,
         temperature=micro.temperature,
@@ -311,13 +316,20 @@ def _loss_of_logits(
     return loss, MetricSums({**metrics, **measured.sums}, measured.largest)
 
 
-def _schedule(model: Sequence[Any], micro_batches: Sequence[MicroBatch], last: Any, *, forward_only: bool) -> Any:
+def _schedule(
+    model: Sequence[Any],
+    micro_batches: Sequence[MicroBatch],
+    last: Any,
+    *,
+    forward_only: bool,
+    all_rows: bool = False,
+) -> Any:
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     longest = max(micro.num_tokens for micro in micro_batches)
     iterators = [iter(micro_batches) for _ in model]
     return get_forward_backward_func()(
-        forward_step_func=partial(_forward, last),
+        forward_step_func=partial(_forward, last, all_rows),
         data_iterator=iterators if len(model) > 1 else iterators[0],
         model=list(model) if len(model) > 1 else model[0],
         num_microbatches=len(micro_batches),
@@ -328,15 +340,40 @@ def _schedule(model: Sequence[Any], micro_batches: Sequence[MicroBatch], last: A
     )
 
 
-def _forward(last: Any, micro_batches: Iterator[MicroBatch], chunk: Any) -> tuple[torch.Tensor, Any]:
+def _forward(last: Any, all_rows: bool, micro_batches: Iterator[MicroBatch], chunk: Any) -> tuple[torch.Tensor, Any]:
     from megatron.core.transformer.module import Float16Module
 
     micro = next(micro_batches)
     # Without it Megatron would copy all bfloat16 logits to float32 at once.
     keep_dtype = {"fp32_output": False} if isinstance(chunk.module, Float16Module) else {}
     extra = {**keep_dtype, **model_inputs(chunk, micro.inputs, micro.tokens_1T.device)}
-    output = chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=micro.packed_sequence, **extra)
-    return output, lambda logits_1TV, **options: last(micro, logits_1TV, **options)
+    with nullcontext(micro) if all_rows else _predicting_rows(chunk.module, micro) as seen:
+        output = chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=micro.packed_sequence, **extra)
+    return output, lambda logits_1TV, **options: last(seen, logits_1TV, **options)
+
+
+@contextmanager
+def _predicting_rows(module: Any, micro: MicroBatch) -> Iterator[MicroBatch]:
+    """Inside the block the output layer of ``module`` computes only the rows that predict a response token, each once;
+    yields ``micro`` with ``rows_U`` among these. Logits of prompts are most of a vocabulary-sized tensor.
+
+    Does nothing where another pipeline stage has the output layer, where every row predicts or none does, and with
+    sequence parallelism, where a rank holds a part of the rows.
+    """
+    layer = getattr(getattr(module, "module", module), "output_layer", None)
+    rows_R, of_U = torch.unique(micro.rows_U, return_inverse=True)
+    if layer is None or module.config.sequence_parallel or not 0 < len(rows_R) < micro.num_tokens:
+        yield micro
+        return
+
+    def select(_: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return inputs[0].index_select(0, rows_R), *inputs[1:]
+
+    hook = layer.register_forward_pre_hook(select)
+    try:
+        yield replace(micro, rows_U=of_U)
+    finally:
+        hook.remove()
 
 
 def model_inputs(chunk: Any, inputs: RowInputs, device: torch.device) -> dict[str, torch.Tensor]:

@@ -160,12 +160,14 @@ class Packing:
         slots_T: int64 [t], the slot of each token.
         shapes: (sequences, slots a sequence) of each batch, in the order of the slots.
         shared: slots of keys and values; None: the same as those of queries.
+        moves: False: slot i has token i, as where all sequences are equally long, so none is copied.
     """
 
     rows_S: torch.Tensor
     slots_T: torch.Tensor
     shapes: tuple[tuple[int, int], ...]
     shared: SharedKeys | None = None
+    moves: bool = True
 
     @classmethod
     def of(cls, cu_seqlens: torch.Tensor, *, num_tokens: int, continues: torch.Tensor | None = None) -> Packing:
@@ -188,7 +190,9 @@ class Packing:
 
     def pad(self, values_TNH: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield the batches of ``values_TNH`` [t, heads, size], each [n, heads, L, size]."""
-        padded_SNH: torch.Tensor = _Pad.apply(values_TNH, self.rows_S, self.slots_T)  # type: ignore[no-untyped-call]
+        padded_SNH = values_TNH
+        if self.moves:
+            padded_SNH = _Pad.apply(values_TNH, self.rows_S, self.slots_T)  # type: ignore[no-untyped-call]
         parts = torch.split(padded_SNH, [n * length for n, length in self.shapes])
         for part, (n, length) in zip(parts, self.shapes, strict=True):
             yield part.view(n, length, *part.shape[1:]).transpose(1, 2)
@@ -209,8 +213,9 @@ class Packing:
 
     def unpad(self, batches: list[torch.Tensor]) -> torch.Tensor:
         """Invert :meth:`pad` and join heads: [t, heads * size]."""
-        slots = [batch.transpose(1, 2).flatten(2).flatten(0, 1) for batch in batches]
-        result: torch.Tensor = _Unpad.apply(torch.cat(slots), self.slots_T)  # type: ignore[no-untyped-call]
+        parts = [batch.transpose(1, 2).flatten(2).flatten(0, 1) for batch in batches]
+        slots = torch.cat(parts) if len(parts) > 1 else parts[0]
+        result: torch.Tensor = _Unpad.apply(slots, self.slots_T) if self.moves else slots  # type: ignore[no-untyped-call]
         return result
 
 
@@ -263,11 +268,13 @@ def _pack(cu_seqlens: torch.Tensor, num_tokens: int, continues: torch.Tensor | N
     for batch in batches:
         slots_T[batch.rows_nL[batch.home_nL]] = used + batch.home_nL.flatten().nonzero().squeeze(1)
         used += batch.rows_nL.numel()
+    rows_S = torch.cat([ends[:0], *(batch.rows_nL.flatten() for batch in batches)])
     return Packing(
-        rows_S=torch.cat([ends[:0], *(batch.rows_nL.flatten() for batch in batches)]).to(device),
+        rows_S=rows_S.to(device),
         slots_T=slots_T.to(device),
         shapes=tuple((batch.rows_nL.size(0), batch.rows_nL.size(1)) for batch in batches),
         shared=None if continues is None else _shared_keys(batches, num_tokens, device),
+        moves=not torch.equal(rows_S, torch.arange(num_tokens)),
     )
 
 

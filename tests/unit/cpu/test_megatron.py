@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from slime_core.cpu.megatron import install
+from slime_core.cpu.megatron import _patch_param_and_grad_buffer, install
 from slime_core.errors import RunError
 
 Import = Callable[[str], Any]
@@ -157,3 +157,22 @@ def test_installing_after_megatron_is_refused(clean):
     clean.setitem(sys.modules, "megatron.core", types.ModuleType("megatron.core"))
     with pytest.raises(RunError, match=r"too late: megatron\.core"):
         install()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "apart", "async_op", "calls"),
+    [(1, False, False, 0), (1, True, False, 2), (1, False, True, 2), (2, False, False, 2)],
+)
+def test_one_rank_alone_exchanges_nothing_within_a_buffer(ranks, apart, async_op, calls):
+    found: list[torch.Tensor] = []
+
+    def exchange(output: torch.Tensor, part: torch.Tensor, **_: Any) -> None:
+        found.append(output)
+
+    module: Any = types.SimpleNamespace(dist_all_gather_func=exchange, dist_reduce_scatter_func=exchange)
+    _patch_param_and_grad_buffer(module)
+    buffer, group = torch.ones(4), types.SimpleNamespace(size=lambda: ranks)
+    part = buffer.clone() if apart else buffer[:4]
+    module.dist_all_gather_func(buffer, part, group=group, async_op=async_op)
+    module.dist_reduce_scatter_func(part, buffer, op=None, group=group, async_op=async_op)
+    assert len(found) == calls

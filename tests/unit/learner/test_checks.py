@@ -38,7 +38,7 @@ def test_chunks_of_the_same_names_are_all_looked_at():
 
 @pytest.mark.parametrize("largest", [0.0, 1.0, 3e38])
 def test_large_weights_are_still_finite(largest):
-    """A sum of squares would not be."""
+    """The sum of their squares may not be."""
     chunk = torch.nn.Linear(40, 40)
     with torch.no_grad():
         chunk.weight.fill_(largest)

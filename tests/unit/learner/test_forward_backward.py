@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -85,3 +86,25 @@ def test_a_step_is_refused_where_no_micro_batch_has_a_loss_with_a_gradient(monke
         "nothing. A loss of --custom-loss-function-path has to be computed from the logits that it is given; else name "
         "other weights in --only-train-params-name-list or --freeze-params-name-list."
     )
+
+
+@pytest.mark.parametrize(
+    ("rows", "shares_tokens", "computed"), [([3, 1, 3], False, 2), ([3, 1, 3], True, 6), ([], False, 6)]
+)
+def test_the_output_layer_computes_each_row_that_predicts_once(rows, shares_tokens, computed):
+    layer, hidden = torch.nn.Linear(4, 8), torch.randn(6, 1, 4)
+    module = SimpleNamespace(output_layer=layer, config=SimpleNamespace(sequence_parallel=shares_tokens))
+    batch = replace(
+        micro(), tokens_1T=torch.zeros(1, 6, dtype=torch.int64), rows_U=torch.tensor(rows, dtype=torch.int64)
+    )
+    with trained_model._predicting_rows(module, batch) as seen:
+        found = layer(hidden)
+    assert len(found) == computed
+    assert torch.allclose(found[seen.rows_U], layer(hidden)[batch.rows_U])
+    assert len(layer(hidden)) == 6
+
+
+def test_a_stage_without_an_output_layer_is_left_alone():
+    batch = micro()
+    with trained_model._predicting_rows(SimpleNamespace(), batch) as seen:
+        assert seen is batch

@@ -23,6 +23,19 @@ def test_empty_sequences_take_no_slot_and_the_tail_is_a_sequence_of_its_own():
     assert Spans.of(ends, num_tokens=4).cu_queries.tolist() == [0, 2, 4]
 
 
+@pytest.mark.parametrize(
+    ("lengths", "moves"), [((4, 4), False), ((5,), False), ((2, 4), False), ((3, 4), True), ((4, 2), True)]
+)
+def test_tokens_that_are_in_their_slots_are_not_copied(lengths, moves):
+    ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0)
+    packing = Packing.of(ends, num_tokens=sum(lengths))
+    assert packing.moves == moves
+    values_TNH = torch.randn(sum(lengths), 2, 3)
+    batches = list(packing.pad(values_TNH))
+    assert (batches[0].data_ptr() == values_TNH.data_ptr()) != moves
+    assert torch.equal(packing.unpad(batches), values_TNH.flatten(1))
+
+
 def test_the_packing_of_a_row_is_computed_once():
     ends = torch.tensor([0, 3, 5])
     assert Packing.of(ends, num_tokens=5) is Packing.of(ends, num_tokens=5)

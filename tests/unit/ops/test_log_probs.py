@@ -75,6 +75,19 @@ def test_one_chunk_size_gives_the_bits_of_another(with_entropy):
             assert (found is None and expected is None and not with_entropy) or torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_blocks_that_fit_the_caches_give_the_bits_of_one_block(monkeypatch, rows):
+    def measured() -> list[torch.Tensor]:
+        ours = logits()
+        found_U, entropy_U = log_probs_and_entropy(ours, rows_U=ROWS, targets_U=TARGETS)
+        assert entropy_U is not None
+        return [found_U, entropy_U, gradient((found_U * SLOPES).sum() + (entropy_U * BENDS).sum(), ours)]
+
+    expected = measured()
+    monkeypatch.setattr("slime_core.ops.log_probs.CACHED_NUMBERS", rows * logits().size(1))
+    assert all(map(torch.equal, measured(), expected))
+
+
 def test_without_entropy_there_is_none_and_the_log_probs_are_the_same():
     found_U, entropy_U = log_probs_and_entropy(logits(), rows_U=ROWS, targets_U=TARGETS, with_entropy=False)
     assert entropy_U is None
