@@ -100,7 +100,7 @@ def training_of(config: RunConfig, needs: Needs, *, context: int) -> Training:
     elif not settings.hard_token_budget:
         tokens = max(tokens, longest)
     share = given.get("optimizer_offload_fraction", 1.0) if given.get("optimizer_cpu_offload") else 0.0
-    return Training(tokens=tokens, item=needs.item, on_host=share)
+    return Training(tokens=tokens, item=needs.item, chunk=settings.log_probs_chunk_size, on_host=share)
 
 
 def cut_of(config: RunConfig, parallel: ParallelConfig, ranks: int) -> Cut:

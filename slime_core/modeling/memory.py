@@ -2,9 +2,10 @@
 
 Counted, in bytes a number: weights (2 in bfloat16), gradients (4), Adam's state, which is distributed over
 data-parallel ranks (12: float32 copy, mean and variance; 8 if the weights are float32), the activations of one
-micro-batch, and its logits with their gradient (8). Not counted: memory that CUDA and NCCL reserve, unequal numbers of
-tokens for experts, and fragmentation, for which a tenth of the memory is reserved; reference, teacher and old actor,
-which are in host memory.
+micro-batch, and its logits (2), which their gradient overwrites, with a chunk of them in float32 (4; see
+:func:`slime_core.ops.log_probs.log_probs_and_entropy`). Not counted: memory that CUDA and NCCL reserve, unequal numbers
+of tokens for experts, and fragmentation, for which a tenth of the memory is reserved; reference, teacher and old actor,
+which are in host memory; the float32 logits and their gradient that a plugin's loss of logits needs.
 
 One of Megatron's local layers stores, for each token of a row::
 
@@ -42,8 +43,8 @@ __all__ = [
 ]
 
 GIB = 2**30
-GRADIENT, MOMENTS, MASTER, LOGIT = 4, 8, 4, 8
-"""Bytes of a gradient (float32), of Adam's moments (two float32), of a master weight, of a logit with its gradient."""
+GRADIENT, MOMENTS, MASTER, LOGIT = 4, 8, 4, 4
+"""Bytes of a gradient (float32), of Adam's moments (two float32), of a master weight, of a logit in a chunk."""
 
 SHARE = 0.9
 """Fraction of the memory that the counted parts may use."""
@@ -186,6 +187,7 @@ class Training:
     Arguments:
         tokens: tokens of one micro-batch, over all ranks that share a row.
         item: bytes of a weight, 2 or 4.
+        chunk: rows of logits that are computed with in float32 at a time; None: all.
         on_host: fraction of the optimizer's state that is in host memory.
         critic: True: a critic shares the ranks; it has no output weights, and needs activations after the actor's are
             freed.
@@ -193,6 +195,7 @@ class Training:
 
     tokens: int
     item: int = 2
+    chunk: int | None = 1024
     on_host: float = 0.0
     critic: bool = False
 
@@ -259,7 +262,7 @@ def usage(size: ModelSize, cut: Cut, training: Training) -> Usage:
         gradients=int(GRADIENT * parameters),
         optimizer=int(state * (1 - training.on_host) * spread),
         activations=int(part * _entries(size, cut) * item),
-        logits=int(part * size.vocab * LOGIT / cut.tensor),
+        logits=int((part * item + min(part, training.chunk or part) * LOGIT) * size.vocab / cut.tensor),
     )
 
 

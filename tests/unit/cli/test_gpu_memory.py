@@ -67,21 +67,28 @@ def test_the_parts_of_a_4b_model_by_hand(tmp_path):
     found = gpu_memory.of_learner(config, size, needs)
     assert [found.weights, found.gradients, found.optimizer] == [n * 4_022_468_096 for n in (2, 4, 12)]
     assert found.activations == LAYERS * kept * 8192 * 2
-    assert found.logits == 8192 * VOCAB * 8
+    assert found.logits == (8192 * 2 + 1024 * 4) * VOCAB  # the chunk of --log-probs-chunk-size is in float32
+
+
+def test_without_chunks_all_logits_are_in_float32_too(tmp_path):
+    config, needs = planned(tmp_path, "--max-tokens-per-gpu 8192 --log-probs-chunk-size none")
+    size = gpu_memory.model_size(config, SIZES)
+    assert size is not None
+    assert gpu_memory.of_learner(config, size, needs).logits == 8192 * (2 + 4) * VOCAB
 
 
 def test_a_run_that_cannot_fit_names_the_largest_part_and_what_fits(tmp_path):
-    (message,) = mistakes(tmp_path, "--max-tokens-per-gpu 8192 --gpu-memory-gib 80 --actor-num-gpus-per-node 8")
-    assert message.startswith("GPU memory: a learner rank needs 77.6 GiB")
+    (message,) = mistakes(tmp_path, "--max-tokens-per-gpu 8192 --gpu-memory-gib 70 --actor-num-gpus-per-node 8")
+    assert message.startswith("GPU memory: a learner rank needs 71.2 GiB")
     assert "most of it activations (40." in message
-    assert "and 90% of 80 GiB are 72.0; this fits (62.0 GiB)" in message
+    assert "and 90% of 70 GiB are 63.0; this fits (55.6 GiB)" in message
     assert message.endswith("--recompute-granularity selective --recompute-modules mlp")
 
 
 def test_the_flags_that_it_names_fit(tmp_path):
-    (message,) = mistakes(tmp_path, "--max-tokens-per-gpu 8192 --gpu-memory-gib 80 --actor-num-gpus-per-node 8")
+    (message,) = mistakes(tmp_path, "--max-tokens-per-gpu 8192 --gpu-memory-gib 70 --actor-num-gpus-per-node 8")
     flags = message.partition("GiB): ")[2]
-    assert mistakes(tmp_path, f"--max-tokens-per-gpu 8192 --gpu-memory-gib 80 {flags}") == []
+    assert mistakes(tmp_path, f"--max-tokens-per-gpu 8192 --gpu-memory-gib 70 {flags}") == []
 
 
 def test_more_gpus_are_named_where_those_of_the_run_hold_no_layout(tmp_path):
@@ -156,7 +163,7 @@ def test_a_critic_counts_where_it_is(tmp_path):
     line = "--max-tokens-per-gpu 2048 --gpu-memory-gib 141 --actor-num-gpus-per-node 8"
     assert mistakes(tmp_path, line, critic_parameters=sum(SIZES.values())) == []
     (message,) = mistakes(tmp_path, line.replace("141", "70"), critic_parameters=sum(SIZES.values()))
-    assert message.startswith("GPU memory: a learner rank needs 68.6 GiB")
+    assert message.startswith("GPU memory: a learner rank needs 67.4 GiB")
     separate = f"{line.replace('141', '70')} --critic-num-gpus 1"
     (message,) = mistakes(tmp_path, separate, critic_parameters=sum(SIZES.values()), critic_ranks=1)
     assert message.startswith("GPU memory: a critic rank needs 77.")

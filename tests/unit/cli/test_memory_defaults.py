@@ -84,13 +84,13 @@ def flags(folder: Path, line: str) -> str:
 @pytest.mark.parametrize(
     ("gpus", "memory", "found"),
     [
-        (1, 80, f"--max-tokens-per-gpu 2048 {FULL}"),
+        (1, 80, f"--max-tokens-per-gpu 4096 {FULL}"),
         (2, 80, "--max-tokens-per-gpu 4096"),
-        (8, 80, "--max-tokens-per-gpu 4096"),
-        (8, 141, ""),
-        (8, 40, "--max-tokens-per-gpu 4096 " + FULL),
+        (8, 60, "--max-tokens-per-gpu 4096"),
+        (8, 80, ""),
+        (8, 36, "--max-tokens-per-gpu 4096 " + FULL),
         (2, 64, "--max-tokens-per-gpu 2048"),
-        (8, 44, "--max-tokens-per-gpu 2048 --recompute-granularity selective --recompute-modules mlp"),
+        (8, 40, "--max-tokens-per-gpu 2048 --recompute-granularity selective --recompute-modules mlp"),
         (8, 24, ""),
     ],
 )
@@ -121,14 +121,14 @@ def test_a_mixture_on_eight_gpus(tmp_path):
 )
 def test_what_a_run_gives_stays(tmp_path, given, found):
     folder = checkpoint(tmp_path)
-    assert flags(folder, f"--actor-num-gpus-per-node 8 --gpu-memory-gib 80 {given}") == found
+    assert flags(folder, f"--actor-num-gpus-per-node 8 --gpu-memory-gib 70 {given}") == found
 
 
 def test_what_was_chosen_fits_and_is_recorded_so_that_a_resumed_run_has_it(tmp_path):
     folder = checkpoint(tmp_path)
     found = resolved(folder, "--gpu-memory-gib 80")
     written = to_toml(found)
-    assert "max_tokens_per_gpu = 2048  # default that fits GPUs of 80 GiB" in written
+    assert "max_tokens_per_gpu = 4096  # default that fits GPUs of 80 GiB" in written
     assert 'recompute_granularity = "full"  # default that fits GPUs of 80 GiB' in written
     (tmp_path / "run.toml").write_text(written)
     again = load(["--config", str(tmp_path / "run.toml")], check_rules=False)
@@ -155,6 +155,6 @@ def test_nothing_is_chosen_where_the_memory_is_unknown_or_nothing_trains(tmp_pat
 def test_the_command_says_what_it_chose_on_gpus_alone(tmp_path, capsys):
     words = ["--plugin", "grpo", "--hf-checkpoint", str(checkpoint(tmp_path)), "--gpu-memory-gib", "80"]
     assert main(["config", "show", *words, "--device", "cuda"]) == 0
-    assert "max_tokens_per_gpu = 2048  # default that fits GPUs of 80 GiB" in capsys.readouterr().out
+    assert "max_tokens_per_gpu = 4096  # default that fits GPUs of 80 GiB" in capsys.readouterr().out
     assert main(["config", "show", *words, "--device", "cpu"]) == 0
     assert "max_tokens_per_gpu = 8192  # default\n" in capsys.readouterr().out
