@@ -195,7 +195,7 @@ SCAFFOLDING = ("/site-packages/ray/", "/threading.py", "/asyncio/runners.py", "/
 
 
 def process_stacks() -> str:
-    """The stacks of all threads, then of all unfinished asyncio tasks, of this process."""
+    """The stacks of all threads of this process, then of its asyncio tasks (see :func:`task_stacks`)."""
     return "\n".join(part for part in (thread_stacks(), task_stacks()) if part)
 
 
@@ -209,8 +209,8 @@ def thread_stacks() -> str:
 
 
 def task_stacks() -> str:
-    """Where every unfinished asyncio task of this process is suspended, over all event loops; tasks that
-    wait at the same place are listed once, with their number."""
+    """Where every unfinished asyncio task is suspended, over the event loops that called :func:`show_tasks`; tasks
+    that wait at the same place are listed once, with their number."""
     waiting: dict[str, list[str]] = {}
     for task in _tasks():
         waiting.setdefault("".join(_suspended(task)).rstrip(), []).append(task.get_name())
@@ -221,9 +221,18 @@ def _names(tasks: list[str]) -> str:
     return f"task {tasks[0]}" if len(tasks) == 1 else f"task {tasks[0]} and {len(tasks) - 1} more like it"
 
 
+_LOOPS: set[asyncio.AbstractEventLoop] = set()
+
+
+def show_tasks() -> None:
+    """From now on :func:`task_stacks` lists the tasks of the running event loop."""
+    # Looking for tasks among gc.get_objects() would need no such call, but it makes the import of torch in another
+    # thread fail: a reference to a tuple that is being filled makes tuple(generator) raise SystemError.
+    _LOOPS.add(asyncio.get_running_loop())
+
+
 def _tasks() -> list[asyncio.Task[Any]]:
-    # asyncio.all_tasks() sees one loop, and an actor has one for each concurrency group, each in its own thread.
-    return [found for found in gc.get_objects() if type(found) is asyncio.Task and not found.done()]
+    return [task for loop in _LOOPS for task in asyncio.all_tasks(loop)]
 
 
 def _suspended(task: asyncio.Task[Any]) -> Iterator[str]:

@@ -73,6 +73,16 @@ def nccl_environment(config: RunConfig) -> dict[str, str]:
     }
 
 
+def openmp_environment(config: RunConfig) -> dict[str, str]:
+    """OpenMP's variables of ranks and engines that share a CPU; what the user exports counts.
+
+    Where generation and training overlap, threads without work sleep. By default they spin, on cores that others need.
+    """
+    if config.rollout.async_buffer_size == 0:
+        return {}
+    return {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+
+
 def rank_environment(config: RunConfig, *, on_gpu: bool) -> dict[str, str]:
     """Variables of a process that trains or samples.
 
@@ -83,7 +93,7 @@ def rank_environment(config: RunConfig, *, on_gpu: bool) -> dict[str, str]:
     """
     if not on_gpu:
         # A CPU run on a machine with GPUs must not see them, because torch would use them.
-        return {"OMP_NUM_THREADS": str(cpu_threads()), "CUDA_VISIBLE_DEVICES": ""}
+        return {"OMP_NUM_THREADS": str(cpu_threads()), "CUDA_VISIBLE_DEVICES": "", **openmp_environment(config)}
     own = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     if not config.debug.generates:
         own["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"

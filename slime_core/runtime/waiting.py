@@ -128,6 +128,7 @@ def wait(
     waiting: dict[Ref[Any], Call[object]] = {call.ref: call for call in calls}
     background: dict[Ref[Any], Call[object]] = {call.ref: call for call in also if call.ref not in waiting}
     results: dict[Ref[Any], Any] = {}
+    replaced: set[Ref[Any]] = set()
     while waiting:
         if check is not None:
             check()
@@ -139,8 +140,9 @@ def wait(
                 results[ref] = _result(known[ref])
             except SlimeError as error:
                 if recovery is not None and recovery.accept(known[ref], error):
+                    replaced.add(ref)
                     continue
-                others = {other: call for other, call in (watched | waiting).items() if other != ref}
+                others = {other: call for other, call in known.items() if other not in replaced and other != ref}
                 _raise_cause(others, recovery, own=waiting.keys() - watched.keys())
                 raise
             waiting.pop(ref, None)

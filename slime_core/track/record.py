@@ -148,8 +148,12 @@ class RunRecord:
             return
         rows = read_rows(self.metrics)
         kept = [one for one in rows if one["step"] < step]
-        if row and not any(one["step"] == step - 1 for one in kept):
-            kept.append({"step": step - 1, **row})
+        if row:
+            # An interrupt may have left no row of the step that the checkpoint holds, or one of its evaluation alone.
+            last = dict(row)
+            for one in kept:
+                last |= one if one["step"] == step - 1 else {}
+            kept = [one for one in kept if one["step"] < step - 1] + [{"step": step - 1, **last}]
         write_atomically(self.metrics, "".join(json.dumps(one) + "\n" for one in kept))
         # The evaluation after the last step has a row of its own; it measured the weights that the resumed run starts
         # from.

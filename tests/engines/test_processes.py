@@ -71,6 +71,29 @@ def test_reading_a_checkpoint_runs_no_code_of_it(megatron, tmp_path, part):
     assert not made.exists()
 
 
+class Reads:
+    """Is unpickled as ``getattr(owner, name)``: so Python 3.11.0 to 3.11.3 pickle the members of enumerations."""
+
+    def __init__(self, owner: object, name: str) -> None:
+        self.given = owner, name
+
+    def __reduce__(self) -> Any:
+        return getattr, self.given
+
+
+def test_enumerations_are_read_as_any_python_pickles_them(megatron):
+    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING as FORMATS
+
+    from slime_core.checkpoint.sharded import _Description
+
+    member = FORMATS.TORCH_CONTIGUOUS_FORMAT
+    for written in (member, Reads(FORMATS, member.name)):
+        assert _Description(BytesIO(pickle.dumps(written))).load() is member
+    for owner, name in ((FORMATS, "__class__"), (FORMATS, "mro"), (torch.Size, "__init__")):
+        with pytest.raises((pickle.UnpicklingError, KeyError)):
+            _Description(BytesIO(pickle.dumps(Reads(owner, name)))).load()
+
+
 def test_a_ray_actor_installs_the_hook_for_itself(ray_session):
     import ray
 

@@ -13,12 +13,12 @@ import psutil
 import pytest
 import ray
 
-from slime_core.errors import EngineError, NodeDied
+from slime_core.errors import EngineError, NodeDied, WeightSyncError
 from slime_core.rollout.engines.actors import ServerActor
 from slime_core.rollout.engines.restarts import RestartableServer, Restarts, RestartsWhileIdle
 from slime_core.rollout.engines.server import Server
 from slime_core.runtime.actors import Actor, Launch, Watched, start_actor
-from slime_core.runtime.waiting import wait
+from slime_core.runtime.waiting import has_ended, wait
 
 ANSWER = """
 import sys
@@ -51,6 +51,9 @@ class Idle(Watched):
         while not Path(path).exists():
             time.sleep(0.05)
         return "done"
+
+    def fail(self) -> None:
+        raise WeightSyncError("an engine does not answer")
 
 
 class Run:
@@ -122,6 +125,19 @@ def test_an_engine_of_the_policy_gets_weights_before_requests(worker: Any, tmp_p
     call = worker.start(Idle.wait_for_file, str(signal_file))
     wait([call], what="work", recovery=recovery(run), fail_after_s=120)
     assert run.events == ["launch", "leave", "launch", "publish", "join"]
+    ray.kill(run.server.actor.handle)
+
+
+def test_a_server_and_its_client_that_have_both_failed_before_the_run_looks(worker: Any, tmp_path: Path) -> None:
+    run = Run(tmp_path, limit=1, needs_weights=True)
+    run.process().kill()
+    call = worker.start(Idle.fail)
+    while not all(map(has_ended, [call, *run.restarts.monitors()])):
+        time.sleep(0.05)
+    with pytest.raises(WeightSyncError, match="an engine does not answer"):
+        wait([call], what="work", recovery=run.restarts, fail_after_s=120)
+    assert run.events == ["launch", "leave"]
+    assert run.restarts.settle()
     ray.kill(run.server.actor.handle)
 
 

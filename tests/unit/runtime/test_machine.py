@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from slime_core.config.engine_sections import MegatronConfig, SGLangConfig
+from slime_core.config.sampling import RolloutConfig
 from slime_core.config.schema import ClusterConfig, DebugConfig, EngineConfig, RunConfig
 from slime_core.config.serving import EngineGroup
 from slime_core.runtime import machine
@@ -143,3 +144,13 @@ def test_sglang_sets_both_where_they_are_unset() -> None:
     source = Path(package.origin).with_name("srt").joinpath("entrypoints", "engine.py").read_text()
     for name in ("NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE"):
         assert f'"{name}" not in os.environ' in source
+
+
+def test_threads_sleep_where_generation_and_training_share_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    ahead = RunConfig(rollout=RolloutConfig(async_buffer_size=1))
+    assert rank_environment(ahead, on_gpu=False)["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert "OMP_WAIT_POLICY" not in rank_environment(ahead, on_gpu=True)
+    assert "OMP_WAIT_POLICY" not in rank_environment(RunConfig(), on_gpu=False)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert rank_environment(ahead, on_gpu=False)["OMP_WAIT_POLICY"] == "ACTIVE"

@@ -131,12 +131,19 @@ def test_a_resumed_run_drops_the_rows_it_will_do_again(tmp_path: Path) -> None:
     assert record.pending_evaluation == {"eval/x": 0.5}
 
 
-@pytest.mark.parametrize("written", ["", '{"step": 1, "a": 2.0, "perf/step_time": 1.0}\n'])
-def test_a_row_that_was_not_written_is_that_of_the_checkpoint(tmp_path: Path, written: str) -> None:
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ("", '{"step": 1, "a": 2.0}\n'),
+        ('{"step": 1, "a": 2.0, "perf/step_time": 1.0}\n', '{"step": 1, "a": 2.0, "perf/step_time": 1.0}\n'),
+        ('{"step": 1, "eval/x": 0.5}\n', '{"step": 1, "a": 2.0, "eval/x": 0.5}\n'),  # Ctrl-C while step 1 was saved
+    ],
+)
+def test_a_row_that_was_not_written_is_that_of_the_checkpoint(tmp_path: Path, written: str, kept: str) -> None:
     first = '{"step": 0, "a": 1.0}\n'
     (tmp_path / "metrics.jsonl").write_text(first + written)
     record = RunRecord(tmp_path, resumed_step=2, row={"a": 2.0})
-    assert record.metrics.read_text() == first + (written or '{"step": 1, "a": 2.0}\n')
+    assert record.metrics.read_text() == first + kept
 
 
 def test_a_run_may_resume_into_a_new_folder(tmp_path: Path) -> None:
