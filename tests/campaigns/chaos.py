@@ -167,11 +167,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """A file system that gets full: its path, where ``{run}`` is the run folder, its size, and what the run says."""
+    """A file system that gets full: its path, where ``{run}`` is the run folder, its size, and the exit
+    code and the message of the run."""
 
     name: str
     where: str
     size: str
+    code: int
     says: str
 
 
@@ -339,8 +341,8 @@ def balance(run: Path) -> list[str]:
 
 
 FULL = (
-    Full("disk", "{run}", "1200k", r"its disk is full|cannot be written"),
-    Full("/dev/shm", "/dev/shm", "16k", r"shared memory: the processes need .* of /dev/shm"),
+    Full("disk", "{run}", "1200k", 1, r"its disk is full|cannot be written"),
+    Full("/dev/shm", "/dev/shm", "16k", 2, r"shared memory: the processes need .* of /dev/shm"),
 )
 
 
@@ -359,7 +361,7 @@ def fill(number: int, full: Full, folder: Path) -> Iterator[tuple[Fault, Outcome
         finally:
             end(driver)
         seconds, said = time.monotonic() - started_s, (folder / "output.txt").read_text(errors="replace")
-        wrong = [] if code == 1 and re.search(full.says, said) else [f"exit code {code}: {said[-300:]!r}"]
+        wrong = [] if code == full.code and re.search(full.says, said) else [f"exit code {code}: {said[-300:]!r}"]
         left = leaks.left(ORPHAN_LIMIT_S)
         wrong += [f"left: {left}"] if str(left) != "nothing" else []
     yield Fault(full.name, "it is full", "any"), Outcome("ends with a message", seconds, tuple(wrong))

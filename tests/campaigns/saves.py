@@ -25,6 +25,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from tests.campaigns.ledger import END_LIMIT_S, LEFT_OVERS_S, SLIME, START_LIMIT_S
+from tests.processes import children
 
 RECORDED = Path(__file__).parents[1] / "golden" / "rollouts"
 FLAGS = (
@@ -58,12 +59,12 @@ def main(folder: Path, *, kills: int, seed: int, flags: list[str]) -> None:
         wait_for_a_save(driver, killed, saves=dice.choice((1, 2)) + len(before))
         time.sleep(delay_s)
         end(driver, victim)
-        drafts = len(list((killed / "checkpoints").glob(".step-*.draft")))
+        left = len(drafts(killed))
         for name in set(names(killed)) - compared:
             compare(whole / "checkpoints" / name, killed / "checkpoints" / name)
             compared.add(name)
         print(
-            f"| {kill + 1} | {victim} | {1000 * delay_s:.0f} | {len(before)} | {len(names(killed))} | {drafts} |",
+            f"| {kill + 1} | {victim} | {1000 * delay_s:.0f} | {len(before)} | {len(names(killed))} | {left} |",
             flush=True,
         )
     resume = ["--load", str(killed)] if names(killed) else []
@@ -127,11 +128,20 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("checkpoints/step-*"))
 
 
+def drafts(folder: Path) -> list[float]:
+    """When each of its drafts was last changed, in seconds since 1970."""
+    found = []
+    for draft in folder.glob("checkpoints/.step-*.draft"):
+        with suppress(FileNotFoundError):  # it has its name by now
+            found.append(draft.stat().st_ctime)
+    return found
+
+
 def wait_for_a_save(driver: subprocess.Popen[bytes], folder: Path, *, saves: int) -> None:
-    """Return when the save begins that makes the checkpoints ``saves``."""
-    deadline = time.monotonic() + START_LIMIT_S
+    """Return when the save begins that makes the checkpoints ``saves``; drafts of an earlier run do not count."""
+    deadline, started_s = time.monotonic() + START_LIMIT_S, psutil.Process(driver.pid).create_time()
     while time.monotonic() < deadline and driver.poll() is None:
-        if len(names(folder)) >= saves - 1 and any(folder.glob("checkpoints/.step-*.draft")):
+        if len(names(folder)) >= saves - 1 and any(changed_s > started_s for changed_s in drafts(folder)):
             return
         time.sleep(LOOK_S)
     raise SystemExit(f"the run ended by itself, with exit code {driver.poll()}, before it saved")
@@ -140,8 +150,7 @@ def wait_for_a_save(driver: subprocess.Popen[bytes], folder: Path, *, saves: int
 def end(driver: subprocess.Popen[bytes], victim: str) -> None:
     """Kill what is named, and return when every process of the run has ended."""
     family = psutil.Process(driver.pid).children(recursive=True)
-    ranks = [one for one in family if _is_rank(one)]
-    for one in ranks if victim == "learner rank" else [psutil.Process(driver.pid)]:
+    for one in _ranks(family) if victim == "learner rank" else [psutil.Process(driver.pid)]:
         one.kill()
     for one in family if victim == "all processes" else []:
         with suppress(psutil.NoSuchProcess):
@@ -153,10 +162,11 @@ def end(driver: subprocess.Popen[bytes], victim: str) -> None:
     psutil.wait_procs(left)
 
 
-def _is_rank(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return "ray::LearnerActor" in " ".join(process.cmdline())
-    return False
+def _ranks(family: list[psutil.Process]) -> list[psutil.Process]:
+    """The learner's ranks."""
+    found = children("ray::LearnerActor", of=family)
+    assert found, "the run has no ranks"
+    return found
 
 
 def compare(first: Path, second: Path) -> int:
