@@ -88,8 +88,12 @@ learn: setup ## every estimator on the built-in demo, and negative controls: the
 	$(BIN)/python -m tests.campaigns.learn outputs/learn
 
 .PHONY: bench
-bench: smollm ## a step, the sampler's growth, attention, weight updates, TRL: docs/performance.md and docs/scale.md
+bench: smollm ## start, steps, rollouts, training, attention, weight updates, TRL: docs/performance.md and docs/scale.md
+	@$(BIN)/python -m bench.start outputs/start
 	@$(BIN)/python -m bench.step outputs/step
+	@$(BIN)/python -m bench.async_step outputs/async
+	@$(BIN)/python -m bench.rollout
+	@$(BIN)/python -m bench.padded_loop
 	@$(BIN)/python -m bench.growth
 	@$(BIN)/python -m bench.growth balance
 	@$(BIN)/python -m bench.attention --threads 2

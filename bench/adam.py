@@ -1,4 +1,4 @@
-"""One step of torch's fused AdamW, which the learner takes, beside its plain one, alternately in one process.
+"""One step of torch's fused AdamW, which the learner takes against its plain one, alternately in one process.
 
     python -m bench.adam [--device cuda]
 
@@ -24,7 +24,7 @@ STEPS = 20
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="fused AdamW beside plain AdamW")
+    parser = argparse.ArgumentParser(description="fused AdamW against plain AdamW")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args(argv)
@@ -78,11 +78,11 @@ def step(optimizer: torch.optim.AdamW, device: torch.device) -> tuple[float, int
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     held = torch.cuda.memory_allocated() if on_gpu else 0
-    begun = time.perf_counter()
+    started_s = time.perf_counter()
     optimizer.step()
     if on_gpu:
         torch.cuda.synchronize()
-    took = time.perf_counter() - begun
+    took = time.perf_counter() - started_s
     return took, (torch.cuda.max_memory_allocated() - held) if on_gpu else 0
 
 

@@ -107,13 +107,14 @@ def equality(folder: Path, python: str) -> None:
         theirs = peer(
             python, folder, {**job_of(row, folder), "prompts": 8, "reward": "given", "scale": scale, "frozen": given}
         )
-        apart = float(np.abs(advantages(samples, divides == "true") - np.array(theirs["advantages"])).max())
+        difference = float(np.abs(advantages(samples, divides == "true") - np.array(theirs["advantages"])).max())
         loss = abs(ours["train/loss"] - theirs["loss"])
         gradient = abs(ours["train/grad_norm"] / theirs["grad_norm"] - 1)
         print(
-            f"| {label} | {apart:.1e} | {loss:.1e} | {gradient:.1e} | {ours['train/clip_fraction']:.3f} |", flush=True
+            f"| {label} | {difference:.1e} | {loss:.1e} | {gradient:.1e} | {ours['train/clip_fraction']:.3f} |",
+            flush=True,
         )
-        if max(apart, loss) > bound:
+        if max(difference, loss) > bound:
             raise SystemExit(f"{label}: a difference exceeds {bound}")
 
 

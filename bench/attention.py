@@ -1,4 +1,4 @@
-"""Attention of a CPU server: batches of sequences, as slime's servers compute it, beside SGLang's loop over sequences.
+"""Attention of a CPU server: batches of sequences, as slime's servers compute it, against SGLang's loop over sequences.
 
     python -m bench.attention [--threads 1] [--rounds 7]
 
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
-    if str(STAND_INS) not in sys.path:  # SGLang imports on a CPU only beside the stand-ins
+    if str(STAND_INS) not in sys.path:  # SGLang imports on a CPU only with the stand-ins
         environment = {**os.environ, **server_environment(threads=arguments.threads)}
         sys.exit(
             subprocess.call([sys.executable, "-W", "ignore", "-m", "bench.attention", *sys.argv[1:]], env=environment)
@@ -65,13 +65,13 @@ def row(name: str, count: int, lengths: tuple[int, int], heads: int, kv_heads: i
     for _ in range(rounds + 1):
         for kind, found in times.items():
             backend = kind.__new__(kind)
-            backend._plan = None  # made anew, though a step makes it once for all layers
+            backend._plan = None  # made again, though a step makes it once for all layers
             outputs[kind] = torch.empty_like(query)
-            begun = time.perf_counter()
+            started_s = time.perf_counter()
             backend._run_sdpa_forward_decode(
                 query, outputs[kind], keys, values, slots, torch.arange(count), lengths_B, None, **options
             )
-            found.append(time.perf_counter() - begun)
+            found.append(time.perf_counter() - started_s)
     loop, batched = (1e3 * statistics.median(found[1:]) for found in times.values())
     first, second = outputs.values()
     return f"| {name} | {loop:.1f} | {batched:.2f} | {loop / batched:.0f} | {float((first - second).abs().max()):.1e} |"

@@ -48,12 +48,13 @@ class Answers:
             return _http(200, "Cache flushed.")
         if path != b"/generate":
             return _http(404, {"detail": "Not Found"})
-        asked = json.loads(body)
-        sampling, count = asked["sampling_params"], len(asked["input_ids"])
+        request = json.loads(body)
+        sampling, ids = request["sampling_params"], request["input_ids"]
+        copies, count = (len(ids), len(ids[0])) if isinstance(ids[0], list) else (sampling.get("n", 1), len(ids))
         if count + sampling["max_new_tokens"] > self._context_length:
             return _http(400, {"error": {"message": "The request exceeds the model's maximum context length"}})
         stops = tuple(sampling.get("stop_token_ids") or ())
-        return self._made(count, sampling.get("n", 1), sampling["max_new_tokens"], stops)
+        return self._made(count, copies, sampling["max_new_tokens"], stops)
 
     def _make(self, prompt_tokens: int, n: int, longest: int, stops: tuple[int, ...]) -> bytes:
         rows = [self._row(number, prompt_tokens, longest, stops) for number in range(n)]
@@ -61,9 +62,9 @@ class Answers:
 
     def _row(self, number: int, prompt_tokens: int, longest: int, stops: tuple[int, ...]) -> dict[str, Any]:
         source = random.Random(number)
-        drawn = [(source.randrange(FIRST_ID, self._vocab_size), -source.expovariate(2)) for _ in range(longest)]
-        end = next((place for place, (token, _) in enumerate(drawn) if token in stops), None)
-        taken = drawn if end is None else drawn[: end + 1]
+        sampled = [(source.randrange(FIRST_ID, self._vocab_size), -source.expovariate(2)) for _ in range(longest)]
+        end = next((place for place, (token, _) in enumerate(sampled) if token in stops), None)
+        taken = sampled if end is None else sampled[: end + 1]
         count, ids = len(taken), [token for token, _ in taken]
         reason = {"type": "length", "length": count} if end is None else {"type": "stop", "matched": ids[-1]}
         meta = {

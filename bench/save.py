@@ -1,4 +1,4 @@
-"""How long a save keeps training waiting, beside a plain copy of the same bytes, alternately in one process.
+"""How long a save keeps training waiting against a plain copy of the same bytes, alternately in one process.
 
     python -m bench.save FOLDER [--repeats N]
 
@@ -42,7 +42,7 @@ SIZES = ((256, 6), (512, 12), (768, 10))
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="the call of a save that blocks training, beside a copy of its bytes")
+    parser = argparse.ArgumentParser(description="the call of a save that blocks training, against a copy of its bytes")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--repeats", type=int, default=4)
     given = parser.parse_args()

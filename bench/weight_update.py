@@ -1,4 +1,4 @@
-"""Weight updates of a real engine, beside a bare broadcast of the same bytes between two processes plus their loading.
+"""Weight updates of a real engine against a bare broadcast of the same bytes between two processes plus their loading.
 
     python -m bench.weight_update outputs/weights [--model outputs/smollm2/model] [--rounds 7]
 
@@ -142,9 +142,9 @@ def update(sender: Publisher, export: Export, number: int) -> Mapping[str, float
             stack.enter_context(mock.patch.object(module, function, timed))
         call = clocked(engine_control.call, seconds, lambda _, endpoint, *__: f"engine: {endpoint}")
         stack.enter_context(mock.patch.object(engine_control, "call", call))
-        begun = time.perf_counter()
+        started_s = time.perf_counter()
         assert sender.publish(passing(export(), seconds), version=str(number)) == 1
-        seconds["all"] = time.perf_counter() - begun
+        seconds["all"] = time.perf_counter() - started_s
     return seconds
 
 
@@ -152,11 +152,11 @@ def clocked(function: Callable[..., Any], seconds: Seconds, name: Callable[..., 
     """``function``, whose seconds are added under the name that ``name`` makes of its arguments."""
 
     def run(*arguments: Any, **options: Any) -> Any:
-        begun = time.perf_counter()
+        started_s = time.perf_counter()
         try:
             return function(*arguments, **options)
         finally:
-            seconds[name(*arguments)] += time.perf_counter() - begun
+            seconds[name(*arguments)] += time.perf_counter() - started_s
 
     return run
 
@@ -182,10 +182,10 @@ def bare(model: Path, export: Export, rounds: int) -> Iterator[Callable[[], Mapp
     done = torch.zeros(2, dtype=torch.float64)
 
     def once() -> Mapping[str, float]:
-        begun = time.perf_counter()
+        started_s = time.perf_counter()
         group.broadcast(flat, 0).wait()
         group.broadcast(done, 1).wait()
-        whole = time.perf_counter() - begun
+        whole = time.perf_counter() - started_s
         return {"all": whole, "loading": float(done[0]), "broadcast": whole - float(done[0])}
 
     try:
@@ -208,10 +208,10 @@ def receive(model: Path, port: int, rounds: int) -> None:
     done = torch.zeros(2, dtype=torch.float64)
     for _ in range(rounds + 1):
         group.broadcast(flat, 0).wait()
-        begun = time.perf_counter()
+        started_s = time.perf_counter()
         for parameter, piece in zip(parameters, pieces, strict=True):
             parameter.copy_(piece)
-        done[0] = time.perf_counter() - begun
+        done[0] = time.perf_counter() - started_s
         group.broadcast(done, 1).wait()
 
 
