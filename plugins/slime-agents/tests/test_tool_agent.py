@@ -89,7 +89,8 @@ async def test_a_turn_that_a_budget_cut_calls_nothing(agent, context, says, engi
 )
 async def test_a_tool_that_fails_or_hangs_ends_its_sample(agent, context, says, call, cause, error) -> None:
     says(f'<tool_call>\n{{"name": "{call}"}}\n</tool_call>')
-    made = await asyncio.wait_for(agent(tool_timeout_s=0.2)(context, sample(), SAMPLING), 30)
+    limit_s = 0.2 if call == "hang" else 20.0
+    made = await asyncio.wait_for(agent(tool_timeout_s=limit_s)(context, sample(), SAMPLING), 30)
     assert (made.status, made.failure_cause, made.error) == (Status.FAILED, cause, error)
 
 

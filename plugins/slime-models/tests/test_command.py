@@ -125,22 +125,22 @@ def test_a_field_of_another_type_is_refused(tmp_path):
 
 
 def test_layouts_that_fit_come_best_first():
-    found = layouts(size_of(presets()["qwen3-4B"].shape), 8, 80, Training(tokens=8192))
+    found = layouts(size_of(presets()["qwen3-4B"].shape), 8, 70, Training(tokens=8192))
     cut = found[0].cut
     assert (cut.tensor, cut.pipeline, cut.data, cut.recompute) == (1, 1, 8, "mlp")
-    assert all(one.total <= 0.9 * 80 * GIB for one in found)
+    assert all(one.total <= 0.9 * 70 * GIB for one in found)
 
 
 def test_the_bytes_of_one_layout_by_hand():
     """Qwen3-4B on one rank: 2, 4 and 12 bytes a parameter."""
     whole, *_ = layouts(size_of(presets()["qwen3-4B"].shape), 1, 200, Training(tokens=1024))
     assert (whole.weights, whole.gradients, whole.optimizer) == tuple(n * 4_022_468_096 for n in (2, 4, 12))
-    assert whole.logits == 1024 * 151936 * 8
+    assert whole.logits == 1024 * 151936 * (2 + 4)
 
 
 def test_flags_of_the_best_layout_are_printed(capsys):
     text = printed(capsys, "show", "qwen3-30B-A3B", "--gpus", "8", "--gpu-memory-gib", "80")
-    assert "--tensor-model-parallel-size 4 --sequence-parallel --expert-model-parallel-size 2" in text
+    assert "--tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 4" in text
 
 
 @pytest.mark.parametrize(

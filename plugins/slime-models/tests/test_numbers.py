@@ -90,11 +90,11 @@ def test_transformers_reads_the_same_shape(preset):
 
 
 def test_the_core_finds_every_argument_in_the_config(preset):
-    """What ``--format args`` prints is what ``slime run`` accepts beside this checkpoint."""
+    """What ``--format args`` prints is what ``slime run`` accepts with this checkpoint."""
     config = config_of(preset.shape)
     given = {name.replace("-", "_"): True if value is None else value for name, value in arguments(preset.shape)}
-    told = {name: expected(name, float(v) if name == "rotary_base" else v, config) for name, v in given.items()}
-    assert told == given
+    stated = {name: expected(name, float(v) if name == "rotary_base" else v, config) for name, v in given.items()}
+    assert stated == given
 
 
 # --- slime's scripts --------------------------------------------------------------------------------------------------

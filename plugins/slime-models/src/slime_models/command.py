@@ -95,9 +95,9 @@ def _sources() -> Iterator[str]:
         counted, published = count(preset.shape), preset.published
         both = dict.fromkeys(counted.published(published.counts))
         found = "; active ".join(map(_billions, both))
-        told = f"{published.total:.{published.digits}f}B"
+        stated = f"{published.total:.{published.digits}f}B"
         if published.active is not None:
-            told += f"; active {published.active:.{published.digits}f}B"
+            stated += f"; active {published.active:.{published.digits}f}B"
         files = "" if published.stored is None else f"{published.stored:,}"
         source = published.source or f"model card of {preset.checkpoint}"
         cells = (
@@ -105,7 +105,7 @@ def _sources() -> Iterator[str]:
             f"{counted.total:,}",
             f"{counted.active:,}",
             found + COUNTS[published.counts],
-            told,
+            stated,
             files,
         )
         yield f"| {' | '.join(cells)} | {source} |"
