@@ -113,6 +113,6 @@ print([faults() for _ in range(8)][-1])
 
 
 def test_freed_memory_is_used_again_without_page_faults():
-    """400 MB are 100,000 pages, or 200 large ones. The first tensors may leave holes that are too small for the next."""
+    """400 MB are 100,000 pages, or 200 large ones. The first tensors may leave holes too small for the next."""
     done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 50
