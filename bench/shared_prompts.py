@@ -27,8 +27,7 @@ import torch
 
 from slime_core import RunView
 from slime_core.cpu.megatron import install
-from slime_core.learner.process import initialize_model_parallel
-from slime_core.modeling.layout import ParallelLayout
+from slime_core.modeling.layout import ParallelLayout, initialize_model_parallel
 from slime_core.ops.prefixes import Prefixes
 from slime_core.types import StepPlan, TrainBatch
 

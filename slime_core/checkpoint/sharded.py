@@ -69,7 +69,7 @@ def copy_weights(folder: Path, *, chunks: Sequence[Any]) -> StateCopy:
     return StateCopy(_model(chunks, _metadata()), folder, _Gathers())
 
 
-def save_weights(folder: Path, *, chunks: Sequence[Any], fill: Callable[[torch.Tensor], None]) -> None:
+def save_weights(folder: Path, *, chunks: Sequence[torch.nn.Module], fill: Callable[[torch.Tensor], None]) -> None:
     """Write the chunks' weights into ``folder``, which is created, without a copy of them. Collective over all ranks.
 
     Arguments:
@@ -378,7 +378,7 @@ class StoredTensors:
             key: (tuple(one.size), one.properties.dtype) for key, one in self._tensors.items()
         }
 
-    def read(self, tensors: Sequence[Any]) -> None:
+    def read(self, tensors: Sequence[mapping.ShardedTensor]) -> None:
         """Fill ``tensors``, which :func:`sharded_tensors` returned, with the stored weights, cast to their dtype.
 
         Raises:
@@ -447,7 +447,7 @@ class _Into(planner.LoadPlanner):
         """Nothing to do: ``resolve_tensor`` returned a view of the target."""
 
 
-def sharded_tensors(chunks: Sequence[Any]) -> list[Any]:
+def sharded_tensors(chunks: Sequence[torch.nn.Module]) -> list[mapping.ShardedTensor]:
     """Megatron's ShardedTensor of each parameter and buffer of the chunks, or part of one; their data are views."""
     state = _model(chunks, _metadata())
     mapping.apply_factories(state)

@@ -5,7 +5,6 @@
     run, evaluate, check, ledger    a command each: ``slime run``, ``eval``, ``check`` (also which process would sit
                 where) and ``ledger``
     run_restarts    whether a run restarts after a death, and from which checkpoint
-    convert     ``slime convert``: checkpoints from Hugging Face to torch_dist, back, and compared
     progress    what a person sees of a run
     activation  what a command line means before its settings are read: its file and its plugins
     consent     code that a run folder names: imported only if this user has run it before, or names it again

@@ -22,7 +22,6 @@ CORE_COMMANDS: Mapping[str, tuple[str, ...]] = {
     "run": (),
     "check": (),
     "eval": (),
-    "convert": ("hf-to-torch-dist", "torch-dist-to-hf", "verify"),
     "ledger": (),
     "plugins": ("list", "show", "trace", "lock", "verify"),
     "config": ("explain", "show"),
@@ -30,6 +29,7 @@ CORE_COMMANDS: Mapping[str, tuple[str, ...]] = {
 """The core's commands and what follows them; a distribution can add to these, and cannot replace one."""
 
 OURS: Mapping[str, tuple[str, str]] = {
+    "convert": ("slime-convert", "checkpoints between Hugging Face and torch_dist, and whether two are equal"),
     "doctor": ("slime-doctor", "whether this machine can run slime: each check, and a run of two rollouts"),
     "models": ("slime-models", "presets of models, what memory they take, and which one a checkpoint is"),
     "plot": ("slime-plots", "charts of runs: in the terminal, and as SVG, PNG or PDF"),

@@ -34,9 +34,6 @@ slime: reinforcement learning of language models, with Megatron-core and SGLang
   slime check run.toml               what slime run would find wrong, and what it would start where; starts nothing
   slime eval RUN                     measure a run's newest checkpoint, or a model, on held-out prompts
 
-  slime convert hf-to-torch-dist     a Hugging Face folder as torch_dist, Megatron's format; torch-dist-to-hf: back
-  slime convert verify A B           whether two checkpoints hold the same weights
-
   slime ledger RUN                   where every prompt group of a run ended: trained, filtered, failed, evicted, held
 
   slime plugins list                 what is installed
@@ -158,12 +155,6 @@ def _ledger(argv: list[str]) -> int:
     return 0 if _printed(ledger.USAGE, argv) else ledger.execute(argv)
 
 
-def _convert(argv: list[str]) -> int:
-    from slime_core.cli import convert
-
-    return convert.execute(argv)
-
-
 def _config(argv: list[str]) -> int:
     from slime_core.config.explain import explain, to_toml
     from slime_core.plugins.claims import inactive_flags
@@ -208,7 +199,6 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
     "check": _check,
     "eval": _eval,
-    "convert": _convert,
     "ledger": _ledger,
     "plugins": _plugins,
     "config": _config,

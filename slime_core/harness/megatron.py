@@ -8,10 +8,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from slime_core.cpu.megatron import install
 from slime_core.learner.micro_batches import make_micro_batches
-from slime_core.learner.process import initialize_model_parallel
-from slime_core.modeling.layout import ParallelLayout
+from slime_core.modeling import prepare_megatron
+from slime_core.modeling.layout import ParallelLayout, initialize_model_parallel
 from slime_core.plugins.contracts import MicroBatch
 from slime_core.types import StepPlan, TrainBatch
 
@@ -20,15 +19,6 @@ __all__ = [
     "small_shard",
     "start_single_rank",
 ]
-
-
-def prepare_megatron() -> None:
-    """Let Megatron-core and mbridge run without TransformerEngine, and without a GPU where there is none.
-
-    Raises:
-        RunError: Megatron-core is already imported; call this first.
-    """
-    install()
 
 
 def start_single_rank(*, seed: int = 1) -> ParallelLayout:
@@ -42,7 +32,7 @@ def start_single_rank(*, seed: int = 1) -> ParallelLayout:
     Raises:
         RunError: Megatron-core is already imported.
     """
-    install()
+    prepare_megatron()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     layout = ParallelLayout()

@@ -22,10 +22,9 @@ import torch
 import torch.distributed as dist
 
 from slime_core.cpu import accelerator
-from slime_core.errors import RunError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.trained_model import TrainedModel
-from slime_core.modeling.layout import ParallelLayout
+from slime_core.modeling.layout import initialize_model_parallel
 from slime_core.weights.update_group import serve_store
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -82,41 +81,6 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         for option, value in KEEP.items():
             mallopt(option, value)
-
-
-def initialize_model_parallel(layout: ParallelLayout, *, seed: int) -> None:
-    """Create Megatron's parallel groups over the default process group, and seed its random number generators.
-
-    Collective over all ranks; a process does it once.
-
-    Arguments:
-        layout: the same on every rank.
-        seed: the same on every rank; Megatron derives different ones for ranks that hold different slices.
-
-    Raises:
-        ConfigError: the layout does not fit the number of ranks.
-        RunError: there is no default process group, or Megatron's groups exist already.
-    """
-    from megatron.core import parallel_state, tensor_parallel
-
-    if not dist.is_initialized():
-        raise RunError(
-            "Megatron's process groups need torch.distributed; call torch.distributed.init_process_group first"
-        )
-    if parallel_state.model_parallel_is_initialized():
-        raise RunError(
-            "Megatron's groups exist already in this process; it holds one layout, a second one needs other processes"
-        )
-    layout.data_size(dist.get_world_size())
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=layout.tensor,
-        pipeline_model_parallel_size=layout.pipeline,
-        virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
-        context_parallel_size=layout.context,
-        expert_model_parallel_size=layout.expert,
-        expert_tensor_parallel_size=layout.expert_tensor,
-    )
-    tensor_parallel.model_parallel_cuda_manual_seed(seed)
 
 
 def _repeat_bit_for_bit(*, strict: bool) -> None:

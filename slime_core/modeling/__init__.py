@@ -15,8 +15,8 @@
 a model spec that subclasses ``MBridgeSpec`` should start with it, so that a run is refused before it starts anything;
 the ranks repeat the check on the config that they build.
 
-These modules depend on model chunks, a config and packed rows, never on a family's name. ``MBridgeSpec`` and
-``local_layers`` load torch at their first use; the other names below load nothing heavy.
+These modules depend on model chunks, a config and packed rows, never on a family's name. ``MBridgeSpec``,
+``local_layers`` and ``spec_of_checkpoint`` load torch at their first use; the other names below load nothing heavy.
 """
 
 from __future__ import annotations
@@ -30,16 +30,28 @@ from slime_core.types import JsonValue
 if TYPE_CHECKING:
     from slime_core.modeling.spec import MBridgeSpec as MBridgeSpec
     from slime_core.modeling.spec import local_layers as local_layers
+    from slime_core.modeling.spec import spec_of_checkpoint as spec_of_checkpoint
 
-__all__ = ["MBridgeSpec", "ParallelLayout", "local_layers", "unsupported"]
+__all__ = ["MBridgeSpec", "ParallelLayout", "local_layers", "prepare_megatron", "spec_of_checkpoint", "unsupported"]
 
 
 def __getattr__(name: str) -> object:
-    if name not in ("MBridgeSpec", "local_layers"):
+    if name not in ("MBridgeSpec", "local_layers", "spec_of_checkpoint"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from slime_core.modeling import spec
 
     return getattr(spec, name)
+
+
+def prepare_megatron() -> None:
+    """Let Megatron-core and mbridge run without TransformerEngine, and without a GPU where there is none.
+
+    Raises:
+        RunError: Megatron-core is already imported; call this first.
+    """
+    from slime_core.cpu.megatron import install
+
+    install()
 
 
 def unsupported(config: Mapping[str, JsonValue], *, rope_types: Sequence[str] = ("default",)) -> Iterator[str]:

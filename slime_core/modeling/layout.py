@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slime_core.config.schema import ParallelConfig
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, RunError
 
-__all__ = ["ParallelLayout"]
+__all__ = ["ParallelLayout", "initialize_model_parallel"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,3 +156,39 @@ class ParallelLayout:
             "expert_tensor": self.expert_tensor,
             "virtual_pipeline": self.virtual_pipeline,
         }
+
+
+def initialize_model_parallel(layout: ParallelLayout, *, seed: int) -> None:
+    """Create Megatron's parallel groups over the default process group, and seed its random number generators.
+
+    Collective over all ranks; a process does it once.
+
+    Arguments:
+        layout: the same on every rank.
+        seed: the same on every rank; Megatron derives different ones for ranks that hold different slices.
+
+    Raises:
+        ConfigError: the layout does not fit the number of ranks.
+        RunError: there is no default process group, or Megatron's groups exist already.
+    """
+    import torch.distributed as dist
+    from megatron.core import parallel_state, tensor_parallel
+
+    if not dist.is_initialized():
+        raise RunError(
+            "Megatron's process groups need torch.distributed; call torch.distributed.init_process_group first"
+        )
+    if parallel_state.model_parallel_is_initialized():
+        raise RunError(
+            "Megatron's groups exist already in this process; it holds one layout, a second one needs other processes"
+        )
+    layout.data_size(dist.get_world_size())
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=layout.expert_tensor,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)

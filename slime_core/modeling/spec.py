@@ -29,11 +29,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from slime_core.config.schema import ModelConfig, RunConfig
 from slime_core.cpu import accelerator
 from slime_core.errors import CheckpointError, ConfigError, RunError
 from slime_core.modeling import unsupported
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.plugins.contracts import RunView
+from slime_core.plugins.activation import activate
+from slime_core.plugins.component import Kind
+from slime_core.plugins.construction import construct, refusals, run_view
+from slime_core.plugins.contracts import Place, RunView
+from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.types import JsonValue
 
 if TYPE_CHECKING:
@@ -50,6 +55,7 @@ __all__ = [
     "local_bridge",
     "local_layers",
     "share_embedding",
+    "spec_of_checkpoint",
     "transformers_config",
 ]
 
@@ -295,7 +301,7 @@ class MBridgeSpec:
         Arguments:
             config: the object of the checkpoint's ``config.json``; missing fields have the defaults of transformers.
             dtype: dtype of the parameters.
-            parallel: the layout with which Megatron was initialised (:func:`slime_core.learner.process.initialize`).
+            parallel: the layout with which Megatron was initialised (:func:`~.layout.initialize_model_parallel`).
             overrides: fields of Megatron's TransformerConfig by name; they override the checkpoint's.
 
         Raises:
@@ -384,6 +390,44 @@ class MBridgeSpec:
         if self._bridge is None:
             raise RunError("this model spec has no weights before build() was called; call build() first")
         return self._bridge
+
+
+def spec_of_checkpoint(
+    folder: Path, config: Mapping[str, JsonValue], *, plugins: Sequence[str] = (), trust_remote_code: bool = False
+) -> MBridgeSpec:
+    """Activate the plugins that a checkpoint needs, and return the model spec by which a run would build its model.
+
+    Arguments:
+        folder: the folder with the config and the tokenizer.
+        config: the object of its ``config.json``.
+        plugins: plugins to activate in addition to those that claim the architecture.
+        trust_remote_code: True: the checkpoint's own Python code may run.
+
+    Raises:
+        PluginError: no plugin has a model spec for the architecture, or a plugin failed.
+        ConfigError: the config names no architecture, or the spec does not support it or does not map single weights.
+    """
+    match config.get("architectures"):
+        case [str(architecture), *_]:
+            registry = activate(plugins, architecture=architecture).registry
+        case _:
+            raise ConfigError(f"{folder / 'config.json'} names no architecture; give the folder of a language model")
+    if problems := refusals(registry, architecture, config):
+        raise ConfigError(f"{folder / 'config.json'} {', and '.join(problems)}")
+    component = registry.model_spec(architecture)
+    assert component is not None  # or the activation had failed
+    name = component.name
+    run = run_view(RunConfig(model=ModelConfig(trust_remote_code=trust_remote_code)), model_folder=folder)
+    spec = construct(registry, Kind.MODEL_SPEC, name, {}, run)
+    hooks = LifecycleHooks(registry, place=Place.RANK, options={}, where="building a model")
+    hooks.answers("slime_model_spec", spec=spec)
+    if not isinstance(spec, MBridgeSpec):
+        raise ConfigError(
+            f"model spec {name!r} of {registry.owner(Kind.MODEL_SPEC, name)} does not say which Hugging Face weights a "
+            "parameter is made of, so its checkpoints cannot be converted; accepted is a subclass of "
+            "slime_core.modeling.MBridgeSpec"
+        )
+    return spec
 
 
 def _build_chunk(

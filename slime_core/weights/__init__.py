@@ -10,4 +10,19 @@
 The rule between the parts: nothing is sent before :func:`~.specs.require_matching_specs` has passed, because a weight
 of a wrong shape kills a server, and no engine resumes before all of them have loaded everything. Nothing here imports
 torch before it is used.
+
+PUBLIC are the names below, for programs that read and write Hugging Face folders; the files are not.
 """
+
+from slime_core.weights.export import HuggingFaceFolder, WrittenFile, copy_small_files
+from slime_core.weights.specs import WeightSpec, expected_specs, require_complete_files, weight_files
+
+__all__ = [
+    "HuggingFaceFolder",
+    "WeightSpec",
+    "WrittenFile",
+    "copy_small_files",
+    "expected_specs",
+    "require_complete_files",
+    "weight_files",
+]

@@ -83,7 +83,7 @@ class HuggingFaceFolder:
             folder.mkdir(parents=True)
         self._folder = folder
         self._rank = rank or 0
-        self._parts: list[WrittenPart] = []
+        self._parts: list[WrittenFile] = []
         self._open: _OpenPart | None = None
 
     def add(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -100,12 +100,12 @@ class HuggingFaceFolder:
                 self._open = _OpenPart(self._folder / f".part-{self._rank:05d}-{number:05d}")
             self._open.append(name, weight)
 
-    def close(self) -> list[WrittenPart]:
+    def close(self) -> list[WrittenFile]:
         """The files that this object wrote, complete, under provisional names."""
         self._end_part()
         return self._parts
 
-    def finish(self, *, template: Path, parts: Sequence[WrittenPart] | None = None) -> None:
+    def finish(self, *, template: Path, parts: Sequence[WrittenFile] | None = None) -> None:
         """Name the files and copy the small ones; transformers and SGLang can load the folder then.
 
         Arguments:
@@ -129,7 +129,7 @@ def copy_small_files(template: Path, folder: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenPart:
+class WrittenFile:
     """A file that was written under a provisional name, because its final one holds the number of files."""
 
     path: Path
@@ -170,14 +170,14 @@ class _OpenPart:
         self._header += len(json.dumps(name)) + ENTRY_BYTES
         self._nbytes = end
 
-    def close(self) -> WrittenPart:
+    def close(self) -> WrittenFile:
         header = json.dumps({"__metadata__": {"format": "pt"}, **self._entries}).encode()
         with self._path.open("r+b") as stream:
             stream.write((HEADER_BYTES - 8).to_bytes(8, "little") + header.ljust(HEADER_BYTES - 8))
-        return WrittenPart(self._path, tuple(self._entries), self._nbytes)
+        return WrittenFile(self._path, tuple(self._entries), self._nbytes)
 
 
-def _name(folder: Path, parts: Sequence[WrittenPart]) -> None:
+def _name(folder: Path, parts: Sequence[WrittenFile]) -> None:
     """Give every file its final name, and write the index where there are several."""
     if len(parts) == 1:
         parts[0].path.rename(folder / "model.safetensors")

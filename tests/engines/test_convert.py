@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from slime_core.cli.convert import execute
+from slime_convert.command import main
 from slime_core.errors import CheckpointError, ConfigError, SlimeError
 from slime_core.modeling.layout import ParallelLayout
 from tests.engines import families
@@ -25,7 +25,7 @@ GATE = "model.layers.1.mlp.gate_proj.weight"
 
 
 def convert(*words: str | Path) -> int:
-    return execute([str(word) for word in words])
+    return main([str(word) for word in words])
 
 
 def to_torch_dist(source: Path, target: Path, *more: str) -> Path:

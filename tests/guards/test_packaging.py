@@ -28,6 +28,7 @@ CORE = "slime-rl"
 PLUGINS = {
     "slime-agents",
     "slime-compat",
+    "slime-convert",
     "slime-datasets",
     "slime-doctor",
     "slime-grpo",

@@ -35,11 +35,13 @@ HARNESS = ("engines", "learner", "megatron", "plugins")
 ROOMS = (
     *("slime_core", "slime_core.plugins.contracts", "slime_core.plugins.hooks"),
     *(
+        "slime_core.checkpoint",
         "slime_core.errors",
         "slime_core.generation",
         "slime_core.harness",
         "slime_core.services",
         "slime_core.types",
+        "slime_core.weights",
     ),
     *(f"slime_core.prompts.{name}" for name in PROMPTS),
     *(f"slime_core.ops.{name}" for name in OPS),

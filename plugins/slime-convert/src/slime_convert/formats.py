@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,15 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from slime_core.config.model_config import CARRIED, config_folder, described
+from slime_core.checkpoint import CARRIED, config_folder
 from slime_core.errors import CheckpointError, ConfigError
-from slime_core.weights.specs import TIED, WeightSpec, expected_specs, is_tied, require_complete_files, weight_files
+from slime_core.types import JsonValue
+from slime_core.weights import WeightSpec, expected_specs, require_complete_files, weight_files
 
-EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING, TIED = "model.embed_tokens.weight", "lm_head.weight"
+
+MOST_BYTES = 16 * 2**20
+"""Largest config.json, or file of this package, that is read."""
 
 SHOWN = 8
 """Number of names that a message lists for each kind of difference."""
@@ -35,22 +40,28 @@ def carried_folder(folder: Path) -> Path:
     )
 
 
-def config_of(folder: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, JsonValue] | None:
+    """Return the JSON object in ``file``; None: there is none that can be read."""
+    try:
+        if not file.is_file() or file.stat().st_size > MOST_BYTES:
+            return None
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def config_of(folder: Path) -> dict[str, JsonValue]:
     """Return the object of the folder's ``config.json``.
 
     Raises:
-        ConfigError: the file does not exist, names no architecture, or describes a quantised model.
+        ConfigError: the file does not exist, or describes a quantised model.
     """
-    found = described(folder)
+    found = read_object(folder / "config.json")
     if found is None:
         raise ConfigError(
             f"{folder / 'config.json'} is missing, or no JSON object; accepted is a Hugging Face folder on this machine"
         )
-    match found.get("architectures"):
-        case [str(), *_]:
-            pass
-        case _:
-            raise ConfigError(f"{folder / 'config.json'} names no architecture; give the folder of a language model")
     if method := found.get("quantization_config"):
         name = method.get("quant_method") if isinstance(method, dict) else method
         raise ConfigError(
@@ -74,19 +85,19 @@ class HuggingFaceWeights:
     """
 
     def __init__(self, folder: Path) -> None:
-        config_of(folder)
+        config = config_of(folder)
         self.folder = folder
         require_complete_files(folder)
         self._files = {name: file for file in weight_files(folder) for name in _names(file)}
         self.specs: dict[str, WeightSpec] = expected_specs(folder)
-        if is_tied(folder) and TIED in self.specs:
+        if config.get("tie_word_embeddings") and TIED in self.specs:
             self._refuse_untied()
             del self.specs[TIED]
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype with the most bytes."""
-        return main_dtype({spec.dtype: 0 for spec in self.specs.values()} | _bytes_by_dtype(self.specs.values()))
+        return main_dtype(_bytes_by_dtype(self.specs.values()))
 
     def read(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """Return the weights ``names``, in file-backed memory."""
@@ -121,7 +132,7 @@ def _bits(weight: torch.Tensor) -> torch.Tensor:
     return weight.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _bytes_by_dtype(specs: Any) -> dict[str, int]:
+def _bytes_by_dtype(specs: Iterable[WeightSpec]) -> dict[str, int]:
     found: dict[str, int] = {}
     for spec in specs:
         found[spec.dtype] = found.get(spec.dtype, 0) + spec.nbytes

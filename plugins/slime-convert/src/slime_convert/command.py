@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 from slime_core.errors import ConfigError, SlimeError
 
 if TYPE_CHECKING:
-    from slime_core.convert.conversion import Conversion
+    from slime_convert.conversion import Conversion
+
+__all__ = ["main"]
 
 HF, TORCH_DIST, VERIFY = "hf-to-torch-dist", "torch-dist-to-hf", "verify"
 
@@ -38,7 +40,7 @@ REFRESH_S = 0.1
 """Seconds between two updates of the progress bar."""
 
 
-def execute(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run one conversion; returns the exit code.
 
     Raises:
@@ -75,9 +77,9 @@ def execute(argv: Sequence[str]) -> int:
 def _use_the_cpu() -> None:
     """A conversion copies and splits weights; it takes no memory of a GPU that a run may be using."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from slime_core.cpu import megatron
+    from slime_core.modeling import prepare_megatron
 
-    megatron.install()  # before anything imports Megatron
+    prepare_megatron()
     warnings.filterwarnings("ignore", "Transformer Engine and Apex are not installed", UserWarning)
 
 
@@ -99,7 +101,7 @@ def _to_torch_dist_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _to_torch_dist(given: argparse.Namespace) -> int:
-    from slime_core.convert.conversion import to_torch_dist
+    from slime_convert.conversion import to_torch_dist
 
     with _converting(given) as how:
         left_out = to_torch_dist(given.hf_checkpoint, given.save, how)
@@ -121,7 +123,7 @@ def _to_hugging_face_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _to_hugging_face(given: argparse.Namespace) -> int:
-    from slime_core.convert.conversion import to_hugging_face
+    from slime_convert.conversion import to_hugging_face
 
     with _converting(given) as how:
         to_hugging_face(given.input_dir, given.output_dir, how, origin=given.origin_hf_dir, vocab_size=given.vocab_size)
@@ -135,7 +137,7 @@ def _verify_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _verify(given: argparse.Namespace) -> int:
-    from slime_core.convert.conversion import verify
+    from slime_convert.conversion import verify
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("slime convert verify compares in one process; start it without torchrun")
@@ -167,8 +169,8 @@ def _done(target: Path) -> int:
 @contextmanager
 def _converting(given: argparse.Namespace) -> Iterator[Conversion]:
     """The arguments of the conversion, with a progress bar on a terminal."""
-    from slime_core.convert.conversion import Conversion
-    from slime_core.modeling.layout import ParallelLayout
+    from slime_convert.conversion import Conversion
+    from slime_core.modeling import ParallelLayout
 
     axes = {axis: getattr(given, f"{axis}_model_parallel_size", None) for axis in ("tensor", "pipeline", "expert")}
     sizes = {axis: size for axis, size in axes.items() if size is not None}

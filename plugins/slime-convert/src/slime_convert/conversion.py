@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,31 +12,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from slime_core.checkpoint import sharded
-from slime_core.checkpoint.folder import replacing
-from slime_core.config.model_config import CARRIED, torch_dist_folder
-from slime_core.convert.formats import (
-    HuggingFaceWeights,
-    Shapes,
-    carried_folder,
-    compare,
-    config_of,
-)
-from slime_core.convert.model import (
-    ConvertedModel,
-    TorchDistWeights,
-    build_spec,
-    gather,
-    on_first,
-    parallel_groups,
-    world_size,
-)
+from slime_convert.formats import HuggingFaceWeights, Shapes, carried_folder, compare, config_of, read_object
+from slime_convert.model import ConvertedModel, TorchDistWeights, gather, on_first, parallel_groups, world_size
+from slime_core.checkpoint import CARRIED, replacing, save_weights, torch_dist_folder
 from slime_core.errors import CheckpointError, ConfigError
-from slime_core.modeling.layout import ParallelLayout
+from slime_core.modeling import ParallelLayout, spec_of_checkpoint
 from slime_core.modeling.spec import MappedWeight
-from slime_core.untrusted import as_object, read_object
-from slime_core.weights.export import HuggingFaceFolder, copy_small_files
-from slime_core.weights.specs import WeightSpec
+from slime_core.types import JsonValue
+from slime_core.weights import HuggingFaceFolder, WeightSpec, WrittenFile, copy_small_files
 
 CASTS = "slime-convert.json"
 """File in a torch_dist folder: dtypes of weights whose Hugging Face file has another dtype than the model."""
@@ -85,7 +68,7 @@ def to_torch_dist(source: Path, target: Path, how: Conversion) -> list[str]:
     _refuse_target(target, source, how)
     config = config_of(source)
     files = HuggingFaceWeights(source)
-    spec = build_spec(source, config, plugins=how.plugins, trust_remote_code=how.trust_remote_code)
+    spec = spec_of_checkpoint(source, config, plugins=how.plugins, trust_remote_code=how.trust_remote_code)
     with parallel_groups(how.parallel):
         model = ConvertedModel(spec, config, dtype=files.dtype, layout=how.parallel)
         expected = {name: one for of_rank in gather(model.specs) for name, one in of_rank.items()}
@@ -94,7 +77,7 @@ def to_torch_dist(source: Path, target: Path, how: Conversion) -> list[str]:
         on_first(lambda: _require_fit(source, found, expected, casts))
         filling = _Filling(model, files, how.progress if dist.get_rank() == 0 else None)
         with _draft(target) as draft:
-            sharded.save_weights(draft, chunks=model.chunks, fill=filling)
+            save_weights(draft, chunks=model.chunks, fill=filling)
             filling.end()
             on_first(lambda: _carry(source, draft, casts))
         return [name for name in files.specs if name not in found]
@@ -128,7 +111,13 @@ def to_hugging_face(
             on_first(lambda: _finish(whole, template, parts, draft, changes))
 
 
-def _finish(whole: HuggingFaceFolder, template: Path, parts: Any, draft: Path, changes: Mapping[str, Any]) -> None:
+def _finish(
+    whole: HuggingFaceFolder,
+    template: Path,
+    parts: Sequence[WrittenFile],
+    draft: Path,
+    changes: Mapping[str, JsonValue],
+) -> None:
     whole.finish(template=template, parts=parts)
     if changes:
         content = json.dumps({**config_of(template), **changes}, indent=2) + "\n"
@@ -172,7 +161,7 @@ def _open(path: Path, how: Conversion, *, origin: Path | None) -> Weights:
 
 def _open_torch_dist(
     path: Path, how: Conversion, *, origin: Path | None, vocab_size: int | None
-) -> tuple[TorchDistWeights, Path, dict[str, Any]]:
+) -> tuple[TorchDistWeights, Path, dict[str, JsonValue]]:
     """Return the weights, the folder with their config and tokenizer, and changes to the config."""
     folder = torch_dist_folder(path)
     if folder is None:
@@ -182,14 +171,27 @@ def _open_torch_dist(
         )
     template = origin or carried_folder(folder)
     config = config_of(template)
-    changes = {} if vocab_size in (None, config.get("vocab_size")) else {"vocab_size": vocab_size}
-    casts = as_object(read_object(folder / CASTS).get("dtypes", {})) if (folder / CASTS).is_file() else {}
-    spec = build_spec(template, config, plugins=how.plugins, trust_remote_code=how.trust_remote_code)
+    changes: dict[str, JsonValue] = {}
+    if vocab_size not in (None, config.get("vocab_size")):
+        changes["vocab_size"] = vocab_size
+    spec = spec_of_checkpoint(template, config, plugins=how.plugins, trust_remote_code=how.trust_remote_code)
     return (
-        TorchDistWeights(folder, spec, config | changes, layout=how.parallel, casts=casts),
+        TorchDistWeights(folder, spec, config | changes, layout=how.parallel, casts=_casts_of(folder)),
         template,
         changes,
     )
+
+
+def _casts_of(folder: Path) -> dict[str, str]:
+    """Return what ``CASTS`` says in a torch_dist folder; empty: the folder has no such file."""
+    file = folder / CASTS
+    if not file.exists():
+        return {}
+    match read_object(file):
+        case {"dtypes": dict() as found} if set(found.values()) <= set(WIDER["float32"]):
+            return found
+        case _:
+            raise CheckpointError(f'{file} does not hold {{"dtypes": {{WEIGHT: DTYPE}}}}; copy the checkpoint again')
 
 
 def _parts(weights: Weights) -> Iterator[dict[str, torch.Tensor]]:

@@ -5,27 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from slime_core.checkpoint import sharded
-from slime_core.config.schema import ModelConfig, RunConfig
-from slime_core.convert.formats import Shapes, compare, main_dtype
+from slime_convert.formats import Shapes, compare, main_dtype
+from slime_core import boundary
+from slime_core.checkpoint import StoredTensors, sharded_tensors
 from slime_core.errors import CheckpointError, ConfigError
-from slime_core.learner import LearnerSettings
-from slime_core.learner.components import build_model_spec, model_spec_label
-from slime_core.learner.process import COLLECTIVE_TIMEOUT, initialize_model_parallel
-from slime_core.modeling.layout import ParallelLayout
-from slime_core.modeling.spec import MappedWeight, MBridgeSpec
-from slime_core.plugins.activation import activate
-from slime_core.plugins.construction import refusals
-from slime_core.plugins.contracts import Place
-from slime_core.plugins.lifecycle import LifecycleHooks
-from slime_core.plugins.loading import boundary
-from slime_core.weights.specs import WeightSpec, spec_of
+from slime_core.modeling import MBridgeSpec
+from slime_core.modeling.layout import ParallelLayout, initialize_model_parallel
+from slime_core.modeling.spec import MappedWeight
+from slime_core.weights import WeightSpec
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+"""Limit of one collective operation; torch's own default for gloo is half an hour."""
 
 BATCH_BYTES = 256 * 2**20
 """Bytes of weights that are read from a torch_dist folder together."""
@@ -91,36 +88,6 @@ def on_first(do: Callable[[], object]) -> None:
         raise CheckpointError("the conversion stops here because rank 0 failed; its message says why")
 
 
-def build_spec(
-    folder: Path, config: Mapping[str, Any], *, plugins: Sequence[str], trust_remote_code: bool
-) -> MBridgeSpec:
-    """Build the model spec of the family, as a run would.
-
-    Arguments:
-        folder: the folder with the config and the tokenizer.
-        config: the object of its ``config.json``.
-
-    Raises:
-        PluginError: no plugin has a model spec for the architecture.
-        ConfigError: the spec does not support the config, or does not map single weights.
-    """
-    architecture = str(config["architectures"][0])
-    registry = activate(plugins, architecture=architecture).registry
-    if problems := refusals(registry, architecture, config):
-        raise ConfigError(f"{folder / 'config.json'} {', and '.join(problems)}")
-    run = RunConfig(model=ModelConfig(trust_remote_code=trust_remote_code))
-    settings = LearnerSettings(run, folder, architecture, policy_loss="", options={}, num_steps=0)
-    hooks = LifecycleHooks(registry, place=Place.RANK, options={}, where="slime convert")
-    spec = build_model_spec(registry, settings, hooks=hooks)
-    label = model_spec_label(registry, architecture)
-    if not isinstance(spec, MBridgeSpec):
-        raise ConfigError(
-            f"{label} does not say which Hugging Face weights a parameter is made of, so its checkpoints cannot be "
-            "converted; accepted is a subclass of slime_core.modeling.MBridgeSpec"
-        )
-    return spec
-
-
 class ConvertedModel:
     """A model whose weights have memory only inside :meth:`held`. Creating it is collective.
 
@@ -147,7 +114,7 @@ class ConvertedModel:
         with boundary("the model spec", "building the model", locate=True, passes=(ConfigError, CheckpointError)):
             self.chunks = spec.build(config, dtype=dtype, parallel=layout, overrides=settings)
         self.weights = spec.mapped(self.chunks)
-        self.tensors = sharded.sharded_tensors(self.chunks)
+        self.tensors = sharded_tensors(self.chunks)
         self.specs = {name: one for weight in self.weights for name, one in _specs(weight)}
         on_lower_ranks = {name for names in gather(list(self.specs))[: dist.get_rank()] for name in names}
         self.owned = [name for name in self.specs if name not in on_lower_ranks]
@@ -200,7 +167,7 @@ def _storage_id(tensor: torch.Tensor) -> int:
 
 
 def _specs(weight: MappedWeight) -> Iterator[tuple[str, WeightSpec]]:
-    dtype = spec_of("", weight.tensor).dtype
+    dtype = str(weight.tensor.dtype).removeprefix("torch.")
     for name, shape in weight.shapes().items():
         yield name, WeightSpec(name, dtype, shape)
 
@@ -230,7 +197,7 @@ class TorchDistWeights:
         layout: ParallelLayout,
         casts: Mapping[str, str] | None = None,
     ) -> None:
-        self._stored = sharded.StoredTensors(folder)
+        self._stored = StoredTensors(folder)
         self._casts = casts or {}
         sizes: dict[str, int] = {}
         for shape, dtype in self._stored.held.values():
@@ -273,7 +240,7 @@ def _described(tensors: Sequence[Any]) -> Described:
     }
 
 
-def _require_fit(folder: Path, stored: sharded.StoredTensors, expected: Described) -> None:
+def _require_fit(folder: Path, stored: StoredTensors, expected: Described) -> None:
     found: Shapes = {key: (shape, str(dtype).removeprefix("torch.")) for key, (shape, dtype) in stored.held.items()}
     wanted = {key: (shape, dtype) for key, (shape, dtype, _) in expected.items()}
     for key, (shape, dtype, padded) in expected.items():
