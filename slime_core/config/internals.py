@@ -49,8 +49,6 @@ INTERNALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "DistributedOptimizer._set_main_param_and_optimizer_states",
             "DistributedOptimizer.model_param_group_index_map",
         ),
-        "megatron.core.dist_checkpointing.strategies.filesystem_async": ("FileSystemWriterAsync.preload_tensors",),
-        "megatron.core.dist_checkpointing.strategies.async_utils": ("mp",),
         # checkpoint/sharded.py
         "megatron.core.dist_checkpointing.strategies.torch": (
             "_replace_state_dict_keys_with_sharded_keys",

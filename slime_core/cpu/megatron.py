@@ -28,17 +28,13 @@ import hashlib
 import importlib.abc
 import importlib.machinery
 import logging
-import multiprocessing
-import pickle
 import sys
 import types
 import warnings
 from collections.abc import Callable, Sequence, Set
 from importlib.util import find_spec
-from multiprocessing.context import SpawnProcess
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -97,8 +93,7 @@ def install() -> None:
 
     If torch sees a GPU, nothing that concerns the device is changed. A second call has no effect.
 
-    Call it first in every process that imports Megatron: a learner rank, a Ray actor, a conversion. Processes that
-    Megatron's checkpointing spawns call it automatically.
+    Call it first in every process that imports Megatron: a learner rank, a Ray actor, a conversion.
 
     Raises:
         RunError: Megatron-core is already imported, so its modules can no longer be patched.
@@ -400,64 +395,6 @@ def _patch_optimizer(module: Any) -> None:
         module.CPUAdam = HostAdamW
 
 
-def copy_before_write(write_buckets: list[Any], non_blocking: bool = True) -> list[Any]:
-    """Copy the tensors that a checkpoint writer gets; public because a writer process unpickles it by name."""
-    return [
-        (file, key, (content, [(item, tensor.detach().clone()) for item, tensor in tensors]))
-        for file, key, (content, tensors) in write_buckets
-    ]
-
-
-def _patch_filesystem(module: Any) -> None:
-    """dist_checkpointing/strategies/filesystem_async.py:226 moves tensors to the host, which does not copy here.
-
-    A writer that runs concurrently with training would write later steps. Can go when the copy is explicit.
-    """
-    module.FileSystemWriterAsync.preload_tensors = staticmethod(copy_before_write)
-
-
-class _InstallingProcess(SpawnProcess):
-    """A spawned process that calls :func:`install` before it unpickles its target, which is part of Megatron-core."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _revive, (bytes(ForkingPickler.dumps(self.__dict__)),)
-
-
-def _revive(state: bytes) -> _InstallingProcess:
-    install()
-    process = _InstallingProcess.__new__(_InstallingProcess)
-    process.__dict__.update(pickle.loads(state))
-    return process
-
-
-class _Multiprocessing:
-    """``multiprocessing`` whose spawned processes install the hook; everything else is the wrapped module's."""
-
-    Process: ClassVar[Any] = _InstallingProcess
-
-    def __init__(self, wrapped: Any) -> None:
-        self._wrapped = wrapped
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._wrapped, name)
-
-    def get_context(self, method: str | None = None) -> Any:
-        context = multiprocessing.get_context(method)
-        return _InstallingContext(context) if method == "spawn" else context
-
-
-class _InstallingContext(_Multiprocessing):
-    """A spawn context whose ``Process`` is :class:`_InstallingProcess`."""
-
-
-def _patch_async(module: Any) -> None:
-    """dist_checkpointing/strategies/async_utils.py:298 and :327 spawn a writer, which starts without the hook.
-
-    It would then divide by a device count of 0 (:488). Can go with the hook.
-    """
-    module.mp = _Multiprocessing(module.mp)
-
-
 _LIBRARY_PATCHES: dict[str, Callable[[Any], None]] = {
     "megatron.core.transformer.moe.moe_utils": _patch_moe_utils,
     "megatron.core.transformer.multi_latent_attention": _patch_mla,
@@ -472,8 +409,6 @@ _DEVICE_PATCHES: dict[str, Callable[[Any], None]] = {
     "megatron.core.tensor_parallel.random": _patch_random,
     "megatron.core.tensor_parallel.mappings": _patch_mappings,
     "megatron.core.transformer.moe.moe_utils": _patch_moe_utils_on_cpu,
-    "megatron.core.dist_checkpointing.strategies.filesystem_async": _patch_filesystem,
-    "megatron.core.dist_checkpointing.strategies.async_utils": _patch_async,
 }
 
 
@@ -513,65 +448,24 @@ class _Inert:
 def _nothing(*_: Any, **__: Any) -> None: ...
 
 
-def _zero(*_: Any, **__: Any) -> int:
-    return 0
-
-
 def _inert(*_: Any, **__: Any) -> _Inert:
     return _Inert()
-
-
-def _get_rng_state(*_: Any, **__: Any) -> torch.Tensor:
-    return torch.get_rng_state()
-
-
-def _set_rng_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
-    torch.set_rng_state(state)
-
-
-def _manual_seed(seed: int) -> None:
-    torch.manual_seed(seed)
-
-
-def _properties(*_: Any, **__: Any) -> types.SimpleNamespace:
-    return types.SimpleNamespace(name="cpu", major=0, minor=0, total_memory=0, multi_processor_count=1)
 
 
 #: Replacement of ``torch.cuda`` in a rewritten file. A name that is missing here raises AttributeError when it is used.
 CUDA = types.SimpleNamespace(
     is_available=lambda: False,
-    is_initialized=lambda: False,
     device_count=lambda: 1,
     current_device=lambda: _CPU,
-    get_device_capability=lambda *_: (0, 0),
-    get_device_properties=_properties,
-    get_rng_state=_get_rng_state,
-    set_rng_state=_set_rng_state,
-    random=types.SimpleNamespace(get_rng_state=_get_rng_state, set_rng_state=_set_rng_state),
-    manual_seed=_manual_seed,
-    manual_seed_all=_manual_seed,
+    get_rng_state=lambda *_, **__: torch.get_rng_state(),
+    set_rng_state=lambda state, *_, **__: torch.set_rng_state(state),
+    manual_seed=torch.manual_seed,
     default_generators=(torch.default_generator,),
-    set_device=_nothing,
-    set_stream=_nothing,
-    synchronize=_nothing,
-    empty_cache=_nothing,
-    ipc_collect=_nothing,
-    reset_peak_memory_stats=_nothing,
-    memory_allocated=_zero,
-    memory_reserved=_zero,
-    max_memory_allocated=_zero,
-    max_memory_reserved=_zero,
-    memory_stats=lambda *_, **__: {},
-    current_stream=_inert,
-    default_stream=_inert,
+    **dict.fromkeys(("set_device", "set_stream", "synchronize", "empty_cache"), _nothing),
+    **dict.fromkeys(("current_stream", "default_stream"), _inert),
+    **dict.fromkeys(("Stream", "ExternalStream", "Event", "CUDAGraph", "MemPool"), _Inert),
     stream=lambda *_, **__: contextlib.nullcontext(),
-    device=lambda *_, **__: contextlib.nullcontext(),
     nvtx=types.SimpleNamespace(range_push=_nothing, range_pop=_nothing),
-    Stream=_Inert,
-    ExternalStream=_Inert,
-    Event=_Inert,
-    CUDAGraph=type("CUDAGraph", (_Inert,), {}),
-    MemPool=type("MemPool", (_Inert,), {}),
     FloatTensor=torch.FloatTensor,
     HalfTensor=torch.HalfTensor,
     BFloat16Tensor=torch.BFloat16Tensor,
