@@ -12,8 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
-from slime_core.checkpoint.folder import RunState
-from slime_core.checkpoint.schedule import SaveClock, is_due
+from slime_core.checkpoint.folder import RunState, SaveClock, is_due
 from slime_core.config.schema import RunConfig
 from slime_core.errors import SlimeError
 from slime_core.plugins.contracts import Place

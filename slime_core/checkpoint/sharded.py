@@ -28,7 +28,15 @@ from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_conf
 from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 from megatron.core.dist_checkpointing.strategies import torch as torch_dist
 from megatron.core.dist_checkpointing.strategies.state_dict_saver import save_state_dict_async_plan
-from torch.distributed.checkpoint import filesystem, metadata, planner, planner_helpers, state_dict_saver, storage
+from torch.distributed.checkpoint import (
+    default_planner,
+    filesystem,
+    metadata,
+    planner,
+    planner_helpers,
+    state_dict_saver,
+    storage,
+)
 from torch.distributed.checkpoint.api import CheckpointException
 
 from slime_core.checkpoint.folder import writing
@@ -66,7 +74,7 @@ def copy(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) 
 
 def copy_weights(folder: Path, *, chunks: Sequence[Any]) -> StateCopy:
     """A copy of the chunks' weights, to be written into ``folder``. Collective over all ranks; writes nothing."""
-    return StateCopy(_model(chunks, _metadata()), folder, _Gathers())
+    return StateCopy(_model(chunks), folder, _Gathers())
 
 
 def save_weights(folder: Path, *, chunks: Sequence[torch.nn.Module], fill: Callable[[torch.Tensor], None]) -> None:
@@ -79,10 +87,12 @@ def save_weights(folder: Path, *, chunks: Sequence[torch.nn.Module], fill: Calla
     Raises:
         CheckpointError: a rank could not write its part.
     """
+    state, common = save_preprocess(_model(chunks))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        dist.barrier()  # rank 0 checks that it exists and is empty before any rank writes
-        dist_checkpointing.save(_model(chunks, _metadata()), str(folder), _OneByOne(fill))
+        if dist.get_rank() == 0:
+            _write_common(folder, _pickled(common))
+        state_dict_saver.save(_flat(state), storage_writer=_Writer(folder), planner=_Planner(fill))
     except (CheckpointException, OSError, RuntimeError) as problem:  # torch's file writer raises a bare RuntimeError
         cause = _first(problem) if isinstance(problem, CheckpointException) else problem
         raise CheckpointError(f"{folder} cannot be written: {cause}. Free space there, then resume.") from problem
@@ -121,11 +131,9 @@ class StateCopy:
         sharded, common = save_preprocess(state)
         self._rank = dist.get_rank()
         self._common = _pickled(common) if self._rank == 0 else b""
-        flat, _, _ = torch_dist._replace_state_dict_keys_with_sharded_keys(sharded, True)
         writer = _Writer(folder, held=gathers.storages)
-        (_, self._description, _), *_ = save_state_dict_async_plan(
-            torch_dist.mcore_to_pyt_state_dict(flat, False), writer, None, 0, planner=_planner()
-        )
+        plans = save_state_dict_async_plan(_flat(sharded), writer, None, 0, planner=_Planner())
+        (_, self._description, _), *_ = plans
         self._items = deque(writer.items)
 
     def write(self) -> WrittenPart:
@@ -138,9 +146,8 @@ class StateCopy:
         with writing(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
         if self._rank == 0:
-            with writing(path := self._folder / COMMON):
-                path.write_bytes(self._common)
-                save_config(CheckpointingConfig("torch_dist", 1), str(self._folder))
+            with writing(self._folder / COMMON):
+                _write_common(self._folder, self._common)
         return WrittenPart(self._folder, self._write_tensors() if self._items else [], self._description)
 
     def _write_tensors(self) -> list[storage.WriteResult]:
@@ -148,9 +155,9 @@ class StateCopy:
         with writing(path), path.open("wb") as file:
             while self._items:
                 item, value = self._items.popleft()
-                # A view would be written with all of the storage under it.
-                whole = value.clone() if isinstance(value, torch.Tensor) and _is_view(value) else value
-                results.append(filesystem._write_item(NO_TRANSFORMS, file, whole, item, path.name, TORCH_SAVE))
+                if isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() != value.nbytes:
+                    value = value.clone()  # a view would be written with all of the storage under it
+                results.append(filesystem._write_item(NO_TRANSFORMS, file, value, item, path.name, TORCH_SAVE))
             file.flush()
             os.fsync(file.fileno())
         return results
@@ -169,35 +176,21 @@ def finish(parts: Sequence[WrittenPart]) -> None:
             _Writer(folder).finish(description, [part.results for part in own])
 
 
-def write(copies: Sequence[StateCopy]) -> None:
-    """Write ``copies`` at once. Collective over all ranks.
-
-    Raises:
-        CheckpointError: a rank could not write its part; raised on every rank.
-    """
-    try:
-        found: Any = [one.write() for one in copies]
-    except CheckpointError as error:
-        found = error
-    parts = _gathered(found)
-    if failed := [one for one in parts if isinstance(one, CheckpointError)]:
-        raise failed[0]
-    if dist.get_rank() == 0:
-        finish([part for rank in parts for part in rank])
-    dist.barrier()
-
-
 def _pickled(common: dict[str, Any]) -> bytes:
     torch.save(common, stream := BytesIO())
     return stream.getvalue()
 
 
-def _planner() -> Any:
-    return torch_dist.MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
+def _write_common(folder: Path, common: bytes) -> None:
+    (folder / COMMON).write_bytes(common)
+    save_config(CheckpointingConfig("torch_dist", 1), str(folder))
 
 
-def _is_view(tensor: torch.Tensor) -> bool:
-    return tensor.untyped_storage().nbytes() != tensor.nbytes
+def _flat(state: dict[str, Any]) -> dict[str, Any]:
+    """``state`` as torch writes it: by the names under which Megatron stores tensors."""
+    flat, _, _ = torch_dist._replace_state_dict_keys_with_sharded_keys(state, True)
+    found: dict[str, Any] = torch_dist.mcore_to_pyt_state_dict(flat, False)
+    return found
 
 
 class _Gathers:
@@ -264,22 +257,6 @@ class _Gathers:
             part[place.start : place.end].copy_(state[name].detach())
 
 
-class _OneByOne(torch_dist.TorchDistSaveShardedStrategy):  # type: ignore[misc]
-    """Writes with torch's own writer: one tensor after the other, without copies of the whole state."""
-
-    def __init__(self, fill: Callable[[torch.Tensor], None]) -> None:
-        super().__init__("torch_dist", 1)
-        self._fill = fill
-
-    def save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: str | Path) -> None:
-        state, _, _ = torch_dist._replace_state_dict_keys_with_sharded_keys(sharded_state_dict, True)
-        state_dict_saver.save(
-            torch_dist.mcore_to_pyt_state_dict(state, False),
-            storage_writer=_Writer(checkpoint_dir),
-            planner=_Filling(self._fill),
-        )
-
-
 class _Writer(filesystem.FileSystemWriter):
     """torch's writer; of a plan it copies the tensors, see :class:`StateCopy`.
 
@@ -310,14 +287,16 @@ class _Writer(filesystem.FileSystemWriter):
             self.items.append((item, value))
 
 
-class _Filling(torch_dist.MCoreSavePlanner):  # type: ignore[misc]
-    def __init__(self, fill: Callable[[torch.Tensor], None]) -> None:
+class _Planner(torch_dist.MCoreSavePlanner):  # type: ignore[misc]
+    """Megatron's planner; calls ``fill`` with each tensor just before it is written."""
+
+    def __init__(self, fill: Callable[[torch.Tensor], None] | None = None) -> None:
         super().__init__(dedup_replicated_tensors=False, flatten_state_dict=False)
         self._fill = fill
 
     def resolve_data(self, write_item: Any) -> Any:
         found = super().resolve_data(write_item)
-        if isinstance(found, torch.Tensor):
+        if self._fill is not None and isinstance(found, torch.Tensor):
             self._fill(found)
         return found
 
@@ -331,18 +310,19 @@ def load(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) 
         CheckpointError: the folder is no such checkpoint, or is of another model.
     """
     found = _read(_state(chunks, optimizer, loading=True) | {"schedule": schedule.state_dict()}, folder)
-    _put(found, chunks)
+    for key, chunk in zip(_keys(chunks), chunks, strict=True):
+        chunk.load_state_dict(found[key])
     optimizer.load_state_dict(_regrouped(found["optimizer"], num_parts=len(optimizer.chained_optimizers)))
     _continue_schedule(schedule, optimizer, num_steps=found["schedule"]["num_steps"])
 
 
 def load_weights(folder: Path, *, chunks: Sequence[Any]) -> None:
-    """Load what :func:`save_weights` wrote into the chunks, in any layout. Collective over all ranks.
+    """Load the weights of a torch_dist folder into the chunks, in any layout. Not collective.
 
     Raises:
         CheckpointError: the folder holds no weights, or those of another model.
     """
-    _put(_read(_model(chunks, _metadata()), folder), chunks)
+    StoredTensors(folder).read(sharded_tensors(chunks))
 
 
 class StoredTensors:
@@ -414,25 +394,12 @@ class StoredTensors:
             ) from problem
 
 
-class _Into(planner.LoadPlanner):
+class _Into(default_planner.DefaultLoadPlanner):
     """Reads into one tensor."""
 
     def __init__(self, target: torch.Tensor) -> None:
+        super().__init__()
         self._target = target
-
-    def set_up_planner(
-        self, state_dict: Any, metadata: metadata.Metadata | None = None, is_coordinator: bool = False
-    ) -> None:
-        raise NotImplementedError
-
-    def create_local_plan(self) -> planner.LoadPlan:
-        raise NotImplementedError
-
-    def create_global_plan(self, global_plan: list[planner.LoadPlan]) -> list[planner.LoadPlan]:
-        raise NotImplementedError
-
-    def finish_plan(self, central_plan: planner.LoadPlan) -> planner.LoadPlan:
-        raise NotImplementedError
 
     def load_bytes(self, read_item: planner.ReadItem, value: BytesIO) -> None:
         raise ValueError("it holds an object where a tensor was expected")
@@ -443,13 +410,10 @@ class _Into(planner.LoadPlanner):
             found = found.narrow(dim, start, length)
         return found
 
-    def commit_tensor(self, read_item: planner.ReadItem, tensor: torch.Tensor) -> None:
-        """Nothing to do: ``resolve_tensor`` returned a view of the target."""
-
 
 def sharded_tensors(chunks: Sequence[torch.nn.Module]) -> list[mapping.ShardedTensor]:
     """Megatron's ShardedTensor of each parameter and buffer of the chunks, or part of one; their data are views."""
-    state = _model(chunks, _metadata())
+    state = _model(chunks)
     mapping.apply_factories(state)
     return [one for one in dict_utils.nested_values(state) if isinstance(one, mapping.ShardedTensor)]
 
@@ -532,11 +496,6 @@ def _advice(cause: str, folder: Path) -> str:
     )
 
 
-def _put(found: dict[str, Any], chunks: Sequence[Any]) -> None:
-    for key, chunk in zip(_keys(chunks), chunks, strict=True):
-        chunk.load_state_dict(found[key])
-
-
 def _continue_schedule(schedule: Any, optimizer: Any, *, num_steps: int) -> None:
     # Megatron's load_state_dict adds to the steps counted since construction, and asserts that no setting has changed.
     for group in optimizer.param_groups:
@@ -551,18 +510,12 @@ def _first(problem: CheckpointException) -> BaseException:
 
 
 def _state(chunks: Sequence[Any], optimizer: Any, *, loading: bool) -> dict[str, Any]:
-    metadata = _metadata()
-    model = _model(chunks, metadata)
-    trained = model
-    if _some_are_frozen(chunks):
+    model = trained = _model(chunks)
+    # All ranks have to name the same tensors, so it counts whether any of them has a frozen parameter.
+    if any(_gathered(any(not parameter.requires_grad for chunk in chunks for parameter in chunk.parameters()))):
         # A frozen layer or expert has no optimizer state, so a tensor over all of them would have holes.
-        trained = _model(chunks, metadata | {"non_homogeneous_layers": True, "singleton_local_shards": True})
-    return {**model, "optimizer": optimizer.sharded_state_dict(trained, is_loading=loading, metadata=metadata)}
-
-
-def _some_are_frozen(chunks: Sequence[Any]) -> bool:
-    """Whether a parameter is frozen on any rank, because all ranks have to name the same tensors."""
-    return any(_gathered(any(not parameter.requires_grad for chunk in chunks for parameter in chunk.parameters())))
+        trained = _model(chunks, non_homogeneous_layers=True, singleton_local_shards=True)
+    return {**model, "optimizer": optimizer.sharded_state_dict(trained, is_loading=loading, metadata=_metadata())}
 
 
 def _agree_on_steps(state: dict[Any, Any]) -> None:
@@ -605,7 +558,8 @@ def _metadata() -> dict[str, Any]:
     }
 
 
-def _model(chunks: Sequence[Any], metadata: dict[str, Any]) -> dict[str, Any]:
+def _model(chunks: Sequence[Any], **changes: bool) -> dict[str, Any]:
+    metadata = _metadata() | changes
     # Chunk by chunk, not joined: a layer has the same name in each of them.
     return {key: chunk.sharded_state_dict(metadata=metadata) for key, chunk in zip(_keys(chunks), chunks, strict=True)}
 

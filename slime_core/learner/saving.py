@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 import ray
 from ray.exceptions import RayError
 
-from slime_core.checkpoint.folder import RunState, by_step, drafted, write_state, writing
-from slime_core.checkpoint.schedule import Retention
+from slime_core.checkpoint.folder import Retention, RunState, by_step, drafted, write_state, writing
 from slime_core.errors import CheckpointError, SlimeError
 from slime_core.runtime.actors import Call, Ref, Watched, background, local_error
 from slime_core.runtime.waiting import Wait, has_ended, wait
@@ -69,7 +68,7 @@ def complete(write: Callable[[], Sequence[WrittenPart]], state: RunState, saving
     """
     from slime_core.checkpoint import sharded
 
-    with drafted(saving.folder, state.step, begun=True) as draft:
+    with drafted(saving.folder, state.step) as draft:
         sharded.finish(write())
         saving.retention.mark(draft, state.step)
         with writing(draft / "state.json"):

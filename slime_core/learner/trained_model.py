@@ -148,7 +148,7 @@ def _load_weights(spec: Any, label: str, chunks: Chunks, folder: Path) -> None:
     if (stored := torch_dist_folder(folder)) is not None:
         from slime_core.checkpoint import sharded
 
-        sharded.StoredTensors(stored).read(sharded.sharded_tensors(chunks))
+        sharded.load_weights(stored, chunks=chunks)
         return
     with boundary(label, f"loading weights of {folder}", locate=True, passes=(SlimeError,)):
         spec.load_weights(chunks, folder)

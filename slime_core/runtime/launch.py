@@ -25,8 +25,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from slime_core.checkpoint.folder import Checkpoint, RunState, by_step, remove_drafts
-from slime_core.checkpoint.schedule import Retention, is_due
+from slime_core.checkpoint.folder import Checkpoint, Retention, RunState, by_step, is_due, remove_drafts
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.config.secrets import add_key, key_of_run
 from slime_core.config.settings import core_values

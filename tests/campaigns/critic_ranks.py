@@ -14,6 +14,7 @@ from slime_core.modeling.layout import ParallelLayout
 from slime_core.types import TrainBatch
 from tests.campaigns.critic_reference import GAMMA, LAMBD, NUM_STEPS, Outcome, head_weights, shards
 from tests.campaigns.ranks import free_address, learner_of, run_ranks
+from tests.checkpoints import write_copies
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 TIMEOUT_S = 90
@@ -138,9 +139,7 @@ def carry_out(case: Case, rank: int, address: str, task: Task, target: Path, mut
     found = record(learner, shard)
     learner.train(shard)
     if task.save is not None:
-        from slime_core.checkpoint import sharded  # Megatron may be imported only now
-
-        sharded.write(learner.copy(task.save))
+        write_copies(learner.copy(task.save))
     torch.save(vars(found), target)
     learner.close()
 

@@ -14,6 +14,7 @@ from slime_core.config.schema import OptimizerConfig
 from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample
+from tests.checkpoints import write_copies
 from tests.engines.families import build, write
 from tests.processes import runs
 
@@ -98,7 +99,7 @@ def test_experts_that_train_alone_are_saved_and_resumed_exactly(megatron, folder
     first, second = Experts(folder, megatron), Experts(folder, megatron)
     start = first.weights
     first.step(1.0)
-    sharded.write([sharded.copy(tmp_path, **first.state)])
+    write_copies([sharded.copy(tmp_path, **first.state)])
     first.step(-0.5)
     sharded.load(tmp_path, **second.state)
     second.step(-0.5)
@@ -112,5 +113,5 @@ def test_saving_leaves_no_process(megatron, folder, tmp_path):
     from slime_core.checkpoint import sharded
 
     before = psutil.Process().children()
-    sharded.write([sharded.copy_weights(tmp_path / "weights", chunks=build(FAMILY, folder, megatron)[1])])
+    write_copies([sharded.copy_weights(tmp_path / "weights", chunks=build(FAMILY, folder, megatron)[1])])
     assert [child for child in psutil.Process().children() if child not in before and runs(child)] == []

@@ -34,6 +34,7 @@ from slime_core.errors import CheckpointError, NonFiniteError, RunError, SlimeEr
 from slime_core.rollout.shards import BatchPlan, loss_masks, make_shards
 from slime_core.types import Sample, Status, TrainBatch
 from slime_core.weights.update_group import reserve_port
+from tests.checkpoints import write_copies
 from tests.engines.families import write
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the children cannot import test files
@@ -139,7 +140,7 @@ def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
             metrics.append(learner.train(shards[rank]))
         given_away += [nap(learner)] if job.naps else []
         if job.save is not None:
-            sharded.write([sharded.copy(job.save, **parts)])
+            write_copies([sharded.copy(job.save, **parts)])
         weights = {name: weight.float().clone() for name, weight in learner.export_weights()}
         return Outcome(metrics, weights, given_away)
     finally:

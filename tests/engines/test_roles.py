@@ -30,6 +30,7 @@ from slime_core.errors import ConfigError, NonFiniteError, SlimeError
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, Status, TrainBatch
 from slime_core.weights.update_group import reserve_port
+from tests.checkpoints import write_copies
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the children cannot import test files
 
@@ -271,13 +272,6 @@ def shard(rollout: int = 0, *, num_steps: int = 1, scale: float = 1.0) -> TrainB
     return found
 
 
-def write(copies: list[Any]) -> None:
-    """In a child."""
-    from slime_core.checkpoint import sharded
-
-    sharded.write(copies)
-
-
 def weights(learner: Any) -> dict[str, torch.Tensor]:
     return {name: weight.float().clone() for name, weight in learner.export_weights()}
 
@@ -333,13 +327,13 @@ def test_a_reference_that_changes_is_saved_and_resumed_bit_for_bit(children, tmp
         for rollout in range(4):
             if rollout == 3:
                 before = weights(learner)
-                write(learner.copy(tmp_path))
+                write_copies(learner.copy(tmp_path))
                 untouched = equal(before, weights(learner))
             metrics.append(learner.train(shard(rollout)))
         learner = make(**refreshed)
         learner.load(tmp_path)
         resumed = learner.train(shard(3))
-        write(make(**KL).copy(plain))
+        write_copies(make(**KL).copy(plain))
         return metrics, resumed, sorted(os.listdir(tmp_path / "roles")), untouched
 
     ((metrics, resumed, saved, untouched),) = children(resume)
@@ -438,7 +432,7 @@ def test_only_the_chosen_weights_change_and_a_resume_is_exact(children, tmp_path
         learner = make(optimizer=only)
         start = weights(learner)
         learner.train(shard())
-        write([learner.actor.copy(tmp_path / "torch_dist")])
+        write_copies([learner.actor.copy(tmp_path / "torch_dist")])
         learner.train(shard(1))
         end = weights(learner)
         learner = make(optimizer=only)
@@ -462,7 +456,7 @@ def test_a_pipeline_rank_that_trains_nothing_keeps_up(children, tmp_path):
     def run(learner: Any, folder: Path | None) -> tuple[set[str], dict[str, torch.Tensor], list[float]]:
         start, norms = weights(learner), [learner.train(shard())["train/grad_norm"]]
         if folder is not None:
-            write([learner.actor.copy(folder)])
+            write_copies([learner.actor.copy(folder)])
         if learner.sleep() == 0:
             raise AssertionError("nothing was given away")
         learner.wake()

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from slime_core.checkpoint.folder import RunState, by_step, draft_of, find
-from slime_core.checkpoint.schedule import Retention
+from slime_core.checkpoint.folder import Retention, RunState, by_step, draft_of, find
 from slime_core.errors import CheckpointError
 from tests.engines.families import build, write
 

@@ -66,6 +66,7 @@ layout = start_single_rank()
 from slime_core.checkpoint import sharded
 from slime_core.config.schema import OptimizerConfig
 from slime_core.learner.optimizer import build_optimizer, build_schedule, reset_optimizer_states, wrap
+from tests.checkpoints import write_copies
 from tests.engines.families import build, write
 from tests.engines.test_freezing import FAMILY, micro_batch
 
@@ -108,7 +109,7 @@ def same(first, second):
 RESUMING = """
 first, second = Run(), Run()
 first.step()
-sharded.write([sharded.copy(folder / "saved", **first.parts)])
+write_copies([sharded.copy(folder / "saved", **first.parts)])
 first.step()
 sharded.load(folder / "saved", **second.parts)
 loaded = second.steps()
@@ -125,7 +126,7 @@ hybrid = {"optimizer_cpu_offload": True, "use_precision_aware_optimizer": True,
           "optimizer_offload_fraction": fraction, "overlap_cpu_optimizer_d2h_h2d": overlaps}
 plain, offloaded = Run(bf16=True), Run(bf16=True, **hybrid)
 found = {}
-sharded.write([sharded.copy(folder / "fresh", **offloaded.parts)])
+write_copies([sharded.copy(folder / "fresh", **offloaded.parts)])
 found["a save before the first step changes no weight"] = same(plain.weights(), offloaded.weights())
 for run in (plain, offloaded):
     run.step()
@@ -138,7 +139,7 @@ found["share on the host"] = on_host / sum(value.numel() for _, value in state)
 slept = [tensor for tensor in _optimizer_tensors(offloaded.optimizer) if is_on_host(tensor)]
 found["a sleeping rank leaves alone what is on the host"] = not slept
 for name, saved, loads in (("offloaded", offloaded, {}), ("plain", plain, hybrid), ("both", offloaded, hybrid)):
-    sharded.write([sharded.copy(folder / name, **saved.parts)])
+    write_copies([sharded.copy(folder / name, **saved.parts)])
     resumed = Run(bf16=True, **loads)
     sharded.load(folder / name, **resumed.parts)
     held = resumed.steps()
