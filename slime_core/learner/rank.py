@@ -51,8 +51,7 @@ from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import LearnerInfo, Place, TrainStep
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import Registry
-from slime_core.track.record import write_atomically
-from slime_core.track.timeline import Timeline
+from slime_core.track.record import Timeline, write_atomically
 from slime_core.types import TrainBatch
 
 if TYPE_CHECKING:

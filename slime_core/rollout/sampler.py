@@ -33,7 +33,7 @@ from slime_core.rollout.rollout_files import Recorded, RolloutFiles, write_rollo
 from slime_core.rollout.sampler_components import SamplerComponents, SamplerSettings
 from slime_core.rollout.shards import BatchPlan, batch_metrics, grouped_rewards, loss_masks, make_shards
 from slime_core.track.ledger import LEDGER, PendingGroups, PromptLedger
-from slime_core.track.timeline import Timeline
+from slime_core.track.record import Timeline
 from slime_core.types import Sample, TrainBatch
 
 

@@ -3,9 +3,8 @@
     track        rows, timers, trackers and listeners, as the loop uses them; the metrics of one step; events;
                  TensorBoard
     record       the run folder: config, metrics.jsonl (a row is on disk when its step ends), logs, checkpoints; one
-                 file of readable samples a rollout or evaluation set
+                 file of readable samples a rollout or evaluation set; what each process did when
     advice       warnings about metrics that say a run will not learn
-    timeline     what each process did when
     ledger       prompt accounting: where every prompt group ended, from the files of the run folder
 
 The rule: **row k of every tracker describes the weights of version k**, the weights after k training steps. So

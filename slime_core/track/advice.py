@@ -81,17 +81,14 @@ SIGNS = (
         "one rollout moves the policy by {value:.2g} nats a token. Lower --lr, or take fewer optimizer steps a rollout "
         "(--num-steps-per-rollout)",
     ),
-    Sign(
-        "rollout/staleness/requeued",
-        lambda value, _: value > 0,
-        "samples are older than --max-staleness and generated again, {value:.0f} in rollout {step}: generation is "
-        "slower than training. Add engines, or lower --async-buffer-size",
-    ),
-    Sign(
-        "rollout/staleness/evicted",
-        lambda value, _: value > 0,
-        "samples are older than --max-staleness and dropped, {value:.0f} in rollout {step}: generation is slower than "
-        "training. Add engines, or lower --async-buffer-size",
+    *(
+        Sign(
+            f"rollout/staleness/{treatment}",
+            lambda value, _: value > 0,
+            f"samples are older than --max-staleness and {fate}, {{value:.0f}} in rollout {{step}}: generation is "
+            "slower than training. Add engines, or lower --async-buffer-size",
+        )
+        for treatment, fate in (("requeued", "generated again"), ("evicted", "dropped"))
     ),
     Sign(
         "train/token_imbalance",

@@ -42,13 +42,10 @@ MARKED = 4096
 
 ENDS = ("trained", "filtered", "failed", "evicted")
 STALE, REQUEUED = "stale", "requeued"
-"""Marks of samples that were too old: left out for good, or put back."""
+"""Marks of samples that were too old: left out for good, or put back, which does not end their group."""
 
 FAILED_GROUP = "failed_sample"
 """Mark of samples that are left out because another of their group failed."""
-
-NOT_ENDS = (REQUEUED,)
-"""Reasons for leaving a group out of a rollout that do not end it."""
 
 READ = ("index", "status", "dropped", "cause")
 """Fields of a sample's row that say where it ended."""
@@ -58,11 +55,6 @@ SHOWN = 5
 
 Groups = Mapping[int, Sequence[int]]
 """Number of a group -> the numbers of its samples."""
-
-
-def samples_file(folder: Path, rollout: int) -> Path:
-    """The file of a rollout's samples."""
-    return folder / f"train-{rollout:06d}.jsonl"
 
 
 class Journal:
@@ -210,12 +202,12 @@ class Recount:
         """
         gone = sorted(self.open.keys() - set(present))
         extra = sorted(set(present) - self.open.keys())
-        if gone or extra:
-            parts = [
+        if gone:
+            raise _mismatch(
                 f"{_named(gone)} handed out and nowhere: neither in a file of {self.folder} nor in flight nor held"
-            ]
-            parts += [f"{_named(extra)} in flight or held, although the files say that they have ended"]
-            raise _mismatch("; ".join(part for part, ids in zip(parts, (gone, extra), strict=True) if ids))
+            )
+        if extra:
+            raise _mismatch(f"{_named(extra)} in flight or held, although the files say that they have ended")
 
     def metrics(self, *, held: int, in_flight: int) -> dict[str, float]:
         """``ledger/...``: groups by where they are; the places add up to ``ledger/taken``."""
@@ -256,7 +248,7 @@ class Recount:
             self.returned.add(group)
 
     def _close(self, rollout: int, *, is_strict: bool) -> None:
-        path = samples_file(self.folder, rollout)
+        path = self.folder / f"train-{rollout:06d}.jsonl"
         rows: dict[int, list[dict[str, Any]]] = {}
         for group, row in _rows(path):
             if group is not None:
@@ -285,7 +277,7 @@ class Recount:
 
 def _end(rows: Sequence[Mapping[str, Any]]) -> _Ended | None:
     """The place where a group of one file ended; None: not yet. It may come again within a rollout, and end there."""
-    rows = [row for row in rows if row.get("dropped") not in NOT_ENDS]
+    rows = [row for row in rows if row.get("dropped") != REQUEUED]
     if not rows:
         return None
     found: dict[int, tuple[str, str]] = {}
@@ -377,7 +369,6 @@ class PromptLedger:
 
     def __init__(self, folder: Path | None, *, is_strict: bool = True) -> None:
         self.journal = Journal(folder)
-        self._folder = folder
         self._is_strict = is_strict
         self._recount = None if folder is None else Recount(folder)
 
@@ -410,4 +401,5 @@ class PromptLedger:
         state = state or {}
         held = {group: ids for name in ("in_flight", "held") for group, ids in state.get(name, [])}
         self.journal.rewind(state.get("journal"), held=held, mark=state.get("mark"))
-        self._recount = None if self._folder is None else Recount(self._folder)
+        if self._recount is not None:
+            self._recount = Recount(self._recount.folder)

@@ -18,11 +18,12 @@ import fcntl
 import json
 import os
 import socket
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from itertools import chain, count
+from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +36,7 @@ PRIVATE = 0o700
 
 FOLDERS = ("tensorboard", "samples", "logs", "timeline", "checkpoints")
 LOCK = "run.lock"
+LOCK_BYTES = 4096
 FILES = ("config.toml", "plugins.json", "metrics.jsonl", LOCK)
 
 
@@ -94,11 +96,17 @@ class RunRecord:
         """``directory/name`` holds ``text``, or what it held before, never a part."""
         return write_atomically(self.directory / name, text)
 
-    def add_to_row(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The row of ``step``, which is written, holds ``metrics`` too.
+    def add_row(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append ``{"step": 3, "train/loss": 0.5, ...}`` to the metrics; a reader sees whole lines only.
 
-        The file is replaced as a whole; it must not be open for writing.
+        Raises:
+            RunError: the disk is full.
         """
+        with room_for(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **metrics}, allow_nan=False) + "\n")
+
+    def add_to_row(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The row of ``step``, which is written, holds ``metrics`` too; the file is replaced as a whole."""
         rows = read_rows(self.metrics)
         assert any(row["step"] == step for row in rows), f"{self.metrics} has no row {step} yet"
         held = ({**row, **metrics} if row["step"] == step else row for row in rows)
@@ -112,14 +120,19 @@ class RunRecord:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise ConfigError(_in_use(self.directory, os.read(file, HOLDER_BYTES))) from None
+                # Empty: the other process has locked the file and not written yet.
+                holder = os.read(file, LOCK_BYTES).decode(errors="replace").strip() or "Another process writes into it"
+                raise ConfigError(
+                    f"The run folder {self.directory} is in use. {holder}. Wait until it has ended, stop it, or give "
+                    "another folder with --output-dir."
+                ) from None
             return (
                 f"{self.directory} could not be locked ({error.strerror}), so nothing stops a second run that is "
                 "resumed in this folder while this one runs."
             )
-        holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": datetime.now().isoformat(" ", "seconds")}
+        pid, host, started = os.getpid(), socket.gethostname(), datetime.now().isoformat(" ", "seconds")
         os.ftruncate(file, 0)
-        os.pwrite(file, f"{json.dumps(holder)}\n".encode(), 0)
+        os.pwrite(file, f"Process {pid} on {host}, started {started}, writes into it (kill {pid})\n".encode(), 0)
         return ""
 
     def _refuse_used(self) -> None:
@@ -157,32 +170,14 @@ class RunRecord:
         write_atomically(self.metrics, "".join(json.dumps(one) + "\n" for one in kept))
         # The evaluation after the last step has a row of its own; it measured the weights that the resumed run starts
         # from.
-        at_step = [one for one in rows if one["step"] == step]
-        at_step_values = [entry for one in at_step for entry in one.items()]
-        self.pending_evaluation = {name: value for name, value in at_step_values if name.startswith("eval/")}
+        for one in rows:
+            if one["step"] == step:
+                self.pending_evaluation |= {name: value for name, value in one.items() if name.startswith("eval/")}
 
 
 def checkpoint_of(folder: Path, step: int) -> Path:
     """The folder of the checkpoint after ``step`` steps in ``folder``, the run's folder of checkpoints."""
     return folder / f"step-{step:06d}"
-
-
-HOLDER_BYTES = 4096
-
-
-def _in_use(directory: Path, holder: bytes) -> str:
-    try:
-        known = json.loads(holder)
-        pid, host, started = int(known["pid"]), str(known["host"]), str(known["started"])
-    except (ValueError, KeyError, TypeError):  # it has locked the file and not written yet
-        who, stop = "Another process", "stop it"
-    else:
-        who = f"Process {pid} on {host}, started {started}"
-        stop = f"stop it (kill {pid}{'' if host == socket.gethostname() else f' on {host}'})"
-    return (
-        f"The run folder {directory} is in use. {who}, writes into it. Wait until it has ended, {stop}, or give "
-        "another folder with --output-dir."
-    )
 
 
 def numbered(path: Path) -> Iterator[Path]:
@@ -219,48 +214,18 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
     Raises:
         RunError: the disk is full.
     """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
     with room_for(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        return _write_atomically(path, content)
-
-
-def _write_atomically(path: Path, content: str | bytes) -> Path:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with draft.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return path
-
-
-class JsonLines:
-    """Appends ``{"step": 3, "train/loss": 0.5, ...}`` lines to ``path``; a reader sees whole lines only."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path.open("a", encoding="utf-8")
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one line and flush it.
-
-        Raises:
-            RunError: the disk is full.
-        """
-        with room_for(self._path):
-            self._file.write(json.dumps({"step": step, **metrics}, allow_nan=False) + "\n")
-            self._file.flush()
-
-    def close(self) -> None:
-        """Close the file; no line may follow. :meth:`log` has reported what a full disk did not take."""
         try:
-            self._file.close()
-        except OSError as problem:  # it tries to write the rest again
-            if problem.errno not in FULL:
-                raise
+            with draft.open("wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    return path
 
 
 def read_rows(path: Path) -> list[dict[str, float]]:
@@ -309,18 +274,18 @@ class SampleWriter:
         if self._folder is None:
             return None
         path = self._folder / f"{name}-{number:06d}.jsonl"
-        rows = chain(map(_readable, samples), ({**_readable(one), "dropped": reason} for reason, one in dropped))
-        first = [*samples, *(sample for _, sample in dropped)][: self._num_with_tokens]
-        with_tokens = (row | _tokens(sample) for sample, row in zip(first, rows, strict=False))
-        # A lone surrogate, which JSON allows and UTF-8 does not, is written as a JSON escape.
-        lines = (f"{_as_text(row)}\n".encode("utf-8", "backslashreplace") for row in chain(with_tokens, rows))
+        lines = []
+        for place, (reason, sample) in enumerate(chain(zip(repeat(None), samples), dropped)):
+            row = _readable(sample, reason) | (_tokens(sample) if place < self._num_with_tokens else {})
+            # A lone surrogate, which JSON allows and UTF-8 does not, is written as a JSON escape.
+            lines.append(f"{_as_text(row)}\n".encode("utf-8", "backslashreplace"))
         return write_atomically(path, b"".join(lines))
 
 
 _as_text = json.JSONEncoder(ensure_ascii=False).encode
 
 
-def _readable(sample: Sample) -> dict[str, object]:
+def _readable(sample: Sample, dropped: str | None) -> dict[str, object]:
     row: dict[str, object] = {
         "group": sample.group_index,
         "index": sample.index,
@@ -340,6 +305,7 @@ def _readable(sample: Sample) -> dict[str, object]:
         "error": sample.error,
         "cause": sample.failure_cause,
         "masked": sample.remove_sample or None,
+        "dropped": dropped,
     }
     return row | {name: mark for name, mark in marks.items() if mark is not None}
 
@@ -391,3 +357,44 @@ def _record(row: dict[str, Any], eval_set: str | None) -> SampleRecord:
         error=row.get("error"),
         masked=bool(row.get("masked")),
     )
+
+
+class Timeline:
+    """Appends what one process did when to ``RUN/timeline/PROCESS.jsonl``, one span a line.
+
+        {"name": "log_probs", "step": 3, "start": 1764000000.125, "seconds": 1.9}
+
+    ``start`` is seconds since 1970 by the clock of the process's machine. ``slime report`` draws the spans. What cannot
+    be written is left out: it is for people, and no run needs it.
+
+    Arguments:
+        run: the run folder; None: nothing is written.
+        process: names the file: ``driver``, ``sampler``, ``learner-0``.
+    """
+
+    def __init__(self, run: Path | None, process: str) -> None:
+        self._path = None if run is None else run / "timeline" / f"{process}.jsonl"
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def span(self, name: str, step: int | None) -> Iterator[None]:
+        """The time in the context is a span; none if it fails."""
+        start_s = time.monotonic()
+        yield
+        self.ended(name, step, time.monotonic() - start_s)
+
+    def ended(self, name: str, step: int | None, seconds: float) -> None:
+        """A span of ``seconds`` ends now."""
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+        if self._path is None:
+            return
+        row = {"name": name, "step": step, "start": round(time.time() - seconds, 6), "seconds": round(seconds, 6)}
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def take_seconds(self) -> dict[str, float]:
+        """Seconds by name of the spans that ended since the last call."""
+        found, self._seconds = self._seconds, {}
+        return found

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,8 +32,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from slime_core.errors import NonFiniteError
 from slime_core.track.advice import Advice
-from slime_core.track.record import JsonLines, RunRecord, checkpoint_of, read_samples
-from slime_core.track.timeline import Timeline
+from slime_core.track.record import RunRecord, Timeline, checkpoint_of, read_samples
 from slime_core.types import SampleRecord
 
 
@@ -136,7 +136,7 @@ class SampleSink(Sink, Protocol):
         """Receive the samples of one rollout or evaluation; they are read while they are iterated."""
 
 
-class Metrics(Mapping[str, float]):
+class Metrics(UserDict[str, float]):
     """The metrics of one step: names and finite numbers, in insertion order; a name can be set once.
 
     Example::
@@ -152,34 +152,14 @@ class Metrics(Mapping[str, float]):
         NonFiniteError: a value is NaN or infinite.
     """
 
-    def __init__(self, values: Mapping[str, float] | None = None) -> None:
-        self._values: dict[str, float] = {}
-        self.update(values or {})
-
     def __setitem__(self, name: str, value: float) -> None:
-        if name in self._values:
-            raise ValueError(
-                f"Metric {name!r} is already {self._values[name]} in this step; name the second differently."
-            )
-        self._values[name] = _finite(name, value)
-
-    def update(self, values: Mapping[str, float]) -> None:
-        """Add all of ``values``; the same rules as for one."""
-        for name, value in values.items():
-            self[name] = value
+        if name in self:
+            raise ValueError(f"Metric {name!r} is already {self[name]} in this step; name the second differently.")
+        self.data[name] = _finite(name, value)
 
     def add(self, name: str, amount: float) -> None:
         """Add ``amount`` to the value of ``name``, or to 0: for times and counts that are measured in parts."""
-        self._values[name] = self._values.get(name, 0.0) + _finite(name, amount)
-
-    def __getitem__(self, name: str) -> float:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+        self.data[name] = self.data.get(name, 0.0) + _finite(name, amount)
 
 
 def _finite(name: str, value: float) -> float:
@@ -223,7 +203,7 @@ class Track:
         self.record = record
         self._run = run
         self._started_s = time.monotonic()
-        self._rows = JsonLines(record.metrics)
+        record.metrics.touch()
         self._timeline = Timeline(record.directory, "driver")
         self._listeners = [(listener, self._observer(f"Listener {listener!r}")) for listener in listeners]
         sinks = dict(trackers or {})
@@ -294,7 +274,8 @@ class Track:
         if version > self._last_row:
             self._evaluations[version] = found
         else:
-            self._add_to_row(version, found)
+            self.record.add_to_row(version, found)
+            self._log_to_sinks(version, found)
         self._pass_samples_to_sinks("eval", version)
         self.emit(EvalFinished(version, found))
 
@@ -312,7 +293,6 @@ class Track:
     def close(self, error: BaseException | None = None) -> None:
         """Write pending evaluations as rows of their own, and close all trackers with ``error``."""
         self._flush_evaluations(before=None)
-        self._rows.close()
         for sink, observer in self._sinks:
             with observer:
                 sink.close(error)
@@ -326,13 +306,7 @@ class Track:
     def _write(self, step: int, metrics: dict[str, float]) -> None:
         assert step > self._last_row, f"row {step} comes after row {self._last_row}; steps rise"
         self._last_row = step
-        self._rows.log(step, metrics)
-        self._log_to_sinks(step, metrics)
-
-    def _add_to_row(self, step: int, metrics: dict[str, float]) -> None:
-        self._rows.close()
-        self.record.add_to_row(step, metrics)
-        self._rows = JsonLines(self.record.metrics)
+        self.record.add_row(step, metrics)
         self._log_to_sinks(step, metrics)
 
     def _log_to_sinks(self, step: int, metrics: dict[str, float]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.errors import CheckpointError, ConfigError, RunError
-from slime_core.track.record import JsonLines, RunRecord, write_atomically
+from slime_core.track.record import RunRecord, write_atomically
 
 
 def test_a_run_folder_has_its_places(tmp_path: Path) -> None:
@@ -99,10 +99,10 @@ FULL = "cannot be written: its disk is full (No space left on device). Free spac
 
 
 def test_a_full_disk_is_named_with_the_file_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = JsonLines(Path("/dev/full"))
-    with pytest.raises(RunError, match=re.escape(f"/dev/full {FULL}")):
-        rows.log(1, {"loss": 1.0})
-    rows.close()
+    record = RunRecord(tmp_path)
+    record.metrics.symlink_to("/dev/full")
+    with pytest.raises(RunError, match=re.escape(f"{record.metrics} {FULL}")):
+        record.add_row(1, {"loss": 1.0})
 
     def no_room(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

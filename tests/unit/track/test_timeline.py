@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.track.timeline import Timeline
+from slime_core.track.record import Timeline
 
 
 def spans(run: Path, process: str = "driver") -> list[dict[str, object]]:
