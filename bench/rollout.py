@@ -39,7 +39,7 @@ import uvloop
 from slime_core.config.schema import ARITHMETIC, AlgorithmConfig, DataConfig, RolloutConfig, RunConfig
 from slime_core.plugins.activation import activate
 from slime_core.rollout.actor import ALLOCATIONS
-from slime_core.rollout.engines.engine import EngineSettings, Router, RouterSettings, SGLangServer
+from slime_core.rollout.engines.engine import EngineSettings, Router, RouterClient, RouterSettings, SGLangServer, Worker
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.actors import uncollected
@@ -141,8 +141,11 @@ def served(job: Job, folder: Path) -> Iterator[tuple[str, str]]:
     settings = EngineSettings(job.model, folder / "engine.log", dtype="float32", threads=cpu_threads())
     with SGLangServer(settings) as server:
         server.wait_ready()
-        with Router(RouterSettings(folder / "router.log"), [server.url]) as router:
+        with Router(RouterSettings(folder / "router.log")) as router:
             router.wait_ready()
+            client = RouterClient(router.url)
+            client.add([Worker(server.url)])
+            client.wait_registered([server.url])
             yield router.url, server.url
 
 

@@ -154,3 +154,25 @@ def _left(group: Path, limit: str, used: str, cache: str) -> int | None:
         return int((group / limit).read_text()) - int((group / used).read_text()) + int(rows.get(cache, 0))
     except (OSError, ValueError):  # no such group, or "max": no limit
         return None
+
+
+def family(process: int | psutil.Process) -> list[psutil.Process]:
+    """``process``, or that of this id, and its descendants; empty: it has ended."""
+    try:
+        root = psutil.Process(process) if isinstance(process, int) else process
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether ``process`` has not ended; one that no process has reaped has."""
+    return bool(process.is_running() and status(process) not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD))
+
+
+def status(process: psutil.Process) -> str:
+    """One of psutil's constants."""
+    try:
+        return str(process.status())
+    except psutil.NoSuchProcess:
+        return str(psutil.STATUS_DEAD)

@@ -38,6 +38,7 @@ from ray._raylet import (  # type: ignore[attr-defined]
 from slime_core.errors import NodeDied, PlacementError
 from slime_core.plugins.loading import boundary
 from slime_core.runtime import die_with_raylet
+from slime_core.runtime.machine import family, runs
 
 SMALL_MACHINE_BYTES = 64 * 2**30
 SMALL_STORE_BYTES = 256 * 2**20
@@ -150,7 +151,7 @@ class Session:
 
     def _dead(self) -> list[tuple[psutil.Process, str]]:
         needed = [(one, name) for one, name in self._services.items() if name in NEEDED_SERVICES] if self.own else []
-        return [(one, name) for one, name in needed if not _runs(one)]
+        return [(one, name) for one, name in needed if not runs(one)]
 
     def _enter(self) -> None:
         if self.own:
@@ -174,7 +175,7 @@ class Session:
             self._stop()
 
     def _stop(self) -> None:
-        tree = [one for service in self._services for one in _family(service)] if self.own else []
+        tree = [one for service in self._services for one in family(service)] if self.own else []
         if self._dead():
             # The raylet's end is that of all workers, and of the servers that they started; then Ray waits for nothing.
             for service in self._services:
@@ -360,20 +361,6 @@ def _probe(address: str) -> None:
 def _children_since(before: Sequence[psutil.Process]) -> dict[psutil.Process, str]:
     """The children of this process that were not there before, and their names."""
     return {child: child.name() for child in psutil.Process().children() if child not in before}
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _family(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
 
 
 def _end(processes: Iterable[psutil.Process]) -> None:

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 import slime_core
 from slime_core.config.secrets import EngineAccess, set_engine_access
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.rollout.engines.engine import EngineSettings, Router, RouterSettings, SGLangServer
+from slime_core.rollout.engines.engine import EngineSettings, Router, RouterClient, RouterSettings, SGLangServer, Worker
 from slime_core.runtime.session import Session
 
 MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
@@ -41,9 +41,17 @@ class Engine:
     """A running server, the router before it, and what it serves."""
 
     server: SGLangServer
-    router: Router
+    router: RouterClient
     model: Path
     logs: Path
+
+
+def registered(router: Router, *workers: Worker) -> RouterClient:
+    """A client of ``router``, which sends requests to ``workers`` from now on."""
+    client = RouterClient(router.url)
+    client.add(workers)
+    client.wait_registered(worker.url for worker in workers)
+    return client
 
 
 @pytest.fixture(scope="session")
@@ -59,5 +67,4 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         with Router(settings) as router:
             server.wait_ready()
             router.wait_ready()
-            router.add(server.url)
-            yield Engine(server, router, MODEL, logs)
+            yield Engine(server, registered(router, Worker(server.url)), MODEL, logs)

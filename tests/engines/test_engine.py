@@ -25,11 +25,12 @@ from slime_core.generation import Generation, SamplingParams
 from slime_core.rollout.components import run_all
 from slime_core.rollout.engines import server as server_module
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.engines.engine import EngineSettings, Router, RouterSettings, SGLangServer
+from slime_core.rollout.engines.engine import EngineSettings, Router, RouterSettings, SGLangServer, Worker
 from slime_core.rollout.engines.server import free_ports, is_hung
 from slime_core.weights.engine_control import XXH3_DIGITS, EngineControl
 from slime_core.weights.publisher import Publisher, PublisherSettings, SentWeights, require_agreement
 from slime_core.weights.specs import Bucket
+from tests.engines.conftest import registered
 from tests.processes import children
 
 PROMPT = [3, 8, 12, 15, 9, 10, 4]
@@ -156,7 +157,7 @@ async def test_requests_outlast_their_limit_while_the_engine_computes_and_fail_o
             assert {answer.finish_reason for (answer,) in answers} == {"length"}
         asked = [asyncio.create_task(client.generate([3, 8, 4], sampling=long)) for _ in range(many)]
         await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)  # the engine computes; most still wait
-        processes = engine.server._process.running()
+        processes = engine.server.running()
         for process in processes:
             os.kill(process, signal.SIGSTOP)
         try:
@@ -423,14 +424,15 @@ def test_a_router_that_asks_for_health_would_have_ejected_it(
     control: EngineControl, engine: Any, tmp_path: Path
 ) -> None:
     settings = RouterSettings(tmp_path / "log", health_endpoint="/health", health_interval_s=2, health_failures=1)
-    with Router(settings, [engine.server.url]) as router:
+    with Router(settings) as router:
         router.wait_ready()
+        client = registered(router, Worker(engine.server.url))
         control.pause("retract")
         deadline = time.monotonic() + 120
-        while router.healthy_workers() and time.monotonic() < deadline:
+        while client.healthy_workers() and time.monotonic() < deadline:
             time.sleep(0.1)
         control.resume()
-        assert router.healthy_workers() == []
+        assert client.healthy_workers() == []
 
 
 def test_a_router_whose_port_was_taken_meanwhile_takes_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,7 +453,8 @@ def second(engine: Any) -> Iterator[SGLangServer]:
         EngineSettings(engine.model, engine.logs / "second.log", name="engine 1", dtype="float32")
     ) as found:
         found.wait_ready()
-        engine.router.add(found.url)
+        engine.router.add([Worker(found.url)])
+        engine.router.wait_registered([found.url])
         yield found
         engine.router.remove(found.url)
 

@@ -16,7 +16,7 @@ from slime_core.config.secrets import send_key_to
 from slime_core.errors import EngineError
 from slime_core.rollout.engines import keyed
 from slime_core.rollout.engines.actors import EngineActor, RouterActor, start_engine, start_router
-from slime_core.rollout.engines.engine import EngineSettings, RouterSettings, Worker
+from slime_core.rollout.engines.engine import EngineSettings, RouterClient, RouterSettings, Worker
 from slime_core.runtime.layout import Seat
 from slime_core.runtime.placement import Slot
 from slime_core.runtime.waiting import wait
@@ -92,9 +92,10 @@ def test_the_parts_of_an_engine_over_two_nodes_serve_together_and_end_together(
 def test_a_router_takes_engines_in_and_its_death_ends_waits(ray_session: Any, engine: Any, tmp_path: Path) -> None:
     actor = start_router(RouterSettings(tmp_path / "log"))
     (url,) = wait([actor.start(RouterActor.start)], what="the router")
-    send_key_to(url)
     watching = actor.start(RouterActor.watch)
-    wait([actor.start(RouterActor.add, [Worker(engine.server.url)])], what="an engine", also=[watching])
+    client = RouterClient(url)
+    client.add([Worker(engine.server.url)])
+    client.wait_registered([engine.server.url])
     assert call(url, "/get_model_info", timeout_s=10)["weight_version"] == "default"
     front(url).kill()
     with pytest.raises(EngineError, match="router ended by signal 9"):

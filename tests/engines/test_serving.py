@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from pydantic import SecretStr
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassification
 
+from slime_core.config.load import load
 from slime_core.config.schema import ARITHMETIC, LearnerConfig, RolloutConfig, RunConfig
 from slime_core.config.secrets import EngineAccess, engine_access, engine_headers, set_engine_access
 from slime_core.errors import ConfigError, RequestFailed
@@ -24,13 +24,14 @@ from slime_core.learner.micro_batches import make_micro_batches
 from slime_core.plugins.construction import run_view
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, Router, RouterSettings, SGLangServer, Worker
-from slime_core.rollout.engines.external import External, Needs, discover
+from slime_core.rollout.engines.external import discover
 from slime_core.rollout.engines.fleet import with_head_bias
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import RewardFailure, Sample
 from slime_rewards.options import RewardsOptions
 from slime_rewards.services import ServedReward
 from slime_testing.fake_engine import FakeEngine
+from tests.engines.conftest import registered
 from tests.engines.families import build, write
 
 # Megatron warns about its own calls between its own modules.
@@ -58,7 +59,7 @@ def engines() -> Iterator[list[FakeEngine]]:
 async def test_turns_of_a_conversation_stay_with_one_engine(engines: list[FakeEngine], tmp_path: Path) -> None:
     with Router(RouterSettings(tmp_path / "log", policy="consistent_hashing")) as router:
         router.wait_ready()
-        router.add(*(engine.url for engine in engines))
+        registered(router, *(Worker(engine.url) for engine in engines))
         async with GenerateClient(router.url) as client:
             for turn in range(2):
                 for session in ascii_lowercase:
@@ -81,7 +82,7 @@ async def test_each_request_goes_to_a_prefill_and_a_decode_engine_that_know_wher
     prefill, *decode = engines
     with Router(RouterSettings(tmp_path / "log", policy="round_robin", splits_prefill=True)) as router:
         router.wait_ready()
-        router.add(Worker(prefill.url, "prefill", 8998), *(Worker(engine.url, "decode") for engine in decode))
+        registered(router, Worker(prefill.url, "prefill", 8998), *(Worker(engine.url, "decode") for engine in decode))
         async with GenerateClient(router.url) as client:
             for _ in range(4):
                 await client.generate([3, 4], sampling=SHORT)
@@ -92,14 +93,17 @@ async def test_each_request_goes_to_a_prefill_and_a_decode_engine_that_know_wher
 
 
 def test_a_run_finds_an_external_engine(engine: Any) -> None:
-    address, needs = engine.server.url.removeprefix("http://"), Needs(engine.model, "float32", 1)
-    assert discover([address], needs) == [External(engine.server.url, 1)]
+    def found(*line: str) -> list[Worker]:
+        config = load(["--advantage-estimator", "toy", *line], check_rules=False).config
+        return discover([engine.server.url.removeprefix("http://")], config, engine.model)
+
+    assert found() == [Worker(engine.server.url)]
     with pytest.raises(ConfigError, match=r"tp_size = 1, but rollout_num_gpus_per_engine = 2"):
-        discover([address], replace(needs, ranks=2))
+        found("--rollout-num-gpus-per-engine", "2")
     with pytest.raises(ConfigError, match=r"dtype = float32, but the learner computes in bfloat16"):
-        discover([address], replace(needs, dtype="bfloat16"))
+        found("--bf16")
     with pytest.raises(ConfigError, match=r"start it with --enable-return-routed-experts"):
-        discover([address], replace(needs, routes=True))
+        found("--use-rollout-routing-replay")
 
 
 async def test_the_routes_of_an_engine_are_those_that_the_learner_takes(megatron: Any, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import ray
 
 from slime_core.errors import EngineError, ServerDied, SlimeError
-from slime_core.rollout.engines.engine import EngineSettings, Router, RouterSettings, SGLangServer, Worker
+from slime_core.rollout.engines.engine import EngineSettings, Router, RouterSettings, SGLangServer
 from slime_core.rollout.engines.server import Server, free_ports
 from slime_core.runtime.actors import Actor, ActorGroup, Launch, Watched, control, start_actor
 from slime_core.runtime.placement import Slot
@@ -70,9 +70,10 @@ class ServerActor(Watched):
     def _watch(self) -> None:
         since_s: float | None = None
         hangs = threading.Event()
+        # In a thread of its own, because a request waits as long as the engine is busy.
         threading.Thread(target=self._watch_answers, args=(hangs,), name="engine answers", daemon=True).start()
         while not self._watched.wait_end(LOOK_S):
-            since_s = (since_s or time.monotonic()) if self._watched.is_suspended() else None
+            since_s = (since_s or time.monotonic()) if self._watched.suspended() else None
             if since_s is not None and time.monotonic() - since_s >= SUSPENDED_LIMIT_S:
                 raise self._watched.suspension(SUSPENDED_LIMIT_S)
             if hangs.is_set():
@@ -81,7 +82,6 @@ class ServerActor(Watched):
             self._watched.check_alive()
 
     def _watch_answers(self, hangs: threading.Event) -> None:
-        # In a thread of its own, because a request waits as long as the engine is busy.
         if self._watched.wait_hang():
             hangs.set()
 
@@ -193,27 +193,10 @@ class EngineActor(ServerActor):
 
 
 class RouterActor(ServerActor):
-    """Runs one :class:`~slime_core.rollout.engines.engine.Router`; :meth:`add` registers engines."""
+    """Runs one :class:`~slime_core.rollout.engines.engine.Router`."""
 
     def __init__(self, settings: RouterSettings, *, reachable: bool = False) -> None:
-        self._router = Router(replace(settings, host=_host(settings.host, reachable)))
-        super().__init__(self._router)
-
-    def add(self, workers: Sequence[Worker]) -> None:
-        """Register ``workers``.
-
-        Raises:
-            EngineError: the router died, refused one, or did not register all within ``start_timeout_s``.
-        """
-        self._router.add(*workers)
-
-    def remove(self, worker: str) -> None:
-        """Send no further requests to the engine at ``worker``.
-
-        Raises:
-            EngineError: the router died, or does not know it.
-        """
-        self._router.remove(worker)
+        super().__init__(Router(replace(settings, host=_host(settings.host, reachable))))
 
 
 def start_engine(settings: EngineSettings, *, slot: Slot | None = None, reachable: bool = False) -> Actor[EngineActor]:

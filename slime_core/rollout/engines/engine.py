@@ -1,5 +1,6 @@
 """The servers of a run as child processes: SGLang's (:class:`SGLangServer`), and the router in front of all engines
-(:class:`Router`; :class:`RemoteRouter` is an external one). The only file that starts SGLang.
+(:class:`Router`). :class:`RouterClient` registers engines with it, or with an external router. Only this file starts
+SGLang.
 
 The server is the unmodified ``sglang.launch_server``, never imported. What it needs on a CPU is passed through its
 environment (:mod:`slime_core.cpu.serve`). There a launcher lets its processes fork
@@ -23,7 +24,7 @@ import http.client
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -69,8 +70,6 @@ class EngineSettings:
         host: address to listen on; loopback unless other nodes must reach it.
         context_length: longest prompt plus response in tokens; None: that of the checkpoint, which is also the largest
             value.
-        max_running_requests: sequences decoded together; None: SGLang decides, on a CPU 256.
-        max_total_tokens: size of the KV cache in tokens; None: from ``mem_fraction``, on a CPU 32,768.
         mem_fraction: share of a GPU's memory for weights and KV cache; None: SGLang decides.
         tensor_parallel: GPUs of one server; on a CPU, processes.
         num_nodes, node_rank: over how many nodes the server runs, and which of its parts this is; the one of rank 0
@@ -79,7 +78,6 @@ class EngineSettings:
         releases_memory: the server can release the memory of its GPU; on a CPU it confirms such requests and keeps its
             memory.
         trust_remote_code: run Python code of the model folder.
-        skip_tokenizer: leave the tokenizer out: no texts, no stop texts; 5 to 10% less work a request on a CPU.
         threads: CPU threads of one server.
         worker_type: the part of a request that it computes: all of it, or, on GPUs, prefill or decode alone.
         extra: further arguments of ``sglang.launch_server``; they win.
@@ -96,8 +94,6 @@ class EngineSettings:
     seed: int = 0
     host: str = "127.0.0.1"
     context_length: int | None = None
-    max_running_requests: int | None = None
-    max_total_tokens: int | None = None
     mem_fraction: float | None = None
     tensor_parallel: int = 1
     num_nodes: int = 1
@@ -105,18 +101,12 @@ class EngineSettings:
     meeting_address: str | None = None
     trust_remote_code: bool = False
     releases_memory: bool = False
-    skip_tokenizer: bool = False
     threads: int = 1
     worker_type: WorkerType = "regular"
-    extra: tuple[str, ...] = field(default=())
+    extra: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     start_timeout_s: float = 300.0
     health: HealthCheck | None = None
-
-    @property
-    def module(self) -> str:
-        """The Python module to run."""
-        return cpu.MODULE if self.device == "cpu" else GPU_MODULE
 
     def arguments(self) -> list[str]:
         """Arguments of the server without its port."""
@@ -127,8 +117,8 @@ class EngineSettings:
             "dtype": self.dtype,
             "random-seed": self.seed,
             "context-length": self.context_length,
-            "max-running-requests": self.max_running_requests or (cpu.RUNNING_REQUESTS if on_cpu else None),
-            "max-total-tokens": self.max_total_tokens or (cpu.TOTAL_TOKENS if on_cpu else None),
+            "max-running-requests": cpu.RUNNING_REQUESTS if on_cpu else None,
+            "max-total-tokens": cpu.TOTAL_TOKENS if on_cpu else None,
             "mem-fraction-static": self.mem_fraction,
             "tensor-parallel-size": self.tensor_parallel,
             "nnodes": None if self.num_nodes == 1 else self.num_nodes,
@@ -142,7 +132,6 @@ class EngineSettings:
             # The warm-up request saves nothing: 20 ms on a CPU, and CUDA graphs are captured before it.
             "skip-server-warmup": True,
             "trust-remote-code": self.trust_remote_code,
-            "skip-tokenizer-init": self.skip_tokenizer,
             "enable-memory-saver": self.releases_memory and not on_cpu,
         }
         return [
@@ -188,8 +177,9 @@ class SGLangServer(Server):
         """The command line, as :meth:`Server.command`; a prefill engine serves its KV cache on port ``second``."""
         self.bootstrap_port = second if self.settings.worker_type == "prefill" else 0
         bootstrap = [f"--disaggregation-bootstrap-port={second}"] if self.bootstrap_port else []
-        program = [sys.executable, keyed.__file__, self.settings.module]
-        return supervised(SHARED_MEMORY, [*program, *self.settings.arguments(), f"--port={port}", *bootstrap])
+        module = cpu.MODULE if self.settings.device == "cpu" else GPU_MODULE
+        program = [sys.executable, keyed.__file__, module, *self.settings.arguments(), f"--port={port}", *bootstrap]
+        return supervised(SHARED_MEMORY, program)
 
 
 def _watchdog_s(arguments: Sequence[str]) -> float:
@@ -213,7 +203,6 @@ LAUNCH = (
     f"arguments.api_key = os.environ.pop('{ENGINE_KEY}', '') or None; "
     "launcher.launch_router(arguments)"
 )
-REGISTRATION_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +221,7 @@ class RouterSettings:
         health_failures: failed checks in a row after which an engine gets no more requests.
         request_timeout_s: seconds until an answer must be complete, pauses included; the client, whose limit counts
             from progress, hangs up long before.
-        start_timeout_s: seconds until the router must be ready, and as many until it has registered the engines.
+        start_timeout_s: seconds until the router must be ready.
     """
 
     log_file: Path
@@ -245,7 +234,7 @@ class RouterSettings:
     request_timeout_s: int = 604_800
     start_timeout_s: float = 60.0
 
-    def arguments(self, *, port: int, metrics_port: int, workers: Sequence[str]) -> list[str]:
+    def arguments(self, *, port: int, metrics_port: int) -> list[str]:
         """Arguments of ``sglang_router.launch_router``."""
         valued = {
             "host": self.host,
@@ -268,7 +257,6 @@ class RouterSettings:
             # The client retries. The router would also retry after 408 and 429, uncounted.
             "--disable-retries",
             *(["--pd-disaggregation"] if self.splits_prefill else []),
-            *(["--worker-urls", *workers] if workers else []),
         ]
 
 
@@ -280,11 +268,13 @@ class Worker:
         url: its address.
         worker_type: the part of a request that it computes.
         bootstrap_port: of a prefill engine, where decode engines fetch the cache; 0: it is none.
+        ranks: its processes, which join an update group.
     """
 
     url: str
     worker_type: WorkerType = "regular"
     bootstrap_port: int = 0
+    ranks: int = 1
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -298,19 +288,13 @@ class Worker:
 
 
 class Router(Server):
-    """A router that the run starts; it sends each request to one of ``workers``.
-
-    Arguments:
-        settings: of the router.
-        workers: URLs of engines that answer already.
-    """
+    """A router that the run starts; :class:`RouterClient` registers engines with it."""
 
     # Not /health, which returns 200 without any engine; not /readiness, which logs an error each time it returns 503.
     probe = "/liveness"
 
-    def __init__(self, settings: RouterSettings, workers: Sequence[str] = ()) -> None:
+    def __init__(self, settings: RouterSettings) -> None:
         self.settings = settings
-        self._workers = list(workers)
         super().__init__(
             "router",
             host=settings.host,
@@ -321,60 +305,8 @@ class Router(Server):
 
     def command(self, port: int, second: int) -> list[str]:
         """The command line, as :meth:`Server.command`; the router serves its metrics on port ``second``."""
-        arguments = self.settings.arguments(port=port, metrics_port=second, workers=self._workers)
+        arguments = self.settings.arguments(port=port, metrics_port=second)
         return [sys.executable, "-c", LAUNCH, self.settings.policy, *arguments]
-
-    def wait_ready(self) -> None:
-        """As :meth:`Server.wait_ready`; also waits until all engines are registered.
-
-        Raises:
-            EngineError: it died, or did not register an engine within ``start_timeout_s``.
-        """
-        super().wait_ready()
-        self._wait_workers()
-
-    def add(self, *workers: str | Worker) -> None:
-        """Register engines, given as :class:`Worker` or by URL, and wait until they get requests.
-
-        Raises:
-            EngineError: the router refused one, or did not register all within ``start_timeout_s``.
-        """
-        for worker in workers:
-            one = Worker(worker) if isinstance(worker, str) else worker
-            self._call("POST", "/workers", one.entry)
-            self._workers.append(one.url)
-        self._wait_workers()
-
-    def remove(self, worker: str) -> None:
-        """Send no further requests to the engine at ``worker``.
-
-        Raises:
-            EngineError: the router does not know it.
-        """
-        known = {entry["url"]: entry["id"] for entry in self._entries()}
-        if worker not in known:
-            raise EngineError(f"The router does not know {worker}, which was to be removed; it knows {sorted(known)}")
-        self._call("DELETE", f"/workers/{known[worker]}")
-        self._workers.remove(worker)
-
-    def healthy_workers(self) -> list[str]:
-        """URLs of the engines that get requests now, sorted."""
-        return sorted(entry["url"] for entry in self._entries() if entry["is_healthy"])
-
-    def _wait_workers(self) -> None:
-        deadline_s = time.monotonic() + self.settings.start_timeout_s
-        while missing := sorted(set(self._workers) - set(self.healthy_workers())):
-            if time.monotonic() > deadline_s:
-                raise EngineError(f"The router at {self.url} did not register {missing}: {self._process.last_lines(3)}")
-            time.sleep(REGISTRATION_POLL_S)
-
-    def _entries(self) -> list[dict[str, Any]]:
-        entries: list[dict[str, Any]] = self._call("GET", "/workers")["workers"]
-        return entries
-
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        self.check_alive()
-        return ask_router(self.url, method, path, body)
 
 
 CALL_LIMIT_S = 10.0
@@ -382,30 +314,48 @@ REGISTRATION_LIMIT_S = 60.0
 POLL_S = 0.05
 
 
-class RemoteRouter:
-    """The external sglang-router at ``url``: engines are registered, and removed again at the end."""
+class RouterClient:
+    """Registers engines with the sglang-router at ``url``, the run's own or an external one, and removes them."""
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._added: list[str] = []
+        self._added: set[str] = set()
         send_key_to(url)
 
-    def add(self, workers: Sequence[str]) -> None:
-        """Register the engines at these URLs; :meth:`deregister` leaves alone those that the router knew before.
+    def add(self, workers: Iterable[Worker]) -> None:
+        """Register ``workers``; :meth:`deregister` leaves alone those that the router knew before.
 
         Raises:
-            EngineError: the router does not answer, refused one, or did not register all within a minute.
+            EngineError: the router does not answer, or refused one.
         """
-        known = {entry["url"] for entry in self._entries()}
+        known = self._ids()
         for worker in workers:
-            if worker not in known:
-                ask_router(self.url, "POST", "/workers", Worker(worker).entry)
-                self._added.append(worker)
+            if worker.url not in known:
+                self._call("POST", "/workers", worker.entry)
+                self._added.add(worker.url)
+
+    def wait_registered(self, urls: Iterable[str]) -> None:
+        """Wait until the engines at ``urls`` get requests.
+
+        Raises:
+            EngineError: the router does not answer, or did not register all within a minute.
+        """
         deadline_s = time.monotonic() + REGISTRATION_LIMIT_S
-        while missing := set(workers) - {entry["url"] for entry in self._entries() if entry["is_healthy"]}:
+        while missing := sorted(set(urls) - set(self.healthy_workers())):
             if time.monotonic() > deadline_s:
-                raise EngineError(f"The router at {self.url} did not register {sorted(missing)}")
+                raise EngineError(f"The router at {self.url} did not register {missing}")
             time.sleep(POLL_S)
+
+    def remove(self, url: str) -> None:
+        """Send no further requests to the engine at ``url``; one that the router does not know is ignored.
+
+        Raises:
+            EngineError: the router does not answer, or refused.
+        """
+        self._added.discard(url)
+        known = self._ids()
+        if url in known:
+            self._call("DELETE", f"/workers/{known[url]}")
 
     def deregister(self) -> None:
         """Remove the engines that :meth:`add` registered.
@@ -413,45 +363,42 @@ class RemoteRouter:
         Raises:
             EngineError: the router does not answer, or refused.
         """
-        for worker in list(self._added):
-            self.remove(worker)
+        for url in list(self._added):
+            self.remove(url)
 
-    def remove(self, worker: str) -> None:
-        """Remove the engine at ``worker``, if the router knows it.
+    def healthy_workers(self) -> list[str]:
+        """URLs of the engines that get requests now, sorted."""
+        return sorted(entry["url"] for entry in self._entries() if entry["is_healthy"])
 
-        Raises:
-            EngineError: the router does not answer, or refused.
-        """
-        self._added = [one for one in self._added if one != worker]
-        for entry in self._entries():
-            if entry["url"] == worker:
-                ask_router(self.url, "DELETE", f"/workers/{entry['id']}")
+    def _ids(self) -> dict[str, str]:
+        return {entry["url"]: entry["id"] for entry in self._entries()}
 
     def _entries(self) -> list[dict[str, Any]]:
-        entries: list[dict[str, Any]] = ask_router(self.url, "GET", "/workers")["workers"]
+        entries: list[dict[str, Any]] = self._call("GET", "/workers")["workers"]
         return entries
 
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """The answer, parsed from JSON; None: an empty one.
 
-def ask_router(url: str, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    """The answer of the router at ``url``, parsed from JSON; None: an empty answer.
-
-    Raises:
-        EngineError: it does not answer within 10 seconds, not in JSON, or it refused.
-    """
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=CALL_LIMIT_S)
-    try:
-        headers = {"Content-Type": "application/json", **engine_headers(url)}
-        connection.request(method, path, json.dumps(body) if body else None, headers)
-        response = connection.getresponse()
-        text = response.read().decode(errors="replace")
-    except (OSError, http.client.HTTPException) as error:
-        raise EngineError(f"The router at {url} did not answer {method} {path}: {error!r}") from error
-    finally:
-        connection.close()
-    if response.status >= http.client.BAD_REQUEST:
-        refusal = f"The router at {url} refused {method} {path} with status {response.status}: {text}"
-        raise EngineError(" ".join([refusal, *key_advice(response.status)]))
-    try:
-        return json.loads(text) if text else None
-    except ValueError:
-        raise EngineError(f"The server at {url} is no sglang-router: {method} {path} returned {text[:100]!r}") from None
+        Raises:
+            EngineError: no answer within 10 seconds, not in JSON, or a refusal.
+        """
+        connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=CALL_LIMIT_S)
+        try:
+            headers = {"Content-Type": "application/json", **engine_headers(self.url)}
+            connection.request(method, path, json.dumps(body) if body else None, headers)
+            response = connection.getresponse()
+            text = response.read().decode(errors="replace")
+        except (OSError, http.client.HTTPException) as error:
+            raise EngineError(f"The router at {self.url} did not answer {method} {path}: {error!r}") from error
+        finally:
+            connection.close()
+        if response.status >= http.client.BAD_REQUEST:
+            refusal = f"The router at {self.url} refused {method} {path} with status {response.status}: {text}"
+            raise EngineError(" ".join([refusal, *key_advice(response.status)]))
+        try:
+            return json.loads(text) if text else None
+        except ValueError:
+            raise EngineError(
+                f"The server at {self.url} is no sglang-router: {method} {path} returned {text[:100]!r}"
+            ) from None

@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import send_key_to
 from slime_core.config.serving import WorkerType
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
+from slime_core.rollout.engines.engine import Worker
 from slime_core.rollout.engines.server import HANG_LIMIT_S, PROBE_INTERVAL_S, is_hung
 from slime_core.runtime.actors import Actor, Launch, Watched, control, start_actor
 from slime_core.weights.engine_control import call
@@ -43,57 +43,12 @@ REPORTED: Mapping[str, type] = {
 """Fields of an engine's answers and their types; only the model's path is required."""
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """The requirements of the run on an engine.
-
-    Arguments:
-        model: Hugging Face folder of the policy.
-        dtype: in which learner and engines compute.
-        ranks: processes of one engine.
-        routes: whether it must return the routed experts of a mixture.
-        pauses_in_place: whether requests continue with new weights on KV entries of older ones; then its prefix cache
-            must be off, so that no other request finds those entries.
-    """
-
-    model: Path
-    dtype: str
-    ranks: int
-    routes: bool = False
-    pauses_in_place: bool = False
-
-    @classmethod
-    def of(cls, config: RunConfig, model: Path) -> Needs:
-        """The needs that follow from the settings."""
-        dtype, size = "bfloat16" if config.model.bf16 else "float32", config.cluster.rollout_num_gpus_per_engine
-        return cls(
-            model,
-            dtype,
-            size,
-            routes=config.learner.use_rollout_routing_replay,
-            pauses_in_place=config.rollout.pause_generation_mode == "in_place",
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class External:
-    """An external engine that can serve the run.
-
-    Arguments:
-        url: its address.
-        ranks: its processes.
-        worker_type: the part of a request that it computes.
-        bootstrap_port: of a prefill engine; 0: it is none.
-    """
-
-    url: str
-    ranks: int
-    worker_type: WorkerType = "regular"
-    bootstrap_port: int = 0
-
-
-def discover(addresses: Sequence[str], needs: Needs) -> list[External]:
+def discover(addresses: Sequence[str], config: RunConfig, model: Path) -> list[Worker]:
     """The engines at ``addresses`` (``host:port``), in that order.
+
+    Arguments:
+        config: settings of the run.
+        model: Hugging Face folder of the policy.
 
     Raises:
         ConfigError: lists every engine that does not answer or cannot serve the run, with all its reasons.
@@ -105,9 +60,9 @@ def discover(addresses: Sequence[str], needs: Needs) -> list[External]:
     wrong = [
         f"  {url}: {reason}"
         for url, answer in zip(urls, answers, strict=True)
-        for reason in ([answer] if isinstance(answer, str) else _reasons(answer, needs))
+        for reason in ([answer] if isinstance(answer, str) else _reasons(answer, config, model))
     ]
-    found = [_external(url, answer) for url, answer in zip(urls, answers, strict=True) if not isinstance(answer, str)]
+    found = [_worker(url, answer) for url, answer in zip(urls, answers, strict=True) if not isinstance(answer, str)]
     if len({one.worker_type == "regular" for one in found}) > 1:
         wrong.append("  some compute whole requests and others only prefill or decode; give engines of one kind")
     if wrong:
@@ -163,35 +118,35 @@ def _reported(url: str) -> Mapping[str, Any] | str:
     return found
 
 
-def _external(url: str, reported: Mapping[str, Any]) -> External:
+def _worker(url: str, reported: Mapping[str, Any]) -> Worker:
     mode = str(reported.get("disaggregation_mode") or "null")
     kind: WorkerType = "prefill" if mode == "prefill" else "decode" if mode == "decode" else "regular"
     port = int(reported.get("disaggregation_bootstrap_port") or 0) if kind == "prefill" else 0
-    return External(url, int(reported.get("tp_size") or 1), kind, port)
+    return Worker(url, kind, port, ranks=int(reported.get("tp_size") or 1))
 
 
-def _reasons(reported: Mapping[str, Any], needs: Needs) -> list[str]:
+def _reasons(reported: Mapping[str, Any], config: RunConfig, model: Path) -> list[str]:
     """Why an engine that reports this cannot serve the run; empty: it can."""
-    found = _other_model(reported, needs)
-    ranks = int(reported.get("tp_size") or 1)
-    if ranks != needs.ranks:
+    found = _other_model(reported, model)
+    ranks, needed = int(reported.get("tp_size") or 1), config.cluster.rollout_num_gpus_per_engine
+    if ranks != needed:
         found.append(
-            f"tp_size = {ranks}, but rollout_num_gpus_per_engine = {needs.ranks}; start it with --tp-size "
-            f"{needs.ranks}, or write --rollout-num-gpus-per-engine {ranks}"
+            f"tp_size = {ranks}, but rollout_num_gpus_per_engine = {needed}; start it with --tp-size {needed}, or "
+            f"write --rollout-num-gpus-per-engine {ranks}"
         )
     if int(reported.get("pp_size") or 1) != 1:
         found.append(f"pp_size = {reported['pp_size']}; engines that span pipeline stages cannot be updated yet")
-    dtype = _dtype(reported)
-    if dtype != needs.dtype:
+    dtype, ours = _dtype(reported), "bfloat16" if config.model.bf16 else "float32"
+    if dtype != ours:
         found.append(
-            f"dtype = {dtype}, but the learner computes in {needs.dtype}; start it with --dtype {needs.dtype}, or "
-            f"{'leave --bf16 out' if needs.dtype == 'bfloat16' else 'write --bf16 if it is bfloat16'}"
+            f"dtype = {dtype}, but the learner computes in {ours}; start it with --dtype {ours}, or "
+            f"{'leave --bf16 out' if config.model.bf16 else 'write --bf16 if it is bfloat16'}"
         )
     if reported.get("is_generation") is False:
         found.append("it serves embeddings; start it without --is-embedding")
-    if needs.routes and not reported.get("enable_return_routed_experts"):
+    if config.learner.use_rollout_routing_replay and not reported.get("enable_return_routed_experts"):
         found.append("use_rollout_routing_replay needs the routes; start it with --enable-return-routed-experts")
-    if needs.pauses_in_place and not reported.get("disable_radix_cache"):
+    if config.rollout.pause_generation_mode == "in_place" and not reported.get("disable_radix_cache"):
         found.append(
             "pause_generation_mode = in_place: its prefix cache would hold entries of older weights; start it with "
             "--disable-radix-cache"
@@ -199,8 +154,8 @@ def _reasons(reported: Mapping[str, Any], needs: Needs) -> list[str]:
     return found
 
 
-def _other_model(reported: Mapping[str, Any], needs: Needs) -> list[str]:
-    path, ours = Path(str(reported.get("model_path", ""))), described(needs.model) or {}
+def _other_model(reported: Mapping[str, Any], model: Path) -> list[str]:
+    path, ours = Path(str(reported.get("model_path", ""))), described(model) or {}
     theirs = described(path)
     if theirs is not None:
         different = differences(theirs, ours)
@@ -208,10 +163,10 @@ def _other_model(reported: Mapping[str, Any], needs: Needs) -> list[str]:
         listed = {"architectures": reported.get("architectures"), "model_type": reported.get("model_type")}
         different = differences({name: value for name, value in listed.items() if value is not None}, ours)
     if different:
-        return [f"its model {path} is not that of {needs.model}: {', '.join(different)}"]
-    if theirs is None and path != needs.model:
+        return [f"its model {path} is not that of {model}: {', '.join(different)}"]
+    if theirs is None and path != model:
         return [
-            f"its model {path} cannot be read here, so its sizes cannot be compared with those of {needs.model}; "
+            f"its model {path} cannot be read here, so its sizes cannot be compared with those of {model}; "
             "start it from a folder that this machine sees under the same path"
         ]
     return []
@@ -237,23 +192,30 @@ REFUSALS = 3
 """Polls in a row without a connection after which an engine counts as gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Version:
-    """The version of an engine's weights; ``is_ours``: this run published it."""
-
-    version: str
-    is_ours: bool
-
-
-class ExternalWatch:
-    """Polls the engines at ``urls`` and remembers their versions."""
+class ExternalWatcher(Watched):
+    """The actor that polls the engines at ``urls`` until one of them fails, and remembers their versions."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = list(urls)
         send_key_to(*urls)
         self._refused: Counter[str] = Counter()
-        self._versions: dict[str, _Version] = {}
+        self._versions: dict[str, str] = {}
+        self._updated: set[str] = set()
+        """Engines to which this run has published."""
         self._hung: list[str] = []
+
+    @control
+    def watch(self) -> None:
+        """Never returns; its error ends the waits of the run.
+
+        Raises:
+            EngineError: as :meth:`poll`.
+        """
+        for url in self._urls:  # each in a thread, because a request waits as long as the engine is busy
+            threading.Thread(target=self.watch_answers, args=(url,), name=f"answers of {url}", daemon=True).start()
+        while True:
+            self.poll()
+            time.sleep(POLL_INTERVAL_S)
 
     def poll(self) -> None:
         """Return if all of them answer and hold weights of this run. A slow one is left to the limits of requests.
@@ -292,39 +254,17 @@ class ExternalWatch:
 
     def _compare(self, url: str, version: str) -> None:
         """The first change is this run's own: before it, an engine may hold the last version of an earlier run."""
-        before = self._versions.get(url)
-        if before is not None and version == before.version:
+        before = self._versions.setdefault(url, version)
+        if version == before:
             return
-        if before is not None and before.is_ours and (not version.isdecimal() or int(version) < int(before.version)):
+        if url in self._updated and (not version.isdecimal() or int(version) < int(before)):
             raise EngineError(
-                f"The engine at {url}, an external one, held weights of version {before.version} and now "
+                f"The engine at {url}, an external one, held weights of version {before} and now "
                 f"holds version {version!r}: it was restarted, or another run publishes to it. What it samples is not "
                 "from this run's policy. Stop the other run, and continue from the last checkpoint with --load"
             )
-        self._versions[url] = _Version(version, is_ours=before is not None)
-
-
-class ExternalWatcher(Watched):
-    """The actor that polls until one of them fails."""
-
-    def __init__(self, urls: Sequence[str]) -> None:
-        self._urls = urls
-        self._watch = ExternalWatch(urls)
-
-    @control
-    def watch(self) -> None:
-        """Never returns; its error ends the waits of the run.
-
-        Raises:
-            EngineError: as :meth:`ExternalWatch.poll`.
-        """
-        for url in self._urls:  # each in a thread, because a request waits as long as the engine is busy
-            threading.Thread(
-                target=self._watch.watch_answers, args=(url,), name=f"answers of {url}", daemon=True
-            ).start()
-        while True:
-            self._watch.poll()
-            time.sleep(POLL_INTERVAL_S)
+        self._updated.add(url)
+        self._versions[url] = version
 
 
 def start_watch(urls: Sequence[str]) -> Actor[ExternalWatcher]:

@@ -4,7 +4,7 @@
     models       auxiliary models (reward models, judges), each with its own engines, and a router where it has several
     evaluating   engines that only evaluate the policy; the policy's router does not know them
 
-Engines are started by the run or external (:mod:`.external`); so is a router (:class:`~.engine.RemoteRouter`). A model
+Engines are started by the run or external (:mod:`.external`); so is a router (:class:`~.engine.RouterClient`). A model
 without a router has one engine, which gets the requests. All servers start in parallel; an engine is registered with
 its router once it answers.
 
@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -33,15 +33,8 @@ from slime_core.config.schema import RunConfig
 from slime_core.config.serving import EngineGroup, EngineModel
 from slime_core.errors import EngineError, RemoteError, WaitTimeout
 from slime_core.rollout.engines.actors import EngineActor, RouterActor, ServerActor, start_engine, start_router
-from slime_core.rollout.engines.engine import EngineSettings, RemoteRouter, RouterSettings, Worker
-from slime_core.rollout.engines.external import (
-    External,
-    ExternalWatcher,
-    Needs,
-    discover,
-    require_reachable,
-    start_watch,
-)
+from slime_core.rollout.engines.engine import EngineSettings, RouterClient, RouterSettings, Worker
+from slime_core.rollout.engines.external import ExternalWatcher, discover, require_reachable, start_watch
 from slime_core.rollout.engines.restarts import RestartableServer, Restarts
 from slime_core.rollout.engines.server import HealthCheck
 from slime_core.runtime.actors import Actor, ActorGroup, Call
@@ -74,11 +67,6 @@ class Site:
     reachable: bool
     slots: Sequence[Slot]
     auxiliary_slots: Sequence[Slot] = ()
-
-    @property
-    def threads(self) -> int:
-        """CPU threads of one server."""
-        return cpu_threads()
 
 
 def policy_engines(config: RunConfig, site: Site) -> list[EngineSettings]:
@@ -116,15 +104,6 @@ def model_engines(config: RunConfig, site: Site, model: EngineModel) -> list[Eng
     return _engines(config, site, model.groups, name=model.name, seed=0, extra=extra, **own)
 
 
-def router_settings(config: RunConfig, site: Site, log: str, *, splits_prefill: bool) -> RouterSettings:
-    """Settings of a router whose log file is ``log``.log."""
-    return RouterSettings(
-        log_file=site.logs / f"{log}.log",
-        policy=config.engine.sglang_router_policy,
-        splits_prefill=splits_prefill,
-    )
-
-
 def _engines(
     config: RunConfig,
     site: Site,
@@ -146,7 +125,7 @@ def _engines(
             mem_fraction=config.engine.sglang_mem_fraction_static,
             tensor_parallel=group.size,
             trust_remote_code=config.model.trust_remote_code,
-            threads=site.threads,
+            threads=cpu_threads(),
             # The later of two arguments wins in SGLang's parser.
             extra=(*config.sglang.arguments, *server_arguments(group.overrides), *extra),
             variables=nccl_environment(config) if site.on_gpus else openmp_environment(config),
@@ -165,15 +144,13 @@ PROBES = 3
 def _health_check(config: RunConfig) -> HealthCheck | None:
     """None: SGLang's own limit, where the failure of an engine ends the run."""
     engine = config.engine
-    return (
-        HealthCheck(
-            interval_s=engine.rollout_health_check_interval,
-            timeout_s=engine.rollout_health_check_timeout,
-            probes=PROBES,
-            first_wait_s=engine.rollout_health_check_first_wait,
-        )
-        if config.restarts_engines
-        else None
+    if not config.restarts_engines:
+        return None
+    return HealthCheck(
+        interval_s=engine.rollout_health_check_interval,
+        timeout_s=engine.rollout_health_check_timeout,
+        probes=PROBES,
+        first_wait_s=engine.rollout_health_check_first_wait,
     )
 
 
@@ -257,7 +234,7 @@ class ModelServers:
         settings: one for each engine to start. Without any, and without ``others``, the model is not served.
         slots: one for each of these engines.
         watch: how to wait for them.
-        router: settings of a router to start, or an external router; None: requests go to the engine directly.
+        router: settings of a router to start, or the URL of an external one; None: requests go to the engine directly.
         others: external engines.
         is_trained: the engines get the learner's weights.
 
@@ -275,8 +252,8 @@ class ModelServers:
         slots: Sequence[Slot],
         watch: Supervision,
         *,
-        router: RouterSettings | RemoteRouter | None = None,
-        others: Sequence[External] = (),
+        router: RouterSettings | str | None = None,
+        others: Sequence[Worker] = (),
         is_trained: bool = False,
     ) -> None:
         self._name = name
@@ -293,14 +270,13 @@ class ModelServers:
             )
         )
         self.starts = self.engines.start(EngineActor.start)
-        self._remote = router if isinstance(router, RemoteRouter) else None
         self._router_settings = router if isinstance(router, RouterSettings) else None
-        self._router = self._start_router() if self._router_settings else None
+        self._router = None if self._router_settings is None else self._start_router(self._router_settings)
         self._router_starts = [self._router.start(RouterActor.start)] if self._router else []
+        self._client = RouterClient(router) if isinstance(router, str) else None
         # A server that dies while the run waits for something else ends that wait.
         watch.monitors.extend([*self.starts, *self._router_starts])
         self._urls: list[str] = []
-        self._url = ""
         self._registered: dict[str, Worker] | None = None
 
     # --- Addresses ---------------------------------------------------------------------------------------------------
@@ -314,14 +290,11 @@ class ModelServers:
 
     def url(self) -> str:
         """URL of the router or of the only engine; waits for it to start. Empty: the model is not served."""
-        if self._remote is not None:
-            return self._remote.url
-        if self._router is None:
-            return "".join(self.urls()[:1])
-        if not self._url:
-            (self._url,) = self._watch.wait(self._router_starts, what="the router to start")
-            self._watch_servers(self._router_starts, [self._restartable_router(self._router)])
-        return self._url
+        if self._client is None and self._router_settings is not None:
+            (url,) = self._watch.wait(self._router_starts, what="the router to start")
+            self._client = RouterClient(url)
+            self._watch_servers(self._router_starts, [self._restartable_router(self._router_settings, url)])
+        return "".join(self.urls()[:1]) if self._client is None else self._client.url
 
     def ready_url(self) -> str:
         """URL for requests; waits until the engines answer."""
@@ -335,16 +308,14 @@ class ModelServers:
         """
         if self._registered is not None:
             return
-        urls = self.urls()
-        self._registered = {worker.url: worker for worker in self._workers()} if self._router else {}
+        self.url()
+        self._registered = {worker.url: worker for worker in self._workers()} if self._client else {}
         self._watch_servers(self.starts, [self._restartable_engine(number) for number in range(len(self.engines))])
         if self._others:
             self._watch.monitors.append(start_watch([one.url for one in self._others]).start(ExternalWatcher.watch))
-        if self._remote is not None:
-            self._remote.add(urls)
-        if self._router is not None:
-            added = self._router.start(RouterActor.add, list(self._registered.values()))
-            self._watch.wait([added], what="the router to see the engines")
+        if self._client is not None:
+            self._client.add(self._registered.values())
+            self._client.wait_registered(self._registered)
 
     def _watch_servers(self, starts: Sequence[Call[str]], servers: Iterable[RestartableServer]) -> None:
         for start in starts:
@@ -356,29 +327,26 @@ class ModelServers:
                 self._watch.restarts.watch(server)
 
     def _workers(self) -> list[Worker]:
+        urls = self.urls()[: len(self._settings)]
         ports = self._watch.wait(self.engines.start(EngineActor.bootstrap_port), what="the engines' bootstrap ports")
-        kinds = [one.worker_type for one in self._settings]
-        own = zip(self.urls()[: len(kinds)], kinds, ports, strict=True)
-        return [
-            *(Worker(*each) for each in own),
-            *(Worker(one.url, one.worker_type, one.bootstrap_port) for one in self._others),
-        ]
+        own = zip(urls, self._settings, ports, strict=True)
+        return [*(Worker(url, settings.worker_type, port) for url, settings, port in own), *self._others]
 
     # --- Restarts ----------------------------------------------------------------------------------------------------
 
-    def _start_router(self) -> Actor[RouterActor]:
-        assert self._router_settings is not None
-        self._router = start_router(self._router_settings, reachable=self._watch.reachable)
+    def _start_router(self, settings: RouterSettings) -> Actor[RouterActor]:
+        self._router = start_router(settings, reachable=self._watch.reachable)
         return self._router
 
-    def _restartable_router(self, router: Actor[RouterActor]) -> RestartableServer:
+    def _restartable_router(self, settings: RouterSettings, url: str) -> RestartableServer:
+        assert self._router is not None
         return RestartableServer(
-            self._router_settings.log_file.stem if self._router_settings else "router",
-            self._url,
-            router,
-            launch=self._start_router,
+            settings.log_file.stem,
+            url,
+            self._router,
+            launch=partial(self._start_router, settings),
             leave=lambda: None,
-            join=lambda: self._add(list((self._registered or {}).values())),
+            join=lambda: self._add((self._registered or {}).values()),
         )
 
     def _restartable_engine(self, number: int) -> RestartableServer:
@@ -402,20 +370,24 @@ class ModelServers:
         (port,) = wait_for([self.engines[number].start(EngineActor.bootstrap_port)], what="a bootstrap port")
         self._add([Worker(self._urls[number], self._settings[number].worker_type, port)])
 
-    def _add(self, workers: Sequence[Worker]) -> None:
+    def _add(self, workers: Collection[Worker]) -> None:
         if self._registered is not None:
             self._registered |= {worker.url: worker for worker in workers}
-        if self._remote is not None:
-            self._remote.add([worker.url for worker in workers])
-        if self._router is not None:  # one that fails gets all registered engines when it is started again
-            self._router.start(RouterActor.add, list(workers))
+        if self._client is not None:
+            with self._without_own_router():
+                self._client.add(workers)
 
     def _remove(self, url: str) -> None:
-        is_known = self._registered is not None and self._registered.pop(url, None) is not None
-        if self._remote is not None:
-            self._remote.remove(url)
-        if self._router is not None and is_known:
-            self._router.start(RouterActor.remove, url)
+        if self._registered is not None:
+            self._registered.pop(url, None)
+        if self._client is not None:
+            with self._without_own_router():
+                self._client.remove(url)
+
+    def _without_own_router(self) -> AbstractContextManager[None]:
+        """Suppresses the errors of a router that the run started: one that fails gets all registered engines when it is
+        started again."""
+        return nullcontext() if self._router is None else suppress(EngineError)
 
     # --- Control -----------------------------------------------------------------------------------------------------
 
@@ -443,8 +415,8 @@ class ModelServers:
         Raises:
             EngineError: the router does not answer, or refused.
         """
-        if self._remote is not None:
-            self._remote.deregister()
+        if self._client is not None and self._router is None:
+            self._client.deregister()
 
     def begin_stop(self) -> list[Call[None]]:
         """Stop every server that the run started, without waiting; external ones keep running."""
@@ -534,15 +506,15 @@ class EngineFleet:
         waits until they have started. Empty: requests go through the router."""
         return tuple(self.policy.urls()) if self._config.learner.use_rollout_routing_replay else ()
 
-    def _discovered(self) -> list[External]:
+    def _discovered(self) -> list[Worker]:
         addresses = self._config.engine.rollout_external_engine_addrs if self._config.debug.generates else ()
-        return discover(addresses, Needs.of(self._config, self._site.model)) if addresses else []
+        return discover(addresses, self._config, self._site.model) if addresses else []
 
-    def _policy(self, settings: Sequence[EngineSettings], others: Sequence[External]) -> ModelServers:
+    def _policy(self, settings: Sequence[EngineSettings], others: Sequence[Worker]) -> ModelServers:
         engine = self._config.engine
-        router: RouterSettings | RemoteRouter = self._router("router", (*settings, *others))
+        router: RouterSettings | str = self._router("router", (*settings, *others))
         if engine.sglang_router_ip is not None:
-            router = RemoteRouter(f"http://{engine.sglang_router_ip}:{engine.sglang_router_port}")
+            router = f"http://{engine.sglang_router_ip}:{engine.sglang_router_port}"
         return ModelServers(
             "the engines",
             settings,
@@ -559,6 +531,10 @@ class EngineFleet:
         router = self._router(f"router-{name}", settings) if len(settings) > 1 else None
         return ModelServers(what, settings, list(islice(slots, len(settings))), watch, router=router)
 
-    def _router(self, log: str, engines: Sequence[EngineSettings | External]) -> RouterSettings:
-        splits = any(one.worker_type != "regular" for one in engines)
-        return router_settings(self._config, self._site, log, splits_prefill=splits)
+    def _router(self, log: str, engines: Sequence[EngineSettings | Worker]) -> RouterSettings:
+        """Settings of a router whose log file is ``log``.log."""
+        return RouterSettings(
+            log_file=self._site.logs / f"{log}.log",
+            policy=self._config.engine.sglang_router_policy,
+            splits_prefill=any(one.worker_type != "regular" for one in engines),
+        )

@@ -1,8 +1,7 @@
 """A program that listens on a port, as a child process: what an engine and the router have in common.
 
-    ServerProcess   the child process; it dies with its parent and leaves a log
-    Server          its port and its health, from start to stop
-    is_hung         whether an engine runs and does not answer
+    Server      the child process, its port, its log and its health, from start to stop
+    is_hung     whether an engine runs and does not answer
 
 A thread of its own starts the program and waits for its end. The thread must live as long as the program: Linux sends
 the parent-death signal when the *thread* that started a child ends, not its process (prctl(2), PR_SET_PDEATHSIG).
@@ -19,6 +18,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -29,6 +29,7 @@ import psutil  # type: ignore[import-untyped]
 from slime_core.config.secrets import engine_headers, send_key_to
 from slime_core.errors import EngineError
 from slime_core.rollout.engines.supervisor import die_with
+from slime_core.runtime.machine import family, runs, status
 
 TERMINATE_GRACE_S = 3.0
 """The supervisor of an engine takes a tenth of that on an idle machine."""
@@ -37,187 +38,6 @@ KILL_GRACE_S = 3.0
 LAST_LINES = 20
 POLL_S = 0.05
 TAIL_BYTES = 64 * 1024
-
-
-class ServerProcess:
-    """A command runs in a process group of its own from :meth:`start` to :meth:`stop`, or until its parent dies.
-
-    ``stop`` may be called at any time, from any thread; it also ends a program that a concurrent ``start`` launches,
-    and a later ``start`` fails.
-
-    Arguments:
-        name: for messages, ``"engine 0"``.
-        env: its whole environment.
-        log_file: receives its output; its folder is created.
-    """
-
-    def __init__(self, name: str, *, env: Mapping[str, str], log_file: Path) -> None:
-        self.name = name
-        self.log_file = log_file
-        self._env = dict(env)
-        self._starting = threading.Lock()
-        self._stopped = False
-        self._started = threading.Event()
-        self._ended = threading.Event()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._failure: OSError | None = None
-
-    def start(self, command: Sequence[str]) -> None:
-        """Start the program; may be repeated after it has ended by itself.
-
-        Arguments:
-            command: program and arguments.
-
-        Raises:
-            EngineError: it cannot be executed, or was stopped before.
-        """
-        self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        with self._starting:
-            if self._stopped:
-                raise EngineError(f"{self.name} was stopped before it was started")
-            self._started.clear()
-            self._ended.clear()
-            threading.Thread(target=self._keep, args=(command,), name=f"{self.name} process", daemon=True).start()
-            self._started.wait()
-        if self._failure is not None:
-            raise EngineError(f"{self.name} cannot be started with {command[0]}: {self._failure}")
-
-    def is_alive(self) -> bool:
-        """Whether the program runs."""
-        return self._process is not None and not self._ended.is_set()
-
-    def wait_end(self, timeout_s: float | None = None) -> bool:
-        """Whether the program has ended, after waiting at most ``timeout_s`` seconds for it; None: as long as it
-        takes."""
-        return self._ended.wait(timeout_s)
-
-    def listens(self, port: int) -> bool:
-        """Whether a process of this program, and not another one, listens on ``port``."""
-        return self._process is not None and any(_listens(process, port) for process in _tree(self._process.pid))
-
-    def suspended(self) -> list[int]:
-        """Ids of its processes that a signal has stopped."""
-        tree = [] if self._process is None else _tree(self._process.pid)
-        return [one.pid for one in tree if _status(one) == psutil.STATUS_STOPPED]
-
-    def running(self) -> list[int]:
-        """Ids of its processes that have not ended."""
-        return [] if self._process is None else [one.pid for one in _tree(self._process.pid) if _runs(one)]
-
-    def death(self) -> EngineError:
-        """The error to raise for a program that ended on its own."""
-        return self.failure(f"ended {_meaning(self._process.poll() if self._process else None)}.")
-
-    def failure(self, what: str) -> EngineError:
-        """An error that states ``what`` happened and quotes the last lines of the log."""
-        last = [f"  {line}" for line in self.last_lines()]
-        where = f"The last lines of {self.log_file}:" if last else f"It wrote nothing into {self.log_file}."
-        return EngineError("\n".join([f"{self.name} {what}", where, *last]))
-
-    def last_lines(self, count: int = LAST_LINES) -> list[str]:
-        """The last ``count`` lines of its log."""
-        if not self.log_file.exists():
-            return []
-        with self.log_file.open("rb") as stream:
-            stream.seek(max(0, self.log_file.stat().st_size - TAIL_BYTES))
-            return stream.read().decode(errors="replace").splitlines()[-count:]
-
-    def stop(self) -> None:
-        """Terminate the program; after 3 seconds, kill it and all its descendants."""
-        with self._starting:
-            self._stopped = True
-        if self._process is None:
-            self._ended.set()
-            return
-        tree = _tree(self._process.pid)
-        if self.is_alive():
-            self._process.terminate()
-        _wait_gone(tree, TERMINATE_GRACE_S)
-        # Processes started meanwhile are in the group; processes that left the group are in the tree.
-        for process in tree:
-            _kill(process)
-        _kill_group(self._process.pid)
-        _wait_gone(tree, KILL_GRACE_S)
-        self._ended.wait(KILL_GRACE_S)
-
-    def _keep(self, command: Sequence[str]) -> None:
-        parent = os.getpid()
-        try:
-            with self.log_file.open("ab") as log:
-                self._process = subprocess.Popen(
-                    list(command),
-                    env=self._env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    process_group=0,
-                    preexec_fn=lambda: die_with(parent),
-                )
-        except OSError as error:
-            self._failure = error
-            self._ended.set()
-            return
-        finally:
-            self._started.set()
-        self._process.wait()
-        self._ended.set()
-
-
-def _meaning(code: int | None) -> str:
-    if code is None or code >= 0:
-        return f"with exit code {code}"
-    return f"by signal {-code} ({signal.Signals(-code).name})" + (
-        ", often the kernel's out-of-memory killer" if code == -9 else ""
-    )
-
-
-def _tree(pid: int) -> list[psutil.Process]:
-    try:
-        root = psutil.Process(pid)
-        return [root, *root.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _listens(process: psutil.Process, port: int) -> bool:
-    try:
-        found = process.net_connections("inet")
-    except psutil.Error:  # it has ended
-        return False
-    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in found)
-
-
-def _wait_gone(processes: Sequence[psutil.Process], timeout_s: float) -> None:
-    # Not psutil.wait_procs: it takes the exit code before subprocess does, and waits for zombies that no process reaps.
-    deadline_s = time.monotonic() + timeout_s
-    while any(map(_runs, processes)) and time.monotonic() < deadline_s:
-        time.sleep(POLL_S)
-
-
-def _runs(process: psutil.Process) -> bool:
-    return bool(process.is_running() and _status(process) not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD))
-
-
-def _status(process: psutil.Process) -> str:
-    try:
-        return str(process.status())
-    except psutil.NoSuchProcess:
-        return str(psutil.STATUS_DEAD)
-
-
-def _kill(process: psutil.Process) -> None:
-    try:
-        process.kill()
-    except psutil.NoSuchProcess:
-        return
-
-
-def _kill_group(group: int) -> None:
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
 
 LONGEST_ANSWER_S = 5.0
 """Limit of one probe, in seconds."""
@@ -247,11 +67,6 @@ class HealthCheck:
     probes: int = 1
     first_wait_s: float = 0.0
 
-    @property
-    def limit_s(self) -> float:
-        """Seconds without an answer after which an engine hangs."""
-        return self.probes * self.timeout_s
-
 
 SCHEDULER, READY = "/server_info", "/ready"
 """Paths of SGLang's: the first asks every scheduler, also of a paused engine, and generates nothing; the second answers
@@ -265,15 +80,17 @@ SEARCHED_LINES = 200
 
 
 class Server(ABC):
-    """One program, from :meth:`start` to :meth:`stop`; it dies with this process, whatever ends it.
+    """One program, from :meth:`start` to :meth:`stop`, in a process group of its own; it dies with this process,
+    whatever ends it.
 
-    ``url`` is where it listens, known when :meth:`wait_ready` has returned.
+    ``url`` is where it listens, known when :meth:`wait_ready` has returned. ``stop`` may be called at any time, from
+    any thread; it also ends a program that a concurrent ``start`` launches, and a later ``start`` fails.
 
     Arguments:
-        name: for messages.
+        name: for messages, ``"engine 0"``.
         host: address to listen on.
         env: its whole environment.
-        log_file: receives its output.
+        log_file: receives its output; its folder is created.
         start_timeout_s: seconds until it must answer.
     """
 
@@ -284,27 +101,70 @@ class Server(ABC):
     """The probes that detect a scheduler that hangs; None: it has none."""
 
     def __init__(self, name: str, *, host: str, env: Mapping[str, str], log_file: Path, start_timeout_s: float) -> None:
+        self.name = name
+        self.log_file = log_file
+        self.env = dict(env)
         self.url = ""
-        self._port = 0
         self._host = host
         self._start_timeout_s = start_timeout_s
-        self._process = ServerProcess(name, env=env, log_file=log_file)
+        self._port = 0
+        self._starting = threading.Lock()
+        self._stopped = False
+        self._started = threading.Event()
+        self._ended = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._failure: OSError | None = None
 
     @abstractmethod
     def command(self, port: int, second: int) -> list[str]:
         """Program and arguments of a server that listens on ``port``; ``second`` is another free port."""
 
     def start(self, port: int = 0) -> None:
-        """Start the program; :meth:`wait_ready` waits until it answers.
+        """Start the program; may be repeated after it has ended by itself. :meth:`wait_ready` waits until it answers.
 
         Arguments:
             port: to listen on; 0: a free one.
+
+        Raises:
+            EngineError: it cannot be executed, or was stopped before.
         """
         self._port, second = free_ports(2, host=self._host)
         self._port = port or self._port
         self.url = f"http://{self._host}:{self._port}"
         send_key_to(self.url)
-        self._process.start(self.command(self._port, second))
+        command = self.command(self._port, second)
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with self._starting:
+            if self._stopped:
+                raise EngineError(f"{self.name} was stopped before it was started")
+            self._started.clear()
+            self._ended.clear()
+            threading.Thread(target=self._keep, args=(command,), name=f"{self.name} process", daemon=True).start()
+            self._started.wait()
+        if self._failure is not None:
+            raise EngineError(f"{self.name} cannot be started with {command[0]}: {self._failure}")
+
+    def _keep(self, command: Sequence[str]) -> None:
+        parent = os.getpid()
+        try:
+            with self.log_file.open("ab") as log:
+                self._process = subprocess.Popen(
+                    command,
+                    env=self.env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    process_group=0,
+                    preexec_fn=lambda: die_with(parent),
+                )
+        except OSError as error:
+            self._failure = error
+            self._ended.set()
+            return
+        finally:
+            self._started.set()
+        self._process.wait()
+        self._ended.set()
 
     def wait_ready(self) -> None:
         """Wait until it accepts requests. Restarts it on another port if another program took its port meanwhile.
@@ -322,53 +182,85 @@ class Server(ABC):
 
     def wait_end(self, timeout_s: float | None = None) -> bool:
         """Whether it has ended, after waiting at most ``timeout_s`` seconds for it; None: as long as it takes."""
-        return self._process.wait_end(timeout_s)
+        return self._ended.wait(timeout_s)
+
+    def is_alive(self) -> bool:
+        """Whether the program runs; it ends by itself when one of its parts does."""
+        return self._process is not None and not self._ended.is_set()
 
     def check_alive(self) -> None:
-        """Returns if the program runs; it ends by itself when one of its parts does.
+        """Returns if the program runs.
 
         Raises:
             EngineError: it ended; the message ends with the last lines of its log.
         """
-        if not self._process.is_alive():
-            raise self._process.death()
+        if not self.is_alive():
+            raise self._failed(f"ended {_meaning(self._process.poll() if self._process else None)}.")
 
-    def is_suspended(self) -> bool:
-        """Whether a signal (SIGSTOP, SIGTSTP) has stopped one of its processes, so that it answers nothing."""
-        return bool(self._process.suspended())
+    def suspended(self) -> list[int]:
+        """Ids of its processes that a signal (SIGSTOP, SIGTSTP) has stopped, so that it answers nothing."""
+        return [one.pid for one in self._tree() if status(one) == psutil.STATUS_STOPPED]
 
     def suspension(self, seconds: float) -> EngineError:
         """The error to raise for a program that has been suspended for ``seconds``."""
-        ids = " ".join(map(str, self._process.suspended()))
-        return self._process.failure(
+        ids = " ".join(map(str, self.suspended()))
+        return self._failed(
             f"at {self.url} was stopped by a signal (SIGSTOP) and has answered nothing for {seconds:g} s; kill -CONT "
             f"{ids} would have let it continue.\nFind out what stops it, then resume the run with --load RUN_FOLDER."
         )
 
     def wait_hang(self) -> bool:
         """Wait until it hangs or has ended; True: it hangs. Returns False at once for a server that is not checked."""
-        if self.health is None or self._process.wait_end(self.health.first_wait_s):
+        if self.health is None or self.wait_end(self.health.first_wait_s):
             return False
         unanswered = 0
-        while not self._process.wait_end(0 if unanswered else self.health.interval_s):
+        while not self.wait_end(0 if unanswered else self.health.interval_s):
             unanswered = unanswered + 1 if is_hung(self.url, limit_s=self.health.timeout_s) else 0
             if unanswered == self.health.probes:
-                return self._process.is_alive()
+                return self.is_alive()
         return False
 
     def hang(self) -> EngineError:
         """The error to raise for a server that hangs."""
-        ids, health = " ".join(map(str, self._process.running())), self.health or HealthCheck()
+        ids, health = " ".join(map(str, self.running())), self.health or HealthCheck()
         flag = "--sglang-watchdog-timeout" if health.probes == 1 else "--rollout-health-check-timeout"
-        return self._process.failure(
-            f"at {self.url} runs, but its scheduler has answered nothing for {health.limit_s:g} s, so it hangs. "
-            f"`py-spy dump --pid N` shows where, for N in {ids}. If one forward pass takes that long, raise {flag}.\n"
-            "Resume the run with --load RUN_FOLDER."
+        return self._failed(
+            f"at {self.url} runs, but its scheduler has answered nothing for {health.probes * health.timeout_s:g} s, "
+            f"so it hangs. `py-spy dump --pid N` shows where, for N in {ids}. If one forward pass takes that long, "
+            f"raise {flag}.\nResume the run with --load RUN_FOLDER."
         )
 
+    def running(self) -> list[int]:
+        """Ids of its processes that have not ended."""
+        return [one.pid for one in self._tree() if runs(one)]
+
+    def last_lines(self, count: int = LAST_LINES) -> list[str]:
+        """The last ``count`` lines of its log."""
+        if not self.log_file.exists():
+            return []
+        with self.log_file.open("rb") as stream:
+            stream.seek(max(0, self.log_file.stat().st_size - TAIL_BYTES))
+            return stream.read().decode(errors="replace").splitlines()[-count:]
+
     def stop(self) -> None:
-        """End it and all its processes, within 5 seconds."""
-        self._process.stop()
+        """Terminate the program; after 3 seconds, kill it and all its descendants."""
+        with self._starting:
+            self._stopped = True
+        if self._process is None:
+            self._ended.set()
+            return
+        tree = self._tree()
+        if self.is_alive():
+            self._process.terminate()
+        _wait_gone(tree, TERMINATE_GRACE_S)
+        # Processes started meanwhile are in the group; processes that left the group are in the tree.
+        for process in tree:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        _wait_gone(tree, KILL_GRACE_S)
+        self._ended.wait(KILL_GRACE_S)
 
     def __enter__(self) -> Self:
         self.start()
@@ -380,22 +272,53 @@ class Server(ABC):
     def _wait_answer(self) -> None:
         deadline_s = time.monotonic() + self._start_timeout_s
         while not self._answers():
-            if self._process.wait_end(POLL_S):
-                raise self._process.death()
+            if self.wait_end(POLL_S):
+                self.check_alive()
             if time.monotonic() > deadline_s:
-                raise self._process.failure(
-                    f"did not answer at {self.url}{self.probe} within {self._start_timeout_s:g} s."
-                )
+                raise self._failed(f"did not answer at {self.url}{self.probe} within {self._start_timeout_s:g} s.")
 
     def _answers(self) -> bool:
         # Another program may have taken the port and answer too: the engine of another run.
-        return _answers_with(http.client.OK, self.url, self.probe) and self._process.listens(self._port)
+        answers = _answers_with(http.client.OK, self.url, self.probe)
+        return answers and any(_listens(process, self._port) for process in self._tree())
 
     def _lost_its_port(self) -> bool:
         """Whether the program ended because another one had taken its port; a start on another port may then
         succeed."""
-        lines = self._process.last_lines(SEARCHED_LINES) if self._process.wait_end(0) else []
+        lines = self.last_lines(SEARCHED_LINES) if self.wait_end(0) else []
         return any(ADDRESS_IN_USE in line.lower() for line in lines)
+
+    def _failed(self, what: str) -> EngineError:
+        """An error that states ``what`` happened and quotes the last lines of the log."""
+        last = [f"  {line}" for line in self.last_lines()]
+        where = f"The last lines of {self.log_file}:" if last else f"It wrote nothing into {self.log_file}."
+        return EngineError("\n".join([f"{self.name} {what}", where, *last]))
+
+    def _tree(self) -> list[psutil.Process]:
+        """The program and its descendants; empty: it has not been started, or has ended."""
+        return [] if self._process is None else family(self._process.pid)
+
+
+def _meaning(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"with exit code {code}"
+    killer = ", often the kernel's out-of-memory killer" if code == -signal.SIGKILL else ""
+    return f"by signal {-code} ({signal.Signals(-code).name}){killer}"
+
+
+def _listens(process: psutil.Process, port: int) -> bool:
+    try:
+        found = process.net_connections("inet")
+    except psutil.Error:  # it has ended
+        return False
+    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in found)
+
+
+def _wait_gone(processes: Sequence[psutil.Process], timeout_s: float) -> None:
+    # Not psutil.wait_procs: it takes the exit code before subprocess does, and waits for zombies that no process reaps.
+    deadline_s = time.monotonic() + timeout_s
+    while any(map(runs, processes)) and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
 
 
 def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:

@@ -21,7 +21,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_servers_get_what_they_need_and_no_secret(tmp_path: Path) -> None:
     engine = EngineSettings(tmp_path, tmp_path / "log", device="cuda").environment()
-    router = Router(RouterSettings(tmp_path / "log"))._process._env
+    router = Router(RouterSettings(tmp_path / "log")).env
     for found in (engine, router):
         assert found["PATH"] == os.environ["PATH"]
         assert {"SGLANG_X", "CUDA_VISIBLE_DEVICES"} <= set(found)

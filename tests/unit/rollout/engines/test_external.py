@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ import pytest
 from slime_core.config.load import load
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import ConfigError
-from slime_core.rollout.engines.external import External, Needs, discover, require_reachable
+from slime_core.rollout.engines.engine import Worker
+from slime_core.rollout.engines.external import discover, require_reachable
 from slime_testing.fake_engine import FakeEngine
 
 MODEL = ARITHMETIC / "model"
-NEEDS = Needs(MODEL, "float32", 1)
 FITTING = {"model_path": str(MODEL), "tp_size": 1, "dtype": "float32", "architectures": ["Qwen3ForCausalLM"]}
 
 
@@ -31,10 +31,16 @@ def address(engine: FakeEngine) -> str:
     return engine.url.removeprefix("http://")
 
 
-def reason(engine: FakeEngine, needs: Needs = NEEDS, **info: Any) -> str:
+def found(*engines: FakeEngine, line: Sequence[str] = ()) -> list[Worker]:
+    """The engines that a run with the flags of ``line`` may use."""
+    config = load(["--advantage-estimator", "toy", *line], check_rules=False).config
+    return discover([address(engine) for engine in engines], config, MODEL)
+
+
+def reason(engine: FakeEngine, line: Sequence[str] = (), **info: Any) -> str:
     engine.info |= info
     with pytest.raises(ConfigError) as caught:
-        discover([address(engine)], needs)
+        found(engine, line=line)
     title, line = str(caught.value).splitlines()
     assert title == "rollout_external_engine_addrs: these engines cannot serve the run:"
     assert line.startswith(f"  {engine.url}: ")
@@ -42,65 +48,67 @@ def reason(engine: FakeEngine, needs: Needs = NEEDS, **info: Any) -> str:
 
 
 def test_an_engine_that_fits_is_taken(engine):
-    assert discover([address(engine)], NEEDS) == [External(engine.url, 1)]
+    assert found(engine) == [Worker(engine.url)]
 
 
-def test_the_requirements_come_from_the_settings():
-    line = ["--advantage-estimator", "toy", "--bf16", "--rollout-num-gpus-per-engine", "2"]
-    assert Needs.of(load(line, check_rules=False).config, MODEL) == Needs(MODEL, "bfloat16", 2)
-    line += ["--pause-generation-mode", "in_place"]
-    assert Needs.of(load(line, check_rules=False).config, MODEL) == Needs(MODEL, "bfloat16", 2, pauses_in_place=True)
+def test_the_requirements_come_from_the_settings(engine):
+    line = ["--bf16", "--rollout-num-gpus-per-engine", "2"]
+    engine.info |= {"dtype": "bfloat16", "tp_size": 2}
+    assert found(engine, line=line) == [Worker(engine.url, ranks=2)]
+    line += ["--pause-generation-mode", "in_place", "--use-rollout-routing-replay"]
+    engine.info |= {"disable_radix_cache": True, "enable_return_routed_experts": True}
+    assert found(engine, line=line) == [Worker(engine.url, ranks=2)]
 
 
 @pytest.mark.parametrize(
-    ("info", "needs", "message"),
+    ("info", "line", "message"),
     [
         (
             {"tp_size": 2},
-            NEEDS,
+            [],
             "tp_size = 2, but rollout_num_gpus_per_engine = 1; start it with --tp-size 1, or write "
             "--rollout-num-gpus-per-engine 2",
         ),
-        ({"pp_size": 2}, NEEDS, "pp_size = 2; engines that span pipeline stages cannot be updated yet"),
+        ({"pp_size": 2}, [], "pp_size = 2; engines that span pipeline stages cannot be updated yet"),
         (
             {"dtype": "bfloat16"},
-            NEEDS,
+            [],
             "dtype = bfloat16, but the learner computes in float32; start it with --dtype float32, or write --bf16 if "
             "it is bfloat16",
         ),
         (
             {"dtype": "float"},
-            Needs(MODEL, "bfloat16", 1),
+            ["--bf16"],
             "dtype = float32, but the learner computes in bfloat16; start it with --dtype bfloat16, or leave "
             "--bf16 out",
         ),
-        ({"is_generation": False}, NEEDS, "it serves embeddings; start it without --is-embedding"),
+        ({"is_generation": False}, [], "it serves embeddings; start it without --is-embedding"),
         (
             {},
-            Needs(MODEL, "float32", 1, routes=True),
+            ["--use-rollout-routing-replay"],
             "use_rollout_routing_replay needs the routes; start it with --enable-return-routed-experts",
         ),
         (
             {},
-            Needs(MODEL, "float32", 1, pauses_in_place=True),
+            ["--pause-generation-mode", "in_place"],
             "pause_generation_mode = in_place: its prefix cache would hold entries of older weights; start it with "
             "--disable-radix-cache",
         ),
         (
             {"model_path": "/far/away"},
-            NEEDS,
+            [],
             f"its model /far/away cannot be read here, so its sizes cannot be compared with those of {MODEL}; start "
             "it from a folder that this machine sees under the same path",
         ),
         (
             {"model_path": "/far/away", "architectures": ["Llama"]},
-            NEEDS,
+            [],
             f"its model /far/away is not that of {MODEL}: architectures = ['Llama'] instead of ['Qwen3ForCausalLM']",
         ),
     ],
 )
-def test_an_engine_that_cannot_serve_is_refused_with_the_reason(engine, info, needs, message):
-    assert reason(engine, needs, **info) == message
+def test_an_engine_that_cannot_serve_is_refused_with_the_reason(engine, info, line, message):
+    assert reason(engine, line, **info) == message
 
 
 def test_another_vocabulary_is_found_in_the_folder(engine, tmp_path: Path):
@@ -137,15 +145,12 @@ def test_prefill_and_decode_engines_are_recognised(engine):
     with FakeEngine() as second:
         second.info = FITTING | {"disaggregation_mode": "decode"}
         engine.info |= {"disaggregation_mode": "prefill", "disaggregation_bootstrap_port": 8998}
-        assert discover([address(engine), address(second)], NEEDS) == [
-            External(engine.url, 1, "prefill", 8998),
-            External(second.url, 1, "decode"),
-        ]
+        assert found(engine, second) == [Worker(engine.url, "prefill", 8998), Worker(second.url, "decode")]
         second.info["disaggregation_mode"] = "null"
         with pytest.raises(
             ConfigError, match="some compute whole requests and others only prefill or decode; give engines"
         ):
-            discover([address(engine), address(second)], NEEDS)
+            found(engine, second)
 
 
 @pytest.mark.parametrize("info", [{"tp_size": "two"}, {"model_path": ""}, {"dtype": ["float32"]}])

@@ -9,7 +9,7 @@ import pytest
 
 from slime_core.errors import EngineError
 from slime_core.rollout.engines import external, server
-from slime_core.rollout.engines.external import ExternalWatch
+from slime_core.rollout.engines.external import ExternalWatcher
 from slime_core.weights.engine_control import call
 from slime_testing.fake_engine import FakeEngine
 
@@ -26,7 +26,7 @@ def holds(engine: FakeEngine) -> Callable[[str], None]:
 
 
 def test_versions_that_rise_are_this_runs_own(engine, holds):
-    watch = ExternalWatch([engine.url])
+    watch = ExternalWatcher([engine.url])
     for version in ("7", "0", "1", "1", "4"):  # 7: left by an earlier run
         holds(version)
         watch.poll()
@@ -34,7 +34,7 @@ def test_versions_that_rise_are_this_runs_own(engine, holds):
 
 @pytest.mark.parametrize("later", ["default", "2"])
 def test_an_engine_that_holds_older_weights_than_before_ends_the_run(engine, holds, later):
-    watch = ExternalWatch([engine.url])
+    watch = ExternalWatcher([engine.url])
     for version in ("default", "3"):
         holds(version)
         watch.poll()
@@ -50,7 +50,7 @@ def test_an_engine_that_holds_older_weights_than_before_ends_the_run(engine, hol
 
 def test_an_engine_that_takes_no_connection_three_times_is_gone(engine):
     with FakeEngine() as other:
-        watch = ExternalWatch([other.url, engine.url])
+        watch = ExternalWatcher([other.url, engine.url])
         engine.stop()
         watch.poll()
         watch.poll()
@@ -63,7 +63,7 @@ def test_an_engine_that_takes_no_connection_three_times_is_gone(engine):
 def test_an_engine_that_is_slow_is_not_gone(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(external, "POLL_LIMIT_S", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as listening:  # takes connections and says nothing
-        watch = ExternalWatch([f"http://127.0.0.1:{listening.getsockname()[1]}"])
+        watch = ExternalWatcher([f"http://127.0.0.1:{listening.getsockname()[1]}"])
         for _ in range(5):
             watch.poll()
 
@@ -72,14 +72,14 @@ def test_an_engine_that_hangs_ends_the_run(monkeypatch: pytest.MonkeyPatch):
     with socket.create_server(("127.0.0.1", 0)) as listening:  # takes connections and says nothing
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         monkeypatch.setattr(server, "LONGEST_ANSWER_S", 0.05)
-        watch = ExternalWatch([url])
+        watch = ExternalWatcher([url])
         watch.watch_answers(url, limit_s=0.05)
         with pytest.raises(EngineError, match=rf"The engine at {url}, an external one, runs, but .* so it hangs"):
             watch.poll()
 
 
 def test_an_address_where_something_else_answers_ends_the_run(engine, holds, monkeypatch: pytest.MonkeyPatch):
-    watch = ExternalWatch([engine.url])
+    watch = ExternalWatcher([engine.url])
     for version in ("1", "2"):
         holds(version)
         watch.poll()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -29,8 +30,13 @@ class FakeRouter(ThreadingHTTPServer):
 
     def __init__(self, *workers: str) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
-        self.workers = list(workers)
+        self.workers = [{"url": url} for url in workers]
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    @property
+    def urls(self) -> list[str]:
+        """URLs of the engines that it knows."""
+        return [worker["url"] for worker in self.workers]
 
     def __enter__(self) -> FakeRouter:
         Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
@@ -47,15 +53,16 @@ class Answer(BaseHTTPRequestHandler):
     server: FakeRouter
 
     def do_GET(self) -> None:
-        workers = self.server.workers
-        self.say({"workers": [{"url": url, "id": url.replace("/", "_"), "is_healthy": True} for url in workers]})
+        urls = self.server.urls
+        self.say({"workers": [{"url": url, "id": url.replace("/", "_"), "is_healthy": True} for url in urls]})
 
     def do_POST(self) -> None:
-        self.server.workers.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["url"])
+        self.server.workers.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.say({})
 
     def do_DELETE(self) -> None:
-        self.server.workers.remove(self.path.removeprefix("/workers/").replace("_", "/"))
+        url = self.path.removeprefix("/workers/").replace("_", "/")
+        self.server.workers = [worker for worker in self.server.workers if worker["url"] != url]
         self.say({})
 
     def say(self, answer: object) -> None:
@@ -70,8 +77,8 @@ class Answer(BaseHTTPRequestHandler):
 class Stand:
     """Answers as the actor of an engine or of a router would, at once, and notes what it was called for."""
 
-    def __init__(self, settings: Any, url: str) -> None:
-        self.settings, self.url = settings, url
+    def __init__(self, settings: Any, url: str, router: FakeRouter | None = None) -> None:
+        self.settings, self.url, self.router = settings, url, router
         self.called: list[tuple[str, tuple[Any, ...]]] = []
 
     def start(self, method: Callable[..., Any], *arguments: Any) -> Any:
@@ -81,21 +88,30 @@ class Stand:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Stand]:
-    """Name -> stand-in of everything that was started."""
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Stand]]:
+    """Name -> stand-in of everything that was started; those of routers have a fake router each."""
     stands: dict[str, Stand] = {}
+    routers = ExitStack()
 
     def engine(settings: EngineSettings, **_: Any) -> Stand:
         return stands.setdefault(settings.name, Stand(settings, f"http://{settings.name.replace(' ', '-')}"))
 
     def router(settings: RouterSettings, **_: Any) -> Stand:
-        return stands.setdefault(settings.log_file.stem, Stand(settings, f"http://{settings.log_file.stem}"))
+        fake = routers.enter_context(FakeRouter())
+        return stands.setdefault(settings.log_file.stem, Stand(settings, fake.url, fake))
 
     monkeypatch.setattr(fleet, "start_engine", engine)
     monkeypatch.setattr(fleet, "start_watch", lambda urls: stands.setdefault("watch", Stand(urls, "")))
     monkeypatch.setattr(fleet, "start_router", router)
     monkeypatch.setattr(fleet, "wait_for", lambda calls, **_: calls)
-    return stands
+    with routers:
+        yield stands
+
+
+def workers_of(stand: Stand) -> list[dict[str, Any]]:
+    """The engines that a router was told of."""
+    assert stand.router is not None
+    return stand.router.workers
 
 
 def servers(config: RunConfig, tmp_path: Path, *, on_gpus: bool = False) -> EngineFleet:
@@ -155,18 +171,17 @@ def test_models_have_their_own_weights_and_several_engines_a_router(started, tmp
     assert started["score 0"].settings.extra[-1] == "--is-embedding"
     dtypes = [started[name].settings.dtype for name in ("engine 0", "judge 0", "score 0", "score 1")]
     assert dtypes == ["float32", "float32", "auto", "auto"]
-    assert found.model_urls() == {"judge": "http://judge-0", "score": "http://router-score"}
-    assert ("add", ([Worker("http://score-0"), Worker("http://score-1")],)) in started["router-score"].called
+    assert found.model_urls() == {"judge": "http://judge-0", "score": started["router-score"].url}
+    assert workers_of(started["router-score"]) == [{"url": "http://score-0"}, {"url": "http://score-1"}]
 
 
 def test_the_policy_has_a_router_and_only_its_engines_get_weights(started, tmp_path):
     found = servers(settings(file=tmp_path, text=TWO_GROUPS), tmp_path)
-    assert found.policy.url() == "http://router"
+    assert found.policy.url() == started["router"].url
     assert (found.policy.urls(), found.policy.ranks) == (["http://engine-0", "http://engine-1"], (1, 2))
     found.policy.register()
     found.policy.register()
-    added = [call for call in started["router"].called if call[0] == "add"]
-    assert added == [("add", ([Worker("http://engine-0"), Worker("http://engine-1")],))]
+    assert workers_of(started["router"]) == [{"url": "http://engine-0"}, {"url": "http://engine-1"}]
     assert found.direct_urls() == ()
 
 
@@ -174,8 +189,8 @@ def test_prefill_engines_are_registered_with_their_ports(started, tmp_path):
     line = ["--prefill-num-servers", "1", "--rollout-num-gpus", "2"]
     found = servers(settings(*line), tmp_path, on_gpus=True)
     found.policy.register()
-    workers = [Worker("http://engine-0", "prefill", 8998), Worker("http://engine-1", "decode")]
-    assert ("add", (workers,)) in started["router"].called
+    prefill, decode = Worker("http://engine-0", "prefill", 8998), Worker("http://engine-1", "decode")
+    assert workers_of(started["router"]) == [prefill.entry, decode.entry]
     assert started["router"].settings.splits_prefill
     arguments = SGLangServer(started["engine 0"].settings).command(1, 8998)
     assert "--disaggregation-mode=prefill" in arguments
@@ -195,9 +210,9 @@ def test_an_external_router_is_used_and_not_started(started, tmp_path):
         found = servers(settings("--sglang-router-ip", "127.0.0.1", "--sglang-router-port", port), tmp_path)
         assert found.policy.url() == router.url
         found.policy.register()
-        assert (sorted(started), router.workers) == (["engine 0"], ["http://older", "http://engine-0"])
+        assert (sorted(started), router.urls) == (["engine 0"], ["http://older", "http://engine-0"])
         found.stop()
-        assert router.workers == ["http://older"]
+        assert router.urls == ["http://older"]
     found.stop()
 
 
@@ -226,7 +241,7 @@ def test_external_engines_are_used_and_not_stopped(started, tmp_path):
         )
         found.policy.url()
         found.policy.register()
-        assert ("add", ([Worker(engine.url)],)) in started["router"].called
+        assert workers_of(started["router"]) == [{"url": engine.url}]
         found.stop()
         assert started["router"].called[-1] == ("stop", ())
         assert (started["watch"].settings, started["watch"].called) == ([engine.url], [("watch", ())])
@@ -239,11 +254,11 @@ def test_engines_for_evaluation_serve_the_policy_without_its_router(started, tmp
     assert started["eval engine 1"].settings.model == MODEL
     assert started["eval engine 1"].settings.log_file == tmp_path / "eval-engine-1.log"
     found.policy.register()
-    assert (found.policy.url(), found.policy.urls(), found.policy.ranks) == ("http://router", ["http://engine-0"], (1,))
-    assert ("add", ([Worker("http://engine-0")],)) in started["router"].called
-    assert found.evaluating.ready_url() == "http://router-eval"
-    workers = [Worker("http://eval-engine-0"), Worker("http://eval-engine-1")]
-    assert ("add", (workers,)) in started["router-eval"].called
+    assert (found.policy.url(), found.policy.urls()) == (started["router"].url, ["http://engine-0"])
+    assert found.policy.ranks == (1,)
+    assert workers_of(started["router"]) == [{"url": "http://engine-0"}]
+    assert found.evaluating.ready_url() == started["router-eval"].url
+    assert workers_of(started["router-eval"]) == [{"url": "http://eval-engine-0"}, {"url": "http://eval-engine-1"}]
     assert (found.evaluating.urls(), found.evaluating.ranks) == (
         ["http://eval-engine-0", "http://eval-engine-1"],
         (1, 1),
@@ -259,7 +274,7 @@ def test_one_engine_for_evaluation_is_called_directly_next_to_auxiliary_models(s
     found = servers(settings(*line, file=tmp_path, text=TWO_GROUPS), tmp_path)
     assert found.evaluating.ready_url() == "http://eval-engine-0"
     assert (started["eval engine 0"].settings.tensor_parallel, found.evaluating.ranks) == (2, (2,))
-    assert found.model_urls() == {"judge": "http://judge-0", "score": "http://router-score"}
+    assert found.model_urls() == {"judge": "http://judge-0", "score": started["router-score"].url}
 
 
 def test_without_engines_of_their_own_evaluations_have_no_address(started, tmp_path):

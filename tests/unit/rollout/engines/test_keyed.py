@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from slime_core.config.load import load
 from slime_core.config.secrets import ENGINE_KEY, EngineAccess, engine_access, send_key_to, set_engine_access
 from slime_core.errors import ConfigError, RequestRefused, WeightSyncError
 from slime_core.generation import SamplingParams
 from slime_core.rollout.engines import keyed
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, Router, RouterSettings, SGLangServer, Worker
-from slime_core.rollout.engines.external import Needs, discover
+from slime_core.rollout.engines.external import discover
 from slime_core.services import Service
 from slime_core.weights.engine_control import EngineControl, call
 from slime_testing.fake_engine import FakeEngine
@@ -60,7 +61,7 @@ def test_engines_and_routers_get_the_key_in_their_environment_only(key: None, tm
     engine = SGLangServer(EngineSettings(tmp_path, tmp_path / "log"))
     router = Router(RouterSettings(tmp_path / "log"))
     for server in (engine, router):
-        assert server._process._env[ENGINE_KEY] == KEY
+        assert server.env[ENGINE_KEY] == KEY
         assert not [word for word in server.command(1, 2) if KEY in word]
     assert keyed.KEY_VARIABLE == ENGINE_KEY
     assert Worker("http://one").entry == {"url": "http://one", "api_key": KEY}
@@ -95,4 +96,8 @@ def test_external_engines_with_another_key_say_which_variable_to_set(key: None) 
         FakeEngine(key="another") as engine,
         pytest.raises(ConfigError, match="Set the environment variable SLIME_ENGINE_KEY"),
     ):
-        discover([engine.url.removeprefix("http://")], Needs(Path("/m"), "float32", 1))
+        discover(
+            [engine.url.removeprefix("http://")],
+            load(["--advantage-estimator", "toy"], check_rules=False).config,
+            Path("/m"),
+        )

@@ -14,21 +14,31 @@ from pathlib import Path
 import pytest
 
 from slime_core.errors import EngineError
-from slime_core.rollout.engines.server import ServerProcess
+from slime_core.rollout.engines.server import Server
 from tests.processes import children, left_of
 
 
-def process(tmp_path: Path) -> ServerProcess:
-    return ServerProcess("engine 0", env=dict(os.environ), log_file=tmp_path / "logs" / "engine.log")
+class Program(Server):
+    """Runs a command, which need not listen."""
+
+    probe = "/"
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        log = folder / "logs" / "engine.log"
+        super().__init__("engine 0", host="127.0.0.1", env=dict(os.environ), log_file=log, start_timeout_s=60.0)
+        self.words = list(words)
+
+    def command(self, port: int, second: int) -> list[str]:
+        return self.words
 
 
-def shell(tmp_path: Path, script: str) -> ServerProcess:
-    server = process(tmp_path)
-    server.start(["/bin/sh", "-c", script])
+def shell(tmp_path: Path, script: str) -> Program:
+    server = Program(tmp_path, "/bin/sh", "-c", script)
+    server.start()
     return server
 
 
-def first_line(server: ServerProcess) -> str:
+def first_line(server: Program) -> str:
     """What it prints first, once it has."""
     while not server.last_lines():
         time.sleep(0.02)
@@ -38,7 +48,9 @@ def first_line(server: ServerProcess) -> str:
 def test_a_death_is_reported_with_the_last_lines(tmp_path: Path) -> None:
     server = shell(tmp_path, "seq 1 30; echo out of memory >&2; exit 3")
     assert server.wait_end(120)
-    first, where, *last = str(server.death()).splitlines()
+    with pytest.raises(EngineError) as death:
+        server.check_alive()
+    first, where, *last = str(death.value).splitlines()
     assert (first, where) == ("engine 0 ended with exit code 3.", f"The last lines of {server.log_file}:")
     assert last == [*(f"  {number}" for number in range(12, 31)), "  out of memory"]
 
@@ -46,14 +58,16 @@ def test_a_death_is_reported_with_the_last_lines(tmp_path: Path) -> None:
 def test_a_signal_is_named(tmp_path: Path) -> None:
     server = shell(tmp_path, "kill -9 $$")
     server.wait_end(120)
-    message, where = str(server.death()).splitlines()
+    with pytest.raises(EngineError) as death:
+        server.check_alive()
+    message, where = str(death.value).splitlines()
     assert message == "engine 0 ended by signal 9 (SIGKILL), often the kernel's out-of-memory killer."
     assert where == f"It wrote nothing into {server.log_file}."
 
 
 def test_a_program_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="cannot be started with /no/such/program"):
-        process(tmp_path).start(["/no/such/program"])
+        Program(tmp_path, "/no/such/program").start()
 
 
 def test_stopping_ends_children_that_ignore_it_and_twice_is_fine(tmp_path: Path) -> None:
@@ -65,22 +79,23 @@ def test_stopping_ends_children_that_ignore_it_and_twice_is_fine(tmp_path: Path)
 
 
 def test_stopping_what_was_never_started_does_nothing(tmp_path: Path) -> None:
-    process(tmp_path).stop()
+    Program(tmp_path, "sleep", "60").stop()
 
 
 def test_a_start_after_a_stop_is_refused(tmp_path: Path) -> None:
-    server = process(tmp_path)
+    server = Program(tmp_path, "sleep", "60")
     server.stop()
     assert server.wait_end(0)
     with pytest.raises(EngineError, match="engine 0 was stopped before it was started"):
-        server.start(["sleep", "60"])
+        server.start()
     assert not server.is_alive()
 
 
 def test_a_stop_that_crosses_a_start_leaves_nothing(tmp_path: Path) -> None:
     for number in range(20):
-        server, mark = process(tmp_path), f"60.{os.getpid()}{number}"
-        starter = threading.Thread(target=_start_anyway, args=(server, mark))
+        mark = f"60.{os.getpid()}{number}"
+        server = Program(tmp_path, "sleep", mark)
+        starter = threading.Thread(target=_start_anyway, args=(server,))
         starter.start()
         time.sleep(number * 0.0005)
         server.stop()
@@ -88,15 +103,16 @@ def test_a_stop_that_crosses_a_start_leaves_nothing(tmp_path: Path) -> None:
         assert children(mark) == []
 
 
-def _start_anyway(server: ServerProcess, mark: str) -> None:
+def _start_anyway(server: Program) -> None:
     with suppress(EngineError):
-        server.start(["sleep", mark])
+        server.start()
 
 
 def test_a_program_that_has_ended_can_be_started_again(tmp_path: Path) -> None:
     server = shell(tmp_path, "exit 1")
     assert server.wait_end(120)
-    server.start(["sleep", "60"])
+    server.words = ["sleep", "60"]
+    server.start()
     assert server.is_alive()
     server.stop()
 
@@ -104,9 +120,12 @@ def test_a_program_that_has_ended_can_be_started_again(tmp_path: Path) -> None:
 PARENT = """
 import os, sys, threading, time
 from pathlib import Path
-from slime_core.rollout.engines.server import ServerProcess
-server = ServerProcess("s", env=dict(os.environ), log_file=Path(sys.argv[1]))
-starter = threading.Thread(target=server.start, args=(["sleep", "600"],))
+from slime_core.rollout.engines.server import Server
+class Sleep(Server):
+    def command(self, port, second):
+        return ["sleep", "600"]
+server = Sleep("s", host="127.0.0.1", env=dict(os.environ), log_file=Path(sys.argv[1]), start_timeout_s=60)
+starter = threading.Thread(target=server.start)
 starter.start()
 starter.join()
 time.sleep(0.3)
