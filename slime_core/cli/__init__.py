@@ -8,9 +8,8 @@
     progress    what a person sees of a run
     activation  what a command line means before its settings are read: its file and its plugins
     consent     code that a run folder names: imported only if this user has run it before, or names it again
-    preflight, needs, gpu_memory    what can be found wrong before the first process starts: prompts, weights, the
-                machine, the memory of a GPU
-    memory_defaults    rows and recomputation that fit that memory, where a run does not name them
+    preflight   what can be found wrong before the first process starts: prompts, weights, the machine
+    memory      what a run needs of a machine and of each GPU; rows and recomputation that fit, where a run names none
 
     plugins, describe    ``slime plugins list``, ``lock`` and ``verify``; ``show`` and ``trace``
 

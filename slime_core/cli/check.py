@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime_core.cli import gpu_memory
 from slime_core.cli.describe import because
-from slime_core.cli.memory_defaults import chosen
-from slime_core.cli.needs import GIB, Needs
+from slime_core.cli.memory import GpuPlan, Needs, chosen
 from slime_core.cli.preflight import (
     auto_device,
     check_files,
@@ -33,6 +31,7 @@ from slime_core.cli.run import continued, half_of, options_of, resumed, written
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, PlacementError
 from slime_core.modeling.layout import ParallelLayout
+from slime_core.modeling.memory import GIB
 from slime_core.plugins.manifest import listed
 from slime_core.plugins.selection import check_targets, has_critic, selected
 from slime_core.prompts.left_out import BadRows
@@ -256,7 +255,8 @@ def _memory(config: RunConfig, needs: Needs, layout: Layout) -> Iterator[str]:
         f"optimizer), {critic}{engine / GIB:.1f} GiB of weights on each GPU of an engine; activations and the KV cache "
         "come on top"
     )
-    yield from gpu_memory.lines(config, gpu_memory.model_size(config, needs.sizes), needs)
+    if plan := GpuPlan.of(config, needs):
+        yield from plan.lines()
 
 
 def _environment(config: RunConfig, layout: Layout) -> Iterator[str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.checkpoint.folder import Checkpoint, find
-from slime_core.cli.needs import Needs
+from slime_core.cli.memory import Needs
 from slime_core.cli.preflight import check_machine, preflight, print_warning
 from slime_core.cli.run import options_of
 from slime_core.config.eval_sets import eval_sets

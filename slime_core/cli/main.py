@@ -215,7 +215,7 @@ def _resolve(
     """
     from slime_core.cli import run
     from slime_core.cli.consent import Consent
-    from slime_core.cli.memory_defaults import with_memory_defaults
+    from slime_core.cli.memory import with_memory_defaults
     from slime_core.cli.preflight import computes_on_gpus, finds_gpus
     from slime_core.config.load import load, peek
     from slime_core.plugins.activation import activate

@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core.cli import gpu_memory
 from slime_core.cli.activation import architecture_of
-from slime_core.cli.needs import GIB, KIB, MIB, Needs
+from slime_core.cli.memory import GpuPlan, Needs
 from slime_core.config.eval_sets import eval_sets
 from slime_core.config.internals import missing_internals
 from slime_core.config.model_config import context_length, described, start_weights, whole_number
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.errors import Mistake, config_error
+from slime_core.modeling.memory import GIB
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import PromptFormats, refusals, run_view, screened
 from slime_core.plugins.selection import has_critic
@@ -153,10 +153,9 @@ def check_machine(config: RunConfig, needs: Needs) -> None:
     machine = free_resources()
     found = [] if joins_a_cluster(config) else list(machine_mistakes(config, needs, machine))
     if computes_on_gpus(config):
-        size = gpu_memory.model_size(config, needs.sizes)
-        found += gpu_memory.mistakes(config, size, needs)
-        if not joins_a_cluster(config):
-            found += gpu_memory.host_mistakes(config, size, needs, machine.memory)
+        plan = GpuPlan.of(config, needs)
+        found += [] if plan is None else plan.mistakes()
+        found += [] if plan is None or joins_a_cluster(config) else plan.host_mistakes(machine.memory)
     if found:
         raise config_error([Mistake(message) for message in found])
 
@@ -260,7 +259,7 @@ def _too_little_shared_memory(needs: Needs, machine: Machine) -> Iterator[str]:
 
 
 def _size(number: int) -> str:
-    return f"{number / MIB:,.1f} MiB" if number >= MIB else f"{number / KIB:,.1f} KiB"
+    return f"{number / 2**20:,.1f} MiB" if number >= 2**20 else f"{number / 2**10:,.1f} KiB"
 
 
 def _screen_rollouts(config: RunConfig, files: RolloutFiles, *, first: int) -> None:

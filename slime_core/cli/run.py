@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.checkpoint.folder import Checkpoint, RunState, critic_part, find, set_aside
 from slime_core.cli.consent import remember
-from slime_core.cli.memory_defaults import chosen
+from slime_core.cli.memory import chosen
 from slime_core.cli.preflight import precision, preflight, print_warning
 from slime_core.cli.progress import LiveProgress, PlainProgress, summary
 from slime_core.cli.run_restarts import RunRestarts

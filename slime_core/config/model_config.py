@@ -64,7 +64,7 @@ def torch_dist_folder(path: Path) -> Path | None:
 def is_mixture(folder: Path | None) -> bool:
     """Whether the model of ``folder`` chooses experts; False where there is no folder, or it cannot be read."""
     found = None if folder is None else described(folder)
-    return found is not None and _num_experts(found) > 1
+    return found is not None and num_experts(found) > 1
 
 
 def config_folder(torch_dist: Path) -> Path | None:
@@ -169,14 +169,15 @@ def forward_flops(described: Mapping[str, Any]) -> ForwardFlops:
     return ForwardFlops(layers * projections + mlps + logits, layers * 4 * heads * width)
 
 
-def _num_experts(described: Mapping[str, Any]) -> int:
+def num_experts(described: Mapping[str, Any]) -> int:
+    """The experts of a layer; 0: the model has none."""
     return next((int(described[name]) for name in EXPERTS if described.get(name)), 0)
 
 
 def _layers_of_experts(described: Mapping[str, Any]) -> int:
     """Layers whose MLP is a mixture, as Qwen (``decoder_sparse_step``, ``mlp_only_layers``) and DeepSeek
     (``first_k_dense_replace``) write them down."""
-    if not _num_experts(described):
+    if not num_experts(described):
         return 0
     every, dense = int(described.get("decoder_sparse_step") or 1), described.get("mlp_only_layers") or ()
     first = int(described.get("first_k_dense_replace") or 0)
@@ -191,4 +192,4 @@ def _expert_flops(described: Mapping[str, Any]) -> int:
     gate = 2 * hidden if shared else 0
     shared = shared or each * int(described.get("n_shared_experts") or 0)
     used = int(described.get("num_experts_per_tok") or 1)
-    return 6 * hidden * (used * each + shared) + 2 * hidden * _num_experts(described) + gate
+    return 6 * hidden * (used * each + shared) + 2 * hidden * num_experts(described) + gate

@@ -26,7 +26,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
+
+from slime_core.config.model_config import SHARED, num_experts
+from slime_core.modeling.layout import ParallelLayout
 
 __all__ = [
     "GIB",
@@ -58,6 +61,8 @@ RECOMPUTE: Mapping[Recompute, Mapping[str, str | int | tuple[str, ...]]] = {
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
 }
 """Recomputed parts of the backward pass -> Megatron's settings for them, fastest first."""
+
+ONE_RANK = ParallelLayout()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +97,38 @@ class ModelSize:
     routed: int = 0
     latent: int = 0
 
+    @classmethod
+    def of(cls, config: Mapping[str, Any], *, has_dense_layers: bool, **parameters: int) -> ModelSize:
+        """Return the sizes of the decoder that the object of a ``config.json`` describes.
+
+        Arguments:
+            has_dense_layers: a layer has an MLP without experts.
+            parameters: ``embedding``, ``output``, ``routed`` and ``dense``.
+
+        Raises:
+            KeyError, TypeError, ValueError: a size is missing, or is no number.
+        """
+        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        # Compressed keys and values are expanded to all heads before attention.
+        rank, rotary = (int(config.get(name) or 0) for name in ("kv_lora_rank", "qk_rope_head_dim"))
+        experts = num_experts(config)
+        inner = int(config.get("moe_intermediate_size") or 0) if experts else 0
+        return cls(
+            layers=int(config["num_hidden_layers"]),
+            hidden=hidden,
+            vocab=int(config["vocab_size"]),
+            heads=heads,
+            key_heads=heads if rank else int(config.get("num_key_value_heads") or heads),
+            head=int(config["qk_nope_head_dim"]) + rotary if rank else int(config.get("head_dim") or hidden // heads),
+            inner=int(config["intermediate_size"]) if has_dense_layers else 0,
+            experts=experts,
+            taken=int(config.get("num_experts_per_tok") or 0) if experts else 0,
+            expert_inner=inner,
+            shared_inner=int(config.get(SHARED) or inner * int(config.get("n_shared_experts") or 0)),
+            latent=rank + rotary if rank else 0,
+            **parameters,
+        )
+
     @property
     def in_mlp(self) -> int:
         """The part of :attr:`kept` that is not stored if the MLP is recomputed."""
@@ -107,31 +144,23 @@ class ModelSize:
     def kept(self) -> float:
         """Entries that the larger kind of layer stores for each token."""
         attention = 6 * self.hidden + 6 * self.heads * self.head + 3 * self.key_heads * self.head + 8 * self.head
-        mixture = 0.0
-        if self.experts:
-            inner = self.taken * self.expert_inner + self.shared_inner
-            mixture = self.taken * self.hidden + 3 * inner + 1.25 * self.experts
+        inner = self.taken * self.expert_inner + self.shared_inner
+        mixture = self.taken * self.hidden + 3 * inner + 1.25 * self.experts
         return attention + max(3 * self.inner, mixture)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """The layout and recomputation of a model; the other GPUs are data-parallel.
+    """The layout and recomputation of a model.
 
     Arguments:
-        expert_tensor: ranks that share a matrix of an expert; 0: ``tensor``.
-        sequence: True: tensor-parallel ranks share all activations.
+        data: data-parallel replicas.
         together: number of layers that are recomputed together, if whole layers are.
         first: number of layers of each stage that are recomputed, the first ones; 0: all.
     """
 
-    tensor: int = 1
-    pipeline: int = 1
-    context: int = 1
-    expert: int = 1
-    expert_tensor: int = 0
+    layout: ParallelLayout = ONE_RANK
     data: int = 1
-    sequence: bool = True
     recompute: Recompute = "full"
     together: int = 1
     first: int = 0
@@ -139,19 +168,18 @@ class Cut:
     @property
     def flags(self) -> str:
         """The layout as command-line flags."""
-        gpus = self.tensor * self.pipeline * self.context * self.data
+        cut = self.layout
+        gpus = cut.model_size * self.data
         nodes, each = max(1, gpus // GPUS_OF_A_NODE), min(gpus, GPUS_OF_A_NODE)
         found = [f"--actor-num-nodes {nodes} --actor-num-gpus-per-node {each}"]
-        if self.tensor > 1:
-            found.append(f"--tensor-model-parallel-size {self.tensor} --sequence-parallel")
-        if self.pipeline > 1:
-            found.append(f"--pipeline-model-parallel-size {self.pipeline}")
-        if self.context > 1:
-            found.append(f"--context-parallel-size {self.context}")
-        if self.expert > 1:
-            found.append(f"--expert-model-parallel-size {self.expert}")
-            if self.expert_tensor not in (0, self.tensor):
-                found.append(f"--expert-tensor-parallel-size {self.expert_tensor}")
+        if cut.tensor > 1:
+            found.append(f"--tensor-model-parallel-size {cut.tensor} --sequence-parallel")
+        if cut.pipeline > 1:
+            found.append(f"--pipeline-model-parallel-size {cut.pipeline}")
+        if cut.expert > 1:
+            found.append(f"--expert-model-parallel-size {cut.expert}")
+        if cut.expert_tensor != cut.tensor:
+            found.append(f"--expert-tensor-parallel-size {cut.expert_tensor}")
         for name, value in RECOMPUTE[self.recompute].items():
             found.append(f"--{name.replace('_', '-')} {' '.join(value) if isinstance(value, tuple) else value}")
         return " ".join(found)
@@ -159,25 +187,19 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Bytes of each part on the rank that needs most."""
+    """Bytes of each part on the rank that needs most.
+
+    Arguments:
+        parts: ``weights``, ``gradients``, ``optimizer``, ``activations`` and ``logits`` -> bytes.
+    """
 
     cut: Cut
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-    logits: int
+    parts: Mapping[str, int]
 
     @property
     def total(self) -> int:
         """Sum of all counted parts."""
         return sum(self.parts.values())
-
-    @property
-    def parts(self) -> dict[str, int]:
-        """Name -> bytes."""
-        names = ("weights", "gradients", "optimizer", "activations", "logits")
-        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,9 +234,9 @@ def layouts(size: ModelSize, gpus: int, memory_gib: float, training: Training) -
 
 
 def _rank(cut: Cut) -> tuple[int, ...]:
-    whole = cut.expert_tensor in (0, cut.tensor)
-    effort = list(RECOMPUTE).index(cut.recompute)
-    return cut.tensor * cut.pipeline, cut.pipeline, cut.expert, not whole, effort
+    layout, effort = cut.layout, list(RECOMPUTE).index(cut.recompute)
+    whole = layout.expert_tensor == layout.tensor
+    return layout.model_size, layout.pipeline, layout.expert, not whole, effort
 
 
 def _cuts(size: ModelSize, gpus: int) -> Iterator[Cut]:
@@ -226,9 +248,11 @@ def _cuts(size: ModelSize, gpus: int) -> Iterator[Cut]:
             data, rest = divmod(gpus, tensor * pipeline)
             if rest or pipeline > size.layers:
                 continue
-            cut = Cut(tensor=tensor, pipeline=pipeline, data=data)
             for expert, each in _expert_cuts(size, tensor, data):
-                yield from (replace(cut, expert=expert, expert_tensor=each, recompute=kind) for kind in kinds)
+                layout = ParallelLayout(
+                    tensor=tensor, pipeline=pipeline, expert=expert, expert_tensor=each, sequence=tensor > 1
+                )
+                yield from (Cut(layout=layout, data=data, recompute=kind) for kind in kinds)
 
 
 def _expert_cuts(size: ModelSize, tensor: int, data: int) -> Iterator[tuple[int, int]]:
@@ -247,42 +271,42 @@ def _powers(most: int) -> list[int]:
 
 def usage(size: ModelSize, cut: Cut, training: Training) -> Usage:
     """Return the bytes on the rank that needs most."""
-    item = training.item
-    held = [_held(size, cut), *([_held(replace(size, output=0), cut)] if training.critic else [])]
+    item, layout = training.item, cut.layout
+    held = [_held(size, layout), *([_held(replace(size, output=0), layout)] if training.critic else [])]
     parameters = sum(dense + routed for dense, routed in held)
     state = MOMENTS + (MASTER if item < MASTER else 0)
-    replicas, each = cut.data * cut.context, cut.expert_tensor or cut.tensor
+    replicas = cut.data * layout.context
     # Ranks of a stage that share neither experts nor their matrices have copies of them.
-    copies = replicas * cut.tensor / (cut.expert * each)
+    copies = replicas * layout.tensor / (layout.expert * layout.expert_tensor)
     spread = sum(dense / replicas + routed / copies for dense, routed in held)
-    part = training.tokens / cut.context
-    return Usage(
-        cut=cut,
-        weights=int(item * parameters),
-        gradients=int(GRADIENT * parameters),
-        optimizer=int(state * (1 - training.on_host) * spread),
-        activations=int(part * _entries(size, cut) * item),
-        logits=int((part * item + min(part, training.chunk or part) * LOGIT) * size.vocab / cut.tensor),
-    )
+    part = training.tokens / layout.context
+    parts = {
+        "weights": item * parameters,
+        "gradients": GRADIENT * parameters,
+        "optimizer": state * (1 - training.on_host) * spread,
+        "activations": part * _entries(size, cut) * item,
+        "logits": (part * item + min(part, training.chunk or part) * LOGIT) * size.vocab / layout.tensor,
+    }
+    return Usage(cut=cut, parts={name: int(number) for name, number in parts.items()})
 
 
-def _held(size: ModelSize, cut: Cut) -> tuple[float, float]:
+def _held(size: ModelSize, cut: ParallelLayout) -> tuple[float, float]:
     """Return the parameters on the rank with the most: (all but routed experts, routed experts)."""
     share = math.ceil(size.layers / cut.pipeline) / size.layers
     ends = size.embedding + size.output if cut.pipeline == 1 else max(size.embedding, size.output or size.embedding)
-    each = cut.expert_tensor or cut.tensor
-    return (size.dense * share + ends) / cut.tensor, size.routed * share / (cut.expert * each)
+    return (size.dense * share + ends) / cut.tensor, size.routed * share / (cut.expert * cut.expert_tensor)
 
 
 def _entries(size: ModelSize, cut: Cut) -> float:
     """Return the stored activation entries for each token of a rank's row."""
-    layers, everywhere = math.ceil(size.layers / cut.pipeline), 1 if cut.sequence else cut.tensor
-    stream = size.hidden * everywhere / cut.tensor
-    # Six of the stored entries of a token have the hidden size.
-    kept = (size.kept + 6 * size.hidden * (everywhere - 1)) / cut.tensor
-    in_mlp = size.in_mlp / cut.tensor
+    layout = cut.layout
+    # Six of the stored entries of a token have the hidden size; without sequence parallelism they are on every rank.
+    everywhere = 1 if layout.sequence else layout.tensor
+    layers, stream = math.ceil(size.layers / layout.pipeline), size.hidden * everywhere / layout.tensor
+    kept = (size.kept + 6 * size.hidden * (everywhere - 1)) / layout.tensor
+    in_mlp = size.in_mlp / layout.tensor
     # With 1F1B, the first stage stores the activations of as many micro-batches as there are stages.
-    batches = min(cut.pipeline, size.layers)
+    batches = min(layout.pipeline, size.layers)
     if cut.recompute == "mlp":
         return layers * batches * (kept - in_mlp) + in_mlp
     if cut.recompute == "none":

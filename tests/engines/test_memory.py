@@ -98,7 +98,7 @@ def test_activations_of_layers_are_as_planned_within_a_tenth(megatron, model, re
     chunks = [build(megatron, model, layers, **settings) for layers in sizes]
     measured = kept_bytes(chunks[1]) - kept_bytes(chunks[0])
     planned = [
-        usage(size_of(chunk, model, layers), cut, TRAINING).activations
+        usage(size_of(chunk, model, layers), cut, TRAINING).parts["activations"]
         for chunk, layers in zip(chunks, sizes, strict=True)
     ]
     assert planned[1] - planned[0] == pytest.approx(measured, rel=0.1)
@@ -107,9 +107,9 @@ def test_activations_of_layers_are_as_planned_within_a_tenth(megatron, model, re
 def test_a_shared_critic_adds_a_model_without_output_weights(megatron):
     size = size_of(build(megatron, "dense", 2), "dense", 2)
     alone, both = (usage(size, Cut(), Training(tokens=TOKENS, item=4, critic=critic)) for critic in (False, True))
-    assert both.weights - alone.weights == alone.weights - 4 * size.output
-    assert both.optimizer - alone.optimizer == 2 * (both.weights - alone.weights)
-    assert (both.activations, both.logits) == (alone.activations, alone.logits)
+    assert both.parts["weights"] - alone.parts["weights"] == alone.parts["weights"] - 4 * size.output
+    assert both.parts["optimizer"] - alone.parts["optimizer"] == 2 * (both.parts["weights"] - alone.parts["weights"])
+    assert (both.parts["activations"], both.parts["logits"]) == (alone.parts["activations"], alone.parts["logits"])
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -119,10 +119,10 @@ def test_weights_gradients_and_optimizer_are_as_held(megatron, model):
 
     chunk = build(megatron, model, 2)
     planned = usage(size_of(chunk, model, 2), Cut(), TRAINING)
-    assert planned.weights == sum(parameter.nbytes for parameter in chunk.parameters())
+    assert planned.parts["weights"] == sum(parameter.nbytes for parameter in chunk.parameters())
     wrapped = wrap([chunk], bf16=False)
     buffers = [*wrapped[0].buffers, *wrapped[0].expert_parallel_buffers]
-    assert sum(buffer.grad_data.nbytes for buffer in buffers) == pytest.approx(planned.gradients, rel=0.1)
+    assert sum(buffer.grad_data.nbytes for buffer in buffers) == pytest.approx(planned.parts["gradients"], rel=0.1)
     optimizer = build_optimizer(wrapped, OptimizerConfig(), bf16=False)
     for parameter in chunk.parameters():
         parameter.main_grad.fill_(1.0)
@@ -134,4 +134,4 @@ def test_weights_gradients_and_optimizer_are_as_held(megatron, model):
         for name, value in held.items()
         if name != "step"
     ]
-    assert sum(state) == pytest.approx(planned.optimizer, rel=0.1)
+    assert sum(state) == pytest.approx(planned.parts["optimizer"], rel=0.1)

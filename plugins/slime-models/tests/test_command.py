@@ -13,9 +13,8 @@ import pytest
 from slime_core import RunPlan
 from slime_core.errors import ConfigError
 from slime_core.modeling.memory import GIB, Training, layouts
-from slime_models.command import main
+from slime_models.command import main, size_of
 from slime_models.families import presets
-from slime_models.memory import size_of
 from slime_models.options import ModelOptions
 from slime_models.plugin import slime_check
 from slime_models.recognise import recognise
@@ -127,15 +126,16 @@ def test_a_field_of_another_type_is_refused(tmp_path):
 def test_layouts_that_fit_come_best_first():
     found = layouts(size_of(presets()["qwen3-4B"].shape), 8, 70, Training(tokens=8192))
     cut = found[0].cut
-    assert (cut.tensor, cut.pipeline, cut.data, cut.recompute) == (1, 1, 8, "mlp")
+    assert (cut.layout.tensor, cut.layout.pipeline, cut.data, cut.recompute) == (1, 1, 8, "mlp")
     assert all(one.total <= 0.9 * 70 * GIB for one in found)
 
 
 def test_the_bytes_of_one_layout_by_hand():
     """Qwen3-4B on one rank: 2, 4 and 12 bytes a parameter."""
     whole, *_ = layouts(size_of(presets()["qwen3-4B"].shape), 1, 200, Training(tokens=1024))
-    assert (whole.weights, whole.gradients, whole.optimizer) == tuple(n * 4_022_468_096 for n in (2, 4, 12))
-    assert whole.logits == 1024 * 151936 * (2 + 4)
+    found = tuple(whole.parts[name] for name in ("weights", "gradients", "optimizer"))
+    assert found == tuple(n * 4_022_468_096 for n in (2, 4, 12))
+    assert whole.parts["logits"] == 1024 * 151936 * (2 + 4)
 
 
 def test_flags_of_the_best_layout_are_printed(capsys):

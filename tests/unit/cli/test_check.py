@@ -13,9 +13,10 @@ from slime_core.cli import preflight
 from slime_core.cli.activation import expand
 from slime_core.cli.check import expected_machines, layout_of, placement_plan
 from slime_core.cli.main import main
-from slime_core.cli.needs import GIB, Needs
+from slime_core.cli.memory import Needs
 from slime_core.config.load import load
 from slime_core.errors import PlacementError
+from slime_core.modeling.memory import GIB
 from slime_core.runtime.machine import Machine
 
 CPU = Machine(cores=2, memory=10**15, shared_memory=10**15, has_gpus=False, torch="2.13.0+cpu")

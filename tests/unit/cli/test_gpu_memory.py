@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from slime_core.cli import gpu_memory
-from slime_core.cli.needs import GIB, Needs
+from slime_core.cli import memory
+from slime_core.cli.memory import GpuPlan, Needs
 from slime_core.config.load import load
 from slime_core.config.schema import RunConfig
+from slime_core.modeling.memory import GIB
 
 HIDDEN, LAYERS, VOCAB = 2560, 36, 151936
 QWEN: Mapping[str, Any] = {
@@ -38,43 +39,46 @@ SIZES = {
 @pytest.fixture(autouse=True)
 def no_gpus_from_outside(monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
-    gpu_memory._smallest_here.cache_clear()
+    memory._smallest_here.cache_clear()
     yield
-    gpu_memory._smallest_here.cache_clear()
+    memory._smallest_here.cache_clear()
 
 
-def planned(folder: Path, line: str = "") -> tuple[RunConfig, Needs]:
+def needs_of(config: RunConfig) -> Needs:
+    ranks, total = config.num_learner_ranks, sum(SIZES.values())
+    return Needs(parameters=total, item=2, ranks=ranks, copies=ranks, engines=1, roles=0, buffer=0, sizes=SIZES)
+
+
+def planned(folder: Path, line: str = "", **more: int) -> GpuPlan:
     (folder / "config.json").write_text(json.dumps(QWEN))
     argv = ["--advantage-estimator", "toy", "--hf-checkpoint", str(folder), "--device", "cuda", *line.split()]
     config = load(argv, check_rules=False).config
-    ranks = config.num_learner_ranks
-    needs = Needs(parameters=sum(SIZES.values()), item=2, ranks=ranks, copies=ranks, engines=1, roles=0, buffer=0)
-    return config, needs
+    plan = GpuPlan.of(config, replace(needs_of(config), **more))  # type: ignore[arg-type]
+    assert plan is not None
+    return plan
+
+
+def parts(plan: GpuPlan) -> Mapping[str, int]:
+    return plan.usages()["learner"].parts
 
 
 def mistakes(folder: Path, line: str, **more: int) -> list[str]:
-    config, needs = planned(folder, line)
-    needs = replace(needs, **more)
-    return list(gpu_memory.mistakes(config, gpu_memory.model_size(config, SIZES), needs))
+    return list(planned(folder, line, **more).mistakes())
 
 
 def test_the_parts_of_a_4b_model_by_hand(tmp_path):
-    config, needs = planned(tmp_path, "--max-tokens-per-gpu 8192")
-    size = gpu_memory.model_size(config, SIZES)
-    assert size is not None
+    plan = planned(tmp_path, "--max-tokens-per-gpu 8192")
     kept = 6 * HIDDEN + 6 * 4096 + 3 * 1024 + 8 * 128 + 3 * 9728
-    assert size.kept == kept
-    found = gpu_memory.of_learner(config, size, needs)
-    assert [found.weights, found.gradients, found.optimizer] == [n * 4_022_468_096 for n in (2, 4, 12)]
-    assert found.activations == LAYERS * kept * 8192 * 2
-    assert found.logits == (8192 * 2 + 1024 * 4) * VOCAB  # the chunk of --log-probs-chunk-size is in float32
+    assert plan.size.kept == kept
+    found = parts(plan)
+    assert [found["weights"], found["gradients"], found["optimizer"]] == [n * 4_022_468_096 for n in (2, 4, 12)]
+    assert found["activations"] == LAYERS * kept * 8192 * 2
+    assert found["logits"] == (8192 * 2 + 1024 * 4) * VOCAB  # the chunk of --log-probs-chunk-size is in float32
 
 
 def test_without_chunks_all_logits_are_in_float32_too(tmp_path):
-    config, needs = planned(tmp_path, "--max-tokens-per-gpu 8192 --log-probs-chunk-size none")
-    size = gpu_memory.model_size(config, SIZES)
-    assert size is not None
-    assert gpu_memory.of_learner(config, size, needs).logits == 8192 * (2 + 4) * VOCAB
+    plan = planned(tmp_path, "--max-tokens-per-gpu 8192 --log-probs-chunk-size none")
+    assert parts(plan)["logits"] == 8192 * (2 + 4) * VOCAB
 
 
 def test_a_run_that_cannot_fit_names_the_largest_part_and_what_fits(tmp_path):
@@ -99,14 +103,12 @@ def test_more_gpus_are_named_where_those_of_the_run_hold_no_layout(tmp_path):
 
 def test_without_the_memory_of_a_gpu_nothing_is_refused(tmp_path):
     assert mistakes(tmp_path, "--max-tokens-per-gpu 1000000") == []
-    config, needs = planned(tmp_path)
-    (line,) = gpu_memory.lines(config, gpu_memory.model_size(config, SIZES), needs)
+    (line,) = planned(tmp_path).lines()
     assert line.startswith("memory of a learner GPU of an unknown size (--gpu-memory-gib), in GiB: 7.5 weights + 15.0 ")
 
 
 def test_the_cache_of_an_engine_is_what_its_weights_leave(tmp_path):
-    config, needs = planned(tmp_path, "--gpu-memory-gib 80 --sglang-mem-fraction-static 0.5")
-    _, line = gpu_memory.lines(config, gpu_memory.model_size(config, SIZES), needs)
+    _, line = planned(tmp_path, "--gpu-memory-gib 80 --sglang-mem-fraction-static 0.5").lines()
     room = int((40 * GIB - 2 * sum(SIZES.values())) / (2 * LAYERS * 1024 * 2))
     assert line == f"an engine's cache: room for {room:,} tokens of 144 KiB, at most"
 
@@ -129,10 +131,7 @@ def test_the_cache_of_an_engine_is_what_its_weights_leave(tmp_path):
 )
 def test_what_is_recomputed_is_not_held(tmp_path, line, held):
     """44,032 entries of a token are of attention and norms, 9,728 is the size of the MLP."""
-    config, needs = planned(tmp_path, f"--max-tokens-per-gpu 8192 {line}")
-    size = gpu_memory.model_size(config, SIZES)
-    assert size is not None
-    assert gpu_memory.of_learner(config, size, needs).activations == held * 8192 * 2
+    assert parts(planned(tmp_path, f"--max-tokens-per-gpu 8192 {line}"))["activations"] == held * 8192 * 2
 
 
 @pytest.mark.parametrize(
@@ -146,17 +145,13 @@ def test_what_is_recomputed_is_not_held(tmp_path, line, held):
     ],
 )
 def test_a_micro_batch_is_as_long_as_the_longest_sample(tmp_path, line, tokens):
-    config, needs = planned(tmp_path, line)
-    assert gpu_memory.training_of(config, needs, context=1).tokens == tokens
+    assert planned(tmp_path, line).training().tokens == tokens
 
 
 def test_an_optimizer_on_the_host_leaves_the_gpu(tmp_path):
     flags = "--bf16 --optimizer-cpu-offload --use-precision-aware-optimizer"
     for more, share in (("", 0), ("--optimizer-offload-fraction 0.25", 9)):
-        config, needs = planned(tmp_path, f"{flags} {more}")
-        size = gpu_memory.model_size(config, SIZES)
-        assert size is not None
-        assert gpu_memory.of_learner(config, size, needs).optimizer == share * sum(SIZES.values())
+        assert parts(planned(tmp_path, f"{flags} {more}"))["optimizer"] == share * sum(SIZES.values())
 
 
 def test_a_critic_counts_where_it_is(tmp_path):
@@ -175,15 +170,14 @@ def test_a_critic_counts_where_it_is(tmp_path):
 
 def test_an_optimizer_that_does_not_fit_the_host_is_refused(tmp_path):
     line = "--actor-num-gpus-per-node 8 --bf16 --optimizer-cpu-offload --use-precision-aware-optimizer"
-    config, needs = planned(tmp_path, line)
-    size, state = gpu_memory.model_size(config, SIZES), 12 * sum(SIZES.values())
-    assert list(gpu_memory.host_mistakes(config, size, needs, state + 8)) == []
-    (message,) = gpu_memory.host_mistakes(config, size, needs, state // 2)
+    plan, state = planned(tmp_path, line), 12 * sum(SIZES.values())
+    assert list(plan.host_mistakes(state + 8)) == []
+    (message,) = plan.host_mistakes(state // 2)
     assert message.startswith("host memory: --optimizer-cpu-offload keeps 45.0 GiB of Adam's state on a node, 5.6 for")
-    half, _ = planned(tmp_path, f"{line} --optimizer-offload-fraction 0.5")
-    assert list(gpu_memory.host_mistakes(half, size, needs, state // 2 + 8)) == []
-    plain, _ = planned(tmp_path, "--actor-num-gpus-per-node 8 --bf16")
-    assert list(gpu_memory.host_mistakes(plain, size, needs, 0)) == []
+    half = planned(tmp_path, f"{line} --optimizer-offload-fraction 0.5")
+    assert list(half.host_mistakes(state // 2 + 8)) == []
+    plain = planned(tmp_path, "--actor-num-gpus-per-node 8 --bf16")
+    assert list(plain.host_mistakes(0)) == []
 
 
 def test_an_engine_without_room_for_a_response_is_refused(tmp_path):
@@ -204,17 +198,15 @@ def test_latent_attention_caches_its_latents_on_every_gpu(tmp_path):
     latent = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
     (tmp_path / "config.json").write_text(json.dumps({**QWEN, **latent}))
     config = load(["--hf-checkpoint", str(tmp_path), "--device", "cuda"], check_rules=False).config
-    size = gpu_memory.model_size(config, SIZES)
+    size = memory.model_size(config, SIZES)
     assert size is not None
     assert size.cached(1) == size.cached(4) == LAYERS * (512 + 64)
 
 
 def test_a_config_that_says_too_little_is_not_planned(tmp_path):
-    config, needs = planned(tmp_path, "--gpu-memory-gib 8")
+    plan = planned(tmp_path, "--gpu-memory-gib 8")
     (tmp_path / "config.json").write_text('{"hidden_size": 64}')
-    size = gpu_memory.model_size(config, SIZES)
-    assert size is None
-    assert list(gpu_memory.mistakes(config, size, needs)) == list(gpu_memory.lines(config, size, needs)) == []
+    assert GpuPlan.of(plan.config, plan.needs) is None
 
 
 @pytest.mark.parametrize(("printed", "found"), [("81559 81079", 81079 / 1024), ("No devices", None)])
@@ -223,5 +215,4 @@ def test_the_smallest_gpu_of_this_machine_counts(tmp_path, monkeypatch, printed,
     program.write_text(f"#!/bin/sh\necho {printed}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/bin{os.pathsep}/usr/bin")
-    config, _ = planned(tmp_path)
-    assert gpu_memory.gpu_memory_gib(config) == found
+    assert planned(tmp_path).memory == found

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from slime_core.cli import gpu_memory
+from slime_core.cli import memory
 from slime_core.cli.main import main
-from slime_core.cli.memory_defaults import chosen, with_memory_defaults
+from slime_core.cli.memory import chosen, with_memory_defaults
 from slime_core.config.explain import to_toml
 from slime_core.config.load import Resolved, load
 from slime_core.plugins.activation import activate
@@ -54,7 +54,7 @@ CUT = "--tensor-model-parallel-size 4 --sequence-parallel --expert-model-paralle
 
 @pytest.fixture(autouse=True)
 def no_gpus_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_memory, "_smallest_here", lambda: None)
+    monkeypatch.setattr(memory, "_smallest_here", lambda: None)
 
 
 def checkpoint(folder: Path, config: Mapping[str, Any] = QWEN, sizes: Mapping[str, int] = QWEN_SIZES) -> Path:

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from slime_core.cli import preflight as room
-from slime_core.cli.needs import ENGINE_BYTES, GIB, RANK_BYTES, RUN_BYTES, SEMAPHORE_BYTES, Needs
+from slime_core.cli.memory import ENGINE_BYTES, RANK_BYTES, RUN_BYTES, SEMAPHORE_BYTES, Needs
 from slime_core.cli.preflight import check_files, machine_mistakes, preflight
 from slime_core.config.load import load
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.errors import ConfigError, DataError
+from slime_core.modeling.memory import GIB
 from slime_core.plugins.activation import activate
 from slime_core.runtime.machine import Machine
 

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slime_core.errors import ConfigError
-from slime_core.modeling.memory import GIB, SHARE, Training, Usage, layouts
+from slime_core.modeling.memory import GIB, SHARE, ModelSize, Training, Usage, layouts
 from slime_models.arguments import arguments
 from slime_models.checkpoint import config_of_folder
 from slime_models.count import Counts, Parameters, count
 from slime_models.families import ALL, Preset, presets
-from slime_models.memory import size_of
 from slime_models.recognise import disagreements, find, recognise
 from slime_models.shape import Shape, config_of
 
@@ -186,10 +185,23 @@ def _plan(preset: Preset, gpus: int, memory_gib: float, tokens: int) -> Iterator
     yield found[0].cut.flags
 
 
+def size_of(shape: Shape) -> ModelSize:
+    """Return the sizes on which the memory of a model of this shape depends."""
+    counted = count(shape)
+    return ModelSize.of(
+        config_of(shape),
+        has_dense_layers=shape.dense_layers > 0,
+        embedding=counted.embedding,
+        output=counted.output,
+        routed=counted.experts,
+        dense=counted.dense,
+    )
+
+
 def _row(one: Usage) -> str:
-    cut = one.cut
-    expert = f"{cut.expert} ({cut.expert_tensor or cut.tensor})"
-    sizes = f"{cut.tensor:>6}  {cut.pipeline:>8}  {expert:>15}  {cut.data:>4}  {cut.recompute:>9} |"
+    layout = one.cut.layout
+    expert = f"{layout.expert} ({layout.expert_tensor})"
+    sizes = f"{layout.tensor:>6}  {layout.pipeline:>8}  {expert:>15}  {one.cut.data:>4}  {one.cut.recompute:>9} |"
     widths = (8, 11, 11, 13, 8, 8)
     return sizes + "".join(
         f"{size / GIB:>{width}.1f}" for size, width in zip((*one.parts.values(), one.total), widths, strict=True)
