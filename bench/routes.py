@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from slime_core.rollout.engines.client import _read, read_generation
+from slime_core.rollout.engines.responses import read_answer, read_generation
 
 MB = 1e6
 
@@ -44,10 +44,10 @@ def measure(name: str, meta: dict[str, Any], routes: tuple[int, int] | None) -> 
     ids = [7] * len(meta["output_token_logprobs"])
     body = json.dumps({"output_ids": ids, "meta_info": meta}, separators=(",", ":")).encode()
     started_s = time.perf_counter()
-    read_generation(_read(body), routes)
+    read_generation(read_answer(body)[0], routes)
     read_s = time.perf_counter() - started_s
     tracemalloc.start()
-    found = read_generation(_read(body), routes)
+    found = read_generation(read_answer(body)[0], routes)
     kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     del found

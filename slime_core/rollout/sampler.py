@@ -22,7 +22,7 @@ from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.components import RewardsAsAdvantages, Transforms, refuse_unusable
-from slime_core.rollout.engines.client import spec_metrics
+from slime_core.rollout.engines.responses import spec_metrics
 from slime_core.rollout.evaluation import pass_rates
 from slime_core.rollout.group_generator import truncates
 from slime_core.rollout.group_scheduler import LiveRollouts

@@ -56,9 +56,8 @@ from slime_core.rollout.actor import (
     StoppableSampler,
     eval_sampler_settings,
 )
-from slime_core.rollout.engines.actors import EngineActor
-from slime_core.rollout.engines.fleet import EngineFleet, ModelServers, Site
-from slime_core.rollout.engines.restarts import Restarts, RestartsWhileIdle
+from slime_core.rollout.engines.actors import EngineActor, Restarts, RestartsWhileIdle
+from slime_core.rollout.engines.fleet import EngineFleet, ModelServers, Site, Supervision
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, start_actor
 from slime_core.runtime.device_pool import ColocatedDevices, DevicePool
@@ -392,11 +391,11 @@ class Processes:
             model=job.model,
             logs=job.logs,
             on_gpus=device == "gpu",
-            reachable=self._address is not None,
             slots=placement.engines,
             auxiliary_slots=placement.auxiliary,
         )
-        self._servers = EngineFleet(job.config, site, wait=self._wait, monitors=self._monitors, restarts=self._restarts)
+        watch = Supervision(self._wait, self._monitors, reachable=self._address is not None, restarts=self._restarts)
+        self._servers = EngineFleet(job.config, site, watch)
 
     def start_engines(self) -> None:
         """Start every engine, of the policy and of auxiliary models, and the routers.

@@ -29,7 +29,7 @@ from slime_core.cli.main import main as slime
 from slime_core.config.schema import ARITHMETIC
 from slime_core.config.settings import core_settings
 from slime_core.errors import SlimeError
-from slime_core.rollout.engines.client import _Failure, _read, read_generation
+from slime_core.rollout.engines.responses import read_answer, read_generation
 from slime_core.track.ledger import JOURNAL
 
 __all__ = ["KINDS", "findings"]
@@ -323,10 +323,12 @@ def _run_folder(chance: random.Random, folder: Path) -> list[str]:
 
 
 def _reply(chance: random.Random, folder: Path) -> None:
-    answer = _read(_bad_json(REPLY, chance))
-    if not isinstance(answer, _Failure):
-        for row in answer if isinstance(answer, list) else [answer]:
-            read_generation(row, chance.choice((None, (2, 2))))
+    try:
+        rows = read_answer(_bad_json(REPLY, chance))
+    except ValueError:  # the client sends the request again
+        return
+    for row in rows:
+        read_generation(row, chance.choice((None, (2, 2))))
 
 
 KINDS: dict[str, Callable[[random.Random, Path], list[str] | None]] = {

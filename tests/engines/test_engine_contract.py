@@ -19,8 +19,7 @@ from slime_core.generation import Generation, SamplingParams
 from slime_core.generation.sampling import until_stop
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.components import run_all
-from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.engines.progress import COUNTERS, LOADS
+from slime_core.rollout.engines.client import COUNTERS, LOADS, GenerateClient
 from slime_core.rollout.engines.server import READY
 from slime_core.weights.engine_control import SHA_DIGITS, XXH3_DIGITS, EngineControl, call
 from slime_core.weights.specs import Bucket, WeightSpec

@@ -14,8 +14,7 @@ import pytest
 import ray
 
 from slime_core.errors import EngineError, NodeDied, WeightSyncError
-from slime_core.rollout.engines.actors import ServerActor
-from slime_core.rollout.engines.restarts import RestartableServer, Restarts, RestartsWhileIdle
+from slime_core.rollout.engines.actors import RestartableServer, Restarts, RestartsWhileIdle, ServerActor
 from slime_core.rollout.engines.server import Server
 from slime_core.runtime.actors import Actor, Launch, Watched, start_actor
 from slime_core.runtime.waiting import has_ended, wait

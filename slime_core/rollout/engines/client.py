@@ -1,11 +1,11 @@
-"""Sends token ids to the engines, and parses their answers.
+"""Sends token ids to the engines; :mod:`.responses` reads their answers.
 
     GenerateClient    one connection pool, a bound on the requests in flight, retries with growing pauses
     InFlightLimit     that bound, in constant time for each request, however many wait
     ShortRequests     one request for many prompts with short responses
-    read_generation   one response with its log-probabilities, weight versions, routes and counters
     Targets           chooses the URL of each attempt
     RequestAborter    aborts the requests in flight; they return the tokens that they have
+    EngineProgress    whether the engines of a request still compute, so that a long response may take its time
 
 An engine that dies or restarts costs time, not a sample. A refusal (4xx) is never sent again. Everything runs in one
 event loop.
@@ -17,31 +17,30 @@ import asyncio
 import json
 import random
 import time
-from array import array
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, cast
+from http import HTTPStatus
+from typing import Any
 
 import aiohttp
 
 from slime_core.config.secrets import engine_headers, key_advice, send_key_to
 from slime_core.errors import EngineError, RequestFailed, RequestRefused
-from slime_core.generation import FinishReason, Generation, SamplingParams
+from slime_core.generation import Generation, SamplingParams
 from slime_core.generation.sampling import NOTHING
-from slime_core.rollout.engines.progress import EngineProgress
-from slime_core.rollout.engines.routes import put_back, shaped, take_routes
-from slime_core.rollout.engines.server import PROBE_INTERVAL_S
-from slime_core.rollout.engines.truncated_sampling import Truncation, truncate
-from slime_core.types import Sample, SpecInfo
-from slime_core.untrusted import parse_long_json
+from slime_core.rollout.engines.responses import (
+    BODY_SHOWN,
+    Truncation,
+    read_answer,
+    read_generation,
+)
+from slime_core.rollout.engines.server import PROBE_INTERVAL_S, READY
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
-BODY_SHOWN = 400
-"""Characters of a refusal that an error quotes."""
 
 REFUSED = range(400, 500)
 OVERLOADED = {status: f"engine_status_{status}" for status in (408, 429)}
@@ -78,7 +77,7 @@ class GenerateClient:
         url: of the router (or of one engine).
         max_in_flight: requests in flight at once; more wait in the client.
         timeout_s: limit of a request in seconds, with its retries, without its wait in the client. It counts from the
-            last progress of the engines that it was sent to (:mod:`.progress`): a long response may take longer.
+            last progress of the engines that it was sent to (:class:`EngineProgress`): a long response may take longer.
         vocab_size: ids must be below it; None: not checked. An id beyond the embedding kills the server.
         routes: layers of the model and experts per token, to request the routed experts of each token; None: not
             requested.
@@ -123,8 +122,25 @@ class GenerateClient:
         session: str | None = None,
     ) -> list[Generation]:
         """As :meth:`slime_core.generation.Client.generate` says; without ``timeout_s``, within the client's limit."""
-        fields = {**({ROUTES: True} if self._routes else {}), **(extra or {})}
-        return await self._request(list(input_ids), sampling, n, timeout_s, fields, session)
+        ids = list(input_ids)
+        self._check_ids(ids)
+        extra = {**({ROUTES: True} if self._routes else {}), **(extra or {})}
+        copied = len(ids) <= COPIED_TOKENS and not extra  # fields of extra may belong to one prompt, such as its images
+        fields = sampling.fields(n=1 if copied else n)
+        cut = Truncation.of(fields, most=sampling.max_kept, vocab_size=self._vocab_size)
+        top_logprobs = {} if cut is None else {"top_logprobs_num": cut.top_k}
+        if cut is not None:
+            fields["top_k"] = cut.top_k
+        more = {"sampling_params": fields, "return_logprob": True, **top_logprobs, **extra}
+        prompts = [ids] * n if copied else [ids]
+        async with self._in_flight:
+            if copied and session is None and timeout_s is None and sampling.max_new_tokens <= SHORT_RESPONSE:
+                rows = await self._short.request(prompts, more)
+            else:
+                limit = _Limit(self._timeout_s if timeout_s is None else timeout_s, follows_progress=timeout_s is None)
+                rows = await self._post_rows(prompts, more, n, limit, session)
+        routes = self._routes if extra.get(ROUTES) else None
+        return [NOTHING] * n if rows is None else [read_generation(row, routes, cut) for row in rows]
 
     async def engine_url(self) -> str:
         """As :meth:`slime_core.generation.Client.engine_url` says."""
@@ -152,33 +168,6 @@ class GenerateClient:
     async def __aexit__(self, *_: Any) -> None:
         await self.close()
 
-    async def _request(
-        self,
-        ids: list[int],
-        sampling: SamplingParams,
-        n: int,
-        timeout_s: float | None,
-        extra: Mapping[str, Any],
-        session: str | None,
-    ) -> list[Generation]:
-        self._check_ids(ids)
-        copied = len(ids) <= COPIED_TOKENS and not extra  # fields of extra may belong to one prompt, such as its images
-        fields = sampling.fields(n=1 if copied else n)
-        cut = Truncation.of(fields, most=sampling.max_kept, vocab_size=self._vocab_size)
-        top_logprobs = {} if cut is None else {"top_logprobs_num": cut.top_k}
-        if cut is not None:
-            fields["top_k"] = cut.top_k
-        more = {"sampling_params": fields, "return_logprob": True, **top_logprobs, **extra}
-        prompts = [ids] * n if copied else [ids]
-        async with self._in_flight:
-            if copied and session is None and timeout_s is None and sampling.max_new_tokens <= SHORT_RESPONSE:
-                rows = await self._short.request(prompts, more)
-            else:
-                limit = _Limit(self._timeout_s if timeout_s is None else timeout_s, follows_progress=timeout_s is None)
-                rows = await self._post_rows(prompts, more, n, limit, session)
-        routes = self._routes if extra.get(ROUTES) else None
-        return [NOTHING] * n if rows is None else [read_generation(row, routes, cut) for row in rows]
-
     async def _post_joined(self, prompts: list[list[int]], more: Mapping[str, Any]) -> list[Any] | None:
         return await self._post_rows(prompts, more, len(prompts), _Limit(self._timeout_s, follows_progress=True), None)
 
@@ -187,11 +176,8 @@ class GenerateClient:
     ) -> list[Any] | None:
         """The ``count`` responses to one request; None: requests are being aborted."""
         body = {"input_ids": prompts if len(prompts) > 1 else prompts[0], **more}
-        answer = await self._post(json.dumps(body).encode(), limit, session)
-        if answer is None:
-            return None
-        rows = answer if isinstance(answer, list) else [answer]
-        if len(rows) != count:
+        rows = await self._post(json.dumps(body).encode(), limit, session)
+        if rows is not None and len(rows) != count:
             raise EngineError(f"{self.url} sent {len(rows)} responses; {count} were requested")
         return rows
 
@@ -205,17 +191,16 @@ class GenerateClient:
                 "Encode prompts with the tokenizer of the model's folder."
             )
 
-    async def _post(self, body: bytes, limit: _Limit, session: str | None) -> Any:
-        """The answer; None: requests are being aborted, so it was not sent, or not retried."""
-        attempts, failure = 0, _Failure("", "")
-        failed: list[str] = []
+    async def _post(self, body: bytes, limit: _Limit, session: str | None) -> list[Any] | None:
+        """The responses; None: requests are being aborted, so it was not sent, or not retried."""
+        failure, failed = _Failure("", ""), list[str]()
         while not self._aborter.is_on:
-            attempts += 1
             with self._targets.one(session=session, failed=failed) as url:
                 found = await self._attempt(url, body, limit, session)
             if not isinstance(found, _Failure):
                 return found
             failed.append(url)
+            attempts = len(failed)
             if attempts == 1 and self._restart_s and limit.follows_progress:
                 limit.extend(time.monotonic() + self._restart_s)
             # A last attempt that ran into the limit says less than the failure before it.
@@ -230,7 +215,7 @@ class GenerateClient:
             await asyncio.sleep(pause_s)
         return None
 
-    async def _attempt(self, url: str, body: bytes, limit: _Limit, session: str | None) -> Any:
+    async def _attempt(self, url: str, body: bytes, limit: _Limit, session: str | None) -> list[Any] | _Failure:
         sending = asyncio.ensure_future(self._send(url, body, session))
         try:
             await self._wait_answer(sending, url, limit)
@@ -243,15 +228,18 @@ class GenerateClient:
             return _Failure(f"an answer that is no HTTP: {error!r}", MALFORMED)
         finally:
             sending.cancel()
-        if status == OK:
-            return _read(content)
+        if status == HTTPStatus.OK:
+            try:
+                return read_answer(content)
+            except ValueError as error:
+                return _Failure(str(error), MALFORMED)
         text = content.decode(errors="replace")[:BODY_SHOWN]
         if status in REFUSED:
             raise _refusal(status, url, text)
         return _Failure(f"status {status}: {text}", f"engine_status_{status}")
 
     async def _send(self, url: str, body: bytes, session: str | None) -> tuple[int, bytes]:
-        headers, unlimited = session_headers(session), aiohttp.ClientTimeout()
+        headers, unlimited = {} if session is None else {ROUTING_KEY: session}, aiohttp.ClientTimeout()
         async with self._open().post(f"{url}/generate", data=body, timeout=unlimited, headers=headers) as response:
             return response.status, await response.read()
 
@@ -404,28 +392,6 @@ def _refusal(status: int, url: str, text: str) -> EngineError:
     return RequestRefused(f"{reported}\n{' '.join(key_advice(status, url)) or shorter}")
 
 
-def _read(content: bytes) -> Any:
-    """The parsed answer, routes as numbers, or a failure."""
-    try:
-        rest, routes = take_routes(content)
-        answer = parse_long_json(rest)
-    except ValueError as error:
-        return _Failure(f"an answer that is no JSON: {error}", MALFORMED)
-    rows = answer if isinstance(answer, list) else [answer]
-    if not all(map(_is_response, rows)):
-        text = rest.decode(errors="replace")[:BODY_SHOWN]
-        return _Failure(f"the answer {text}, which is no response of SGLang's", MALFORMED)
-    for row in rows if routes else ():
-        row["meta_info"] = put_back(row["meta_info"], routes)
-    return answer
-
-
-def _is_response(row: Any) -> bool:
-    meta = row.get("meta_info") if isinstance(row, dict) else None
-    reason = meta.get("finish_reason") if isinstance(meta, dict) else None
-    return isinstance(reason, dict) and "type" in reason and isinstance(row.get("output_ids"), list)
-
-
 ROUTING_KEY = "x-smg-routing-key"
 """The header by which sglang-router 0.3.2 keeps a session with one engine (policies ``consistent_hashing``,
 ``manual``)."""
@@ -473,13 +439,6 @@ class Targets:
             return self._in_flight[url]
         return -int.from_bytes(blake2b(f"{session} {url}".encode(), digest_size=8).digest(), "big")
 
-
-def session_headers(session: str | None) -> dict[str, str]:
-    """The header by which a router keeps the requests of a session at one engine."""
-    return {} if session is None else {ROUTING_KEY: session}
-
-
-OK = 200
 
 OUT_OF_REACH = (aiohttp.ClientError, TimeoutError, OSError)
 """Errors of a call that did not reach its engine."""
@@ -543,85 +502,80 @@ class RequestAborter:
         limit, body = aiohttp.ClientTimeout(total=ABORT_LIMIT_S), {"abort_all": True} if method == "POST" else None
         with suppress(*OUT_OF_REACH, ValueError):
             async with self._session().request(method, url, json=body, timeout=limit) as response:
-                return response.status, await response.json(content_type=None) if response.status == OK else None
+                return response.status, await response.json(
+                    content_type=None
+                ) if response.status == HTTPStatus.OK else None
         return 0, None
 
 
-def read_generation(
-    row: Mapping[str, Any], routes: tuple[int, int] | None, cut: Truncation | None = None
-) -> Generation:
-    """One response of an engine.
+LOADS = "/v1/loads"
+
+COUNTERS = ("decode_moments", "total_prefill_uncached_tokens", "num_used_tokens")
+"""Sums over decode steps, prefilled tokens, tokens in the KV cache. The lengths of queues also change while an engine
+stands still."""
+
+
+class EngineProgress:
+    """Remembers when each engine's counters changed last, which SGLang publishes at ``/v1/loads``.
+
+    A request is answered once, when all its responses are complete: nothing of it arrives meanwhile. The counters are
+    of the whole engine (sglang 0.5.23, srt/managers/load_snapshot.py) and stand still when its scheduler does. Streams
+    would show the tokens of one response, but each part repeats the log-probabilities of all parts before it.
 
     Arguments:
-        row: as SGLang's ``/generate`` sends it, but for routes, which are numbers (:mod:`.routes`).
-        routes: layers of the model and experts per token, where routes were requested.
-        cut: the top-p and top-k limits, where log-probabilities are those of the truncated distribution.
-
-    Raises:
-        EngineError: the answer contradicts itself, or a field is missing or of another type.
+        get: sends a GET to a URL, and returns status and parsed answer; status 0: there was none.
+        engines: from the URL that a request was sent to (an engine, or a router) to the engines behind it.
     """
-    try:
-        return _generation(row, routes, cut)
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as problem:
-        reported = f"The engine sent a response that is none of SGLang's ({problem!r}): {str(row)[:BODY_SHOWN]}"
-        raise EngineError(reported) from problem
+
+    def __init__(
+        self,
+        get: Callable[[str], Awaitable[tuple[int, Any]]],
+        engines: Callable[[str], Awaitable[list[str]]],
+    ) -> None:
+        self._get = get
+        self._engines = engines
+        self._counters: dict[str, list[Any]] = {}
+        self._moved_s: dict[str, float] = {}
+        self._looked_s: dict[str, float] = {}
+        self._looks: set[asyncio.Task[None]] = set()
+
+    def last_s(self, url: str, *, interval_s: float) -> float:
+        """When (``time.monotonic``) an engine behind ``url`` was last seen to have computed or to be paused; 0: never.
+
+        Starts the next look, whose result a later call returns; looks are ``interval_s`` apart.
+        """
+        now_s = time.monotonic()
+        if now_s - self._looked_s.get(url, -interval_s) >= interval_s:
+            self._looked_s[url] = now_s
+            look = asyncio.create_task(self._look(url))
+            self._looks.add(look)
+            look.add_done_callback(self._looks.discard)
+        return self._moved_s.get(url, 0.0)
+
+    def close(self) -> None:
+        """End the looks under way."""
+        for look in self._looks:
+            look.cancel()
+
+    async def _look(self, url: str) -> None:
+        moved = [await self._has_moved(engine) for engine in await self._engines(url)]
+        if any(moved):
+            self._moved_s[url] = time.monotonic()
+
+    async def _has_moved(self, engine: str) -> bool:
+        status, answer = await self._get(f"{engine}{LOADS}")
+        found = list(_counters(answer)) if status == HTTPStatus.OK else []
+        before = self._counters.get(engine)
+        if not found or found == before:
+            # A paused engine holds its requests on purpose; the calls that pause it have limits of their own.
+            return bool(found) and (await self._get(f"{engine}{READY}"))[0] == HTTPStatus.SERVICE_UNAVAILABLE
+        self._counters[engine] = found
+        return before is not None
 
 
-def _generation(row: Mapping[str, Any], routes: tuple[int, int] | None, cut: Truncation | None) -> Generation:
-    meta = row["meta_info"]
-    token_ids, entries = row["output_ids"], meta.get("output_token_logprobs") or []
-    if len(token_ids) != len(entries):
-        raise EngineError(f"The engine sent {len(token_ids)} tokens with {len(entries)} log-probabilities")
-    kept, log_probs = None, array("f", [entry[0] for entry in entries])
-    if cut is not None:
-        kept, log_probs = truncate(token_ids, log_probs, meta.get("output_top_logprobs") or [], cut)
-    reason = meta["finish_reason"]["type"]
-    if reason not in ("stop", "length", "abort"):
-        raise EngineError(f"The engine ended a response with {meta['finish_reason']}; known are stop, length and abort")
-    spans = meta.get("weight_versions") or [{"version": meta.get("weight_version", "")}]
-    return Generation(
-        token_ids=array("i", token_ids),
-        log_probs=log_probs,
-        finish_reason=cast(FinishReason, reason),
-        weight_versions=tuple(dict.fromkeys(span["version"] for span in spans)),
-        text=row.get("text") or "",
-        routed_experts=None if routes is None else shaped(meta, *routes),
-        weight_spans=tuple(_span(span, len(token_ids)) for span in spans if span["version"]),
-        spec_info=spec_info(meta),
-        kept=kept,
-        prompt_tokens=meta.get("prompt_tokens"),
-    )
-
-
-def _span(span: Mapping[str, Any], count: int) -> tuple[str, int, int]:
-    return span["version"], span.get("start", 0), span.get("end", count)
-
-
-def spec_info(meta: Mapping[str, Any]) -> SpecInfo | None:
-    """Counters of speculative decoding in ``meta_info`` (sglang 0.5.23, srt/managers/tokenizer_manager.py:3150); None:
-    the engine does not speculate. A draft proposes tokens; the model verifies them in one pass and keeps a part."""
-    if "spec_verify_ct" not in meta:
-        return None
-    return SpecInfo(
-        spec_accept_token_num=int(meta.get("spec_num_correct_drafts", 0)),
-        spec_draft_token_num=int(meta.get("spec_num_proposed_drafts", 0)),
-        spec_verify_ct=int(meta["spec_verify_ct"]),
-        completion_token_num=int(meta.get("completion_tokens", 0)),
-    )
-
-
-def spec_metrics(samples: Iterable[Sample]) -> dict[str, float]:
-    """``rollout/spec/accept_rate``, accepted of the drafted tokens, and ``rollout/spec/accept_length``, tokens a
-    verification pass; none where no engine speculates."""
-    infos = [sample.spec_info for sample in samples if sample.spec_info.spec_verify_ct]
-    if not infos:
-        return {}
-    drafted, passes = (sum(info.spec_draft_token_num for info in infos), sum(info.spec_verify_ct for info in infos))
-    accepted, tokens = (
-        sum(info.spec_accept_token_num for info in infos),
-        sum(info.completion_token_num for info in infos),
-    )
-    return {
-        "rollout/spec/accept_rate": accepted / drafted if drafted else 0.0,
-        "rollout/spec/accept_length": tokens / passes,
-    }
+def _counters(answer: Any) -> Iterator[Any]:
+    """The counters of each scheduler of an engine; none where the answer is not SGLang's."""
+    loads = answer.get("loads") if isinstance(answer, dict) else None
+    for load in loads if isinstance(loads, list) else []:
+        if isinstance(load, dict):
+            yield [load.get(name) for name in COUNTERS]

@@ -32,10 +32,17 @@ from slime_core.config.model_config import described
 from slime_core.config.schema import RunConfig
 from slime_core.config.serving import EngineGroup, EngineModel
 from slime_core.errors import EngineError, RemoteError, WaitTimeout
-from slime_core.rollout.engines.actors import EngineActor, RouterActor, ServerActor, start_engine, start_router
+from slime_core.rollout.engines.actors import (
+    EngineActor,
+    RestartableServer,
+    Restarts,
+    RouterActor,
+    ServerActor,
+    start_engine,
+    start_router,
+)
 from slime_core.rollout.engines.engine import EngineSettings, RouterClient, RouterSettings, Worker
 from slime_core.rollout.engines.external import ExternalWatcher, discover, require_reachable, start_watch
-from slime_core.rollout.engines.restarts import RestartableServer, Restarts
 from slime_core.rollout.engines.server import HealthCheck
 from slime_core.runtime.actors import Actor, ActorGroup, Call
 from slime_core.runtime.machine import cpu_threads, nccl_environment, openmp_environment
@@ -55,7 +62,6 @@ class Site:
         model: Hugging Face folder of the policy.
         logs: folder of their logs.
         on_gpus: whether they compute on GPUs.
-        reachable: whether other nodes have to reach them.
         slots: of the policy's engines, group by group.
         auxiliary_slots: of the auxiliary models' engines, model by model, group by group; then of those that only
             evaluate.
@@ -64,7 +70,6 @@ class Site:
     model: Path
     logs: Path
     on_gpus: bool
-    reachable: bool
     slots: Sequence[Slot]
     auxiliary_slots: Sequence[Slot] = ()
 
@@ -86,22 +91,14 @@ def policy_engines(config: RunConfig, site: Site) -> list[EngineSettings]:
     )
 
 
-def evaluating_engines(config: RunConfig, site: Site) -> list[EngineSettings]:
-    """Settings of each engine that only evaluates the policy."""
-    context_length = config.engine.sglang_context_length
-    return _engines(
-        config, site, config.eval_groups, name="eval engine", seed=config.run.seed, context_length=context_length
-    )
-
-
 def model_engines(config: RunConfig, site: Site, model: EngineModel) -> list[EngineSettings]:
     """Settings of each engine of an auxiliary model."""
     served = model.model_path
     if model.is_embedding:
         served = with_head_bias(served, site.logs.parent / "served" / model.name)
     extra = ("--is-embedding",) if model.is_embedding else ()
-    own = {"model": served} if model.dtype is None else {"model": served, "dtype": model.dtype}
-    return _engines(config, site, model.groups, name=model.name, seed=0, extra=extra, **own)
+    own = {} if model.dtype is None else {"dtype": model.dtype}
+    return _engines(config, site, model.groups, name=model.name, seed=0, extra=extra, model=served, **own)
 
 
 def _engines(
@@ -434,26 +431,16 @@ class EngineFleet:
     Arguments:
         config: the run's settings.
         site: where they run.
-        wait: waits for calls under the run's limits.
-        monitors: receives background calls whose failure ends any wait.
-        restarts: replaces servers that fail; None: that ends the run.
+        watch: how to wait for them.
 
     Attributes:
         policy, models, evaluating: see the module; a model that is not served has no engines.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        site: Site,
-        *,
-        wait: Wait,
-        monitors: list[Call[object]],
-        restarts: Restarts | None = None,
-    ) -> None:
+    def __init__(self, config: RunConfig, site: Site, watch: Supervision) -> None:
         self._config = config
         self._site = site
-        self._watch = Supervision(wait, monitors, reachable=site.reachable, restarts=restarts)
+        self._watch = watch
         self.policy = ModelServers("the engines", [], [], self._watch)
         self.evaluating = ModelServers("the engines that only evaluate", [], [], self._watch)
         self.models: dict[str, ModelServers] = {}
@@ -477,7 +464,15 @@ class EngineFleet:
             settings = model_engines(config, site, model)
             what = f"the engines of {model.name}"
             self.models[model.name] = self._auxiliary(what, model.name, settings, slots, self._watch)
-        what, settings = "the engines that only evaluate", evaluating_engines(config, site)
+        what = "the engines that only evaluate"
+        settings = _engines(
+            config,
+            site,
+            config.eval_groups,
+            name="eval engine",
+            seed=config.run.seed,
+            context_length=config.engine.sglang_context_length,
+        )
         # They hold the weights of one evaluation, which nobody publishes to them again while it lasts.
         self.evaluating = self._auxiliary(what, "eval", settings, slots, replace(self._watch, restarts=None))
 

@@ -22,7 +22,7 @@ from slime_core.generation import SamplingParams, joined, keep
 from slime_core.learner.micro_batches import make_micro_batches as cut_batch
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.engines.truncated_sampling import Truncation, truncate
+from slime_core.rollout.engines.responses import Truncation, truncate
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, TrainBatch
 from slime_testing.fake_engine import FakeEngine

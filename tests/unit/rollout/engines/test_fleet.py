@@ -17,7 +17,7 @@ from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.errors import ConfigError, EngineError, RemoteError
 from slime_core.rollout.engines import fleet
 from slime_core.rollout.engines.engine import EngineSettings, RouterSettings, SGLangServer, Worker
-from slime_core.rollout.engines.fleet import EngineFleet, Site
+from slime_core.rollout.engines.fleet import EngineFleet, Site, Supervision
 from slime_testing.fake_engine import FakeEngine
 
 MODEL = ARITHMETIC / "model"
@@ -118,8 +118,8 @@ def servers(config: RunConfig, tmp_path: Path, *, on_gpus: bool = False) -> Engi
     policy = sum(group.num_engines for group in config.engine_groups)
     auxiliary = sum(group.num_engines for group in config.auxiliary_groups)
     slots: Any = [None] * policy, [None] * auxiliary
-    site = Site(MODEL, tmp_path, on_gpus=on_gpus, reachable=False, slots=slots[0], auxiliary_slots=slots[1])
-    found = EngineFleet(config, site, wait=lambda calls, **_: list(calls), monitors=[])
+    site = Site(MODEL, tmp_path, on_gpus=on_gpus, slots=slots[0], auxiliary_slots=slots[1])
+    found = EngineFleet(config, site, Supervision(wait=lambda calls, **_: list(calls), monitors=[]))
     found.start()
     return found
 

@@ -12,8 +12,8 @@ import pytest
 from slime_core.errors import EngineError
 from slime_core.learner.micro_batches import make_micro_batches
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.rollout.engines import routes as room
-from slime_core.rollout.engines.client import _Failure, _read, read_generation
+from slime_core.rollout.engines import responses
+from slime_core.rollout.engines.responses import read_answer, read_generation
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, TrainBatch
 
@@ -31,7 +31,7 @@ def answer(routes: bytes | None) -> dict[str, Any]:
 
 def received(routes: bytes | None) -> Any:
     """The same as the client has it."""
-    return _read(json.dumps(answer(routes)).encode())
+    return read_answer(json.dumps(answer(routes)).encode())[0]
 
 
 def test_routes_are_read_token_by_token_layer_by_layer():
@@ -63,22 +63,21 @@ def test_routes_that_were_not_requested_are_dropped():
 
 
 def test_routes_of_several_responses_are_read_in_pieces(monkeypatch) -> None:
-    monkeypatch.setattr(room, "PIECE", 16)
+    monkeypatch.setattr(responses, "PIECE", 16)
     sent = [np.array(numbers, np.int32) for numbers in (range(7), [1, 2, 3, 127, 5, 6, 300], [], range(6))]
     rows = [{"output_ids": [], "text": '"routed_experts":"AA', **answer(one.tobytes())} for one in sent]
-    found = [row["meta_info"]["routed_experts"] for row in _read(json.dumps(rows).encode())]
+    found = [row["meta_info"]["routed_experts"] for row in read_answer(json.dumps(rows).encode())]
     assert [one.tolist() for one in found] == [one.tolist() for one in sent]
     assert [one.dtype for one in found] == [np.int8, np.int16, np.int8, np.int8]
-    assert [row["text"] for row in _read(json.dumps(rows).encode())] == ['"routed_experts":"AA'] * 4
+    assert [row["text"] for row in read_answer(json.dumps(rows).encode())] == ['"routed_experts":"AA'] * 4
 
 
 @pytest.mark.parametrize("text", ["AAA", "AAAA", "????????????????", "A" * 16 + "=" * 4])
 def test_what_are_no_routes_fails_the_attempt(text: str) -> None:
     row = answer(b"")
     row["meta_info"]["routed_experts"] = text
-    failure = _read(json.dumps(row).encode())
-    assert isinstance(failure, _Failure)
-    assert failure.cause == "engine_malformed"
+    with pytest.raises(ValueError, match="no JSON"):
+        read_answer(json.dumps(row).encode())
 
 
 def test_an_engine_that_sends_no_routes_is_an_error():

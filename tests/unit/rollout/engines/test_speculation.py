@@ -10,7 +10,8 @@ from slime_core.config.schema import ARITHMETIC
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.generation.sampling import added
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout.engines.client import GenerateClient, spec_metrics
+from slime_core.rollout.engines.client import GenerateClient
+from slime_core.rollout.engines.responses import spec_metrics
 from slime_core.types import Sample, SpecInfo
 from slime_testing.fake_engine import FakeEngine
 

@@ -1,0 +1,355 @@
+"""Reads the answers of engines: tokens, log-probabilities, routed experts, and the mask of truncated sampling.
+
+    read_answer      the responses in the bytes of an answer
+    read_generation  one response with its log-probabilities, weight versions, routes and counters
+    take_routes      the routed experts of a mixture, taken out of the bytes before these are parsed
+    truncate         which tokens top-p, top-k and min-p left to sample from, and log-probabilities over these
+    spec_metrics     how many drafted tokens engines accepted
+
+**Routes.** SGLang sends them as int32 in base64, token after token (0.5.23, srt/state_capturer/routed_experts.py:166):
+66 MB for a response of 32,000 tokens of 48 layers with 8 experts a token, nearly all of the answer. They are decoded a
+piece at a time, so that neither their text nor int32 numbers are ever held whole.
+
+**Truncated sampling.** An engine reports log-probabilities after the temperature and before it cuts (sglang 0.5.23,
+layers/sampler.py:309), and the likeliest tokens with theirs. From these the cut is found again, by the engine's own
+rule (``top_k_top_p_min_p_sampling_from_probs_torch`` there): tokens in falling order of probability, of which those
+stay
+
+    whose rank, from 0, is below top_k; before which at most top_p of the mass stands; of at least min_p times the first
+
+All three read the probabilities before any cut; nothing is renormalised in between. What a grammar or a least number of
+new tokens forbids has probability 0 there and never stays. Then, with ``S`` what stayed,
+
+    log q(t) = log p(t) - log sum_{v in S} p(v)
+
+The engine compares float32 numbers that it has not sent, and breaks ties in an order of its own. A token that was
+sampled is therefore always counted among those that stayed, if it stands at the border; elsewhere it is an error.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slime_core.errors import EngineError, RequestRefused
+from slime_core.generation import FinishReason, Generation
+from slime_core.generation.sampling import Kept
+from slime_core.types import Sample, SpecInfo
+from slime_core.untrusted import parse_long_json
+
+BODY_SHOWN = 400
+"""Characters of an answer that an error quotes."""
+
+
+def read_answer(content: bytes) -> list[Any]:
+    """The responses in an answer, with their routes as numbers.
+
+    Raises:
+        ValueError: it is no answer of an engine.
+    """
+    try:
+        rest, routes = take_routes(content)
+        answer = parse_long_json(rest)
+    except ValueError as error:
+        raise ValueError(f"an answer that is no JSON: {error}") from error
+    rows = answer if isinstance(answer, list) else [answer]
+    if not all(map(_is_response, rows)):
+        text = rest.decode(errors="replace")[:BODY_SHOWN]
+        raise ValueError(f"the answer {text}, which is no response of SGLang's")
+    for row in rows if routes else ():
+        place = row["meta_info"].get(ROUTES)
+        if isinstance(place, int) and 0 <= place < len(routes):
+            row["meta_info"][ROUTES] = routes[place]
+    return rows
+
+
+def _is_response(row: Any) -> bool:
+    meta = row.get("meta_info") if isinstance(row, dict) else None
+    reason = meta.get("finish_reason") if isinstance(meta, dict) else None
+    return isinstance(reason, dict) and "type" in reason and isinstance(row.get("output_ids"), list)
+
+
+def read_generation(
+    row: Mapping[str, Any], routes: tuple[int, int] | None, cut: Truncation | None = None
+) -> Generation:
+    """One response of an engine.
+
+    Arguments:
+        row: as SGLang's ``/generate`` sends it, but for routes, which are numbers (:mod:`.routes`).
+        routes: layers of the model and experts per token, where routes were requested.
+        cut: the top-p and top-k limits, where log-probabilities are those of the truncated distribution.
+
+    Raises:
+        EngineError: the answer contradicts itself, or a field is missing or of another type.
+    """
+    try:
+        return _generation(row, routes, cut)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as problem:
+        reported = f"The engine sent a response that is none of SGLang's ({problem!r}): {str(row)[:BODY_SHOWN]}"
+        raise EngineError(reported) from problem
+
+
+def _generation(row: Mapping[str, Any], routes: tuple[int, int] | None, cut: Truncation | None) -> Generation:
+    meta = row["meta_info"]
+    token_ids, entries = row["output_ids"], meta.get("output_token_logprobs") or []
+    if len(token_ids) != len(entries):
+        raise EngineError(f"The engine sent {len(token_ids)} tokens with {len(entries)} log-probabilities")
+    kept, log_probs = None, array("f", [entry[0] for entry in entries])
+    if cut is not None:
+        kept, log_probs = truncate(token_ids, log_probs, meta.get("output_top_logprobs") or [], cut)
+    reason = meta["finish_reason"]["type"]
+    if reason not in ("stop", "length", "abort"):
+        raise EngineError(f"The engine ended a response with {meta['finish_reason']}; known are stop, length and abort")
+    spans = meta.get("weight_versions") or [{"version": meta.get("weight_version", "")}]
+    return Generation(
+        token_ids=array("i", token_ids),
+        log_probs=log_probs,
+        finish_reason=cast(FinishReason, reason),
+        weight_versions=tuple(dict.fromkeys(span["version"] for span in spans)),
+        text=row.get("text") or "",
+        routed_experts=None if routes is None else shaped(meta, *routes),
+        weight_spans=tuple(_span(span, len(token_ids)) for span in spans if span["version"]),
+        spec_info=spec_info(meta),
+        kept=kept,
+        prompt_tokens=meta.get("prompt_tokens"),
+    )
+
+
+def _span(span: Mapping[str, Any], count: int) -> tuple[str, int, int]:
+    return span["version"], span.get("start", 0), span.get("end", count)
+
+
+def spec_info(meta: Mapping[str, Any]) -> SpecInfo | None:
+    """Counters of speculative decoding in ``meta_info`` (sglang 0.5.23, srt/managers/tokenizer_manager.py:3150); None:
+    the engine does not speculate. A draft proposes tokens; the model verifies them in one pass and keeps a part."""
+    if "spec_verify_ct" not in meta:
+        return None
+    return SpecInfo(
+        spec_accept_token_num=int(meta.get("spec_num_correct_drafts", 0)),
+        spec_draft_token_num=int(meta.get("spec_num_proposed_drafts", 0)),
+        spec_verify_ct=int(meta["spec_verify_ct"]),
+        completion_token_num=int(meta.get("completion_tokens", 0)),
+    )
+
+
+def spec_metrics(samples: Iterable[Sample]) -> dict[str, float]:
+    """``rollout/spec/accept_rate``, accepted of the drafted tokens, and ``rollout/spec/accept_length``, tokens a
+    verification pass; none where no engine speculates."""
+    infos = [sample.spec_info for sample in samples if sample.spec_info.spec_verify_ct]
+    if not infos:
+        return {}
+    drafted = sum(info.spec_draft_token_num for info in infos)
+    accepted = sum(info.spec_accept_token_num for info in infos)
+    tokens = sum(info.completion_token_num for info in infos)
+    return {
+        "rollout/spec/accept_rate": accepted / drafted if drafted else 0.0,
+        "rollout/spec/accept_length": tokens / sum(info.spec_verify_ct for info in infos),
+    }
+
+
+# --- Routes -----------------------------------------------------------------------------------------------------------
+
+Routes = NDArray[np.int8 | np.int16]
+
+ROUTES = "routed_experts"
+_START = re.compile(rb'"routed_experts":\s*"')
+# No string of JSON can hold these bytes: quotes in it have a backslash before them.
+
+PIECE = 2**20
+"""Characters of base64 decoded at once; a multiple of 16, which are three int32."""
+
+
+def take_routes(content: bytes) -> tuple[bytes, list[Routes]]:
+    """JSON without its routes, each of which is replaced by its place in the list; and these, flat.
+
+    Raises:
+        ValueError: they are no int32 numbers in base64.
+    """
+    rest: list[bytes] = []
+    found: list[Routes] = []
+    end = 0
+    for start in _START.finditer(content):
+        last = content.index(b'"', start.end())
+        rest += [content[end : start.end() - 1], str(len(found)).encode()]
+        found.append(_narrow(memoryview(content)[start.end() : last]))
+        end = last + 1
+    return (b"".join([*rest, content[end:]]), found) if found else (content, found)
+
+
+def _narrow(text: memoryview) -> Routes:
+    size, padding = len(text) // 4 * 3, bytes(text[-2:]).count(b"=")
+    count, rest = divmod(size - padding, 4)
+    if rest:
+        raise ValueError(f"{size - padding} bytes of routes are no int32 numbers")
+    routes: Routes = np.empty(count, np.int8)
+    done = 0
+    for start in range(0, len(text), PIECE):
+        numbers = np.frombuffer(binascii.a2b_base64(text[start : start + PIECE], strict_mode=True), np.int32)
+        if routes.dtype == np.int8 and numbers.max(initial=0) > np.iinfo(np.int8).max:
+            routes = routes.astype(np.int16)
+        routes[done : done + numbers.size] = numbers
+        done += numbers.size
+    return routes
+
+
+def shaped(meta: Mapping[str, Any], layers: int, experts: int) -> Routes:
+    """The routes of a response, [tokens, layers, experts a token].
+
+    Raises:
+        EngineError: there are none, or they are of another model.
+    """
+    flat = meta.get(ROUTES)
+    if flat is None:
+        raise EngineError(
+            "The engine sent no routed experts, which the request needs; it must run with "
+            "--enable-return-routed-experts, as the engines of a run with --use-rollout-routing-replay do"
+        )
+    if flat.size % (layers * experts):
+        raise EngineError(
+            f"The engine sent {flat.size} numbers of experts, which are no multiple of {layers} layers x {experts} "
+            "experts a token; does it serve the model of the run?"
+        )
+    routes: Routes = flat.reshape(-1, layers, experts)
+    return routes
+
+
+# --- Truncated sampling -----------------------------------------------------------------------------------------------
+
+FORBID = ("min_new_tokens", "json_schema", "regex", "ebnf", "structural_tag")
+"""Fields of SGLang's sampling parameters that forbid tokens before probabilities are taken."""
+
+BORDER = 1e-3
+"""Share of a probability, and of the whole mass, within which a token counts as standing at the border of the cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """The limits of the tokens that may be sampled.
+
+    Example: ``Truncation.of({"top_p": 0.9, "top_k": -1}, most=64, vocab_size=16)`` is ``Truncation(16, 0.9, 0.0)``.
+
+    Arguments:
+        top_k: most tokens that are kept, and the number that is requested.
+        top_p: mass in (0, 1] before the last token that stays.
+        min_p: of the likeliest token's probability; 0: no bound.
+    """
+
+    top_k: int
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    @staticmethod
+    def of(fields: Mapping[str, Any], *, most: int | None, vocab_size: int | None) -> Truncation | None:
+        """The cut that the fields of a request ask for; None: all tokens stay, or the likeliest one is taken.
+
+        Arguments:
+            fields: SGLang's sampling parameters.
+            most: tokens that are kept where there is no top_k; None: the mask is not needed.
+            vocab_size: there are no more; None: unknown.
+
+        Raises:
+            RequestRefused: min_p goes with another cut, and how the engine combines them depends on its backend.
+        """
+        top_k, top_p, min_p = fields.get("top_k", -1), fields.get("top_p", 1.0), fields.get("min_p", 0.0)
+        if most is not None and min_p > 0 and (top_p < 1 or top_k != -1):
+            raise RequestRefused(
+                f"min_p {min_p:g} with top_p {top_p:g} and top_k {top_k}: with min_p, an engine cuts by its sampling "
+                "backend's rule (pytorch takes top_p of the whole mass, flashinfer of what top_k left), so the "
+                "set that a token was sampled from is unknown. Train with min_p alone, or with top_p and top_k"
+            )
+        is_cut = top_k != -1 or top_p < 1 or min_p > 0 or any(fields.get(name) for name in FORBID)
+        if most is None or fields.get("temperature") == 0 or not is_cut:
+            return None
+        return Truncation(min(top_k if top_k > 0 else most, vocab_size or 2**30), top_p, min_p)
+
+    def stays(self, probs_TK: NDArray[np.float64], *, slack: float = 0.0) -> NDArray[np.bool_]:
+        """Which of the K likeliest tokens, in falling order, stay; with ``slack``, those at the border too."""
+        before_TK = probs_TK.cumsum(axis=1) - probs_TK
+        in_mass_TK = before_TK <= self.top_p + slack
+        likely_TK = probs_TK >= probs_TK[:, :1] * self.min_p * (1 - slack)
+        stays_TK = in_mass_TK & likely_TK & (probs_TK > 0)
+        stays_TK[:, self.top_k :] = False
+        return np.asarray(stays_TK)
+
+
+def truncate(
+    token_ids: Sequence[int], log_probs: Sequence[float], top: Sequence[Sequence[Sequence[Any]]], cut: Truncation
+) -> tuple[Kept, array[float]]:
+    """The tokens kept at each of t positions, and the log-probability of each sampled token among them, float32.
+
+    Arguments:
+        token_ids: that were sampled.
+        log_probs: of these, before the cut.
+        top: ``[log-prob, id, ...]`` of the likeliest tokens at each place, in falling order, before the cut.
+
+    Raises:
+        EngineError: the engine sent fewer than ``cut.top_k`` of them, or sampled a token that the cut leaves out.
+    """
+    if not token_ids:
+        return Kept(array("i"), array("i", [0])), array("f")
+    ids_TK, logs_TK = _table(token_ids, top, cut)
+    sampled_T, logs_T = np.asarray(token_ids, np.int64), np.asarray(log_probs, np.float64)
+    probs_TK = np.exp(logs_TK)
+    stays_TK = cut.stays(probs_TK)
+    sampled_TK = ids_TK == sampled_T[:, None]
+    outside_T = ~(stays_TK & sampled_TK).any(axis=1)
+    if outside_T.any():
+        _require_border(sampled_T, logs_T, probs_TK, stays_TK, sampled_TK, outside_T, cut)
+    # Tokens at the border are appended, whether they are among the K or not.
+    mass_T = (probs_TK * stays_TK).sum(axis=1) + np.where(outside_T, np.exp(logs_T), 0.0)
+    ids_TJ = np.concatenate([ids_TK, sampled_T[:, None]], axis=1)
+    stays_TJ = np.concatenate([stays_TK, outside_T[:, None]], axis=1)
+    offsets = np.concatenate([[0], stays_TJ.sum(axis=1).cumsum()])
+    kept = Kept(_array("i", ids_TJ[stays_TJ], np.int32), _array("i", offsets, np.int32))
+    return kept, _array("f", logs_T - np.log(mass_T), np.float32)
+
+
+def _array(code: str, values: NDArray[Any], dtype: type[np.generic]) -> array[Any]:
+    return array(code, values.astype(dtype).tobytes())
+
+
+def _table(
+    token_ids: Sequence[int], top: Sequence[Sequence[Sequence[Any]]], cut: Truncation
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The ids and the log-probabilities of the likeliest tokens, each [t, k]."""
+    counts = {len(row) for row in top}
+    if len(top) != len(token_ids) or min(counts) < cut.top_k or len(counts) > 1:
+        raise EngineError(
+            f"The engine sent {sorted(counts)} likeliest tokens at {len(top)} places; {cut.top_k} at each of "
+            f"{len(token_ids)} were requested, to compute which tokens top_p and top_k kept"
+        )
+    shape = (len(top), counts.pop())
+    ids = np.fromiter((entry[1] for entry in chain.from_iterable(top)), np.int64, shape[0] * shape[1])
+    # JSON has no infinity: SGLang writes null for the logarithm of a probability that is 0 in float32.
+    logs = (-np.inf if entry[0] is None else entry[0] for entry in chain.from_iterable(top))
+    return ids.reshape(shape), np.fromiter(logs, np.float64, shape[0] * shape[1]).reshape(shape)
+
+
+def _require_border(
+    sampled_T: NDArray[np.int64],
+    logs_T: NDArray[np.float64],
+    probs_TK: NDArray[np.float64],
+    stays_TK: NDArray[np.bool_],
+    sampled_TK: NDArray[np.bool_],
+    outside_T: NDArray[np.bool_],
+    cut: Truncation,
+) -> None:
+    least_T = np.where(stays_TK, probs_TK, np.inf).min(axis=1)
+    ties_T = np.exp(logs_T) >= least_T * (1 - BORDER)
+    near_T = (cut.stays(probs_TK, slack=BORDER) & sampled_TK).any(axis=1)
+    wrong = np.flatnonzero(outside_T & ~ties_T & ~near_T)
+    if len(wrong):
+        raise EngineError(
+            f"The engine sampled token {sampled_T[wrong[0]]} of probability {np.exp(logs_T[wrong[0]]):.3g} at place "
+            f"{wrong[0]} of a response, which top_p {cut.top_p:g}, top_k {cut.top_k} and min_p {cut.min_p:g} leave "
+            "out. Its sampling rule differs from that of sglang 0.5.23, or a proxy changed the request; leave "
+            "--rollout-top-p and --rollout-top-k out"
+        )
