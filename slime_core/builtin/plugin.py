@@ -86,7 +86,7 @@ def slime_register_prompt_formats() -> Iterator[Component]:
     for suffix in ("jsonl", "ndjson"):
         yield Component(
             suffix,
-            target="slime_core.prompts.tables:JsonLines",
+            target="slime_core.prompts.rows:JsonLines",
             summary="JSON Lines, one object a line; files of other suffixes are read so too",
         )
 

@@ -34,7 +34,7 @@ from slime_core.modeling.layout import ParallelLayout
 from slime_core.modeling.memory import GIB
 from slime_core.plugins.manifest import listed
 from slime_core.plugins.selection import check_targets, has_critic, selected
-from slime_core.prompts.left_out import BadRows
+from slime_core.prompts.requests import BadRows
 from slime_core.runtime.layout import Assignment, Capacity, Device, Layout, Plan, Seat, assign, plan, requested_layout
 from slime_core.runtime.machine import Machine, free_resources, nccl_environment, rank_environment
 

@@ -1,19 +1,16 @@
 """Reads, checks and encodes prompts.
 
-From files to rows:
+From files to prompts:
 
-    tables      rows by their number: of JSON Lines, found through an index, and of files that prompt formats open
-
-From rows to prompts:
-
-    rows        a prompt of a row; every mistake names file and line
+    rows        rows by their number: of JSON Lines, found through an index, and of files that prompt formats open; the
+                prompt of a row; every mistake names file and line
     row_checks  what a row may request: reward model, generate function, sampling; refused where it is read
-    left_out    rows that are left out: which, why, how many
 
 From prompts to groups:
 
     numbered    prompts by their number in the run, groups of them, and a cursor: what data sources have in common
-    requests    what the settings ask of prompt files (PromptRequest, PromptFilter); which prompts are short enough
+    requests    what the settings ask of prompt files (PromptRequest, PromptFilter); which prompts are short enough, and
+                how many rows are left out
 
     screen      what can be found wrong with files before anything expensive starts
     chat        from a prompt, and from its images, to token ids

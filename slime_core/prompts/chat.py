@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from slime_core.errors import DataError
 from slime_core.plugins.loading import boundary
@@ -25,7 +25,7 @@ from slime_core.untrusted import limited
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["InputProcessor", "Processed", "PromptEncoder", "has_processor"]
+__all__ = ["InputProcessor", "Processed", "PromptEncoder", "PromptTokenizer", "has_processor"]
 
 
 PLACEHOLDER = "0assistant0turn0"
@@ -43,17 +43,108 @@ MOST_RENDERED = 64 * 2**20
 """Characters of one rendered conversation."""
 
 
-class PromptEncoder:
-    """Encodes prompts, and decodes responses for people and rewards to read.
+class PromptTokenizer:
+    """Turns prompts into tokens.
 
     Arguments:
-        folder: Hugging Face folder that holds the tokenizer.
+        tokenizer: of transformers.
+        folder: Hugging Face folder that holds it.
         apply_chat_template: render prompts with the tokenizer's template; a text prompt becomes one user message.
         template_arguments: further arguments of the template, such as ``{"enable_thinking": False}``.
-        trust_remote_code: let transformers run Python code that the folder carries.
 
     Attributes:
         uses_template: prompts are rendered with the chat template.
+
+    Raises:
+        DataError: the tokenizer has no template to apply.
+    """
+
+    def __init__(
+        self,
+        tokenizer: object,
+        folder: Path,
+        *,
+        apply_chat_template: bool,
+        template_arguments: Mapping[str, JsonValue] | None = None,
+    ) -> None:
+        self.tokenizer = cast(Any, tokenizer)
+        self.folder = folder
+        self.uses_template = apply_chat_template
+        self._arguments = dict(template_arguments or {})
+        if apply_chat_template and not self.tokenizer.chat_template:
+            raise DataError(f"--apply-chat-template needs a chat template, but the tokenizer in {folder} has none")
+
+    def encode(self, prompt: Prompt, *, tools: Sequence[JsonValue] | None = None) -> list[int]:
+        """Token ids of the prompt, ready to be continued by the model.
+
+        Arguments:
+            tools: descriptions of functions, for the chat template; without one they are left out.
+
+        Raises:
+            DataError: chat messages without ``--apply-chat-template``, or a prompt of no tokens; or the
+                template refuses the prompt.
+        """
+        text = self.text(prompt, tools=tools)
+        ids = list(self.tokenizer(text, add_special_tokens=not self.uses_template)["input_ids"])
+        if not ids:
+            raise DataError(f"the prompt {prompt!r} has no tokens; the model needs at least one to continue from")
+        return ids
+
+    def text(self, prompt: Prompt, *, tools: Sequence[JsonValue] | None = None) -> str:
+        """The prompt as the tokenizer reads it: rendered, where there is a template; raises as :meth:`encode`."""
+        if self.uses_template:
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            return self.render(messages, tools=tools, asks=True)
+        if not isinstance(prompt, str):
+            raise DataError("the prompt is a list of chat messages; add --apply-chat-template to render them")
+        return prompt
+
+    def render(
+        self, messages: Sequence[Mapping[str, JsonValue]], *, tools: Sequence[JsonValue] | None = None, asks: bool
+    ) -> str:
+        """Text of a conversation by the chat template.
+
+        Arguments:
+            asks: end where the assistant starts to answer.
+
+        Raises:
+            DataError: the template refuses it, with its words.
+        """
+        with boundary(f"the chat template in {self.folder}", "rendering a conversation", error=DataError):
+            given = {"tools": list(tools) if tools else None, "add_generation_prompt": asks, **self._arguments}
+            with limited(seconds=TEMPLATE_SECONDS, nbytes=TEMPLATE_BYTES):
+                text: str = self.tokenizer.apply_chat_template(list(messages), tokenize=False, **given)
+            if len(text) > MOST_RENDERED:
+                raise DataError(
+                    f"it wrote {len(text):,} characters; accepted are {MOST_RENDERED:,}. Correct the template of the "
+                    "checkpoint"
+                )
+            return text
+
+    def spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids of a rendered ``text``, and of each the characters [start, end) that it covers.
+
+        Raises:
+            DataError: the tokenizer cannot say the latter; it has no ``tokenizer.json``.
+        """
+        if not self.tokenizer.is_fast:
+            raise DataError(
+                f"the tokenizer in {self.folder} has no tokenizer.json, so that no token says what it covers"
+            )
+        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return list(found["input_ids"]), [tuple(span) for span in found["offset_mapping"]]
+
+
+class PromptEncoder(PromptTokenizer):
+    """Encodes prompts, and decodes responses for people and rewards to read.
+
+    Arguments:
+        folder: Hugging Face folder that holds config and tokenizer.
+        apply_chat_template, template_arguments: see :class:`PromptTokenizer`.
+        trust_remote_code: let transformers run Python code that the folder carries.
+
+    Attributes:
+        arguments: those that an encoder like this one is made with, as JSON has them.
         vocab_size: ids the model has an embedding for; more than the tokenizer has where the embedding is padded.
         end_ids: every id at which an engine ends a response by itself: the tokenizer's, and those that ``config.json``
             and ``generation_config.json`` name.
@@ -71,44 +162,24 @@ class PromptEncoder:
 
         with boundary(f"config and tokenizer in {folder}", "reading them", error=DataError, next_step=UNREADABLE):
             config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        super().__init__(
+            tokenizer, folder, apply_chat_template=apply_chat_template, template_arguments=template_arguments
+        )
+        self.arguments: dict[str, JsonValue] = {
+            "folder": str(folder),
+            "apply_chat_template": apply_chat_template,
+            "template_arguments": self._arguments,
+            "trust_remote_code": trust_remote_code,
+        }
         self.vocab_size = int(config.get_text_config().vocab_size)
         self.end_ids = _end_ids(folder, config, self.tokenizer)
-        self.folder = folder
-        self.uses_template = apply_chat_template
-        self._arguments = dict(template_arguments or {})
-        if apply_chat_template and not self.tokenizer.chat_template:
-            raise DataError(f"--apply-chat-template needs a chat template, but the tokenizer in {folder} has none")
 
     @property
     def end_of_sequence(self) -> int | None:
         """Id of the token that ends a response; None: the tokenizer has none."""
         end: int | None = self.tokenizer.eos_token_id
         return end
-
-    def encode(self, prompt: Prompt, *, tools: Sequence[JsonValue] | None = None) -> list[int]:
-        """Token ids of the prompt, ready to be continued by the model.
-
-        Arguments:
-            tools: descriptions of functions, for the chat template; without one they are left out.
-
-        Raises:
-            DataError: chat messages without ``--apply-chat-template``, or a prompt of no tokens; or the
-                template refuses the prompt.
-        """
-        ids = self._ids(prompt, tools)
-        if not ids:
-            raise DataError(f"the prompt {prompt!r} has no tokens; the model needs at least one to continue from")
-        return ids
-
-    def text(self, prompt: Prompt, *, tools: Sequence[JsonValue] | None = None) -> str:
-        """The prompt as the tokenizer reads it: rendered, where there is a template; raises as :meth:`encode`."""
-        if self.uses_template:
-            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            return self.render(messages, tools=tools, asks=True)
-        if not isinstance(prompt, str):
-            raise DataError("the prompt is a list of chat messages; add --apply-chat-template to render them")
-        return prompt
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of ``text`` as it stands: no chat template, no special tokens added."""
@@ -151,39 +222,6 @@ class PromptEncoder:
         ids = self.encode_text(text)
         return ids if self.end_of_sequence is None else [*ids, self.end_of_sequence]
 
-    def render(
-        self, messages: Sequence[Mapping[str, JsonValue]], *, tools: Sequence[JsonValue] | None = None, asks: bool
-    ) -> str:
-        """Text of a conversation by the chat template.
-
-        Arguments:
-            asks: end where the assistant starts to answer.
-
-        Raises:
-            DataError: the template refuses it, with its words.
-        """
-        with boundary(f"the chat template in {self.folder}", "rendering a conversation", error=DataError):
-            given = {"tools": list(tools) if tools else None, "add_generation_prompt": asks, **self._arguments}
-            with limited(seconds=TEMPLATE_SECONDS, nbytes=TEMPLATE_BYTES):
-                return require_short(self.tokenizer.apply_chat_template(list(messages), tokenize=False, **given))
-
-    def spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Token ids of a rendered ``text``, and of each the characters [start, end) that it covers.
-
-        Raises:
-            DataError: the tokenizer cannot say the latter; it has no ``tokenizer.json``.
-        """
-        if not self.tokenizer.is_fast:
-            raise DataError(
-                f"the tokenizer in {self.folder} has no tokenizer.json, so that no token says what it covers"
-            )
-        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return list(found["input_ids"]), [tuple(span) for span in found["offset_mapping"]]
-
-    def _ids(self, prompt: Prompt, tools: Sequence[JsonValue] | None) -> list[int]:
-        text = self.text(prompt, tools=tools)
-        return list(self.tokenizer(text, add_special_tokens=not self.uses_template)["input_ids"])
-
     def is_special(self, token_id: int) -> bool:
         """Whether the id is of a token that stands for no text, such as the end of a turn."""
         added: dict[int, Any] = self.tokenizer.added_tokens_decoder
@@ -198,19 +236,6 @@ class PromptEncoder:
         """Text of response ids, special tokens left out."""
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text
-
-
-def require_short(text: str) -> str:
-    """``text``, which a chat template wrote, if it can be a prompt.
-
-    Raises:
-        DataError: it is longer than :data:`MOST_RENDERED`.
-    """
-    if len(text) > MOST_RENDERED:
-        raise DataError(
-            f"it wrote {len(text):,} characters; accepted are {MOST_RENDERED:,}. Correct the template of the checkpoint"
-        )
-    return text
 
 
 def _end_ids(folder: Path, config: Any, tokenizer: Any) -> tuple[int, ...]:

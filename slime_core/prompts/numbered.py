@@ -16,13 +16,26 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from slime_core.errors import CheckpointError, RunError
+from slime_core.errors import CheckpointError, DataError, RunError
 from slime_core.plugins.contracts import PromptRequest, RunView
-from slime_core.prompts.left_out import BAD, TOO_LONG, nothing_left, report_left_out, select_short
 from slime_core.prompts.rows import PromptRow, numbered_prompts
 from slime_core.types import JsonValue, PromptGroup, Sample
 
-__all__ = ["Held", "NumberedPrompts", "Stream", "requested"]
+__all__ = [
+    "BAD",
+    "EMPTY",
+    "TOO_LONG",
+    "Held",
+    "NumberedPrompts",
+    "Stream",
+    "nothing_left",
+    "report_left_out",
+    "requested",
+    "select_short",
+]
+
+TOO_LONG, BAD, EMPTY = "too_long", "bad", "empty"
+"""Why rows are left out; empty lines are not counted."""
 
 
 class Stream(Protocol):
@@ -101,6 +114,54 @@ class Held:
                 random.Random(f"{self._request.seed}:{epoch}").shuffle(order)
             self._orders = {epoch: order}
         return self._orders[epoch]
+
+
+def select_short(request: PromptRequest, rows: Sequence[PromptRow], places: Sequence[str]) -> Sequence[bool]:
+    """For each row, whether its prompt is short enough.
+
+    Arguments:
+        places: file and line of each row.
+
+    Raises:
+        DataError: one of them cannot be turned into tokens; says which.
+    """
+    if not rows:
+        return []
+    try:
+        return request.filter.select([(row.prompt, row.tools) for row in rows])
+    except DataError as problem:
+        if len(rows) == 1:
+            raise DataError(f"{places[0]}: {problem}") from None
+        for row, place in zip(rows, places, strict=True):
+            select_short(request, [row], [place])
+        raise
+
+
+def report_left_out(request: PromptRequest, reason: str, count: int, mistakes: Sequence[str] = ()) -> None:
+    """Report ``count`` rows that were left out.
+
+    Arguments:
+        mistakes: what is wrong with them, each with file and line.
+    """
+    if reason != EMPTY and count:
+        request.filter.count_left_out(reason, count)
+        for mistake in mistakes:
+            request.filter.report_bad_row(mistake)
+
+
+def nothing_left(request: PromptRequest, rows: int, *, bad: int) -> DataError:
+    """The error of a request of which no prompt is left.
+
+    Arguments:
+        rows: that there are, empty lines aside.
+        bad: of them, that cannot be read.
+    """
+    if bad:
+        return DataError(
+            f"{request.path}: no prompt is left; {bad} rows cannot be read (--on-bad-data fail shows the first), the "
+            f"other {rows - bad} prompts are longer than --rollout-max-prompt-len"
+        )
+    return DataError(f"{request.path}: all {rows} prompts are longer than --rollout-max-prompt-len; raise it")
 
 
 def requested(run: RunView) -> PromptRequest:

@@ -1,8 +1,9 @@
-"""Makes the requests for prompt files from the settings of a run, and selects the prompts that are short enough.
+"""Makes the requests for prompt files from the settings of a run, selects the prompts that are short enough, and counts
+the rows that are left out.
 
-Prompts are counted in this process or in several. A counting process (``python -m slime_core.prompts.requests``) reads
-lines of JSON, each a list of ``[prompt, tools]``, and answers each with a line of numbers; it ends with its input, so
-that none outlives the process that started it.
+Tokens of prompts are counted in this process or in several. A counting process (``python -m
+slime_core.prompts.requests``) reads lines of JSON, each a list of ``[prompt, tools]``, and answers each with a line of
+numbers; it ends with its input, so that none outlives the process that started it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from slime_core.config.eval_sets import EvalSet
 from slime_core.config.sampling import DataConfig
@@ -23,21 +24,11 @@ from slime_core.config.schema import RunConfig
 from slime_core.errors import DataError, RunError
 from slime_core.plugins.contracts import PromptFilter, PromptFormat, PromptRequest
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.left_out import LeftOut
+from slime_core.prompts.numbered import BAD, TOO_LONG
 from slime_core.prompts.rows import Prompt
 from slime_core.types import JsonValue
 
-__all__ = [
-    "Counting",
-    "PromptLengths",
-    "RunFilter",
-    "ShortEnough",
-    "evaluation_request",
-    "short_enough",
-    "template_arguments",
-    "training_request",
-]
-
+__all__ = ["BadRows", "PromptLengths", "RunFilter", "evaluation_request", "template_arguments", "training_request"]
 
 PromptWithTools = tuple[Prompt, list[JsonValue] | None]
 """A prompt and its tools."""
@@ -45,44 +36,142 @@ PromptWithTools = tuple[Prompt, list[JsonValue] | None]
 CHUNK = 64
 """Prompts that a process is sent at once."""
 
+MOST_REPORTED = 3
+"""New bad rows that one message lists."""
 
-@dataclass(frozen=True, slots=True)
-class Counting:
-    """The settings on which the tokens of prompts depend; see :class:`~slime_core.prompts.chat.PromptEncoder`."""
+MOST_WRITTEN = 1000
+MOST_LETTERS = 500
+"""Characters of one text; its start names file and line."""
 
-    folder: str
-    apply_chat_template: bool
-    template_arguments: str = "{}"
-    trust_remote_code: bool = False
+TEXTS = {
+    TOO_LONG: "prompts are longer than --rollout-max-prompt-len and are left out",
+    BAD: "rows of the prompt files, or groups of --buffer-data, cannot be read and are left out (--on-bad-data skip)",
+}
 
-    def encoder(self) -> PromptEncoder:
-        """The encoder that counts."""
-        return PromptEncoder(
-            Path(self.folder),
-            apply_chat_template=self.apply_chat_template,
-            template_arguments=json.loads(self.template_arguments),
-            trust_remote_code=self.trust_remote_code,
-        )
+
+class BadRows:
+    """Messages about bad rows, each once: a resumed run finds the same rows again.
+
+    Arguments:
+        path: receives a line for each of the first 1,000; lines of an earlier start count. None: nothing is written.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        found = path.read_text(encoding="utf-8", errors="replace") if path is not None and path.is_file() else ""
+        self._known = set(found.splitlines())
+        self._new: list[str] = []
+        self._num_new = 0
+
+    def add(self, mistake: str) -> None:
+        """Add a bad row; ``mistake`` starts with file and line."""
+        text = " ".join(mistake.split())[:MOST_LETTERS]
+        self._num_new += 1
+        if len(self._new) < MOST_REPORTED:
+            self._new.append(text)
+        if text not in self._known and len(self._known) < MOST_WRITTEN:
+            self._known.add(text)
+            self._write(text)
+
+    def news(self) -> list[str]:
+        """The first few since the last call, and where the others are written."""
+        reported, more = self._new, self._num_new - len(self._new)
+        self._new, self._num_new = [], 0
+        there = "" if self._path is None else f"; the first {MOST_WRITTEN:,} of all stand in {self._path}"
+        return [*reported, *([f"and {more} more{there}"] if more else [])]
+
+    def _write(self, text: str) -> None:
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(f"{text}\n")
+
+
+class RunFilter(PromptFilter):
+    """Which prompts a run uses, for training or in an evaluation; counts the others, for metrics and messages.
+
+    Arguments:
+        checks: of what rows ask for.
+        longest: most tokens of a prompt; None: all prompts are short enough.
+        lengths: counts the tokens of prompts, where there is a limit.
+        bad_rows: the file for messages about rows that cannot be read; None: none is written.
+    """
+
+    def __init__(
+        self,
+        checks: PromptFilter | None = None,
+        *,
+        longest: int | None = None,
+        lengths: PromptLengths | None = None,
+        bad_rows: Path | None = None,
+    ) -> None:
+        self._checks = checks or PromptFilter()
+        self._longest = longest
+        self._lengths = lengths
+        self._bad_rows = BadRows(bad_rows)
+        self._counts: Counter[str] = Counter()
+        self._reported: dict[str, int] = {}
+
+    def check(self, metadata: Mapping[str, JsonValue], where: str) -> None:
+        """See :class:`~slime_core.PromptFilter`."""
+        self._checks.check(metadata, where)
+
+    def select(self, prompts: Sequence[PromptWithTools]) -> Sequence[bool]:
+        """See :class:`~slime_core.PromptFilter`."""
+        if self._longest is None or self._lengths is None:
+            return self._checks.select(prompts)
+        return [count <= self._longest for count in self._lengths(prompts)]
+
+    def count_left_out(self, reason: str, count: int) -> None:
+        """See :class:`~slime_core.PromptFilter`."""
+        self._counts[reason] += count
+
+    def report_bad_row(self, mistake: str) -> None:
+        """See :class:`~slime_core.PromptFilter`."""
+        self._bad_rows.add(mistake)
+
+    def count(self, reason: str) -> int:
+        """Rows that were left out for ``reason``."""
+        return self._counts[reason]
+
+    def metrics(self) -> dict[str, float]:
+        """``data/left_out/REASON`` -> rows so far, each once however often its epoch comes round."""
+        return {f"data/left_out/{reason}": float(count) for reason, count in sorted(self._counts.items())}
+
+    def news(self) -> list[str]:
+        """A message for each reason that has more than twice the rows of its last message."""
+        new = [reason for reason, count in sorted(self._counts.items()) if count > 2 * self._reported.get(reason, 0)]
+        self._reported |= {reason: self._counts[reason] for reason in new}
+        return ["\n  ".join([self._text(reason), *(self._bad_rows.news() if reason == BAD else [])]) for reason in new]
+
+    def _text(self, reason: str) -> str:
+        return f"{self._counts[reason]} {TEXTS.get(reason, f'rows are left out: {reason}')}"
 
 
 class PromptLengths:
-    """Counts tokens in ``num_workers`` processes, which start with the first question.
+    """Counts the tokens of prompts.
+
+    Arguments:
+        encoder: counts in this process; other processes make one like it.
+        num_workers: processes that count, which start with the first prompts; 0: this one counts.
 
     Raises:
         DataError: a prompt cannot be turned into tokens; says why, and the caller where it stands.
         RunError: a process ended.
     """
 
-    def __init__(self, counting: Counting, *, num_workers: int) -> None:
-        self._counting = counting
+    def __init__(self, encoder: PromptEncoder, *, num_workers: int = 0) -> None:
+        self._encoder = encoder
         self._num_workers = num_workers
         self._workers: list[_Worker] = []
 
     def __call__(self, prompts: Sequence[PromptWithTools]) -> list[int]:
         """The tokens of each prompt, in order."""
+        if not self._num_workers:
+            return _count(self._encoder, prompts)
         chunks = [prompts[start : start + CHUNK] for start in range(0, len(prompts), CHUNK)]
         while len(self._workers) < min(self._num_workers, len(chunks)):
-            self._workers.append(_Worker(self._counting))
+            self._workers.append(_Worker(self._encoder))
         with ThreadPoolExecutor(max(1, len(self._workers))) as threads:
             shares = [chunks[place :: len(self._workers)] for place in range(len(self._workers))]
             found = list(threads.map(_Worker.answers, self._workers, shares))
@@ -94,42 +183,23 @@ class PromptLengths:
             self._workers.pop().end()
 
 
-class ShortEnough:
-    """Says of prompts whether they have at most ``longest`` tokens.
-
-    Arguments:
-        encoder: counts in this process.
-        lengths: counts in others; None: this process counts all of them.
-    """
-
-    def __init__(self, longest: int, encoder: PromptEncoder, *, lengths: PromptLengths | None = None) -> None:
-        self._longest = longest
-        self._encoder = encoder
-        self._lengths = lengths
-
-    def select(self, prompts: Sequence[PromptWithTools]) -> list[bool]:
-        """For each prompt with its tools, whether it is short enough."""
-        if self._lengths is None:
-            return [len(self._encoder.encode(prompt, tools=tools)) <= self._longest for prompt, tools in prompts]
-        return [count <= self._longest for count in self._lengths(prompts)]
-
-
 class _Worker:
     """One counting process."""
 
-    def __init__(self, counting: Counting) -> None:
-        command = [sys.executable, "-m", "slime_core.prompts.requests", json.dumps(asdict(counting))]
+    def __init__(self, encoder: PromptEncoder) -> None:
+        command = [sys.executable, "-m", "slime_core.prompts.requests", json.dumps(encoder.arguments)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._asks = cast(IO[str], self._process.stdin)
+        self._tells = cast(IO[str], self._process.stdout)
 
     def answers(self, chunks: Sequence[Sequence[PromptWithTools]]) -> list[list[int]]:
         return [self._answer(chunk) for chunk in chunks]
 
     def _answer(self, chunk: Sequence[PromptWithTools]) -> list[int]:
-        asks, tells = self._pipes()
         try:
-            asks.write(json.dumps(chunk, default=str) + "\n")
-            asks.flush()
-            answer = json.loads(tells.readline())
+            self._asks.write(json.dumps(chunk, default=str) + "\n")
+            self._asks.flush()
+            answer = json.loads(self._tells.readline())
         except (OSError, ValueError):
             raise RunError(
                 f"a process that counts the tokens of prompts ended (exit code {self._process.wait()}); its output "
@@ -139,66 +209,31 @@ class _Worker:
             raise DataError(answer)
         return list(answer)
 
-    def _pipes(self) -> tuple[IO[str], IO[str]]:
-        asks, tells = self._process.stdin, self._process.stdout
-        if asks is None or tells is None:
-            raise AssertionError("started without pipes")
-        return asks, tells
-
     def end(self) -> None:
-        for pipe in self._pipes():
+        for pipe in (self._asks, self._tells):
             with suppress(OSError):  # closing writes what is left, which a process that has ended does not take
                 pipe.close()
         self._process.wait()
 
 
-def _answers(lines: Iterator[str], encoder: PromptEncoder) -> Iterator[str]:
-    for line in lines:
-        try:
-            yield json.dumps([len(encoder.encode(prompt, tools=tools)) for prompt, tools in json.loads(line)])
-        except DataError as problem:
-            yield json.dumps(str(problem))
+def _count(encoder: PromptEncoder, prompts: Sequence[PromptWithTools]) -> list[int]:
+    return [len(encoder.encode(prompt, tools=tools)) for prompt, tools in prompts]
 
 
-def main(counting: str) -> None:
+def main(arguments: str) -> None:
     """The counting process."""
-    for answer in _answers(iter(sys.stdin.readline, ""), Counting(**json.loads(counting)).encoder()):
-        print(answer, flush=True)
+    given = json.loads(arguments)
+    encoder = PromptEncoder(Path(given.pop("folder")), **given)
+    for line in iter(sys.stdin.readline, ""):
+        try:
+            answer: list[int] | str = _count(encoder, json.loads(line))
+        except DataError as problem:
+            answer = str(problem)
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
     main(sys.argv[1])
-
-
-class RunFilter(PromptFilter):
-    """Which prompts a run uses, for training or in an evaluation.
-
-    Arguments:
-        left_out: counts the others.
-        checks: of what rows ask for.
-        short: says which prompts are short enough; None: all are.
-    """
-
-    def __init__(self, left_out: LeftOut, checks: PromptFilter | None = None, short: ShortEnough | None = None) -> None:
-        self._left_out = left_out
-        self._checks = checks or PromptFilter()
-        self._short = short
-
-    def check(self, metadata: Mapping[str, JsonValue], where: str) -> None:
-        """See :class:`~slime_core.PromptFilter`."""
-        self._checks.check(metadata, where)
-
-    def select(self, prompts: Sequence[tuple[Prompt, list[JsonValue] | None]]) -> Sequence[bool]:
-        """See :class:`~slime_core.PromptFilter`."""
-        return self._checks.select(prompts) if self._short is None else self._short.select(prompts)
-
-    def count_left_out(self, reason: str, count: int) -> None:
-        """See :class:`~slime_core.PromptFilter`."""
-        self._left_out.count_left_out(reason, count)
-
-    def report_bad_row(self, mistake: str) -> None:
-        """See :class:`~slime_core.PromptFilter`."""
-        self._left_out.report_bad_row(mistake)
 
 
 def template_arguments(data: DataConfig) -> dict[str, JsonValue]:
@@ -254,23 +289,4 @@ def evaluation_request(
         shuffle=False,
         formats=formats,
         filter=filter,
-    )
-
-
-def short_enough(config: RunConfig, encoder: PromptEncoder) -> ShortEnough | None:
-    """Which prompts have at most ``rollout_max_prompt_len`` tokens; None: all are kept."""
-    longest = config.data.rollout_max_prompt_len
-    if longest is None:
-        return None
-    workers = config.data.num_data_workers
-    lengths = PromptLengths(_counting(config, encoder.folder), num_workers=workers) if workers else None
-    return ShortEnough(longest, encoder, lengths=lengths)
-
-
-def _counting(config: RunConfig, folder: Path) -> Counting:
-    return Counting(
-        folder=str(folder),
-        apply_chat_template=config.data.apply_chat_template,
-        template_arguments=config.data.apply_chat_template_kwargs,
-        trust_remote_code=config.model.trust_remote_code,
     )

@@ -1,85 +1,265 @@
-"""From the rows of a file to prompts; every mistake names file and line.
+"""Rows of prompt files by their number, without holding a file in memory, and the prompts that they hold; every mistake
+names file and line.
+
+:class:`LineIndex` knows where every 64th line of a file starts, as far as the file was read. :class:`Sizes` checks that
+files stay as they were found. Plugin ``datasets`` keeps indexes, and reads rows in any order.
 
 Columns know kinds that JSON lacks, and write null where only other rows have a value: a table of Arrow gives all its
-objects the same fields. The first functions below bring both to one form.
+objects the same fields. ``_without_gaps``, ``_label`` and ``_input`` bring both to one form.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+import sys
+import weakref
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from slime_core.config.prompt_paths import PromptPath
+from slime_core.config.prompt_paths import JSON_LINES, PromptPath, format_of, unreadable
 from slime_core.errors import DataError
-from slime_core.plugins.contracts import PromptRequest, RawRow
-from slime_core.prompts.tables import open_tables, rows_in_order
+from slime_core.plugins.contracts import PromptFormat, PromptRequest, PromptTable, RawRow, RunView
 from slime_core.types import JsonValue
+from slime_core.untrusted import open_regular
 
 __all__ = [
+    "AT_ONCE",
+    "EVERY",
+    "JsonLines",
+    "LineIndex",
+    "LineTable",
     "Prompt",
     "PromptRow",
+    "Sizes",
     "content_of",
     "fields_of",
-    "input_of",
     "is_chat",
-    "label_of",
-    "message_of",
     "no_rows",
     "numbered_prompts",
+    "open_tables",
     "prompt_of",
+    "rows_in_order",
+    "stamp_of",
     "tools_of",
-    "without_gaps",
+    "unreadable",
 ]
+
+EVERY = 64
+"""Lines from one known beginning to the next; so many are read at most to come to a line between."""
+
+ENDS = 2**16
+"""Bytes at the beginning and at the end of a file that its stamp is taken from."""
+
+
+class LineIndex:
+    """``offsets`` at which ``lines`` start, sorted, and how far the file has been read.
+
+    Example: ``extend(64, 7000, is_end=False)`` says that line 64, counted from 0, starts at byte 7000.
+    """
+
+    def __init__(self) -> None:
+        self.lines = array("q", [0])
+        self.offsets = array("q", [0])
+        self.frontier = (0, 0)
+        """Lines that are known, and where the next one starts."""
+        self.is_whole = False
+
+    def nearest(self, line: int) -> tuple[int, int]:
+        """The last known line at or before ``line``, and where it starts."""
+        place = bisect_right(self.lines, line) - 1
+        return self.lines[place], self.offsets[place]
+
+    def extend(self, line: int, offset: int, *, is_end: bool) -> None:
+        """The file is known up to ``line``, which starts at ``offset`` or, with ``is_end``, is not there."""
+        self.frontier, self.is_whole = (line, offset), is_end
+        if not is_end:
+            self.lines.append(line)
+            self.offsets.append(offset)
+
+
+def stamp_of(path: Path) -> str:
+    """Size of the file and SHA-256 of its first and last 64 KiB; the same wherever the file lies."""
+    digest, size = hashlib.sha256(), path.stat().st_size
+    with path.open("rb") as stream:
+        digest.update(stream.read(ENDS))
+        stream.seek(max(0, size - ENDS))
+        digest.update(stream.read(ENDS))
+    return f"{size}:{digest.hexdigest()[:32]}"
+
+
+class Sizes:
+    """Sizes of files in bytes when they were opened.
+
+    Rows of a file that changes have no numbers, no resumed run would find its place in it, and what is mapped into
+    memory and then cut ends the process that touches it.
+
+    Raises:
+        OSError: a file is not there.
+    """
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._sizes = {file: file.stat().st_size for file in files}
+
+    def check(self) -> None:
+        """Returns if they have as many now, or are gone: what is open can still be read.
+
+        Raises:
+            DataError: one has become longer or shorter.
+        """
+        for file, before in self._sizes.items():
+            now = before
+            with suppress(OSError):
+                now = file.stat().st_size
+            if now != before:
+                raise DataError(
+                    f"{file} had {before:,} bytes when this run opened it, and has {now:,} now. Put it back as it was "
+                    "and resume from the last checkpoint; write further rows to another file"
+                )
+
+
+AT_ONCE = 256
+"""Rows that are read from a table at once."""
+
+
+class JsonLines:
+    """The prompt format of JSON Lines, one object a line."""
+
+    def __init__(self, options: object, run: RunView) -> None:
+        del options, run
+
+    def open(self, path: Path, *, window: int | None) -> PromptTable:
+        """See :class:`~slime_core.PromptFormat`; lines are found in any order alike."""
+        del window
+        return LineTable(path)
+
+
+class LineTable:
+    """The lines of a file; the last may lack its line feed.
+
+    Raises:
+        DataError: the file cannot be read; or, from any method, it has become longer or shorter since.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._stream = open_regular(path)
+        except OSError as problem:
+            raise DataError(f"{path} cannot be read: {problem}. Name a JSON Lines file in UTF-8.") from problem
+        weakref.finalize(self, self._stream.close)
+        self._sizes = Sizes([path])
+        self.index = LineIndex()
+
+    def reaches(self, row: int) -> bool:
+        """Reads on from where the file is known as far as ``row``."""
+        while not self.index.is_whole and row >= self.index.frontier[0]:
+            self._read_on()
+        return row < self.index.frontier[0]
+
+    def total(self) -> int:
+        """The number of lines; reads the file to its end."""
+        self.reaches(sys.maxsize)
+        return self.index.frontier[0]
+
+    def read(self, start: int, stop: int) -> Iterator[RawRow]:
+        """See :class:`~slime_core.PromptTable`; finds the beginning by the nearest line that is known."""
+        line, offset = self.index.nearest(start)
+        self._sizes.check()
+        stream = self._stream
+        stream.seek(offset)
+        for _ in range(start - line):
+            stream.readline()
+        for number in range(start, stop):
+            content = stream.readline()
+            if not content:
+                return
+            place = stream.tell()
+            yield RawRow(self.path, number + 1, content)
+            stream.seek(place)  # the consumer of the row may have moved the stream
+
+    def stamp(self) -> str:
+        """See :class:`~slime_core.PromptTable`."""
+        return stamp_of(self.path)
+
+    def _read_on(self) -> None:
+        line, offset = self.index.frontier
+        self._sizes.check()
+        self._stream.seek(offset)
+        lengths = [len(content) for content in islice(iter(self._stream.readline, b""), EVERY)]
+        self.index.extend(line + len(lengths), offset + sum(lengths), is_end=len(lengths) < EVERY)
+
+
+def open_tables(
+    path: Path,
+    formats: Mapping[str, PromptFormat],
+    *,
+    window: int | None = 0,
+    lines: Callable[[Path], PromptTable] = LineTable,
+) -> tuple[PromptPath, list[PromptTable]]:
+    """The files that ``path`` names, and which of their rows it means; see :mod:`slime_core.config.prompt_paths`.
+
+    Arguments:
+        formats: name -> how its files are read; a file of none of them is read as JSON Lines.
+        window: how far from file order rows will be read; see :class:`~slime_core.PromptFormat`.
+        lines: opens JSON Lines.
+
+    Raises:
+        DataError: there are no such files, or one cannot be read.
+    """
+    where = PromptPath.read(path)
+    named = [(file, format_of(file, formats)) for file in where.files(formats)]
+    return where, [
+        lines(file) if name is None or name in JSON_LINES else formats[name].open(file, window=window)
+        for file, name in named
+    ]
+
+
+def rows_in_order(where: PromptPath, tables: Iterable[PromptTable]) -> Iterator[RawRow]:
+    """The rows that ``where`` means, one file after the other."""
+    stop = None if where.stop is None else where.stop - where.start
+    return islice(_rows_from(where.start, tables), stop)
+
+
+def _rows_from(start: int, tables: Iterable[PromptTable]) -> Iterator[RawRow]:
+    for table in tables:
+        if not table.reaches(start):
+            start -= table.total()
+            continue
+        while table.reaches(start):
+            yield from table.read(start, start + AT_ONCE)
+            start += AT_ONCE
+        start = 0
 
 
 MOST_FIELDS, MOST_LETTERS = 12, 40
 """Most fields of a row, and most letters of a name, that a message shows."""
 
 
-def without_gaps(value: JsonValue) -> JsonValue:
+def _without_gaps(value: JsonValue) -> JsonValue:
     """``value`` with no null under a key of an object in it, at any depth: what is missing is not there.
 
     Example: ``[{"type": "text", "image": None}]`` is ``[{"type": "text"}]``; a template that looks for images by
     ``'image' in part`` would find one otherwise.
     """
     if isinstance(value, dict):
-        return {key: without_gaps(one) for key, one in value.items() if one is not None}
-    return [without_gaps(one) for one in value] if isinstance(value, list) else value
+        return {key: _without_gaps(one) for key, one in value.items() if one is not None}
+    return [_without_gaps(one) for one in value] if isinstance(value, list) else value
 
 
-def message_of(message: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """A chat message of a column, without gaps; its ``content`` is there, and may be null."""
-    kept = {key: without_gaps(one) for key, one in message.items() if one is not None}
-    return {**kept, "content": without_gaps(message["content"])}
-
-
-def label_of(value: object) -> str | None:
-    """A ground truth as text: lists and objects as JSON, dates and exact decimals as they are written.
-
-    Raises:
-        ValueError: it has no text: bytes, or a number that is none; says what it is.
-    """
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, bytes | bytearray | memoryview):
-        raise ValueError("bytes, which are no text")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value}, which is no number")
-    if isinstance(value, bool | int | float | list | dict | tuple):
-        return json.dumps(value, default=str)
-    return str(value)
-
-
-def input_of(value: object) -> JsonValue:
+def _input(value: object) -> JsonValue:
     """An image and the like as a request can carry it: bytes, and what the datasets library writes for an image
     (``{"bytes": ..., "path": ...}``), as base 64; the path where there are no bytes. Lists, one by one."""
     if isinstance(value, list):
-        return [input_of(one) for one in value]
+        return [_input(one) for one in value]
     if isinstance(value, Mapping) and value.keys() == {"bytes", "path"}:
         value = value["path"] if value["bytes"] is None else value["bytes"]
     return base64.b64encode(value).decode() if isinstance(value, bytes) else cast("JsonValue", value)
@@ -96,8 +276,6 @@ EXAMPLE = '{"prompt": "What is 2 + 2?", "label": "4"}'
 
 PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
 """First bytes of compressed files."""
-
-PARQUET = b"PAR1"
 
 Prompt = str | list[dict[str, JsonValue]]
 
@@ -209,64 +387,59 @@ def content_of(raw: RawRow) -> dict[str, object]:
     if not isinstance(raw.content, bytes):
         return dict(raw.content)
     line = raw.line
+    if raw.number == 1 and (found := _other_form(raw.file, line)):
+        raise DataError(found)
     try:
         row = json.loads(line.decode("utf-8").rstrip("\r\n"))
         if b"\\ud" in line.lower():
             json.dumps(row, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as problem:
-        raise DataError(_unreadable(raw, line, problem)) from problem
-    if raw.number == 1 and isinstance(row, list):
-        raise DataError(_array(raw))
+        raise DataError(_unreadable(raw.place, problem)) from problem
     if not isinstance(row, dict):
         raise DataError(f"{raw.place}: found {type(row).__name__}, expected an object such as {EXAMPLE}")
     return row
 
 
-def _unreadable(raw: RawRow, line: bytes, problem: Exception) -> str:
+def _unreadable(place: str, problem: Exception) -> str:
     """The mistake in a line that is no JSON."""
-    if raw.number == 1 and (found := _of_another_form(raw, line)):
-        return found
-    if isinstance(problem, UnicodeDecodeError):
-        return f"{raw.place}: not UTF-8 ({problem}). Name a JSON Lines file in UTF-8."
-    if isinstance(problem, UnicodeEncodeError):
-        half = f"{problem.object[problem.start : problem.end]!a}"
-        return (
-            f"{raw.place}: {half} is half of a character, which no text can hold. Write both halves, or leave it out."
-        )
-    if isinstance(problem, RecursionError):
-        found = "lists or objects too deep inside one another to be read"
-        return f"{raw.place}: {found}. Expected an object such as {EXAMPLE}"
-    if isinstance(problem, json.JSONDecodeError):
-        place = f"{raw.place}, column {problem.colno}"
-        return f"{place}: not JSON ({problem.msg}). Expected an object such as {EXAMPLE}"
-    return f"{raw.place}: a number too long to be read. Write numbers of more than 4,300 digits as text."
+    match problem:
+        case UnicodeDecodeError():
+            return f"{place}: not UTF-8 ({problem}). Name a JSON Lines file in UTF-8."
+        case UnicodeEncodeError(object=text, start=start, end=end):
+            half = f"{text[start:end]!a} is half of a character, which no text can hold"
+            return f"{place}: {half}. Write both halves, or leave it out."
+        case RecursionError():
+            found = "lists or objects too deep inside one another to be read"
+            return f"{place}: {found}. Expected an object such as {EXAMPLE}"
+        case json.JSONDecodeError():
+            return f"{place}, column {problem.colno}: not JSON ({problem.msg}). Expected an object such as {EXAMPLE}"
+        case _:
+            return f"{place}: a number too long to be read. Write numbers of more than 4,300 digits as text."
 
 
-def _of_another_form(raw: RawRow, line: bytes) -> str | None:
-    """Advice for a file that is no JSON Lines, by its first bytes; None: it may be JSON Lines."""
-    if line.startswith(PARQUET):
-        if raw.file.suffix == ".parquet":
-            return (
-                f"{raw.file} is Parquet, which plugin datasets reads; install slime-datasets, or add --plugin datasets"
-            )
-        return f"{raw.file} is Parquet, and its name does not end in .parquet; give it a name that does"
-    packed = next((name for mark, name in PACKED.items() if line.startswith(mark)), None)
-    if packed is not None:
-        return f"{raw.file} is compressed ({packed}); unpack it first"
-    return _array(raw) if line.lstrip().startswith(b"[") else None
+def _other_form(file: Path, line: bytes) -> str | None:
+    """Advice for a file that is no JSON Lines, by the start of its first line; None: it may be JSON Lines."""
+    if line.startswith(b"PAR1") and file.suffix == ".parquet":
+        return f"{file} is Parquet, which plugin datasets reads; install slime-datasets, or add --plugin datasets"
+    if line.startswith(b"PAR1"):
+        return f"{file} is Parquet, and its name does not end in .parquet; give it a name that does"
+    for mark, name in PACKED.items():
+        if line.startswith(mark):
+            return f"{file} is compressed ({name}); unpack it first"
+    if line.lstrip().startswith(b"["):
+        accepted = f"accepted: JSON Lines, one object a line, such as {EXAMPLE}"
+        return f"{file} is one JSON list; {accepted}. jq -c '.[]' {file} writes them so"
+    return None
 
 
-def _array(raw: RawRow) -> str:
-    return (
-        f"{raw.file} is one JSON list; accepted: JSON Lines, one object a line, such as {EXAMPLE}. "
-        f"jq -c '.[]' {raw.file} writes them so"
-    )
+def _field(raw: RawRow, row: dict[str, Any], key: str, flag: str) -> Any:
+    if key not in row:
+        raise DataError(f"{raw.place}: no field {key!r}, found {fields_of(row)}. Name the right one with {flag}.")
+    return row[key]
 
 
 def _prompt(raw: RawRow, row: dict[str, Any], key: str) -> Prompt:
-    if key not in row:
-        raise DataError(f"{raw.place}: no field {key!r}, found {fields_of(row)}. Name the right one with --input-key.")
-    prompt = row[key]
+    prompt: Prompt = _field(raw, row, key, "--input-key")
     if not isinstance(prompt, str) and not is_chat(prompt):
         raise DataError(
             f"{raw.place}: field {key!r} is neither text nor a list of messages with role and content: found "
@@ -277,12 +450,17 @@ def _prompt(raw: RawRow, row: dict[str, Any], key: str) -> Prompt:
             f"{raw.place}: the prompt in field {key!r} is empty, so that there is nothing to answer. Write one, or "
             "take the row out; of training data, --on-bad-data skip leaves such rows out and names them"
         )
-    return prompt if isinstance(prompt, str) or isinstance(raw.content, bytes) else list(map(message_of, prompt))
+    if isinstance(prompt, str) or isinstance(raw.content, bytes):
+        return prompt
+    # A content of null stays: an assistant that only calls a tool has it.
+    return [
+        {key: _without_gaps(one) for key, one in message.items() if one is not None or key == "content"}
+        for message in prompt
+    ]
 
 
 def _metadata(raw: RawRow, row: dict[str, Any], key: str) -> dict[str, Any]:
-    found = row.get(key)
-    metadata: Any = {} if found is None else found
+    metadata: Any = {} if row.get(key) is None else row[key]
     if not isinstance(raw.content, bytes):  # of columns: there may be dates, which JSON has not
         metadata = json.loads(json.dumps(metadata, default=str))
     if not isinstance(metadata, dict):
@@ -291,20 +469,19 @@ def _metadata(raw: RawRow, row: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _label(raw: RawRow, row: dict[str, Any], key: str | None) -> str | None:
+    """The ground truth as text: lists and objects as JSON, dates and exact decimals as they are written."""
     if key is None:
         return None
-    if key not in row:
+    label = _field(raw, row, key, "--label-key, or say with --label-key none that rows have none")
+    if isinstance(label, bytes) or (isinstance(label, float) and not math.isfinite(label)):
+        found = "bytes, which are no text" if isinstance(label, bytes) else f"{label}, which is no number"
         raise DataError(
-            f"{raw.place}: no field {key!r}, found {fields_of(row)}. Name the right one with --label-key, or say with "
-            "--label-key none that rows have none."
-        )
-    try:
-        return label_of(row[key])
-    except ValueError as problem:
-        raise DataError(
-            f"{raw.place}: field {key!r} holds {problem} (--label-key); accepted: text, a number, lists or objects of "
+            f"{raw.place}: field {key!r} holds {found} (--label-key); accepted: text, a number, lists or objects of "
             "these, or null where there is no ground truth"
-        ) from None
+        )
+    if isinstance(label, bool | int | float | list | dict | tuple):
+        return json.dumps(label, default=str)
+    return label if label is None else str(label)
 
 
 def _tools(raw: RawRow, row: dict[str, Any], key: str | None) -> list[Any] | None:
@@ -320,17 +497,12 @@ def _tools(raw: RawRow, row: dict[str, Any], key: str | None) -> list[Any] | Non
             f"{raw.place}: field {key!r} is no list of tools, which are objects, as JSON or as its text (--tool-key): "
             f"found {json.dumps(row[str(key)], default=str)[:80]}"
         )
-    return (tools if isinstance(raw.content, bytes) else list(map(without_gaps, tools or ()))) or None
+    return (tools if isinstance(raw.content, bytes) else list(map(_without_gaps, tools or ()))) or None
 
 
 def _inputs(raw: RawRow, row: dict[str, Any], request: PromptRequest) -> dict[str, Any] | None:
-    for kind, key in request.multimodal_keys:
-        if key not in row:
-            raise DataError(
-                f"{raw.place}: no field {key!r} with what is to be {kind}, found {fields_of(row)}. Name the right one "
-                "with --multimodal-keys."
-            )
-    return {kind: input_of(row[key]) for kind, key in request.multimodal_keys if row[key] is not None} or None
+    found = {kind: _field(raw, row, key, "--multimodal-keys") for kind, key in request.multimodal_keys}
+    return {kind: _input(value) for kind, value in found.items() if value is not None} or None
 
 
 def is_chat(prompt: object) -> bool:

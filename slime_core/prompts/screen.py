@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from slime_core.errors import DataError
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.plugins.loading import boundary
-from slime_core.prompts.chat import TEMPLATE_BYTES, TEMPLATE_SECONDS, require_short
+from slime_core.prompts.chat import PromptTokenizer
 from slime_core.prompts.row_checks import GENERATE_FUNCTION, SAMPLING_PARAMS, own_sampling
-from slime_core.prompts.rows import Prompt, PromptRow, numbered_prompts, size_of
+from slime_core.prompts.rows import PromptRow, numbered_prompts, size_of
 from slime_core.types import JsonValue
-from slime_core.untrusted import limited, read_object
+from slime_core.untrusted import read_object
 
 __all__ = ["Room", "screen"]
 
@@ -107,15 +107,13 @@ def screen(
     if not found:
         none = f"none of the {len(bad)} rows that were looked at can be read, the first one: {bad[0]}"
         raise DataError(f"{request.path}: {none}")
-    rows = [(raw.place, row) for raw, row in found]
-    rows = [(place, row) for place, row in rows if not row.metadata.get(GENERATE_FUNCTION)]
+    rows = [(raw.place, row) for raw, row in found if not row.metadata.get(GENERATE_FUNCTION)]
     if room is not None:
         if not room.apply_chat_template:
             _refuse_messages(rows)
         elif rows:
             _lengths(rows[:1], room)
-        for own, those in _by_response(rows, room.response).items():
-            _refuse_endless(those, room, own)
+        for own, those in _by_response(rows, room).items():
             _refuse_long(those, replace(room, response=own), setting)
         if not bad and sum(size_of(raw) for raw, _ in found) < most:
             _refuse_if_all_are_long(rows, room, request.path)
@@ -133,22 +131,18 @@ def _refuse_messages(rows: Rows) -> None:
         )
 
 
-def _by_response(rows: Rows, response: int) -> Mapping[int, Rows]:
-    """Longest response -> the rows that may have one of that length; a row may name its own."""
+def _by_response(rows: Rows, room: Room) -> Mapping[int, Rows]:
+    """Longest response -> the rows that may have one of that length; a row may name its own, below the context."""
     found: dict[int, list[tuple[str, PromptRow]]] = {}
     for place, row in rows:
-        own = cast(int, own_sampling(row.metadata, of_run=None, where=place).get("max_new_tokens", response))
+        own = cast(int, own_sampling(row.metadata, of_run=None, where=place).get("max_new_tokens", room.response))
+        if own != room.response and room.context is not None and own >= room.context:
+            raise DataError(
+                f"{place}: metadata {SAMPLING_PARAMS}: max_new_tokens = {own}, and the model reads at most "
+                f"{room.context} tokens, prompt and response together; give less than {room.context}"
+            )
         found.setdefault(own, []).append((place, row))
     return found
-
-
-def _refuse_endless(rows: Rows, room: Room, own: int) -> None:
-    """Refuse rows that name a longest response for which no prompt is short enough."""
-    if own != room.response and room.context is not None and own >= room.context:
-        raise DataError(
-            f"{rows[0][0]}: metadata {SAMPLING_PARAMS}: max_new_tokens = {own}, and the model reads at most "
-            f"{room.context} tokens, prompt and response together; give less than {room.context}"
-        )
 
 
 def _refuse_long(rows: Rows, room: Room, setting: str) -> None:
@@ -204,28 +198,40 @@ def _size(row: PromptRow) -> int:
 
 def _lengths(rows: Rows, room: Room) -> list[int]:
     """Tokens of each; empty where it takes more than ``tokenizer.json`` to tell."""
-    tokenizer = _tokenizer(room.folder) if rows else None
+    tokenizer = _tokenizer(room) if rows else None
     if tokenizer is None:
         return []
-    if room.apply_chat_template and not tokenizer.chat_template:
-        raise DataError(f"--apply-chat-template needs a chat template, but the tokenizer in {room.folder} has none")
     lengths = []
     for place, row in rows:
-        with boundary(place, "turning the prompt into tokens", error=DataError):
-            lengths.append(_length(tokenizer, row.prompt, row.tools, room))
+        with _at(place):
+            lengths.append(len(tokenizer.encode(row.prompt, tools=row.tools)))
     return lengths
 
 
-def _tokenizer(folder: Path) -> Any:
-    if not (folder / "tokenizer.json").is_file() or _has_code(folder):
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    try:
+        yield
+    except DataError as problem:
+        raise DataError(f"{place}: {problem}") from problem
+
+
+def _tokenizer(room: Room) -> PromptTokenizer | None:
+    if not (room.folder / "tokenizer.json").is_file() or _has_code(room.folder):
         return None
     from transformers import PreTrainedTokenizerFast
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # it warns of every prompt that is too long
     next_step = "Take tokenizer.json and tokenizer_config.json from where the checkpoint came from."
-    with boundary(f"the tokenizer in {folder}", "reading it", error=DataError, next_step=next_step):
-        return PreTrainedTokenizerFast.from_pretrained(folder)
+    with boundary(f"the tokenizer in {room.folder}", "reading it", error=DataError, next_step=next_step):
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(room.folder)
+    return PromptTokenizer(
+        tokenizer,
+        room.folder,
+        apply_chat_template=room.apply_chat_template,
+        template_arguments=room.template_arguments,
+    )
 
 
 def _has_code(folder: Path) -> bool:
@@ -235,50 +241,33 @@ def _has_code(folder: Path) -> bool:
         return False
 
 
-def _length(tokenizer: Any, prompt: Prompt, tools: list[JsonValue] | None, room: Room) -> int:
-    text = _text(tokenizer, prompt, tools, room)
-    return len(tokenizer(text, add_special_tokens=not room.apply_chat_template)["input_ids"])
-
-
-def _text(tokenizer: Any, prompt: Prompt, tools: list[JsonValue] | None, room: Room) -> Any:
-    """The text that the tokenizer encodes for a prompt."""
-    if not room.apply_chat_template:
-        return prompt
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    given = {"tools": tools, "add_generation_prompt": True, **room.template_arguments}
-    with limited(seconds=TEMPLATE_SECONDS, nbytes=TEMPLATE_BYTES):
-        return require_short(tokenizer.apply_chat_template(messages, tokenize=False, **given))
-
-
 def _unknown(rows: Rows, room: Room) -> str | None:
     """A warning about the unknown tokens of prompts; None: there are hardly any."""
-    tokenizer = _tokenizer(room.folder) if rows and _can_be_unknown(room.folder) else None
-    if tokenizer is None or tokenizer.unk_token_id is None:
+    prompts = _tokenizer(room) if rows and _can_be_unknown(room.folder) else None
+    if prompts is None or prompts.tokenizer.unk_token_id is None:
         return None
-    total, unknown = 0, Counter[str]()
-    for place, row in _first(rows, MOST_ENCODED):
-        with boundary(place, "turning the prompt into tokens", error=DataError):
-            text = _text(tokenizer, row.prompt, row.tools, room)
-            found = tokenizer(text, add_special_tokens=not room.apply_chat_template, return_offsets_mapping=True)
-        total += len(found["input_ids"])
-        spans = zip(found["input_ids"], found["offset_mapping"], strict=True)
-        unknown.update(text[start:end] for token, (start, end) in spans if token == tokenizer.unk_token_id)
+    total, left, unknown = 0, MOST_ENCODED, Counter[str]()
+    for place, row in rows:
+        if left <= 0:
+            break
+        left -= _size(row)
+        with _at(place):
+            text = prompts.text(row.prompt, tools=row.tools)
+            ids, spans = prompts.spans(text)
+        total += len(ids)
+        places = zip(ids, spans, strict=True)
+        unknown.update(text[start:end] for one, (start, end) in places if one == prompts.tokenizer.unk_token_id)
     share = unknown.total() / max(1, total)
     if share < MANY_UNKNOWN:
         return None
+    shown = " ".join(repr(text)[1:-1][:20] if text.strip() else "space" for text, _ in unknown.most_common(10))
+    more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
+    known = sorted(set(prompts.tokenizer.get_vocab()) - set(prompts.tokenizer.all_special_tokens))
     return (
-        f"{share:.0%} of the prompt tokens are {tokenizer.unk_token}: the tokenizer in {room.folder} does not know "
-        f"{_most(unknown)}; it knows {_known(tokenizer)}. The model cannot read them: write prompts in what it knows, "
-        "or name another model (--hf-checkpoint)"
+        f"{share:.0%} of the prompt tokens are {prompts.tokenizer.unk_token}: the tokenizer in {room.folder} does not "
+        f"know {shown}{more}; it knows {' '.join(known) if len(known) <= SMALL_VOCABULARY else f'{len(known)} others'}."
+        " The model cannot read them: write prompts in what it knows, or name another model (--hf-checkpoint)"
     )
-
-
-def _first(rows: Rows, most: int) -> Iterator[tuple[str, PromptRow]]:
-    for place, row in rows:
-        if most <= 0:
-            return
-        most -= _size(row)
-        yield place, row
 
 
 def _can_be_unknown(folder: Path) -> bool:
@@ -289,23 +278,3 @@ def _can_be_unknown(folder: Path) -> bool:
         return bool(named) and not model.get("byte_fallback")
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return False
-
-
-def _most(unknown: Counter[str]) -> str:
-    shown = " ".join(repr(text)[1:-1][:20] if text.strip() else "space" for text, _ in unknown.most_common(10))
-    return f"{shown} and {len(unknown) - 10} more" if len(unknown) > 10 else shown
-
-
-def _known(tokenizer: Any) -> str:
-    known = sorted(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens))
-    if len(known) > SMALL_VOCABULARY or any(len(text) > 1 for text in known):
-        return f"{len(known)} others"
-    return " ".join(_runs(known))
-
-
-def _runs(characters: Iterable[str]) -> Iterator[str]:
-    """``0-9`` for digits; characters in order."""
-    numbered = enumerate(map(ord, characters))
-    for _, run in groupby(numbered, key=lambda pair: pair[1] - pair[0]):
-        codes = [chr(code) for _, code in run]
-        yield from [f"{codes[0]}-{codes[-1]}"] if len(codes) > 2 else codes

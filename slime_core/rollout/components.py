@@ -39,8 +39,7 @@ from slime_core.plugins.discovery import CORE, PluginIdentity
 from slime_core.plugins.loading import boundary
 from slime_core.plugins.registry import Registry
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.left_out import LeftOut
-from slime_core.prompts.requests import RunFilter, short_enough, training_request
+from slime_core.prompts.requests import PromptLengths, RunFilter, training_request
 from slime_core.prompts.row_checks import (
     GENERATE_FUNCTION,
     REWARD_MODEL,
@@ -358,7 +357,7 @@ class ComponentFactory:
         bad_rows: a file for what is wrong with rows that are left out because they cannot be read; None: there is none.
 
     Attributes:
-        left_out: counts rows of the training prompts that are left out.
+        filter: which training prompts the run uses; counts the others.
         formats: of prompt files.
     """
 
@@ -375,7 +374,8 @@ class ComponentFactory:
         self._registry = registry
         self._options = options
         self._run = run
-        self.left_out = LeftOut(bad_rows)
+        self._bad_rows = bad_rows
+        self.filter = RunFilter()
         self.formats = PromptFormats(registry, options, run)
 
     def make(self, kind: Kind, name: str) -> Any:
@@ -432,9 +432,15 @@ class ComponentFactory:
 
     def prompts(self, path: Path, encoder: PromptEncoder) -> CheckedDataSource:
         """The data source of the training prompts."""
-        name = self._config.data.data_source
-        chosen = RunFilter(self.left_out, self.checks(trains=True), short_enough(self._config, encoder))
-        request = training_request(self._config, path, chosen, self.formats, vocab_size=encoder.vocab_size)
+        data = self._config.data
+        name = data.data_source
+        self.filter = RunFilter(
+            self.checks(trains=True),
+            longest=data.rollout_max_prompt_len,
+            lengths=PromptLengths(encoder, num_workers=data.num_data_workers),
+            bad_rows=self._bad_rows,
+        )
+        request = training_request(self._config, path, self.filter, self.formats, vocab_size=encoder.vocab_size)
         run = replace(self._run, prompts=request)
         source = construct(self._registry, Kind.DATA_SOURCE, name, self._options, run)
         return CheckedDataSource(source, name=name, plugin=self._registry.owner(Kind.DATA_SOURCE, name))

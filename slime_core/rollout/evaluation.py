@@ -23,9 +23,8 @@ from slime_core.generation import GenerateContext
 from slime_core.plugins.contracts import DataSource, EvalSamples, PromptFormat
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.left_out import TOO_LONG, LeftOut
-from slime_core.prompts.numbered import Held, NumberedPrompts
-from slime_core.prompts.requests import RunFilter, ShortEnough, evaluation_request
+from slime_core.prompts.numbered import TOO_LONG, Held, NumberedPrompts
+from slime_core.prompts.requests import PromptLengths, RunFilter, evaluation_request
 from slime_core.prompts.row_checks import RowChecks
 from slime_core.prompts.rows import tools_of
 from slime_core.rollout.components import run_all
@@ -154,9 +153,7 @@ class Evaluation:
 
     def _load(self, one: EvalSet) -> _LoadedSet:
         encoder = self._components.make_encoder(one.apply_chat_template)
-        left_out = LeftOut()
-        short = None if one.longest_prompt is None else ShortEnough(one.longest_prompt, encoder)
-        chosen = RunFilter(left_out, self._components.checks, short)
+        chosen = RunFilter(self._components.checks, longest=one.longest_prompt, lengths=PromptLengths(encoder))
         request = evaluation_request(self._config, one, chosen, self._components.formats)
         source = NumberedPrompts(Held(request), request)
         groups = source.next_groups(len(source))
@@ -165,7 +162,7 @@ class Evaluation:
             one,
             groups,
             limits,
-            left_out.count(TOO_LONG),
+            chosen.count(TOO_LONG),
             encoder,
             self._components.make_collector(one),
             self._make_client(one),

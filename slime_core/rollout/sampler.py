@@ -166,7 +166,7 @@ class Sampler:
         logged = self.hooks.answers(
             "slime_log_rollout", rollout=rollout, samples=groups.samples, metrics=metrics, seconds=rollout_s
         )
-        return SampledRollout(shards, {} if any(logged) else metrics, [*warnings, *self._factory.left_out.news()])
+        return SampledRollout(shards, {} if any(logged) else metrics, [*warnings, *self._factory.filter.news()])
 
     def _generation_start_s(self) -> float:
         """When generation of this rollout started: now, or, with a buffer, when the last rollout was complete."""
@@ -263,7 +263,7 @@ class Sampler:
             **groups.metrics(trained),
             **{f"rollout/reward_failures/{cause}": count for cause, count in failures.items()},
             **{f"rollout/retries/{cause}": count for cause, count in retries.items()},
-            **self._factory.left_out.metrics(),
+            **self._factory.filter.metrics(),
             **self._staleness.metrics(trained, rollout=rollout, left_out=len(groups.stale)),
             **self._rollouts.metrics(),
         }

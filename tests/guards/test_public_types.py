@@ -22,10 +22,7 @@ from slime_core.generation import GenerateContext, ProcessedPrompt, SamplingPara
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins import hooks
 
-PROMPTS = (
-    *("chat", "left_out", "numbered", "requests", "row_checks"),
-    *("rows", "screen", "tables"),
-)
+PROMPTS = ("chat", "numbered", "requests", "row_checks", "rows", "screen")
 """Modules of the prompts room."""
 
 OPS = ("groups", "log_probs", "loss_weights", "losses", "packing", "prefixes", "whitening")

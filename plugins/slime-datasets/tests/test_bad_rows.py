@@ -12,7 +12,6 @@ import pytest
 
 from slime_core import PromptRequest, RunView
 from slime_core.errors import DataError
-from slime_core.prompts.left_out import LeftOut
 from slime_core.prompts.requests import RunFilter
 from slime_core.prompts.row_checks import RowChecks
 from slime_datasets.options import DatasetsOptions
@@ -41,8 +40,8 @@ def next_prompts(request: PromptRequest, order: dict[str, Any], n: int) -> list[
 def test_every_row_that_is_skipped_is_explained_once_with_file_and_line(tmp_path: Path, order: dict) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a"}\njunk\n\n{"prompt": ""}\n{"prompt": "b"}\n')
-    left_out = LeftOut(tmp_path / "bad-rows.log")
-    request = PromptRequest(path, label_key=None, skips_bad=True, filter=RunFilter(left_out))
+    left_out = RunFilter(bad_rows=tmp_path / "bad-rows.log")
+    request = PromptRequest(path, label_key=None, skips_bad=True, filter=left_out)
     found = next_prompts(request, order, 6)
     assert sorted(found) == ["a", "a", "a", "b", "b", "b"]
     assert sorted((tmp_path / "bad-rows.log").read_text().splitlines()) == [
@@ -86,9 +85,9 @@ def test_a_row_that_names_what_the_run_has_not_is_a_bad_row_wherever_it_stands(
     good = {"prompt": "a", "metadata": {"rm_type": "math", "level": "easy"}}
     rows = [*[good] * 60, {"prompt": "b", "metadata": metadata}]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    left_out = LeftOut(tmp_path / "bad-rows.log")
     checks = RowChecks(OFFERED, {"temperature": 1.0}, mistakes)
-    request = PromptRequest(path, label_key=None, filter=RunFilter(left_out, checks))
+    left_out = RunFilter(checks, bad_rows=tmp_path / "bad-rows.log")
+    request = PromptRequest(path, label_key=None, filter=left_out)
     with pytest.raises(DataError, match=f"^{re.escape(f'{path}, line 61: {message}')}"):
         next_prompts(request, order, 61)
     assert next_prompts(replace(request, skips_bad=True), order, 61) == ["a"] * 61

@@ -14,7 +14,6 @@ from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import CheckpointError, DataError
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.left_out import LeftOut
 from slime_core.prompts.requests import RunFilter
 from slime_core.prompts.row_checks import RowChecks
 from slime_core.rollout.requeue import reset_sample
@@ -236,8 +235,8 @@ def test_a_trajectory_that_could_not_be_trained_is_named_by_file_and_line(make, 
     write(tmp_path / "inbox" / "a.jsonl", "", {**GOOD, **changed})
     with pytest.raises(DataError, match=rf"a\.jsonl, line 2: {found}"):
         make(vocab_size=20).next_groups(1)
-    left_out = LeftOut()
-    skipping = make(skips_bad=True, vocab_size=20, filter=RunFilter(left_out))
+    left_out = RunFilter()
+    skipping = make(skips_bad=True, vocab_size=20, filter=left_out)
     assert prompts(skipping.next_groups(1)) == ["p0"]
     assert left_out.metrics() == {"data/left_out/bad": 1.0}
     assert f"\n  {tmp_path}/inbox/a.jsonl, line 2: " in left_out.news()[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slime_core.prompts.tables import EVERY
+from slime_core.prompts.rows import EVERY
 from slime_datasets.lines import IndexedLines, from_bytes, indexed, open_rows, to_bytes
 
 

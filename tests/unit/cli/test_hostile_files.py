@@ -120,7 +120,7 @@ def test_a_chat_template_has_a_limit(
 ) -> None:
     (model / "chat_template.jinja").write_text(template)
     wrong = stderr_of(*words, "--apply-chat-template")
-    assert "turning the prompt into tokens failed with " in wrong
+    assert "rendering a conversation failed with " in wrong
     assert "it took more than " in wrong or "it wrote 100,000,000 characters" in wrong
 
 

@@ -12,8 +12,7 @@ import pytest
 from slime_core import PromptRequest, RunView
 from slime_core.builtin.prompts import PromptFiles
 from slime_core.errors import DataError
-from slime_core.prompts.left_out import BadRows, LeftOut
-from slime_core.prompts.requests import RunFilter
+from slime_core.prompts.requests import BadRows, RunFilter
 from slime_core.prompts.row_checks import RowChecks, refuse_unknown
 
 
@@ -44,8 +43,8 @@ def test_without_a_file_nothing_is_written() -> None:
 def test_every_row_that_is_skipped_is_explained_once_with_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a"}\njunk\n\n{"prompt": ""}\n{"prompt": "b"}\n')
-    left_out = LeftOut(tmp_path / "bad-rows.log")
-    request = PromptRequest(path, label_key=None, skips_bad=True, filter=RunFilter(left_out))
+    left_out = RunFilter(bad_rows=tmp_path / "bad-rows.log")
+    request = PromptRequest(path, label_key=None, skips_bad=True, filter=left_out)
     found = [group[0].prompt for group in PromptFiles(None, RunView(prompts=request)).next_groups(6)]
     assert sorted(found) == ["a", "a", "a", "b", "b", "b"]
     assert sorted((tmp_path / "bad-rows.log").read_text().splitlines()) == [
@@ -88,9 +87,9 @@ def test_a_row_that_names_what_the_run_has_not_is_a_bad_row_wherever_it_stands(
     good = {"prompt": "a", "metadata": {"rm_type": "math", "level": "easy"}}
     rows = [*[good] * 60, {"prompt": "b", "metadata": metadata}]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    left_out = LeftOut(tmp_path / "bad-rows.log")
     checks = RowChecks(OFFERED, {"temperature": 1.0}, mistakes)
-    request = PromptRequest(path, label_key=None, filter=RunFilter(left_out, checks))
+    left_out = RunFilter(checks, bad_rows=tmp_path / "bad-rows.log")
+    request = PromptRequest(path, label_key=None, filter=left_out)
     with pytest.raises(DataError, match=f"^{re.escape(f'{path}, line 61: {message}')}"):
         PromptFiles(None, RunView(prompts=request)).next_groups(61)
     skipping = PromptFiles(None, RunView(prompts=replace(request, skips_bad=True))).next_groups(61)

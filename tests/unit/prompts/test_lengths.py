@@ -6,28 +6,29 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import pytest
 
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError, RunError
-from slime_core.prompts.left_out import LeftOut
-from slime_core.prompts.requests import CHUNK, Counting, PromptLengths, ShortEnough
-
-COUNTING = Counting(folder=str(ARITHMETIC / "model"), apply_chat_template=False)
+from slime_core.prompts.chat import PromptEncoder
+from slime_core.prompts.requests import CHUNK, PromptLengths, RunFilter
 
 
 @pytest.fixture(scope="module")
-def lengths() -> Iterator[PromptLengths]:
-    made = PromptLengths(COUNTING, num_workers=2)
+def encoder() -> PromptEncoder:
+    return PromptEncoder(ARITHMETIC / "model", apply_chat_template=False)
+
+
+@pytest.fixture(scope="module")
+def lengths(encoder: PromptEncoder) -> Iterator[PromptLengths]:
+    made = PromptLengths(encoder, num_workers=2)
     yield made
     made.close()
 
 
-def test_prompts_are_counted_in_order_by_several_processes(lengths):
+def test_prompts_are_counted_in_order_by_several_processes(lengths, encoder):
     prompts = [("1" * (n % 7 + 1), None) for n in range(3 * CHUNK + 5)]
-    encoder = COUNTING.encoder()
     assert lengths(prompts) == [len(encoder.encode(prompt)) for prompt, _ in prompts]
     assert len(lengths._workers) == 2
     assert lengths([]) == []
@@ -39,8 +40,8 @@ def test_a_prompt_that_cannot_be_counted_raises_here_and_the_process_continues(l
     assert lengths([("11", None)]) == [2]
 
 
-def test_a_process_that_died_is_an_error_with_a_way_out():
-    lengths = PromptLengths(COUNTING, num_workers=1)
+def test_a_process_that_died_is_an_error_with_a_way_out(encoder):
+    lengths = PromptLengths(encoder, num_workers=1)
     lengths([("1", None)])
     lengths._workers[0]._process.kill()
     with pytest.raises(
@@ -50,8 +51,8 @@ def test_a_process_that_died_is_an_error_with_a_way_out():
     lengths.close()
 
 
-def test_a_process_ends_with_its_input():
-    command = [sys.executable, "-m", "slime_core.prompts.requests", json.dumps(asdict(COUNTING))]
+def test_a_process_ends_with_its_input(encoder):
+    command = [sys.executable, "-m", "slime_core.prompts.requests", json.dumps(encoder.arguments)]
     done = subprocess.run(command, input='[["1+1", null], ["22", null]]\n', capture_output=True, text=True, check=True)
     assert done.stdout == "[3, 2]\n"
 
@@ -61,12 +62,12 @@ def test_prompts_are_short_enough_up_to_the_bound():
         def encode(self, prompt, *, tools):
             return [0] * (len(prompt) + len(tools or ()))
 
-    short = ShortEnough(2, Letters())
-    assert short.select([("ab", None), ("abc", None), ("ab", [{}]), ("a", [{}])]) == [True, False, False, True]
+    chosen = RunFilter(longest=2, lengths=PromptLengths(Letters()))
+    assert chosen.select([("ab", None), ("abc", None), ("ab", [{}]), ("a", [{}])]) == [True, False, False, True]
 
 
 def test_left_out_prompts_are_reported_each_time_their_count_doubles():
-    left_out = LeftOut()
+    left_out = RunFilter()
     left_out.count_left_out("too_long", 3)
     assert left_out.news() == ["3 prompts are longer than --rollout-max-prompt-len and are left out"]
     left_out.count_left_out("too_long", 3)

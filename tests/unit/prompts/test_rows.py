@@ -8,8 +8,7 @@ import pytest
 
 from slime_core import PromptRequest
 from slime_core.errors import DataError
-from slime_core.prompts.rows import PromptRow, content_of, numbered_prompts
-from slime_core.prompts.tables import open_tables, rows_in_order
+from slime_core.prompts.rows import PromptRow, content_of, numbered_prompts, open_tables, rows_in_order
 
 
 def write(folder: Path, *lines: str) -> Path:

@@ -102,8 +102,8 @@ def test_prompts_that_the_tokenizer_does_not_know_are_counted_and_named(tmp_path
     (found,) = warned(tmp_path, "Add 3 to 4", "1+1")
     assert found == (
         f"{tmp_path}/prompts.jsonl: 62% of the prompt tokens are <unk>: the tokenizer in {MODEL} does not know space d "
-        "A t o; it knows + 0-9. The model cannot read them: write prompts in what it knows, or name another model "
-        "(--hf-checkpoint)"
+        "A t o; it knows + 0 1 2 3 4 5 6 7 8 9. The model cannot read them: write prompts in what it knows, or name "
+        "another model (--hf-checkpoint)"
     )
     (found,) = warned(tmp_path, "Add 3 to 4", "1+1", apply_chat_template=True)
     assert "47% of the prompt tokens are <unk>" in found  # the template adds two tokens to each
@@ -157,7 +157,9 @@ def test_a_file_without_readable_rows_is_an_error_even_with_skip(tmp_path: Path)
 
 
 def test_the_template_renders_one_prompt_even_where_none_can_be_too_long(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"prompts\.jsonl, line 1: turning the prompt into tokens failed"):
+    with pytest.raises(
+        DataError, match=r"prompts\.jsonl, line 1: the chat template in .*: rendering a conversation failed"
+    ):
         look(tmp_path, "1", context=None, apply_chat_template=True, template_arguments={"chat_template": "{{ 1 / 0 }}"})
 
 
@@ -191,7 +193,8 @@ def test_a_template_that_refuses_a_prompt_is_reported_with_the_line(tmp_path: Pa
         json.dumps(settings | {"chat_template": "{{ raise_exception('no system role') }}"})
     )
     with pytest.raises(
-        DataError, match="line 1: turning the prompt into tokens failed with TemplateError: no system role"
+        DataError,
+        match=r"line 1: the chat template in .*: rendering a conversation failed with TemplateError: no system role",
     ):
         look(tmp_path, "1", folder=folder, apply_chat_template=True)
 

@@ -20,9 +20,8 @@ from typing import Any
 
 from slime_core import PromptRequest, RawRow, RunView
 from slime_core.errors import DataError
-from slime_core.prompts.left_out import BAD, report_left_out
-from slime_core.prompts.rows import content_of
-from slime_core.prompts.tables import LineTable
+from slime_core.prompts.numbered import BAD, report_left_out
+from slime_core.prompts.rows import LineTable, content_of
 from slime_core.types import PromptGroup
 from slime_datasets.lines import Joined
 from slime_datasets.trajectories import Fit, read_trajectories

@@ -19,7 +19,7 @@ from typing import Any
 
 from slime_core import RawRow
 from slime_core.errors import DataError
-from slime_core.prompts.tables import Sizes, stamp_of
+from slime_core.prompts.rows import Sizes, stamp_of
 from slime_datasets.lines import cache_folder, key_of
 
 __all__ = ["BATCH", "ArrowTable", "ParquetTable"]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import cast
 
 from slime_core import PromptFormat, PromptTable, RawRow
-from slime_core.prompts.tables import AT_ONCE, EVERY, LineIndex, LineTable, open_tables, stamp_of
+from slime_core.prompts.rows import AT_ONCE, EVERY, LineIndex, LineTable, open_tables, stamp_of
 from slime_core.types import JsonValue
 
 __all__ = ["IndexedLines", "Joined", "cache_folder", "indexed", "key_of", "open_rows"]
@@ -192,6 +192,6 @@ def _lines(found: Sequence[tuple[PromptTable, int] | None]) -> Iterator[tuple[Li
 
 
 def open_rows(path: Path, formats: Mapping[str, PromptFormat], *, window: int | None = 0) -> Joined:
-    """The rows that ``path`` names; arguments and errors as of :func:`slime_core.prompts.tables.open_tables`."""
+    """The rows that ``path`` names; arguments and errors as of :func:`slime_core.prompts.rows.open_tables`."""
     where, tables = open_tables(path, formats, window=window, lines=IndexedLines)
     return Joined(tables, start=where.start, stop=where.stop)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from slime_core import Component, DerivedSetting, GenerateTraits, RunPlan, hookimpl
 from slime_core.errors import DataError
-from slime_core.prompts.tables import unreadable
+from slime_core.prompts.rows import unreadable
 from slime_datasets.mixed import shares
 from slime_datasets.options import DatasetsOptions
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from slime_core import PromptRequest
 from slime_core.errors import DataError
-from slime_core.prompts.left_out import BAD, EMPTY, TOO_LONG, nothing_left, report_left_out, select_short
+from slime_core.prompts.numbered import BAD, EMPTY, TOO_LONG, nothing_left, report_left_out, select_short
 from slime_core.prompts.rows import PromptRow, no_rows, prompt_of
 from slime_datasets.lines import open_rows
 from slime_datasets.orders import Feistel, Windows
