@@ -16,7 +16,7 @@ from slime_core.config.explain import settings_tables
 from slime_core.plugins import contracts, hooks
 from slime_core.plugins.activation import activate
 from slime_core.plugins.component import Kind
-from slime_core.plugins.declared import OUR_DISTRIBUTIONS
+from slime_core.plugins.discovery import OUR_DISTRIBUTIONS
 
 __all__ = ["hooks_page", "settings_page"]
 

@@ -53,7 +53,7 @@ def activate_unlocked(peek: Peek, *, admit: Admit | None = None) -> ActivePlugin
 
 def _of_run(name: str, peek: Peek) -> str | None:
     """The message for a missing plugin that the ``config.toml`` of a run names; None: something else names it."""
-    from slime_core.plugins.claims import table_of
+    from slime_core.plugins.activation import table_of
     from slime_core.plugins.discovery import Source
     from slime_core.plugins.manifest import Manifest
 

@@ -66,7 +66,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
     left_out = check_files(
         config, active.registry, trains=True, first=first, options=resolved.plugin_options, warn=print_warning
     )
-    continued(active.manifest, resume, allowed=config.run.allow_plugin_change, without=active.withheld.tables)
+    continued(active.manifest, resume, allowed=config.run.allow_plugin_change, without=active.withheld)
     options_of(resolved, active)
     written(resolved)
     needs = Needs.of(config, trains=True, critic=has_critic(config, active.registry))

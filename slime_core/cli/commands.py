@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from slime_core.errors import PluginError
-from slime_core.plugins.declared import COMMAND_GROUP, Declared, scan
+from slime_core.plugins.discovery import COMMAND_GROUP, Declared, scan
 from slime_core.plugins.loading import boundary, load_attribute, place_of
 
 CORE_COMMANDS: Mapping[str, tuple[str, ...]] = {

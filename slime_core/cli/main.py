@@ -157,7 +157,7 @@ def _ledger(argv: list[str]) -> int:
 
 def _config(argv: list[str]) -> int:
     from slime_core.config.explain import explain, to_toml
-    from slime_core.plugins.claims import inactive_flags
+    from slime_core.plugins.discovery import inactive_flags
 
     match argv:
         case ["explain", name, *flags] if not _asks_help([name]):
@@ -279,8 +279,7 @@ def _options_in_spite_of_all(peek: Peek, topic: Sequence[str]) -> dict[str, type
     """The options classes of the plugins that load, that of ``topic`` among them; what is wrong with the others is
     printed."""
     from slime_core.cli.consent import Consent
-    from slime_core.plugins.activation import activate
-    from slime_core.plugins.claims import Withheld
+    from slime_core.plugins.activation import activate, table_of
     from slime_core.plugins.discovery import installed
 
     options: dict[str, type[BaseModel]] = {}
@@ -288,7 +287,7 @@ def _options_in_spite_of_all(peek: Peek, topic: Sequence[str]) -> dict[str, type
     requested = [plugin.name for plugin in installed() if plugin.name in topic]
     for name in dict.fromkeys([*peek.plugins, *requested]):
         try:
-            if not Withheld(peek.no_plugins).leaves_out(name):
+            if table_of(name) not in map(table_of, peek.no_plugins):
                 options |= activate([name], admit=admit).options
         except PluginError as broken:
             print(f"slime: without the options of {name}: {broken}\n", file=sys.stderr)

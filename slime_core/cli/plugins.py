@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.cli.commands import Command
 from slime_core.errors import PluginError, UserError
-from slime_core.plugins.declared import ARCHITECTURE_GROUP, Declared, scan
 from slime_core.plugins.discovery import (
+    ARCHITECTURE_GROUP,
     CORE,
+    Declared,
     PluginIdentity,
     PluginSource,
     activated_by,
@@ -29,6 +30,7 @@ from slime_core.plugins.discovery import (
     installed,
     required_by,
     resolve,
+    scan,
 )
 
 if TYPE_CHECKING:

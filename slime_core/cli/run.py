@@ -91,9 +91,7 @@ def _train(
     """
     config = resolved.config
     resume = resumed(config, active.registry)
-    manifest = continued(
-        active.manifest, resume, allowed=config.run.allow_plugin_change, without=active.withheld.tables
-    )
+    manifest = continued(active.manifest, resume, allowed=config.run.allow_plugin_change, without=active.withheld)
     step = 0 if resume is None else resume.state.step
     options_of_plugins = resolved.plugin_options
     preflight(config, active.registry, trains=True, first=step, options=options_of_plugins, warn=print_warning)

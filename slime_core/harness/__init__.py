@@ -25,8 +25,15 @@ from slime_core.harness.plugins import (
     only_core_installed,
     run_info,
 )
-from slime_core.plugins.declared import PLUGIN_GROUP
-from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source, check_bounds, installed
+from slime_core.plugins.discovery import (
+    CORE,
+    PLUGIN_GROUP,
+    PluginIdentity,
+    PluginSource,
+    Source,
+    check_bounds,
+    installed,
+)
 from slime_core.plugins.discovery import resolve as find_plugin
 from slime_core.plugins.hooks import LIFECYCLE_HOOKS, RESTORE, STATE
 from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates

@@ -28,8 +28,7 @@ from slime_core.plugins import discovery, hooks
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.construction import construct, refusals, run_view
 from slime_core.plugins.contracts import LearnerInfo, Optimizer, Place, RunInfo, RunView
-from slime_core.plugins.declared import Declared
-from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, resolve
+from slime_core.plugins.discovery import CORE, Declared, PluginIdentity, PluginSource, resolve
 from slime_core.plugins.hooks import LIFECYCLE_HOOKS
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.manifest import Manifest, attach, record, source_of

@@ -8,9 +8,8 @@ What a plugin declares and implements:
 
 From metadata to a registry:
 
-    declared, discovery    installed metadata, read without importing a plugin; versions that it accepts
-    claims      the plugins that a run needs without naming them; which plugin has what a run names
-    activation  which plugins a run needs, loaded together
+    discovery   installed metadata, read without importing a plugin; versions that it accepts; which plugin claims what
+    activation  which plugins a run needs, named or not, loaded together
     loading     imports a plugin, a target, or a function that an option names by path; turns a plugin's failure into
                 our error, with the plugin's name in it
     validation  mistakes in hooks that pluggy accepts silently; what hooks return; whether a target can be built and

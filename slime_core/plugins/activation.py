@@ -1,28 +1,49 @@
-"""Activates the plugins that a run names, and no others: the driver's side; other processes use ``manifest.attach``."""
+"""Activates the plugins that a run names and those that it needs without naming them, and no others: the driver's side;
+other processes use ``manifest.attach``.
+
+A plugin requires others by entry points of its own distribution (``slime.requires``). A name that exactly one plugin
+claims (:mod:`slime_core.plugins.discovery`) activates that plugin: an architecture, a component, a prompt format. So
+does a claimed setting in a file, because the ``config.toml`` of a run holds every setting; on the command line a flag
+does where its claim ends with ``:activates``. Rows of data never activate a plugin. Reasons are printed at start and
+recorded in the manifest. ``--no-plugin`` takes plugins away, by name, in any form in which ``--plugin`` names one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypedDict
 
 from pydantic import BaseModel
 
 from slime_core.config.choices import Choice, NamedCode
 from slime_core.config.load import Derive
+from slime_core.config.settings import core_settings
 from slime_core.errors import PluginError
-from slime_core.plugins.claims import (
-    Need,
-    Withheld,
-    architecture_need,
-    claimed_by,
-    flag_needs,
-    inactive_flags,
-    with_required,
-)
 from slime_core.plugins.component import Kind
-from slime_core.plugins.declared import Declared, scan
-from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source, check_bounds, resolve
+from slime_core.plugins.discovery import (
+    ARCHITECTURE_GROUP,
+    CORE,
+    FLAG_GROUP,
+    KIND_GROUPS,
+    Declaration,
+    Declared,
+    PluginIdentity,
+    PluginSource,
+    Source,
+    check_bounds,
+    claimants,
+    claimed_by_several,
+    claimed_names,
+    distribution_of,
+    inactive_flags,
+    installed,
+    required_by,
+    resolve,
+    scan,
+    similar,
+)
 from slime_core.plugins.loading import FunctionSource, find_function
 from slime_core.plugins.manifest import Manifest, record
 from slime_core.plugins.registry import Registry, register
@@ -30,12 +51,22 @@ from slime_core.plugins.registry import Registry, register
 Admit = Callable[[Manifest], None]
 """Looks at what is about to be imported, and raises where that may not be."""
 
-
 Choices = Callable[[Registry], Sequence[Choice]]
 """The components and prompt formats that a run's settings name, which depend on what active plugins offer."""
 
 Code = Callable[[Registry], Sequence[NamedCode]]
 """The functions that options of active plugins name by path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A plugin that a run has by need; prints as ``grpo is active because searchr1 requires it``."""
+
+    plugin: PluginIdentity
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.plugin.name} is active because {self.why}"
 
 
 class ForSettings(TypedDict):
@@ -56,7 +87,7 @@ class ActivePlugins:
         manifest: hand it to every actor, and to every checkpoint.
         by_need: the plugins that the run does not name, and why each is active; print them at start.
         functions: plugin -> option -> the functions that it names by path.
-        withheld: what ``--no-plugin`` takes away.
+        withheld: names of the plugins that ``--no-plugin`` takes away.
         declared: the installed metadata, as the activation found it.
     """
 
@@ -64,7 +95,7 @@ class ActivePlugins:
     manifest: Manifest
     by_need: tuple[Need, ...] = ()
     functions: Mapping[str, Mapping[str, tuple[FunctionSource, ...]]] = field(default_factory=dict)
-    withheld: Withheld = field(default_factory=Withheld)
+    withheld: frozenset[str] = frozenset()
     declared: Declared = field(default_factory=Declared)
 
     @property
@@ -89,8 +120,14 @@ class ActivePlugins:
 
     @property
     def inactive(self) -> Mapping[str, str]:
-        """Messages about the settings of plugins that are not active; see :func:`~.claims.inactive_flags`."""
+        """Messages about the settings of plugins that are not active; see :func:`~.discovery.inactive_flags`."""
         return inactive_flags(self.registry.plugins, self.declared, withheld=self.withheld)
+
+
+def table_of(name: str) -> str:
+    """The name of a plugin that a run writes as ``name``, which is also that of its table in a file: of
+    ``slime-grpo:grpo``, ``./grpo.py`` and ``grpo`` grpo."""
+    return Path(name).stem if name.endswith(".py") else name.rpartition(":")[2].replace(".", "_")
 
 
 def activate(
@@ -114,8 +151,8 @@ def activate(
             repeats are ignored.
         architecture: of the checkpoint's ``config.json``; None: no model is going to be built.
         choices: the components and prompt formats that the settings name; None: none.
-        flags: the settings that are given, as flags without dashes -> where each stands; see
-            :func:`~.claims.flag_needs`.
+        flags: the settings that are given: flag without dashes -> where it stands, the flag itself or a place in a
+            file.
         code: the functions that options name by path, which the manifest holds too; None: none.
         without: plugins to go without, named or needed.
         admit: called with the manifest before any of it is imported; None: everything may be.
@@ -124,16 +161,13 @@ def activate(
         PluginError: a plugin cannot be found or loaded, two claim the same thing, no plugin fits the architecture, a
             bound does not hold, or something needs what ``without`` takes away.
     """
-    start = _Start(Withheld(tuple(without)))
-    start.choose(names)
-    start.add(flag_needs(flags or {}, withheld=start.withheld, declared=start.declared), claimed=True)
+    start = _Start(names, without)
+    start.add(start.needed_by_flags(flags or {}), claimed=True)
     registry, manifest = start.load(admit)
-    while start.add(start.claimed(_chosen(choices, registry), registry), claimed=True) | start.add(
-        start.built(architecture, registry)
+    while start.add(start.needed_by_choices(_chosen(choices, registry), registry), claimed=True) | start.add(
+        start.needed_by_architecture(architecture, registry)
     ):
         registry, manifest = start.load(admit)
-    if architecture is not None and registry.model_spec(architecture) is None:
-        raise PluginError(_empty_claim(start.claimant(architecture).plugin, architecture))
     functions: dict[str, dict[str, tuple[FunctionSource, ...]]] = {}
     for named in code(registry) if code is not None else ():
         source = find_function(named.path, setting=named.flag.removeprefix("--").replace("-", "_"))
@@ -161,24 +195,32 @@ def _chosen(choices: Choices | None, registry: Registry) -> Iterator[Choice]:
 
 
 class _Start:
-    """The steps of one activation, over one look at the metadata."""
+    """The steps of one activation, over one look at the metadata.
 
-    def __init__(self, withheld: Withheld) -> None:
-        self.withheld = withheld
+    Starts with ``core``, the named plugins that are not withheld, and what they require.
+    """
+
+    def __init__(self, names: Sequence[str], without: Sequence[str]) -> None:
         self.declared = scan()
+        self.withheld = frozenset(map(table_of, without))
         self.needs: list[Need] = []
-        self._sources: list[PluginSource] = []
         self._claimed: set[str] = set()
-
-    def choose(self, names: Sequence[str]) -> None:
-        """Take ``core``, the named plugins that are not withheld, and what they require."""
-        gone = [name for name in names if self.withheld.leaves_out(name)]
-        found = [resolve(name, self.declared) for name in dict.fromkeys(names) if name not in gone]
-        named = [source for source in dict.fromkeys(found) if source.plugin != CORE]
-        self.withheld.check(named, self.declared, gone=gone)
-        left = [source for source in named if source.plugin not in self.withheld]
-        self._sources = [PluginSource(CORE), *left]
+        named = [resolve(name, self.declared) for name in dict.fromkeys(names) if table_of(name) not in self.withheld]
+        self._sources = list(dict.fromkeys([PluginSource(CORE), *named]))
+        self._check_withheld(names, without)
         self._take_required(claimed=False)
+
+    def _check_withheld(self, names: Sequence[str], without: Sequence[str]) -> None:
+        """Returns if every plugin to go without is installed or named, and is not ``core``."""
+        known = sorted({*(plugin.name for plugin in installed(self.declared)), *map(table_of, names)})
+        for name in without:
+            if table_of(name) == CORE.name:
+                raise PluginError(f"--no-plugin {name}: core is slime itself, and no run goes without it.")
+            if table_of(name) not in known:
+                raise PluginError(
+                    f"--no-plugin {name}: the run names no such plugin, and none is installed{similar(name, known)}. "
+                    f"Installed or named are: {', '.join(known)}."
+                )
 
     def add(self, needs: Iterable[Need], *, claimed: bool = False) -> bool:
         """Take the plugins of ``needs``, and what they require, as far as they are not there; whether any was not.
@@ -189,39 +231,100 @@ class _Start:
         before = len(self._sources)
         for need in needs:
             if all(source.plugin != need.plugin for source in self._sources):
-                self._sources.append(PluginSource(need.plugin))
-                self._note(need, claimed)
+                self._take(need, claimed=claimed)
                 self._take_required(claimed=claimed)
         return len(self._sources) > before
 
-    def claimed(self, choices: Iterable[Choice], registry: Registry) -> Iterator[Need]:
+    def needed_by_flags(self, flags: Mapping[str, str]) -> Iterator[Need]:
+        """The plugins that flags, and settings of a file, by themselves activate."""
+        for flag, where in flags.items():
+            is_flag = where == f"--{flag}"
+            found = claimants(self._activating(flag, in_file=not is_flag), self.declared)
+            if not is_flag and all(plugin.name in self.withheld for plugin in found):
+                continue  # the config.toml of a run holds every setting
+            plugin = self._the_one(found, where)
+            if plugin is not None:
+                yield Need(plugin, f"{where} is one of its settings")
+
+    def _activating(self, flag: str, *, in_file: bool) -> list[Declaration]:
+        """The claims by which ``flag``, or ``PLUGIN.flag`` of a table ``[PLUGIN]``, activates a plugin."""
+        table, _, name = flag.rpartition(".")
+        of_flags = self.declared.group(FLAG_GROUP)
+        claims = [claim for claim in of_flags if claim.name == name]
+        if table:  # a file has the option's own name, which is not always that of its flag
+            own = [claim for claim in of_flags if claim.plugin == table]
+            # A table that no plugin has may be the core section in which an option was before it moved to a plugin.
+            return (own or [claim for claim in claims if claim.activates]) if in_file else []
+        is_of_core = name.replace("-", "_") in core_settings()
+        return [claim for claim in claims if claim.activates or (in_file and not is_of_core)]
+
+    def needed_by_choices(self, choices: Iterable[Choice], registry: Registry) -> Iterator[Need]:
         """The plugins that claim what is chosen and not offered."""
         for choice in choices:
-            if not registry.offers(Kind(choice.kind), choice.name):
-                need = claimed_by(choice, withheld=self.withheld, declared=self.declared)
-                if need is not None:
-                    yield need
+            if registry.offers(Kind(choice.kind), choice.name):
+                continue
+            named, _, component = choice.name.rpartition(":")
+            why = f"{choice.where} names {choice.name}"
+            if named:
+                found = [plugin for plugin in installed(self.declared) if plugin.name == named]
+                if not found:
+                    raise PluginError(f"{why}, and no plugin {named!r} is installed.\nInstall it, or name another.")
+            else:
+                found = claimed_names(KIND_GROUPS[choice.kind], self.declared).get(component, [])
+            if (plugin := self._the_one(found, f"{choice.name} ({choice.where})")) is not None:
+                yield Need(plugin, why)
 
-    def built(self, architecture: str | None, registry: Registry) -> Iterator[Need]:
+    def needed_by_architecture(self, architecture: str | None, registry: Registry) -> Iterator[Need]:
         """The plugin that claims the architecture, where no active one has a model spec for it."""
-        if architecture is not None and registry.model_spec(architecture) is None:
-            yield self.claimant(architecture)
+        if architecture is None or registry.model_spec(architecture) is not None:
+            return
+        claimed = claimed_names(ARCHITECTURE_GROUP, self.declared)
+        plugin = self._the_one(claimed.get(architecture, []), f"architecture {architecture}")
+        if plugin is None:
+            ours = distribution_of(ARCHITECTURE_GROUP, architecture)
+            write = "Write a plugin that claims it, with a model spec that builds it in Megatron (docs/models.md)"
+            raise PluginError(
+                f"no active plugin has a model spec for architecture {architecture}, and no installed one claims it"
+                f"{similar(architecture, claimed)}. Claimed are: {', '.join(claimed) or 'none'}.\n"
+                f"{write if ours is None else f'Install {ours}'}, or name one that has a model spec for it: "
+                "--plugin ./mine.py"
+            )
+        if plugin in registry.plugins:
+            raise PluginError(
+                f"{plugin} claims architecture {architecture}, but declares no model spec for it.\n"
+                f"Report this to the author of {plugin.distribution}, or name another plugin with --plugin."
+            )
+        yield Need(plugin, f"the model's architecture {architecture} needs it")
 
-    def claimant(self, architecture: str) -> Need:
-        """The plugin that claims ``architecture``."""
-        return architecture_need(architecture, withheld=self.withheld, declared=self.declared)
+    def _the_one(self, found: Sequence[PluginIdentity], what: str) -> PluginIdentity | None:
+        """The one plugin among ``found`` that is not withheld; None: nothing is found.
+
+        Arguments:
+            what: needs the plugin, for messages.
+
+        Raises:
+            PluginError: several are left, or none of those that were found.
+        """
+        left = [plugin for plugin in found if plugin.name not in self.withheld]
+        if len(left) > 1:
+            raise PluginError(f"{what}: {claimed_by_several(left)}")
+        if found and not left:
+            raise PluginError(
+                f"{what} needs {' or '.join(map(str, found))}, and --no-plugin takes that away.\n"
+                "Leave one of the two out."
+            )
+        return left[0] if left else None
 
     def load(self, admit: Admit | None) -> tuple[Registry, Manifest]:
         """Check what can be checked from outside, then import."""
-        sources = self._sources
-        of_distributions = [source.plugin for source in sources if source.source is Source.INSTALLED]
+        of_distributions = [source.plugin for source in self._sources if source.source is Source.INSTALLED]
         versions = {plugin.distribution: plugin.version for plugin in of_distributions}
         for plugin in of_distributions:
             check_bounds(plugin, versions)
         manifest = self.record()
         if admit is not None:
             admit(manifest)
-        return register(sources, claimed=self._claimed), manifest
+        return register(self._sources, claimed=self._claimed), manifest
 
     def record(self, code: Sequence[PluginSource] = ()) -> Manifest:
         """The manifest of what is active, and of ``code`` that options name."""
@@ -229,18 +332,22 @@ class _Start:
         return record(self._sources, code, needs=needs, claimed=self._claimed)
 
     def _take_required(self, *, claimed: bool) -> None:
-        self._sources, needs = with_required(self._sources, withheld=self.withheld, declared=self.declared)
-        for need in needs:
-            self._note(need, claimed)
+        """Take what the plugins require, and what that requires."""
+        for source in self._sources:  # grows while it is walked
+            for name in required_by(source.plugin, self.declared):
+                if any(one.plugin.name == name for one in self._sources):
+                    continue
+                found = [plugin for plugin in installed(self.declared) if plugin.name == name]
+                required = self._the_one(found, str(source.plugin))
+                if required is None:
+                    raise PluginError(
+                        f"{source.plugin} requires plugin {name!r}, and none of that name is installed.\n"
+                        f"Reinstall {source.plugin.distribution} with what it depends on."
+                    )
+                self._take(Need(required, f"{source.plugin.name} requires it"), claimed=claimed)
 
-    def _note(self, need: Need, claimed: bool) -> None:
+    def _take(self, need: Need, *, claimed: bool) -> None:
+        self._sources.append(PluginSource(need.plugin))
         self.needs.append(need)
         if claimed:
             self._claimed.add(need.plugin.name)
-
-
-def _empty_claim(plugin: PluginIdentity, architecture: str) -> str:
-    return (
-        f"{plugin} claims architecture {architecture}, but declares no model spec for it.\n"
-        f"Report this to the author of {plugin.distribution}, or name another plugin with --plugin."
-    )

@@ -260,6 +260,11 @@ class Kind(StrEnum):
         return f"{'an' if self.value[0] in 'aeiou' else 'a'} {self.words}"
 
     @property
+    def plural(self) -> str:
+        """The ending of the kind's registration hook, and of the group of entry points that claim its components."""
+        return "policy_losses" if self is Kind.POLICY_LOSS else f"{self.value}s"
+
+    @property
     def traits(self) -> type[Traits]:
         """The class that a component of this kind carries as ``traits``."""
         return _TRAITS[self]

@@ -1,8 +1,23 @@
-"""Which plugins are installed, from metadata alone: nothing here imports a plugin.
+"""Which plugins are installed, and what they claim, from the metadata of distributions: nothing here imports a plugin.
 
-What distributions declare is read by :mod:`slime_core.plugins.declared`. Where two of them claim one plugin name, a run
-writes ``distribution:name``. It may also name a file (``./mine.py``) or a module (``my_lab.plugin``) that no
-distribution declares.
+Entry points in slime's groups:
+
+    slime             grpo = "slime_grpo.plugin"         a plugin, and the module that holds its hooks
+    slime.models      Qwen3ForCausalLM = "models"        checkpoints of this architecture need that plugin
+    slime.requires    grpo = "searchr1"                  plugin searchr1 of this distribution requires plugin grpo
+    slime.commands    "plugins.new" = "package.module:function"    the command slime plugins new
+    slime.corrections tis = "offpolicy"                  a run that names correction tis activates plugin offpolicy
+    slime.flags       tis-clip = "offpolicy"             the flag --tis-clip is an option of plugin offpolicy; a file
+                                                         that gives it activates the plugin
+    slime.flags       buffer-data = "datasets:activates" giving --buffer-data activates plugin datasets
+
+:data:`KIND_GROUPS` lists the groups of component names, :data:`OUR_DISTRIBUTIONS` what our own distributions have, for
+messages where one is not installed; a test compares it with their claims. A distribution claims names for its own
+plugins only, so that none can make a run load another's plugin, or stop one. Of two copies of one distribution on the
+path, only the first is what an import would find, so only that one counts.
+
+Where two distributions declare one plugin name, a run writes ``distribution:name``. It may also name a file
+(``./mine.py``) or a module (``my_lab.plugin``) that no distribution declares.
 
 A distribution's own ``Requires-Dist`` is evaluated against the versions that the plugin runs with. An installer checks
 these once, and not at all with ``--no-deps``, after a later upgrade of the core alone, or for what stands on the path
@@ -13,39 +28,152 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 import importlib_metadata as metadata
-from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from slime_core.config.options import KIND_NAMED_BY
 from slime_core.errors import PluginError
-from slime_core.plugins.declared import (
-    ARCHITECTURE_GROUP,
-    FLAG_GROUP,
-    KIND_GROUPS,
-    PLUGIN_GROUP,
-    REQUIRES_GROUP,
-    Declaration,
-    Declared,
-    canonical,
-    distribution_of,
-    entry_point_of,
-    required_lines,
-    scan,
+from slime_core.plugins.component import Kind
+
+OUR_DISTRIBUTIONS: Mapping[str, Mapping[str, Sequence[str]]] = json.loads(
+    Path(__file__).with_name("our_distributions.json").read_text(encoding="utf-8")
 )
+"""Distribution -> group of its entry points -> their names."""
+
+PLUGIN_GROUP = "slime"
+ARCHITECTURE_GROUP = "slime.models"
+REQUIRES_GROUP = "slime.requires"
+COMMAND_GROUP = "slime.commands"
+FLAG_GROUP = "slime.flags"
+
+KIND_GROUPS: Mapping[str, str] = {
+    kind: f"slime.{kind.plural}" for kind in Kind if kind not in (Kind.MODEL_SPEC, Kind.TRACKER)
+}
+"""Kind of component -> the group in which distributions claim the names of such components:
+``slime.advantage_estimators``. A run names neither model specs nor trackers."""
 
 LOCAL_MODULE = "slime_local_"
 """Start of the module name of a single-file plugin; the first characters of the file's hash follow."""
 
 MANY_WAYS = 4
 """Ways to activate a plugin that a message lists."""
+
+_BROKEN = (OSError, ValueError, TypeError, AttributeError, LookupError, metadata.PackageNotFoundError)
+"""What ``importlib_metadata`` raises on files that are cut short, in another encoding, no metadata at all, or under
+another name than that of their folder."""
+
+
+# --- What distributions declare ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """One entry point: ``group``, ``name = value``, and the distribution that has it.
+
+    In the groups of claims ``name`` is what the distribution says that one of its plugins has: a component, a
+    checkpoint's architecture, a prompt format, a flag.
+    """
+
+    group: str
+    name: str
+    value: str
+    distribution: str
+    version: str
+
+    @property
+    def plugin(self) -> str:
+        """The plugin that a claim is made for."""
+        return self.value.partition(":")[0]
+
+    @property
+    def activates(self) -> bool:
+        """Whether giving the claimed flag activates the plugin; claims of other groups always do."""
+        return self.value.endswith(":activates")
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """Everything that is declared for slime.
+
+    Arguments:
+        entries: unordered.
+        unreadable: one line for each distribution that seems to declare something but cannot be read.
+    """
+
+    entries: tuple[Declaration, ...] = ()
+    unreadable: tuple[str, ...] = ()
+
+    def group(self, name: str) -> list[Declaration]:
+        """The entries of one group, by name, then distribution."""
+        found = [entry for entry in self.entries if entry.group == name]
+        return sorted(found, key=lambda entry: (entry.name, entry.distribution, entry.value))
+
+
+def scan() -> Declared:
+    """The declarations of all distributions on ``sys.path``."""
+    entries: list[Declaration] = []
+    unreadable: list[str] = []
+    for distribution in metadata.Distribution.discover():
+        try:
+            if "[slime" in (distribution.read_text("entry_points.txt") or ""):
+                entries += _entries(distribution)
+        except _BROKEN as problem:
+            where = distribution.locate_file("")
+            unreadable.append(f"a distribution in {where} ({type(problem).__name__}: {problem})")
+    return Declared(tuple(entries), tuple(unreadable))
+
+
+def _entries(distribution: metadata.Distribution) -> Iterator[Declaration]:
+    about = _about(distribution)
+    name, version = _field("Name", about), _field("Version", about)
+    first = metadata.Distribution.from_name(name)
+    if first.locate_file("") != distribution.locate_file("") or _about(first) != about:
+        return  # an import would find another copy of it
+    for point in distribution.entry_points:
+        if point.group == PLUGIN_GROUP or point.group.startswith(f"{PLUGIN_GROUP}."):
+            yield Declaration(point.group, point.name, point.value, name, version)
+
+
+def _about(distribution: metadata.Distribution) -> str:
+    """The headers of its METADATA, without the description that follows them."""
+    text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+    return text.partition("\n\n")[0]
+
+
+def _field(name: str, about: str) -> str:
+    # The parser of importlib_metadata takes several times as long, and hundreds of plugins may be installed.
+    found = re.search(rf"^{name}:[ \t]*(\S.*?)[ \t]*$", about, flags=re.MULTILINE | re.IGNORECASE)
+    if found is None:
+        raise ValueError(f"its METADATA has no {name}")
+    return found[1]
+
+
+def entry_point_of(distribution: str, group: str, name: str) -> str:
+    """The module, or ``module:attribute``, that an entry point of an installed distribution names.
+
+    Raises:
+        PluginError: the distribution is not installed, or does not declare the entry point.
+    """
+    for one in metadata.distributions(name=distribution):
+        for point in one.entry_points:
+            if (point.group, point.name) == (group, name):
+                return str(point.value)
+    raise PluginError(
+        f"{distribution} is not installed here: no metadata of it declares {name!r} in group {group!r}.\n"
+        f"Install {distribution} into this environment, from its wheel or with pip install -e of its repository."
+    )
+
+
+# --- Plugins ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +197,10 @@ class PluginIdentity:
 
     def __str__(self) -> str:
         return f"plugin {self.name!r} ({self.distribution} {self.version}, entry point {self.entry_point})"
+
+    def is_of(self, distribution: str) -> bool:
+        """Whether the distribution of that name, in any spelling, has the plugin."""
+        return canonicalize_name(self.distribution) == canonicalize_name(distribution)
 
 
 CORE = PluginIdentity("core", "slime-rl", "0.1.0", entry_point_of("slime-rl", PLUGIN_GROUP, "core"))
@@ -104,7 +236,7 @@ class PluginSource:
 
 
 def installed(declared: Declared | None = None) -> list[PluginIdentity]:
-    """Every plugin that installed metadata declares, and ``core``, by name; two claims of one name are both listed.
+    """Every plugin that installed metadata declares, and ``core``, by name; two of one name are both listed.
 
     Arguments:
         declared: an earlier scan; None: scan now.
@@ -117,87 +249,40 @@ def installed(declared: Declared | None = None) -> list[PluginIdentity]:
     return sorted([CORE, *found], key=lambda plugin: (plugin.name, plugin.distribution))
 
 
-def claimants(name: str, declared: Declared | None = None, *, group: str = ARCHITECTURE_GROUP) -> list[PluginIdentity]:
-    """The plugins that have ``name`` by a claim of their own distribution, sorted.
-
-    Arguments:
-        name: an architecture (the first of ``architectures`` in a ``config.json``), or a name of another ``group`` of
-            claims.
-    """
-    declared = declared or scan()
-    return own_plugins([entry for entry in declared.group(group) if entry.name == name], declared)
-
-
-def own_plugins(claims: Iterable[Declaration], declared: Declared) -> list[PluginIdentity]:
-    """The plugins that the claims mean, sorted; what a distribution claims for another's plugin does not count, so that
-    none can make a run load a plugin, or stop one."""
-    plugins = installed(declared)
-    found = {plugin for claim in claims for plugin in plugins if is_for(claim, plugin)}
-    return sorted(found, key=lambda plugin: (plugin.name, plugin.distribution))
-
-
-def claims_for(plugin: PluginIdentity, declared: Declared) -> dict[str, list[Declaration]]:
-    """Group -> what the distribution of ``plugin`` claims for it, by name; groups without a claim are left out."""
-    groups = (ARCHITECTURE_GROUP, *KIND_GROUPS.values(), FLAG_GROUP)
-    found = {group: [claim for claim in declared.group(group) if is_for(claim, plugin)] for group in groups}
-    return {group: claims for group, claims in found.items() if claims}
-
-
-def activated_by(claims: Mapping[str, Sequence[Declaration]]) -> Iterator[str]:
-    """The settings that activate the plugin of these claims: ``--corrections tis, icepop``, ``--buffer-data``."""
-    flags = [claim.name for claim in claims.get(FLAG_GROUP, ()) if claim.activates]
-    for setting, kind in KIND_NAMED_BY.items():
-        names = [claim.name for claim in claims.get(KIND_GROUPS[kind], ())]
-        if names := [name for name in names if name.replace("_", "-") not in flags]:  # a flag of its own chooses it
-            yield f"--{setting.replace('_', '-')} {', '.join(names)}"
-    if names := [claim.name for claim in claims.get(KIND_GROUPS["prompt_format"], ())]:
-        yield f"prompt files of format {', '.join(names)}"
-    yield from (f"--{name}" for name in flags)
-
-
-def few_ways(ways: Sequence[str], plugin: str) -> list[str]:
-    """The settings of :func:`activated_by`, for a message: of many only the first."""
-    if len(ways) <= MANY_WAYS:
-        return list(ways)
-    return [*ways[:MANY_WAYS], f"{len(ways) - MANY_WAYS} other settings (slime plugins show {plugin})"]
-
-
-def is_for(claim: Declaration, plugin: PluginIdentity) -> bool:
-    """Whether the claim is made for ``plugin`` by its own distribution: no other one's counts."""
-    return claim.plugin == plugin.name and canonical(claim.distribution) == canonical(plugin.distribution)
-
-
-def required_by(plugin: PluginIdentity, declared: Declared | None = None) -> list[str]:
-    """The names of the plugins that ``plugin`` requires, sorted.
-
-    Only its own distribution counts: another one cannot make a run load a plugin by declaring that this one needs it.
-    """
-    return [
-        entry.name
-        for entry in (declared or scan()).group(REQUIRES_GROUP)
-        if entry.value == plugin.name and canonical(entry.distribution) == canonical(plugin.distribution)
-    ]
-
-
 def resolve(name: str, declared: Declared | None = None) -> PluginSource:
     """The plugin of ``--plugin NAME``: an installed one, alone or as ``distribution:name``, a ``.py`` file, or a dotted
     module; imports nothing.
 
     Raises:
-        PluginError: no such plugin or file, or two distributions claim the name.
+        PluginError: no such plugin or file, or two distributions declare the name.
     """
     if name.endswith(".py"):
-        return _read_file(Path(name))
+        return local_file(read_code(Path(name), flag=f"--plugin {Path(name)}"), path=os.fspath(Path(name)))
     declared = declared or scan()
-    distribution, _, plugin = name.rpartition(":")
-    found = [one for one in installed(declared) if one.name == plugin and _is_of(one, distribution)]
+    distribution, colon, plugin = name.rpartition(":")
+    candidates = [one for one in installed(declared) if not colon or one.is_of(distribution)]
+    found = [one for one in candidates if one.name == plugin]
     if len(found) > 1:
-        raise PluginError(_collision(name, found))
-    if found and not name.startswith(":"):
+        raise PluginError(f"--plugin {name}: {claimed_by_several(found)}")
+    if found:
         return PluginSource(found[0])
     if "." in name and all(part.isidentifier() for part in name.split(".")):
         return PluginSource(PluginIdentity(name.replace(".", "_"), f"module {name}", "(local)", name), Source.MODULE)
-    raise UnknownPlugin(_unknown(name, declared), name)
+    names = sorted({f"{one.distribution}:{one.name}" if colon else one.name for one in candidates})
+    broken = f" Unreadable is: {'; '.join(declared.unreadable)}." if declared.unreadable else ""
+    raise UnknownPlugin(
+        f"--plugin {name}: no installed plugin is called that{similar(name, names)}. "
+        f"Installed are: {', '.join(names) or f'none of {distribution!r}'}.{broken}\n"
+        f"Install {distribution_of(PLUGIN_GROUP, name) or 'the distribution that has it'}, or give a file "
+        "(./mine.py) or a dotted module (my_lab.plugin).",
+        name,
+    )
+
+
+def claimed_by_several(found: Sequence[PluginIdentity]) -> str:
+    """The end of a message about a name that several plugins have, and how a run says which one it means."""
+    forms = " or ".join(f"--plugin {plugin.distribution}:{plugin.name}" for plugin in found)
+    return f"{' and '.join(map(str, found))} claim one name.\nName the one that is meant: {forms}."
 
 
 def read_code(path: Path, *, flag: str) -> bytes:
@@ -207,70 +292,27 @@ def read_code(path: Path, *, flag: str) -> bytes:
         flag: how the run names it, for messages.
 
     Raises:
-        PluginError: there is no such file, or it cannot be read.
+        UnknownPlugin: there is no such file, or it cannot be read.
     """
     try:
         if path.is_file():
             return path.read_bytes()
     except OSError as problem:
         found = f"{type(problem).__name__}: {problem.strerror}"
-        raise PluginError(f"{flag}: cannot be read ({found}); give a Python file that can.") from problem
-    raise PluginError(f"{flag}: there is no such file in {Path.cwd()}; give the path of a Python file.")
+        message = f"{flag}: cannot be read ({found}); give a Python file that can."
+        raise UnknownPlugin(message, os.fspath(path)) from problem
+    message = f"{flag}: there is no such file in {Path.cwd()}; give the path of a Python file."
+    raise UnknownPlugin(message, os.fspath(path))
 
 
 def local_file(content: bytes, *, path: str) -> PluginSource:
     """A single-file plugin of these bytes; its module name is made from their hash, the same in every process."""
-    digest = hashlib.sha256(content).hexdigest()
-    identity = PluginIdentity(Path(path).stem, path, f"sha256:{digest[:12]}", f"{LOCAL_MODULE}{digest[:16]}")
-    return PluginSource(identity, Source.FILE, content)
+    return PluginSource(local_identity(hashlib.sha256(content).hexdigest(), path=path), Source.FILE, content)
 
 
-def _read_file(path: Path) -> PluginSource:
-    try:
-        content = read_code(path, flag=f"--plugin {path}")
-    except PluginError as problem:
-        raise UnknownPlugin(str(problem), os.fspath(path)) from problem.__cause__
-    return local_file(content, path=os.fspath(path))
-
-
-def _is_of(plugin: PluginIdentity, distribution: str) -> bool:
-    return not distribution or canonical(plugin.distribution) == canonical(distribution)
-
-
-def _collision(name: str, found: Sequence[PluginIdentity]) -> str:
-    claims = " and ".join(f"{plugin.distribution} {plugin.version} ({plugin.entry_point})" for plugin in found)
-    if len({canonical(plugin.distribution) for plugin in found}) == 1:
-        who = found[0].distribution
-        return f"--plugin {name}: one distribution claims this name twice: {claims}.\nReport it to the author of {who}."
-    forms = " or ".join(f"--plugin {plugin.distribution}:{plugin.name}" for plugin in found)
-    count = "two" if len(found) == 2 else str(len(found))
-    return (
-        f"--plugin {name}: {count} distributions claim this name: {claims}.\n"
-        f"slime prefers neither: say which one is meant, {forms}, or uninstall what is not."
-    )
-
-
-def _unknown(name: str, declared: Declared) -> str:
-    plugins = installed(declared)
-    names = sorted({plugin.name for plugin in plugins})
-    distribution, _, plugin = name.rpartition(":")
-    offered = [one.name for one in plugins if distribution and _is_of(one, distribution)]
-    found = f"no installed plugin is called that{similar(name, names)}. Installed are: {', '.join(names)}."
-    if distribution:
-        has = f"offers no plugin {plugin!r}; it offers {', '.join(offered)}" if offered else "offers no plugin here"
-        found = f"{distribution} {has}."
-    if name.startswith(":"):
-        found = "no distribution stands before the colon."
-    broken = f" Unreadable is: {'; '.join(declared.unreadable)}." if declared.unreadable else ""
-    file, ending, _ = name.rpartition(".py:")
-    if ending or os.sep in name:
-        written = f"{file}.py" if ending else f"{name}.py"
-        return f"--plugin {name}: a file is named by its path alone, which ends with .py: --plugin {written}"
-    ours = distribution_of(PLUGIN_GROUP, name) or "the distribution that has it"
-    return (
-        f"--plugin {name}: {found}{broken}\n"
-        f"Install {ours}, or give a file (./mine.py) or a dotted module (my_lab.plugin)."
-    )
+def local_identity(digest: str, *, path: str) -> PluginIdentity:
+    """The identity of a single-file plugin whose content has this SHA-256."""
+    return PluginIdentity(Path(path).stem, path, f"sha256:{digest[:12]}", f"{LOCAL_MODULE}{digest[:16]}")
 
 
 def similar(name: str, names: Iterable[str]) -> str:
@@ -287,45 +329,131 @@ def check_bounds(plugin: PluginIdentity, versions: Mapping[str, str]) -> None:
         versions: distribution -> version, of ``slime-rl`` and of the other active plugins.
 
     Raises:
-        PluginError: a version is outside its bound, or a bound on one of these distributions cannot be read.
+        PluginError: a version is outside its bound, or a requirement of the distribution cannot be read.
     """
-    found = {canonical(name): (name, version) for name, version in versions.items()}
-    for line in _required(plugin):
-        name, version = found.get(canonical(_head(line)), ("", ""))
-        if name and not _accepts(plugin, line, version):
-            raise PluginError(_outside(plugin, line, name, version))
-
-
-def _required(plugin: PluginIdentity) -> list[str]:
+    found = {canonicalize_name(name): (name, version) for name, version in versions.items()}
     try:
-        return required_lines(plugin.distribution)
+        lines = metadata.requires(plugin.distribution) or []
     except metadata.PackageNotFoundError:  # core, where it was not installed
-        return []
+        return
+    for line in lines:
+        try:
+            wanted = Requirement(line)
+            name, version = found.get(canonicalize_name(wanted.name), ("", ""))
+            applies = bool(name) and (wanted.marker is None or wanted.marker.evaluate({"extra": ""}))
+            fits = not applies or wanted.specifier.contains(version, prereleases=True)
+        except ValueError as mistake:  # packaging's errors are, those of a marker that cannot be evaluated too
+            raise PluginError(
+                f"{plugin}: its metadata requires {line!r}, which is no requirement: {str(mistake).splitlines()[0]}.\n"
+                f"Report it to the author of {plugin.distribution}, or run without --plugin {plugin.name}."
+            ) from None
+        if not fits:
+            raise PluginError(
+                f"{plugin}: {plugin.distribution} {plugin.version} requires {line}, and {name} {version} is installed."
+                f"\nInstall a version of {plugin.distribution} that was made for {name} {version}, or a {name} within "
+                f"the bound: pip install '{wanted.name}{wanted.specifier}'"
+            )
 
 
-def _head(line: str) -> str:
-    found = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)", line)
-    return found[1] if found else ""
+# --- What they claim --------------------------------------------------------------------------------------------------
 
 
-def _accepts(plugin: PluginIdentity, line: str, version: str) -> bool:
-    try:
-        wanted = Requirement(line)
-        return not _applies(wanted) or wanted.specifier.contains(version, prereleases=True)
-    except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName, ValueError) as mistake:
-        raise PluginError(
-            f"{plugin}: its metadata requires {line!r}, which is no requirement: {str(mistake).splitlines()[0]}.\n"
-            f"Report it to the author of {plugin.distribution}, or run without --plugin {plugin.name}."
-        ) from None
+def distribution_of(group: str, name: str) -> str | None:
+    """Our distribution that has ``name`` in a group of entry points; None: none has.
+
+    Example: ``distribution_of("slime.models", "LlamaForCausalLM")`` is ``"slime-models"``.
+    """
+    return next((one for one, groups in OUR_DISTRIBUTIONS.items() if name in groups.get(group, ())), None)
 
 
-def _applies(wanted: Requirement) -> bool:
-    return wanted.marker is None or wanted.marker.evaluate({"extra": ""})
+def is_for(claim: Declaration, plugin: PluginIdentity) -> bool:
+    """Whether the claim is made for ``plugin`` by its own distribution: no other one's counts."""
+    return claim.plugin == plugin.name and plugin.is_of(claim.distribution)
 
 
-def _outside(plugin: PluginIdentity, line: str, name: str, version: str) -> str:
-    return (
-        f"{plugin}: {plugin.distribution} {plugin.version} requires {line}, and {name} {version} is installed.\n"
-        f"Install a version of {plugin.distribution} that was made for {name} {version}, or a {name} within the bound: "
-        f"pip install '{Requirement(line).name}{Requirement(line).specifier}'"
-    )
+def claimants(claims: Iterable[Declaration], declared: Declared) -> list[PluginIdentity]:
+    """The plugins that the claims are made for, by name, then distribution."""
+    wanted = list(claims)
+    return [plugin for plugin in installed(declared) if any(is_for(claim, plugin) for claim in wanted)]
+
+
+def claimed_names(group: str, declared: Declared) -> dict[str, list[PluginIdentity]]:
+    """Name -> the plugins that claim it in ``group``, sorted."""
+    claims: dict[str, list[Declaration]] = {}
+    for claim in declared.group(group):
+        claims.setdefault(claim.name, []).append(claim)
+    found = {name: claimants(own, declared) for name, own in claims.items()}
+    return {name: plugins for name, plugins in found.items() if plugins}
+
+
+def claims_for(plugin: PluginIdentity, declared: Declared) -> dict[str, list[Declaration]]:
+    """Group -> what the distribution of ``plugin`` claims for it, by name; groups without a claim are left out."""
+    groups = (ARCHITECTURE_GROUP, *KIND_GROUPS.values(), FLAG_GROUP)
+    found = {group: [claim for claim in declared.group(group) if is_for(claim, plugin)] for group in groups}
+    return {group: claims for group, claims in found.items() if claims}
+
+
+def required_by(plugin: PluginIdentity, declared: Declared) -> list[str]:
+    """The names of the plugins that ``plugin`` requires, sorted."""
+    return [entry.name for entry in declared.group(REQUIRES_GROUP) if is_for(entry, plugin)]
+
+
+def activated_by(claims: Mapping[str, Sequence[Declaration]]) -> Iterator[str]:
+    """The settings that activate the plugin of these claims: ``--corrections tis, icepop``, ``--buffer-data``."""
+    flags = [claim.name for claim in claims.get(FLAG_GROUP, ()) if claim.activates]
+    for setting, kind in KIND_NAMED_BY.items():
+        names = [claim.name for claim in claims.get(KIND_GROUPS[kind], ())]
+        if names := [name for name in names if name.replace("_", "-") not in flags]:  # a flag of its own chooses it
+            yield f"--{setting.replace('_', '-')} {', '.join(names)}"
+    if names := [claim.name for claim in claims.get(KIND_GROUPS[Kind.PROMPT_FORMAT], ())]:
+        yield f"prompt files of format {', '.join(names)}"
+    yield from (f"--{name}" for name in flags)
+
+
+def few_ways(ways: Sequence[str], plugin: str) -> list[str]:
+    """The settings of :func:`activated_by`, for a message: of many only the first."""
+    if len(ways) <= MANY_WAYS:
+        return list(ways)
+    return [*ways[:MANY_WAYS], f"{len(ways) - MANY_WAYS} other settings (slime plugins show {plugin})"]
+
+
+def how_to_get(kind: str, name: str) -> str | None:
+    """The next step for a component, or a prompt format, that no active plugin offers; None: nothing is known of it.
+
+    Example: ``install slime-rewards, which has it``.
+    """
+    if (group := KIND_GROUPS.get(kind)) is None:
+        return None
+    if plugins := claimed_names(group, scan()).get(name):
+        return f"add --plugin {plugins[0].name}: {plugins[0]} has it"
+    distribution = distribution_of(group, name)
+    return None if distribution is None else f"install {distribution}, which has it"
+
+
+def inactive_flags(
+    active: Collection[PluginIdentity], declared: Declared, *, is_given: bool = True, withheld: Collection[str] = ()
+) -> dict[str, str]:
+    """Messages about the settings of plugins that are not ``active``: flag without dashes, or ``[plugin]`` for a table
+    of that name -> the plugin, its distribution, and what activates it; empty for the table of one that is taken away.
+
+    Arguments:
+        is_given: the settings are given, so that a component of the plugin activates it, or the run leaves them out;
+            False: a user reads about them.
+        withheld: names of the plugins that are taken away.
+    """
+    found = {}
+    for distribution, groups in OUR_DISTRIBUTIONS.items():
+        for flag in groups.get(FLAG_GROUP, ()):
+            found[flag] = f"a setting of {distribution}, which is not installed; install it"
+    for plugin in installed(declared):
+        claims = claims_for(plugin, declared)
+        if plugin not in active and claims:
+            ways = [f"--plugin {plugin.name}", *few_ways(list(activated_by(claims)), plugin.name)]
+            step = f"activate it with {' or with '.join(ways)}, or leave this out"
+            reported = f"{plugin}, which is not active; {step if is_given else f'add --plugin {plugin.name}'}"
+            found[f"[{plugin.name}]"] = f"settings of {reported}"
+            found |= {claim.name: f"a setting of {reported}" for claim in claims.get(FLAG_GROUP, ())}
+    for plugin in active:
+        for claim in claims_for(plugin, declared).get(FLAG_GROUP, ()):
+            found.pop(claim.name, None)
+    return found | {f"[{table}]": "" for table in withheld}

@@ -359,19 +359,7 @@ LIFECYCLE_HOOKS: dict[str, Lifecycle] = {
 STATE, RESTORE = "slime_checkpoint_state", "slime_checkpoint_restore"
 """The two that carry a plugin's state through a checkpoint."""
 
-REGISTRATION_HOOKS: dict[str, Kind] = {
-    "slime_register_advantage_estimators": Kind.ADVANTAGE_ESTIMATOR,
-    "slime_register_policy_losses": Kind.POLICY_LOSS,
-    "slime_register_corrections": Kind.CORRECTION,
-    "slime_register_reward_models": Kind.REWARD_MODEL,
-    "slime_register_sample_transforms": Kind.SAMPLE_TRANSFORM,
-    "slime_register_generate_functions": Kind.GENERATE_FUNCTION,
-    "slime_register_data_sources": Kind.DATA_SOURCE,
-    "slime_register_prompt_formats": Kind.PROMPT_FORMAT,
-    "slime_register_rollout_sources": Kind.ROLLOUT_SOURCE,
-    "slime_register_model_specs": Kind.MODEL_SPEC,
-    "slime_register_trackers": Kind.TRACKER,
-}
+REGISTRATION_HOOKS: dict[str, Kind] = {f"slime_register_{kind.plural}": kind for kind in Kind}
 
 SETTINGS, CHECK, CHECK_ROW, PREPARE = "slime_settings", "slime_check", "slime_check_row", "slime_prepare"
 

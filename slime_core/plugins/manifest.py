@@ -24,8 +24,9 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
 from slime_core.errors import ManifestMismatch, PluginError
-from slime_core.plugins.declared import canonical
 from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source, local_file
 from slime_core.plugins.loading import boundary
 from slime_core.plugins.registry import Registry, register
@@ -258,7 +259,7 @@ def _by_key(entries: Iterable[ManifestEntry]) -> dict[tuple[str, int], ManifestE
 
 
 def _what(wanted: ManifestEntry, found: ManifestEntry) -> str:
-    if (wanted.source, canonical(wanted.home)) != (found.source, canonical(found.home)):
+    if (wanted.source, canonicalize_name(wanted.home)) != (found.source, canonicalize_name(found.home)):
         return "distribution"
     if wanted.source is Source.INSTALLED and wanted.version != found.version:
         return "version"

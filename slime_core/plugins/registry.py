@@ -16,9 +16,18 @@ from slime_core.config.settings import Contested, core_settings, plugin_settings
 from slime_core.config.sources import CONFIG_FLAG
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins import hooks
-from slime_core.plugins.claims import claimed_names, how_to_get
-from slime_core.plugins.component import Component, Kind, ModelSpecTraits
-from slime_core.plugins.discovery import PluginIdentity, PluginSource, Source, installed, similar
+from slime_core.plugins.component import Component, Kind
+from slime_core.plugins.discovery import (
+    KIND_GROUPS,
+    PluginIdentity,
+    PluginSource,
+    Source,
+    claimed_names,
+    how_to_get,
+    installed,
+    scan,
+    similar,
+)
 from slime_core.plugins.loading import boundary, load_plugin, load_target
 from slime_core.plugins.validation import check_fit, check_hooks, checked_components, checked_options, checked_presets
 from slime_core.types import JsonValue
@@ -61,8 +70,7 @@ class Registry:
         plugins: who is active, ``core`` first, then in the order in which they were named.
         presets: flag name -> (value, plugin that sets it); where several set it, :class:`Contested`.
         options: plugin -> its options class.
-        _declared: what a plain name means.
-        _offered: what ``plugin:component`` means.
+        _components: what a plain name means, and what ``plugin:component`` means.
         lifecycle: lifecycle hook -> who implements it, in the order of ``plugins``.
         declarations: hook that is called once, at start -> who implements it, in the order of ``plugins``.
     """
@@ -70,10 +78,9 @@ class Registry:
     plugins: tuple[PluginIdentity, ...]
     presets: Mapping[str, tuple[object, str]]
     options: Mapping[str, type[BaseModel]]
-    _declared: Mapping[tuple[Kind, str], _Declared]
+    _components: Mapping[tuple[Kind, str], _Declared]
     lifecycle: Mapping[str, tuple[Implementation, ...]]
     declarations: Mapping[str, tuple[Implementation, ...]] = field(default_factory=dict)
-    _offered: Mapping[tuple[Kind, str], _Declared] = field(default_factory=dict)
 
     def derived(
         self, options: Mapping[str, BaseModel], settings: Mapping[str, JsonValue]
@@ -102,7 +109,7 @@ class Registry:
 
     def offers(self, kind: Kind, name: str) -> bool:
         """Whether an active plugin offers the component; ``name`` may be ``plugin:component``."""
-        return (kind, name) in self._declared or (kind, name) in self._offered
+        return (kind, name) in self._components
 
     def find(self, kind: Kind, name: str) -> Component:
         """The component of that kind and name, its traits filled in.
@@ -138,12 +145,12 @@ class Registry:
 
     def names(self, kind: Kind) -> tuple[str, ...]:
         """The names of the components of that kind, sorted."""
-        return tuple(sorted(name for found, name in self._declared if found is kind))
+        return tuple(sorted(name for found, name in self._components if found is kind and ":" not in name))
 
     def components(self, plugin: PluginIdentity) -> Iterator[tuple[Kind, Component]]:
         """The components of one plugin."""
-        for (kind, _), entry in self._offered.items():
-            if entry.plugin == plugin:
+        for (kind, name), entry in self._components.items():
+            if entry.plugin == plugin and ":" in name:
                 yield kind, entry.component
 
     def load(self, kind: Kind, name: str) -> Any:
@@ -164,39 +171,31 @@ class Registry:
         Raises:
             PluginError: two active plugins offer one.
         """
-        found = [entry for entry in self._declared.values() if _fits(entry.component, architecture)]
+        specs = [self._find(Kind.MODEL_SPEC, name) for name in self.names(Kind.MODEL_SPEC)]
+        found = [one for one in specs if architecture in self.traits(Kind.MODEL_SPEC, one.component.name).architectures]
         if len(found) > 1:
-            both = " and ".join(f"{entry.component.name!r} of {entry.plugin}" for entry in found)
+            both = " and ".join(f"{one.component.name!r} of {one.plugin}" for one in found)
             raise PluginError(f"two model specs fit {architecture}: {both}.\nName one of these plugins only.")
         return found[0].component if found else None
 
     def _find(self, kind: Kind, name: str) -> _Declared:
-        found = self._declared.get((kind, name)) or self._offered.get((kind, name))
-        if found is None:
-            raise PluginError(self._unknown(kind, name))
-        return found
-
-    def _unknown(self, kind: Kind, name: str) -> str:
-        offered = self.names(kind)
-        active = [plugin.name for plugin in self.plugins]
-        return (
-            f"no active plugin offers {kind.one} called {name!r}{similar(name, offered)}. "
-            f"The active plugins ({', '.join(active)}) offer: {', '.join(offered) or 'none'}.\n"
-            f"{self._next_step(kind, name, active)}"
-        )
-
-    def _next_step(self, kind: Kind, name: str, active: Sequence[str]) -> str:
-        known = how_to_get(kind, name)
-        if known is not None:
-            return f"{known[0].upper()}{known[1:]}."
-        claimed = claimed_names(kind)
-        near = similar(name, claimed)
-        listed = f"Installed plugins claim: {', '.join(claimed)}{near}. " if claimed else ""
-        others = sorted({plugin.name for plugin in installed()} - set(active))
-        step = f"Installed, but not active: {', '.join(others)}." if others else "No other plugin is installed."
-        return (
-            f"{listed}{step} Name the plugin that has it with --plugin NAME; slime plugins show NAME says what one "
-            "offers."
+        if (kind, name) in self._components:
+            return self._components[kind, name]
+        offered = ", ".join(self.names(kind))
+        step = how_to_get(kind, name)
+        if step is None:
+            declared = scan()
+            claimed = claimed_names(KIND_GROUPS.get(kind, ""), declared)
+            others = sorted({one.name for one in installed(declared)} - {one.name for one in self.plugins})
+            step = (
+                f"installed plugins claim: {', '.join(claimed) or 'none'}{similar(name, claimed)}. Installed, but not "
+                f"active: {', '.join(others) or 'none'}. Name the plugin that has it with --plugin NAME; slime plugins "
+                "show NAME says what one offers"
+            )
+        raise PluginError(
+            f"no active plugin offers {kind.one} called {name!r}{similar(name, self.names(kind))}. The active plugins "
+            f"({', '.join(plugin.name for plugin in self.plugins)}) offer: {offered or 'none'}.\n"
+            f"{step[0].upper()}{step[1:]}."
         )
 
 
@@ -212,20 +211,26 @@ def register(sources: Sequence[PluginSource], *, claimed: Collection[str] = ()) 
     """
     for source in sources:
         _check_name(source)
-    identities = _by_name(source.plugin for source in sources)
+    who = _by_name(source.plugin for source in sources)
     manager = pluggy.PluginManager(hooks.PROJECT)
     manager.add_hookspecs(hooks)
     for source in sources:
-        _add(manager, source, identities)
-    components = _components(manager, identities, claimed)
+        _add(manager, source, who)
+    implemented = {hook: _implementations(manager, hook, who) for hook in hooks.HOOKS}
+    restores = {one.plugin for one in implemented[hooks.RESTORE]}
+    for one in implemented[hooks.STATE]:
+        if one.plugin not in restores:
+            raise PluginError(
+                f"{one.plugin}: it implements {hooks.STATE} and not {hooks.RESTORE}, so what it saves would be "
+                "lost on a resume.\nImplement both, or neither."
+            )
     return Registry(
         plugins=tuple(source.plugin for source in sources),
-        presets=_presets(manager, identities, claimed),
-        options=_options(manager, identities),
-        _declared=_by_plain_name(components, claimed),
-        _offered={(kind, f"{one.plugin.name}:{one.component.name}"): one for kind, one in components},
-        lifecycle=_lifecycle(manager, identities),
-        declarations={hook: tuple(_implementations(manager, hook, identities)) for hook in hooks.DECLARATIONS},
+        presets=_presets(implemented["slime_presets"], claimed),
+        options=_options(implemented["slime_options"], who),
+        _components=_components(implemented, claimed),
+        lifecycle={hook: implemented[hook] for hook in hooks.LIFECYCLE_HOOKS},
+        declarations={hook: implemented[hook] for hook in hooks.DECLARATIONS},
     )
 
 
@@ -238,9 +243,9 @@ def _check_name(source: PluginSource) -> None:
         why = f"[{name}] is no section of a TOML file; accepted are the letters a to z, digits, - and _"
     else:
         return
-    thing = {Source.FILE: "file", Source.MODULE: "module"}.get(source.source)
-    step = f"Rename the {thing}." if thing else f"Report it to the author of {source.plugin.distribution}."
-    raise PluginError(f"{source.plugin}: no plugin can have this name: {why}.\n{step}")
+    is_local = source.source is not Source.INSTALLED
+    step = f"Rename the {source.source}" if is_local else f"Report it to the author of {source.plugin.distribution}"
+    raise PluginError(f"{source.plugin}: no plugin can have this name: {why}.\n{step}.")
 
 
 def _by_name(plugins: Iterable[PluginIdentity]) -> dict[str, PluginIdentity]:
@@ -252,16 +257,15 @@ def _by_name(plugins: Iterable[PluginIdentity]) -> dict[str, PluginIdentity]:
     return found
 
 
-def _add(manager: pluggy.PluginManager, source: PluginSource, identities: Mapping[str, PluginIdentity]) -> None:
+def _add(manager: pluggy.PluginManager, source: PluginSource, who: Mapping[str, PluginIdentity]) -> None:
     plugin = source.plugin
     holder = load_plugin(source)
     check_hooks(plugin, holder)
     known = manager.get_name(holder)
     if known is not None:
-        raise PluginError(f"{plugin} and {identities[known]} are the same code.\nName it once, as {known}.")
+        raise PluginError(f"{plugin} and {who[known]} are the same code.\nName it once, as {known}.")
     with boundary(plugin, "registering it"):
         manager.register(holder, plugin.name)
-        manager.check_pending()
     if not manager.get_hookcallers(holder):
         raise PluginError(
             f"{plugin} declares no component, preset, option or hook, so a run is the same without it.\n"
@@ -269,42 +273,51 @@ def _add(manager: pluggy.PluginManager, source: PluginSource, identities: Mappin
         )
 
 
+def _implementations(
+    manager: pluggy.PluginManager, hook: str, who: Mapping[str, PluginIdentity]
+) -> tuple[Implementation, ...]:
+    """Who implements ``hook``, in the order of ``who``; called one by one, so that a failure has an owner."""
+    found: dict[str, Implementation] = {}
+    for impl in manager.subset_hook_caller(hook, ()).get_hookimpls():
+        plugin, function = who[impl.plugin_name], impl.function
+        observes = bool(getattr(function, hooks.OBSERVES, False))
+        new = Implementation(plugin, function, impl.argnames, observes=observes)
+        earlier = found.setdefault(plugin.name, new)
+        if earlier is not new:
+            both = f"{earlier.function.__name__} and {function.__name__}"
+            raise PluginError(f"{plugin}: {both} both implement {hook}.\nWrite one function that does both.")
+    return tuple(found[name] for name in who if name in found)
+
+
 def _components(
-    manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity], claimed: Collection[str]
-) -> list[tuple[Kind, _Declared]]:
-    found: list[tuple[Kind, _Declared]] = []
+    implemented: Mapping[str, Sequence[Implementation]], claimed: Collection[str]
+) -> dict[tuple[Kind, str], _Declared]:
+    """What ``plugin:component`` means; and what a name without a plugin means: of the plugins that offer it, the one
+    that is not ``claimed``."""
+    offered: list[tuple[Kind, _Declared]] = []
     for hook, kind in hooks.REGISTRATION_HOOKS.items():
-        for one in _implementations(manager, hook, who):
+        for one in implemented[hook]:
             if kind is Kind.TRACKER and one.plugin.name in claimed:
                 continue
             with boundary(one.plugin, f"calling {hook}"):
                 components = checked_components(kind, one.function())
-            found += [(kind, _Declared(one.plugin, component)) for component in components]
-    return found
-
-
-def _by_plain_name(
-    components: Iterable[tuple[Kind, _Declared]], claimed: Collection[str]
-) -> dict[tuple[Kind, str], _Declared]:
-    """The component of a name without a plugin: of the plugins that offer it, the one that is not ``claimed``."""
-    found: dict[tuple[Kind, str], _Declared] = {}
-    for kind, new in sorted(components, key=lambda one: one[1].plugin.name in claimed):
-        earlier = found.setdefault((kind, new.component.name), new)
+            offered += [(kind, _Declared(one.plugin, component)) for component in components]
+    plain: dict[tuple[Kind, str], _Declared] = {}
+    for kind, new in sorted(offered, key=lambda one: one[1].plugin.name in claimed):
+        earlier = plain.setdefault((kind, new.component.name), new)
         yields = new.plugin.name in claimed and earlier.plugin.name not in claimed
-        if earlier is not new and not (yields and earlier.plugin != new.plugin):
+        if earlier is not new and not yields:
             raise PluginError(
                 f"the {kind.words} {new.component.name!r} is offered twice: by {earlier.plugin} and by {new.plugin}.\n"
                 "Name only one of these plugins, or ask an author for another component name."
             )
-    return found
+    return plain | {(kind, f"{one.plugin.name}:{one.component.name}"): one for kind, one in offered}
 
 
-def _presets(
-    manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity], claimed: Collection[str]
-) -> dict[str, tuple[object, str]]:
+def _presets(implementations: Sequence[Implementation], claimed: Collection[str]) -> dict[str, tuple[object, str]]:
     presets: dict[str, tuple[object, str]] = {}
     setters: dict[str, list[str]] = {}
-    for one in _implementations(manager, "slime_presets", who):
+    for one in implementations:
         if one.plugin.name in claimed:
             continue
         with boundary(one.plugin, "calling slime_presets"):
@@ -316,60 +329,21 @@ def _presets(
     return presets
 
 
-def _options(manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity]) -> dict[str, type[BaseModel]]:
+def _options(
+    implementations: Sequence[Implementation], who: Mapping[str, PluginIdentity]
+) -> dict[str, type[BaseModel]]:
+    """The options classes; no setting of a plugin may have the flag of another one, of the core or of a plugin."""
     options = {}
-    for one in _implementations(manager, "slime_options", who):
+    for one in implementations:
         with boundary(one.plugin, "calling slime_options"):
             options[one.plugin.name] = checked_options(one.function())
-    _refuse_shared_flags(options, who)
-    return options
-
-
-def _refuse_shared_flags(options: Mapping[str, type[BaseModel]], who: Mapping[str, PluginIdentity]) -> None:
-    """Returns if no setting of a plugin has the flag of another setting, of the core or of a plugin."""
-    owners: dict[str, str] = {setting.flag: "the core" for setting in core_settings().values()}
+    owners: dict[str, str] = {CONFIG_FLAG: "the core"}
+    owners |= {setting.flag: "the core" for setting in core_settings().values()}
     for setting in plugin_settings(options).values():
         plugin = who[setting.section]
-        if (owner := owners.setdefault(setting.flag, str(plugin))) != str(plugin) or setting.flag == CONFIG_FLAG:
+        if (owner := owners.setdefault(setting.flag, str(plugin))) != str(plugin):
             raise PluginError(
                 f"{plugin}: its setting {setting.name} has the flag {setting.flag}, which is one of {owner}.\n"
                 f"Name only one of these plugins, or report it to the author of {plugin.distribution}."
             )
-
-
-def _lifecycle(
-    manager: pluggy.PluginManager, who: Mapping[str, PluginIdentity]
-) -> dict[str, tuple[Implementation, ...]]:
-    found = {hook: tuple(_implementations(manager, hook, who)) for hook in hooks.LIFECYCLE_HOOKS}
-    restores = {one.plugin.name for one in found[hooks.RESTORE]}
-    for one in found[hooks.STATE]:
-        if one.plugin.name not in restores:
-            raise PluginError(
-                f"{one.plugin}: it implements {hooks.STATE} and not {hooks.RESTORE}, so what it saves would be "
-                "lost on a resume.\nImplement both, or neither."
-            )
-    return found
-
-
-def _implementations(
-    manager: pluggy.PluginManager, hook: str, who: Mapping[str, PluginIdentity]
-) -> list[Implementation]:
-    """Who implements ``hook``, in the order of ``who``; called one by one, so that a failure has an owner."""
-    found: dict[str, Implementation] = {}
-    for impl in manager.subset_hook_caller(hook, ()).get_hookimpls():
-        plugin = who[impl.plugin_name]
-        earlier = found.setdefault(
-            plugin.name, Implementation(plugin, impl.function, impl.argnames, observes=_observes(impl.function))
-        )
-        if earlier.function is not impl.function:
-            both = f"{earlier.function.__name__} and {impl.function.__name__}"
-            raise PluginError(f"{plugin}: {both} both implement {hook}.\nWrite one function that does both.")
-    return [found[name] for name in who if name in found]
-
-
-def _observes(function: Callable[..., Any]) -> bool:
-    return bool(getattr(function, hooks.OBSERVES, False))
-
-
-def _fits(component: Component, architecture: str) -> bool:
-    return isinstance(component.traits, ModelSpecTraits) and architecture in component.traits.architectures
+    return options

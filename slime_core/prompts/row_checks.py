@@ -30,11 +30,10 @@ from slime_core.config.schema import RunConfig
 from slime_core.config.section import All, Count, CountOrZero, Name, Positive, PositiveOrZero, Section, Share
 from slime_core.errors import DataError, nearest
 from slime_core.plugins import hooks
-from slime_core.plugins.claims import how_to_get
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import run_plan
 from slime_core.plugins.contracts import PromptFilter
-from slime_core.plugins.discovery import similar
+from slime_core.plugins.discovery import how_to_get, similar
 from slime_core.plugins.loading import boundary
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.selection import missing_setting

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import slime_core
-from slime_core.plugins.declared import (
+from slime_core.plugins.discovery import (
     ARCHITECTURE_GROUP,
     FLAG_GROUP,
     KIND_GROUPS,

@@ -14,7 +14,7 @@ from slime_core.cli import commands
 from slime_core.cli.commands import CORE_COMMANDS, OURS, is_core
 from slime_core.cli.main import _COMMANDS, main
 from slime_core.cli.plugins import add_commands
-from slime_core.plugins.declared import Declared
+from slime_core.plugins.discovery import Declared
 
 ROOT = Path(__file__).parents[3]
 

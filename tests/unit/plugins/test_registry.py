@@ -362,8 +362,8 @@ def test_a_named_plugin_with_a_model_spec_settles_two_claims(install):
         files = {f"{name}/plugin.py": specs("AcmeLM")}
         install(name, "1", plugins={name: f"{name}.plugin"}, claims={"AcmeLM": name}, files=files)
     assert refusal(architecture="AcmeLM") == (
-        "architecture AcmeLM is claimed twice: by plugin 'acme' (acme 1, entry point acme.plugin) and plugin 'zeta' "
-        "(zeta 1, entry point zeta.plugin).\nName one of them with --plugin."
+        "architecture AcmeLM: plugin 'acme' (acme 1, entry point acme.plugin) and plugin 'zeta' (zeta 1, entry point "
+        "zeta.plugin) claim one name.\nName the one that is meant: --plugin acme:acme or --plugin zeta:zeta."
     )
     assert activate(["zeta"], architecture="AcmeLM").by_need == ()
     assert refusal("acme", "zeta", architecture="AcmeLM").startswith("the model spec 'acmelm' is offered twice")

@@ -41,7 +41,6 @@ def test_a_core_outside_the_bound_is_named_with_distribution_bound_and_next_step
         ("slime-rl>=9; python_version < '3'",),
         ("slime-rl>=9; extra == 'next'",),
         ("slime-rl",),
-        ("not a requirement",),
     ],
 )
 def test_a_bound_that_holds_or_does_not_apply_is_accepted(acme, lines):

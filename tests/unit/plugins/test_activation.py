@@ -13,9 +13,8 @@ from slime_core.config.choices import Choice
 from slime_core.config.load import load, peek
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.activation import ActivePlugins, activate
-from slime_core.plugins.claims import how_to_get, inactive_flags
 from slime_core.plugins.component import Kind
-from slime_core.plugins.declared import Declared, scan
+from slime_core.plugins.discovery import Declared, how_to_get, inactive_flags, scan
 from slime_core.plugins.manifest import Manifest, attach
 
 PLUGIN = """
@@ -223,15 +222,15 @@ def test_two_claims_are_for_the_user_to_choose(install):
     with pytest.raises(PluginError) as caught:
         activated("--corrections", "fade")
     text = str(caught.value)
-    assert text.startswith("--corrections names fade, a correction that plugin 'acme' (acme-dist 1.0")
-    assert text.endswith("--plugin acme-dist:acme or --plugin other-dist:other; or write acme:fade or other:fade.")
+    assert text.startswith("fade (--corrections): plugin 'acme' (acme-dist 1.0")
+    assert text.endswith("\nName the one that is meant: --plugin acme-dist:acme or --plugin other-dist:other.")
     assert names(activated("--corrections", "other:fade")) == ["core", "other"]
     assert names(activated("--corrections", "fade", "--no-plugin", "acme")) == ["core", "other"]
 
 
 def test_a_claim_that_is_withheld_says_so(install):
     add(install)
-    with pytest.raises(PluginError, match=r"names fade, which plugin 'acme' .* has, and --no-plugin takes that away"):
+    with pytest.raises(PluginError, match=r"^fade \(--corrections\) needs plugin 'acme' .*--no-plugin takes that away"):
         activated("--corrections", "fade", "--no-plugin", "acme")
 
 
@@ -336,7 +335,7 @@ def only(monkeypatch):
     def hide(*distributions: str) -> None:
         found = scan()
         left = tuple(one for one in found.entries if one.distribution in ("slime-rl", *distributions))
-        for module in ("activation", "claims", "discovery"):
+        for module in ("activation", "discovery", "registry"):
             monkeypatch.setattr(f"slime_core.plugins.{module}.scan", lambda: Declared(left))
 
     return hide
@@ -361,10 +360,10 @@ def test_a_reward_of_a_distribution_that_is_not_installed_says_what_to_install(o
 
 def test_inactive_flags_know_our_distributions_that_are_not_installed(monkeypatch):
     monkeypatch.setattr(
-        "slime_core.plugins.claims.OUR_DISTRIBUTIONS", {"slime-acme": {"slime.flags": ("fade-strength",)}}
+        "slime_core.plugins.discovery.OUR_DISTRIBUTIONS", {"slime-acme": {"slime.flags": ("fade-strength",)}}
     )
-    assert inactive_flags([]) | {} == {
-        **inactive_flags([]),
+    assert inactive_flags([], scan()) | {} == {
+        **inactive_flags([], scan()),
         "fade-strength": "a setting of slime-acme, which is not installed; install it",
     }
 
