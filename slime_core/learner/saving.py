@@ -153,4 +153,4 @@ class BackgroundSave:
         call, self._call = self._call, None
         if call is not None:
             with suppress(SlimeError):
-                wait([call], what=f"the checkpoint of step {self._step}", on_warn=lambda late: self._warn(str(late)))
+                wait([call], what=f"the checkpoint of step {self._step}", on_warn=self._warn)

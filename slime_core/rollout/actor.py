@@ -28,8 +28,7 @@ from slime_core.plugins.manifest import Manifest, attach
 from slime_core.rollout.sampler import EvalSampler, Sampler, SamplerState
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.actors import Actor, Call, Ref, Watched, show_tasks, uncollected
-from slime_core.runtime.termination import Termination
-from slime_core.runtime.waiting import Wait, has_ended
+from slime_core.runtime.waiting import Termination, Wait, has_ended
 from slime_core.types import TrainBatch
 
 ALLOCATIONS = 100_000

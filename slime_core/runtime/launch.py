@@ -61,13 +61,11 @@ from slime_core.rollout.engines.fleet import EngineFleet, ModelServers, Site, Su
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, start_actor
 from slime_core.runtime.device_pool import ColocatedDevices, DevicePool
-from slime_core.runtime.inspection import inspect_nodes, require_inputs
 from slime_core.runtime.layout import Device, device_of, requested_layout, require_device_support
 from slime_core.runtime.machine import cpu_threads, rank_environment
 from slime_core.runtime.placement import Placement, Slot, nearest_ranks, place
-from slime_core.runtime.session import Session, head_address
-from slime_core.runtime.termination import Terminated, Termination
-from slime_core.runtime.waiting import RunWait
+from slime_core.runtime.session import Session, head_address, inspect_nodes, require_inputs
+from slime_core.runtime.waiting import RunWait, Terminated, Termination
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track
 from slime_core.weights.publisher import PublisherSettings

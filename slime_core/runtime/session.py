@@ -1,10 +1,13 @@
-"""A Ray cluster for the length of a run: its own, or one that is running already.
+"""A Ray cluster for the length of a run: its own, or one that is running already; and what its nodes have.
 
 Its own cluster takes seconds to start; services that a run does not use are left out (:data:`UNUSED_SERVICES`), and
 Ray's agents start in the background. So start it first and load other things meanwhile. Stopping takes 1 to 2 seconds.
 
 A client that reaches Ray's ports can run code in its processes, so a run's own cluster listens on loopback only and
 refuses calls without a token of its own.
+
+Only the nodes of a joined cluster are inspected (:func:`inspect_nodes`, :func:`require_inputs`). The node of a run's
+own cluster is the driver's machine, environment and folder.
 """
 
 from __future__ import annotations
@@ -17,12 +20,16 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from itertools import cycle, islice
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil  # type: ignore[import-untyped]
 import ray
@@ -34,11 +41,27 @@ from ray._raylet import (  # type: ignore[attr-defined]
     AuthenticationTokenLoader,
     persist_port,
 )
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from slime_core.errors import NodeDied, PlacementError
+from slime_core.config.prompt_paths import unreadable
+from slime_core.errors import (
+    ConfigError,
+    ManifestMismatch,
+    NodeDied,
+    PlacementError,
+    PluginError,
+    SlimeError,
+    WaitTimeout,
+)
 from slime_core.plugins.loading import boundary
+from slime_core.plugins.manifest import Difference, Manifest, attach, difference_text, mismatches
 from slime_core.runtime import die_with_raylet
+from slime_core.runtime.actors import Call
 from slime_core.runtime.machine import family, runs
+from slime_core.runtime.waiting import wait
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 SMALL_MACHINE_BYTES = 64 * 2**30
 SMALL_STORE_BYTES = 256 * 2**20
@@ -67,6 +90,10 @@ AGENT_COMMANDS = ("--dashboard_agent_command", "--runtime_env_agent_command")
 AGENT_START_LIMIT_MS = "300000"
 """How long an actor waits for the agent that sets up its environment; Ray's own default, 30 s, is short for a cold or
 busy machine."""
+
+LOOK_LIMIT_S = 120.0
+"""Seconds for all nodes together to look at what they have; an idle node takes one or two, most of it the start of a
+worker process."""
 
 LEFTOVER_GRACE_S = 5.0
 BUSY = (
@@ -251,32 +278,36 @@ def _keep_sigterm_handler() -> Iterator[None]:
 
 
 @contextmanager
-def _on_loopback() -> Iterator[None]:
+def _replaced(owner: Any, **values: object) -> Iterator[None]:
+    """``owner`` has these attributes inside the block, and its own ones again after it."""
+    before = {name: vars(owner)[name] for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+def _on_loopback() -> AbstractContextManager[None]:
     # ray 2.60: `_node_ip_address="127.0.0.1"` is replaced by the node's outer address, and with that everything but one
     # agent listens on all interfaces. Where Ray expects no second node, as on a Mac, it keeps to 127.0.0.1 altogether.
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
+    return _replaced(ray_constants, ENABLE_RAY_CLUSTER=False)
 
 
-@contextmanager
-def _without_unused_services() -> Iterator[None]:
+def _without_unused_services() -> AbstractContextManager[None]:
     # Goes when ray.init can leave them out. Another version of Ray may know them by other names: then they start.
-    before = {name: vars(Node)[name] for name in UNUSED_SERVICES if name in vars(Node)}
-    for name in before:
-        setattr(Node, name, _nothing)
-    try:
-        yield
-    finally:
-        for name, method in before.items():
-            setattr(Node, name, method)
+    return _replaced(Node, **{name: lambda *_, **__: None for name in UNUSED_SERVICES if name in vars(Node)})
 
 
-@contextmanager
-def agents_in_background() -> Iterator[None]:
+def _in_own_process_groups() -> AbstractContextManager[None]:
+    # `timeout`, systemd and batch systems send SIGTERM to the whole group of a run. Ray's services would be gone before
+    # the run could end in order: it would wait a minute for them, and then die of it. They end with the driver anyway.
+    return _replaced(services, ConsolePopen=_ServicePopen)
+
+
+def agents_in_background() -> AbstractContextManager[None]:
     """Nodes that start inside the block do not wait for their agents.
 
     ray 2.60: a raylet waits for each of its two agents to write the ports that it listens at, 15 s a port without an
@@ -294,11 +325,7 @@ def agents_in_background() -> Iterator[None]:
         before(node, *args, **options)
 
     os.environ.setdefault("RAY_agent_register_timeout_ms", AGENT_START_LIMIT_MS)
-    Node.start_raylet = start_raylet  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        Node.start_raylet = before  # type: ignore[method-assign]
+    return _replaced(Node, start_raylet=start_raylet)
 
 
 @cache
@@ -330,21 +357,6 @@ def _dying_with_raylet(word: str) -> str:
     return f"{option}={subprocess.list2cmdline([sys.executable, '-I', '-S', die_with_raylet.__file__])} {command}"
 
 
-@contextmanager
-def _in_own_process_groups() -> Iterator[None]:
-    # `timeout`, systemd and batch systems send SIGTERM to the whole group of a run. Ray's services would be gone before
-    # the run could end in order: it would wait a minute for them, and then die of it. They end with the driver anyway.
-    before = services.ConsolePopen
-    services.ConsolePopen = _ServicePopen  # type: ignore[assignment, misc]
-    try:
-        yield
-    finally:
-        services.ConsolePopen = before  # type: ignore[misc]
-
-
-def _nothing(*_: object, **__: object) -> None: ...
-
-
 def _probe(address: str) -> None:
     # Ray itself retries for minutes if the port is closed, or is not Ray's.
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -368,10 +380,8 @@ def _end(processes: Iterable[psutil.Process]) -> None:
     # start times, so a process id that was used again is not mistaken for one of ours.
     _, alive = psutil.wait_procs(processes, timeout=LEFTOVER_GRACE_S)
     for process in alive:
-        try:
+        with suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            continue
     psutil.wait_procs(alive, timeout=LEFTOVER_GRACE_S)
 
 
@@ -399,3 +409,126 @@ def head_address() -> str | None:
     """The address of the node that this process runs on, head or not; None where the cluster is this node alone."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     return str(ray.util.get_node_ip_address()) if len(nodes) > 1 else None
+
+
+def inspect_nodes(manifest: Manifest, *, limit_s: float = LOOK_LIMIT_S) -> None:
+    """Returns if every living node of the cluster has exactly the plugins of ``manifest`` and can load them.
+
+    Actors refuse plugins that differ from the driver's, but one actor at a time, and only when it starts: after engines
+    have loaded their weights. Here one task a node, in a worker process like theirs, attaches the manifest and reports.
+
+    Arguments:
+        limit_s: how long to wait for the nodes, all together.
+
+    Raises:
+        ManifestMismatch: one table of everything that differs, or that cannot be loaded, on any node.
+        WaitTimeout: a node has not answered in time, and no other has reported a difference.
+    """
+    nodes = labels([node for node in ray.nodes() if node["Alive"]])
+    calls = _on_nodes(nodes, _look, manifest)
+    started_s = time.monotonic()
+    reports, silent = {}, []
+    for label, call in zip(nodes.values(), calls, strict=True):
+        left_s = max(0.0, started_s + limit_s - time.monotonic())
+        try:
+            reports[label] = wait([call], what="every node to look at its plugins", fail_after_s=left_s)[0]
+        except WaitTimeout:
+            silent.append(label)
+        except SlimeError as failure:  # slime is not installed there, or in another version
+            reports[label] = Report(broken=str(failure))
+    judge(reports, total=len(nodes))
+    if silent:
+        raise WaitTimeout(
+            f"{len(silent)} of {len(nodes)} nodes did not report their plugins within {limit_s:g} s: "
+            f"{', '.join(silent)}.\n"
+            "`ray status` and the logs of Ray on those nodes say why no process of theirs runs; then start again."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Differences of one node's plugins from the driver's, or those that it cannot load.
+
+    Arguments:
+        differences: from the manifest.
+        broken: the error of a plugin that fails while it is imported; empty: none does.
+    """
+
+    differences: tuple[Difference, ...] = ()
+    broken: str = ""
+
+
+def _look(manifest: Manifest) -> Report:
+    found = mismatches(manifest)
+    if not found:
+        try:
+            attach(manifest)
+        except PluginError as broken:
+            return Report(broken=str(broken))
+    return Report(tuple(found))
+
+
+def judge(reports: Mapping[str, Report], *, total: int) -> None:
+    """Returns if no node has reported anything.
+
+    Arguments:
+        reports: node -> its report.
+        total: nodes of the cluster, those that have not answered included.
+
+    Raises:
+        ManifestMismatch: one table of everything that differs, and below it what cannot be loaded.
+    """
+    differing = {node: report.differences for node, report in reports.items() if report.differences}
+    broken = {node: report.broken for node, report in reports.items() if report.broken}
+    if not (differing or broken):
+        return
+    parts = [f"{len(differing) + len(broken)} of {total} nodes cannot run the driver's plugins; nothing was started."]
+    parts += [difference_text(differing)] if differing else []
+    parts += [f"on node {node}: {failure}" for node, failure in broken.items()]
+    raise ManifestMismatch("\n".join(parts))
+
+
+def require_inputs(node_ids: Collection[str], paths: Sequence[Path], *, limit_s: float = LOOK_LIMIT_S) -> None:
+    """Returns if every node of ``node_ids`` has all ``paths``, in one task a node.
+
+    Raises:
+        ConfigError: names every node that lacks one, and what it lacks.
+        WaitTimeout: a node has not answered in time.
+    """
+    nodes = {node: label for node, label in labels(ray.nodes()).items() if node in node_ids}
+    calls = _on_nodes(nodes, _missing, [str(path) for path in paths])
+    missing = wait(calls, what="every node to look for what the run reads", fail_after_s=limit_s)
+    lines = [f"  node {label}: {path}" for label, paths in zip(nodes.values(), missing, strict=True) for path in paths]
+    if lines:
+        raise ConfigError(
+            f"some of the {len(nodes)} nodes of the run do not have, or have empty, what it reads; nothing was "
+            "started:\n" + "\n".join(lines) + "\n"
+            "Copy them there under the same path, or put them on a file system that all nodes share."
+        )
+
+
+def _missing(paths: list[str]) -> list[str]:
+    # An empty folder is where a shared file system was not mounted.
+    found = {path: Path(path) for path in paths}
+    return [path for path, one in found.items() if not (any(one.iterdir()) if one.is_dir() else _is_readable(one))]
+
+
+def _is_readable(prompts: Path) -> bool:
+    return next(unreadable(prompts), None) is None  # a pattern and a slice of rows are prompts too
+
+
+def _on_nodes(nodes: Mapping[str, str], task: Callable[[T], R], argument: T) -> list[Call[R]]:
+    """Start ``task`` on every node; ``nodes`` maps ids to names for messages."""
+    remote: Any = ray.remote(num_cpus=0, max_retries=0)(task)
+    there = {node: NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes}
+    return [
+        Call(remote.options(scheduling_strategy=there[node]).remote(argument), f"node {label}", "look")
+        for node, label in nodes.items()
+    ]
+
+
+def labels(nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Node id -> its name in messages: host name and address, and the id where two nodes share those."""
+    names = {node["NodeID"]: f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in nodes}
+    count = Counter(names.values())
+    return {node: name if count[name] == 1 else f"{name} {node[:8]}" for node, name in names.items()}

@@ -4,21 +4,29 @@ A silent hang is the most common complaint about distributed training. So after 
 pending calls, for how long they run, and the stacks of their actors (read through the actors' control threads); after
 ``fail_after_s`` it raises the same as an error. An actor that died or raised ends the wait at once, even while others
 are still working, and so does a background task that failed. Waiting happens in short slices, so Ctrl-C works.
+
+:class:`Termination` is about SIGTERM, which schedulers send before they end a job: the run saves what it trained, and
+ends. The weights belong to a whole number of rollouts while the run waits for the sampler, and only then. So the signal
+ends these waits and no other; the loop knows nothing of it.
 """
 
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from types import FrameType
+from typing import Any, Protocol, Self, TypeVar
 
 import ray
 from ray.exceptions import RayError
 
 from slime_core.config.schema import WatchConfig
-from slime_core.errors import ProcessDied, SlimeError, WaitTimeout
+from slime_core.errors import DEATHS, ProcessDied, SlimeError, WaitTimeout
 from slime_core.runtime.actors import Call, Ref, Watched, local_error
 
 R = TypeVar("R")
@@ -44,37 +52,6 @@ FETCH_LIMIT_S = 300.0
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PendingCall:
-    """One call that has not ended: its actor, its method, and the stacks of its process."""
-
-    who: str
-    method: str
-    stacks: str
-
-    def __str__(self) -> str:
-        return f"  {self.who}: {self.method}()\n" + "\n".join(f"    {line}" for line in self.stacks.splitlines())
-
-
-@dataclass(frozen=True, slots=True)
-class Late:
-    """A wait that takes long: its name, seconds so far, the number of calls that ended, and those that have not."""
-
-    what: str
-    waited_s: float
-    finished: int
-    pending: tuple[PendingCall, ...]
-
-    @property
-    def headline(self) -> str:
-        """One line."""
-        names = ", ".join(call.who for call in self.pending)
-        return f"Waiting for {self.what} for {self.waited_s:.0f} s; {self.finished} done, pending: {names}"
-
-    def __str__(self) -> str:
-        return "\n".join([self.headline, *map(str, self.pending)])
-
-
 class Recovery(Protocol):
     """Replaces processes that failed, so that their failure ends no wait. Used by the driver's thread alone."""
 
@@ -92,11 +69,6 @@ class Recovery(Protocol):
         """Finish what has been replaced meanwhile; raises as :meth:`accept` does."""
 
 
-def report(late: Late) -> None:
-    """Log a warning; the default for a late wait."""
-    log.warning("%s", late)
-
-
 def wait(
     calls: Sequence[Call[R]],
     *,
@@ -106,7 +78,7 @@ def wait(
     check: Callable[[], None] | None = None,
     warn_after_s: float = WARN_AFTER_S,
     fail_after_s: float = FAIL_AFTER_S,
-    on_warn: Callable[[Late], None] = report,
+    on_warn: Callable[[str], None] = log.warning,
 ) -> list[R]:
     """The results of ``calls``, in their order, as soon as all have ended.
 
@@ -117,7 +89,7 @@ def wait(
         check: called every half second; what it raises ends the wait.
         warn_after_s: report after this many seconds, and again at 2, 4, 8 times that.
         fail_after_s: give up after this many seconds.
-        on_warn: receives each report.
+        on_warn: receives each report: the pending calls, and the stacks of their actors.
 
     Raises:
         SlimeError: the first error of a call, as it was raised there.
@@ -193,12 +165,12 @@ class RunWait:
             check=self.check,
             warn_after_s=self.limits.wait_warn_s,
             fail_after_s=self.limits.wait_fail_s,
-            on_warn=lambda late: self.warn(str(late)),
+            on_warn=self.warn,
         )
 
 
 class _Watch:
-    def __init__(self, *, what: str, warn_after_s: float, fail_after_s: float, on_warn: Callable[[Late], None]) -> None:
+    def __init__(self, *, what: str, warn_after_s: float, fail_after_s: float, on_warn: Callable[[str], None]) -> None:
         self.what = what
         self.fail_after_s = fail_after_s
         self.on_warn = on_warn
@@ -216,7 +188,7 @@ class _Watch:
         waited_s = self.waited_s()
         if waited_s < min(self.next_warning_s, self.fail_after_s):
             return
-        late = Late(self.what, waited_s, finished, _describe(list(pending)))
+        late = _report(self.what, waited_s, finished, list(pending))
         if waited_s >= self.fail_after_s:
             raise WaitTimeout(f"{late}\nGave up after {self.fail_after_s:g} s.")
         self.next_warning_s = 2 * max(waited_s, self.next_warning_s)
@@ -260,9 +232,14 @@ def _raise_cause(others: dict[Ref[Any], Call[object]], recovery: Recovery | None
                     raise
 
 
-def _describe(pending: Sequence[Call[object]]) -> tuple[PendingCall, ...]:
+def _report(what: str, waited_s: float, finished: int, pending: Sequence[Call[object]]) -> str:
+    """One line about the wait, then the stacks of each pending call."""
     stacks = _collect_stacks(pending)
-    return tuple(PendingCall(call.who, call.method, stacks[call.who]) for call in pending)
+    names = ", ".join(call.who for call in pending)
+    lines = [f"Waiting for {what} for {waited_s:.0f} s; {finished} done, pending: {names}"]
+    for call in pending:
+        lines += [f"  {call}", *(f"    {line}" for line in stacks[call.who].splitlines())]
+    return "\n".join(lines)
 
 
 def _collect_stacks(pending: Sequence[Call[object]]) -> Mapping[str, str]:
@@ -280,3 +257,51 @@ def _answer(ref: Ref[str]) -> str:
         return ray.get(ref)
     except RayError as error:
         return f"no stacks: {type(error).__name__}"
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: the run saves what it trained and ends."""
+
+
+class Termination:
+    """Waits with the first SIGTERM for a moment at which the weights are those after a whole step.
+
+    ``with Termination() as stop:`` takes the signal over; ``with stop.allowed():`` is such a moment, which it ends with
+    :class:`Terminated`; so does the death of a process while the signal waits. The second SIGTERM is a
+    ``KeyboardInterrupt`` at once. In another thread than the main one, where Python handles no signals, nothing
+    changes.
+    """
+
+    def __init__(self) -> None:
+        self._requested = False
+        self._is_allowed = False
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._on_signal)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+        if self._requested and isinstance(error, DEATHS):
+            raise Terminated from error  # instead of a restart
+
+    @contextmanager
+    def allowed(self, is_allowed: bool = True) -> Iterator[None]:
+        """A signal that came before, or comes now, ends the block; False: no signal does."""
+        self._is_allowed = is_allowed
+        try:
+            if self._requested and is_allowed:
+                raise Terminated
+            yield
+        finally:
+            self._is_allowed = False
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._requested:
+            raise KeyboardInterrupt
+        self._requested = True
+        if self._is_allowed:
+            raise Terminated

@@ -16,10 +16,9 @@ from slime_core.errors import ConfigError, ManifestMismatch, WaitTimeout
 from slime_core.plugins.activation import activate
 from slime_core.plugins.manifest import Manifest
 from slime_core.rollout.actor import SamplerActor
-from slime_core.runtime import inspection
+from slime_core.runtime import session
 from slime_core.runtime.actors import Launch, start_actor
-from slime_core.runtime.inspection import inspect_nodes, require_inputs
-from slime_core.runtime.session import Session
+from slime_core.runtime.session import Session, inspect_nodes, require_inputs
 from slime_core.runtime.waiting import wait
 
 HOOKS = """
@@ -123,7 +122,7 @@ def test_an_actor_with_the_same_files_elsewhere_attaches(ray_session: Session, s
 def test_a_node_that_does_not_answer_is_named_with_the_limit(
     ray_session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inspection, "_look", _hang)
+    monkeypatch.setattr(session, "_look", _hang)
     with pytest.raises(WaitTimeout) as failure:
         inspect_nodes(activate([]).manifest, limit_s=0)
     assert str(failure.value) == (

@@ -6,7 +6,7 @@ import pytest
 
 from slime_core.errors import ManifestMismatch
 from slime_core.plugins.manifest import Difference
-from slime_core.runtime.inspection import Report, judge, labels
+from slime_core.runtime.session import Report, judge, labels
 
 VERSION = Difference("acme", "acme-tree 2.1 aaaa", "acme-tree 2.0 bbbb", "version", "acme-tree==2.1")
 CONTENT = Difference("grpo", "slime-grpo 0.1.0 cccc", "slime-grpo 0.1.0 dddd", "content of slime_grpo/losses.py")

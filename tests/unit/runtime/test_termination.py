@@ -11,7 +11,7 @@ import pytest
 
 from slime_core.errors import EngineError, EngineSilent, ProcessDied, ServerDied, SlimeError, WeightSyncError
 from slime_core.rollout.actor import StoppableSampler
-from slime_core.runtime.termination import Terminated, Termination
+from slime_core.runtime.waiting import Terminated, Termination
 
 
 def kill() -> None:
