@@ -3,15 +3,15 @@
 In the order in which a prompt group passes through them:
 
     actor.py                  the sampler as a Ray actor, and the driver's handle; evaluations while the learner trains
-    sampler.py                collects one rollout, estimates advantages, packs shards; evaluates
-    sampler_components.py     settings of a sampler; tokenizer, client and components that are made from them
-    components.py             makes components by name, chooses them by row, attributes their errors
-    group_source.py           where the groups of a rollout come from: one Protocol; plugins' sources, saved files
+    sampler.py                collects one rollout, estimates advantages, packs shards; where its groups come from:
+                              generated now, a plugin's rollout source, saved files
+    sampler_components.py     settings of a sampler; tokenizer, client and components that are made from them by name
+    components.py             chooses components by row, checks what they return, attributes their errors
     rollout_files.py          rollouts on disk: written, looked through before a run, read to be trained again
-    group_scheduler.py        the default source: groups in flight, for this rollout and later ones, within the bounds
-                              of the async policy
-    requeue.py                staleness; aborted groups: requeued, resumed or reset, saved in checkpoints
-    group_generator.py        generates and rewards whole groups, with retries; sampling parameters
+    group_scheduler.py        groups in flight, for this rollout and later ones, within the bounds of the async policy;
+                              aborted groups that are resumed; groups as JSON, for checkpoints
+    group_generator.py        generates and rewards whole groups, with retries; resets or resumes groups that come
+                              again; sampling parameters
     rollout_batch.py          the groups of one rollout: kept, dropped, stale, aborted or lost
     shards.py                 divides samples into optimizer steps and micro-batches; one shard a data-parallel rank
     evaluation.py             held-out prompts, and their scores

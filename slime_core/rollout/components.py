@@ -6,7 +6,7 @@ CheckedDataSource    checks what a data source returns
 ComponentRouter      the generate function or reward model that a row names, else the run's
 Transform            one sample transform, called and checked
 Transforms           all of them, in order
-ComponentFactory     makes the run's components with the options of their plugins
+estimate_advantages  calls the advantage estimator, and checks what it returns
 run_all              awaits several calls concurrently
 """
 
@@ -20,34 +20,21 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import takewhile
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slime_core.config.choices import reward_names
-from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import refused_key
 from slime_core.errors import PluginError, RunError, SlimeError
 from slime_core.plugins.component import Kind
-from slime_core.plugins.construction import PromptFormats, construct
-from slime_core.plugins.contracts import DataSource, GroupedRewards, RolloutSource, RunView, Transformed
+from slime_core.plugins.contracts import DataSource, GroupedRewards, Transformed
 from slime_core.plugins.discovery import CORE, PluginIdentity
 from slime_core.plugins.loading import boundary
 from slime_core.plugins.registry import Registry
-from slime_core.prompts.chat import PromptEncoder
-from slime_core.prompts.requests import PromptLengths, RunFilter, training_request
-from slime_core.prompts.row_checks import (
-    GENERATE_FUNCTION,
-    REWARD_MODEL,
-    Offered,
-    RowChecks,
-    offered_to_rows,
-    refuse_unknown,
-)
+from slime_core.prompts.row_checks import GENERATE_FUNCTION, REWARD_MODEL, Offered, refuse_unknown
 from slime_core.types import PromptGroup, Sample
 
 
@@ -139,7 +126,7 @@ class RoutedComponent:
 
     name: str
     component: Any
-    takes_groups: bool
+    takes_groups: bool = False
     plugin: PluginIdentity = CORE
     resumes: bool = False
 
@@ -149,7 +136,6 @@ class ComponentRouter:
 
     Arguments:
         kind: of the components.
-        key: of the metadata, under which a row names its own.
         default: the run's; made at once.
         registry: says how each wants to be called.
         offered: what rows may name.
@@ -157,10 +143,10 @@ class ComponentRouter:
     """
 
     def __init__(
-        self, kind: Kind, key: str, *, default: str, registry: Registry, offered: Offered, make: Callable[[str], Any]
+        self, kind: Kind, *, default: str, registry: Registry, offered: Offered, make: Callable[[str], Any]
     ) -> None:
         self._kind = kind
-        self._key = key
+        self._key = REWARD_MODEL if kind is Kind.REWARD_MODEL else GENERATE_FUNCTION  # in the metadata of a row
         self._default = default
         self._registry = registry
         self._offered = offered
@@ -338,126 +324,28 @@ def _number(sample: Sample) -> tuple[int | None, int | None]:
     return sample.group_index, sample.index
 
 
-class RewardsAsAdvantages:
-    """The advantage estimator of rewards that are advantages; see :class:`~slime_core.TrainSamples`."""
-
-    def estimate(self, batch: GroupedRewards) -> NDArray[np.float32]:
-        """The rewards, float32 [B]."""
-        return batch.rewards_B
-
-
-class ComponentFactory:
-    """Makes components; what one raises names its plugin.
+def estimate_advantages(
+    estimator: RoutedComponent, rewards: GroupedRewards, *, are_given: bool = False
+) -> NDArray[np.float32]:
+    """The advantages by ``estimator``, float32 [B].
 
     Arguments:
-        config: the run's settings.
-        registry: of the run's plugins.
-        options: plugin name -> its options object.
-        run: what every component is made with.
-        bad_rows: a file for what is wrong with rows that are left out because they cannot be read; None: there is none.
+        are_given: the rewards are the advantages; see :class:`~slime_core.TrainSamples`.
 
-    Attributes:
-        filter: which training prompts the run uses; counts the others.
-        formats: of prompt files.
+    Raises:
+        RunError: it failed, or did not return one finite number a sample.
     """
-
-    def __init__(
-        self,
-        config: RunConfig,
-        registry: Registry,
-        options: Mapping[str, Any],
-        run: RunView,
-        *,
-        bad_rows: Path | None = None,
-    ) -> None:
-        self._config = config
-        self._registry = registry
-        self._options = options
-        self._run = run
-        self._bad_rows = bad_rows
-        self.filter = RunFilter()
-        self.formats = PromptFormats(registry, options, run)
-
-    def make(self, kind: Kind, name: str) -> Any:
-        """One component; raises as :func:`~slime_core.plugins.construction.construct` does."""
-        return construct(self._registry, kind, name, self._options, self._run)
-
-    def generators(self, default: str) -> ComponentRouter:
-        """Generate functions, of which a row may name its own."""
-        make = partial(self.make, Kind.GENERATE_FUNCTION)
-        return self._choice(Kind.GENERATE_FUNCTION, GENERATE_FUNCTION, default, make=make)
-
-    def rewards(self, default: str, make: Callable[[str], Any]) -> ComponentRouter:
-        """Reward models, of which a row may name its own; ``make`` says where each runs."""
-        return self._choice(Kind.REWARD_MODEL, REWARD_MODEL, default, make=make)
-
-    def transforms(self) -> Transforms:
-        """The sample transforms of the run, in order."""
-        return Transforms([self._transform(name) for name in self._config.rollout.sample_transforms])
-
-    def _transform(self, name: str) -> Transform:
-        plugin = self._registry.owner(Kind.SAMPLE_TRANSFORM, name)
-        sees_rollout = self._registry.traits(Kind.SAMPLE_TRANSFORM, name).scope == "rollout"
-        return Transform(name, plugin, self.make(Kind.SAMPLE_TRANSFORM, name), sees_rollout, self._run.reward_key)
-
-    def estimator(self, name: str) -> Any:
-        """An advantage estimator; None where its scope is ``token``: the learner's ranks load it."""
-        is_ours = self._registry.traits(Kind.ADVANTAGE_ESTIMATOR, name).scope == "sample"
-        return self.make(Kind.ADVANTAGE_ESTIMATOR, name) if is_ours else None
-
-    def advantages(self, estimator: Any, rewards: GroupedRewards) -> NDArray[np.float32] | None:
-        """The advantages by ``estimator``, float32 [B]; None without one: the learner estimates them.
-
-        Raises:
-            RunError: it failed, or did not return one finite number a sample.
-        """
-        if estimator is None:
-            return None
-        name = str(self._config.algorithm.advantage_estimator)
-        who = f"advantage estimator {name!r} of {self._registry.owner(Kind.ADVANTAGE_ESTIMATOR, name)}"
-        with boundary(who, "estimating advantages", error=RunError, locate=True):
-            found = estimator.estimate(rewards)
-        with boundary(who, "reading what it returned as one number a sample", error=RunError):
-            advantages_B = np.asarray(found, np.float32)
-        if advantages_B.shape != (len(rewards),) or not np.isfinite(advantages_B).all():
-            raise RunError(
-                f"{who} returned shape {advantages_B.shape} for {len(rewards)} samples, or NaN or infinity; accepted "
-                "is one finite number a sample"
-            )
-        return advantages_B
-
-    def checks(self, *, trains: bool) -> RowChecks:
-        """Refuses rows that need what the run does not support."""
-        return RowChecks.of(self._config, self._registry, trains=trains, options=self._options)
-
-    def prompts(self, path: Path, encoder: PromptEncoder) -> CheckedDataSource:
-        """The data source of the training prompts."""
-        data = self._config.data
-        name = data.data_source
-        self.filter = RunFilter(
-            self.checks(trains=True),
-            longest=data.rollout_max_prompt_len,
-            lengths=PromptLengths(encoder, num_workers=data.num_data_workers),
-            bad_rows=self._bad_rows,
+    who = f"advantage estimator {estimator.name!r} of {estimator.plugin}"
+    with boundary(who, "estimating advantages", error=RunError, locate=True):
+        found = rewards.rewards_B if are_given else estimator.component.estimate(rewards)
+    with boundary(who, "reading what it returned as one number a sample", error=RunError):
+        advantages_B = np.asarray(found, np.float32)
+    if advantages_B.shape != (len(rewards),) or not np.isfinite(advantages_B).all():
+        raise RunError(
+            f"{who} returned shape {advantages_B.shape} for {len(rewards)} samples, or NaN or infinity; accepted is "
+            "one finite number a sample"
         )
-        request = training_request(self._config, path, self.filter, self.formats, vocab_size=encoder.vocab_size)
-        run = replace(self._run, prompts=request)
-        source = construct(self._registry, Kind.DATA_SOURCE, name, self._options, run)
-        return CheckedDataSource(source, name=name, plugin=self._registry.owner(Kind.DATA_SOURCE, name))
-
-    def rollout_source(self, name: str) -> tuple[RolloutSource, PluginIdentity]:
-        """A rollout source, and the plugin that offers it."""
-        return self.make(Kind.ROLLOUT_SOURCE, name), self._registry.owner(Kind.ROLLOUT_SOURCE, name)
-
-    def _choice(self, kind: Kind, key: str, default: str, *, make: Callable[[str], Any]) -> ComponentRouter:
-        return ComponentRouter(
-            kind,
-            key,
-            default=default,
-            registry=self._registry,
-            offered=offered_to_rows(self._config, self._registry, self._options),
-            make=make,
-        )
+    return advantages_B
 
 
 T = TypeVar("T")

@@ -13,50 +13,26 @@ import copy
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from slime_core.config.eval_sets import EvalSet, eval_sets
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, PluginError, RunError, nearest
 from slime_core.generation import GenerateContext
-from slime_core.plugins.contracts import DataSource, EvalSamples, PromptFormat
+from slime_core.plugins.contracts import DataSource, EvalSamples
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.numbered import TOO_LONG, Held, NumberedPrompts
 from slime_core.prompts.requests import PromptLengths, RunFilter, evaluation_request
-from slime_core.prompts.row_checks import RowChecks
 from slime_core.prompts.rows import tools_of
 from slime_core.rollout.components import run_all
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.group_generator import GroupGenerator, eval_sampling
 from slime_core.rollout.reward_scoring import part_metrics
 from slime_core.rollout.rollout_batch import describe_failures, solved_generations
-from slime_core.track.record import SampleWriter
+from slime_core.rollout.sampler_components import SamplerComponents
 from slime_core.types import PromptGroup, Sample, Status
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalComponents:
-    """The components with which evaluation sets are measured.
-
-    Arguments:
-        make_encoder: whether prompts are rendered with the chat template -> encoder.
-        make_collector: evaluation set -> what generates and rewards it.
-        hooks: of plugins, which may replace the evaluation, or its logging.
-        writer: receives the samples.
-        checks: refuses rows that request what the run does not support.
-        models: name -> URL of every auxiliary model that the run serves.
-        formats: name -> format of prompt files, in addition to JSON Lines.
-    """
-
-    make_encoder: Callable[[bool], PromptEncoder]
-    make_collector: Callable[[EvalSet], GroupGenerator]
-    hooks: LifecycleHooks
-    writer: SampleWriter
-    checks: RowChecks
-    models: Mapping[str, str] = field(default_factory=dict)
-    formats: Mapping[str, PromptFormat] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -87,7 +63,7 @@ class Evaluation:
         ConfigError: the run serves no model that a set names.
     """
 
-    def __init__(self, config: RunConfig, components: EvalComponents) -> None:
+    def __init__(self, config: RunConfig, components: SamplerComponents) -> None:
         self._config = config
         self._components = components
         self._sets = {one.name: self._load(one) for one in eval_sets(config)}
@@ -152,8 +128,9 @@ class Evaluation:
         return await run_all(map(collect, copy.deepcopy(one.groups), one.max_new_tokens))
 
     def _load(self, one: EvalSet) -> _LoadedSet:
-        encoder = self._components.make_encoder(one.apply_chat_template)
-        chosen = RunFilter(self._components.checks, longest=one.longest_prompt, lengths=PromptLengths(encoder))
+        encoder = self._components.encoder_for(one.apply_chat_template)
+        checks = self._components.row_checks(trains=False)
+        chosen = RunFilter(checks, longest=one.longest_prompt, lengths=PromptLengths(encoder))
         request = evaluation_request(self._config, one, chosen, self._components.formats)
         source = NumberedPrompts(Held(request), request)
         groups = source.next_groups(len(source))

@@ -1,6 +1,7 @@
 """Generates and rewards prompt groups: all samples concurrently, every failure on its own sample.
 
     train_sampling, eval_sampling, apply_row_sampling   sampling parameters of a run, an evaluation set, a row
+    prepare_group    resumes the aborted samples of a group where the generate function can, and resets the others
     GroupGenerator   generates and rewards whole groups, with retries
     GroupAttempt     calls the generate function, the hooks and the reward model for the samples of one group
 
@@ -31,7 +32,6 @@ from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.prompts.row_checks import own_sampling
 from slime_core.rollout.components import ComponentRouter, RoutedComponent, component_boundary, require_samples, run_all
 from slime_core.rollout.engines.client import ABORT_INTERVAL_S, OVERLOADED
-from slime_core.rollout.requeue import prepare_group, reset_sample
 from slime_core.rollout.reward_scoring import RewardDispatcher
 from slime_core.types import PromptGroup, Sample, Status
 
@@ -97,6 +97,67 @@ def _with(sampling: SamplingParams, own: Mapping[str, Any]) -> SamplingParams:
     if "stop_token_ids" in named:
         named["stop_token_ids"] = (*named["stop_token_ids"], *sampling.stop_token_ids)
     return replace(sampling, **named, extra={**sampling.extra, **extra})
+
+
+GENERATED = (
+    *("tokens", "response", "response_length", "reward", "loss_mask", "status", "weight_versions", "weight_spans"),
+    *("rollout_log_probs", "rollout_routed_experts", "multimodal_train_inputs", "remove_sample"),
+    *("rollout_top_p_token_ids", "rollout_top_p_token_offsets"),
+    *("non_generation_time", "spec_info", "error", "failure_cause"),
+)
+"""Fields of a sample that generating and rewarding set."""
+
+
+def reset_sample(sample: Sample) -> None:
+    """Remove the response and the reward of an earlier attempt.
+
+    A pending sample keeps what its data source gave it; only its reward is removed.
+    """
+    fresh = Sample()
+    for name in GENERATED if sample.status is not Status.PENDING else ("reward",):
+        setattr(sample, name, getattr(fresh, name))
+
+
+def prepare_group(group: PromptGroup, generator: RoutedComponent, reward: RoutedComponent, *, resumes: bool) -> None:
+    """Make ``group`` ready for its generate function.
+
+    Arguments:
+        resumes: aborted responses continue (``partial_rollout``), where ``generator`` can. Finished samples of the
+            group keep their response, and their reward unless ``reward`` compares the samples of a group.
+
+    One generation may have returned several samples of one ``rollout_id``. If one of them cannot stay, a single sample
+    replaces them all, because the restarted generation returns all of them again. ``group`` is changed in place.
+    """
+    was_aborted = resumes and any(sample.status is Status.ABORTED for sample in group)
+    stay = [was_aborted and _stays(sample, generator) for sample in group]
+    gone = [one for one, stays in zip(group, stay, strict=True) if not stays and one.status is not Status.PENDING]
+    again = {one.rollout_id for one in gone} - {None}
+    stay = [stays and one.rollout_id not in again for one, stays in zip(group, stay, strict=True)]
+    for sample, stays in zip(group, stay, strict=True):
+        if not stays:
+            reset_sample(sample)
+        elif reward.takes_groups:
+            sample.reward = None
+    group[:] = _keep_first_of(group, again)
+
+
+def _keep_first_of(group: PromptGroup, generations: set[int | None]) -> list[Sample]:
+    """``group`` with only the first sample of each of ``generations``."""
+    kept, seen = [], set()
+    for sample in group:
+        if sample.rollout_id not in generations:
+            kept.append(sample)
+        elif sample.rollout_id not in seen:
+            seen.add(sample.rollout_id)
+            sample.rollout_id = None
+            kept.append(sample)
+    return kept
+
+
+def _stays(sample: Sample, generator: RoutedComponent) -> bool:
+    if is_finished(sample):
+        return generator.resumes or not generator.takes_groups
+    return generator.resumes and sample.status is Status.ABORTED and sample.response_length > 0
 
 
 FINAL = {*OVERLOADED.values(), "reward_refused", "reward_too_long"}

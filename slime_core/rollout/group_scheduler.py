@@ -1,7 +1,8 @@
 """Keeps prompt groups in flight between the data source and the learner.
 
     GroupScheduler   admits groups, and hands finished ones to rollouts
-    LiveRollouts     the default group source: fills a rollout with groups of the scheduler, and replaces dropped ones
+    RequeueBuffer    the data source of the run, preceded by aborted groups that are resumed
+    dump_group, dump_prompts, load_group   a group as JSON text, for checkpoints
 
 A group is
 
@@ -22,32 +23,23 @@ exception of a task is stored, and the next call raises it.
 from __future__ import annotations
 
 import asyncio
+import copy
+import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Sized
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, fields
+from itertools import compress
+from operator import attrgetter
+from typing import Any, Protocol, cast
 
 from slime_core.config.schema import RunConfig
 from slime_core.errors import RunError
 from slime_core.plugins.contracts import DataSource
-from slime_core.plugins.lifecycle import LifecycleHooks
-from slime_core.rollout.group_generator import GroupGenerator, mark_missing_failed, train_sampling
-from slime_core.rollout.requeue import (
-    Staleness,
-    copy_sample,
-    dump_group,
-    dump_prompts,
-    load_group,
-    oldest_group_version,
-    sample_ids_by_group,
-    stale_weights_error,
-)
-from slime_core.rollout.rollout_batch import RolloutBatch
-from slime_core.rollout.sampler_components import SamplerComponents
-from slime_core.track.ledger import PendingGroups
-from slime_core.types import PromptGroup, Status
+from slime_core.rollout.rollout_batch import oldest_version
+from slime_core.track.ledger import Journal, PendingGroups
+from slime_core.types import LogProbs, Mask, PromptGroup, Sample, Status, TokenIds
 
 ABORT_LIMIT_S = 30.0
 """Seconds for aborted requests to return: an engine answers within a second, a reward model within its own limit."""
@@ -422,123 +414,144 @@ def _cancellation_error(group: str) -> RunError:
     )
 
 
-MAX_STALE_ROUNDS = 100
-"""Consecutive rounds that returned groups which were too old; over-sampling keeps only a few such groups."""
+HELD, LEFT, SOURCE = "held", "left", "source"
 
 
-class LiveRollouts:
-    """A :class:`~slime_core.rollout.group_source.GroupSource`, and the
-    :class:`~slime_core.rollout.group_scheduler.GroupWork` of its scheduler.
+class RequeueBuffer(DataSource):
+    """A data source with a buffer before it: aborted groups with tokens are held and come first.
 
     Arguments:
-        config: the run's settings.
-        components: what groups are generated with.
-        prompts: of the run.
-        collector: generates and rewards.
-        staleness: the run's bound.
-        hooks: ``slime_before_rollout`` receives the groups that start.
+        source: of the prompts.
+        journal: records which groups are taken and put back.
+        holds: aborted groups with tokens are held (``partial_rollout``); False: they go back to the source.
     """
 
-    is_replay = False
+    def __init__(self, source: DataSource, journal: Journal, *, holds: bool = False) -> None:
+        self._source = source
+        self._journal = journal
+        self._holds = holds
+        self._held: list[PromptGroup] = []
 
-    def __init__(
-        self,
-        config: RunConfig,
-        components: SamplerComponents,
-        *,
-        prompts: DataSource,
-        collector: GroupGenerator,
-        staleness: Staleness,
-        hooks: LifecycleHooks,
-    ) -> None:
-        self.prompts = prompts
-        self._max_refills = config.rollout.rollout_max_refills
-        self._components = components
-        self._collector = collector
-        self._staleness = staleness
-        self._hooks = hooks
-        self._num_restarted = 0  # aborted samples whose tokens were too old to be resumed
-        self._sampling = train_sampling(config, end_ids=components.encoder.end_ids)
-        self._scheduler = GroupScheduler(prompts, work=self, policy=AsyncPolicy.of(config))
+    @property
+    def held(self) -> dict[int, list[int]]:
+        """The groups that are held: number -> numbers of its samples."""
+        return sample_ids_by_group(self._held)
 
-    async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
-        """Add groups until the batch has enough. Groups that transforms drop are replaced (dynamic sampling, DAPO
-        2503.14476, section 3.2) in at most ``rollout_max_refills`` rounds. Groups that are too old, which over-sampling
-        has kept, are always replaced: their age is no property of the prompts.
+    def next_groups(self, n: int) -> list[PromptGroup]:
+        """The next ``n`` groups: those that are held first, with the tokens that they have."""
+        held, self._held = self._held[:n], self._held[n:]
+        fresh = self._source.next_groups(n - len(held)) if n > len(held) else []
+        if fresh:
+            self._journal.took(sample_ids_by_group(fresh))
+        return [*held, *fresh]
 
-        Raises:
-            RunError: too few groups are kept.
-            SlimeError: a group failed, whichever rollout it was admitted for.
-        """
-        groups, rollout = batch.groups, batch.rollout
-        num_stale, stale_rounds = await self._round(batch, batch.missing), 0
-        while batch.missing and (num_stale or groups.refills < self._max_refills):
-            groups.refills += not num_stale
-            stale_rounds = stale_rounds + 1 if num_stale else 0
-            if stale_rounds > MAX_STALE_ROUNDS:
-                raise stale_weights_error(groups.stale, rollout=rollout)
-            num_stale = await self._round(batch, min(batch.missing, num_stale) or batch.missing)
-        await self._scheduler.abort_in_flight()
-        if batch.missing and self._max_refills:
-            raise RunError(f"rollout {rollout}: {groups.shortage(self._max_refills)}")
-        return {}
-
-    async def _round(self, batch: RolloutBatch, count: int) -> int:
-        return batch.receive(await self._scheduler.take(batch.rollout, count))
-
-    # --- Called by the scheduler -------------------------------------------------------------------------------------
-
-    def prepare(self, rollout: int, groups: list[PromptGroup]) -> None:
-        """Reset or resume the samples of each group, and call ``slime_before_rollout``."""
-        for group in groups:
-            is_stale = self._staleness.refuses(group, rollout=rollout)
-            self._num_restarted += is_stale * sum(sample.status is Status.ABORTED for sample in group)
-            self._collector.prepare_group(group, is_stale=is_stale)
-        self._hooks.call("slime_before_rollout", rollout=rollout, groups=groups)
-
-    async def run(self, rollout: int, group: PromptGroup) -> PromptGroup:
-        """Generate and reward ``group``; samples that the generate function did not return come back as failed."""
-        context = self._components.context(rollout, evaluation=False)
-        given = list(group)
-        (collected,) = await self._collector.collect(context, [group], self._sampling)
-        return [*collected, *mark_missing_failed(given, collected)]
-
-    def abort_requests(self) -> AbstractAsyncContextManager[None]:
-        """Abort the client's requests while the context lasts."""
-        return self._components.client.aborting()
-
-    # --- Called by the sampler ---------------------------------------------------------------------------------------
-
-    def metrics(self) -> Mapping[str, float]:
-        """How full the scheduler's buffer is, and how many aborted samples were too old to be resumed."""
-        num_restarted, self._num_restarted = self._num_restarted, 0
-        found = {"rollout/staleness/begun_anew": float(num_restarted)} if num_restarted else {}
-        return found | self._scheduler.metrics()
-
-    def published(self, version: int) -> None:
-        """The engines serve ``version``; more groups may start."""
-        self._scheduler.published(version)
-
-    async def drain(self) -> None:
-        """Wait until no group is in flight."""
-        await self._scheduler.drain()
-
-    def raise_failure(self) -> None:
-        """Raise the exception of a group that failed, if there is one."""
-        self._scheduler.raise_failure()
-
-    def pending_groups(self) -> PendingGroups:
-        """The groups in flight, and the finished ones that no rollout has taken."""
-        return self._scheduler.pending_groups()
+    def put_back(self, groups: Sequence[PromptGroup]) -> None:
+        """Hold aborted groups with tokens, and put the others back into the source."""
+        holds = [self._holds and _is_resumable(group) for group in groups]
+        self._held += compress(groups, holds)
+        others = [group for group, is_held in zip(groups, holds, strict=True) if not is_held]
+        if others:
+            self._journal.gave_back(sample_ids_by_group(others))
+            self._source.put_back(others)
 
     def state(self) -> dict[str, Any]:
-        """The prompts' state, and every group that no rollout has taken yet."""
-        return self._scheduler.state()
+        """The state of the source, and the groups that are held, each as one text.
+
+        A group that JSON cannot represent is saved as its prompt, which is generated again.
+        """
+        state = self._source.state()
+        if not self._held:
+            return state
+        texts = [dump_group(group, 0) for group in self._held]
+        left = [dump_prompts(group, 0) for group, text in zip(self._held, texts, strict=True) if text is None]
+        return {HELD: [text for text in texts if text is not None], LEFT: left, SOURCE: state}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where :meth:`state` was taken."""
-        self._scheduler.restore(state)
+        """Continue from where ``state()`` was taken."""
+        if state.keys() != {HELD, LEFT, SOURCE}:
+            self._held = []
+            self._source.restore(state)
+            return
+        self._source.restore(state[SOURCE])
+        self._held = [load_group(text)[1] for text in state[HELD]]
+        again = [load_group(text)[1] for text in state[LEFT]]
+        if again:
+            self._journal.gave_back(sample_ids_by_group(again))
+            self._source.put_back(again)
 
-    async def close(self) -> None:
-        """Cancel what is in flight, and wait for it."""
-        await self._scheduler.close()
+    def __len__(self) -> int:
+        return len(cast(Sized, self._source))
+
+
+def sample_ids_by_group(groups: Sequence[PromptGroup]) -> dict[int, list[int]]:
+    """Number of a group -> the numbers of its samples; groups and samples without a number are left out."""
+    found: dict[int, list[int]] = {}
+    for sample in (sample for group in groups for sample in group):
+        if sample.group_index is not None:
+            found.setdefault(sample.group_index, []).extend([] if sample.index is None else [sample.index])
+    return found
+
+
+def _is_resumable(group: PromptGroup) -> bool:
+    was_ended = any(sample.status is Status.ABORTED for sample in group)
+    return was_ended and any(sample.response_length for sample in group)
+
+
+ARRAYS = {
+    "tokens": TokenIds,
+    "rollout_log_probs": LogProbs,
+    "loss_mask": Mask,
+    "rollout_top_p_token_ids": TokenIds,
+    "rollout_top_p_token_offsets": TokenIds,
+}
+"""Fields of a sample that are lists in JSON."""
+
+
+FIELDS = attrgetter(*(one.name for one in fields(Sample)))
+"""From a sample to the values of its fields, in the order of its arguments."""
+
+FIXED = frozenset({type(None), bool, int, float, str, Status})
+"""Types of values that nothing can change, so that no copy is needed."""
+
+
+def copy_sample(sample: Sample) -> Sample:
+    """A copy of ``sample`` and its containers, which a generate function may change in place without changing it."""
+    return Sample(*[value if type(value) in FIXED else copy.copy(value) for value in FIELDS(sample)])
+
+
+def dump_group(samples: PromptGroup, version: int) -> str | None:
+    """A finished group as JSON, with the oldest version of its weights; None: JSON cannot represent a value of it."""
+    try:
+        return json.dumps({"version": version, "samples": [sample.to_dict() for sample in samples]})
+    except (TypeError, ValueError):
+        return None
+
+
+def dump_prompts(given: PromptGroup, version: int) -> str:
+    """A group as its source gave it, without values that JSON cannot represent; its number identifies the prompt."""
+    rows = [{name: value for name, value in one.to_dict().items() if _is_json(value)} for one in given]
+    return json.dumps({"version": version, "samples": rows})
+
+
+def load_group(text: str) -> tuple[int, PromptGroup]:
+    """The oldest version of the weights that sampled a token of the group, and its samples."""
+    found = json.loads(text)
+    samples = [Sample.from_dict(values) for values in found["samples"]]
+    for sample in samples:
+        for name, kind in ARRAYS.items():
+            if getattr(sample, name) is not None:
+                setattr(sample, name, kind(getattr(sample, name)))
+    return oldest_group_version(samples, found["version"]), samples
+
+
+def oldest_group_version(samples: PromptGroup, served: int) -> int:
+    """The oldest version that sampled, or will sample, a token of a group that starts while ``served`` is served."""
+    return min([served, *(oldest for oldest in map(oldest_version, samples) if oldest is not None)])
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True

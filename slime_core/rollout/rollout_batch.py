@@ -1,11 +1,17 @@
 """The groups of one rollout: which are kept, which are left out and why, and how many are missing.
 
+    Staleness         the bound on the age of samples, and what happens to groups above it
     CollectedGroups   the groups of a rollout as they arrive
     RolloutBatch      what a group source fills; passes groups that are not too old on to ``CollectedGroups``
 
 A group is *aborted* (its requests were cancelled; it is requeued), *lost* (none of its samples can be trained on),
 *stale* (too old to be trained; another group replaces it), *dropped* (a sample transform left it out; another prompt
 replaces it) or *kept*.
+
+Version v of the weights is the result of v trained rollouts. A token sampled by version v and trained in rollout r is
+r - v rollouts *stale*: rollout r trains version r, whether that was published or not. A sample is as stale as its
+oldest token. A group with a sample above the bound is requeued (``requeue``), left out (``evict``), or trained, because
+the run corrects for the difference (``correct``). Each is counted.
 
 Transforms that see one group run when the group arrives, once a group. From the first transform that sees the whole
 rollout on, transforms run over all groups that are left, and again from the same input when groups were replaced.
@@ -18,13 +24,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import is_
+from typing import Literal
 
+from slime_core.config.schema import RunConfig
+from slime_core.errors import RunError
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.generation.sampling import is_finished
 from slime_core.plugins.contracts import DataSource, Transformed
 from slime_core.rollout.components import REASON, Transforms
 from slime_core.rollout.group_generator import GroupGenerator
-from slime_core.rollout.requeue import Staleness
 from slime_core.rollout.reward_scoring import part_metrics
 from slime_core.track.ledger import FAILED_GROUP, REQUEUED, STALE
 from slime_core.types import PromptGroup, Sample, Status
@@ -38,6 +46,85 @@ UNNAMED = "other"
 
 LEFT_OUT = "left_out"
 """Reason in the samples file for a sample that a transform removed from a group that it kept."""
+
+
+StaleSamples = Literal["requeue", "correct", "evict"]
+
+COUNTED = {"requeue": "requeued", "evict": "evicted", "correct": "corrected"}
+"""Treatment of stale samples -> the metric that counts them."""
+
+
+def oldest_version(sample: Sample) -> int | None:
+    """The oldest version that sampled a token of ``sample``; None: no version is recorded, or it is not a number."""
+    versions = [int(version) for version in sample.weight_versions if version.isdecimal()]
+    return min(versions, default=None)
+
+
+def stale_weights_error(samples: Sequence[Sample], *, rollout: int) -> RunError:
+    """The error for a run whose engines keep sampling with weights that are too old."""
+    versions = ", ".join(sorted({version for sample in samples for version in sample.weight_versions}))
+    return RunError(
+        f"rollout {rollout}: {len(samples)} samples were older than max_staleness, and so were those in their place; "
+        f"versions {versions} of the weights sampled them. Do all engines serve the version that was published last? "
+        "Raise --max-staleness, or see to it that publications reach every engine."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """The bound of a run.
+
+    Arguments:
+        bound: largest staleness in trained rollouts; None: there is no bound.
+        stale: what becomes of groups above it.
+        measured: ``rollout/staleness/...`` is always reported; without, only where a sample is in fact older than the
+            weights that it trains, as a trajectory from a file can be.
+    """
+
+    bound: int | None = None
+    stale: StaleSamples = "requeue"
+    measured: bool = True
+
+    @staticmethod
+    def of(config: RunConfig) -> Staleness:
+        """The bound that the settings of a run describe."""
+        rollout = config.rollout
+        ahead = rollout.async_buffer_size > 0 or config.weights.update_weights_interval != 1
+        keeps = rollout.over_sampling_batch_size is not None or rollout.partial_rollout
+        measured = ahead or keeps or rollout.max_staleness is not None
+        return Staleness(rollout.max_staleness, rollout.stale_samples, measured)
+
+    def split(self, groups: Sequence[PromptGroup], *, rollout: int) -> tuple[list[PromptGroup], list[PromptGroup]]:
+        """The groups that ``rollout`` may train, and those that it may not."""
+        over = [self.refuses(group, rollout=rollout) for group in groups]
+        may = [group for group, is_over in zip(groups, over, strict=True) if not is_over]
+        return may, [group for group, is_over in zip(groups, over, strict=True) if is_over]
+
+    def metrics(self, trained: Sequence[Sample], *, rollout: int, left_out: int) -> dict[str, float]:
+        """The staleness of the samples of a rollout.
+
+        Arguments:
+            trained: those that are trained on.
+            left_out: samples that were too old and are not.
+        """
+        ages = [rollout - oldest for oldest in map(oldest_version, trained) if oldest is not None]
+        if not self.measured and max(ages, default=0) <= 0:
+            return {}
+        found: dict[str, float] = {}
+        if ages:
+            found = {"rollout/staleness/mean": statistics.fmean(ages), "rollout/staleness/max": float(max(ages))}
+        if self.bound is not None:
+            corrected = sum(age > self.bound for age in ages)
+            counts = {"requeue": left_out, "evict": left_out, "correct": corrected}
+            found[f"rollout/staleness/{COUNTED[self.stale]}"] = float(counts[self.stale])
+        return found
+
+    def refuses(self, group: PromptGroup, *, rollout: int) -> bool:
+        """Whether ``rollout`` may not train ``group``, because of tokens that it has."""
+        if self.bound is None or self.stale == "correct":
+            return False
+        ages = [rollout - oldest for oldest in map(oldest_version, group) if oldest is not None]
+        return max(ages, default=0) > self.bound
 
 
 @dataclass(slots=True)

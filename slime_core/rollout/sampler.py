@@ -1,10 +1,14 @@
 """Turns prompts into shards: collect groups, estimate advantages, pack. Runs in one Ray actor with one event loop.
 
-    GroupSource       where groups come from: generated now, read from files, or a plugin's rollout source
-                      (:mod:`slime_core.rollout.group_source`)
-    CollectedGroups   which groups are kept, and how many are missing (:mod:`slime_core.rollout.rollout_batch`)
     Sampler           collects a rollout and packs it into one shard a data-parallel rank; evaluates
     EvalSampler       evaluates only
+    GroupSource       where the groups of a rollout come from; the sampler calls all three through this Protocol:
+        LiveRollouts      groups are generated now, and dropped ones are replaced
+        PluginRollouts    with ``--rollout-source``: a plugin's rollout source fills the batch
+        RecordedRollouts  train-only: groups are read from files that another run saved
+
+A recorded rollout was saved after rewards and sample transforms. From there on it runs the same code as a live one:
+hooks, advantages, balancing and packing. The same samples under the same settings become the same shards, bit for bit.
 
 Nothing here knows Megatron or Ray: the actor around it (:mod:`slime_core.rollout.actor`) puts shards into the object
 store.
@@ -13,28 +17,42 @@ store.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
+from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError, RunError
-from slime_core.plugins.contracts import Place, SamplerInfo, TrainSamples
+from slime_core.plugins.contracts import DataSource, Place, SamplerInfo, TrainSamples
 from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
-from slime_core.rollout.components import RewardsAsAdvantages, Transforms, refuse_unusable
+from slime_core.rollout.components import (
+    RoutedComponent,
+    Transforms,
+    component_boundary,
+    estimate_advantages,
+    refuse_unusable,
+)
 from slime_core.rollout.engines.responses import spec_metrics
-from slime_core.rollout.evaluation import pass_rates
-from slime_core.rollout.group_generator import truncates
-from slime_core.rollout.group_scheduler import LiveRollouts
-from slime_core.rollout.group_source import GroupSource, PluginRollouts, RecordedRollouts
-from slime_core.rollout.requeue import RequeueBuffer, Staleness, held_groups
-from slime_core.rollout.rollout_batch import CollectedGroups, RolloutBatch, describe_failures
+from slime_core.rollout.evaluation import Evaluation, pass_rates
+from slime_core.rollout.group_generator import GroupGenerator, mark_missing_failed, train_sampling, truncates
+from slime_core.rollout.group_scheduler import AsyncPolicy, GroupScheduler, RequeueBuffer
+from slime_core.rollout.rollout_batch import (
+    CollectedGroups,
+    RolloutBatch,
+    Staleness,
+    describe_failures,
+    stale_weights_error,
+)
 from slime_core.rollout.rollout_files import Recorded, RolloutFiles, write_rollout
 from slime_core.rollout.sampler_components import SamplerComponents, SamplerSettings
 from slime_core.rollout.shards import BatchPlan, batch_metrics, grouped_rewards, loss_masks, make_shards
 from slime_core.track.ledger import LEDGER, PendingGroups, PromptLedger
 from slime_core.track.record import Timeline
-from slime_core.types import Sample, TrainBatch
+from slime_core.types import PromptGroup, Sample, Status, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +91,7 @@ class EvalSampler:
     def __init__(self, settings: SamplerSettings, registry: Registry, *, manifest: Manifest | None = None) -> None:
         self.hooks = _start_hooks(settings, registry)
         self._components = SamplerComponents(settings, registry, hooks=self.hooks, manifest=manifest)
-        self.evaluation = self._components.make_evaluation()
+        self.evaluation = Evaluation(settings.config, self._components)
 
     async def evaluate(self, step: int) -> dict[str, float]:
         """Score every evaluation set with the weights that the engines serve; returns ``eval/...`` metrics."""
@@ -103,17 +121,16 @@ class Sampler:
         self._config = config
         self.hooks = _start_hooks(settings, registry)
         self._components = SamplerComponents(settings, registry, hooks=self.hooks, manifest=manifest)
-        self._factory = self._components.factory
         self._plan = replace(BatchPlan.of(config, settings.folder), num_ranks=settings.num_ranks)
-        self._transforms = self._factory.transforms()
-        self._estimator = self._factory.estimator(str(config.algorithm.advantage_estimator))
+        self._transforms = self._components.make_transforms()
+        self._estimator = self._components.make_estimator()
         self._ledger = PromptLedger(settings.samples_folder, is_strict=config.rollout.rollout_source is None)
         self._staleness = Staleness.of(config)
         self._collector = self._components.make_collector() if config.debug.generates else None
         self._rollouts = self._make_group_source()
         self._timeline = Timeline(settings.run_folder, "sampler")
         self._last_end_s: float | None = None  # when the last rollout was complete, on time.monotonic's clock
-        self.evaluation = self._components.make_evaluation()
+        self.evaluation = Evaluation(config, self._components)
         saved = config.debug.save_debug_rollout_data
         self._saved_rollouts = None if saved is None else RolloutFiles(saved, "save_debug_rollout_data")
 
@@ -123,7 +140,7 @@ class Sampler:
             if files is None:
                 raise RunError("nothing is generated, and no saved rollouts are named: --load-debug-rollout-data")
             return RecordedRollouts(files, share=config.debug.load_debug_rollout_data_subsample)
-        data = self._factory.prompts(self._settings.prompt_data, self._components.encoder)
+        data = self._components.make_prompts()
         live = LiveRollouts(
             config,
             self._components,
@@ -135,8 +152,7 @@ class Sampler:
         name = config.rollout.rollout_source
         if name is None:
             return live
-        source, plugin = self._factory.rollout_source(name)
-        return PluginRollouts(source, name=name, plugin=plugin, live=live)
+        return PluginRollouts(self._components.make_rollout_source(name), live=live)
 
     # --- One rollout -------------------------------------------------------------------------------------------------
 
@@ -166,7 +182,8 @@ class Sampler:
         logged = self.hooks.answers(
             "slime_log_rollout", rollout=rollout, samples=groups.samples, metrics=metrics, seconds=rollout_s
         )
-        return SampledRollout(shards, {} if any(logged) else metrics, [*warnings, *self._factory.filter.news()])
+        warnings += self._components.prompt_filter.news()
+        return SampledRollout(shards, {} if any(logged) else metrics, warnings)
 
     def _generation_start_s(self) -> float:
         """When generation of this rollout started: now, or, with a buffer, when the last rollout was complete."""
@@ -198,7 +215,7 @@ class Sampler:
         finally:
             self._components.writer.write("train", rollout, groups.written, dropped=groups.dropped)
         source.prompts.put_back(groups.aborted)
-        source_metrics |= self._ledger.close(rollout, self._pending_groups())
+        source_metrics |= self._ledger.close(rollout, source.pending_groups())
         if self._saved_rollouts is not None:
             temperature = self._config.rollout.rollout_temperature
             recorded = Recorded(rollout, temperature, groups.trained, groups.lost, self.cursor())
@@ -240,10 +257,9 @@ class Sampler:
 
     def _make_shards(self, selected: TrainSamples, rollout: int) -> list[TrainBatch]:
         rewards = grouped_rewards(selected.samples, loss_masks(selected.samples), key=self._config.rollout.reward_key)
-        # Without an estimator here its scope is token: the ranks of the learner estimate advantages from the rewards.
-        are_given = selected.rewards_are_advantages and self._estimator is not None
-        estimator = RewardsAsAdvantages() if are_given else self._estimator
-        advantages_B = self._factory.advantages(estimator, rewards)
+        advantages_B = None
+        if self._estimator is not None:  # else its scope is token: the learner's ranks estimate from the rewards
+            advantages_B = estimate_advantages(self._estimator, rewards, are_given=selected.rewards_are_advantages)
         return make_shards(
             selected.samples,
             advantages_B,
@@ -263,7 +279,7 @@ class Sampler:
             **groups.metrics(trained),
             **{f"rollout/reward_failures/{cause}": count for cause, count in failures.items()},
             **{f"rollout/retries/{cause}": count for cause, count in retries.items()},
-            **self._factory.filter.metrics(),
+            **self._components.prompt_filter.metrics(),
             **self._staleness.metrics(trained, rollout=rollout, left_out=len(groups.stale)),
             **self._rollouts.metrics(),
         }
@@ -297,7 +313,7 @@ class Sampler:
 
     def cursor(self) -> dict[str, Any]:
         """The data cursor after the last returned rollout: groups generated ahead are pending in it, not trained."""
-        return {LEDGER: self._ledger.state(self._pending_groups()), **self._rollouts.state()}
+        return {LEDGER: self._ledger.state(self._rollouts.pending_groups()), **self._rollouts.state()}
 
     def state(self) -> SamplerState:
         """The sampler's part of a checkpoint.
@@ -319,14 +335,326 @@ class Sampler:
         await self.evaluation.close()
         await self._components.close()
 
-    def _pending_groups(self) -> PendingGroups:
-        """Groups that were taken from the data source and not trained: in flight, finished, or held to be resumed."""
-        found = self._rollouts.pending_groups()
-        return replace(found, held={**found.held, **held_groups(self._rollouts.prompts)})
-
 
 def _start_hooks(settings: SamplerSettings, registry: Registry) -> LifecycleHooks:
     hooks = LifecycleHooks(registry, place=Place.SAMPLER, options=settings.options)
     info = SamplerInfo(settings.router_url, settings.model_urls, trains=settings.trains)
     hooks.call("slime_sampler_start", sampler=info)
     return hooks
+
+
+class GroupSource(Protocol):
+    """A source of groups as the sampler calls it: one call at a time, while groups may be in flight."""
+
+    @property
+    def prompts(self) -> DataSource:
+        """The data source that prompts are taken from and put back to."""
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether rollouts are read from files of another run: the sampler then writes no samples and measures no
+        throughput."""
+
+    async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
+        """Add the groups of rollout ``batch.rollout``; returns additional metrics of the rollout.
+
+        Raises:
+            RunError: too few groups are kept.
+            SlimeError: a group failed, or a saved rollout cannot be read.
+        """
+
+    def metrics(self) -> Mapping[str, float]:
+        """Metrics of groups in flight since the last call."""
+
+    def published(self, version: int) -> None:
+        """The engines serve the weights that ``version`` rollouts have trained.
+
+        Raises:
+            SlimeError: a group has failed.
+        """
+
+    async def drain(self) -> None:
+        """Wait until no group is in flight, so that an evaluation has the engines to itself.
+
+        Raises:
+            SlimeError: a group failed.
+        """
+
+    def raise_failure(self) -> None:
+        """Raise the exception of a group that failed, if there is one."""
+
+    def pending_groups(self) -> PendingGroups:
+        """The groups that were taken from the data source and not trained: in flight, finished, or held."""
+
+    def state(self) -> dict[str, Any]:
+        """The state that :meth:`restore` needs, JSON-ready."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where :meth:`state` was taken."""
+
+    async def close(self) -> None:
+        """Cancel what is in flight, and wait for it."""
+
+
+MAX_STALE_ROUNDS = 100
+"""Consecutive rounds that returned groups which were too old; over-sampling keeps only a few such groups."""
+
+
+class LiveRollouts:
+    """The default group source, and the :class:`~slime_core.rollout.group_scheduler.GroupWork` of its scheduler.
+
+    Arguments:
+        config: the run's settings.
+        components: what groups are generated with.
+        prompts: of the run.
+        collector: generates and rewards.
+        staleness: the run's bound.
+        hooks: ``slime_before_rollout`` receives the groups that start.
+    """
+
+    is_replay = False
+
+    def __init__(
+        self,
+        config: RunConfig,
+        components: SamplerComponents,
+        *,
+        prompts: RequeueBuffer,
+        collector: GroupGenerator,
+        staleness: Staleness,
+        hooks: LifecycleHooks,
+    ) -> None:
+        self.prompts = prompts
+        self._max_refills = config.rollout.rollout_max_refills
+        self._components = components
+        self._collector = collector
+        self._staleness = staleness
+        self._hooks = hooks
+        self._num_restarted = 0  # aborted samples whose tokens were too old to be resumed
+        self._sampling = train_sampling(config, end_ids=components.encoder.end_ids)
+        self._scheduler = GroupScheduler(prompts, work=self, policy=AsyncPolicy.of(config))
+
+    async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
+        """Add groups until the batch has enough. Groups that transforms drop are replaced (dynamic sampling, DAPO
+        2503.14476, section 3.2) in at most ``rollout_max_refills`` rounds. Groups that are too old, which over-sampling
+        has kept, are always replaced: their age is no property of the prompts.
+
+        Raises:
+            RunError: too few groups are kept.
+            SlimeError: a group failed, whichever rollout it was admitted for.
+        """
+        groups, rollout = batch.groups, batch.rollout
+        num_stale, stale_rounds = await self._round(batch, batch.missing), 0
+        while batch.missing and (num_stale or groups.refills < self._max_refills):
+            groups.refills += not num_stale
+            stale_rounds = stale_rounds + 1 if num_stale else 0
+            if stale_rounds > MAX_STALE_ROUNDS:
+                raise stale_weights_error(groups.stale, rollout=rollout)
+            num_stale = await self._round(batch, min(batch.missing, num_stale) or batch.missing)
+        await self._scheduler.abort_in_flight()
+        if batch.missing and self._max_refills:
+            raise RunError(f"rollout {rollout}: {groups.shortage(self._max_refills)}")
+        return {}
+
+    async def _round(self, batch: RolloutBatch, count: int) -> int:
+        return batch.receive(await self._scheduler.take(batch.rollout, count))
+
+    # --- Called by the scheduler -------------------------------------------------------------------------------------
+
+    def prepare(self, rollout: int, groups: list[PromptGroup]) -> None:
+        """Reset or resume the samples of each group, and call ``slime_before_rollout``."""
+        for group in groups:
+            is_stale = self._staleness.refuses(group, rollout=rollout)
+            self._num_restarted += is_stale * sum(sample.status is Status.ABORTED for sample in group)
+            self._collector.prepare_group(group, is_stale=is_stale)
+        self._hooks.call("slime_before_rollout", rollout=rollout, groups=groups)
+
+    async def run(self, rollout: int, group: PromptGroup) -> PromptGroup:
+        """Generate and reward ``group``; samples that the generate function did not return come back as failed."""
+        context = self._components.context(rollout, evaluation=False)
+        given = list(group)
+        (collected,) = await self._collector.collect(context, [group], self._sampling)
+        return [*collected, *mark_missing_failed(given, collected)]
+
+    def abort_requests(self) -> AbstractAsyncContextManager[None]:
+        """Abort the client's requests while the context lasts."""
+        return self._components.client.aborting()
+
+    # --- Called by the sampler ---------------------------------------------------------------------------------------
+
+    def metrics(self) -> Mapping[str, float]:
+        """How full the scheduler's buffer is, and how many aborted samples were too old to be resumed."""
+        num_restarted, self._num_restarted = self._num_restarted, 0
+        found = {"rollout/staleness/begun_anew": float(num_restarted)} if num_restarted else {}
+        return found | self._scheduler.metrics()
+
+    def published(self, version: int) -> None:
+        """The engines serve ``version``; more groups may start."""
+        self._scheduler.published(version)
+
+    async def drain(self) -> None:
+        """Wait until no group is in flight."""
+        await self._scheduler.drain()
+
+    def raise_failure(self) -> None:
+        """Raise the exception of a group that failed, if there is one."""
+        self._scheduler.raise_failure()
+
+    def pending_groups(self) -> PendingGroups:
+        """The groups in flight, and those that are held: finished, or aborted with a part of their responses."""
+        found = self._scheduler.pending_groups()
+        return replace(found, held={**found.held, **self.prompts.held})
+
+    def state(self) -> dict[str, Any]:
+        """The prompts' state, and every group that no rollout has taken yet."""
+        return self._scheduler.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where :meth:`state` was taken."""
+        self._scheduler.restore(state)
+
+    async def close(self) -> None:
+        """Cancel what is in flight, and wait for it."""
+        await self._scheduler.close()
+
+
+OWN_STATE = "rollout_source"
+"""Key of a plugin's rollout source in the state of the rollouts."""
+
+
+class PluginRollouts:
+    """Calls a plugin's rollout source.
+
+    Arguments:
+        source: fills batches.
+        live: owns the prompts and their state.
+    """
+
+    is_replay = False
+
+    def __init__(self, source: RoutedComponent, *, live: GroupSource) -> None:
+        self._source = source
+        self._live = live
+        # A plugin's source has nothing in flight between rollouts, so the rest of the Protocol is the live source's.
+        self.metrics = live.metrics
+        self.published = live.published
+        self.drain = live.drain
+        self.raise_failure = live.raise_failure
+        self.pending_groups = live.pending_groups
+        self.close = live.close
+
+    @property
+    def prompts(self) -> DataSource:
+        """The data source that prompts are taken from and put back to."""
+        return self._live.prompts
+
+    async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
+        """Let the source fill ``batch``.
+
+        Raises:
+            PluginError: the source failed, or returned no metrics.
+        """
+        with self._boundary():
+            found: Any = await self._source.component.fill(batch)
+        if not isinstance(found, Mapping) or not all(isinstance(value, int | float) for value in found.values()):
+            raise PluginError(
+                f"{self._source.plugin}: rollout source {self._source.name!r} returned {found!r:.80}; accepted is a "
+                f"dict of metrics, name -> number.\nCorrect {self._source.plugin.distribution}."
+            )
+        return {str(name): float(value) for name, value in found.items()}
+
+    def state(self) -> dict[str, Any]:
+        """The state of the live rollouts, and that of the plugin's source."""
+        with self._boundary(": state"):
+            own = self._source.component.state()
+        return {**self._live.state(), **({OWN_STATE: dict(own)} if own else {})}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where :meth:`state` was taken."""
+        self._live.restore(state)
+        if OWN_STATE in state:
+            with self._boundary(": restore"):
+                self._source.component.restore(state[OWN_STATE])
+
+    def _boundary(self, method: str = "") -> AbstractContextManager[None]:
+        return component_boundary(self._source.plugin, f"rollout source {self._source.name!r}{method}")
+
+
+class RecordedRollouts:
+    """The group source of saved files. No component that generates or rewards is made, and no sample transform: their
+    work is in the files.
+
+    Arguments:
+        files: path with ``{rollout_id}`` for the number of the rollout.
+        share: fraction of the groups of each rollout that is trained; None: all.
+    """
+
+    is_replay = True
+
+    def __init__(self, files: Path, *, share: float | None = None) -> None:
+        self._files = RolloutFiles(files, "load_debug_rollout_data")
+        self._share = share
+        self.prompts = _SavedCursor()
+
+    async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
+        """Read rollout ``batch.rollout``.
+
+        Raises:
+            DataError: its file is missing or malformed.
+        """
+        found = self._files.read(batch.rollout).subsampled(self._share)
+        self.prompts.cursor = found.cursor
+        groups = [*found.groups, *found.lost_groups]
+        batch.wanted = len(groups)
+        batch.groups.take(groups)
+        return {}
+
+    def metrics(self) -> Mapping[str, float]:
+        """No metrics: nothing is generated."""
+        return {}
+
+    def published(self, version: int) -> None:
+        """Does nothing: there are no engines."""
+
+    async def drain(self) -> None:
+        """Does nothing: no group is in flight."""
+
+    def raise_failure(self) -> None:
+        """Does nothing: there are no tasks that could fail."""
+
+    def pending_groups(self) -> PendingGroups:
+        """None: groups are read when they are trained."""
+        return PendingGroups()
+
+    def state(self) -> dict[str, Any]:
+        """The cursor that the live run had after the rollout that was read last."""
+        return self.prompts.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where :meth:`state` was taken."""
+        self.prompts.restore(state)
+
+    async def close(self) -> None:
+        """Does nothing: there is nothing to close."""
+
+
+class _SavedCursor(DataSource):
+    """Carries the data cursor of the run that saved the rollouts, so that a live run can resume from this one."""
+
+    def __init__(self) -> None:
+        self.cursor: dict[str, Any] = {}
+
+    def next_groups(self, n: int) -> list[PromptGroup]:
+        raise AssertionError("a recorded run takes no prompts")
+
+    def put_back(self, groups: Sequence[PromptGroup]) -> None:
+        """Does nothing: groups are read from their file."""
+
+    def state(self) -> dict[str, Any]:
+        return self.cursor
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.cursor = dict(state)
+
+    def __len__(self) -> int:
+        return 0

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from slime_core.config.eval_sets import EvalSet
 from slime_core.config.model_config import context_length, routes_shape
-from slime_core.config.schema import RolloutConfig
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.plugins.component import Kind
-from slime_core.plugins.construction import ProcessSettings
+from slime_core.plugins.construction import ProcessSettings, PromptFormats, construct
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
 from slime_core.prompts.chat import InputProcessor, PromptEncoder, has_processor
-from slime_core.prompts.requests import template_arguments
-from slime_core.rollout.components import ComponentFactory
+from slime_core.prompts.requests import PromptLengths, RunFilter, template_arguments, training_request
+from slime_core.prompts.row_checks import RowChecks, offered_to_rows
+from slime_core.rollout.components import CheckedDataSource, ComponentRouter, RoutedComponent, Transform, Transforms
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.evaluation import EvalComponents, Evaluation
 from slime_core.rollout.group_generator import GroupGenerator, apply_row_sampling, train_sampling
 from slime_core.rollout.reward_pool import RewardPool, RewardPoolSettings
 from slime_core.rollout.reward_scoring import RewardScorers
@@ -59,7 +59,7 @@ class SamplerSettings(ProcessSettings):
 
 
 class SamplerComponents:
-    """The components with which a sampler generates, rewards and evaluates.
+    """The components with which a sampler generates, rewards and evaluates, each made with its plugin's options.
 
     Arguments:
         hooks: of plugins, called after generation and for evaluations.
@@ -68,7 +68,9 @@ class SamplerComponents:
     Attributes:
         encoder: prompts to ids, ids to text.
         client: sends requests to the engines.
-        factory: makes the run's components by name.
+        models: name -> URL of every auxiliary model that the run serves.
+        prompt_filter: which training prompts the run uses; counts the others.
+        formats: name -> format of prompt files, in addition to JSON Lines.
         writer: writes readable samples.
 
     Raises:
@@ -82,43 +84,80 @@ class SamplerComponents:
         config = settings.config
         self._settings = settings
         self._config = config
-        self._hooks = hooks
+        self._registry = registry
+        self.hooks = hooks
         self.encoder = self._make_encoder(templated=config.data.apply_chat_template)
         self._processor = self._make_processor()
         self.client = self._make_client()
+        self.models = settings.model_urls
         self._context_length = config.engine.sglang_context_length or context_length(settings.folder)
-        self.factory = ComponentFactory(config, registry, settings.options, settings.run, bad_rows=settings.bad_rows)
+        self.prompt_filter = RunFilter()
+        self.formats = PromptFormats(registry, settings.options, settings.run)
         self._reward_scorers = RewardScorers(
-            registry,
-            make=partial(self.factory.make, Kind.REWARD_MODEL),
-            pool=make_pool(manifest, settings),
+            registry, make=partial(self.make, Kind.REWARD_MODEL), pool=make_pool(manifest, settings)
         )
-        self._generators = cache(self.factory.generators)
-        self._rewards = cache(partial(self.factory.rewards, make=self._reward_scorers))
+        self._router = cache(self._make_router)
         self.writer = SampleWriter(settings.samples_folder, num_with_tokens=config.run.num_token_samples)
 
-    def make_collector(self, rollout: RolloutConfig | None = None) -> GroupGenerator:
-        """A collector with the generate function and the reward model of ``rollout``; None: of the run's settings."""
-        settings = rollout or self._config.rollout
+    def make(self, kind: Kind, name: str) -> Any:
+        """One component; raises as :func:`~slime_core.plugins.construction.construct` does."""
+        return construct(self._registry, kind, name, self._settings.options, self._settings.run)
+
+    def make_collector(self, one: EvalSet | None = None) -> GroupGenerator:
+        """Generates and rewards with the generate function and the reward model of an evaluation set; None: of the
+        run."""
+        settings = self._config.rollout
+        if one is not None:
+            own = {"generate_function": one.generate_function, "rm_type": one.rm_type, "reward_key": one.reward_key}
+            settings = settings.model_copy(update=own)
         return GroupGenerator(
-            self._generators(settings.generate_function),
-            self._rewards(settings.rm_type),
+            self._router(Kind.GENERATE_FUNCTION, settings.generate_function),
+            self._router(Kind.REWARD_MODEL, settings.rm_type),
             rollout=settings,
-            hooks=self._hooks,
+            hooks=self.hooks,
         )
 
-    def make_evaluation(self) -> Evaluation:
-        """The evaluation sets of the run, each with its own settings."""
-        components = EvalComponents(
-            make_encoder=self._encoder_for,
-            make_collector=self._make_eval_collector,
-            hooks=self._hooks,
-            writer=self.writer,
-            checks=self.factory.checks(trains=False),
-            models=self._settings.model_urls,
-            formats=self.factory.formats,
+    def make_transforms(self) -> Transforms:
+        """The sample transforms of the run, in order."""
+        return Transforms([self._make_transform(name) for name in self._config.rollout.sample_transforms])
+
+    def make_estimator(self) -> RoutedComponent | None:
+        """The run's advantage estimator; None where its scope is ``token``: the learner's ranks load it."""
+        kind, name = Kind.ADVANTAGE_ESTIMATOR, str(self._config.algorithm.advantage_estimator)
+        if self._registry.traits(kind, name).scope != "sample":
+            return None
+        return RoutedComponent(name, self.make(kind, name), plugin=self._registry.owner(kind, name))
+
+    def make_prompts(self) -> CheckedDataSource:
+        """The data source of the training prompts."""
+        settings, data = self._settings, self._config.data
+        name = data.data_source
+        self.prompt_filter = RunFilter(
+            self.row_checks(trains=True),
+            longest=data.rollout_max_prompt_len,
+            lengths=PromptLengths(self.encoder, num_workers=data.num_data_workers),
+            bad_rows=settings.bad_rows,
         )
-        return Evaluation(self._config, components)
+        request = training_request(
+            self._config, settings.prompt_data, self.prompt_filter, self.formats, vocab_size=self.encoder.vocab_size
+        )
+        run = replace(settings.run, prompts=request)
+        source = construct(self._registry, Kind.DATA_SOURCE, name, settings.options, run)
+        return CheckedDataSource(source, name=name, plugin=self._registry.owner(Kind.DATA_SOURCE, name))
+
+    def make_rollout_source(self, name: str) -> RoutedComponent:
+        """A rollout source."""
+        plugin = self._registry.owner(Kind.ROLLOUT_SOURCE, name)
+        return RoutedComponent(name, self.make(Kind.ROLLOUT_SOURCE, name), plugin=plugin)
+
+    def row_checks(self, *, trains: bool) -> RowChecks:
+        """Refuses rows that need what the run does not support."""
+        return RowChecks.of(self._config, self._registry, trains=trains, options=self._settings.options)
+
+    def encoder_for(self, templated: bool) -> PromptEncoder:
+        """The encoder of prompts that are rendered with the chat template, or are not."""
+        is_same = templated == self._config.data.apply_chat_template
+        return self.encoder if is_same else self._make_encoder(templated=templated)
 
     def context(self, number: int, *, evaluation: bool) -> GenerateContext:
         """The context of generate functions.
@@ -132,7 +171,7 @@ class SamplerComponents:
             evaluation,
             number,
             masks_resumed=self._config.rollout.mask_offpolicy_in_partial_rollout,
-            models=self._settings.model_urls,
+            models=self.models,
             processor=self._processor,
             context_length=self._context_length,
         )
@@ -153,13 +192,20 @@ class SamplerComponents:
             self._processor.close()
         await self._reward_scorers.close()
 
-    def _make_eval_collector(self, one: EvalSet) -> GroupGenerator:
-        own = {"generate_function": one.generate_function, "rm_type": one.rm_type, "reward_key": one.reward_key}
-        return self.make_collector(self._config.rollout.model_copy(update=own))
+    def _make_router(self, kind: Kind, default: str) -> ComponentRouter:
+        """The components of a kind that rows may name, and the one of the others."""
+        return ComponentRouter(
+            kind,
+            default=default,
+            registry=self._registry,
+            offered=offered_to_rows(self._config, self._registry, self._settings.options),
+            make=self._reward_scorers if kind is Kind.REWARD_MODEL else partial(self.make, kind),
+        )
 
-    def _encoder_for(self, templated: bool) -> PromptEncoder:
-        is_same = templated == self._config.data.apply_chat_template
-        return self.encoder if is_same else self._make_encoder(templated=templated)
+    def _make_transform(self, name: str) -> Transform:
+        kind, run = Kind.SAMPLE_TRANSFORM, self._settings.run
+        sees_rollout = self._registry.traits(kind, name).scope == "rollout"
+        return Transform(name, self._registry.owner(kind, name), self.make(kind, name), sees_rollout, run.reward_key)
 
     def _make_encoder(self, *, templated: bool) -> PromptEncoder:
         return PromptEncoder(

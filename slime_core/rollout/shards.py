@@ -28,7 +28,6 @@ from slime_core.ops.loss_weights import loss_divisor, loss_factor, loss_weights
 from slime_core.ops.packing import balance, pack, pack_by_count, row_budget, split_steps
 from slime_core.ops.prefixes import LEAST_SAVED, Prefixes
 from slime_core.plugins.contracts import GroupedRewards
-from slime_core.rollout.requeue import version_number
 from slime_core.types import Sample, StepPlan, TrainBatch
 
 
@@ -390,6 +389,14 @@ def _routes(sample: Sample, *, like: Sample) -> NDArray[np.int8 | np.int16]:
         )
     is_small = isinstance(given, np.ndarray) and given.dtype == np.int8
     return np.pad(np.asarray(given, np.int8 if is_small else np.int16), ((0, 1), (0, 0), (0, 0)), constant_values=-1)
+
+
+UNKNOWN = -1
+
+
+def version_number(version: str) -> int:
+    """The number of a published version, which counts training steps from 0; -1: weights that no run has published."""
+    return int(version) if version.isdecimal() else UNKNOWN
 
 
 def _weight_version(sample: Sample) -> int:

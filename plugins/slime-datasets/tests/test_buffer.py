@@ -16,7 +16,7 @@ from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.requests import RunFilter
 from slime_core.prompts.row_checks import RowChecks
-from slime_core.rollout.requeue import reset_sample
+from slime_core.rollout.group_generator import reset_sample
 from slime_core.types import LogProbs, SpecInfo, Status, TokenIds
 from slime_datasets.arrivals import screen_arrivals
 from slime_datasets.buffer import BufferedPrompts

@@ -157,7 +157,7 @@ async def test_a_row_names_a_component_and_never_code(build, name):
     sampler, _, _ = build({})
     with pytest.raises(DataError) as failure:
         sampler._collector._rewards.of(Sample(group_index=0, index=0, metadata={"rm_type": name}))
-    offered = sampler._factory._registry.names(Kind.REWARD_MODEL)
+    offered = sampler._components._registry.names(Kind.REWARD_MODEL)
     close = " (did you mean 'length'?)" if name == "lenght" else ""
     assert str(failure.value) == (
         f"sample 0 of group 0: metadata rm_type = {name!r} names no reward model of the run's plugins{close}. They "

@@ -13,8 +13,7 @@ from slime_core.errors import EngineError, PluginError, RequestFailed, RequestRe
 from slime_core.generation import GenerateContext, Interrupted, SamplingParams
 from slime_core.plugins.discovery import PluginIdentity
 from slime_core.rollout.components import CheckedDataSource, RoutedComponent
-from slime_core.rollout.group_generator import GroupGenerator, mark_missing_failed
-from slime_core.rollout.requeue import reset_sample
+from slime_core.rollout.group_generator import GroupGenerator, mark_missing_failed, reset_sample
 from slime_core.types import PromptGroup, RewardFailure, Sample, Status
 
 ACME = PluginIdentity("acme", "acme-rl", "1.2", "acme.plugin")

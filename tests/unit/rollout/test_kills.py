@@ -21,8 +21,8 @@ from slime_core.builtin.responses import SingleTurn
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.group_scheduler import AsyncPolicy, GroupScheduler
-from slime_core.rollout.requeue import RequeueBuffer, reset_sample
+from slime_core.rollout.group_generator import reset_sample
+from slime_core.rollout.group_scheduler import AsyncPolicy, GroupScheduler, RequeueBuffer
 from slime_core.track.ledger import PendingGroups, PromptLedger, Recount
 from slime_core.track.record import SampleWriter
 from slime_core.types import PromptGroup, Status

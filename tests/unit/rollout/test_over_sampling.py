@@ -14,8 +14,7 @@ from slime_core.builtin.prompts import PromptFiles
 from slime_core.errors import RunError
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.rollout import group_scheduler as module
-from slime_core.rollout.group_scheduler import AsyncPolicy, GroupScheduler
-from slime_core.rollout.requeue import RequeueBuffer
+from slime_core.rollout.group_scheduler import AsyncPolicy, GroupScheduler, RequeueBuffer
 from slime_core.track.ledger import PendingGroups, PromptLedger
 from slime_core.track.record import SampleWriter
 from slime_core.types import LogProbs, PromptGroup, Status, TokenIds

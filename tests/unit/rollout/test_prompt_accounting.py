@@ -247,7 +247,7 @@ class Run:
                 if self.step < ROLLOUTS and self.dice.random() < 0.2:
                     return
             # Only groups in excess, which over-sampling started, run on where no abort ends them.
-            assert sampler._pending_groups().in_flight == {} or (self.case.ahead and self.case.fetch)
+            assert sampler._rollouts.pending_groups().in_flight == {} or (self.case.ahead and self.case.fetch)
         finally:
             await sampler.close()
 

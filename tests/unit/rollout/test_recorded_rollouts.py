@@ -147,7 +147,7 @@ async def test_reading_makes_no_component_that_generates_or_rewards(
         raise AssertionError("a component of the other half was made")
 
     monkeypatch.setattr(sampler_components, "GroupGenerator", refuse)
-    monkeypatch.setattr(sampler_components.ComponentFactory, "prompts", refuse)
+    monkeypatch.setattr(sampler_components.SamplerComponents, "make_prompts", refuse)
     assert len((await build(saves=False).sample(0)).shards) == 2
 
 

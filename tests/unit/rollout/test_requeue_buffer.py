@@ -11,7 +11,7 @@ import pytest
 from slime_core import RunView
 from slime_core.builtin.prompts import PromptFiles
 from slime_core.plugins.contracts import PromptRequest
-from slime_core.rollout.requeue import RequeueBuffer, held_groups
+from slime_core.rollout.group_scheduler import RequeueBuffer
 from slime_core.track.ledger import Journal, Recount
 from slime_core.types import LogProbs, PromptGroup, Status, TokenIds
 
@@ -44,7 +44,7 @@ def test_an_ended_group_comes_first_with_its_tokens(supply, tmp_path):
     source = supply()
     first, _second = source.next_groups(2)
     source.put_back([end(first)])
-    assert source.held == held_groups(source) == {0: [0, 1]}
+    assert source.held == {0: [0, 1]}
     again, fresh = source.next_groups(2)
     assert again is first
     assert numbers([again, fresh]) == [0, 2]

@@ -13,7 +13,7 @@ from slime_core.builtin.responses import SingleTurn
 from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.generation import GenerateContext, Generation, SamplingParams
 from slime_core.rollout.components import RoutedComponent
-from slime_core.rollout.requeue import prepare_group
+from slime_core.rollout.group_generator import prepare_group
 from slime_core.types import LogProbs, Mask, PromptGroup, Sample, Status, TokenIds
 
 

@@ -217,7 +217,7 @@ async def test_advantages_of_another_shape_are_refused_with_the_name_of_the_esti
         def estimate(self, batch: Any) -> Any:
             return np.zeros(shape, np.float32)
 
-    sampler._estimator = Odd()
+    sampler._estimator = replace(sampler._estimator, component=Odd())
     with pytest.raises(RunError, match=r"advantage estimator 'grpo' of plugin 'grpo' .* returned shape"):
         await sampler.sample(0)
 
@@ -231,7 +231,7 @@ async def test_advantages_of_another_shape_are_refused_with_the_name_of_the_esti
 )
 async def test_an_estimator_that_fails_is_named_with_its_plugin(build, estimate, message):
     sampler, _ = build(GOOD)
-    sampler._estimator = SimpleNamespace(estimate=estimate)
+    sampler._estimator = replace(sampler._estimator, component=SimpleNamespace(estimate=estimate))
     with pytest.raises(RunError, match=f"advantage estimator 'grpo' of plugin 'grpo' .*: {message}"):
         await sampler.sample(0)
 
@@ -245,7 +245,7 @@ async def test_a_component_that_cannot_be_made_is_named_with_its_plugin(build, m
     monkeypatch.setattr(Registry, "load", lambda self, kind, name: broken)
     message = "plugin 'grpo' .*: making advantage estimator 'grpo' failed with KeyError: 'weight'"
     with pytest.raises(PluginError, match=message):
-        sampler._factory.estimator("grpo")
+        sampler._components.make_estimator()
 
 
 async def test_samples_that_come_back_from_the_data_source_start_over(build):
@@ -282,7 +282,7 @@ async def test_samples_of_a_fan_out_inherit_group_and_index(registry):
 
     def choice(kind: Kind, component: Any) -> ComponentRouter:
         name = registry.names(kind)[0]
-        chosen = ComponentRouter(kind, "unused", default=name, registry=registry, offered={}, make=lambda _: component)
+        chosen = ComponentRouter(kind, default=name, registry=registry, offered={}, make=lambda _: component)
         chosen._made[name] = RoutedComponent(name, component, takes_groups=False)
         return chosen
 
@@ -539,8 +539,9 @@ async def test_an_auxiliary_model_answers_a_set_that_names_it(build, tmp_path, m
 
     def evaluation(model: str, models: dict[str, str]) -> Evaluation:
         own = EvalDataset(name="own", path=tmp_path / "own.jsonl", model=model, max_response_len=8, rm_type="random")
-        measures = replace(sampler.evaluation._components, models=models)
-        return Evaluation(RunConfig(eval=EvalConfig(eval_datasets=(own,))), measures)
+        components = copy.copy(sampler._components)
+        components.models = models
+        return Evaluation(RunConfig(eval=EvalConfig(eval_datasets=(own,))), components)
 
     with FakeEngine() as engine, FakeEngine(key="of-theirs") as theirs, key_of_run():
         monkeypatch.setenv("THEIR_KEY", "of-theirs")

@@ -17,12 +17,12 @@ from slime_core.errors import RequestRefused, RunError
 from slime_core.generation import Generation, keep
 from slime_core.plugins.activation import activate
 from slime_core.plugins.contracts import RolloutBatch
-from slime_core.plugins.discovery import CORE
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout import group_scheduler, sampler_components
-from slime_core.rollout.group_source import PluginRollouts
-from slime_core.rollout.requeue import Staleness, oldest_version
-from slime_core.rollout.sampler import Sampler
+from slime_core.rollout import sampler as module
+from slime_core.rollout import sampler_components
+from slime_core.rollout.components import RoutedComponent
+from slime_core.rollout.rollout_batch import Staleness, oldest_version
+from slime_core.rollout.sampler import PluginRollouts, Sampler
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.types import LogProbs, Sample, Status, TokenIds
 from tests.unit.rollout.test_sampler import FOLDER, FakeClient, answer
@@ -235,7 +235,7 @@ async def test_the_bound_holds_for_a_rollout_function_of_the_run_too(
     build: Build, tmp_path: Path, choice: str, returned: list[int]
 ) -> None:
     sampler, _ = build({}, max_staleness=1, stale_samples=choice)
-    own = PluginRollouts(OwnRollout(), name="own", plugin=CORE, live=sampler._rollouts)
+    own = PluginRollouts(RoutedComponent("own", OwnRollout()), live=sampler._rollouts)
     sampler._rollouts = own
     sampled = await sampler.sample(5)
     assert sampled.shards[0].indices_B.tolist() == [2, 3]
@@ -248,7 +248,7 @@ async def test_the_bound_holds_for_a_rollout_function_of_the_run_too(
 async def test_groups_that_are_always_too_old_end_the_run_and_are_named(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_scheduler, "MAX_STALE_ROUNDS", 2)
+    monkeypatch.setattr(module, "MAX_STALE_ROUNDS", 2)
     sampler, _ = build({f"1+{n}": by("1") for n in range(1, 7)}, max_staleness=1, rollout_max_refills=0)
     wanted = (
         "rollout 5: 12 samples were older than max_staleness, and so were those in their place; versions 1 of the "

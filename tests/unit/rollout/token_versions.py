@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_core.rollout.requeue import UNKNOWN, version_number
+from slime_core.rollout.shards import UNKNOWN, version_number
 from slime_core.types import Sample
 
 
