@@ -1,9 +1,8 @@
 """The sampler as a Ray actor, and the handles through which the driver calls it. Tokens never pass through the driver.
 
     SamplerHandle          the sampler of the run
-    ConcurrentEvaluations  evaluations that run while the learner trains, one at a time: a separate sampler uses
-                           separate engines, or those of the policy
-    ConcurrentEvalSampler  the sampler as the loop calls it, whose evaluations are made there
+    ConcurrentEvalSampler  the same with evaluations that run while the learner trains, one at a time: a separate
+                           sampler uses separate engines, or those of the policy
     StoppableSampler       either of them, whose rollouts and evaluations a SIGTERM ends
 
 The rule of concurrent evaluations: the weights that one measures stay as they are until it has ended. Engines of its
@@ -184,11 +183,15 @@ class _UnderWay:
     call: Call[dict[str, float]]
 
 
-class ConcurrentEvaluations:
-    """Starts an evaluation, and ends it before the next one; used by the driver's thread alone.
+class ConcurrentEvalSampler:
+    """A :class:`~slime_core.rollout.actor.SamplerHandle` whose evaluations run while the learner trains, one at a time;
+    used by the driver's thread alone.
 
     Arguments:
-        actor: runs a :class:`~slime_core.rollout.actor.SamplerActor` that does not train.
+        sampler: of the training prompts.
+        actor: runs a :class:`~slime_core.rollout.actor.SamplerActor` that only evaluates.
+        config: says whether the policy's engines serve the evaluations (``eval_interleaved``), so that a publication
+            waits for them; where these engines release their devices after each rollout, evaluations end before that.
         report: called with the number of steps before the evaluation, and its ``eval/...`` metrics.
         wait: waits for calls under the run's watch.
         monitors: calls whose failure ends any wait; the one that is under way is among them, so that an evaluation that
@@ -199,44 +202,78 @@ class ConcurrentEvaluations:
 
     def __init__(
         self,
+        sampler: SamplerHandle,
         actor: Actor[SamplerActor],
         *,
+        config: RunConfig,
         report: Callable[[int, Mapping[str, float]], None],
         wait: Wait,
         monitors: list[Call[object]],
         publish: Callable[[int], None] | None = None,
     ) -> None:
+        self._sampler = sampler
         self._actor = actor
+        self._on_policy_engines = config.eval.eval_interleaved
+        self._shares_devices = config.eval.eval_interleaved and config.cluster.colocate
         self._report = report
         self._wait = wait
         self._monitors = monitors
         self._publish = publish
+        self._served = 0  # version of the policy's engines
         self._in_flight: _UnderWay | None = None
         self._waited_s = 0.0
 
-    def start(self, step: int, *, served: int) -> None:
-        """Finish the previous evaluation, then start one.
+    def sample(self, rollout: int) -> SampledShards:
+        """The next rollout; ``perf/eval_waited_time``: seconds that the run waited for evaluations since the last."""
+        self._report_finished()
+        sampled = self._sampler.sample(rollout)
+        self._report_finished(waits=self._shares_devices)
+        sampled.metrics["perf/eval_waited_time"], self._waited_s = self._waited_s, 0.0
+        return sampled
 
-        Arguments:
-            step: steps done, which is also the version of the learner's weights.
-            served: version that the policy's engines serve.
+    def evaluate(self, step: int) -> None:
+        """Finish the previous evaluation, then start one of the weights after ``step`` steps.
 
         Raises:
             SlimeError: the previous evaluation failed, or the weights cannot be sent.
         """
-        self.finish()
+        self._finish()
         if self._publish is not None:
             self._publish(step)
         call = self._actor.start(SamplerActor.evaluate, step)
         self._monitors.append(call)
-        self._in_flight = _UnderWay(step, served if self._publish is None else step, call)
+        self._in_flight = _UnderWay(step, self._served if self._publish is None else step, call)
 
-    def report_finished(self) -> None:
-        """Report the evaluation in flight if it has ended; does not wait."""
-        if self._in_flight is not None and has_ended(self._in_flight.call):
-            self.finish()
+    def before_publish(self) -> None:
+        """Wait for an evaluation on the policy's engines, which are about to get new weights."""
+        self._report_finished(waits=self._on_policy_engines)
 
-    def finish(self) -> None:
+    def published(self, version: int) -> None:
+        """See :class:`~slime_core.rollout.actor.SamplerHandle`."""
+        self._served = version
+        self._sampler.published(version)
+
+    def state(self) -> SamplerState:
+        """The sampler's part of a checkpoint; an evaluation in flight ends first and is reported."""
+        self._finish()
+        return self._sampler.state()
+
+    def restore(self, cursor: dict[str, Any], states: PlaceStates) -> None:
+        """See :class:`~slime_core.rollout.actor.SamplerHandle`."""
+        self._sampler.restore(cursor, states)
+
+    def close(self) -> None:
+        """Wait for the last evaluation and report it, then close both samplers."""
+        self._finish()
+        self._wait([self._actor.start(SamplerActor.close)], what="the sampler of evaluations to close")
+        self._sampler.close()
+
+    def _report_finished(self, *, waits: bool = False) -> None:
+        """Report the evaluation in flight if it has ended, or once it has."""
+        if self._in_flight is not None and (waits or has_ended(self._in_flight.call)):
+            self._finish()
+
+    def _finish(self) -> None:
         """Wait for the evaluation in flight, if there is one, and report its scores.
 
         Raises:
@@ -251,93 +288,6 @@ class ConcurrentEvaluations:
         self._monitors.remove(one.call)
         self._in_flight = None
         self._report(one.step, {**scores, "eval/weight_version": float(one.version)})
-
-    def take_waited_s(self) -> float:
-        """Seconds that the run waited for evaluations since the last call."""
-        waited_s, self._waited_s = self._waited_s, 0.0
-        return waited_s
-
-    def close(self) -> None:
-        """Wait for the last evaluation, then close its sampler."""
-        self.finish()
-        self._wait([self._actor.start(SamplerActor.close)], what="the sampler of evaluations to close")
-
-
-class ConcurrentEvalSampler:
-    """A :class:`~slime_core.rollout.actor.SamplerHandle` whose evaluations run while the learner trains.
-
-    Arguments:
-        sampler: of the training prompts.
-        evaluations: runs them, one at a time.
-        on_policy_engines: the policy's engines serve the evaluations, so a publication waits for them.
-        shares_devices: these engines release their devices after each rollout, and evaluations must end before that.
-    """
-
-    def __init__(
-        self,
-        sampler: SamplerHandle,
-        evaluations: ConcurrentEvaluations,
-        *,
-        on_policy_engines: bool,
-        shares_devices: bool,
-    ) -> None:
-        self._sampler = sampler
-        self._evaluations = evaluations
-        self._on_policy_engines = on_policy_engines
-        self._shares_devices = shares_devices
-        self._served = 0
-
-    @staticmethod
-    def of(config: RunConfig, sampler: SamplerHandle, evaluations: ConcurrentEvaluations) -> ConcurrentEvalSampler:
-        """The sampler that the settings of a run describe."""
-        interleaved = config.eval.eval_interleaved
-        return ConcurrentEvalSampler(
-            sampler,
-            evaluations,
-            on_policy_engines=interleaved,
-            shares_devices=interleaved and config.cluster.colocate,
-        )
-
-    def sample(self, rollout: int) -> SampledShards:
-        """The next rollout; ``perf/eval_waited_time``: seconds that the run waited for evaluations since the last."""
-        self._evaluations.report_finished()
-        sampled = self._sampler.sample(rollout)
-        self._wait_or_report(self._shares_devices)
-        sampled.metrics["perf/eval_waited_time"] = self._evaluations.take_waited_s()
-        return sampled
-
-    def evaluate(self, step: int) -> None:
-        """Start an evaluation of the weights after ``step`` steps."""
-        self._evaluations.start(step, served=self._served)
-
-    def before_publish(self) -> None:
-        """Wait for an evaluation on the policy's engines, which are about to get new weights."""
-        self._wait_or_report(self._on_policy_engines)
-
-    def published(self, version: int) -> None:
-        """See :class:`~slime_core.rollout.actor.SamplerHandle`."""
-        self._served = version
-        self._sampler.published(version)
-
-    def state(self) -> SamplerState:
-        """The sampler's part of a checkpoint; an evaluation in flight ends first and is reported."""
-        self._evaluations.finish()
-        return self._sampler.state()
-
-    def restore(self, cursor: dict[str, Any], states: PlaceStates) -> None:
-        """See :class:`~slime_core.rollout.actor.SamplerHandle`."""
-        self._sampler.restore(cursor, states)
-
-    def close(self) -> None:
-        """Wait for the last evaluation and report it, then close both samplers."""
-        self._evaluations.close()
-        self._sampler.close()
-
-    def _wait_or_report(self, must_wait: bool) -> None:
-        if must_wait:
-            self._evaluations.finish()
-        else:
-            self._evaluations.report_finished()
 
 
 AnySampler = SamplerHandle | ConcurrentEvalSampler

@@ -50,7 +50,6 @@ from slime_core.plugins.selection import policy_loss
 from slime_core.rollout.actor import (
     AnySampler,
     ConcurrentEvalSampler,
-    ConcurrentEvaluations,
     SamplerActor,
     SamplerHandle,
     StoppableSampler,
@@ -490,10 +489,15 @@ class Processes:
             settings = self._publisher_settings(evaluating)
             # These engines have no request in flight, and "retract" drops the cache of older weights.
             learner.connect_evaluation(evaluating.urls(), replace(settings, pause_mode="retract"))
-        evaluations = ConcurrentEvaluations(
-            self._eval_sampler, report=track.evaluation, wait=self._wait, monitors=self._monitors, publish=publish
+        return ConcurrentEvalSampler(
+            sampler,
+            self._eval_sampler,
+            config=self._job.config,
+            report=track.evaluation,
+            wait=self._wait,
+            monitors=self._monitors,
+            publish=publish,
         )
-        return ConcurrentEvalSampler.of(self._job.config, sampler, evaluations)
 
     def join(self, learner: AnyLearner) -> None:
         """Wait until everything has started, then connect the learner to the engines."""

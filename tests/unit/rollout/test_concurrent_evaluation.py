@@ -28,7 +28,6 @@ from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.rollout import actor
 from slime_core.rollout.actor import (
     ConcurrentEvalSampler,
-    ConcurrentEvaluations,
     SampledShards,
     SamplerActor,
     eval_sampler_settings,
@@ -161,14 +160,15 @@ def run(play: Play, settings: RunConfig, folder: Path, state: RunState | None = 
     hooks = LifecycleHooks(activate(()).registry, place=Place.DRIVER, options={})
     with Track(RunRecord(folder / "run"), tensorboard=False) as track:
         publish = play.publish_for_evaluation if play.own else None
-        evaluations = ConcurrentEvaluations(
+        sampler = ConcurrentEvalSampler(
             play,  # type: ignore[arg-type]
+            play,  # type: ignore[arg-type]
+            config=settings,
             report=track.evaluation,
             wait=play.wait,
             monitors=play.monitors,
             publish=publish,
         )
-        sampler = ConcurrentEvalSampler.of(settings, play, evaluations)  # type: ignore[arg-type]
         state = state or RunState()
         train(play, sampler, config=settings, state=state, track=track, devices=play.devices, hooks=hooks)
         sampler.close()
@@ -248,17 +248,19 @@ def test_a_resumed_run_measures_its_start_weights_and_no_version_twice(tmp_path:
 
 def test_without_a_learner_own_engines_measure_the_start_weights(tmp_path: Path) -> None:
     play = Play(own=False)
-    evaluations = ConcurrentEvaluations(
+    sampler = ConcurrentEvalSampler(
         play,  # type: ignore[arg-type]
+        play,  # type: ignore[arg-type]
+        config=config(),
         report=lambda step, found: play.calls.append(f"{step} {found['eval/weight_version']}"),
         wait=play.wait,
         monitors=play.monitors,
     )
     play.served = 0
-    evaluations.start(2, served=0)
-    evaluations.finish()
-    evaluations.finish()
-    assert play.calls == ["evaluate 2", "ended 2", "2 0.0"]
+    sampler.evaluate(2)
+    sampler.state()
+    sampler.state()
+    assert play.calls == ["evaluate 2", "ended 2", "2 0.0", "state", "state"]
     assert play.waits == ["the evaluation after 2 steps"]
 
 
