@@ -46,7 +46,7 @@ from slime_core.plugins.selection import policy_loss
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.runtime.machine import cpu_threads
 from slime_core.types import LogProbs, Sample, Status, TokenIds, TrainBatch
-from slime_core.weights.update_group import reserve_port
+from slime_core.weights.engine_control import reserve_port
 
 MODEL = Path("outputs/smollm2/model")
 BUDGET = 1024

@@ -36,9 +36,8 @@ import torch.distributed as dist
 from slime_core.harness.megatron import start_single_rank
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.runtime.machine import cpu_threads
-from slime_core.weights import engine_control, publisher, specs, transports
-from slime_core.weights.publisher import Publisher, PublisherSettings
-from slime_core.weights.transports import TransportName
+from slime_core.weights import PublisherSettings, TransportName, engine_control, publisher, transports
+from slime_core.weights.publisher import Publisher
 
 FLOOR = "broadcast and loading alone"
 PARTS = {
@@ -178,7 +177,7 @@ def bare(model: Path, export: Export, rounds: int) -> Iterator[Callable[[], Mapp
     command = [sys.executable, "-m", "bench.weight_update", "-", "--model", str(model), "--rounds", str(rounds)]
     other = subprocess.Popen([*command, "--receive", str(store.port)])
     group = gloo(store, 0)
-    flat = specs.flatten([weight for _, weight in export()])
+    flat = transports.flatten([weight for _, weight in export()])
     done = torch.zeros(2, dtype=torch.float64)
 
     def once() -> Mapping[str, float]:
@@ -201,7 +200,7 @@ def receive(model: Path, port: int, rounds: int) -> None:
 
     torch.set_num_threads(1)  # as in an engine: of two threads each waits for the other, which takes longer
     parameters = [one.clone() for file in sorted(model.glob("*.safetensors")) for one in load_file(file).values()]
-    flat = specs.flatten(parameters)
+    flat = transports.flatten(parameters)
     places = flat.split([one.nbytes for one in parameters])
     pieces = [place.view(one.dtype).view(one.shape) for place, one in zip(places, parameters, strict=True)]
     group = gloo(dist.TCPStore("127.0.0.1", port, 2, is_master=False), 1)  # type: ignore[attr-defined]

@@ -112,9 +112,9 @@ def sample(encoder: PromptEncoder, prompt: str, target: str, *, index: int) -> S
 
 def write_trained_model(learner: Learner, start: Path, output: Path) -> None:
     """Write the learner's weights with the small files of ``start``."""
-    from slime_core.weights.export import write
+    from slime_core.weights.hugging_face import write
 
-    write(output, learner.export_weights(), template=start, writes=True)
+    write(output, learner.export_weights(), template=start)
 
 
 def report(folder: Path) -> None:

@@ -40,7 +40,7 @@ from slime_core.modeling.memory import (
 )
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.selection import has_critic
-from slime_core.weights.specs import expected_specs, require_complete_files
+from slime_core.weights.hugging_face import expected_specs, require_complete_files
 
 RUN_BYTES = int(0.9 * GIB)
 RANK_BYTES = int(0.4 * GIB)

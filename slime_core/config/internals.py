@@ -25,7 +25,7 @@ READ_FROM: Mapping[str, str] = {
 
 INTERNALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "torch": {
-        "torch.distributed.distributed_c10d": ("_new_process_group_helper", "_world"),  # weights/update_group.py
+        "torch.distributed.distributed_c10d": ("_new_process_group_helper", "_world"),  # weights/transports.py
         "torch.nn.attention.varlen": ("varlen_attn",),  # modeling/attention.py
         "torch.nn.functional": ("grouped_mm",),  # modeling/experts.py
         "torch.utils.weak": ("WeakTensorKeyDictionary",),  # modeling/rows.py

@@ -30,7 +30,7 @@ from slime_core.plugins.manifest import Manifest, attach
 from slime_core.plugins.selection import policy_loss
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample
-from slime_core.weights.update_group import reserve_port
+from slime_core.weights.engine_control import reserve_port
 
 if TYPE_CHECKING:
     import torch

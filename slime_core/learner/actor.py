@@ -30,15 +30,15 @@ from slime_core.plugins.manifest import Manifest, attach
 from slime_core.runtime.actors import ActorGroup, Call, Ref, Watched, background, session_folder, uncollected
 from slime_core.runtime.waiting import Wait
 from slime_core.types import TrainBatch
-from slime_core.weights.publisher import Publisher, PublisherSettings
-from slime_core.weights.transports import start_helper
-from slime_core.weights.update_group import reserve_port
+from slime_core.weights import PublisherSettings
+from slime_core.weights.engine_control import reserve_port
 
 if TYPE_CHECKING:
     from slime_core.checkpoint.sharded import WrittenPart
     from slime_core.learner.critic_rank import CriticRank
     from slime_core.learner.critic_reshard import TokenValues
     from slime_core.learner.rank import Learner
+    from slime_core.weights.publisher import Publisher
 
 
 class Rendezvous(Watched):
@@ -119,6 +119,9 @@ class LearnerActor(CopyingActor, Rendezvous):
         self._connect(EVALUATING, engine_urls, settings)
 
     def _connect(self, kind: str, engine_urls: list[str], settings: PublisherSettings) -> None:
+        from slime_core.weights.publisher import Publisher
+        from slime_core.weights.transports import start_helper
+
         learner = self._learner
         if kind in self._publishers:
             self._publishers.pop(kind).close()
@@ -468,14 +471,14 @@ class NoLearner:
 def _export(draft: Path, weights: list[tuple[str, Any]], template: Path) -> None:
     """Write what describes the model beside its weights into ``draft``, and ``weights``, if any, as a Hugging Face
     folder."""
-    from slime_core.weights import export as hf
+    from slime_core.weights import hugging_face as hf
 
     with writing(carried := draft / "torch_dist" / CARRIED):
         carried.mkdir()
         hf.copy_small_files(template, carried)
     if weights:
         with writing(draft / "hf"):
-            hf.write(draft / "hf", weights, template=template, writes=True)
+            hf.write(draft / "hf", weights, template=template)
 
 
 def parity_unchecked_warning(ahead: int) -> str:

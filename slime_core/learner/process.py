@@ -25,7 +25,7 @@ from slime_core.cpu import accelerator
 from slime_core.learner import LearnerSettings
 from slime_core.learner.trained_model import TrainedModel
 from slime_core.modeling.layout import initialize_model_parallel
-from slime_core.weights.update_group import serve_store
+from slime_core.weights.engine_control import serve_store
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """Limit of one collective operation; torch's own default for gloo is half an hour."""

@@ -67,7 +67,7 @@ from slime_core.runtime.session import Session, head_address, inspect_nodes, req
 from slime_core.runtime.waiting import RunWait, Terminated, Termination
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track
-from slime_core.weights.publisher import PublisherSettings
+from slime_core.weights import PublisherSettings
 
 
 @dataclass(frozen=True, slots=True)

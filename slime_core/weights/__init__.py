@@ -1,21 +1,37 @@
 """Sends weights from the learner to the engines by name, in buckets, checked before and after.
 
-    publisher       one publication from pause to resume; the engines' checksums against those of the sent weights
-    specs           name, dtype and shape of every weight, compared with what an engine expects; buckets
-    transports      how buckets reach the engines: a process group (update_group), shared memory, files
+    publisher       one publication from pause to resume; the plan of buckets; the engines' checksums against those of
+                    the sent weights
+    transports      how buckets reach the engines: a process group, shared memory, files
     engine_control  control calls to the servers over HTTP
-    update_group    the process group of learner rank 0 and all engines
-    export          full weights as a Hugging Face folder, for disk and for checkpoints
+    hugging_face    names, dtypes and shapes of a Hugging Face folder's weights; writes such folders, for disk and for
+                    checkpoints
 
-The rule between the parts: nothing is sent before :func:`~.specs.require_matching_specs` has passed, because a weight
-of a wrong shape kills a server, and no engine resumes before all of them have loaded everything. Nothing here imports
-torch before it is used.
+The rule between the parts: nothing is sent before :func:`~.publisher.require_matching_specs` has passed, because a
+weight of a wrong shape kills a server, and no engine resumes before all of them have loaded everything.
 
-PUBLIC are the names below, for programs that read and write Hugging Face folders; the files are not.
+The driver writes :class:`PublisherSettings`. So this file, ``engine_control`` and ``hugging_face`` do not import
+torch before they use it; ``publisher`` and ``transports`` do.
+
+PUBLIC are the names in ``__all__``, for programs that read and write Hugging Face folders; the files are not.
 """
 
-from slime_core.weights.export import HuggingFaceFolder, WrittenFile, copy_small_files
-from slime_core.weights.specs import WeightSpec, expected_specs, require_complete_files, weight_files
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from slime_core.weights.engine_control import PauseMode
+from slime_core.weights.hugging_face import (
+    HuggingFaceFolder,
+    WeightSpec,
+    WrittenFile,
+    copy_small_files,
+    expected_specs,
+    require_complete_files,
+    weight_files,
+)
 
 __all__ = [
     "HuggingFaceFolder",
@@ -26,3 +42,43 @@ __all__ = [
     "require_complete_files",
     "weight_files",
 ]
+
+Backend = Literal["gloo", "nccl"]
+TransportName = Literal["distributed", "tensor", "disk"]
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherSettings:
+    """Settings of publications.
+
+    Arguments:
+        model: Hugging Face folder that the engines were started from.
+        dtype: of the engines' weights, torch's name.
+        bytes_limit: largest bucket; with ``gloo`` at most ``CPU_BUCKET_BYTES``.
+        backend: ``nccl`` where learner and engines have GPUs, else ``gloo``.
+        devices_per_engine: processes of one engine; one number for all engines, or one for each.
+        address: of the learner's first rank as the engines see it; that rank binds it.
+        timeout_s: limit of every call.
+        transport: how weights travel; ``tensor`` only to engines on the machine of the rank that holds their copy.
+        disk_folder: for ``disk``: a folder that learner and engines see.
+        engine_gpus: for ``tensor`` on GPUs: UUID of the GPU of each process of each engine, one tuple an engine; empty:
+            they read the weights from the machine's memory, which is slower.
+        holders: for ``tensor``: the learner rank whose memory each process of each engine reads, one tuple an engine;
+            empty: the first rank's.
+        pause_mode: whether requests in flight are aborted, retracted or kept.
+        resumes: whether the publisher resumes the engines after an update; False: its caller does.
+    """
+
+    model: Path
+    dtype: str = "float32"
+    bytes_limit: int = 512 * 1024**2
+    backend: Backend = "gloo"
+    devices_per_engine: int | tuple[int, ...] = 1
+    address: str = "127.0.0.1"
+    timeout_s: float = 120.0
+    transport: TransportName = "distributed"
+    disk_folder: Path | None = None
+    engine_gpus: tuple[tuple[str, ...], ...] = ()
+    holders: tuple[tuple[int, ...], ...] = ()
+    pause_mode: PauseMode = "retract"
+    resumes: bool = True

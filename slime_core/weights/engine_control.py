@@ -8,17 +8,22 @@ from __future__ import annotations
 import http.client
 import json
 import math
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 from slime_core.config.secrets import engine_headers, key_advice, send_key_to
 from slime_core.errors import EngineSilent, WeightSyncError
-from slime_core.weights.specs import Bucket
+from slime_core.weights.hugging_face import WeightSpec
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 PauseMode = Literal["abort", "retract", "in_place"]
 """Requests in flight are aborted with the tokens that they have; retracted and recomputed later, so that the cache can
@@ -33,6 +38,33 @@ SHA_DIGITS, XXH3_DIGITS = 16, 32
 
 BODY_SHOWN = 400
 """Characters of a refusal that an error quotes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Weights of one dtype that are sent together, in this order."""
+
+    specs: tuple[WeightSpec, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return sum(spec.nbytes for spec in self.specs)
+
+    @property
+    def names(self) -> list[str]:
+        """Hugging Face names."""
+        return [spec.name for spec in self.specs]
+
+    @property
+    def dtypes(self) -> list[str]:
+        """torch's names of the dtypes."""
+        return [spec.dtype for spec in self.specs]
+
+    @property
+    def shapes(self) -> list[list[int]]:
+        """Sizes."""
+        return [list(spec.shape) for spec in self.specs]
 
 
 class Sending(Protocol):
@@ -131,7 +163,7 @@ class EngineControl:
         """Every engine has joined the update group; the first takes ranks from ``rank_offset`` on, the next ones
         those after it.
 
-        Rank 0 has to join at the same time: :func:`slime_core.weights.update_group.join` does both.
+        Rank 0 has to join at the same time: :func:`slime_core.weights.transports.UpdateGroup` does both.
         """
         common = {
             "master_address": master_address,
@@ -154,7 +186,6 @@ class EngineControl:
         group: str,
         send: Callable[[], Sending],
         version: str | None = None,
-        flush_cache: bool = False,
     ) -> None:
         """Every engine has received and loaded ``bucket``.
 
@@ -162,8 +193,8 @@ class EngineControl:
             bucket: names, dtypes and shapes of the weights.
             group: name of the update group.
             send: starts the broadcast of the flattened bucket from rank 0 and returns at once.
-            version: from now on the engines report their tokens under this version; None: unchanged.
-            flush_cache: also drop keys and values, unless the engines are paused in place.
+            version: with the last bucket: from now on the engines report their tokens under this version, and they drop
+                keys and values, unless they are paused in place. None: more buckets follow.
 
         Raises:
             WeightSyncError: an engine refused or died; the broadcast is then not waited for, and the group cannot be
@@ -174,30 +205,29 @@ class EngineControl:
             "dtypes": bucket.dtypes,
             "shapes": bucket.shapes,
             "group_name": group,
-            "load_format": "flattened_bucket",
-            "flush_cache": flush_cache and not self._keeps_cache,
+            **self._loading(version),
         }
-        body |= {} if version is None else {"weight_version": version}
         calls = self._start("/update_weights_from_distributed", [body] * len(self.urls))
         sending = send()
         self._gather(calls)
         sending.wait()
 
-    def update_from_tensor(
-        self, payloads: Sequence[Sequence[str]], *, version: str | None = None, flush_cache: bool = False
-    ) -> None:
+    def update_from_tensor(self, payloads: Sequence[Sequence[str]], *, version: str | None = None) -> None:
         """Every engine has loaded a bucket whose bytes it shares with this process.
 
         Arguments:
-            payloads: for each engine, for each of its processes, the pickle that it reads (``tensor.py``).
+            payloads: for each engine, for each of its processes, the pickle that it reads (``transports.py``).
             version: as in :meth:`update_from_distributed`.
-            flush_cache: as in :meth:`update_from_distributed`.
         """
-        flushes = flush_cache and not self._keeps_cache
-        common: dict[str, Any] = {"load_format": "flattened_bucket", "flush_cache": flushes}
-        common |= {} if version is None else {"weight_version": version}
-        bodies = [common | {"serialized_named_tensors": list(of_engine)} for of_engine in payloads]
+        bodies = [self._loading(version) | {"serialized_named_tensors": list(of_engine)} for of_engine in payloads]
         self._each("/update_weights_from_tensor", bodies)
+
+    def _loading(self, version: str | None) -> dict[str, Any]:
+        """What calls that load a bucket have in common."""
+        if version is None:
+            return {"load_format": "flattened_bucket", "flush_cache": False}
+        flushes = not self._keeps_cache
+        return {"load_format": "flattened_bucket", "flush_cache": flushes, "weight_version": version}
 
     def update_from_disk(self, folder: Path, *, version: str) -> None:
         """Every engine has loaded the Hugging Face folder ``folder``, reports ``version`` and, unless it is paused in
@@ -332,3 +362,57 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+# --- Where processes meet ---------------------------------------------------------------------------------------------
+
+
+_reserved: dict[tuple[str, int], socket.socket] = {}
+"""Sockets that reserve ports for later stores, by address and port."""
+
+
+def reserve_port(address: str) -> int:
+    """A port of ``address`` that no other process can take until this one, or a fork of it, serves a store there.
+
+    Raises:
+        OSError: ``address`` is not of this machine.
+    """
+    listener = socket.create_server((address, 0), family=_family(address))
+    port = int(listener.getsockname()[1])
+    _reserved[address, port] = listener
+    return port
+
+
+def serve_store(address: str, *, world_size: int, timeout: timedelta, port: int = 0) -> TCPStore:
+    """The rendezvous store of ``world_size`` processes, served by this one on ``address`` and no other interface.
+
+    Returns at once; the others connect with ``TCPStore(address, store.port, world_size, is_master=False)``.
+
+    Arguments:
+        address: IP address of this process as the others see it.
+        world_size: number of processes, this one included.
+        timeout: limit of every later wait in the store.
+        port: to listen on, such as one that was reserved; 0: a free one.
+
+    Raises:
+        OSError: ``address`` is not of this machine, or the port is taken.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    # Without a socket the store listens on all interfaces. It owns the socket that it is given, and closes it.
+    listener = _reserved.pop((address, port), None) or socket.create_server(
+        (address, port), family=_family(address), backlog=world_size
+    )
+    return TCPStore(
+        address,
+        listener.getsockname()[1],
+        world_size,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

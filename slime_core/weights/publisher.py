@@ -17,39 +17,29 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
 import xxhash
 
+from slime_core.config.model_config import described
 from slime_core.errors import NonFiniteError, WeightSyncError
-from slime_core.weights.engine_control import SHA_DIGITS, XXH3_DIGITS, EngineChecksums, EngineControl, PauseMode
-from slime_core.weights.specs import (
-    Bucket,
-    bytes_of,
-    expected_specs,
-    is_tied,
-    num_kv_heads,
-    plan_buckets,
-    require_matching_specs,
-    spec_of,
-)
+from slime_core.weights import PublisherSettings
+from slime_core.weights.engine_control import SHA_DIGITS, XXH3_DIGITS, Bucket, EngineChecksums, EngineControl
+from slime_core.weights.hugging_face import WeightSpec, bytes_of, expected_specs, spec_of
 from slime_core.weights.transports import (
     Background,
     DiskTransport,
     DistributedTransport,
     TensorTransport,
     Transport,
-    TransportName,
+    UpdateGroup,
     held_by_first_rank,
 )
-from slime_core.weights.update_group import Backend, join_update_group
 
-if TYPE_CHECKING:
-    import torch
-
+TIED = "lm_head.weight"
+"""The output weight that a model with tied embeddings may leave out, or repeat."""
 
 FUSED = {
     "q_proj": ("qkv_proj", 0, 3),
@@ -75,12 +65,67 @@ VOCABULARY_ROWS = 64
 WIDTH = 32
 """DEFAULT_MOE_PADDING_SIZE, srt/configs/update_config.py."""
 
-SHOWN = 4
+SHOWN = 8
+"""Names that a message lists."""
 
 CPU_BUCKET_BYTES = 30 * 1024**2
 """Largest bucket where learner and engines have no GPUs. The C library reuses blocks of up to 32 MiB (glibc,
 ``DEFAULT_MMAP_THRESHOLD_MAX``). A larger one consists of new pages each time, and the kernel takes longer to clear them
 than the engine to receive them. Small buckets also let the learner prepare one while an engine loads another."""
+
+
+def require_matching_specs(
+    specs: Sequence[WeightSpec], expected: Mapping[str, WeightSpec], *, tied: bool = False, dtype: str | None = None
+) -> None:
+    """Return if ``specs`` can be sent to engines that expect ``expected``.
+
+    Arguments:
+        specs: of the weights to send.
+        expected: those of the checkpoint that the engines were started from.
+        tied: the model uses its embedding as output weight: that one may be absent on either side.
+        dtype: what the engines compute in, if not in the dtype of their checkpoint; both are accepted, an engine casts.
+
+    Raises:
+        WeightSyncError: weights are missing, unknown, duplicate, or of another shape or dtype; lists them.
+    """
+    sent = {spec.name: spec for spec in specs}
+    ignored = {TIED} if tied else set()
+    both = [(sent[name], expected[name]) for name in sent if name in expected]
+    mistakes = {
+        "missing": sorted(set(expected) - set(sent) - ignored),
+        "unknown to the engines": sorted(set(sent) - set(expected) - ignored),
+        "sent twice": sorted({spec.name for spec in specs if specs.count(spec) > 1}) if len(sent) < len(specs) else [],
+        "wrong shape": [f"{a.name}: {a} instead of {b}" for a, b in both if a.shape != b.shape],
+        "wrong dtype": [f"{a.name}: {a} instead of {b}" for a, b in both if a.dtype not in (b.dtype, dtype)],
+    }
+    if any(mistakes.values()):
+        raise WeightSyncError(
+            f"The learner exports {len(specs)} weights, the engines expect {len(expected)}; they differ, "
+            "so nothing was sent. "
+            + "; ".join(f"{kind}: {_listed(names)}" for kind, names in mistakes.items() if names)
+            + ". The learner has to export the names and shapes of the checkpoint that the engines were started from."
+        )
+
+
+def plan_buckets(specs: Sequence[WeightSpec], *, bytes_limit: int) -> list[Bucket]:
+    """Every weight in exactly one bucket, in the order in which the buckets are complete when weights arrive as in
+    ``specs``.
+
+    Inside a bucket the order of ``specs`` is kept. At most one bucket a dtype is open at a time.
+
+    Arguments:
+        specs: all weights in the order of the export.
+        bytes_limit: largest bucket in bytes; one larger weight gets a bucket of its own.
+    """
+    done: list[Bucket] = []
+    opened: dict[str, list[WeightSpec]] = {}
+    for spec in specs:
+        current = opened.setdefault(spec.dtype, [])
+        if current and sum(one.nbytes for one in current) + spec.nbytes > bytes_limit:
+            done.append(Bucket(tuple(current)))
+            current.clear()
+        current.append(spec)
+    return done + [Bucket(tuple(rest)) for rest in opened.values() if rest]
 
 
 def require_agreement(held: Sequence[EngineChecksums]) -> None:
@@ -194,7 +239,6 @@ class SentWeights:
 
     def _cut(self, name: str, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         """The shard of ``tensor`` of each rank."""
-        import torch
 
         kept = tensor.detach().to("cpu", getattr(torch, self._dtype))
         if not any(part in name for part in (*VOCABULARY, *WIDE, *HEADS)) or name.endswith(UNCUT):
@@ -239,46 +283,9 @@ def _listed(names: Sequence[str]) -> str:
 ABANDON_S = 10.0
 """Seconds for engines to end an update that failed: one of them may answer nothing."""
 
-NamedWeights = Iterable[tuple[str, "torch.Tensor"]]
+NamedWeights = Iterable[tuple[str, torch.Tensor]]
 Sent = dict[tuple[int, int], SentWeights]
 """Processes of an engine and digits of its digests -> checksums of engines of that kind."""
-
-
-@dataclass(frozen=True, slots=True)
-class PublisherSettings:
-    """Settings of publications.
-
-    Arguments:
-        model: Hugging Face folder that the engines were started from.
-        dtype: of the engines' weights, torch's name.
-        bytes_limit: largest bucket; with ``gloo`` at most ``CPU_BUCKET_BYTES``.
-        backend: ``nccl`` where learner and engines have GPUs, else ``gloo``.
-        devices_per_engine: processes of one engine; one number for all engines, or one for each.
-        address: of the learner's first rank as the engines see it; that rank binds it.
-        timeout_s: limit of every call.
-        transport: how weights travel; ``tensor`` only to engines on the machine of the rank that holds their copy.
-        disk_folder: for ``disk``: a folder that learner and engines see.
-        engine_gpus: for ``tensor`` on GPUs: UUID of the GPU of each process of each engine, one tuple an engine; empty:
-            they read the weights from the machine's memory, which is slower.
-        holders: for ``tensor``: the learner rank whose memory each process of each engine reads, one tuple an engine;
-            empty: the first rank's.
-        pause_mode: whether requests in flight are aborted, retracted or kept.
-        resumes: whether the publisher resumes the engines after an update; False: its caller does.
-    """
-
-    model: Path
-    dtype: str = "float32"
-    bytes_limit: int = 512 * 1024**2
-    backend: Backend = "gloo"
-    devices_per_engine: int | tuple[int, ...] = 1
-    address: str = "127.0.0.1"
-    timeout_s: float = 120.0
-    transport: TransportName = "distributed"
-    disk_folder: Path | None = None
-    engine_gpus: tuple[tuple[str, ...], ...] = ()
-    holders: tuple[tuple[int, ...], ...] = ()
-    pause_mode: PauseMode = "retract"
-    resumes: bool = True
 
 
 class Publisher:
@@ -309,6 +316,7 @@ class Publisher:
     ) -> None:
         self._settings = settings
         self._on_written = on_written
+        self._config = described(settings.model) or {}
         specs = [spec_of(name, weight) for name, weight in weights]
         limit = min(settings.bytes_limit, CPU_BUCKET_BYTES) if settings.backend == "gloo" else settings.bytes_limit
         self._buckets = plan_buckets(specs, bytes_limit=limit)
@@ -317,14 +325,18 @@ class Publisher:
         self._transport: Transport | None = None
         if sends:
             require_matching_specs(
-                specs, expected_specs(settings.model), tied=is_tied(settings.model), dtype=settings.dtype
+                specs,
+                expected_specs(settings.model),
+                tied=bool(self._config.get("tie_word_embeddings")),
+                dtype=settings.dtype,
             )
             self._control = EngineControl(
                 engine_urls, timeout_s=settings.timeout_s, ranks_per_engine=settings.devices_per_engine
             )
             self._transport = _transport(settings, self._control, on_written)
         elif settings.transport == "tensor" and not held_by_first_rank(settings.holders):
-            self._transport = _tensor_transport(engine_urls, settings, control=None)
+            holders, gpus = settings.holders, settings.engine_gpus
+            self._transport = TensorTransport(engine_urls, control=None, holders=holders, gpus=gpus)
 
     def publish(self, weights: NamedWeights, *, version: str) -> float:
         """Every engine holds ``weights`` and reports ``version`` when this returns; it generates again if the settings
@@ -430,7 +442,7 @@ class Publisher:
         # Engines on GPUs report another digest than those that can be computed here.
         if settings.backend != "gloo" or self._control is None:
             return {}
-        heads = num_kv_heads(settings.model)
+        heads = int(self._config.get("num_key_value_heads") or 0)
         return {
             (ranks, digits): SentWeights(dtype=settings.dtype, ranks=ranks, kv_heads=heads, digits=digits)
             for ranks in set(self._control.ranks)
@@ -454,28 +466,14 @@ def _transport(
     settings: PublisherSettings, control: EngineControl, on_written: Callable[[Path], None] | None
 ) -> Transport:
     if settings.transport == "tensor":
-        return _tensor_transport(control.urls, settings, control=control)
+        holders = settings.holders or [(0,) * ranks for ranks in control.ranks]
+        return TensorTransport(control.urls, control=control, holders=holders, gpus=settings.engine_gpus)
     if settings.transport == "disk":
         if settings.disk_folder is None:
             raise WeightSyncError("The disk transport of weights has no folder; give --update-weight-disk-dir.")
         return DiskTransport(control, folder=settings.disk_folder, template=settings.model, on_written=on_written)
-    group = join_update_group(
-        control,
-        name="slime-weights",
-        backend=settings.backend,
-        address=settings.address,
-        timeout_s=settings.timeout_s,
-    )
+    group = UpdateGroup(control, backend=settings.backend, address=settings.address, timeout_s=settings.timeout_s)
     return DistributedTransport(control, group)
-
-
-def _tensor_transport(
-    urls: Sequence[str], settings: PublisherSettings, *, control: EngineControl | None
-) -> TensorTransport:
-    holders = settings.holders
-    if control is not None and not holders:
-        holders = tuple((0,) * ranks for ranks in control.ranks)
-    return TensorTransport(urls, control=control, holders=holders, gpus=settings.engine_gpus)
 
 
 def _filled(buckets: Sequence[Bucket], weights: NamedWeights) -> Iterator[tuple[Bucket, list[torch.Tensor]]]:
@@ -505,7 +503,6 @@ def _filled(buckets: Sequence[Bucket], weights: NamedWeights) -> Iterator[tuple[
 def _on_one_thread() -> Iterator[None]:
     """torch computes with one thread. A weight is copied and added up so quickly that more of them mostly wait for each
     other, and they spin meanwhile, on cores that an engine needs."""
-    import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -522,7 +519,6 @@ def _add(sent: Sequence[SentWeights], bucket: Bucket, tensors: Sequence[torch.Te
 
 
 def _require_finite(name: str, tensor: torch.Tensor) -> None:
-    import torch
 
     # A sum with a NaN or an infinity is not finite, and takes one pass without memory. A finite weight's sum may
     # overflow; then every element is looked at.

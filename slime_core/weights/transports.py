@@ -41,25 +41,25 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
+from torch.multiprocessing.reductions import reduce_tensor
+
 from slime_core.errors import WeightSyncError
-from slime_core.weights.engine_control import EngineControl
-from slime_core.weights.export import HuggingFaceFolder
-from slime_core.weights.specs import Bucket, flatten
-from slime_core.weights.update_group import UpdateGroup
-
-if TYPE_CHECKING:
-    import torch
-
-
-TransportName = Literal["distributed", "tensor", "disk"]
+from slime_core.weights import Backend
+from slime_core.weights.engine_control import Bucket, EngineControl, Sending, serve_store
+from slime_core.weights.hugging_face import HuggingFaceFolder, flat_bytes
 
 
 class Transport(Protocol):
@@ -123,65 +123,104 @@ class Background:
         self._thread.shutdown()
 
 
-class DistributedTransport:
-    """Weights travel by broadcast: over any network, to engines on devices of their own.
+class UpdateGroup:
+    """Rank 0's side of a process group of learner rank 0 and all processes of all engines.
+
+    The group exists in addition to the default groups of learner and engines. A server joins it with
+    ``init_custom_process_group`` (sglang 0.5.23, srt/utils/common.py:2859): a TCP store, under a prefix of its name,
+    and torch's private helper for groups outside the default one. Rank 0 serves the store and calls the same helper,
+    so sglang is not imported here; both run the same torch.
 
     Arguments:
-        control: the engines.
-        group: spans this process and all of them; closed with the transport.
+        control: the engines; their ranks start at 1, in its order.
+        backend: ``"nccl"`` where engines and learner have GPUs of their own, else ``"gloo"``.
+        address: of this process as the engines see it; a free port is chosen.
+        timeout_s: limit for joining, and of each broadcast.
+
+    Raises:
+        WeightSyncError: an engine refused, or not all joined within ``timeout_s``.
     """
 
-    def __init__(self, control: EngineControl, group: UpdateGroup) -> None:
+    def __init__(
+        self,
+        control: EngineControl,
+        *,
+        backend: Backend,
+        address: str = "127.0.0.1",
+        timeout_s: float = 120.0,
+    ) -> None:
+        control.check_alive()  # rank 0 cannot stop waiting for a member that never joins
         self._control = control
-        self._group = group
-        self._version = ""
-        self._background = Background("send-weights")
-        self._copies = [ReusedMemory(), ReusedMemory()]  # used in turn: one is sent while the other is filled
+        limit = timedelta(seconds=timeout_s)
+        world_size = 1 + sum(control.ranks)
+        # Rank 0 serves it: it has to live as long as the group.
+        self._store = store = serve_store(address, world_size=world_size, timeout=limit)
+        self.name = f"slime-weights-{store.port}"  # torch takes each name once a process
+        with ThreadPoolExecutor(1, thread_name_prefix="update-group") as thread:
+            engines = thread.submit(
+                control.init_group, master_address=address, master_port=store.port, group=self.name, backend=backend
+            )
+            try:
+                self._process_group = _create(
+                    self.name, backend=backend, store=store, world_size=world_size, timeout=limit
+                )
+            except (RuntimeError, ValueError) as error:
+                engines.result()  # an engine's own error explains more than our time-out
+                raise WeightSyncError(
+                    f"update group {self.name} over {address}:{store.port} was not formed: {error}"
+                ) from error
+            engines.result()
 
-    def start(self, version: str) -> None:
-        """See the protocol."""
-        self._version = version
-        self._control.begin_update()
-
-    def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
-        """See the protocol."""
-        on_gpu = tensors[0].is_cuda
-        update = partial(
-            self._control.update_from_distributed,
-            bucket,
-            group=self._group.name,
-            send=partial(self._group.broadcast, flatten(tensors) if on_gpu else self._flat(tensors)),
-            version=self._version if last else None,
-            flush_cache=last,
-        )
-        if on_gpu:  # on which gathering and sending would share streams
-            update()
-        else:
-            self._background.start(update)
-
-    def finish(self) -> None:
-        """See the protocol."""
-        try:
-            self._background.finish()
-        finally:
-            for copy in self._copies:
-                copy.free()
-
-    def end(self) -> None:
-        """See the protocol."""
-        self._control.end_update()
+    def broadcast(self, flat: torch.Tensor) -> Sending:
+        """Start sending ``flat`` to every engine; returns at once. Keep the tensor until the result has been waited
+        for."""
+        sending: Sending | None = dist.broadcast(flat, src=0, group=self._process_group, async_op=True)
+        if sending is None:
+            raise WeightSyncError(f"update group {self.name}: this process is not a member")
+        return sending
 
     def close(self) -> None:
-        """See the protocol."""
-        self._background.close()
-        self._group.close()
+        """Destroy the group on all engines and here; engines that have died are not an error."""
+        with suppress(WeightSyncError):
+            self._control.destroy_group(self.name)
+        dist.destroy_process_group(self._process_group)
 
-    def _flat(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The bytes of ``tensors``, until the next call but one; a single weight is sent from where it is."""
-        if len(tensors) == 1:
-            return _bytes(tensors[0])
-        self._copies.reverse()
-        return self._copies[0].fill(tensors)
+
+def _create(name: str, *, backend: Backend, store: Any, world_size: int, timeout: timedelta) -> Any:
+    # torch 2.13, distributed_c10d.py: private, but the only way to a group whose members share no default group.
+    process_group, _ = c10d._new_process_group_helper(
+        world_size,
+        0,
+        [],
+        c10d.Backend(backend),
+        c10d.PrefixStore(name, store),
+        group_name=c10d.GroupName(name),
+        timeout=timeout,
+    )
+    c10d._world.pg_group_ranks[process_group] = {rank: rank for rank in range(world_size)}
+    return process_group
+
+
+def flatten(tensors: Sequence[torch.Tensor], *, into: torch.Tensor | None = None) -> torch.Tensor:
+    """uint8 [bytes]: the bytes of ``tensors`` one after the other, a copy on their device.
+
+    Arguments:
+        into: uint8, large enough: the copy is its beginning. None: the copy is new memory.
+    """
+    pieces = [flat_bytes(tensor) for tensor in tensors]
+    if into is None:
+        return torch.cat(pieces)
+    return torch.cat(pieces, out=into[: sum(map(len, pieces))])
+
+
+class Buffer(Protocol):
+    """Memory that buckets use one after the other."""
+
+    def fill(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """uint8 [bytes]: the bytes of ``tensors``, until the next call."""
+
+    def free(self) -> None:
+        """Release it."""
 
 
 class ReusedMemory:
@@ -202,10 +241,82 @@ class ReusedMemory:
         self._memory = None
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    import torch
+class _OverlappingTransport:
+    """The parts that two transports have in common: without GPUs a bucket is on its way while the next one is gathered.
 
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    Arguments:
+        control: the engines; None: this rank shares memory only.
+        buffers: used in turn: one is sent or read while the other is filled.
+    """
+
+    def __init__(self, control: EngineControl | None, buffers: Sequence[Buffer]) -> None:
+        self._control = control
+        self._buffers = list(buffers)
+        self._version = ""
+        self._background = Background("send-weights")
+
+    def start(self, version: str) -> None:
+        """See the protocol."""
+        self._version = version
+        if self._control is not None:
+            self._control.begin_update()
+
+    def finish(self) -> None:
+        """See the protocol."""
+        try:
+            self._background.finish()
+        finally:
+            for buffer in self._buffers:
+                buffer.free()
+
+    def end(self) -> None:
+        """See the protocol."""
+        if self._control is not None:
+            self._control.end_update()
+
+    def close(self) -> None:
+        """See the protocol."""
+        self._background.close()
+
+
+class DistributedTransport(_OverlappingTransport):
+    """Weights travel by broadcast: over any network, to engines on devices of their own.
+
+    Arguments:
+        control: the engines.
+        group: spans this process and all of them; closed with the transport.
+    """
+
+    _control: EngineControl
+
+    def __init__(self, control: EngineControl, group: UpdateGroup) -> None:
+        super().__init__(control, [ReusedMemory(), ReusedMemory()])
+        self._group = group
+
+    def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
+        """See the protocol."""
+        on_gpu = tensors[0].is_cuda
+        send = partial(self._group.broadcast, flatten(tensors) if on_gpu else self._flat(tensors))
+        version = self._version if last else None
+        update = partial(
+            self._control.update_from_distributed, bucket, group=self._group.name, send=send, version=version
+        )
+        if on_gpu:  # on which gathering and sending would share streams
+            update()
+        else:
+            self._background.start(update)
+
+    def close(self) -> None:
+        """See the protocol."""
+        super().close()
+        self._group.close()
+
+    def _flat(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The bytes of ``tensors``, until the next call but one; a single weight is sent from where it is."""
+        if len(tensors) == 1:
+            return flat_bytes(tensors[0])
+        self._buffers.reverse()
+        return self._buffers[0].fill(tensors)
 
 
 SHARED = Path("/dev/shm")
@@ -220,7 +331,7 @@ may be others than ours (srt/utils/patch_torch.py)."""
 MB = 10**6
 
 
-class TensorTransport:
+class TensorTransport(_OverlappingTransport):
     """A :class:`~slime_core.weights.transports.Transport` through memory that learner ranks share with engines.
 
     Arguments:
@@ -242,10 +353,10 @@ class TensorTransport:
         holders: Sequence[Sequence[int]],
         gpus: Sequence[Sequence[str]] = (),
     ) -> None:
-        self._control = control
+        super().__init__(control, [SharedBlock(), SharedBlock()])
         self._holders = holders
         self._is_alone = held_by_first_rank(holders)
-        rank = 0 if self._is_alone else _rank()
+        rank = 0 if self._is_alone else dist.get_rank()
         self._places = [
             (engine, process)
             for engine, of_engine in enumerate(holders)
@@ -254,62 +365,33 @@ class TensorTransport:
         ]
         self._gpus = [gpus[engine][process] if gpus else "" for engine, process in self._places]
         _require_local([urls[engine] for engine in dict.fromkeys(engine for engine, _ in self._places)])
-        self._version = ""
-        self._background = Background("share-weights")
-        self._blocks = [SharedBlock(), SharedBlock()]  # used in turn: engines read one while the other is filled
-
-    def start(self, version: str) -> None:
-        """See the protocol."""
-        self._version = version
-        if self._control is not None:
-            self._control.begin_update()
 
     def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
         """See the protocol. Collective, unless the first rank holds everything."""
         overlaps = self._is_alone and not tensors[0].is_cuda
         if overlaps:
-            self._blocks.reverse()
-        copies = _shared(tensors, self._gpus, self._blocks[0])
+            self._buffers.reverse()
+        copies = _shared(tensors, self._gpus, self._buffers[0])
         own = {place: _payload(bucket, copy) for place, copy in zip(self._places, copies, strict=True)}
         found = own if self._is_alone else _gathered(own)
         if self._control is not None:
-            payloads = _in_order(found, self._holders)
-            version = self._version if last else None
-            update = partial(self._control.update_from_tensor, payloads, version=version, flush_cache=last)
+            payloads = [
+                [found[engine, process] for process in range(len(of))] for engine, of in enumerate(self._holders)
+            ]
+            update = partial(self._control.update_from_tensor, payloads, version=self._version if last else None)
             if overlaps:
                 self._background.start(update)
             else:
                 update()
         if not self._is_alone:
-            _wait_for_first_rank()
+            dist.barrier()  # the engines have read what this rank shares
         if tensors[0].is_cuda:
             del copies, own
-            _collect()
-
-    def finish(self) -> None:
-        """See the protocol."""
-        try:
-            self._background.finish()
-        finally:
-            for block in self._blocks:
-                block.free()
-
-    def end(self) -> None:
-        """See the protocol."""
-        if self._control is not None:
-            self._control.end_update()
-
-    def close(self) -> None:
-        """See the protocol."""
-        self._background.close()
+            torch.cuda.ipc_collect()  # frees blocks that the engines have closed
 
 
 Payloads = dict[tuple[int, int], str]
 """Engine and process -> the pickle that it reads."""
-
-
-def _in_order(payloads: Payloads, holders: Sequence[Sequence[int]]) -> list[list[str]]:
-    return [[payloads[engine, process] for process in range(len(of))] for engine, of in enumerate(holders)]
 
 
 def held_by_first_rank(holders: Sequence[Sequence[int]]) -> bool:
@@ -317,26 +399,11 @@ def held_by_first_rank(holders: Sequence[Sequence[int]]) -> bool:
     return not any(any(of_engine) for of_engine in holders)
 
 
-def _rank() -> int:
-    import torch.distributed as dist
-
-    return dist.get_rank()
-
-
 def _gathered(own: Payloads) -> Payloads:
     """The payloads of all ranks, on the first one; nothing on the others."""
-    import torch.distributed as dist
-
     found: list[Payloads] | None = [{} for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else None
     dist.gather_object(own, found)
     return {place: payload for payloads in found or () for place, payload in payloads.items()}
-
-
-def _wait_for_first_rank() -> None:
-    """Return once the engines have read what this rank shares."""
-    import torch.distributed as dist
-
-    dist.barrier()
 
 
 def _require_local(urls: Sequence[str]) -> None:
@@ -360,7 +427,7 @@ def _is_here(host: str) -> bool:
     return True
 
 
-def _shared(tensors: Sequence[torch.Tensor], gpus: Sequence[str], block: SharedBlock) -> list[torch.Tensor]:
+def _shared(tensors: Sequence[torch.Tensor], gpus: Sequence[str], block: Buffer) -> list[torch.Tensor]:
     """For each process on one of ``gpus``, a flat copy of ``tensors`` that it can read: on its GPU, or in ``block``."""
     copies = {}
     if tensors[0].is_cuda:
@@ -397,8 +464,6 @@ class SharedBlock:
             self._file.unlink(missing_ok=True)
 
     def _room(self, nbytes: int) -> torch.Tensor:
-        import torch
-
         if self._storage is None or self._storage.nbytes() < nbytes:
             self.free()
             self._storage = _new_shared(nbytes)
@@ -450,16 +515,12 @@ def start_helper(folder: Path) -> None:
 
 
 def _storage(nbytes: int) -> torch.UntypedStorage:
-    import torch
-
     found: torch.UntypedStorage = torch.UntypedStorage._new_using_filename_cpu(nbytes)
     return found
 
 
 def _payload(bucket: Bucket, flat: torch.Tensor) -> str:
     """The payload of one process of a server: base64 of a pickle, which can be read only once."""
-    from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
-
     strategy = get_sharing_strategy()
     # The other strategy passes file descriptors, which needs a common parent process: the server would die.
     set_sharing_strategy("file_system")
@@ -473,8 +534,6 @@ def _payload(bucket: Bucket, flat: torch.Tensor) -> str:
 
 def _places(bucket: Bucket) -> Iterator[SimpleNamespace]:
     """The attributes of ``FlattenedTensorMetadata`` (srt/weight_sync/tensor_bucket.py), one a weight."""
-    import torch
-
     start = 0
     for spec in bucket.specs:
         yield SimpleNamespace(
@@ -493,9 +552,6 @@ class _Pickler(ForkingPickler):
 
     def reducer_override(self, value: Any) -> Any:
         """What the pickle of a CUDA tensor holds; ``NotImplemented`` for anything else."""
-        import torch
-        from torch.multiprocessing.reductions import reduce_tensor
-
         if not (isinstance(value, torch.Tensor) and value.is_cuda):
             return NotImplemented
         rebuild, arguments = reduce_tensor(value)
@@ -504,16 +560,8 @@ class _Pickler(ForkingPickler):
 
 
 def _visible_gpus() -> dict[str, torch.device]:
-    import torch
-
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     return {str(torch.cuda.get_device_properties(device).uuid): device for device in devices}
-
-
-def _collect() -> None:
-    import torch
-
-    torch.cuda.ipc_collect()  # frees blocks that the engines have closed
 
 
 class DiskTransport:

@@ -18,7 +18,7 @@ import torch
 
 from slime_core.config.schema import RunConfig
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.weights.update_group import reserve_port
+from slime_core.weights.engine_control import reserve_port
 
 __all__ = ["distance", "free_address", "learner_of", "prepare", "relative", "run_ranks"]
 

@@ -30,9 +30,8 @@ from slime_core.generation import SamplingParams
 from slime_core.rollout.components import run_all
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
-from slime_core.weights import export
-from slime_core.weights.publisher import Publisher, PublisherSettings
-from slime_core.weights.transports import TransportName
+from slime_core.weights import PublisherSettings, TransportName, hugging_face
+from slime_core.weights.publisher import Publisher
 
 EMBEDDED = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
 WIDTHS = (1, 2)
@@ -66,7 +65,7 @@ def main(model: Path, rounds: int) -> None:
     changed = perturbed(weights)
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(scratch)
-        export.write(folder / "changed", changed.items(), template=model, writes=True)
+        hugging_face.write(folder / "changed", changed.items(), template=model)
         urls = {width: stack.enter_context(server(model, width, folder)) for width in WIDTHS}
         fresh = stack.enter_context(server(folder / "changed", 1, folder))
         rows = [

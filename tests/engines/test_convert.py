@@ -119,7 +119,7 @@ def test_transformers_loads_what_came_back(source, converted, tmp_path):
 
 
 def test_files_have_a_size_and_an_index(converted, source, tmp_path, monkeypatch):
-    monkeypatch.setattr("slime_core.weights.export.SHARD_BYTES", 40_000)
+    monkeypatch.setattr("slime_core.weights.hugging_face.SHARD_BYTES", 40_000)
     back = to_hugging_face(converted, tmp_path / "back")
     index = json.loads((back / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"].values()) == {file.name for file in back.glob("*.safetensors")}

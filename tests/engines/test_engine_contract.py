@@ -21,8 +21,8 @@ from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.components import run_all
 from slime_core.rollout.engines.client import COUNTERS, LOADS, GenerateClient
 from slime_core.rollout.engines.server import READY
-from slime_core.weights.engine_control import SHA_DIGITS, XXH3_DIGITS, EngineControl, call
-from slime_core.weights.specs import Bucket, WeightSpec
+from slime_core.weights.engine_control import SHA_DIGITS, XXH3_DIGITS, Bucket, EngineControl, call
+from slime_core.weights.hugging_face import WeightSpec
 from slime_testing.fake_engine import FakeEngine
 
 MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"

@@ -33,7 +33,7 @@ from slime_core.config.schema import (
 from slime_core.errors import CheckpointError, NonFiniteError, RunError, SlimeError
 from slime_core.rollout.shards import BatchPlan, loss_masks, make_shards
 from slime_core.types import Sample, Status, TrainBatch
-from slime_core.weights.update_group import reserve_port
+from slime_core.weights.engine_control import reserve_port
 from tests.checkpoints import write_copies
 from tests.engines.families import write
 

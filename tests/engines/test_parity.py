@@ -29,8 +29,7 @@ from slime_core.generation import SamplingParams, keep
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import LogProbs, Sample, Status, TokenIds, TrainBatch
-from slime_core.weights.engine_control import EngineControl
-from slime_core.weights.update_group import reserve_port
+from slime_core.weights.engine_control import EngineControl, reserve_port
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the children cannot import test files
 

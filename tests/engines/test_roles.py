@@ -29,7 +29,7 @@ from slime_core.config.schema import AlgorithmConfig, ClusterConfig, ModelConfig
 from slime_core.errors import ConfigError, NonFiniteError, SlimeError
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, Status, TrainBatch
-from slime_core.weights.update_group import reserve_port
+from slime_core.weights.engine_control import reserve_port
 from tests.checkpoints import write_copies
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the children cannot import test files

@@ -20,10 +20,9 @@ from slime_core.generation import Generation, SamplingParams
 from slime_core.rollout.components import run_all
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
-from slime_core.weights import export
-from slime_core.weights.engine_control import EngineControl
-from slime_core.weights.publisher import Publisher, PublisherSettings
-from slime_core.weights.specs import Bucket
+from slime_core.weights import PublisherSettings, hugging_face
+from slime_core.weights.engine_control import Bucket, EngineControl
+from slime_core.weights.publisher import Publisher
 
 MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
 Weights = dict[str, torch.Tensor]
@@ -53,7 +52,7 @@ def changed(weights: Weights) -> Weights:
 def servers(engine: Any, changed: Weights, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, str]]:
     """Processes of a server -> its URL; and a fresh one, number 0, that was started from ``changed`` on disk."""
     folder = tmp_path_factory.mktemp("transports")
-    export.write(folder / "changed", changed.items(), template=MODEL, writes=True)
+    hugging_face.write(folder / "changed", changed.items(), template=MODEL)
     wide = EngineSettings(MODEL, folder / "wide.log", name="wide engine", dtype="float32", tensor_parallel=2)
     fresh = EngineSettings(folder / "changed", folder / "fresh.log", name="fresh engine", dtype="float32")
     with SGLangServer(wide) as two, SGLangServer(fresh) as reference:

@@ -51,7 +51,7 @@ from slime_core.runtime.waiting import Wait
 from slime_core.runtime.waiting import wait as wait_for
 from slime_core.untrusted import read_object
 from slime_core.weights.engine_control import PauseMode
-from slime_core.weights.specs import weight_map
+from slime_core.weights.hugging_face import weight_map
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import pytest
 
 from slime_core.errors import WeightSyncError
 from slime_core.runtime.device_pool import CACHE, WEIGHTS, ColocatedDevices, DevicePool, Phase
-from slime_core.weights.engine_control import EngineControl, call
-from slime_core.weights.specs import Bucket, WeightSpec
+from slime_core.weights.engine_control import Bucket, EngineControl, call
+from slime_core.weights.hugging_face import WeightSpec
 from slime_testing.fake_engine import FakeEngine
 
 

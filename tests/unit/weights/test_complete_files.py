@@ -8,7 +8,7 @@ import pytest
 
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import WeightSyncError
-from slime_core.weights.specs import require_complete_files
+from slime_core.weights.hugging_face import require_complete_files
 
 NAME = "model.safetensors"
 

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from slime_core.errors import WeightSyncError
-from slime_core.weights.engine_control import EngineControl
-from slime_core.weights.specs import Bucket, WeightSpec
+from slime_core.weights.engine_control import Bucket, EngineControl
+from slime_core.weights.hugging_face import WeightSpec
 from slime_core.weights.transports import DiskTransport
 from slime_testing.fake_engine import FakeEngine
 

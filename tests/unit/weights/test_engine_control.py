@@ -13,8 +13,8 @@ from slime_core.errors import EngineError, EngineSilent, WeightSyncError
 from slime_core.generation import SamplingParams
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.weights import engine_control
-from slime_core.weights.engine_control import EngineControl, PauseMode, call
-from slime_core.weights.specs import Bucket, WeightSpec
+from slime_core.weights.engine_control import Bucket, EngineControl, PauseMode, call
+from slime_core.weights.hugging_face import WeightSpec
 from slime_testing.fake_engine import FakeEngine
 from tests.http_service import HttpService
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from slime_core.weights import export
+from slime_core.weights import hugging_face
 
 TEMPLATE = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
 
@@ -20,7 +20,7 @@ def weights() -> dict[str, torch.Tensor]:
 def test_transformers_loads_the_folder_with_equal_weights_and_tokenizer(tmp_path, weights):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    export.write(tmp_path / "hf", weights.items(), template=TEMPLATE, writes=True)
+    hugging_face.write(tmp_path / "hf", weights.items(), template=TEMPLATE)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
     loaded = dict(model.named_parameters())
     assert loaded.keys() == weights.keys()
@@ -31,8 +31,8 @@ def test_transformers_loads_the_folder_with_equal_weights_and_tokenizer(tmp_path
 def test_large_weights_are_cut_into_files_with_an_index(tmp_path, weights, monkeypatch):
     from transformers import AutoModelForCausalLM
 
-    monkeypatch.setattr(export, "SHARD_BYTES", 100_000)
-    export.write(tmp_path / "hf", weights.items(), template=TEMPLATE, writes=True)
+    monkeypatch.setattr(hugging_face, "SHARD_BYTES", 100_000)
+    hugging_face.write(tmp_path / "hf", weights.items(), template=TEMPLATE)
     files = sorted((tmp_path / "hf").glob("*.safetensors"))
     index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())
     assert files[0].name == f"model-00001-of-{len(files):05d}.safetensors"
@@ -51,19 +51,6 @@ def test_weights_are_copied_when_they_come(tmp_path):
             live.fill_(number)
             yield f"weight{number}", live
 
-    export.write(tmp_path / "hf", gathered(), template=TEMPLATE, writes=True)
+    hugging_face.write(tmp_path / "hf", gathered(), template=TEMPLATE)
     written = load_file(tmp_path / "hf" / "model.safetensors")
     assert {name: weight.tolist() for name, weight in written.items()} == {"weight0": [0] * 3, "weight1": [1] * 3}
-
-
-def test_a_rank_that_does_not_write_iterates_to_the_end_and_writes_nothing(tmp_path):
-    seen = []
-
-    def gathered():
-        for number in range(3):
-            seen.append(number)
-            yield f"weight{number}", torch.zeros(1)
-
-    export.write(tmp_path / "hf", gathered(), template=TEMPLATE, writes=False)
-    assert seen == [0, 1, 2]
-    assert list(tmp_path.iterdir()) == []

@@ -11,9 +11,10 @@ import xxhash
 from safetensors.torch import load_file, save_file
 
 from slime_core.errors import NonFiniteError, WeightSyncError
+from slime_core.weights import PublisherSettings
 from slime_core.weights import publisher as module
 from slime_core.weights.engine_control import EngineChecksums
-from slime_core.weights.publisher import Publisher, PublisherSettings
+from slime_core.weights.publisher import Publisher
 
 FOLDER = Path(__file__).parents[3] / "slime_core" / "builtin" / "arithmetic" / "model"
 NORM = "model.norm.weight"
@@ -45,9 +46,9 @@ class Engines:
     def broadcast(self, flat):
         self._sent = flat.clone()
 
-    def update_from_distributed(self, bucket, *, group, send, version, flush_cache):
+    def update_from_distributed(self, bucket, *, group, send, version):
         send()
-        self.calls.append(f"update {len(bucket.specs)} {version} {flush_cache}")
+        self.calls.append(f"update {len(bucket.specs)} {version}")
         start = 0
         for spec in bucket.specs:
             piece = self._sent[start : start + spec.nbytes].clone()
@@ -87,9 +88,7 @@ def weights() -> dict[str, torch.Tensor]:
 def engines(monkeypatch) -> Engines:
     found = Engines()
     monkeypatch.setattr(module, "EngineControl", lambda urls, **options: found.made_with.update(options) or found)
-    monkeypatch.setattr(
-        module, "join_update_group", lambda control, **options: found.made_with.update(options) or found
-    )
+    monkeypatch.setattr(module, "UpdateGroup", lambda control, **options: found.made_with.update(options) or found)
     return found
 
 
@@ -103,7 +102,7 @@ def test_a_publication_by_hand(engines, weights):
     publisher(weights, bytes_limit=200_000).publish(weights.items(), version="7")
     updates = [call for call in engines.calls if call.startswith("update")]
     assert len(updates) == 3
-    assert [update.split()[2:] for update in updates] == [["None", "False"], ["None", "False"], ["7", "True"]]
+    assert [update.split()[2:] for update in updates] == [["None"], ["None"], ["7"]]
     assert [call for call in engines.calls if call not in updates] == [
         *("pause retract", "begin_update", "end_update", "version", "checksum", "resume"),
     ]
@@ -288,7 +287,6 @@ def test_settings_reach_the_engines_and_closing_leaves_them(engines, weights):
     assert engines.made_with == {
         "timeout_s": 7.0,
         "ranks_per_engine": 2,
-        "name": "slime-weights",
         "backend": "gloo",
         "address": "10.0.0.5",
     }

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from slime_core.errors import WeightSyncError
-from slime_core.weights.specs import WeightSpec, expected_specs, is_tied, require_matching_specs
+from slime_core.weights.hugging_face import WeightSpec, expected_specs
+from slime_core.weights.publisher import require_matching_specs
 
 NORM = WeightSpec("norm", "float32", (4,))
 HEAD = WeightSpec("lm_head.weight", "float32", (8, 4))
@@ -74,9 +75,3 @@ def test_the_engines_dtype_is_accepted_as_well_as_their_checkpoints() -> None:
         {name: WeightSpec(name, "bfloat16", spec.shape) for name, spec in EXPECTED.items()},
         dtype="float32",
     )
-
-
-@pytest.mark.parametrize(("config", "tied"), [({"tie_word_embeddings": True}, True), ({}, False)])
-def test_a_config_says_whether_embeddings_are_tied(tmp_path: Path, config: dict[str, bool], tied: bool) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert is_tied(tmp_path) is tied

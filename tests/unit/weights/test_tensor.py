@@ -16,8 +16,8 @@ from torch.multiprocessing import get_sharing_strategy
 
 from slime_core.errors import WeightSyncError
 from slime_core.weights import transports as module
-from slime_core.weights.engine_control import EngineControl
-from slime_core.weights.specs import Bucket, WeightSpec
+from slime_core.weights.engine_control import Bucket, EngineControl
+from slime_core.weights.hugging_face import WeightSpec
 from slime_core.weights.transports import TensorTransport
 from slime_testing.fake_engine import FakeEngine
 
@@ -42,13 +42,13 @@ class Recorder(EngineControl):
         super().__init__(*arguments, **options)
         self.names, self.read = [], []
 
-    def update_from_tensor(self, payloads, *, version=None, flush_cache=False):
+    def update_from_tensor(self, payloads, *, version=None):
         self.payloads = payloads
         self.names += shared_names()
         reader = [sys.executable, "-c", READER]
         found = subprocess.run(reader, input="\n".join(payloads[0]), text=True, capture_output=True, check=True)
         self.read.append(found.stdout)
-        super().update_from_tensor(payloads, version=version, flush_cache=flush_cache)
+        super().update_from_tensor(payloads, version=version)
 
 
 def transport_of(control: EngineControl) -> TensorTransport:
@@ -201,11 +201,12 @@ import json, sys
 import torch
 import torch.distributed as dist
 from slime_core.weights.engine_control import EngineControl
-from slime_core.weights.specs import Bucket, WeightSpec
+from slime_core.weights.engine_control import Bucket
+from slime_core.weights.hugging_face import WeightSpec
 from slime_core.weights.transports import TensorTransport
 
 class Recorder(EngineControl):
-    def update_from_tensor(self, payloads, *, version=None, flush_cache=False):
+    def update_from_tensor(self, payloads, *, version=None):
         print(json.dumps([list(of_engine) for of_engine in payloads]), flush=True)
         sys.stdin.readline()  # the test reads what is shared before the ranks take it back
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from torch.distributed import TCPStore
 
-from slime_core.weights.update_group import reserve_port, serve_store
+from slime_core.weights.engine_control import reserve_port, serve_store
 from tests.ports import kept_port
 
 LIMIT = timedelta(seconds=60)

@@ -1,0 +1,357 @@
+"""Hugging Face folders: the headers of weights that others wrote, and folders that a run writes.
+
+A safetensors file starts with the length of its header, then the header as JSON, then the bytes of the weights
+(safetensors, "Format"). Reading looks at headers only, because files may come from strangers and be large.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slime_core.errors import WeightSyncError
+from slime_core.untrusted import as_object, open_regular, parse_json, read_object
+
+if TYPE_CHECKING:
+    import torch
+
+
+DTYPES = {
+    "F64": ("float64", 8),
+    "F32": ("float32", 4),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "I64": ("int64", 8),
+    "I32": ("int32", 4),
+    "I16": ("int16", 2),
+    "I8": ("int8", 1),
+    "U8": ("uint8", 1),
+    "BOOL": ("bool", 1),
+}
+"""safetensors' name of a dtype -> torch's name, and the bytes of a number."""
+
+ITEM_BYTES = dict(DTYPES.values())
+
+INDEX = "model.safetensors.index.json"
+"""Names the file of each weight, where there are several."""
+
+MOST_HEADER = 100_000_000
+"""Bytes of a header, as the safetensors library has it."""
+
+SHARD_BYTES = 5 * 10**9
+"""Size at which a new file starts, as in transformers."""
+
+HEADER_BYTES = 128 * 2**10
+"""Bytes that each file has for its header, which is written last: for about a thousand weights."""
+
+COPY_BYTES = 64 * 2**20
+"""Bytes of a weight that are copied from a GPU at once."""
+
+ENTRY_BYTES = 160
+"""Bytes that a header needs for one weight, its name aside, at most."""
+
+COPIED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "tiktoken.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "*.py",
+)
+"""Files of a model beside its weights: what describes it, its tokenizer, its chat template, its own code."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpec:
+    """One full (unsharded) weight under its Hugging Face name.
+
+    Example: ``WeightSpec("model.norm.weight", "float32", (64,))`` holds 256 bytes.
+
+    Arguments:
+        name: Hugging Face name.
+        dtype: torch's name of the dtype, without ``torch.``.
+        shape: sizes of all dimensions.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+def expected_specs(folder: Path) -> dict[str, WeightSpec]:
+    """The weights that an engine started from ``folder`` expects: those of its safetensors files, by name.
+
+    Reads the headers only.
+
+    Raises:
+        WeightSyncError: there is no safetensors file in ``folder``, or a header cannot be read.
+    """
+    found: dict[str, WeightSpec] = {}
+    for file in weight_files(folder):
+        for name, entry in _read_header(file)[1].items():
+            dtype = entry.get("dtype")
+            if not isinstance(dtype, str) or dtype not in DTYPES:
+                raise WeightSyncError(f"{file} holds weights of dtype {dtype!r:.80}; known are {', '.join(DTYPES)}")
+            found[name] = WeightSpec(name, DTYPES[dtype][0], tuple(entry["shape"]))
+    return found
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint: those that its index names, or all.
+
+    Raises:
+        WeightSyncError: there is none, or the index is none or names files of other folders.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    index = folder / INDEX
+    if index.exists():
+        files = [folder / name for name in sorted(set(weight_map(index).values()))]
+    if not files:
+        raise WeightSyncError(f"{folder} holds no *.safetensors file. Convert the checkpoint.")
+    return files
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Name of a weight -> name of the file in the folder of ``index`` that holds it.
+
+    Raises:
+        WeightSyncError: ``index`` cannot be read, is no index, or names files of other folders.
+    """
+    try:
+        found = as_object(read_object(index).get("weight_map"))
+    except (OSError, ValueError) as error:
+        raise WeightSyncError(
+            f'{index} is no index of weights: {error}. Expected is {{"weight_map": {{NAME: FILE}}}}; download it again.'
+        ) from error
+    for name, file in found.items():
+        if not isinstance(file, str) or file in ("", ".", "..") or "/" in file or "\0" in file:
+            raise WeightSyncError(
+                f"{index} says that {name!r:.80} is in {file!r:.80}; accepted is the name of a file in the same "
+                "folder. Download it again from a source that you trust."
+            )
+    return found
+
+
+def _read_header(file: Path) -> tuple[int, dict[str, Any]]:
+    """Bytes of the header's JSON, and name -> entry.
+
+    Raises:
+        WeightSyncError: it cannot be read, or is none.
+    """
+    try:
+        with open_regular(file) as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > MOST_HEADER:
+                raise ValueError(
+                    f"it says to have {length:,} bytes; safetensors has headers of at most {MOST_HEADER:,}"
+                )
+            header = as_object(parse_json(stream.read(length)))
+        entries = {name: as_object(entry) for name, entry in header.items() if name != "__metadata__"}
+        for name, entry in entries.items():
+            sizes = [*entry["shape"], *entry["data_offsets"]]
+            if len(entry["data_offsets"]) != 2 or not all(type(size) is int and 0 <= size < 2**63 for size in sizes):
+                raise ValueError(f"{name!r:.80} has no shape and no place in the file")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise WeightSyncError(
+            f"{file}: its safetensors header cannot be read: {error!r}. Download or copy it again."
+        ) from error
+    return length, entries
+
+
+def require_complete_files(folder: Path) -> None:
+    """Return if the size of every safetensors file of the checkpoint is that of its header.
+
+    Raises:
+        WeightSyncError: one differs, as after an interrupted download; or there is none, or a header cannot be read.
+    """
+    for file in weight_files(folder):
+        length, entries = _read_header(file)
+        expected = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+        found = file.stat().st_size
+        if expected != found:
+            raise WeightSyncError(
+                f"{file} is incomplete: its header describes {expected:,} bytes, and the file has {found:,}. "
+                "Download or copy it again."
+            )
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """uint8 [bytes]: the bytes of a tensor, uncopied if it is contiguous."""
+    import torch
+
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor on the CPU, uncopied if it is contiguous. Do not keep them longer than ``tensor``.
+
+    DLPack, because memory that ``Tensor.numpy`` has seen cannot be released by its owner any more (torch's "not
+    resizable"), as an offloaded learner does.
+    """
+    import numpy as np
+
+    return np.from_dlpack(flat_bytes(tensor)).data
+
+
+def spec_of(name: str, tensor: torch.Tensor) -> WeightSpec:
+    """The spec of ``tensor`` under ``name``."""
+    return WeightSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
+# --- Writing ----------------------------------------------------------------------------------------------------------
+
+
+def write(folder: Path, weights: Iterable[tuple[str, torch.Tensor]], *, template: Path) -> None:
+    """Write a folder that transformers and SGLang load: ``weights`` and the small files of ``template``.
+
+    Each weight is written when it comes, so that no copy of the model is made.
+
+    Arguments:
+        weights: full tensors under Hugging Face names.
+        template: folder whose config and tokenizer belong to the weights.
+    """
+    whole = HuggingFaceFolder(folder)
+    for name, weight in weights:
+        whole.add({name: weight})
+    whole.finish(template=template)
+
+
+class HuggingFaceFolder:
+    """Writes a loadable folder: :meth:`add` weights, then :meth:`finish`.
+
+    Several ranks can write parts of one folder: all of them :meth:`close`, and one finishes with the parts of all.
+
+    Arguments:
+        folder: is created, and must not exist, unless ``rank`` is given.
+        rank: of several that write into the folder, which exists.
+
+    Raises:
+        OSError: it exists, or cannot be made.
+    """
+
+    def __init__(self, folder: Path, *, rank: int | None = None) -> None:
+        if rank is None:
+            folder.mkdir(parents=True)
+        self._folder = folder
+        self._rank = rank or 0
+        self._parts: list[WrittenFile] = []
+        self._open: _OpenPart | None = None
+
+    def add(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Write ``weights``, full tensors.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        for name, weight in weights.items():
+            if self._open is not None and not self._open.has_room(name, weight):
+                self._end_part()
+            if self._open is None:
+                number = len(self._parts)
+                self._open = _OpenPart(self._folder / f".part-{self._rank:05d}-{number:05d}")
+            self._open.append(name, weight)
+
+    def close(self) -> list[WrittenFile]:
+        """The files that this object wrote, complete, under provisional names."""
+        self._end_part()
+        return self._parts
+
+    def finish(self, *, template: Path, parts: Sequence[WrittenFile] | None = None) -> None:
+        """Give every file its final name, and copy the small ones; transformers and SGLang can load the folder then.
+
+        Arguments:
+            template: folder whose config and tokenizer belong to the weights.
+            parts: the files of all ranks; None: this object wrote all.
+        """
+        parts = self.close() if parts is None else parts
+        if len(parts) == 1:
+            parts[0].path.rename(self._folder / "model.safetensors")
+        else:
+            places: dict[str, str] = {}
+            for number, part in enumerate(parts, start=1):
+                final = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+                part.path.rename(self._folder / final)
+                places |= dict.fromkeys(part.names, final)
+            index = {"metadata": {"total_size": sum(part.nbytes for part in parts)}, "weight_map": places}
+            (self._folder / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
+        copy_small_files(template, self._folder)
+
+    def _end_part(self) -> None:
+        if self._open is not None:
+            self._parts.append(self._open.close())
+            self._open = None
+
+
+def copy_small_files(template: Path, folder: Path) -> None:
+    """Copy what is in a Hugging Face folder beside its weights."""
+    for file in (file for pattern in COPIED for file in sorted(template.glob(pattern))):
+        if file.is_file():
+            shutil.copyfile(file, folder / file.name)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A file that was written under a provisional name, because its final one holds the number of files."""
+
+    path: Path
+    names: tuple[str, ...]
+    nbytes: int
+
+
+class _OpenPart:
+    """A safetensors file that grows: room for the header, then the weights; the header is written at the end.
+
+    A header may end in spaces (safetensors, "Format").
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._entries: dict[str, dict[str, Any]] = {}
+        self._nbytes = 0
+        self._header = 0
+        path.touch(exist_ok=False)
+
+    def has_room(self, name: str, weight: torch.Tensor) -> bool:
+        """Whether ``weight`` can be appended: a file has a size, and a weight lies at a multiple of its item size."""
+        fits = self._nbytes + weight.nbytes <= SHARD_BYTES and self._nbytes % weight.itemsize == 0
+        return fits and self._header + len(json.dumps(name)) + ENTRY_BYTES <= HEADER_BYTES - 64
+
+    def append(self, name: str, weight: torch.Tensor) -> None:
+        end = self._nbytes + weight.nbytes
+        name_of = {known: written for written, (known, _) in DTYPES.items()}
+        dtype = name_of[str(weight.dtype).removeprefix("torch.")]
+        with self._path.open("r+b") as stream:
+            stream.seek(HEADER_BYTES + self._nbytes)
+            for piece in flat_bytes(weight).split(COPY_BYTES):
+                stream.write(bytes_of(piece.cpu()))
+        self._entries[name] = {"dtype": dtype, "shape": list(weight.shape), "data_offsets": [self._nbytes, end]}
+        self._header += len(json.dumps(name)) + ENTRY_BYTES
+        self._nbytes = end
+
+    def close(self) -> WrittenFile:
+        header = json.dumps({"__metadata__": {"format": "pt"}, **self._entries}).encode()
+        with self._path.open("r+b") as stream:
+            stream.write((HEADER_BYTES - 8).to_bytes(8, "little") + header.ljust(HEADER_BYTES - 8))
+        return WrittenFile(self._path, tuple(self._entries), self._nbytes)
