@@ -39,8 +39,8 @@ from slime_core.config.secrets import PASS_ENV, PROXIES, engine_access, named_va
 from slime_core.errors import PluginError, RunError
 from slime_core.plugins.contracts import RunView
 from slime_core.plugins.loading import boundary
-from slime_core.rollout.engines.supervisor import die_with
 from slime_core.rollout.reward_worker import read_frame, write_frame
+from slime_core.runtime.supervisor import die_with
 from slime_core.types import Reward, RewardFailure, Sample
 
 POLL_S = 0.1

@@ -36,7 +36,7 @@ from slime_core.plugins.contracts import RunView
 from slime_core.plugins.loading import boundary
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.plugins.registry import Registry
-from slime_core.rollout.engines.supervisor import HANDLED, LIBC, die_with, fork_with_proxy
+from slime_core.runtime.supervisor import HANDLED, LIBC, die_with, fork_with_proxy
 
 PR_SET_CHILD_SUBREAPER = 36
 """prctl(2)."""

@@ -3,7 +3,7 @@
     launch         starts the processes of a run, runs the loop, and stops them
     session        a Ray cluster for the length of a run: its own, or one that is running; whether its nodes have the
                    driver's plugins and inputs
-    die_with_raylet    runs Ray's agents so that they end with their raylet
+    supervisor     the program between an actor and its server, which cleans up after it; processes that end with others
     layout         the devices that a run needs, divided into bundles; arithmetic, no Ray
     placement      the placement group, and the processes of its bundles
     actors         one actor, or several as one: started in a slot, called through the methods of their class; stacks

@@ -123,7 +123,12 @@ def local_error(error: RayError, *, who: str) -> SlimeError:
     if isinstance(error, RayTaskError):
         return _from_task(error, who)
     if isinstance(error, LocalRayletDiedError | NodeDiedError) or _NODE.search(str(error)):
-        return NodeDied(_ray_died(error, who))
+        logs = _logs()
+        read = "" if logs is None else f" Ray's logs are in {logs} (raylet.out, raylet.err)."
+        return NodeDied(
+            f"Ray died: a node of the cluster is gone, its raylet process ended, and {who} with it. Often the kernel's "
+            f"out-of-memory killer did it (dmesg says so).{read}\n{_tail(str(error))}"
+        )
     if isinstance(error, ActorDiedError):
         kind = RemoteError if _CONSTRUCTOR in str(error) else ProcessDied
         return SealedError.open(str(error)) or kind(
@@ -133,15 +138,6 @@ def local_error(error: RayError, *, who: str) -> SlimeError:
         return RemoteError(f"{who} did not hand over its result in time.\n{_tail(str(error))}")
     kind = ProcessDied if isinstance(error, _LOST) else RemoteError
     return kind(f"{who} is lost ({type(error).__name__}).\n{_tail(str(error))}")
-
-
-def _ray_died(error: RayError, who: str) -> str:
-    logs = _logs()
-    read = "" if logs is None else f" Ray's logs are in {logs} (raylet.out, raylet.err)."
-    return (
-        f"Ray died: a node of the cluster is gone, its raylet process ended, and {who} with it. Often the kernel's "
-        f"out-of-memory killer did it (dmesg says so).{read}\n{_tail(str(error))}"
-    )
 
 
 def last_words(message: str, logs: Path | None) -> list[str]:
@@ -212,13 +208,10 @@ def task_stacks() -> str:
     """Where every unfinished asyncio task is suspended, over the event loops that called :func:`show_tasks`; tasks
     that wait at the same place are listed once, with their number."""
     waiting: dict[str, list[str]] = {}
-    for task in _tasks():
+    for task in (task for loop in _LOOPS for task in asyncio.all_tasks(loop)):
         waiting.setdefault("".join(_suspended(task)).rstrip(), []).append(task.get_name())
-    return "\n".join(f"{_names(names)}:\n{stack}" for stack, names in waiting.items() if stack)
-
-
-def _names(tasks: list[str]) -> str:
-    return f"task {tasks[0]}" if len(tasks) == 1 else f"task {tasks[0]} and {len(tasks) - 1} more like it"
+    more = {stack: f" and {len(names) - 1} more like it" if len(names) > 1 else "" for stack, names in waiting.items()}
+    return "\n".join(f"task {names[0]}{more[stack]}:\n{stack}" for stack, names in waiting.items() if stack)
 
 
 _LOOPS: set[asyncio.AbstractEventLoop] = set()
@@ -229,10 +222,6 @@ def show_tasks() -> None:
     # Looking for tasks among gc.get_objects() would need no such call, but it makes the import of torch in another
     # thread fail: a reference to a tuple that is being filled makes tuple(generator) raise SystemError.
     _LOOPS.add(asyncio.get_running_loop())
-
-
-def _tasks() -> list[asyncio.Task[Any]]:
-    return [task for loop in _LOOPS for task in asyncio.all_tasks(loop)]
 
 
 def _suspended(task: asyncio.Task[Any]) -> Iterator[str]:
@@ -279,14 +268,16 @@ Ref = ray.ObjectRef
 
 def control(method: Callable[P, R]) -> Callable[P, R]:
     """Marks a method of an actor class that answers at once, whatever the actor's main thread does."""
-    mark: Any = ray.method(concurrency_group="control")  # is annotated for methods without further arguments
-    marked: Callable[P, R] = mark(method)
-    return marked
+    return _in_group("control", method)
 
 
 def background(method: Callable[P, R]) -> Callable[P, R]:
     """Marks a method of an actor class that runs in a thread of its own, at the same time as other methods."""
-    mark: Any = ray.method(concurrency_group="background")
+    return _in_group("background", method)
+
+
+def _in_group(group: str, method: Callable[P, R]) -> Callable[P, R]:
+    mark: Any = ray.method(concurrency_group=group)  # is annotated for methods without further arguments
     marked: Callable[P, R] = mark(method)
     return marked
 

@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from slime_core.checkpoint.folder import Checkpoint, Retention, RunState, by_step, is_due, remove_drafts
 from slime_core.config.schema import ARITHMETIC, RunConfig
@@ -58,7 +58,7 @@ from slime_core.rollout.actor import (
 from slime_core.rollout.engines.actors import EngineActor, Restarts, RestartsWhileIdle
 from slime_core.rollout.engines.fleet import EngineFleet, ModelServers, Site, Supervision
 from slime_core.rollout.sampler_components import SamplerSettings
-from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, start_actor
+from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, Watched, start_actor
 from slime_core.runtime.device_pool import ColocatedDevices, DevicePool
 from slime_core.runtime.layout import Device, device_of, requested_layout, require_device_support
 from slime_core.runtime.machine import cpu_threads, rank_environment
@@ -164,37 +164,6 @@ def sampler_settings(job: Job, servers: EngineFleet, device: Device, *, trains: 
     )
 
 
-def publisher_settings(
-    job: Job,
-    ranks: tuple[int, ...],
-    gpus: Sequence[tuple[str, ...]],
-    *,
-    device: Device,
-    holders: tuple[tuple[int, ...], ...] = (),
-) -> PublisherSettings:
-    """Settings of the publisher, which sends weights to the engines; the first rank fills in its address.
-
-    Arguments:
-        ranks: processes of each engine.
-        gpus: of each engine; empty where it has none.
-        holders: learner ranks, as :class:`PublisherSettings` has them.
-    """
-    config = job.config
-    return PublisherSettings(
-        model=job.model,
-        dtype="bfloat16" if config.model.bf16 else "float32",
-        bytes_limit=config.weights.update_weight_buffer_size,
-        backend="nccl" if device == "gpu" else "gloo",
-        devices_per_engine=ranks,
-        transport=config.transport,
-        disk_folder=job.weights_folder,
-        engine_gpus=tuple(gpus) if all(gpus) and len(gpus) == len(ranks) else (),
-        holders=holders if len(holders) == len(ranks) else (),
-        pause_mode=config.rollout.pause_generation_mode,
-        resumes=not config.cluster.colocate,
-    )
-
-
 def _with_device(device: Device, config: RunConfig) -> RunConfig:
     """``config`` with ``device`` resolved to the one that the run uses."""
     cluster = config.cluster.model_copy(update={"device": "cuda" if device == "gpu" else "cpu"})
@@ -217,7 +186,10 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
             started.join(learner)
         sampler = started.add_concurrent_evaluation(handle, learner, track)
         state = RunState(plugins=manifest_record(job.manifest))
-        with lifetime(hooks, _info(job, track.record.directory, resume), warn=track.warn):
+        step = 0 if resume is None else resume.state.step
+        rollouts = job.config.rollout.num_rollout
+        info = RunInfo(track.record.directory, core_values(job.config), step=step, num_rollout=rollouts)
+        with lifetime(hooks, info, warn=track.warn):
             if resume is not None:
                 assert isinstance(learner, LearnerHandle), "the rules refuse load where no learner is started"
                 _restore(resume, learner, sampler, hooks)
@@ -276,11 +248,6 @@ def _has_lost_evaluation(config: RunConfig, track: Track, step: int) -> bool:
     return is_due(config.eval.eval_interval, step) and record.resumed_step == step and not record.pending_evaluation
 
 
-def _info(job: Job, folder: Path, resume: Checkpoint | None) -> RunInfo:
-    step = 0 if resume is None else resume.state.step
-    return RunInfo(folder, core_values(job.config), step=step, num_rollout=job.config.rollout.num_rollout)
-
-
 def _restore(resume: Checkpoint, learner: LearnerHandle, sampler: AnySampler, hooks: LifecycleHooks) -> None:
     """Restore weights, data and plugins of every process from ``resume``."""
     states = resume.state.plugin_states
@@ -313,6 +280,7 @@ def evaluate(job: Job, *, warn: Warn, held: Checkpoint | None = None) -> dict[st
 
 
 Warn = Callable[[str], None]
+W = TypeVar("W", bound=Watched)
 AnyLearner = LearnerHandle | NoLearner
 
 
@@ -406,14 +374,11 @@ class Processes:
         """Start every rank of the learner, if there are any; returns it and the device pool."""
         if not self._placement.learner:
             return NoLearner(), DevicePool()
-        ranks = tuple(
-            start_actor(self._launch(f"learner rank {rank}", slot), LearnerActor, self._job.manifest)
-            for rank, slot in enumerate(self._placement.learner)
-        )
+        ranks = self._start_ranks("learner", LearnerActor, self._placement.learner)
         config = self._job.config
         layout = ParallelLayout.of(config.parallel)
         learner = LearnerHandle(
-            ActorGroup(ranks),
+            ranks,
             wait=self._wait,
             saving=SaveSettings(
                 checkpoints,
@@ -445,12 +410,13 @@ class Processes:
         """Start every rank of a separate critic; None: it shares the learner's, or there is none."""
         if not self._placement.critic:
             return None
-        ranks = tuple(
-            start_actor(self._launch(f"critic rank {rank}", slot), CriticActor, self._job.manifest)
-            for rank, slot in enumerate(self._placement.critic)
-        )
+        ranks = self._start_ranks("critic", CriticActor, self._placement.critic)
         layout = ParallelLayout.of(self._job.config.critic_parallel)
-        return CriticGroup(ActorGroup(ranks), replace(learner_settings(self._job, self._device), layout=layout))
+        return CriticGroup(ranks, replace(learner_settings(self._job, self._device), layout=layout))
+
+    def _start_ranks(self, role: str, cls: Callable[[Manifest], W], slots: Sequence[Slot]) -> ActorGroup[W]:
+        launches = [self._launch(f"{role} rank {rank}", slot) for rank, slot in enumerate(slots)]
+        return ActorGroup(tuple(start_actor(launch, cls, self._job.manifest) for launch in launches))
 
     def _colocate(self, learner: LearnerHandle) -> ColocatedDevices:
         """The devices, once the engines have started and left them, so that the learner can start."""
@@ -464,7 +430,8 @@ class Processes:
         engines that are started again while the run waits for the sampler."""
         settings = sampler_settings(self._job, self._servers, self._device, trains=trains)
         actor = start_actor(self._launch("sampler"), SamplerActor, self._job.manifest)
-        wait, take_metrics = self._wait, no_metrics
+        wait = self._wait
+        take_metrics: Callable[[], dict[str, float]] = dict
         if self._restarts is not None:
             wait = replace(wait, recovery=RestartsWhileIdle(self._restarts, learner.publish_again))
             take_metrics = self._restarts.take_counts
@@ -517,14 +484,23 @@ class Processes:
         return Launch(label, slot, rank_environment(self._job.config, on_gpu=self._device == "gpu"), log)
 
     def _publisher_settings(self, servers: ModelServers) -> PublisherSettings:
+        """Settings of the publisher, which sends weights to ``servers``; the first rank fills in its address."""
+        config, ranks = self._job.config, servers.ranks
         gpus = self._wait(servers.engines.start(EngineActor.gpus), what="the engines' GPUs")
         holders = nearest_ranks(servers.slots, self._placement.learner)
-        return publisher_settings(self._job, servers.ranks, gpus, device=self._device, holders=holders)
-
-
-def no_metrics() -> dict[str, float]:
-    """None."""
-    return {}
+        return PublisherSettings(
+            model=self._job.model,
+            dtype="bfloat16" if config.model.bf16 else "float32",
+            bytes_limit=config.weights.update_weight_buffer_size,
+            backend="nccl" if self._device == "gpu" else "gloo",
+            devices_per_engine=ranks,
+            transport=config.transport,
+            disk_folder=self._job.weights_folder,
+            engine_gpus=tuple(gpus) if all(gpus) and len(gpus) == len(ranks) else (),
+            holders=holders if len(holders) == len(ranks) else (),
+            pause_mode=config.rollout.pause_generation_mode,
+            resumes=not config.cluster.colocate,
+        )
 
 
 class DelayedInterrupts:

@@ -193,12 +193,12 @@ def require_device_support(config: RunConfig, layout: Layout) -> None:
 
 
 def _can_use_gpus(config: RunConfig) -> bool:
-    from slime_core.runtime.session import cluster_has_gpus  # brings Ray, which a look at the settings does without
+    from slime_core.runtime.session import cluster_gpus  # brings Ray, which a look at the settings does without
 
     # The CPU build of torch says so in its version; importing torch to ask would cost the driver seconds. The driver of
     # a joined cluster may be on a node without a GPU, with another build than the nodes that compute.
     joins = cluster_address(config.cluster.ray_address) is not None
-    return cluster_has_gpus() and (joins or not metadata.version("torch").endswith("+cpu"))
+    return cluster_gpus() > 0 and (joins or not metadata.version("torch").endswith("+cpu"))
 
 
 def requested_layout(config: RunConfig, device: Device, *, learner_ranks: int) -> Layout:

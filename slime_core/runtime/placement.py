@@ -85,11 +85,14 @@ def place(layout: Layout, *, timeout_s: float = 60.0) -> Placement:
         remove_placement_group(group)
         raise PlacementError(_held_by_others(wanted, timeout_s))
     seats = assign(layout, seats=_seats(group, wanted), largest_node=wanted.largest_node)
-    learner = tuple(_slot(group, wanted, (seat,)) for seat in seats.learner)
-    engines = tuple(_engine_slot(group, wanted, block) for block in seats.engines)
-    critic = tuple(_slot(group, wanted, (seat,)) for seat in seats.critic)
-    auxiliary = tuple(_engine_slot(group, wanted, block) for block in seats.auxiliary)
-    return Placement(wanted, learner, engines, group, critic, auxiliary)
+    return Placement(
+        wanted,
+        learner=tuple(_slot(group, wanted, (seat,)) for seat in seats.learner),
+        engines=tuple(_slot(group, wanted, block) for block in seats.engines),
+        group=group,
+        critic=tuple(_slot(group, wanted, (seat,)) for seat in seats.critic),
+        auxiliary=tuple(_slot(group, wanted, block) for block in seats.auxiliary),
+    )
 
 
 def nearest_ranks(engines: Sequence[Slot], learner: Sequence[Slot]) -> tuple[tuple[int, ...], ...]:
@@ -123,7 +126,7 @@ def _held_by_others(wanted: Plan, timeout_s: float) -> str:
 
 def _other_groups() -> Iterator[tuple[str, str]]:
     """Name, or else id, of each placement group that holds something, and how much of what on which nodes."""
-    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    addresses = _addresses()
     for number, one in placement_group_table().items():
         if one["state"] != "CREATED":
             continue
@@ -136,10 +139,14 @@ def _other_groups() -> Iterator[tuple[str, str]]:
 
 
 def _seats(group: PlacementGroup, wanted: Plan) -> list[Seat]:
-    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    addresses = _addresses()
     nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
     devices = _devices(group, count=wanted.count) if wanted.gpus else [None] * wanted.count
     return [Seat(index, nodes[index], addresses[nodes[index]], devices[index]) for index in range(wanted.count)]
+
+
+def _addresses() -> dict[str, str]:
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
 
 
 def _devices(group: PlacementGroup, *, count: int) -> Sequence[str | None]:
@@ -154,14 +161,11 @@ def _visible_device() -> str:
     return str(ray.get_runtime_context().get_accelerator_ids()["GPU"][0])
 
 
-def _engine_slot(group: PlacementGroup, wanted: Plan, block: tuple[Seat, ...]) -> Slot:
-    first, *further = (_slot(group, wanted, tuple(part)) for _, part in groupby(block, key=lambda seat: seat.node))
-    return replace(first, block=block, further=tuple(further))
-
-
 def _slot(group: PlacementGroup, wanted: Plan, block: tuple[Seat, ...]) -> Slot:
     cpus, gpus = wanted.tenant
-    return Slot(group, block[0], cpus, gpus, env=_visible(block), block=block)
+    nodes = [tuple(part) for _, part in groupby(block, key=lambda seat: seat.node)]
+    first, *further = (Slot(group, part[0], cpus, gpus, env=_visible(part), block=part) for part in nodes)
+    return replace(first, block=block, further=tuple(further))
 
 
 def _visible(block: tuple[Seat, ...]) -> dict[str, str]:

@@ -18,7 +18,6 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -28,7 +27,6 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import psutil  # type: ignore[import-untyped]
@@ -55,9 +53,9 @@ from slime_core.errors import (
 )
 from slime_core.plugins.loading import boundary
 from slime_core.plugins.manifest import Difference, Manifest, attach, difference_text, mismatches
-from slime_core.runtime import die_with_raylet
 from slime_core.runtime.actors import Call
 from slime_core.runtime.machine import family, runs
+from slime_core.runtime.supervisor import with_raylet
 from slime_core.runtime.waiting import wait
 
 T = TypeVar("T")
@@ -123,19 +121,15 @@ class Session:
             or else a cluster of its own; ``"local"``: always its own; ``"auto"`` or ``host:port``: that running one.
         namespace: where the run's named actors live; give every run its own.
         num_cpus: cores of its own cluster; None: those that this process may use.
-        num_gpus: GPUs of its own cluster; None: those that Ray finds.
 
     Raises:
         PlacementError: there is no cluster at ``address``, or its own one does not start.
     """
 
-    def __init__(
-        self, address: str | None = None, *, namespace: str, num_cpus: int | None = None, num_gpus: int | None = None
-    ) -> None:
+    def __init__(self, address: str | None = None, *, namespace: str, num_cpus: int | None = None) -> None:
         self.address = address or os.environ.get("RAY_ADDRESS") or "local"
         self.namespace = namespace
         self.num_cpus = num_cpus or len(os.sched_getaffinity(0))
-        self.num_gpus = num_gpus
         self._services: dict[psutil.Process, str] = {}
         self._has_token = False
 
@@ -152,7 +146,7 @@ class Session:
         except BaseException:
             # Ray does not report what it had started before the failure, so its processes are found here.
             self._services = _children_since(before)
-            self.__exit__()
+            self._stop()
             raise
         self._services = _children_since(before)
         return self
@@ -189,12 +183,7 @@ class Session:
         else:
             self._join()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:
             if isinstance(error, Exception):
                 self.check_alive()  # whatever else failed, failed because of this
@@ -228,7 +217,6 @@ class Session:
             self._init(
                 address="local",
                 num_cpus=self.num_cpus,
-                num_gpus=self.num_gpus,
                 include_dashboard=False,
                 object_store_memory=SMALL_STORE_BYTES if psutil.virtual_memory().total < SMALL_MACHINE_BYTES else None,
             )
@@ -354,7 +342,7 @@ def _dying_with_raylet(word: str) -> str:
     option, _, command = word.partition("=")
     if option not in AGENT_COMMANDS:
         return word
-    return f"{option}={subprocess.list2cmdline([sys.executable, '-I', '-S', die_with_raylet.__file__])} {command}"
+    return f"{option}={subprocess.list2cmdline(with_raylet())} {command}"
 
 
 def _probe(address: str) -> None:
@@ -385,9 +373,9 @@ def _end(processes: Iterable[psutil.Process]) -> None:
     psutil.wait_procs(alive, timeout=LEFTOVER_GRACE_S)
 
 
-def cluster_has_gpus() -> bool:
-    """Whether any node of the joined cluster has a GPU."""
-    return bool(ray.cluster_resources().get("GPU", 0) > 0)
+def cluster_gpus() -> int:
+    """GPUs of the nodes of the joined cluster."""
+    return int(ray.cluster_resources().get("GPU", 0))
 
 
 @cache
@@ -397,10 +385,10 @@ def gpus_at(address: str) -> int | None:
     Joins the cluster for a moment, and starts nothing there.
     """
     if ray.is_initialized():
-        return int(ray.cluster_resources().get("GPU", 0))
+        return cluster_gpus()
     try:
         with Session(address, namespace="slime-look"):
-            return int(ray.cluster_resources().get("GPU", 0))
+            return cluster_gpus()
     except PlacementError:
         return None
 

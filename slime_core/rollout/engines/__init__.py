@@ -1,6 +1,5 @@
 """Inference servers (SGLang) and their routers: started, found, watched, and queried.
 
-    supervisor.py     the program between an actor and its server; it cleans up after the server
     keyed.py          runs a server with the key of the run, which no command line and no log shows
     server.py         a program that listens on a port, as a child process: its log, its health, its end
     engine.py         one SGLang server, and the router: the only file that starts SGLang; the calls to any router

@@ -43,7 +43,7 @@ from slime_core.cpu import serve as cpu
 from slime_core.errors import EngineError
 from slime_core.rollout.engines import keyed
 from slime_core.rollout.engines.server import HANG_LIMIT_S, HealthCheck, Server
-from slime_core.rollout.engines.supervisor import supervised
+from slime_core.runtime.supervisor import supervised
 
 GPU_MODULE = "sglang.launch_server"
 

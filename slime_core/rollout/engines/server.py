@@ -28,8 +28,8 @@ import psutil  # type: ignore[import-untyped]
 
 from slime_core.config.secrets import engine_headers, send_key_to
 from slime_core.errors import EngineError
-from slime_core.rollout.engines.supervisor import die_with
 from slime_core.runtime.machine import family, runs, status
+from slime_core.runtime.supervisor import die_with
 
 TERMINATE_GRACE_S = 3.0
 """The supervisor of an engine takes a tenth of that on an idle machine."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.rollout.engines.supervisor import SHARED, supervised
+from slime_core.runtime.supervisor import SHARED, supervised
 from tests.processes import DELIVERED_S, left_of
 
 # Two processes have the file in memory; the second ignores SIGTERM and is in a session of its own. Prints both
@@ -44,7 +44,7 @@ print(open("/proc/self/cmdline").read().rstrip("\\0"))
 
 PARENT = """
 import os, subprocess, sys, time
-from slime_core.rollout.engines.supervisor import die_with
+from slime_core.runtime.supervisor import die_with
 parent = os.getpid()
 supervisor = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True, preexec_fn=lambda: die_with(parent))
 print(supervisor.pid, supervisor.stdout.readline(), end="", flush=True)
