@@ -60,7 +60,7 @@ from slime_core.rollout.engines.fleet import EngineFleet, ModelServers, Site, Su
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, Watched, start_actor
 from slime_core.runtime.device_pool import ColocatedDevices, DevicePool
-from slime_core.runtime.layout import Device, device_of, requested_layout, require_device_support
+from slime_core.runtime.layout import device_of, requested_layout, require_device_support
 from slime_core.runtime.machine import cpu_threads, rank_environment
 from slime_core.runtime.placement import Placement, Slot, nearest_ranks, place
 from slime_core.runtime.session import Session, head_address, inspect_nodes, require_inputs
@@ -127,26 +127,26 @@ class Job:
         return run / "weights" if shared is None else shared / f"{run.name}-{os.getpid()}"
 
 
-def learner_settings(job: Job, device: Device) -> LearnerSettings:
-    """Settings of every rank of the learner, on the device that the run uses."""
+def learner_settings(job: Job) -> LearnerSettings:
+    """Settings of every rank of the learner."""
     return LearnerSettings(
-        config=_with_device(device, job.config),
+        config=job.config,
         folder=job.model,
         architecture=job.architecture,
         policy_loss=policy_loss(job.config, job.registry),
         options=job.options,
         num_steps=job.config.rollout.num_rollout * job.config.steps_per_rollout,
         layout=ParallelLayout.of(job.config.parallel),
-        num_threads=cpu_threads() if device == "cpu" else 0,
+        num_threads=cpu_threads() if job.config.cluster.device == "cpu" else 0,
         run_folder=job.folder,
         resumed_step=job.resumed_step,
     )
 
 
-def sampler_settings(job: Job, servers: EngineFleet, device: Device, *, trains: bool) -> SamplerSettings:
+def sampler_settings(job: Job, servers: EngineFleet, *, trains: bool) -> SamplerSettings:
     """Settings of the sampler; waits for the router and for auxiliary models."""
     return SamplerSettings(
-        config=_with_device(device, job.config),
+        config=job.config,
         folder=job.model,
         prompt_data=job.prompts,
         router_url=servers.policy.url(),
@@ -162,12 +162,6 @@ def sampler_settings(job: Job, servers: EngineFleet, device: Device, *, trains: 
         run_folder=job.folder,
         resumed_step=job.resumed_step,
     )
-
-
-def _with_device(device: Device, config: RunConfig) -> RunConfig:
-    """``config`` with ``device`` resolved to the one that the run uses."""
-    cluster = config.cluster.model_copy(update={"device": "cuda" if device == "gpu" else "cpu"})
-    return config.model_copy(update={"cluster": cluster})
 
 
 def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState:
@@ -317,8 +311,9 @@ def processes(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) -
             stack.callback(session.end_in_order, placement.release)
             if not session.own:
                 require_inputs(placement.nodes, job.inputs)
-            check = session.check_alive
-            started = Processes(job, placement, device=device, warn=warn, failures=failures, check=check)
+            resolved = cluster.model_copy(update={"device": "cuda" if device == "gpu" else "cpu"})
+            job = replace(job, config=job.config.model_copy(update={"cluster": resolved}))
+            started = Processes(job, placement, warn=warn, failures=failures, check=session.check_alive)
             stack.callback(session.end_in_order, started.stop)
             yield started
         finally:
@@ -326,21 +321,24 @@ def processes(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) -
 
 
 class Processes:
-    """The run's other processes: engines, learner, samplers; and the calls that still start them."""
+    """The run's other processes: engines, learner, samplers; and the calls that still start them.
+
+    Arguments:
+        job: with the device that the run uses, where the user's setting is ``auto``.
+    """
 
     def __init__(
         self,
         job: Job,
         placement: Placement,
         *,
-        device: Device,
         warn: Warn,
         failures: Failures,
         check: Callable[[], None] | None = None,
     ) -> None:
         self._job = job
         self._placement = placement
-        self._device = device
+        self._on_gpus = job.config.cluster.device == "cuda"
         self._warn = warn
         self._failures = failures
         self._starting: list[Call[object]] = []
@@ -355,7 +353,7 @@ class Processes:
         site = Site(
             model=job.model,
             logs=job.logs,
-            on_gpus=device == "gpu",
+            on_gpus=self._on_gpus,
             slots=placement.engines,
             auxiliary_slots=placement.auxiliary,
         )
@@ -402,7 +400,7 @@ class Processes:
         )
         is_colocated = config.cluster.colocate and self._servers.serves_policy
         devices = DevicePool(self._colocate(learner) if is_colocated else None)
-        settings = learner_settings(self._job, self._device)
+        settings = learner_settings(self._job)
         self._starting += learner.setup(settings, reachable=self._address is not None)
         return learner, devices
 
@@ -412,7 +410,7 @@ class Processes:
             return None
         ranks = self._start_ranks("critic", CriticActor, self._placement.critic)
         layout = ParallelLayout.of(self._job.config.critic_parallel)
-        return CriticGroup(ranks, replace(learner_settings(self._job, self._device), layout=layout))
+        return CriticGroup(ranks, replace(learner_settings(self._job), layout=layout))
 
     def _start_ranks(self, role: str, cls: Callable[[Manifest], W], slots: Sequence[Slot]) -> ActorGroup[W]:
         launches = [self._launch(f"{role} rank {rank}", slot) for rank, slot in enumerate(slots)]
@@ -428,7 +426,7 @@ class Processes:
     def start_sampler(self, learner: AnyLearner, *, trains: bool) -> SamplerHandle:
         """Start the sampler, which needs the addresses of the router and of auxiliary models. ``learner`` publishes to
         engines that are started again while the run waits for the sampler."""
-        settings = sampler_settings(self._job, self._servers, self._device, trains=trains)
+        settings = sampler_settings(self._job, self._servers, trains=trains)
         actor = start_actor(self._launch("sampler"), SamplerActor, self._job.manifest)
         wait = self._wait
         take_metrics: Callable[[], dict[str, float]] = dict
@@ -440,7 +438,7 @@ class Processes:
         if trains and self._job.config.eval.is_concurrent:
             actor = start_actor(self._launch("eval sampler"), SamplerActor, self._job.manifest)
             evaluating = self._servers.evaluating
-            own = sampler_settings(self._job, self._servers, self._device, trains=False)
+            own = sampler_settings(self._job, self._servers, trains=False)
             own = eval_sampler_settings(own, url=evaluating.ready_url(), num_engines=len(evaluating.engines))
             self._starting.append(actor.start(SamplerActor.setup, own))
             self._eval_sampler = actor
@@ -481,7 +479,7 @@ class Processes:
 
     def _launch(self, label: str, slot: Slot | None = None) -> Launch:
         log = self._job.logs / f"{label.removeprefix('learner ').replace(' ', '-')}.log"
-        return Launch(label, slot, rank_environment(self._job.config, on_gpu=self._device == "gpu"), log)
+        return Launch(label, slot, rank_environment(self._job.config, on_gpu=self._on_gpus), log)
 
     def _publisher_settings(self, servers: ModelServers) -> PublisherSettings:
         """Settings of the publisher, which sends weights to ``servers``; the first rank fills in its address."""
@@ -492,7 +490,7 @@ class Processes:
             model=self._job.model,
             dtype="bfloat16" if config.model.bf16 else "float32",
             bytes_limit=config.weights.update_weight_buffer_size,
-            backend="nccl" if self._device == "gpu" else "gloo",
+            backend="nccl" if self._on_gpus else "gloo",
             devices_per_engine=ranks,
             transport=config.transport,
             disk_folder=self._job.weights_folder,

@@ -83,7 +83,7 @@ def read_generation(
     """One response of an engine.
 
     Arguments:
-        row: as SGLang's ``/generate`` sends it, but for routes, which are numbers (:mod:`.routes`).
+        row: as SGLang's ``/generate`` sends it, but for routes, which are numbers (:func:`read_answer`).
         routes: layers of the model and experts per token, where routes were requested.
         cut: the top-p and top-k limits, where log-probabilities are those of the truncated distribution.
 
@@ -302,7 +302,18 @@ def truncate(
     sampled_TK = ids_TK == sampled_T[:, None]
     outside_T = ~(stays_TK & sampled_TK).any(axis=1)
     if outside_T.any():
-        _require_border(sampled_T, logs_T, probs_TK, stays_TK, sampled_TK, outside_T, cut)
+        least_T = np.where(stays_TK, probs_TK, np.inf).min(axis=1)
+        ties_T = np.exp(logs_T) >= least_T * (1 - BORDER)
+        near_T = (cut.stays(probs_TK, slack=BORDER) & sampled_TK).any(axis=1)
+        wrong = np.flatnonzero(outside_T & ~ties_T & ~near_T)
+        if len(wrong):
+            place = wrong[0]
+            raise EngineError(
+                f"The engine sampled token {sampled_T[place]} of probability {np.exp(logs_T[place]):.3g} at place "
+                f"{place} of a response, which top_p {cut.top_p:g}, top_k {cut.top_k} and min_p {cut.min_p:g} leave "
+                "out. Its sampling rule differs from that of sglang 0.5.23, or a proxy changed the request; leave "
+                "--rollout-top-p and --rollout-top-k out"
+            )
     # Tokens at the border are appended, whether they are among the K or not.
     mass_T = (probs_TK * stays_TK).sum(axis=1) + np.where(outside_T, np.exp(logs_T), 0.0)
     ids_TJ = np.concatenate([ids_TK, sampled_T[:, None]], axis=1)
@@ -331,25 +342,3 @@ def _table(
     # JSON has no infinity: SGLang writes null for the logarithm of a probability that is 0 in float32.
     logs = (-np.inf if entry[0] is None else entry[0] for entry in chain.from_iterable(top))
     return ids.reshape(shape), np.fromiter(logs, np.float64, shape[0] * shape[1]).reshape(shape)
-
-
-def _require_border(
-    sampled_T: NDArray[np.int64],
-    logs_T: NDArray[np.float64],
-    probs_TK: NDArray[np.float64],
-    stays_TK: NDArray[np.bool_],
-    sampled_TK: NDArray[np.bool_],
-    outside_T: NDArray[np.bool_],
-    cut: Truncation,
-) -> None:
-    least_T = np.where(stays_TK, probs_TK, np.inf).min(axis=1)
-    ties_T = np.exp(logs_T) >= least_T * (1 - BORDER)
-    near_T = (cut.stays(probs_TK, slack=BORDER) & sampled_TK).any(axis=1)
-    wrong = np.flatnonzero(outside_T & ~ties_T & ~near_T)
-    if len(wrong):
-        raise EngineError(
-            f"The engine sampled token {sampled_T[wrong[0]]} of probability {np.exp(logs_T[wrong[0]]):.3g} at place "
-            f"{wrong[0]} of a response, which top_p {cut.top_p:g}, top_k {cut.top_k} and min_p {cut.min_p:g} leave "
-            "out. Its sampling rule differs from that of sglang 0.5.23, or a proxy changed the request; leave "
-            "--rollout-top-p and --rollout-top-k out"
-        )
