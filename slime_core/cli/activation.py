@@ -1,102 +1,326 @@
-"""Reads a command line before its settings: the configuration file and the plugins, whatever a lock says of them."""
+"""Reads a command line: its settings and its plugins, and whether code that a run folder names may be imported.
+
+A run folder can come from a stranger, and its ``config.toml`` names single-file plugins, modules, functions by path and
+model folders with code. A run that starts here records the digest of each in the user's state folder
+(``$XDG_STATE_HOME/slime/code``), so that its own resumes need no further words. A file that the user names with
+``--config``, and that lies in no run folder, is the user's own word.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Literal
 
+from pydantic import BaseModel
+
+from slime_core.checkpoint.folder import find
+from slime_core.cli.memory import with_memory_defaults
+from slime_core.cli.preflight import computes_on_gpus, finds_gpus
+from slime_core.config.choices import NamedCode
+from slime_core.config.load import Offered, Peek, Resolved, load, peek
+from slime_core.config.model_config import architecture_of
+from slime_core.config.settings import core_settings
+from slime_core.config.sources import read_command_line
 from slime_core.errors import PluginError
+from slime_core.plugins.activation import ActivePlugins, activate, table_of
+from slime_core.plugins.conditions import check_settings
+from slime_core.plugins.discovery import Source, UnknownPlugin
+from slime_core.plugins.lock import LOCK_FILE, read_lock
+from slime_core.plugins.manifest import SHOWN, Manifest, ManifestEntry
+from slime_core.plugins.selection import check_selection
 
-if TYPE_CHECKING:
-    from slime_core.config.load import Peek
-    from slime_core.plugins.activation import ActivePlugins, Admit
-    from slime_core.plugins.manifest import Manifest
+ENGINE_CODE = ("custom_weight_loader", "forward_hooks")
+"""SGLang's flags that name functions which an engine imports."""
 
 
-def activate_unlocked(peek: Peek, *, admit: Admit | None = None) -> ActivePlugins:
+def resolve(
+    argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run", checks: bool = True
+) -> tuple[Resolved, ActivePlugins]:
+    """The settings and the plugins of a command line.
+
+    Arguments:
+        checks: False, for reading about settings: neither the rules between them nor a plugin for the model is needed.
+    """
+    trains = purpose == "run"
+    argv = with_settings_of_loaded_run(argv) if trains else argv
+    seen = peek(argv)
+    consent = Consent(seen)
+    if checks:
+        active = activate_named(seen)
+    else:
+        active = activate(
+            seen.plugins, choices=seen.choices, flags=seen.flags, without=seen.no_plugins, admit=consent.admit
+        )
+    resolved = load(argv, **active.for_settings, purpose=purpose, check_rules=checks, finds_gpus=finds_gpus)
+    if checks:
+        consent.check(resolved)
+    if trains and computes_on_gpus(resolved.config):
+        resolved = with_memory_defaults(resolved, active.registry)
+    if checks:
+        check_selection(resolved.config, active.registry, trains=trains, options=resolved.plugin_options)
+        architecture = architecture_of(resolved.config.model.hf_checkpoint)
+        check_settings(resolved, active.registry, architecture=architecture, code=active.functions, trains=trains)
+    return resolved, active
+
+
+def with_leading_config(argv: Sequence[str]) -> list[str]:
+    """``argv`` with ``--config`` before a file that leads it."""
+    return [*argv] if not argv or argv[0].startswith("-") else ["--config", *argv]
+
+
+def with_settings_of_loaded_run(argv: Sequence[str]) -> list[str]:
+    """``argv``, and where ``--load`` stands in it without ``--config``, the settings of the run that is resumed.
+
+    Raises:
+        ConfigError: the folder to load holds no checkpoint.
+    """
+    line = read_command_line(argv, core_settings())
+    folder = Path(*line.words.get("load", [])).expanduser()
+    if line.config or "load" not in line.words or not folder.is_dir():
+        return list(argv)
+    home = find(folder).home
+    return [*argv] if home is None else [*argv, "--config", str(home / "config.toml")]
+
+
+def activate_named(peek: Peek, *, is_locked: bool = True) -> ActivePlugins:
     """The plugins that the command line names, those that they require, and those that claim what else it names.
 
     Arguments:
-        admit: sees every manifest before its code is imported.
+        is_locked: the plugins must be as a lock says that the command line names.
 
     Raises:
-        PluginError: one cannot be found or loaded, or a run folder names code that this user has not run.
+        PluginError: one cannot be found or loaded, is not as the lock says, or a run folder names code that this user
+            has not run.
     """
-    from slime_core.cli.consent import Consent
-    from slime_core.plugins.activation import activate
-    from slime_core.plugins.discovery import UnknownPlugin
-
-    architecture = None if peek.debug_rollout_only else architecture_of(peek.hf_checkpoint)
+    lock = None
+    if is_locked and (peek.locked or peek.lock_file):
+        lock = read_lock(peek.lock_file or Path.cwd() / LOCK_FILE)
     consent = Consent(peek)
 
-    def looked_at(manifest: Manifest) -> None:
+    def admit(manifest: Manifest) -> None:
         consent.admit(manifest)
-        if admit is not None:
-            admit(manifest)
+        if lock is not None:
+            lock.admit(manifest)
 
     try:
-        return activate(
+        active = activate(
             peek.plugins,
-            architecture=architecture,
+            architecture=None if peek.debug_rollout_only else architecture_of(peek.hf_checkpoint),
             choices=peek.choices,
             flags=peek.flags,
             code=consent.functions,
             without=peek.no_plugins,
-            admit=looked_at,
+            admit=admit,
         )
     except UnknownPlugin as unknown:
         if message := _of_run(unknown.name, peek):
             raise PluginError(message) from None
         raise
+    if lock is not None:
+        lock.check(active.manifest)
+    return active
 
 
 def _of_run(name: str, peek: Peek) -> str | None:
     """The message for a missing plugin that the ``config.toml`` of a run names; None: something else names it."""
-    from slime_core.plugins.activation import table_of
-    from slime_core.plugins.discovery import Source
-    from slime_core.plugins.manifest import Manifest
-
     if peek.config is None or peek.flags.get("plugin") == "--plugin":
         return None
-    run = peek.config.parent
+    run, plugin = peek.config.parent, table_of(name)
     if not (run / "plugins.json").is_file():
         return None
-    plugin = table_of(name)
     entries = Manifest.from_json((run / "plugins.json").read_text(encoding="utf-8")).entries
     entry = next((one for one in entries if one.plugin == plugin), None)
     if entry is None:
         return None
-    if entry.source is Source.INSTALLED:
-        was, step = "is not installed here", f"Install {entry.distribution} {entry.version}"
-    else:
-        was, step = (
-            "is not there",
-            f"Put it back, or say with --plugin where each plugin of the run is ({name} is gone)",
-        )
+    was, step = "is not installed here", f"Install {entry.distribution} {entry.version}"
+    if entry.source is not Source.INSTALLED:
+        was = "is not there"
+        step = f"Put it back, or say with --plugin where each plugin of the run is ({name} is gone)"
     return (
         f"the run {run} names plugin {plugin!r}, which it had as {entry}, and which {was}.\n"
         f"{step}; or go on without it: --no-plugin {plugin}."
     )
 
 
-def architecture_of(folder: Path | None) -> str | None:
-    """The architecture in the start weights' ``config.json``; None if it cannot be read, which ``load`` reports.
+# --- Code that a run folder names -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """One piece of code.
 
     Arguments:
-        folder: None: the embedded model's.
+        shown: what it is, for people.
+        words: what names it on a command line.
+        digest: of its content, as hexadecimal SHA-256.
     """
-    from slime_core.config.schema import ARITHMETIC
-    from slime_core.untrusted import read_object
 
+    shown: str
+    words: str
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.shown} (sha256 {self.digest[:SHOWN]})"
+
+
+@dataclass(slots=True)
+class Consent:
+    """Refuses the code that the settings of a run folder name, of which there is no sign that this user knows it."""
+
+    peek: Peek
+    _functions: list[NamedCode] = field(default_factory=list)
+
+    def functions(self, offered: Offered) -> list[NamedCode]:
+        """The code that :meth:`Peek.code` finds."""
+        self._functions = self.peek.code(offered)
+        return self._functions
+
+    def admit(self, manifest: Manifest) -> None:
+        """Look at plugins and functions before they are imported.
+
+        Raises:
+            PluginError: some of them are not known; says how to name them.
+        """
+        if (config := self._of_run_folder) is not None:
+            named = [] if self._is_given("plugin") else list(_local(manifest.entries, self._plugin_words))
+            for one in _local(manifest.functions, self._function_words):
+                named += [] if self._is_given(one.words.split()[0].removeprefix("--")) else [one]
+            _refuse_unknown(named, config)
+
+    def check(self, resolved: Resolved) -> None:
+        """Look at the code that model folders hold and engines import.
+
+        Raises:
+            PluginError: as :meth:`admit`.
+        """
+        if (config := self._of_run_folder) is not None:
+            _refuse_unknown([code for layer, code in _of_settings(resolved) if layer == "file"], config)
+
+    @property
+    def _of_run_folder(self) -> Path | None:
+        """The file with the settings, where it lies in a run folder."""
+        config = self.peek.config
+        if config is None:
+            return None
+        folder = config.parent
+        is_run = (folder / "plugins.json").exists() or any((folder / "checkpoints").glob("*/state.json"))
+        return config if is_run else None
+
+    def _is_given(self, flag: str) -> bool:
+        """Whether the command line says it, and not the file."""
+        return self.peek.flags.get(flag) == f"--{flag}"
+
+    def _plugin_words(self, entry: ManifestEntry) -> str:
+        # Names on the command line replace those of the file, so all of them are repeated.
+        return " ".join(f"--plugin {name}" for name in self.peek.plugins)
+
+    def _function_words(self, entry: ManifestEntry) -> str:
+        flag = f"--{entry.plugin.replace('_', '-')}"
+        return " ".join([flag, *(one.path for one in self._functions if one.flag == flag)])
+
+
+def remember(manifest: Manifest, resolved: Resolved) -> None:
+    """Record the code of a run that starts, so that resuming and evaluating it takes no further words."""
+    local = [*_local(manifest.entries), *_local(manifest.functions)]
+    found = {code.digest: code.shown for code in [*local, *(code for _, code in _of_settings(resolved))]}
     try:
-        return str(read_object((folder or ARITHMETIC / "model") / "config.json")["architectures"][0])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+        for digest, shown in found.items():
+            path = _record(digest)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.write_text(f"{shown}\n", encoding="utf-8")
+    except OSError as problem:
+        print(
+            f"warning: {problem.filename} cannot be written ({problem.strerror}), so a resume of this run will ask "
+            "again for the code that it names",
+            file=sys.stderr,
+        )
 
 
-def expand(argv: Sequence[str]) -> list[str]:
-    """Flags for what a leading file means: ``--config FILE``."""
-    if not argv or argv[0].startswith("-"):
-        return list(argv)
-    return ["--config", *argv]
+def _record(digest: str) -> Path:
+    """The file that says that this user has run code of this digest."""
+    home = Path(os.environ.get("XDG_STATE_HOME", ""))
+    # The specification has relative paths ignored.
+    return (home if home.is_absolute() else Path.home() / ".local" / "state") / "slime" / "code" / digest
+
+
+def _refuse_unknown(named: Sequence[_Code], config: Path) -> None:
+    unknown = [code for code in named if not _record(code.digest).is_file()]
+    if unknown:
+        code = "".join(f"  {one}\n" for one in unknown)
+        words = " ".join(dict.fromkeys(one.words for one in unknown))
+        raise PluginError(
+            f"{config} lies in a run folder and names code that no run of yours has used:\n{code}"
+            f"Nothing of it was imported. Read it, and if it may run, name it again: {words}"
+        )
+
+
+def _local(entries: Iterable[ManifestEntry], words: Any = lambda entry: "") -> Iterator[_Code]:
+    """The code of ``entries`` that belongs to no installed distribution."""
+    for entry in entries:
+        if entry.source is not Source.INSTALLED:
+            yield _Code(entry.distribution, words(entry), _digest(entry.source, entry.entry_point, entry.digest))
+
+
+def _of_settings(resolved: Resolved) -> Iterator[tuple[str, _Code]]:
+    """The layer that names it, and the code that model folders hold or that engines import by name."""
+    if resolved.config.model.trust_remote_code:
+        for folder in dict.fromkeys(_folders([value for _, value in resolved.values().values()])):
+            for code in _of_model(folder):
+                yield resolved.provenance["trust_remote_code"].layer, code
+    for key, (setting, value) in resolved.values().items():
+        given = (setting.name, value) if setting.section == "sglang" else value
+        for name, named in _engine_flags(given) if setting.section in ("engine", "eval", "sglang") else ():
+            words = f"{setting.flag} {json.dumps(named)}" if setting.section == "sglang" else f"{setting.flag} ..."
+            code = _Code(f"{name} = {named} of {key}", words, _digest("sglang", name, json.dumps(named)))
+            yield resolved.provenance[key].layer, code
+
+
+def _folders(value: object) -> Iterator[Path]:
+    """The model folders in the values of settings."""
+    if isinstance(value, Path):
+        yield from [value] if (value / "config.json").exists() else []
+    elif isinstance(value, BaseModel | tuple | list):
+        for one in value:
+            yield from _folders(one)
+
+
+def _of_model(folder: Path) -> Iterator[_Code]:
+    """The Python files of a model folder, and the code on a hub that its ``auto_map`` names."""
+    words = "--trust-remote-code"
+    for path in sorted(filter(Path.is_file, folder.rglob("*.py"))):
+        digest = _digest("model", hashlib.sha256(path.read_bytes()).hexdigest())
+        yield _Code(f"{path}, by trust_remote_code", words, digest)
+    for path in sorted(filter(Path.is_file, folder.glob("*.json"))):
+        if b"auto_map" in (text := path.read_bytes()):
+            with suppress(ValueError, RecursionError):  # transformers cannot read it either
+                for name in sorted(_on_hub(json.loads(text))):
+                    yield _Code(f"{name} of {path}, by trust_remote_code", words, _digest("hub", name))
+
+
+def _on_hub(value: Any, *, inside: bool = False) -> set[str]:
+    """``repository--module.Class`` wherever an ``auto_map`` in ``value`` says it."""
+    if isinstance(value, dict):
+        return {name for key, one in value.items() for name in _on_hub(one, inside=inside or key == "auto_map")}
+    if isinstance(value, list):
+        return {name for one in value for name in _on_hub(one, inside=inside)}
+    return {value} if inside and isinstance(value, str) and "--" in value else set()
+
+
+def _engine_flags(value: object) -> Iterator[tuple[str, object]]:
+    """Pairs of a flag of :data:`ENGINE_CODE` and its value, wherever they stand in ``value``."""
+    if isinstance(value, tuple) and len(value) == 2 and value[0] in ENGINE_CODE:
+        yield value
+    elif isinstance(value, BaseModel | tuple):
+        for one in value:
+            yield from _engine_flags(one)
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

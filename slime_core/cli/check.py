@@ -14,10 +14,10 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from slime_core.cli.describe import because
+from slime_core.cli.activation import resolve, with_leading_config
 from slime_core.cli.memory import GpuPlan, Needs, chosen
+from slime_core.cli.plugins import because
 from slime_core.cli.preflight import (
     auto_device,
     check_files,
@@ -25,9 +25,9 @@ from slime_core.cli.preflight import (
     finds_gpus,
     joins_a_cluster,
     precision,
-    print_warning,
 )
 from slime_core.cli.run import continued, half_of, options_of, resumed, written
+from slime_core.config.model_config import architecture_of
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, PlacementError
 from slime_core.modeling.layout import ParallelLayout
@@ -38,11 +38,6 @@ from slime_core.prompts.requests import BadRows
 from slime_core.runtime.layout import Assignment, Capacity, Device, Layout, Plan, Seat, assign, plan, requested_layout
 from slime_core.runtime.machine import Machine, free_resources, nccl_environment, rank_environment
 
-if TYPE_CHECKING:
-    from slime_core.config.load import Resolved
-    from slime_core.plugins.activation import ActivePlugins
-
-
 USAGE = """\
 slime check CONFIG.toml [flags of slime run]
 slime check [flags of slime run]
@@ -50,8 +45,8 @@ slime check [flags of slime run]
 Says everything that slime run would find wrong, or what it would start where. Starts nothing, writes nothing."""
 
 
-def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> int:
-    """Print what was found right, and the plan; returns the exit code, 0.
+def execute(argv: Sequence[str]) -> int:
+    """Print what was found right in the run of ``argv``, and the plan; returns the exit code, 0.
 
     Raises:
         PluginError: a target cannot be imported or does not fit its contract, the checkpoint had other plugins, or an
@@ -59,57 +54,40 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> 
         DataError: a prompt file, with file and line.
         ConfigError: the start weights, a checkpoint that cannot be continued, machines that cannot hold the run.
     """
-    config = resolved.config
+    resolved, active = resolve(with_leading_config(argv))
+    config, architecture = resolved.config, architecture_of(resolved.config.model.hf_checkpoint) or ""
     check_targets(config, active.registry, trains=True, architecture=architecture, heavy=True)
     resume = resumed(config, active.registry)
     first = 0 if resume is None else resume.state.step
-    left_out = check_files(
-        config, active.registry, trains=True, first=first, options=resolved.plugin_options, warn=print_warning
-    )
+    left_out = check_files(config, active.registry, trains=True, first=first, options=resolved.plugin_options)
     continued(active.manifest, resume, allowed=config.run.allow_plugin_change, without=active.withheld)
     options_of(resolved, active)
     written(resolved)
     needs = Needs.of(config, trains=True, critic=has_critic(config, active.registry))
     print(f"settings, {'prompts' if config.debug.generates else 'rollouts'} and weights are right")
-    for line in _left_out(left_out):
-        print(line)
+    if left_out:
+        bad = BadRows()
+        for mistake in left_out:
+            bad.add(mistake)
+        print(f"{len(left_out)} rows, of those that were looked at, cannot be read and will be left out")
+        for line in bad.news():
+            print(f"  {line}")
     if resume is not None:
         print(f"continues from {resume.path}")
     print(f"plugins: {listed(active.manifest.entries)}")
-    for line in _components(resolved, active, architecture):
-        print(f"  {line}")
-    print(precision(resolved))
-    for line in chosen(resolved):
+    for one in selected(config, active.registry, trains=True, architecture=architecture):
+        print(f"  {one.kind.words} {one.component.name} of {one.plugin.name}, {because(one, resolved)}")
+    for line in (precision(resolved), *chosen(resolved), *auto_device(config), "\nplacement"):
         print(line)
-    for line in auto_device(config):
-        print(line)
-    print("\nplacement")
-    for line in _plan(resolved, needs):
+    try:
+        lines = list(placement_plan(config, needs, free_resources()))
+    except PlacementError as refused:  # a mistake in what was requested, since nothing runs yet
+        raise ConfigError(f"{refused}") from refused
+    for line in lines:
         print(f"  {line}")
     check_machine(config, needs)
     print("\nnothing was started; slime run with the same words starts it")
     return 0
-
-
-def _left_out(mistakes: list[str]) -> Iterator[str]:
-    if mistakes:
-        bad = BadRows()
-        for mistake in mistakes:
-            bad.add(mistake)
-        yield f"{len(mistakes)} rows, of those that were looked at, cannot be read and will be left out"
-        yield from (f"  {line}" for line in bad.news())
-
-
-def _plan(resolved: Resolved, needs: Needs) -> list[str]:
-    try:
-        return list(placement_plan(resolved.config, needs, free_resources()))
-    except PlacementError as refused:  # a mistake in what was requested, since nothing runs yet
-        raise ConfigError(f"{refused}") from refused
-
-
-def _components(resolved: Resolved, active: ActivePlugins, architecture: str) -> Iterator[str]:
-    for one in selected(resolved.config, active.registry, trains=True, architecture=architecture):
-        yield f"{one.kind.words} {one.component.name} of {one.plugin.name}, {because(one, resolved)}"
 
 
 HERE = "127.0.0.1"

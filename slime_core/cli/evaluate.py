@@ -15,26 +15,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from slime_core.checkpoint.folder import Checkpoint, find
+from slime_core.checkpoint.folder import find
+from slime_core.cli.activation import resolve
 from slime_core.cli.memory import Needs
 from slime_core.cli.preflight import check_machine, preflight, print_warning
 from slime_core.cli.run import options_of
 from slime_core.config.eval_sets import eval_sets
-from slime_core.config.schema import DebugConfig, RunConfig
-from slime_core.errors import ConfigError
+from slime_core.config.load import Resolved
+from slime_core.config.model_config import architecture_of
+from slime_core.config.schema import DebugConfig
+from slime_core.errors import ConfigError, UserError
 from slime_core.plugins.manifest import only_tracking
-from slime_core.plugins.selection import has_critic
+from slime_core.plugins.selection import check_targets, has_critic
 from slime_core.track.record import PRIVATE
-
-if TYPE_CHECKING:
-    from slime_core.config.load import Resolved
-    from slime_core.plugins.activation import ActivePlugins
-
 
 JSON_FLAG = "--json"
 """Asks for JSON instead of a table; the only flag of ``slime eval`` that is no setting."""
+
+WHAT_TO_EVALUATE = """\
+eval: nothing says what to evaluate; give one of
+  slime eval RUN                            the newest checkpoint of a run folder, on that run's prompts
+  slime eval RUN/checkpoints/step-000040    one checkpoint
+  slime eval FOLDER --eval-prompt-data NAME FILE.jsonl    a Hugging Face folder
+  slime eval --eval-temperature 0           with settings alone: the small embedded model on the embedded prompts
+Each prints a table, or JSON with --json; --output-dir FOLDER keeps samples, scores and logs."""
 
 SCORES, SAMPLES, LOGS = "scores.json", "samples", "logs"
 """Files of an output folder."""
@@ -52,7 +57,14 @@ def expand(argv: Sequence[str]) -> list[str]:
     folder = Path(argv[0])
     if (folder / "config.json").is_file() and not (folder / "state.json").is_file():
         return ["--hf-checkpoint", str(folder), *argv[1:]]
-    checkpoint = _found(folder)
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{folder} is no folder; accepted: a run folder, one of its checkpoints, or a Hugging Face folder"
+        )
+    try:
+        checkpoint = find(folder)
+    except ConfigError as nothing:
+        raise ConfigError(f"{nothing} A Hugging Face folder holds config.json.") from None
     known = [] if checkpoint.home is None else _settings_of(checkpoint.home, argv)
     if checkpoint.hf.is_dir():
         return [*known, "--hf-checkpoint", str(checkpoint.hf), *argv[1:]]
@@ -64,19 +76,26 @@ def expand(argv: Sequence[str]) -> list[str]:
     return [*known, "--load", str(checkpoint.path), *argv[1:]]
 
 
-def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str, as_json: bool = False) -> int:
+def execute(argv: Sequence[str]) -> int:
     """Print the scores, as a table and one a line or as JSON; returns the exit code.
 
     Raises:
-        ConfigError: the folder for the samples holds a run.
+        UserError: nothing says what to evaluate, or the folder for the samples holds a run.
     """
-    held = _held(resolved)
+    if not argv:
+        raise UserError(WHAT_TO_EVALUATE)
+    as_json = JSON_FLAG in argv
+    resolved, active = resolve(expand(argv), purpose="eval")
+    check_targets(resolved.config, active.registry, trains=False, architecture=None)
+    # The checkpoint that a learner has to load; what a run's own settings say it resumed from is of no concern.
+    load = resolved.config.model.load
+    held = find(load) if load is not None and resolved.provenance["load"].layer == "flag" else None
     # A run of one half alone is evaluated as any other, and nothing trains that an evaluation could run during.
     alone = {"eval_num_gpus": None, "eval_num_gpus_per_engine": None, "eval_interleaved": False}
     measuring = resolved.config.eval.model_copy(update=alone)
     resolved = replace(resolved, config=resolved.config.model_copy(update={"debug": DebugConfig(), "eval": measuring}))
     folder = _requested_folder(resolved)
-    preflight(resolved.config, active.registry, trains=False, options=resolved.plugin_options, warn=print_warning)
+    preflight(resolved.config, active.registry, trains=False, options=resolved.plugin_options)
     if held is not None:
         needs = Needs.of(resolved.config, trains=True, critic=has_critic(resolved.config, active.registry))
         check_machine(resolved.config, needs)
@@ -87,7 +106,7 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str, as_
             config=resolved.config,
             registry=active.registry,
             manifest=active.manifest,
-            architecture=architecture,
+            architecture=architecture_of(resolved.config.model.hf_checkpoint) or "",
             logs=logs,
             samples=samples,
             options=options_of(resolved, active),
@@ -95,10 +114,12 @@ def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str, as_
         model = job.model if held is None else held.path
         print(f"model: {model}", file=sys.stderr if as_json else sys.stdout, flush=True)
         scores = evaluate(job, warn=print_warning, held=held)
-    report = {"model": str(model), "metrics": scores, "sets": _sets(resolved.config, scores)}
+    sets = [one for one in eval_sets(resolved.config) if f"eval/{one.name}" in scores]
+    described = {one.name: {**asdict(one), "path": str(one.path)} for one in sets}
+    report = {"model": str(model), "metrics": scores, "sets": described}
     if folder is not None:
         (folder / SCORES).write_text(f"{json.dumps(report, indent=2)}\n", encoding="utf-8")
-    print(json.dumps(report, indent=2) if as_json else "\n".join(_lines(resolved.config, scores, folder)))
+    print(json.dumps(report, indent=2) if as_json else "\n".join(_lines([one.name for one in sets], scores, folder)))
     return 0
 
 
@@ -111,7 +132,8 @@ def table(names: Sequence[str], scores: Mapping[str, float]) -> list[str]:
         arithmetic   0.3940  0.3940     0.0000     3.2       0
     """
     found = [name for name in names if f"eval/{name}" in scores]
-    passed = sorted({int(one.rpartition("@")[2]) for name in found for one in scores if _passes(one, name)})
+    starts = tuple(f"eval/{name}-pass@" for name in found)
+    passed = sorted({int(one.rpartition("@")[2]) for one in scores if one.startswith(starts)})
     header = ["set", "score", *(f"pass@{k}" for k in passed), "truncated", "length", "failed"]
     rows = [header] + [_row(name, scores, passed) for name in found]
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
@@ -126,23 +148,6 @@ def _settings_of(home: Path, argv: Sequence[str]) -> list[str]:
         return known
     left_out = only_tracking(recorded)
     return [*known, *(word for name in left_out for word in ("--no-plugin", name))]
-
-
-def _found(folder: Path) -> Checkpoint:
-    if not folder.is_dir():
-        raise ConfigError(
-            f"{folder} is no folder; accepted: a run folder, one of its checkpoints, or a Hugging Face folder"
-        )
-    try:
-        return find(folder)
-    except ConfigError as nothing:
-        raise ConfigError(f"{nothing} A Hugging Face folder holds config.json.") from None
-
-
-def _held(resolved: Resolved) -> Checkpoint | None:
-    """The checkpoint that a learner has to load; what a run's own settings say it resumed from is of no concern."""
-    load = resolved.config.model.load
-    return find(load) if load is not None and resolved.provenance["load"].layer == "flag" else None
 
 
 def _requested_folder(resolved: Resolved) -> Path | None:
@@ -167,22 +172,12 @@ def _output(folder: Path | None) -> Iterator[tuple[Path, Path | None]]:
         yield Path(logs), None
 
 
-def _sets(config: RunConfig, scores: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """Set -> what it was measured with, for those that the core has measured."""
-    found = (one for one in eval_sets(config) if f"eval/{one.name}" in scores)
-    return {one.name: {**asdict(one), "path": str(one.path)} for one in found}
-
-
-def _lines(config: RunConfig, scores: Mapping[str, float], folder: Path | None) -> Iterator[str]:
-    rows = table([one.name for one in eval_sets(config)], scores)
+def _lines(names: Sequence[str], scores: Mapping[str, float], folder: Path | None) -> Iterator[str]:
+    rows = table(names, scores)
     yield from ["", *rows, ""] if rows else []
     yield from (f"{name}: {value:.4f}" for name, value in scores.items())
     if folder is not None:
         yield from ["", f"samples: {folder / SAMPLES}", f"scores: {folder / SCORES}"]
-
-
-def _passes(metric: str, name: str) -> bool:
-    return metric.startswith(f"eval/{name}-pass@")
 
 
 def _row(name: str, scores: Mapping[str, float], passed: Sequence[int]) -> list[str]:

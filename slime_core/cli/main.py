@@ -1,27 +1,35 @@
 """``slime``: finds the command, turns errors that slime raises on purpose into a message and an exit code.
 
-Commands are imported when they are used, so that ``slime --help`` needs none of what they need.
+A command is the core's, or one that an installed distribution adds, read from metadata; its target is imported when it
+is run, so that ``slime --help`` needs none of what commands need::
+
+    [project.entry-points."slime.commands"]
+    oak = "acme_oak.command:main"               # slime oak ...
+    "plugins.grow" = "acme_oak.grow:main"       # slime plugins grow ...
+
+The target is called with the words after the command, ``(argv: Sequence[str]) -> int``, and returns the exit code. Its
+errors are handled like those of the core's own commands.
 """
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from slime_core import __version__
-from slime_core.cli import commands
-from slime_core.cli.activation import activate_unlocked, architecture_of, expand
 from slime_core.errors import PluginError, SlimeError, UserError
+from slime_core.plugins.discovery import COMMAND_GROUP, scan
+from slime_core.plugins.loading import boundary, load_attribute, place_of
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from slime_core.config.load import Peek, Resolved
-    from slime_core.plugins.activation import ActivePlugins
+    from slime_core.config.load import Peek
 
 
 INTERRUPTED = 130
@@ -48,13 +56,84 @@ slime: reinforcement learning of language models, with Megatron-core and SGLang
   slime COMMAND --help               more about one command
   slime --version"""
 
-WHAT_TO_EVALUATE = """\
-eval: nothing says what to evaluate; give one of
-  slime eval RUN                            the newest checkpoint of a run folder, on that run's prompts
-  slime eval RUN/checkpoints/step-000040    one checkpoint
-  slime eval FOLDER --eval-prompt-data NAME FILE.jsonl    a Hugging Face folder
-  slime eval --eval-temperature 0           with settings alone: the small embedded model on the embedded prompts
-Each prints a table, or JSON with --json; --output-dir FOLDER keeps samples, scores and logs."""
+CORE_COMMANDS: Mapping[str, tuple[str, ...]] = {
+    "run": (),
+    "check": (),
+    "eval": (),
+    "ledger": (),
+    "plugins": ("list", "show", "trace", "lock", "verify"),
+    "config": ("explain", "show"),
+}
+"""The core's commands and what follows them; a distribution can add to these, and cannot replace one."""
+
+OURS: Mapping[str, tuple[str, str]] = {
+    "convert": ("slime-convert", "checkpoints between Hugging Face and torch_dist, and whether two are equal"),
+    "doctor": ("slime-doctor", "whether this machine can run slime: each check, and a run of two rollouts"),
+    "models": ("slime-models", "presets of models, what memory they take, and which one a checkpoint is"),
+    "plot": ("slime-plots", "charts of runs: in the terminal, and as SVG, PNG or PDF"),
+    "samples": ("slime-plots", "samples of a run in the terminal, with a colour for each token"),
+    "report": ("slime-plots", "a page about a run, or about several"),
+    "searchr1": ("slime-searchr1", "the retriever of passages over HTTP: slime searchr1 serve"),
+    "plugins.new": ("slime-testing", "write a package with a plugin of one's own"),
+    "plugins.check": ("slime-testing", "whether a plugin is sound: imports, hooks, contracts, metadata, files"),
+}
+"""Commands of our own distributions: which one has it, and what it does; so that help can say what to install."""
+
+_NAME = re.compile(r"[a-z][a-z0-9-]*(\.[a-z][a-z0-9-]*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One declared command.
+
+    Example: ``Command("plugins.grow", "acme_oak.grow:main", "acme-oak", "2.1")`` is ``slime plugins grow``.
+    """
+
+    name: str
+    target: str
+    distribution: str
+    version: str
+
+    @property
+    def words(self) -> list[str]:
+        """The words that a user types after ``slime``."""
+        return self.name.split(".")
+
+    @property
+    def mistake(self) -> str | None:
+        """Why it can never run; None: it can."""
+        if not _NAME.fullmatch(self.name):
+            return "a command is one word, or two joined by a dot, of a-z, 0-9 and dashes"
+        first, *rest = self.words
+        if first not in CORE_COMMANDS or (rest and CORE_COMMANDS[first] and rest[0] not in CORE_COMMANDS[first]):
+            return None
+        return "the core has a command of this name, which cannot be replaced"
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version} ({self.target})"
+
+    def run(self, argv: Sequence[str]) -> int:
+        """Import the target and call it; returns its exit code.
+
+        Raises:
+            PluginError: it cannot be imported, is no function, or returned no exit code. Errors of the command itself
+                come out as they are.
+        """
+        who = f"command slime {' '.join(self.words)} of {self}"
+        with boundary(who, "importing it", next_step=self._step, locate=True):
+            target = load_attribute(self.target)
+        if not callable(target):
+            raise PluginError(f"{who}: its target is no function. Report it to the author of {self.distribution}.")
+        code = target(list(argv))
+        if type(code) is not int:
+            found = f"returned {code!r}; an exit code is wanted, an int"
+            raise PluginError(f"{who} {found}. Report it to the author of {self.distribution}.")
+        return code
+
+    def _step(self, failure: BaseException) -> str:
+        if isinstance(failure, ImportError) or not place_of(failure):
+            return f"Reinstall {self.distribution} with what it depends on."
+        return f"Correct that line, or report it to the author of {self.distribution}."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,68 +164,101 @@ def main(argv: Sequence[str] | None = None) -> int:
         return UserError.exit_code
 
 
-def activate_named(peek: Peek) -> ActivePlugins:
-    """The plugins that the command line names and, where needed, the one that claims the model's architecture.
-
-    Raises:
-        PluginError: one cannot be found or loaded, or is not as the lock says.
-    """
-    from slime_core.cli.plugins import lock_of
-
-    lock = lock_of(peek)
-    active = activate_unlocked(peek, admit=lock.admit if lock else None)
-    if lock is not None:
-        lock.check(active.manifest)
-    return active
-
-
 def _dispatch(argv: list[str]) -> int:
     command, rest = (argv[0], argv[1:]) if argv else ("--help", [])
     if command in ("--help", "-h", "help"):
-        print(OVERVIEW + commands.listing())
+        print("\n".join([OVERVIEW, "", "Commands that other distributions add:", *_added_commands()]))
         return 0
     if command == "--version":
         print(f"slime {__version__}")
         return 0
-    installed = None if commands.is_core(argv) else commands.find(argv)
-    if installed is not None:
-        added, words = installed
-        return added.run(words)
+    if not is_core(argv) and (installed := find(argv)) is not None:
+        added_command, words = installed
+        return added_command.run(words)
     if command not in _COMMANDS:
         raise UserError(f"{command!r} is no command; commands are {', '.join(_COMMANDS)}. See slime --help.")
     return _COMMANDS[command](rest)
 
 
+def is_core(argv: Sequence[str]) -> bool:
+    """Whether these words start a command of the core's, so that no metadata has to be read."""
+    if not argv or argv[0] not in CORE_COMMANDS:
+        return False
+    return not CORE_COMMANDS[argv[0]] or (len(argv) > 1 and argv[1] in CORE_COMMANDS[argv[0]])
+
+
+def find(argv: Sequence[str]) -> tuple[Command, list[str]] | None:
+    """The installed command that these words start with, and the words after it; None: there is none.
+
+    Raises:
+        PluginError: two distributions declare the command, or it is one of ours that is not installed.
+    """
+    commands = added()
+    for count in (2, 1)[-len(argv) :]:
+        name = ".".join(argv[:count])
+        found = [one for one in commands if one.name == name and one.mistake is None]
+        if len(found) > 1:
+            raise PluginError(
+                f"slime {' '.join(argv[:count])}: {' and '.join(map(str, found))} declare this command.\n"
+                "slime prefers neither: uninstall the one that is not meant."
+            )
+        if found:
+            return found[0], list(argv[count:])
+        if name in OURS:
+            distribution, does = OURS[name]
+            raise PluginError(
+                f"slime {' '.join(argv[:count])} ({does}) comes with {distribution}, which is not installed here.\n"
+                f"Install it from a checkout of slime: pip install ./plugins/{distribution}"
+            )
+    return None
+
+
+def added() -> list[Command]:
+    """Every command that installed metadata declares, by name; two claims of one name are both listed."""
+    entries = scan().group(COMMAND_GROUP)
+    return [Command(entry.name, entry.value, entry.distribution, entry.version) for entry in entries]
+
+
+def _added_commands() -> Iterator[str]:
+    """A line for each command of a distribution: those that are installed, and ours that are not."""
+    names = [one.name for one in added()]
+    for one in added():
+        mistake = one.mistake or ("declared twice: uninstall one" if names.count(one.name) > 1 else None)
+        distribution, does = OURS.get(one.name, ("", ""))
+        does_it = f"{does} " if one.distribution == distribution else ""
+        note = f"; cannot run: {mistake}" if mistake else ""
+        yield f"  {'slime ' + ' '.join(one.words):<34} {does_it}({one.distribution} {one.version}){note}"
+    for name, (distribution, does) in OURS.items():
+        if name not in names:
+            yield f"  {'slime ' + name.replace('.', ' '):<34} {does} (not installed: plugins/{distribution})"
+
+
+# --- The core's commands ----------------------------------------------------------------------------------------------
+
+
 def _run(argv: list[str]) -> int:
     if _asks_help(argv):
         return _help("run", argv)
-    resolved, active = _resolve(argv, purpose="run")
-    _check_targets(resolved, active, trains=True)
+    from slime_core.cli.activation import resolve
+
+    resolved = resolve(argv)
     from slime_core.cli import run
 
-    return run.execute(resolved, active, architecture=architecture_of(resolved.config.model.hf_checkpoint) or "")
+    return run.execute(*resolved)
 
 
 def _eval(argv: list[str]) -> int:
     if _asks_help(argv):
         return _help("eval", argv)
-    if not argv:
-        raise UserError(WHAT_TO_EVALUATE)
     from slime_core.cli import evaluate
 
-    resolved, active = _resolve(evaluate.expand(argv), purpose="eval")
-    _check_targets(resolved, active, trains=False)
-    architecture = architecture_of(resolved.config.model.hf_checkpoint) or ""
-    return evaluate.execute(resolved, active, architecture=architecture, as_json=evaluate.JSON_FLAG in argv)
+    return evaluate.execute(argv)
 
 
 def _check(argv: list[str]) -> int:
     from slime_core.cli import check
 
-    if _printed(check.USAGE, argv):
-        return 0
-    resolved, active = _resolve(expand(argv))
-    return check.execute(resolved, active, architecture=architecture_of(resolved.config.model.hf_checkpoint) or "")
+    return 0 if _printed(check.USAGE, argv) else check.execute(argv)
 
 
 def _ledger(argv: list[str]) -> int:
@@ -156,15 +268,16 @@ def _ledger(argv: list[str]) -> int:
 
 
 def _config(argv: list[str]) -> int:
+    from slime_core.cli.activation import resolve
     from slime_core.config.explain import explain, to_toml
     from slime_core.plugins.discovery import inactive_flags
 
     match argv:
         case ["explain", name, *flags] if not _asks_help([name]):
-            resolved, active = _resolve(flags, checks=False)
+            resolved, active = resolve(flags, checks=False)
             print(explain(name, resolved, inactive_flags(active.registry.plugins, active.declared, is_given=False)))
         case ["show", *flags] if not _asks_help(flags):
-            print(to_toml(_resolve(flags)[0]), end="")
+            print(to_toml(resolve(flags)[0]), end="")
         case _:
             usage = "slime config explain KEY [flags of slime run]\nslime config show [flags of slime run]"
             if not _asks_help(argv):
@@ -173,26 +286,10 @@ def _config(argv: list[str]) -> int:
     return 0
 
 
-def _trace(argv: list[str]) -> int:
-    from slime_core.cli import describe
-
-    if not _printed(describe.USAGE, argv):
-        resolved, active = _resolve(expand(argv))
-        architecture = architecture_of(resolved.config.model.hf_checkpoint) or ""
-        print("\n".join(describe.trace(resolved, active, architecture=architecture)))
-    return 0
-
-
 def _plugins(argv: list[str]) -> int:
-    if argv[:1] == ["trace"]:
-        return _trace(argv[1:])
-    from slime_core.cli.plugins import add_commands
+    from slime_core.cli import plugins
 
-    parser = argparse.ArgumentParser(prog="slime", allow_abbrev=False)
-    known = commands.is_core(["plugins", *argv])
-    add_commands(parser.add_subparsers(required=True), added=() if known else commands.added())
-    arguments = parser.parse_args(["plugins", *argv])
-    return int(arguments.handler(arguments))
+    return plugins.execute(argv, others=() if is_core(["plugins", *argv]) else added())
 
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
@@ -203,51 +300,6 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "plugins": _plugins,
     "config": _config,
 }
-
-
-def _resolve(
-    argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run", checks: bool = True
-) -> tuple[Resolved, ActivePlugins]:
-    """The settings and the plugins of a command line.
-
-    Arguments:
-        checks: False, for reading about settings: neither the rules between them nor a plugin for the model is needed.
-    """
-    from slime_core.cli import run
-    from slime_core.cli.consent import Consent
-    from slime_core.cli.memory import with_memory_defaults
-    from slime_core.cli.preflight import computes_on_gpus, finds_gpus
-    from slime_core.config.load import load, peek
-    from slime_core.plugins.activation import activate
-    from slime_core.plugins.conditions import check_settings
-    from slime_core.plugins.selection import check_selection
-
-    trains = purpose == "run"
-    argv = run.expand(argv) if trains else argv
-    seen = peek(argv)
-    consent = Consent(seen)
-    if checks:
-        active = activate_named(seen)
-    else:
-        active = activate(
-            seen.plugins, choices=seen.choices, flags=seen.flags, without=seen.no_plugins, admit=consent.admit
-        )
-    resolved = load(argv, **active.for_settings, purpose=purpose, check_rules=checks, finds_gpus=finds_gpus)
-    if checks:
-        consent.check(resolved)
-    if trains and computes_on_gpus(resolved.config):
-        resolved = with_memory_defaults(resolved, active.registry)
-    if checks:
-        check_selection(resolved.config, active.registry, trains=trains, options=resolved.plugin_options)
-        architecture = architecture_of(resolved.config.model.hf_checkpoint)
-        check_settings(resolved, active.registry, architecture=architecture, code=active.functions, trains=trains)
-    return resolved, active
-
-
-def _check_targets(resolved: Resolved, active: ActivePlugins, *, trains: bool) -> None:
-    from slime_core.plugins.selection import check_targets
-
-    check_targets(resolved.config, active.registry, trains=trains, architecture=None)
 
 
 def _asks_help(argv: Sequence[str]) -> bool:
@@ -278,22 +330,24 @@ def _help(command: str, argv: Sequence[str]) -> int:
 def _options_in_spite_of_all(peek: Peek, topic: Sequence[str]) -> dict[str, type[BaseModel]]:
     """The options classes of the plugins that load, that of ``topic`` among them; what is wrong with the others is
     printed."""
-    from slime_core.cli.consent import Consent
+    from slime_core.cli.activation import Consent
     from slime_core.plugins.activation import activate, table_of
     from slime_core.plugins.discovery import installed
 
+    topics = [plugin.name for plugin in installed() if plugin.name in topic]
+    left_out = set(map(table_of, peek.no_plugins))
+    named = [name for name in (*peek.plugins, *topics) if table_of(name) not in left_out]
+    attempts: dict[str, dict[str, Any]] = {name: {"names": [name]} for name in named}
+    attempts["what the settings name"] = {
+        "names": [],
+        "choices": peek.choices,
+        "flags": peek.flags,
+        "without": peek.no_plugins,
+    }
     options: dict[str, type[BaseModel]] = {}
-    admit = Consent(peek).admit
-    requested = [plugin.name for plugin in installed() if plugin.name in topic]
-    for name in dict.fromkeys([*peek.plugins, *requested]):
+    for what, wanted in attempts.items():
         try:
-            if table_of(name) not in map(table_of, peek.no_plugins):
-                options |= activate([name], admit=admit).options
+            options |= activate(**wanted, admit=Consent(peek).admit).options
         except PluginError as broken:
-            print(f"slime: without the options of {name}: {broken}\n", file=sys.stderr)
-    try:
-        active = activate([], choices=peek.choices, flags=peek.flags, without=peek.no_plugins, admit=admit)
-        options |= active.options
-    except PluginError as broken:
-        print(f"slime: without the options of what the settings name: {broken}\n", file=sys.stderr)
+            print(f"slime: without the options of {what}: {broken}\n", file=sys.stderr)
     return options

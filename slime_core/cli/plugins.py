@@ -1,4 +1,5 @@
-"""``slime plugins list``, ``show``, ``lock`` and ``verify``: what is installed, what a plugin offers, what a run uses.
+"""``slime plugins list``, ``show``, ``trace``, ``lock`` and ``verify``: what is installed, what a plugin declares,
+which code a run calls, and which plugins it uses.
 
 ``list`` reads metadata and imports no plugin, so that no plugin can break it. ``show`` imports the named one.
 """
@@ -10,19 +11,22 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core.cli.commands import Command
 from slime_core.errors import PluginError, UserError
+from slime_core.plugins.component import Component, Kind
+from slime_core.plugins.contracts import Place
 from slime_core.plugins.discovery import (
     ARCHITECTURE_GROUP,
     CORE,
     Declared,
     PluginIdentity,
     PluginSource,
+    Source,
     activated_by,
     check_bounds,
     claims_for,
@@ -32,38 +36,69 @@ from slime_core.plugins.discovery import (
     resolve,
     scan,
 )
+from slime_core.plugins.hooks import LIFECYCLE_HOOKS
 
 if TYPE_CHECKING:
-    from slime_core.config.load import Peek
-    from slime_core.plugins.lock import Lock
+    from slime_core.cli.main import Command
+    from slime_core.config.load import Resolved
+    from slime_core.plugins.activation import ActivePlugins
+    from slime_core.plugins.loading import FunctionSource
     from slime_core.plugins.manifest import Manifest, ManifestEntry
+    from slime_core.plugins.registry import Implementation, Registry
+    from slime_core.plugins.selection import Selected
+
+TRACE = """\
+slime plugins trace CONFIG.toml [flags of slime run]
+slime plugins trace [flags of slime run]
+
+Says which functions the run would call for each hook, in order, and which components it would use, and why."""
+
+LOCK = """\
+slime plugins lock [CONFIG.toml] [flags of slime run]     the plugins that this run would use
+slime plugins lock --run RUN [--lock-file FILE]           those that a run used
+Writes slime.lock, or FILE, for slime plugins verify and slime run --locked."""
 
 
-def add_commands(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], *, added: Sequence[Command] = ()
-) -> None:
-    """Add ``plugins`` with ``list`` and ``show``; the chosen one is ``arguments.handler(arguments) -> exit code``.
+def execute(argv: Sequence[str], *, others: Sequence[Command] = ()) -> int:
+    """Run one command; returns its exit code.
 
     Arguments:
-        added: commands of installed distributions, for the help page; they run before argparse parses.
+        others: commands of installed distributions, for the help page.
     """
-    commands = subparsers.add_parser("plugins", help="what is installed, and what a plugin offers").add_subparsers(
-        dest="plugins_command", required=True
-    )
+    if argv[:1] == ["trace"]:
+        return print_trace(argv[1:])
+    if argv[:1] == ["lock"]:
+        return write_lock(argv[1:])
+    arguments = parser(others).parse_args(argv)
+    return int(arguments.handler(arguments))
+
+
+def parser(others: Sequence[Command] = ()) -> argparse.ArgumentParser:
+    """The parser of ``list``, ``show`` and ``verify``; its help names all commands."""
+    found = argparse.ArgumentParser(prog="slime plugins", allow_abbrev=False)
+    commands = found.add_subparsers(dest="plugins_command", required=True)
     listing = commands.add_parser("list", help="installed plugins, from metadata alone")
     listing.add_argument("--json", action="store_true", help="print a JSON list")
     listing.set_defaults(handler=lambda arguments: list_plugins(as_json=arguments.json))
-    add_lock(commands)
-    add_verify(commands)
     showing = commands.add_parser("show", help="the components, presets and options of one plugin")
     showing.add_argument("name", metavar="NAME", help="an installed plugin, ./file.py or package.module")
     showing.add_argument("--json", action="store_true", help="print a JSON object")
     showing.set_defaults(handler=lambda arguments: show_plugin(arguments.name, as_json=arguments.json))
-    # Takes the flags of slime run, which argparse does not know: the command line looks for it first.
+    verifying = commands.add_parser("verify", help="compare slime.lock with what is installed")
+    which = verifying.add_mutually_exclusive_group()
+    which.add_argument("file", metavar="FILE", nargs="?", type=Path, help="the lock; default: slime.lock")
+    which.add_argument("--lock-file", metavar="FILE", type=Path, help="the same, as slime run calls it")
+    verifying.set_defaults(handler=lambda arguments: verify(arguments.file or arguments.lock_file))
+    # Their words are those of slime run, which argparse does not know.
     commands.add_parser("trace", help="which code a run calls, hook by hook; takes what slime run takes")
-    for command in added:
+    commands.add_parser("lock", help="write the plugins of a run to slime.lock; takes what slime run takes")
+    for command in others:
         if command.words[0] == "plugins" and command.mistake is None:
             commands.add_parser(command.words[1], help=f"from {command.distribution} {command.version}")
+    return found
+
+
+# --- What is installed ------------------------------------------------------------------------------------------------
 
 
 def list_plugins(*, as_json: bool = False) -> int:
@@ -84,25 +119,19 @@ def show_plugin(name: str, *, as_json: bool = False) -> int:
     Raises:
         PluginError: there is no such plugin, or two claim the name.
     """
-    # Here, because it pulls in pydantic, which listing does not need.
-    from slime_core.cli.describe import declared, page
     from slime_core.plugins.registry import register
 
-    source = _source(name)
+    source = PluginSource(CORE) if name == CORE.name else resolve(name)
     found: dict[str, Any] = {**_metadata(source.plugin, scan()), "error": None}
     try:
-        found |= declared(source.plugin, register([source]))
+        found |= _declarations(register([source]))
     except PluginError as failure:
         found["error"] = str(failure)
     if as_json:
         print(json.dumps(found, indent=2, default=str))
     else:
-        print("\n".join([*_lines(found), *(page(found) if found["error"] is None else _broken(found["error"]))]))
+        print("\n".join([*_lines(found), *_page(found)]))
     return 0 if found["error"] is None else PluginError.exit_code
-
-
-def _source(name: str) -> PluginSource:
-    return PluginSource(CORE) if name == CORE.name else resolve(name)
 
 
 def _metadata(plugin: PluginIdentity, found: Declared) -> dict[str, Any]:
@@ -146,34 +175,172 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
     yield from (f"{'':<16} {line}" for line in notes)
 
 
-def _broken(error: str) -> Iterator[str]:
-    yield "  does not load:"
-    yield from (f"    {line}" for line in error.splitlines())
+# --- What a plugin declares -------------------------------------------------------------------------------------------
 
 
-USAGE = """\
-slime plugins lock [CONFIG.toml] [flags of slime run]     the plugins that this run would use
-slime plugins lock --run RUN [--lock-file FILE]           those that a run used
-Writes slime.lock, or FILE, for slime plugins verify and slime run --locked."""
+def _declarations(registry: Registry) -> dict[str, Any]:
+    """The declarations of one plugin, as JSON-ready values.
 
-Subparsers = argparse._SubParsersAction
+    Arguments:
+        registry: of this plugin alone.
+    """
+    from slime_core.config.settings import plugin_settings
+
+    return {
+        "components": [_component(kind, registry.find(kind, name)) for kind in Kind for name in registry.names(kind)],
+        "presets": {key: value for key, (value, _) in registry.presets.items()},
+        "options": {
+            setting.flag: {
+                "accepts": setting.accepts,
+                "default": setting.default,
+                "help": " ".join((setting.info.description or "").split()),
+            }
+            for setting in plugin_settings(registry.options).values()
+        },
+        "hooks": [_hook(hook, one) for hook, found in registry.lifecycle.items() for one in found],
+    }
 
 
-def add_lock(commands: Subparsers[argparse.ArgumentParser]) -> None:
-    """Add ``lock``, which takes what ``slime run`` takes."""
-    # No character starts a flag of this parser: its words are those of slime run, which reads them itself.
-    locking = commands.add_parser("lock", help="write the plugins of a run to slime.lock", prefix_chars="\0")
-    locking.add_argument("words", nargs="*")
-    locking.set_defaults(handler=lambda arguments: write_lock(arguments.words))
+def _page(found: Mapping[str, Any]) -> Iterator[str]:
+    """The declarations, line by line, or why the plugin does not load."""
+    from slime_core.config.settings import as_words
+
+    if found["error"] is not None:
+        yield "  does not load:"
+        yield from (f"    {line}" for line in found["error"].splitlines())
+        return
+    for kind in Kind:
+        own = [row for row in found["components"] if row["kind"] == kind.value]
+        yield from [f"  {kind.words}"] if own else []
+        for row in own:
+            yield f"    {row['name']:<28} {row['summary']}".rstrip()
+            yield f"    {'':<28} {_traits_in_words(row['traits'])}{row['target']}"
+    yield from _listed("presets", (f"--{key.replace('_', '-')} {value}" for key, value in found["presets"].items()))
+    yield from ["  options"] if found["options"] else []
+    for flag, option in found["options"].items():
+        yield f"    {flag} ({option['accepts']}; default {as_words(option['default'])})"
+        yield f"    {'':<28} {option['help']}"
+    yield from _listed(
+        "hooks of the run's life",
+        (f"{row['hook']:<28} {_where_called(row['hook'])}; {row['at']}" for row in found["hooks"]),
+    )
 
 
-def add_verify(commands: Subparsers[argparse.ArgumentParser]) -> None:
-    """Add ``verify``."""
-    verifying = commands.add_parser("verify", help="compare slime.lock with what is installed")
-    which = verifying.add_mutually_exclusive_group()
-    which.add_argument("file", metavar="FILE", nargs="?", type=Path, help="the lock; default: slime.lock")
-    which.add_argument("--lock-file", metavar="FILE", type=Path, help="the same, as slime run calls it")
-    verifying.set_defaults(handler=lambda arguments: verify(arguments.file or arguments.lock_file))
+def _where_called(hook: str) -> str:
+    """The processes that call a hook of the run's life, and what its failure means."""
+    lifecycle = LIFECYCLE_HOOKS[hook]
+    places = ["every rank" if place is Place.RANK else place.value for place in lifecycle.places]
+    return f"on {', '.join(places)}; {lifecycle.policy}"
+
+
+def _place_of(function: Any) -> str:
+    """``file:line`` of a function."""
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
+
+
+def _listed(title: str, rows: Iterator[str]) -> Iterator[str]:
+    lines = [f"    {row}" for row in rows]
+    yield from [f"  {title}", *lines] if lines else []
+
+
+def _component(kind: Kind, component: Component) -> dict[str, Any]:
+    assert component.traits is not None  # registration fills them in
+    return {
+        "kind": kind.value,
+        "name": component.name,
+        "target": component.target,
+        "summary": component.summary,
+        "traits": {
+            name: sorted(value) if isinstance(value, AbstractSet) else value
+            for name, value in asdict(component.traits).items()
+        },
+    }
+
+
+def _hook(hook: str, one: Implementation) -> dict[str, Any]:
+    lifecycle = LIFECYCLE_HOOKS[hook]
+    return {
+        "hook": hook,
+        "places": [place.value for place in lifecycle.places],
+        "policy": lifecycle.policy,
+        "at": _place_of(one.function),
+    }
+
+
+def _traits_in_words(traits: Mapping[str, Any]) -> str:
+    words = [
+        f"{name} {', '.join(value) or 'nothing' if isinstance(value, list) else value}"
+        for name, value in traits.items()
+    ]
+    return "; ".join([*words, ""])
+
+
+# --- What a run calls -------------------------------------------------------------------------------------------------
+
+
+def print_trace(words: Sequence[str]) -> int:
+    """Print which code the run of these words calls; returns the exit code, 0."""
+    from slime_core.cli import activation
+
+    if "--help" in words or "-h" in words:
+        print(TRACE)
+        return 0
+    print("\n".join(trace(*activation.resolve(activation.with_leading_config(words)))))
+    return 0
+
+
+def trace(resolved: Resolved, active: ActivePlugins) -> Iterator[str]:
+    """The components and hooks that the run calls, line by line; nothing of it is started."""
+    from slime_core.config.model_config import architecture_of
+    from slime_core.plugins.selection import selected
+
+    registry = active.registry
+    yield "once, at start"
+    for hook, found in registry.declarations.items():
+        yield from _calls_of(hook, "", found)
+    yield ""
+    yield "while it runs"
+    for hook, found in registry.lifecycle.items():
+        yield from _calls_of(hook, _where_called(hook), found)
+    yield ""
+    yield "components"
+    architecture = architecture_of(resolved.config.model.hf_checkpoint) or ""
+    used = list(selected(resolved.config, registry, trains=True, architecture=architecture))
+    for one in used:
+        yield f"  {one.kind.words} {one.component.name}, {because(one, resolved)}"
+        yield f"    {one.plugin.name} ({one.plugin.distribution} {one.plugin.version}): {one.component.target}"
+        yield from _functions(active.functions.get(one.plugin.name, {}).get(one.component.name, ()))
+    named = {(one.plugin.name, one.component.name) for one in used}
+    options = [(plugin, option, found) for plugin, own in active.functions.items() for option, found in own.items()]
+    others = [function for plugin, option, found in options if (plugin, option) not in named for function in found]
+    yield from ["", "functions that other settings name by path", *_functions(others)] if others else []
+
+
+def because(one: Selected, resolved: Resolved) -> str:
+    """The selection of the component: a flag, a line of a file, a preset, a default, or another component."""
+    from slime_core.config.load import DEFAULT
+
+    source = resolved.provenance.get(one.by)
+    if source is None:
+        return f"by {one.by}"
+    return f"by {one.by} ({source})" if source != DEFAULT else f"by default of {one.by}"
+
+
+def _calls_of(hook: str, arguments: str, found: Sequence[Implementation]) -> Iterator[str]:
+    yield f"  {hook:<40} {arguments}{'' if found else '  (no plugin)'}".rstrip()
+    for number, one in enumerate(found, start=1):
+        plugin = one.plugin
+        yield f"    {number}. {plugin.name} ({plugin.distribution} {plugin.version})  {_place_of(one.function)}"
+
+
+def _functions(found: Sequence[FunctionSource]) -> Iterator[str]:
+    for function in found:
+        code = function.code.plugin
+        yield f"    {function}  ({code.distribution} {code.version})"
+
+
+# --- The lock of a run ------------------------------------------------------------------------------------------------
 
 
 def write_lock(words: Sequence[str]) -> int:
@@ -183,9 +350,9 @@ def write_lock(words: Sequence[str]) -> int:
         UserError: a mistake in a setting, or a plugin that cannot be found or loaded.
     """
     if "--help" in words or "-h" in words:
-        print(USAGE)
+        print(LOCK)
         return 0
-    manifest, path = _of_run(words) if "--run" in _split_equals(words) else _of_settings(words)
+    manifest, path = _of_run(words) if any(word.partition("=")[0] == "--run" for word in words) else _of_settings(words)
     from slime_core.plugins.lock import Lock
     from slime_core.plugins.manifest import listed
     from slime_core.track.record import write_atomically
@@ -217,50 +384,34 @@ def verify(file: Path | None = None) -> int:
     return 0
 
 
-def lock_of(peek: Peek) -> Lock | None:
-    """The lock that the settings name; None: they name none.
-
-    Raises:
-        PluginError: there is no such file, or it is no lock.
-    """
-    from slime_core.plugins.lock import LOCK_FILE, read_lock
-
-    if not (peek.locked or peek.lock_file):
-        return None
-    return read_lock(peek.lock_file or Path.cwd() / LOCK_FILE)
-
-
 def _of_settings(words: Sequence[str]) -> tuple[Manifest, Path]:
-    from slime_core.cli import run
-    from slime_core.cli.activation import activate_unlocked, expand
+    from slime_core.cli import activation
     from slime_core.config.load import load, peek
     from slime_core.plugins.lock import LOCK_FILE
 
-    argv = run.expand(expand(words))
-    active = activate_unlocked(peek(argv))
+    argv = activation.with_settings_of_loaded_run(activation.with_leading_config(words))
+    active = activation.activate_named(peek(argv), is_locked=False)
     resolved = load(argv, **active.for_settings, check_rules=False)
     return active.manifest, resolved.config.run.lock_file or LOCK_FILE
-
-
-def _split_equals(words: Sequence[str]) -> list[str]:
-    """``words`` with ``--flag=value`` as two."""
-    return [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
 
 
 def _of_run(words: Sequence[str]) -> tuple[Manifest, Path]:
     from slime_core.plugins.lock import LOCK_FILE
     from slime_core.plugins.manifest import Manifest
 
-    match _split_equals(words):
+    match [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]:
         case ["--run", folder]:
-            path = LOCK_FILE
+            run, path = Path(folder), LOCK_FILE
         case ["--run", folder, "--lock-file", file] | ["--lock-file", file, "--run", folder]:
-            path = Path(file)
+            run, path = Path(folder), Path(file)
         case _:
-            raise UserError(f"slime plugins lock {' '.join(words)}: accepted are\n{USAGE}")
-    recorded = Path(folder) / "plugins.json"
+            raise UserError(f"slime plugins lock {' '.join(words)}: accepted are\n{LOCK}")
+    recorded = run / "plugins.json"
     try:
-        return _with_files(Manifest.from_json(recorded.read_text(encoding="utf-8")), Path(folder), path), path
+        manifest = Manifest.from_json(recorded.read_text(encoding="utf-8"))
+        plugins, functions = (
+            tuple(_found(one, run, path) for one in part) for part in (manifest.entries, manifest.functions)
+        )
     except OSError as problem:
         raise PluginError(f"{recorded} cannot be read: {problem.strerror}. Give the folder of a run.") from None
     except ValueError as mistake:  # not UTF-8, or not what a run writes
@@ -269,18 +420,14 @@ def _of_run(words: Sequence[str]) -> tuple[Manifest, Path]:
             f"{recorded} is no record of a run's plugins ({type(text).__name__}: {text}).\n"
             "Give the folder of another run, or the flags of that one in place of --run."
         ) from None
-
-
-def _with_files(manifest: Manifest, run: Path, lock: Path) -> Manifest:
-    """``manifest`` with its single files by paths that hold from here; prints which are not to be found."""
-    plugins, functions = ([_found(one, run, lock) for one in part] for part in (manifest.entries, manifest.functions))
-    return replace(manifest, entries=tuple(plugins), functions=tuple(functions))
+    return replace(manifest, entries=plugins, functions=functions), path
 
 
 def _found(entry: ManifestEntry, run: Path, lock: Path) -> ManifestEntry:
-    """A run records a path as it was given: from its working directory, which is here or around its folder."""
-    from slime_core.plugins.discovery import Source
+    """``entry`` with a path that holds from here; prints that the file is not to be found.
 
+    A run records a path as it was given: from its working directory, which is here or around its folder.
+    """
     if entry.source is not Source.FILE:
         return entry
     for folder in (Path(), run, *run.resolve().parents):

@@ -12,11 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core.cli.activation import architecture_of
 from slime_core.cli.memory import GpuPlan, Needs
 from slime_core.config.eval_sets import eval_sets
 from slime_core.config.internals import missing_internals
-from slime_core.config.model_config import context_length, described, start_weights, whole_number
+from slime_core.config.model_config import architecture_of, context_length, described, start_weights, whole_number
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.errors import Mistake, config_error
 from slime_core.modeling.memory import GIB
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
 
 Warn = Callable[[str], None]
+NO_OPTIONS: Mapping[str, object] = {}
 
 
 def print_warning(message: str) -> None:
@@ -49,15 +49,15 @@ def preflight(
     *,
     trains: bool,
     first: int = 0,
-    options: Mapping[str, object] | None = None,
-    warn: Warn | None = None,
+    options: Mapping[str, object] = NO_OPTIONS,
+    warn: Warn = print_warning,
 ) -> None:
     """Returns if nothing was found that would end the run before its first step.
 
     Arguments:
         trains: False: an evaluation, without learner and training prompts.
         first: the rollout that comes next; those before it were trained before a resume.
-        options: plugin -> its options object, for prompt formats; None: they are made without.
+        options: plugin -> its options object, for prompt formats.
         warn: called with what the run can do with and a person should know.
 
     Raises:
@@ -76,8 +76,8 @@ def check_files(
     *,
     trains: bool,
     first: int = 0,
-    options: Mapping[str, object] | None = None,
-    warn: Warn | None = None,
+    options: Mapping[str, object] = NO_OPTIONS,
+    warn: Warn = print_warning,
 ) -> list[str]:
     """Returns if the model can be built, and prompts, or rollouts that are read in their place, are fit for it.
 
@@ -89,19 +89,18 @@ def check_files(
         PluginError: the model spec's plugin fails to say what it builds.
         DataError: a prompt file, or a saved rollout, with file and line.
     """
-    if warn is not None:
-        for missing in missing_internals():
-            warn(missing)
+    for missing in missing_internals():
+        warn(missing)
     if trains and config.debug.trains:
         _check_model(config, registry)
     recorded = config.debug.load_debug_rollout_data
     if trains and recorded is not None:
         _screen_rollouts(config, RolloutFiles(recorded, "load_debug_rollout_data"), first=first)
         return []
-    formats = PromptFormats(registry, options or {}, run_view(config, options))
-    bad = _screen_training(config, registry, formats, options or {}, warn) if trains else []
-    _screen_evaluations(config, registry, formats, options or {}, warn)
-    if trains and config.eval.eval_interval is None and warn is not None:
+    formats = PromptFormats(registry, options, run_view(config, options))
+    bad = _screen_training(config, registry, formats, options, warn) if trains else []
+    _screen_evaluations(config, registry, formats, options, warn)
+    if trains and config.eval.eval_interval is None:
         _warn_of_unused_sets(config, warn)
     return bad
 
@@ -278,7 +277,7 @@ def _screen_training(
     registry: Registry,
     formats: PromptFormats,
     options: Mapping[str, object],
-    warn: Warn | None,
+    warn: Warn,
 ) -> list[str]:
     """Look through what the run's data source reads; returns what is wrong with rows that will be left out."""
     data = config.data
@@ -312,7 +311,7 @@ def _screen_evaluations(
     registry: Registry,
     formats: PromptFormats,
     options: Mapping[str, object],
-    warn: Warn | None,
+    warn: Warn,
 ) -> None:
     checks = RowChecks.of(config, registry, trains=False, options=options)
     for one in eval_sets(config):

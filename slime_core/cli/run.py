@@ -12,30 +12,27 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from slime_core.checkpoint.folder import Checkpoint, RunState, critic_part, find, set_aside
-from slime_core.cli.consent import remember
+from slime_core.checkpoint.folder import Checkpoint, RunState, critic_part, find, newest, set_aside
+from slime_core.cli.activation import remember
 from slime_core.cli.memory import chosen
 from slime_core.cli.preflight import precision, preflight, print_warning
 from slime_core.cli.progress import LiveProgress, PlainProgress, summary
-from slime_core.cli.run_restarts import RunRestarts
 from slime_core.config.explain import to_toml
+from slime_core.config.model_config import architecture_of
 from slime_core.config.schema import RunConfig
-from slime_core.config.settings import core_settings
-from slime_core.config.sources import read_command_line
 from slime_core.errors import DEATHS, ConfigError, ManifestMismatch, PlacementError, PluginError, RunError, UserError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import construct, prepare_options, run_view
-from slime_core.plugins.contracts import RunView
-from slime_core.plugins.manifest import Difference, Manifest, PluginChange, listed, table
-from slime_core.plugins.selection import has_critic
+from slime_core.plugins.manifest import Manifest, PluginChange, listed, table
+from slime_core.plugins.selection import check_targets, has_critic
 from slime_core.track.record import FILES, FOLDERS, PRIVATE, RunRecord, numbered
 from slime_core.track.track import EvalFinished, Event, Listener, Sink, Track
 
@@ -43,46 +40,32 @@ if TYPE_CHECKING:
     from slime_core.config.load import Resolved
     from slime_core.plugins.activation import ActivePlugins
     from slime_core.plugins.registry import Registry
-    from slime_core.runtime.launch import Job
 
 
 OUTPUTS = Path("outputs")
 """In the working directory; run folders without a name of their own are made here."""
 
 
-def expand(argv: Sequence[str]) -> list[str]:
-    """``argv``, and where ``--load`` stands in it without ``--config``, the settings of the run that is resumed.
-
-    Raises:
-        ConfigError: the folder to load holds no checkpoint.
-    """
-    line = read_command_line(argv, core_settings())
-    folder = Path(*line.words.get("load", [])).expanduser()
-    if line.config or "load" not in line.words or not folder.is_dir():
-        return list(argv)
-    home = find(folder).home
-    return [*argv] if home is None else [*argv, "--config", str(home / "config.toml")]
-
-
-def execute(resolved: Resolved, active: ActivePlugins, *, architecture: str) -> int:
+def execute(resolved: Resolved, active: ActivePlugins) -> int:
     """Train as resolved, again after a death as :class:`RunRestarts` says; returns the exit code."""
+    check_targets(resolved.config, active.registry, trains=True, architecture=None)
     started_s = time.monotonic()
     restarts = RunRestarts(resolved.config.run.max_restarts, total=resolved.config.rollout.num_rollout)
     evaluations = _Evaluations()
-    record, death = _train(resolved, active, evaluations, architecture=architecture)
+    record, death = _train(resolved, active, evaluations)
     while death is not None:
         # Handles of Ray's actors in the frames of the error must go before another cluster is there.
         death = type(death)(str(death))
         gc.collect()
         resolved = restarts.after(death, resolved, record.directory)
-        record, death = _train(resolved, active, evaluations, architecture=architecture, restarts=True)
+        record, death = _train(resolved, active, evaluations, restarts=True)
     seconds = time.monotonic() - started_s
     summary(start=evaluations.first, end=evaluations.last, seconds=seconds, paths=paths(record))
     return 0
 
 
 def _train(
-    resolved: Resolved, active: ActivePlugins, evaluations: _Evaluations, *, architecture: str, restarts: bool = False
+    resolved: Resolved, active: ActivePlugins, evaluations: _Evaluations, *, restarts: bool = False
 ) -> tuple[RunRecord, RunError | None]:
     """One start of the run: its folder, unlocked, and the death that ended it; None: it has had all its rollouts.
 
@@ -93,8 +76,7 @@ def _train(
     resume = resumed(config, active.registry)
     manifest = continued(active.manifest, resume, allowed=config.run.allow_plugin_change, without=active.withheld)
     step = 0 if resume is None else resume.state.step
-    options_of_plugins = resolved.plugin_options
-    preflight(config, active.registry, trains=True, first=step, options=options_of_plugins, warn=print_warning)
+    preflight(config, active.registry, trains=True, first=step, options=resolved.plugin_options)
     options = options_of(resolved, active)
     stood = standing(config.run.output_dir or OUTPUTS)
     settings = written(resolved)
@@ -109,7 +91,7 @@ def _train(
         config=config,
         registry=active.registry,
         manifest=manifest,
-        architecture=architecture,
+        architecture=architecture_of(config.model.hf_checkpoint) or "",
         logs=record.logs,
         samples=record.samples,
         options=options,
@@ -122,7 +104,11 @@ def _train(
     try:
         with no_trace_if_refused(record, stood):
             seen = run_view(config, options, model_folder=job.model, folder=job.folder, resumed_step=step)
-            trackers = _trackers(job, seen)
+            # Naming a plugin is asking for the trackers that it offers.
+            names = active.registry.names(Kind.TRACKER)
+            trackers: dict[str, Sink] = {
+                name: construct(active.registry, Kind.TRACKER, name, options, seen) for name in names
+            }
             with progress or nullcontext(), Track(record, trackers=trackers, run=seen, listeners=listeners) as track:
                 run(job, track=track, resume=resume)
     except DEATHS as death:
@@ -222,32 +208,22 @@ def resumed(config: RunConfig, registry: Registry) -> Checkpoint | None:
     if config.model.load is None:
         return None
     found = find(config.model.load)
-    _refuse_finished(config, found)
+    total, done = config.rollout.num_rollout, found.state.step
+    if total <= done:
+        raise ConfigError(
+            f"num_rollout = {total}, and {found.path} has done {done} of them, so nothing is left to do. "
+            f"Give --num-rollout more than {done}, or load an earlier checkpoint."
+        )
     if has_critic(config, registry):
         critic_part(found.path)
     return found
 
 
-def _refuse_finished(config: RunConfig, resume: Checkpoint) -> None:
-    total, done = config.rollout.num_rollout, resume.state.step
-    if total <= done:
-        raise ConfigError(
-            f"num_rollout = {total}, and {resume.path} has done {done} of them, so nothing is left to do. "
-            f"Give --num-rollout more than {done}, or load an earlier checkpoint."
-        )
-
-
-def _trackers(job: Job, seen: RunView) -> dict[str, Sink]:
-    """Every tracker that an active plugin offers: naming the plugin is asking for it."""
-    names = job.registry.names(Kind.TRACKER)
-    return {name: construct(job.registry, Kind.TRACKER, name, job.options, seen) for name in names}
-
-
 def _progress(config: RunConfig) -> LiveProgress | PlainProgress | None:
-    steps, chosen = config.rollout.num_rollout, config.run.progress
-    if chosen == "none":
+    steps, wanted = config.rollout.num_rollout, config.run.progress
+    if wanted == "none":
         return None
-    live = chosen == "live" or (chosen == "auto" and sys.stdout.isatty())
+    live = wanted == "live" or (wanted == "auto" and sys.stdout.isatty())
     return LiveProgress(steps=steps) if live else PlainProgress(steps=steps)
 
 
@@ -297,27 +273,16 @@ def continued(
     found = before.differences(manifest)
     if not found:
         return replace(manifest, changes=before.changes)
+    rows = table([one.row for one in found], head=("plugin", resume.path.name, "now", "differs in"))
     if not allowed and any(one.what != "missing" or one.plugin not in without for one in found):
         raise ManifestMismatch(
-            f"{resume.path} was written with other plugins than would run now:\n{_table(resume, found)}\n"
+            f"{resume.path} was written with other plugins than would run now:\n{rows}\n"
             "Install what it was written with, or go on with what is here: --allow-plugin-change, which is recorded."
         )
     flag = "--allow-plugin-change" if allowed else "--no-plugin"
-    print(
-        f"warning: {flag}: {resume.path.name} was written with other plugins:\n{_table(resume, found)}",
-        file=sys.stderr,
-        flush=True,
-    )
-    change = PluginChange(resume.state.step, tuple(map(_line, found)))
-    return replace(manifest, changes=(*before.changes, change))
-
-
-def _table(resume: Checkpoint, found: Sequence[Difference]) -> str:
-    return table([one.row for one in found], head=("plugin", resume.path.name, "now", "differs in"))
-
-
-def _line(found: Difference) -> str:
-    return f"{found.plugin}: {found.wanted} -> {found.found} ({found.what})"
+    print_warning(f"{flag}: {resume.path.name} was written with other plugins:\n{rows}")
+    lines = tuple(f"{one.plugin}: {one.wanted} -> {one.found} ({one.what})" for one in found)
+    return replace(manifest, changes=(*before.changes, PluginChange(resume.state.step, lines)))
 
 
 def standing(folder: Path) -> Path:
@@ -350,14 +315,10 @@ def no_trace_if_refused(record: RunRecord, stood: Path) -> Iterator[None]:
     try:
         yield
     except (UserError, PlacementError):
-        if record.resumed_step is None and not _has_results(record):
+        has_rows = record.metrics.exists() and record.metrics.stat().st_size > 0
+        if record.resumed_step is None and not has_rows and not any(record.checkpoints.iterdir()):
             _remove(record.directory, stood)
         raise
-
-
-def _has_results(record: RunRecord) -> bool:
-    has_rows = record.metrics.exists() and record.metrics.stat().st_size > 0
-    return has_rows or any(record.checkpoints.iterdir())
 
 
 def _remove(directory: Path, stood: Path) -> None:
@@ -380,3 +341,71 @@ def half_of(config: RunConfig) -> str | None:
         path = config.debug.load_debug_rollout_data
         return f"debug_train_only: no engine and no router is started; rollouts are read from {path}"
     return None
+
+
+# --- Restarts ---------------------------------------------------------------------------------------------------------
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+"""Before a restart; doubles from one to the next."""
+
+
+@dataclass(slots=True)
+class RunRestarts:
+    """Restarts of a run since its newest checkpoint, after one of its processes, a node or Ray died.
+
+    A restart is what ``slime run --load RUN_FOLDER`` does, in the same command, once everything of the run has ended.
+    Before the first checkpoint the run starts again from its beginning, in the same folder.
+
+    Three restarts are the default: a run survives a cause that has passed (a preempted node, a neighbour that took the
+    memory), and a cause that stays (a rollout that does not fit) ends it within minutes. A new checkpoint resets the
+    count, so a run of weeks survives any number of passing causes, and one without progress ends.
+
+    Arguments:
+        limit: restarts without a new checkpoint, after which the next death ends the run.
+        total: rollouts of the run.
+        sleep: waits for so many seconds.
+    """
+
+    limit: int
+    total: int
+    sleep: Callable[[float], None] = time.sleep
+    _count: int = field(default=0, init=False)
+    _step: int = field(default=0, init=False)
+
+    def after(self, death: RunError, resolved: Resolved, folder: Path) -> Resolved:
+        """The settings of the next start, after a pause.
+
+        Arguments:
+            death: what ended the run.
+            resolved: the settings that it had.
+            folder: of the run.
+
+        Raises:
+            RunError: ``death``, with the next step: there were too many, or nothing is left to train.
+        """
+        found = newest(folder / "checkpoints")
+        step = 0 if found is None else found.state.step
+        self._count = 0 if step > self._step else self._count
+        self._step = step
+        if step >= self.total or self._count >= self.limit:
+            raise type(death)(f"{death}\n{self._ending(found, folder)}") from death
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._count)
+        self._count += 1
+        start = f"continues from {found.path.name}" if found else "starts from its beginning, as it has no checkpoint"
+        print(
+            f"slime: {death}\nslime: restart {self._count} of {self.limit} in {pause_s:g} s: the run {start}. "
+            f"{self.limit - self._count} restarts are left until the next checkpoint (--max-restarts).",
+            file=sys.stderr,
+            flush=True,
+        )
+        self.sleep(pause_s)
+        config = resolved.config
+        model = config.model if found is None else config.model.model_copy(update={"load": folder})
+        run = config.run.model_copy(update={"output_dir": folder})
+        return replace(resolved, config=config.model_copy(update={"model": model, "run": run}))
+
+    def _ending(self, found: Checkpoint | None, folder: Path) -> str:
+        if found is not None and found.state.step >= self.total:
+            return f"All rollouts are trained and saved in {found.path}; measure them with: slime eval {folder}"
+        next_step = f"Continue from step {self._step} with --load {folder}." if found else "It has no checkpoint yet."
+        return f"The run ends after {self._count} restarts without a new checkpoint (--max-restarts). {next_step}"

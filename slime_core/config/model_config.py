@@ -45,6 +45,18 @@ def described(folder: Path) -> dict[str, Any] | None:
         return None
 
 
+def architecture_of(folder: Path | None) -> str | None:
+    """The architecture in ``config.json``; None: it names none, or cannot be read.
+
+    Arguments:
+        folder: None: the embedded model's.
+    """
+    try:
+        return str((described(folder or ARITHMETIC / "model") or {})["architectures"][0])
+    except (LookupError, TypeError):
+        return None
+
+
 def torch_dist_folder(path: Path) -> Path | None:
     """The torch_dist folder that ``path`` names, or None.
 

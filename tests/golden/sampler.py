@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from slime_core.cli.main import _resolve
+from slime_core.cli.activation import resolve
 from slime_core.cli.run import options_of
 from slime_core.generation import Generation
 from slime_core.rollout import sampler_components
@@ -143,7 +143,7 @@ class Client:
 async def run(name: str) -> dict[str, Any]:
     """All of one case: rollouts 0 and 1, an evaluation, then rollouts 2 and 3 by a sampler that resumes."""
     argv = f"{ALL} {CASES[name]}".split()
-    resolved, active = _resolve(argv)
+    resolved, active = resolve(argv)
     folder = next(REPO.glob("slime_core/**/model/model.safetensors")).parent
     settings = SamplerSettings(
         resolved.config,

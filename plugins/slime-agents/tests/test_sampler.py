@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slime_core.cli.main import _resolve
+from slime_core.cli.activation import resolve
 from slime_core.cli.run import options_of
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_components import SamplerSettings
@@ -117,7 +117,7 @@ def sampler(tmp_path: Path, engine: Engine) -> Callable[..., Any]:
 
     @asynccontextmanager
     async def make(more: str, **settings: Any) -> AsyncIterator[Sampler]:
-        resolved, active = _resolve([*words.split(), *more.format(here=tmp_path).split()])
+        resolved, active = resolve([*words.split(), *more.format(here=tmp_path).split()])
         made = SamplerSettings(
             resolved.config,
             MODEL,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from slime_core.cli.main import _resolve
+from slime_core.cli.activation import resolve
 from slime_core.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", ["reinforce_plus_plus", "ppo:reinforce_plus_plus", "reinforce_plus_plus_baseline"])
 def test_an_estimator_that_whitens_is_not_whitened_again(name):
     with pytest.raises(ConfigError) as caught:
-        _resolve(["--plugin", "ppo", "--advantage-estimator", name, "--normalize-advantages"])
+        resolve(["--plugin", "ppo", "--advantage-estimator", name, "--normalize-advantages"])
     assert (
         f"normalize_advantages = true has no effect: advantage estimator {name.removeprefix('ppo:')!r} whitens its "
         "advantages itself. Leave --normalize-advantages out, or choose another estimator (plugin ppo)"
@@ -23,10 +23,10 @@ def test_groups_of_one_under_a_group_baseline_are_refused():
         "--plugin ppo --advantage-estimator reinforce_plus_plus_baseline --rollout-batch-size 8 --n-samples-per-prompt"
     )
     with pytest.raises(ConfigError, match="the reward of a group of one is its mean, so that nothing would be learned"):
-        _resolve([*line.split(), "1"])
-    _resolve([*line.split(), "2"])
+        resolve([*line.split(), "1"])
+    resolve([*line.split(), "2"])
 
 
 @pytest.mark.parametrize("line", ["--normalize-advantages", "--advantage-estimator reinforce_plus_plus --gamma 0.9"])
 def test_other_settings_are_accepted(line):
-    _resolve(["--plugin", "ppo", *line.split()])
+    resolve(["--plugin", "ppo", *line.split()])

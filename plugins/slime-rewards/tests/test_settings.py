@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slime_core import RunPlan
-from slime_core.cli.main import _resolve
+from slime_core.cli.activation import resolve
 from slime_core.cli.preflight import check_files
 from slime_core.config.explain import to_toml
 from slime_core.config.load import Resolved
@@ -119,7 +119,7 @@ URL = "http://127.0.0.1:9/score"
 
 
 def resolved(line: str, *, purpose="run") -> Resolved:
-    return _resolve(["--plugin", "grpo", *line.split()], purpose=purpose)[0]
+    return resolve(["--plugin", "grpo", *line.split()], purpose=purpose)[0]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def looked_at(folder: Path, line: str, *rows: object) -> list[str]:
     path = folder / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": "1", "label": "1", "metadata": row}) + "\n" for row in rows))
     words = ["--plugin", "grpo", "--plugin", "rewards", "--rollout-max-response-len", "8", "--prompt-data", str(path)]
-    found, active = _resolve([*words, *line.split()])
+    found, active = resolve([*words, *line.split()])
     return check_files(found.config, active.registry, trains=True, options=found.plugin_options)
 
 

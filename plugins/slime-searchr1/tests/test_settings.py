@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slime_core import PromptRequest, RunPlan
-from slime_core.cli.main import _resolve
+from slime_core.cli.activation import resolve
 from slime_core.config.load import Resolved
 from slime_core.errors import ConfigError
 from slime_searchr1 import plugin
@@ -20,7 +20,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "search_r1" / "run.toml"
 
 
 def resolved(line: str, *more: str) -> Resolved:
-    return _resolve([*line.split(), *more])[0]
+    return resolve([*line.split(), *more])[0]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.cli import preflight
-from slime_core.cli.activation import expand
+from slime_core.cli.activation import with_leading_config
 from slime_core.cli.check import expected_machines, layout_of, placement_plan
 from slime_core.cli.main import main
 from slime_core.cli.memory import Needs
@@ -162,8 +162,8 @@ def test_a_run_without_a_learner_starts_no_critic() -> None:
 
 
 def test_a_leading_file_is_the_config() -> None:
-    assert expand(["run.toml", "--lr", "1"]) == ["--config", "run.toml", "--lr", "1"]
-    assert expand(["--lr", "1"]) == ["--lr", "1"]
+    assert with_leading_config(["run.toml", "--lr", "1"]) == ["--config", "run.toml", "--lr", "1"]
+    assert with_leading_config(["--lr", "1"]) == ["--lr", "1"]
 
 
 def test_check_of_a_good_run_prints_the_plan_and_leaves_no_files(

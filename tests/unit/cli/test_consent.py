@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from slime_core.checkpoint.folder import RunState, drafted, write_state
-from slime_core.cli.consent import remember
-from slime_core.cli.main import _resolve, main
+from slime_core.cli.activation import remember, resolve
+from slime_core.cli.main import main
 from slime_core.config.schema import ARITHMETIC
 
 EVIL = """
@@ -71,14 +71,14 @@ def test_no_command_imports_a_plugin_of_a_strangers_run(
 
 
 def test_a_plugin_that_the_command_line_names_is_imported(run: Path) -> None:
-    _resolve(["--load", "run", "--plugin", "grpo", "--plugin", "run/evil.py"])
+    resolve(["--load", "run", "--plugin", "grpo", "--plugin", "run/evil.py"])
     assert (run / "ran").exists()
 
 
 def test_code_that_a_run_of_this_user_had_needs_no_further_words_until_it_changes(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    resolved, active = _resolve(["--plugin", "grpo", "--plugin", "run/evil.py"])
+    resolved, active = resolve(["--plugin", "grpo", "--plugin", "run/evil.py"])
     remember(active.manifest, resolved)
     assert main(["config", "show", "--load", "run"]) == 0
     (run / "evil.py").write_text("import os\n")
@@ -108,7 +108,7 @@ def test_code_in_the_model_folder_of_a_strangers_run_is_refused(run: Path, capsy
     assert f"  stranger/repo--evil.Config of {model}/config.json, by trust_remote_code (sha256 " in message
     assert "name it again: --trust-remote-code\n" in message
     assert main([*words, "--trust-remote-code"]) == 0
-    resolved, active = _resolve([*words[2:], "--trust-remote-code"])
+    resolved, active = resolve([*words[2:], "--trust-remote-code"])
     remember(active.manifest, resolved)
     assert main(words) == 0
 

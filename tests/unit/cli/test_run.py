@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from slime_core.checkpoint.folder import RunState, drafted, find, write_state
+from slime_core.cli.activation import with_settings_of_loaded_run
 from slime_core.cli.evaluate import expand as expand_eval
 from slime_core.cli.main import main
-from slime_core.cli.run import expand, open_record, paths
+from slime_core.cli.run import open_record, paths
 from slime_core.config.load import peek
 from slime_core.config.schema import JobConfig, RunConfig
 from slime_core.errors import ConfigError
@@ -54,14 +55,14 @@ def config(folder: Path | None = None) -> RunConfig:
 
 @pytest.mark.parametrize("named", ["run", "run/checkpoints", "run/checkpoints/step-000002"])
 def test_load_without_config_means_the_settings_of_that_run(named: str, run: Path) -> None:
-    argv = expand(["--load", named, "--lr", "1"])
+    argv = with_settings_of_loaded_run(["--load", named, "--lr", "1"])
     assert argv == ["--load", named, "--lr", "1", "--config", str(run / "config.toml")]
     assert peek(argv).plugins == ("grpo",)
 
 
 @pytest.mark.parametrize("line", ["--load run --config mine.toml", "--load missing", "--load none", "--lr 1", "--load"])
 def test_flags_that_name_their_settings_or_load_nothing_stay_as_they_are(line: str, run: Path) -> None:
-    assert expand(line.split()) == line.split()
+    assert with_settings_of_loaded_run(line.split()) == line.split()
 
 
 def test_settings_of_the_loaded_run_are_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +73,7 @@ def test_settings_of_the_loaded_run_are_shown(run: Path, capsys: pytest.CaptureF
 def test_a_checkpoint_outside_a_run_brings_no_settings(run: Path, tmp_path: Path) -> None:
     (tmp_path / "config.toml").touch()
     lone = save(tmp_path / "kept", 2)
-    assert expand(["--load", str(lone)]) == ["--load", str(lone)]
+    assert with_settings_of_loaded_run(["--load", str(lone)]) == ["--load", str(lone)]
     assert expand_eval([str(lone)]) == ["--hf-checkpoint", str(lone / "hf")]
     assert expand_eval(["run"])[:2] == ["--config", str(run / "config.toml")]
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.checkpoint.folder import RunState, drafted, write_state
-from slime_core.cli.run import open_record
-from slime_core.cli.run_restarts import RunRestarts
+from slime_core.cli.run import RunRestarts, open_record
 from slime_core.config.load import Resolved
 from slime_core.config.schema import JobConfig, ModelConfig, RolloutConfig, RunConfig
 from slime_core.errors import EngineSilent, NodeDied, ProcessDied, RunError, ServerDied

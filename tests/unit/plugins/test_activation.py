@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.cli.activation import activate_unlocked
+from slime_core.cli.activation import activate_named
 from slime_core.config.choices import Choice
 from slime_core.config.load import load, peek
 from slime_core.errors import ConfigError, PluginError
@@ -343,13 +343,13 @@ def only(monkeypatch):
 
 def test_the_demo_trains_with_the_core_slime_grpo_and_slime_models_alone(only):
     only("slime-grpo", "slime-models")
-    assert names(activate_unlocked(peek(["--plugin", "grpo"]))) == ["core", "grpo", "models"]
+    assert names(activate_named(peek(["--plugin", "grpo"]))) == ["core", "grpo", "models"]
 
 
 def test_without_slime_models_the_demo_says_what_to_install(only):
     only("slime-grpo")
     with pytest.raises(PluginError, match="Install slime-models, or name one that has a model spec"):
-        activate_unlocked(peek(["--plugin", "grpo"]))
+        activate_named(peek(["--plugin", "grpo"]))
 
 
 def test_a_reward_of_a_distribution_that_is_not_installed_says_what_to_install(only):

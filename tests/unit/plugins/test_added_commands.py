@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tomllib
 from contextlib import suppress
@@ -10,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.cli import commands
-from slime_core.cli.commands import CORE_COMMANDS, OURS, is_core
-from slime_core.cli.main import _COMMANDS, main
-from slime_core.cli.plugins import add_commands
+from slime_core.cli import main as commands
+from slime_core.cli.main import _COMMANDS, CORE_COMMANDS, OURS, is_core, main
+from slime_core.cli.plugins import parser
 from slime_core.plugins.discovery import Declared
 
 ROOT = Path(__file__).parents[3]
@@ -143,10 +141,7 @@ def test_our_own_distributions_declare_the_commands_that_the_core_names():
 
 def test_the_names_of_the_core_are_the_commands_that_it_has():
     assert set(CORE_COMMANDS) == set(_COMMANDS)
-    parser = argparse.ArgumentParser()
-    first = parser.add_subparsers()
-    add_commands(first)
-    below = next(one for one in first.choices["plugins"]._actions if isinstance(one.choices, dict))
+    below = next(one for one in parser()._actions if isinstance(one.choices, dict))
     assert sorted(below.choices) == sorted(CORE_COMMANDS["plugins"])
 
 

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import argparse
 import json
 
 import pytest
 
-from slime_core.cli.plugins import add_commands
+from slime_core.cli.plugins import execute
 from slime_core.errors import PluginError
 
 SOURCE = """
@@ -16,11 +15,8 @@ def slime_register_reward_models():
 """
 
 
-def slime(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    add_commands(parser.add_subparsers())
-    arguments = parser.parse_args(words)
-    return arguments.handler(arguments)
+def slime(_: str, *words: str) -> int:
+    return execute(words)
 
 
 def test_list_shows_every_plugin_with_distribution_version_and_entry_point(capsys, install):
