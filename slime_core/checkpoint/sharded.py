@@ -340,7 +340,7 @@ class StoredTensors:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        with _as_checkpoint_error(folder), _without_code():
+        with _reading(folder):
             found = self._metadata = filesystem.FileSystemReader(folder).read_metadata()
         for place in (found.storage_data or {}).values():
             name = place.relative_path
@@ -366,7 +366,7 @@ class StoredTensors:
         """
         reader = filesystem.FileSystemReader(self._folder)
         reader.set_up_storage_reader(self._metadata, is_coordinator=True)
-        with _as_checkpoint_error(self._folder), _without_code():
+        with _reading(self._folder):
             for tensor in tensors:
                 self._read(tensor, reader)
 
@@ -419,15 +419,16 @@ def sharded_tensors(chunks: Sequence[torch.nn.Module]) -> list[mapping.ShardedTe
 
 
 def _read(wanted: dict[str, Any], folder: Path) -> Any:
-    with _as_checkpoint_error(folder), _without_code():
+    with _reading(folder):
         return dist_checkpointing.load(wanted, str(folder))
 
 
 @contextmanager
-def _as_checkpoint_error(folder: Path) -> Iterator[None]:
-    """Raise what reading fails with in the block as a CheckpointError that names ``folder``."""
+def _reading(folder: Path) -> Iterator[None]:
+    """In the block nothing read runs code, and what reading fails with is a CheckpointError that names ``folder``."""
     try:
-        yield
+        with _without_code():
+            yield
     except pickle.UnpicklingError as problem:
         raise CheckpointError(f"{folder} cannot be loaded: {_first_line(problem)}. {FOREIGN}") from problem
     except UNREADABLE as problem:

@@ -47,24 +47,9 @@ class Bucket:
     specs: tuple[WeightSpec, ...]
 
     @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return sum(spec.nbytes for spec in self.specs)
-
-    @property
     def names(self) -> list[str]:
         """Hugging Face names."""
         return [spec.name for spec in self.specs]
-
-    @property
-    def dtypes(self) -> list[str]:
-        """torch's names of the dtypes."""
-        return [spec.dtype for spec in self.specs]
-
-    @property
-    def shapes(self) -> list[list[int]]:
-        """Sizes."""
-        return [list(spec.shape) for spec in self.specs]
 
 
 class Sending(Protocol):
@@ -202,8 +187,8 @@ class EngineControl:
         """
         body = {
             "names": bucket.names,
-            "dtypes": bucket.dtypes,
-            "shapes": bucket.shapes,
+            "dtypes": [spec.dtype for spec in bucket.specs],
+            "shapes": [list(spec.shape) for spec in bucket.specs],
             "group_name": group,
             **self._loading(version),
         }
@@ -224,10 +209,9 @@ class EngineControl:
 
     def _loading(self, version: str | None) -> dict[str, Any]:
         """What calls that load a bucket have in common."""
-        if version is None:
-            return {"load_format": "flattened_bucket", "flush_cache": False}
-        flushes = not self._keeps_cache
-        return {"load_format": "flattened_bucket", "flush_cache": flushes, "weight_version": version}
+        flushes = version is not None and not self._keeps_cache
+        body: dict[str, Any] = {"load_format": "flattened_bucket", "flush_cache": flushes}
+        return body if version is None else {**body, "weight_version": version}
 
     def update_from_disk(self, folder: Path, *, version: str) -> None:
         """Every engine has loaded the Hugging Face folder ``folder``, reports ``version`` and, unless it is paused in

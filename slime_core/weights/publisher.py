@@ -202,11 +202,15 @@ class SentWeights:
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Add the digests of ``tensor``, sent under the Hugging Face name ``name``."""
         contents = self._cut(name, tensor)
-        for part, (fused, position, count) in FUSED.items():
-            if f".{part}." in name:
-                self._add_piece(name.replace(part, fused), position, count, contents)
-                return
-        self._note(name, [contents])
+        own = next((part for part in FUSED if f".{part}." in name), None)
+        fused, position, count = ("", 0, 1) if own is None else FUSED[own]
+        whole = name if own is None else name.replace(own, fused)
+        pieces = self._pieces.setdefault(whole, {})
+        pieces[position] = contents
+        if len(pieces) == count:
+            del self._pieces[whole]
+            for rank, digests in enumerate(self._digests):
+                digests[whole] = _digest((pieces[index][rank] for index in range(count)), self._digits)
 
     def verify(self, held: EngineChecksums) -> int:
         """The number of the engine's weights that equal the sent ones; the other weights have names that are not known
@@ -217,29 +221,17 @@ class SentWeights:
         """
         if len(held.ranks) != self._ranks:
             return 0
-        known = [
-            {name: digest for name, digest in theirs.items() if name in ours}
-            for ours, theirs in zip(self._digests, held.ranks, strict=True)
-        ]
-        sent = [{name: ours[name] for name in names} for ours, names in zip(self._digests, known, strict=True)]
-        if wrong := _different(sent, known):
-            raise WeightSyncError(f"After the update {held.url} does not hold what was sent: {wrong}")
-        return sum(map(len, known))
-
-    def _add_piece(self, name: str, position: int, count: int, contents: Sequence[torch.Tensor]) -> None:
-        pieces = self._pieces.setdefault(name, {})
-        pieces[position] = contents
-        if len(pieces) == count:
-            self._note(name, [pieces[index] for index in range(count)])
-            del self._pieces[name]
-
-    def _note(self, name: str, pieces: Sequence[Sequence[torch.Tensor]]) -> None:
-        for rank, digests in enumerate(self._digests):
-            digests[name] = _digest((contents[rank] for contents in pieces), self._digits)
+        known, wrong = 0, set()
+        for ours, theirs in zip(self._digests, held.ranks, strict=True):
+            both = ours.keys() & theirs.keys()
+            known += len(both)
+            wrong |= {name for name in both if ours[name] != theirs[name]}
+        if wrong:
+            raise WeightSyncError(f"After the update {held.url} does not hold what was sent: {_listed(sorted(wrong))}")
+        return known
 
     def _cut(self, name: str, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         """The shard of ``tensor`` of each rank."""
-
         kept = tensor.detach().to("cpu", getattr(torch, self._dtype))
         if not any(part in name for part in (*VOCABULARY, *WIDE, *HEADS)) or name.endswith(UNCUT):
             return [kept] * self._ranks
@@ -370,7 +362,9 @@ class Publisher:
         except WeightSyncError:
             for _ in remaining:  # the other ranks gather to the end
                 continue
-            self._abandon(self._control)
+            with suppress(WeightSyncError):  # engines that are still alive end the update that they have begun
+                self._control.end_update(limit_s=ABANDON_S)
+            self.close()
             raise
         proven = self._prove(self._control, sent, version)
         if self._settings.resumes:
@@ -403,12 +397,6 @@ class Publisher:
             transport.close()
         if self._control is not None:
             self._control.close()
-
-    def _abandon(self, control: EngineControl) -> None:
-        """Close after a failure; engines that are still alive end the update that they have begun."""
-        with suppress(WeightSyncError):
-            control.end_update(limit_s=ABANDON_S)
-        self.close()
 
     def _gather(self, weights: NamedWeights) -> None:
         """The part of a rank that sends nothing: gathering is collective."""
@@ -503,7 +491,6 @@ def _filled(buckets: Sequence[Bucket], weights: NamedWeights) -> Iterator[tuple[
 def _on_one_thread() -> Iterator[None]:
     """torch computes with one thread. A weight is copied and added up so quickly that more of them mostly wait for each
     other, and they spin meanwhile, on cores that an engine needs."""
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
