@@ -92,8 +92,11 @@ class Held:
 
     def identity(self) -> dict[str, JsonValue]:
         """See :class:`Stream`."""
+        digest = hashlib.sha256()  # of prompts and labels in file order
+        for row in self._rows:
+            digest.update(json.dumps([row.prompt, row.label], default=str).encode() + b"\n")
         seed, shuffle = self._request.seed, self._request.shuffle
-        return {"prompts": len(self._rows), "digest": _digest(self._rows), "seed": seed, "shuffle": shuffle}
+        return {"prompts": len(self._rows), "digest": digest.hexdigest(), "seed": seed, "shuffle": shuffle}
 
     def state(self, numbers: Sequence[int]) -> dict[str, JsonValue]:
         """Empty: the files determine the prompts."""
@@ -263,11 +266,3 @@ def _number(group: PromptGroup) -> int:
             "use a data source with a buffer of its own for samples made elsewhere."
         )
     return number
-
-
-def _digest(rows: Sequence[PromptRow]) -> str:
-    """SHA-256 of prompts and labels in file order."""
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(json.dumps([row.prompt, row.label], default=str).encode() + b"\n")
-    return digest.hexdigest()

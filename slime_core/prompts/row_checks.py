@@ -45,32 +45,17 @@ __all__ = [
     "SAMPLING_PARAMS",
     "Offered",
     "RowChecks",
-    "RowMistakes",
     "RowSampling",
-    "RunSampling",
-    "mistakes_of_plugins",
     "offered_to_rows",
     "own_sampling",
     "refuse_unknown",
-    "run_sampling",
 ]
-
 
 SAMPLING_PARAMS = "sampling_params"
 """Key of a row's metadata."""
 
 RunSampling = Mapping[str, float]
 """``temperature``, ``top_p`` and ``top_k`` of a run that trains: the distribution that it samples from."""
-
-
-def run_sampling(config: RunConfig) -> RunSampling:
-    """The sampling parameters that rows of a run that trains may not change."""
-    rollout = config.rollout
-    return {
-        "temperature": rollout.rollout_temperature,
-        "top_p": rollout.rollout_top_p,
-        "top_k": rollout.rollout_top_k,
-    }
 
 
 def _listed(value: object) -> object:
@@ -199,8 +184,14 @@ class RowChecks(PromptFilter):
             trains: False: they are only measured.
             options: plugin name -> its options object; of a plugin that is not there, the defaults.
         """
-        offered = offered_to_rows(config, registry, options)
-        return cls(offered, run_sampling(config) if trains else None, mistakes_of_plugins(config, registry, options))
+        rollout = config.rollout
+        of_run = {
+            "temperature": rollout.rollout_temperature,
+            "top_p": rollout.rollout_top_p,
+            "top_k": rollout.rollout_top_k,
+        }
+        mistakes = _mistakes_of_plugins(config, registry, options)
+        return cls(offered_to_rows(config, registry, options), of_run if trains else None, mistakes)
 
     def check(self, metadata: Mapping[str, JsonValue], where: str) -> None:
         """See :class:`~slime_core.PromptFilter`."""
@@ -236,8 +227,7 @@ def refuse_unknown(metadata: Mapping[str, JsonValue], offered: Offered, *, where
         DataError: no active plugin offers it; says what it may be.
     """
     for key, names in offered.items():
-        name = metadata.get(key)
-        if name:
+        if name := metadata.get(key):
             _refuse_name(key, name, names, where=where)
     reward_key = metadata.get(REWARD_KEY)
     if offered and reward_key and not isinstance(reward_key, str):
@@ -247,7 +237,7 @@ def refuse_unknown(metadata: Mapping[str, JsonValue], offered: Offered, *, where
         )
 
 
-def mistakes_of_plugins(
+def _mistakes_of_plugins(
     config: RunConfig, registry: Registry, options: Mapping[str, object] | None = None
 ) -> RowMistakes | None:
     """The checks of rows by the plugins of a run (``slime_check_row``); None: no plugin checks rows."""
@@ -268,24 +258,23 @@ def mistakes_of_plugins(
 
 def _refuse_name(key: str, name: JsonValue, names: Mapping[str, str], *, where: str) -> None:
     kind = KINDS[key]
-    parts = _parts(name, kind)
-    if not all(part in names for part in parts):
-        found = f"{where}: metadata {key} = {name!r} names no {kind.words} of the run's plugins"
-        close = similar(name, names) if isinstance(name, str) else ""
-        missing = next(part for part in parts if part not in names)
-        known = how_to_get(kind, missing)
-        step = f"{known}; rows do not activate plugins" if known else "name the plugin that has it with --plugin NAME"
-        raise DataError(
-            f"{found}{close}. They offer: {', '.join(names)}.\n"
-            f"Correct the row, or {step}. Rows name components; a path to code is given as a flag."
-        )
-    lacking = next(((part, names[part]) for part in parts if names[part]), None)
-    if lacking is not None:
-        part, setting = lacking
-        raise DataError(
-            f"{where}: metadata {key} = {name!r}: {kind.words} {part!r} needs {setting}, which the run does not give. "
-            f"Add --{setting.replace('_', '-')}, or correct the row."
-        )
+    given = f"{where}: metadata {key} = {name!r}"
+    for part in _parts(name, kind):
+        if part not in names:
+            close = similar(name, names) if isinstance(name, str) else ""
+            known = how_to_get(kind, part)
+            step = (
+                f"{known}; rows do not activate plugins" if known else "name the plugin that has it with --plugin NAME"
+            )
+            raise DataError(
+                f"{given} names no {kind.words} of the run's plugins{close}. They offer: {', '.join(names)}.\n"
+                f"Correct the row, or {step}. Rows name components; a path to code is given as a flag."
+            )
+        if setting := names[part]:
+            raise DataError(
+                f"{given}: {kind.words} {part!r} needs {setting}, which the run does not give. "
+                f"Add --{setting.replace('_', '-')}, or correct the row."
+            )
 
 
 def _parts(name: JsonValue, kind: Kind) -> tuple[str, ...]:
