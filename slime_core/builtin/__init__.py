@@ -2,9 +2,8 @@
 
     plugin      the hooks
     losses      policy losses, and the advantage estimator of supervised fine-tuning
-    prompts     the data source of prompt files
-    responses   generate functions: one response, and the label as the response
-    rewards     exact match with the label, random, zero
+    rollout     the data source of prompt files; generate functions: one response, and the label as the response;
+                rewards: exact match with the label, random, zero
     arithmetic  the built-in model and its prompts, made by ``examples/arithmetic``
 
 These components use only what plugins can use.

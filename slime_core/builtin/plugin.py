@@ -21,19 +21,19 @@ __all__: list[str] = []
 def slime_register_reward_models() -> Iterator[Component]:
     yield Component(
         "exact_match",
-        target="slime_core.builtin.rewards:ExactMatch",
+        target="slime_core.builtin.rollout:ExactMatch",
         traits=RewardTraits(isolated=False),
         summary="1 where the stripped response equals the stripped label, else 0",
     )
     yield Component(
         "random",
-        target="slime_core.builtin.rewards:Random",
+        target="slime_core.builtin.rollout:Random",
         traits=RewardTraits(isolated=False),
         summary="A fair coin, the same for the same sample; for measuring everything but learning",
     )
     yield Component(
         "zero",
-        target="slime_core.builtin.rewards:NoReward",
+        target="slime_core.builtin.rollout:NoReward",
         traits=RewardTraits(isolated=False, is_constant=True),
         summary="0 for every sample, for runs that learn from a teacher or from labels alone",
     )
@@ -69,13 +69,13 @@ def slime_register_policy_losses() -> Iterator[Component]:
 def slime_register_generate_functions() -> Iterator[Component]:
     yield Component(
         "single_turn",
-        target="slime_core.builtin.responses:SingleTurn",
+        target="slime_core.builtin.rollout:SingleTurn",
         traits=GenerateTraits(scope="group", sends_prompts_whole=True, resumes=True),
         summary="One response to each prompt",
     )
     yield Component(
         "from_label",
-        target="slime_core.builtin.responses:FromLabel",
+        target="slime_core.builtin.rollout:FromLabel",
         traits=GenerateTraits(scope="group", sends_prompts_whole=True, samples_from_engine=False),
         summary="The label of each prompt as its response, for supervised fine-tuning; engines answer evaluations",
     )
@@ -95,7 +95,7 @@ def slime_register_prompt_formats() -> Iterator[Component]:
 def slime_register_data_sources() -> Iterator[Component]:
     yield Component(
         "prompts",
-        target="slime_core.builtin.prompts:PromptFiles",
+        target="slime_core.builtin.rollout:PromptFiles",
         traits=DataTraits(reads_prompt_files=True),
         summary="Prompts from JSON Lines or files of another format, reshuffled each epoch",
     )

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from slime_core.config.serving import model_url
 from slime_core.errors import EngineError, RequestRefused, RunError
 from slime_core.generation.sampling import Generation, SamplingParams, engine_inputs, fail, is_finished
-from slime_core.generation.trajectory import Trajectory
-from slime_core.types import JsonValue, PromptGroup, Sample, Status
+from slime_core.generation.trajectory import Interrupted, Trajectory
+from slime_core.types import JsonValue, PromptGroup, Sample
 
 if TYPE_CHECKING:
     import torch
@@ -294,7 +295,7 @@ async def _generate_fresh(context: GenerateContext, samples: Sequence[Sample], s
     first = context.start(samples[0])
     others = [context.start(sample, prompt_ids=first._sent_prompt) for sample in samples[1:]]
     trajectories = [first, *others]
-    try:
+    with _failures_of(samples):
         await first.read_inputs()
         answers = await context.client.generate(
             first._sent(), sampling=sampling, n=len(samples), **engine_inputs(samples[0])
@@ -305,29 +306,26 @@ async def _generate_fresh(context: GenerateContext, samples: Sequence[Sample], s
             trajectory._use(first._processed)
             trajectory._take(answer, sampling)
             trajectory.finish()
-    except EngineError as failure:
-        _fail(samples, failure)
 
 
 async def _resume(context: GenerateContext, sample: Sample, sampling: SamplingParams) -> None:
     trajectory = context.start(sample)
-    limited = trajectory._limited(sampling)
-    if limited is None:
-        sample.status = Status.TRUNCATED
-        return
-    try:
-        (answer,) = await context.client.generate(trajectory._sent(), sampling=limited, **engine_inputs(sample))
-        trajectory._take(answer, sampling)
+    trajectory._session = None  # one turn: the client chooses the engine as for fresh samples
+    with _failures_of([sample]), suppress(Interrupted):  # aborted again: the sample has its tokens so far
+        await trajectory.generate(sampling)
         trajectory.finish()
+
+
+@contextmanager
+def _failures_of(samples: Sequence[Sample]) -> Iterator[None]:
+    """Without an answer of an engine the samples have failed; a request that it refuses is an error."""
+    try:
+        yield
+    except RequestRefused:
+        raise
     except EngineError as failure:
-        _fail([sample], failure)
-
-
-def _fail(samples: Sequence[Sample], failure: EngineError) -> None:
-    if isinstance(failure, RequestRefused):
-        raise failure
-    for sample in samples:
-        fail(sample, failure)
+        for sample in samples:
+            fail(sample, failure)
 
 
 async def _all(requests: Sequence[Coroutine[None, None, None]]) -> None:

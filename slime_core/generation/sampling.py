@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from operator import add
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from slime_core.errors import EngineError, RequestFailed
@@ -210,12 +211,7 @@ def added(first: SpecInfo | None, second: SpecInfo | None) -> SpecInfo | None:
     """The counters of both, for a sample that several answers make up."""
     if first is None or second is None:
         return first or second
-    return SpecInfo(
-        first.spec_accept_token_num + second.spec_accept_token_num,
-        first.spec_draft_token_num + second.spec_draft_token_num,
-        first.spec_verify_ct + second.spec_verify_ct,
-        first.completion_token_num + second.completion_token_num,
-    )
+    return SpecInfo(*map(add, astuple(first), astuple(second)))
 
 
 LAST_STEP = 64
@@ -244,7 +240,8 @@ def until_stop(before: Sequence[int], answer: Generation, sampling: SamplingPara
     # Each token is at least one byte of the text, so a stop text has no more tokens than bytes.
     reach = max([len(text.encode()) for text in texts] + [PATTERN_TOKENS] * bool(patterns), default=0)
     ids = answer.token_ids
-    stop_ids = set(_whole(fields["stop_token_ids"])) if was_ended and not fields["ignore_eos"] else set()
+    stops = fields["stop_token_ids"] if was_ended and not fields["ignore_eos"] else ()
+    stop_ids = set(stops) if isinstance(stops, Sequence) else set()
     unseen = len(ids) - LAST_STEP if was_ended else len(ids)
     tail = list(before[max(0, len(before) - reach) :])
     if not stop_ids and not (reach and (was_ended or tail)):
@@ -252,24 +249,16 @@ def until_stop(before: Sequence[int], answer: Generation, sampling: SamplingPara
     for count, token in enumerate(ids, 1):
         is_looked_at = reach and (count > unseen or (tail and count < reach))
         seen = encoder.decode_all([*tail, *ids[:count]][-reach - 1 :]) if is_looked_at else ""
-        if token in stop_ids or (is_looked_at and _ends(seen, texts, patterns)):
+        is_stop = any(text in seen for text in texts) or any(re.search(one, seen) for one in patterns)
+        if token in stop_ids or (is_looked_at and is_stop):
             return answer.until(count)
     return answer
-
-
-def _ends(seen: str, texts: Iterable[str], patterns: Iterable[str]) -> bool:
-    """Whether the engine would end the response here: a stop text or pattern is in ``seen``."""
-    return any(text in seen for text in texts) or any(re.search(one, seen) for one in patterns)
 
 
 def _listed(given: JsonValue) -> list[str]:
     if isinstance(given, str):
         return [given]
     return [str(one) for one in given] if isinstance(given, Sequence) else []
-
-
-def _whole(given: JsonValue) -> list[int]:
-    return [one for one in given if isinstance(one, int)] if isinstance(given, Sequence) else []
 
 
 FINISHED = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}

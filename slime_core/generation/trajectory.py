@@ -152,7 +152,7 @@ class Trajectory:
         self._is_changed = False
         self._is_models_turn = not have
         self._tool_time = 0.0
-        self._session = sample.session_id or uuid4().hex
+        self._session: str | None = sample.session_id or uuid4().hex
 
     @property
     def token_ids(self) -> list[int]:
@@ -202,8 +202,7 @@ class Trajectory:
             self._ending = "length" if self._ids else None
             return turn
         await self.read_inputs()
-        client = self._context.client
-        (answer,) = await client.generate(
+        (answer,) = await self._context.client.generate(
             self._sent(), sampling=limited, session=self._session, **engine_inputs(self._sample)
         )
         reason = self._take(answer, sampling)
@@ -335,8 +334,15 @@ class Trajectory:
         Raises:
             DataError: the images cannot be read, or the processor refuses them.
         """
-        if not self._ids and self._processed is None:
-            self._use(await _processed(self._context, self._sample))
+        sample, processor = self._sample, self._context.processor
+        inputs = sample.multimodal_inputs
+        if self._ids or self._processed is not None or processor is None or self._context.evaluation:
+            return
+        if isinstance(inputs, dict) and inputs:
+            try:
+                self._use(await processor(sample.prompt, inputs, tools=tools_of(sample.metadata)))
+            except DataError as problem:
+                raise DataError(f"{_who(sample)}: {problem}") from problem
 
     def finish(self) -> Sample:
         """The sample with this response, and its status.
@@ -413,8 +419,13 @@ class Trajectory:
 
     def _take(self, answer: Generation, sampling: SamplingParams) -> FinishReason:
         """Add what an engine returned; why it ended."""
-        if self._processed is not None and not self._ids:
-            _refuse_another_prompt(self._sample, answer, len(self._prompt))
+        read = answer.prompt_tokens
+        if self._processed is not None and not self._ids and read not in (None, len(self._prompt)):
+            raise RunError(
+                f"sample {self._sample.index}: the engine read {read} prompt tokens, and the checkpoint's processor "
+                f"makes {len(self._prompt)} of the same prompt and images; log-probabilities would be of other places. "
+                "Give every image one placeholder in the prompt, as the model's chat template writes it"
+            )
         answer = until_stop(self._ids[self._turn_start :], answer, sampling, self._context.encoder)
         have, more = len(self._ids), list(answer.token_ids)
         if self._masks_restored:
@@ -477,27 +488,6 @@ class Trajectory:
         keep(sample, joined(self._kept))
         if self._processed is not None:
             sample.multimodal_train_inputs = dict(self._processed.inputs)
-
-
-async def _processed(context: GenerateContext, sample: Sample) -> ProcessedPrompt | None:
-    """The sample's prompt with its images as the trained model reads it; None: no images, or it is not trained."""
-    inputs = sample.multimodal_inputs
-    if context.processor is None or context.evaluation or not isinstance(inputs, dict) or not inputs:
-        return None
-    try:
-        return await context.processor(sample.prompt, inputs, tools=tools_of(sample.metadata))
-    except DataError as problem:
-        raise DataError(f"{_who(sample)}: {problem}") from problem
-
-
-def _refuse_another_prompt(sample: Sample, answer: Generation, prompt_length: int) -> None:
-    found = answer.prompt_tokens
-    if found is not None and found != prompt_length:
-        raise RunError(
-            f"sample {sample.index}: the engine read {found} prompt tokens, and the checkpoint's processor makes "
-            f"{prompt_length} of the same prompt and images; log-probabilities would be of other places. Give "
-            "every image one placeholder in the prompt, as the model's chat template writes it"
-        )
 
 
 def _who(sample: Sample) -> str:

@@ -18,7 +18,7 @@ MISTAKEN = '''
 from dataclasses import replace
 
 from slime_core import Component, GenerateTraits, hookimpl
-from slime_core.builtin.responses import SingleTurn
+from slime_core.builtin.rollout import SingleTurn
 
 
 @hookimpl

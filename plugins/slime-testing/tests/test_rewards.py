@@ -163,7 +163,7 @@ def test_a_broken_reward_is_caught_by_the_property_that_names_it(name, first_par
     if name in LATE:
         monkeypatch.setattr(waiting, "LIMIT_S", 2.0)
     old, new, prop, words = REWARDS[name]
-    source = broken(first_party("slime_core/builtin/rewards.py", REWARD), old, new)
+    source = broken(first_party("slime_core/builtin/rollout.py", REWARD), old, new)
     assert words in violation(RewardModelSuite, source, prop)
 
 
@@ -185,6 +185,6 @@ def test_the_right_transform_holds_every_property(name, scope, broken, suite_of)
 
 def test_braces_of_a_response_stand_for_themselves(first_party, suite_of):
     responses = ("\\boxed{{label}}", '{"answer": {label}}', "{}", "{0}")
-    tested = suite_of(RewardModelSuite, first_party("slime_core/builtin/rewards.py", REWARD), responses=responses)()
+    tested = suite_of(RewardModelSuite, first_party("slime_core/builtin/rollout.py", REWARD), responses=responses)()
     found = [sample.response for sample in tested._samples()]
     assert found == ["\\boxed{42}", '{"answer": 42}', "{}", "{0}"]

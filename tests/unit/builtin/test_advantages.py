@@ -4,7 +4,7 @@ import numpy as np
 
 from slime_core import GroupedRewards, RunView, Sample
 from slime_core.builtin.losses import NoAdvantage
-from slime_core.builtin.rewards import NoReward
+from slime_core.builtin.rollout import NoReward
 
 
 def test_the_advantage_is_zero_for_every_reward():

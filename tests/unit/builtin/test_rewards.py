@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from slime_core import RunView, Sample
-from slime_core.builtin.rewards import ExactMatch, Random
+from slime_core.builtin.rollout import ExactMatch, Random
 from slime_core.errors import DataError
 
 

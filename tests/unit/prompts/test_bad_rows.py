@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slime_core import PromptRequest, RunView
-from slime_core.builtin.prompts import PromptFiles
+from slime_core.builtin.rollout import PromptFiles
 from slime_core.errors import DataError
 from slime_core.prompts.requests import BadRows, RunFilter
 from slime_core.prompts.row_checks import RowChecks, refuse_unknown

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slime_core import PromptRequest, RunView
-from slime_core.builtin.prompts import PromptFiles
+from slime_core.builtin.rollout import PromptFiles
 from slime_core.errors import CheckpointError
 
 OLD: dict[str, Any] = json.loads(Path(__file__).with_name("cursors.json").read_text())

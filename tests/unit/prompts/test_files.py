@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slime_core import PromptFilter, PromptRequest, RunView
-from slime_core.builtin.prompts import PromptFiles
+from slime_core.builtin.rollout import PromptFiles
 from slime_core.config.prompt_paths import PromptPath
 from slime_core.errors import DataError
 from slime_core.prompts.rows import EVERY, LineTable, open_tables, rows_in_order

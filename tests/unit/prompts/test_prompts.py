@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slime_core import PromptFilter, PromptRequest, RunView, Sample
-from slime_core.builtin.prompts import PromptFiles
+from slime_core.builtin.rollout import PromptFiles
 from slime_core.errors import CheckpointError, DataError, RunError
 
 

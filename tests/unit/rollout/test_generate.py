@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slime_core import RunView
-from slime_core.builtin.responses import SingleTurn
+from slime_core.builtin.rollout import SingleTurn
 from slime_core.errors import EngineError, RunError
 from slime_core.generation import GenerateContext, Generation, SamplingParams
 from slime_core.prompts.chat import PromptEncoder

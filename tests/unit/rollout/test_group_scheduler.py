@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from slime_core import RunView
-from slime_core.builtin.prompts import PromptFiles
+from slime_core.builtin.rollout import PromptFiles
 from slime_core.errors import PluginError, RunError
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.rollout.group_scheduler import AsyncPolicy, GroupScheduler

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from slime_core import RunView
-from slime_core.builtin.responses import FromLabel, SingleTurn
+from slime_core.builtin.rollout import FromLabel, SingleTurn
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError, RunError
 from slime_core.generation import GenerateContext, Generation, SamplingParams

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from slime_core import RunView
-from slime_core.builtin.prompts import PromptFiles
-from slime_core.builtin.responses import SingleTurn
+from slime_core.builtin.rollout import PromptFiles, SingleTurn
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.rollout.engines.client import GenerateClient

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from slime_core import RunView
-from slime_core.builtin.responses import FromLabel
+from slime_core.builtin.rollout import FromLabel
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError
 from slime_core.generation import GenerateContext, Generation, SamplingParams

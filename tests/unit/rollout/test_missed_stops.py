@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from slime_core import RunView
-from slime_core.builtin.responses import SingleTurn
+from slime_core.builtin.rollout import SingleTurn
 from slime_core.generation import GenerateContext, Generation, Kept, SamplingParams
 from slime_core.generation.sampling import until_stop
 from slime_core.rollout.engines.client import GenerateClient

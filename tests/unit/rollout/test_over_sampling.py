@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slime_core import RunView
-from slime_core.builtin.prompts import PromptFiles
+from slime_core.builtin.rollout import PromptFiles
 from slime_core.errors import RunError
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.rollout import group_scheduler as module

@@ -26,7 +26,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime_core.builtin.rewards import Random
+from slime_core.builtin.rollout import Random
 from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, RolloutConfig, RunConfig
 from slime_core.errors import RequestFailed
 from slime_core.generation import Generation, SamplingParams

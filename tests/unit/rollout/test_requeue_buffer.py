@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slime_core import RunView
-from slime_core.builtin.prompts import PromptFiles
+from slime_core.builtin.rollout import PromptFiles
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.rollout.group_scheduler import RequeueBuffer
 from slime_core.track.ledger import Journal, Recount

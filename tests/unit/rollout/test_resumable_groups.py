@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slime_core import RunView
-from slime_core.builtin.responses import SingleTurn
+from slime_core.builtin.rollout import SingleTurn
 from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.generation import GenerateContext, Generation, SamplingParams
 from slime_core.rollout.components import RoutedComponent
@@ -31,7 +31,9 @@ class Client:
     def __init__(self, *answers: list[Generation]) -> None:
         self.answers, self.requests = list(answers), []
 
-    async def generate(self, ids: list[int], *, sampling: SamplingParams, n: int = 1) -> list[Generation]:
+    async def generate(
+        self, ids: list[int], *, sampling: SamplingParams, n: int = 1, session: None = None
+    ) -> list[Generation]:
         self.requests.append(("".join(map(chr, ids)), sampling.max_new_tokens, n))
         return self.answers.pop(0)
 
@@ -107,7 +109,9 @@ class Faulty(Client):
         super().__init__(*answers)
         self.mute, self.failure = mute, failure
 
-    async def generate(self, ids: list[int], *, sampling: SamplingParams, n: int = 1) -> list[Generation]:
+    async def generate(
+        self, ids: list[int], *, sampling: SamplingParams, n: int = 1, session: None = None
+    ) -> list[Generation]:
         if "".join(map(chr, ids)) == self.mute:
             raise self.failure
         return await super().generate(ids, sampling=sampling, n=n)

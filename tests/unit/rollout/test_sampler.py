@@ -55,7 +55,9 @@ class FakeClient:
     made_with: dict[str, Any] = field(default_factory=dict)
     closed: bool = False
 
-    async def generate(self, input_ids: list[int], *, sampling: SamplingParams, n: int = 1) -> list[Generation]:
+    async def generate(
+        self, input_ids: list[int], *, sampling: SamplingParams, n: int = 1, session: None = None
+    ) -> list[Generation]:
         prompt = "".join("+" if one == 15 else str(one - 5) for one in input_ids)
         self.requests.append((prompt, sampling, n))
         if prompt not in self.answers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime_core import RunView
-from slime_core.builtin.responses import SingleTurn
+from slime_core.builtin.rollout import SingleTurn
 from slime_core.config.schema import ARITHMETIC
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.generation.sampling import added
