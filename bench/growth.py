@@ -35,8 +35,10 @@ import uvloop
 from bench.growth_balance import balance_table
 from bench.growth_calls import calls_table
 from bench.growth_engines import engines
+from slime_core.config.learning import AlgorithmConfig
 from slime_core.config.model_config import described
-from slime_core.config.schema import ARITHMETIC, AlgorithmConfig, DataConfig, RolloutConfig, RunConfig
+from slime_core.config.sampling import DataConfig, RolloutConfig
+from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.plugins.activation import activate
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.actor import ALLOCATIONS

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from slime_core.config.schema import LearnerConfig
+from slime_core.config.learning import LearnerConfig
 from slime_core.rollout.shards import BatchPlan, batch_metrics, make_shards
 from slime_core.types import LogProbs, Sample, Status, TokenIds
 

@@ -22,7 +22,9 @@ from typing import Any
 
 import slime_core
 from slime_core.checkpoint.folder import RunState
-from slime_core.config.schema import AlgorithmConfig, RolloutConfig, RunConfig
+from slime_core.config.learning import AlgorithmConfig
+from slime_core.config.sampling import RolloutConfig
+from slime_core.config.schema import RunConfig
 from slime_core.loop import train
 from slime_core.plugins.activation import activate
 from slime_core.plugins.contracts import Place

@@ -36,7 +36,9 @@ import aiohttp
 import psutil  # type: ignore[import-untyped]
 import uvloop
 
-from slime_core.config.schema import ARITHMETIC, AlgorithmConfig, DataConfig, RolloutConfig, RunConfig
+from slime_core.config.learning import AlgorithmConfig
+from slime_core.config.sampling import DataConfig, RolloutConfig
+from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.plugins.activation import activate
 from slime_core.rollout.actor import ALLOCATIONS
 from slime_core.rollout.engines.engine import EngineSettings, Router, RouterClient, RouterSettings, SGLangServer, Worker

@@ -28,8 +28,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from slime_core.config.engines import model_url
 from slime_core.config.secrets import SECRET, engine_headers, refused_key, secret_names, shown, unset, written_out
-from slime_core.config.serving import model_url
 from slime_core.errors import ConfigError, ServiceError
 from slime_core.types import JsonValue
 

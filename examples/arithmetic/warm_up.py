@@ -20,7 +20,8 @@ import numpy as np
 from examples.arithmetic.recipe import WarmUp, model_files, warm_up_batches
 from examples.arithmetic.task import tokenizer_files
 from examples.tiny_model import write_files
-from slime_core.config.schema import ARITHMETIC, OptimizerConfig, RunConfig
+from slime_core.config.learning import OptimizerConfig
+from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.learner import LearnerSettings
 from slime_core.learner.rank import Learner
 from slime_core.plugins.activation import activate

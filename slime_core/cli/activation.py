@@ -23,8 +23,7 @@ from pydantic import BaseModel
 from slime_core.checkpoint.folder import find
 from slime_core.cli.memory import with_memory_defaults
 from slime_core.cli.preflight import computes_on_gpus, finds_gpus
-from slime_core.config.choices import NamedCode
-from slime_core.config.load import Offered, Peek, Resolved, load, peek
+from slime_core.config.load import NamedCode, Offered, Peek, Resolved, load, peek
 from slime_core.config.model_config import architecture_of
 from slime_core.config.settings import core_settings
 from slime_core.config.sources import read_command_line

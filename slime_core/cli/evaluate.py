@@ -21,10 +21,9 @@ from slime_core.cli.activation import resolve
 from slime_core.cli.memory import Needs
 from slime_core.cli.preflight import check_machine, preflight, print_warning
 from slime_core.cli.run import options_of
-from slime_core.config.eval_sets import eval_sets
 from slime_core.config.load import Resolved
 from slime_core.config.model_config import architecture_of
-from slime_core.config.schema import DebugConfig
+from slime_core.config.schema import DebugConfig, eval_sets
 from slime_core.errors import ConfigError, UserError
 from slime_core.plugins.manifest import only_tracking
 from slime_core.plugins.selection import check_targets, has_critic

@@ -20,9 +20,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
+from slime_core.config.learning import ParallelConfig
 from slime_core.config.load import DEFAULT, Provenance, Resolved
 from slime_core.config.model_config import context_length, described, num_experts, start_weights
-from slime_core.config.schema import ParallelConfig, RunConfig
+from slime_core.config.schema import RunConfig
 from slime_core.config.settings import as_words
 from slime_core.errors import ConfigError, PluginError, WeightSyncError
 from slime_core.modeling.layout import ParallelLayout

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.cli.memory import GpuPlan, Needs
-from slime_core.config.eval_sets import eval_sets
 from slime_core.config.internals import missing_internals
 from slime_core.config.model_config import architecture_of, context_length, described, start_weights, whole_number
-from slime_core.config.schema import ARITHMETIC, RunConfig
+from slime_core.config.schema import ARITHMETIC, RunConfig, eval_sets
 from slime_core.errors import Mistake, config_error
 from slime_core.modeling.memory import GIB
 from slime_core.plugins.component import Kind

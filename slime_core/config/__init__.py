@@ -3,22 +3,21 @@
 What there is:
 
     section     what every section is; numbers and texts within bounds
-    options     what the annotation of a setting may say in addition to its type
-    sampling, serving, learning    the sections of a subject
-    engine_sections    the flags of Megatron and SGLang, under their own names
-    schema      all sections as one ``RunConfig``, and what follows from several of them; the built-in demo's defaults
+    options     what the annotation of a setting may say in addition to its type; loads without pydantic
+    sampling, learning    the sections of a subject; sums of rewards
+    engines     the SGLang servers, and the flags of Megatron and SGLang under their own names
+    schema      all sections as one ``RunConfig``, and what follows from several of them, such as every
+                evaluation set; the built-in demo's defaults
     prompt_paths, secrets    what is written in the place of a prompt file, of a secret; the key that engines and
                 routers of a run require
-    eval_sets   every evaluation set with all that decides it; the rules of evaluations
-    choices     the components and prompt formats that settings name; sums of rewards
 
 How it is read:
 
     settings    one value, from a flag or from TOML; what a setting accepts, in words
     sources     a command line, a TOML file
-    load        lays them over each other
+    load        lays them over each other; the components and prompt formats that settings name
     check       what settings need and exclude, from their annotations; calls the rules
-    rules       arithmetic on several settings, and whether files are there
+    rules, layout_rules    arithmetic on several settings, and whether files are there
     explain     settings for people: as a file, as help
 
 What it is compared with:

@@ -13,17 +13,22 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
-from slime_core.config.engine_flags import ENGINES, engine_settings
-from slime_core.config.eval_sets import EVALUATION
+from slime_core.config.engine_flags import ENGINES, engine_settings, values_of
+from slime_core.config.layout_rules import ENGINE_LAYOUT, MODELS, RUN_LAYOUT, SERVING, SERVING_OF_EVAL, SERVING_OF_RUN
 from slime_core.config.options import Conflicts, Needs, Relation
-from slime_core.config.rules import Rule
-from slime_core.config.rules.engines import SERVING, SERVING_OF_EVAL, SERVING_OF_RUN
-from slime_core.config.rules.files import FILES, FILES_OF_RUN
-from slime_core.config.rules.models import ENGINE_LAYOUT, MODELS, RUN_LAYOUT
-from slime_core.config.rules.sizes import LENGTHS, LENGTHS_OF_EVAL, LENGTHS_OF_RUN, STEPS, waits_warn_first
+from slime_core.config.rules import (
+    EVALUATION,
+    FILES,
+    FILES_OF_RUN,
+    LENGTHS,
+    LENGTHS_OF_EVAL,
+    LENGTHS_OF_RUN,
+    STEPS,
+    Rule,
+    waits_warn_first,
+)
 from slime_core.config.schema import DebugConfig, RunConfig
-from slime_core.config.section import EngineSection
-from slime_core.config.settings import Setting, as_words, core_settings, core_values
+from slime_core.config.settings import Setting, as_words
 from slime_core.errors import Mistake, PluginError
 from slime_core.types import JsonValue
 
@@ -175,25 +180,13 @@ def mistakes(
     if purpose == "eval":
         config = config.model_copy(update={"debug": DebugConfig()})  # neither half of the loop runs
     rules = (*_ALWAYS, *(_OF_EVAL if purpose == "eval" else _OF_RUN))
-    of_core = core_values(config)
-    values = {key: (setting, of_core[key]) for key, setting in core_settings().items()} | _of_engines(config)
+    values = values_of(config) | dict(of_plugins or {})
     readable = _without(config, broken)
     messages = [
-        *unmet(values | dict(of_plugins or {}), sections=OF_EVALUATIONS if purpose == "eval" else None, broken=broken),
+        *unmet(values, sections=OF_EVALUATIONS if purpose == "eval" else None, broken=broken),
         *(message for rule in rules for message in _messages(rule, readable, is_whole=not broken)),
     ]
     return list(map(Mistake, messages))
-
-
-def _of_engines(config: RunConfig) -> dict[str, tuple[Setting, Any]]:
-    """The engines' own settings that the run gives."""
-    found = {}
-    for engine in ENGINES:
-        section: EngineSection = dict(config)[engine]
-        for name, value in section.given:
-            setting = engine_settings(engine)[name]
-            found[setting.key] = setting, value
-    return found
 
 
 def _without(config: RunConfig, settings: frozenset[str]) -> RunConfig:

@@ -19,8 +19,9 @@ import importlib_metadata as metadata
 from pydantic import AfterValidator, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from slime_core.config.engine_sections import MEGATRON_FLAGS, owned, rows_by_name
-from slime_core.config.settings import InWords, Setting, core_settings
+from slime_core.config.engines import MEGATRON_FLAGS, owned, rows_by_name
+from slime_core.config.schema import RunConfig
+from slime_core.config.settings import InWords, Setting, core_settings, core_values
 from slime_core.config.tables import Row, rows
 from slime_core.errors import ConfigError
 
@@ -95,6 +96,17 @@ def engine_settings(section: str) -> Mapping[str, Setting]:
     names: Iterable[str] = MEGATRON_FLAGS if section == "megatron" else [row.name for row in rows_by_name().values()]
     found = {name: find_key(section, name) for name in names}
     return {name: setting for name, setting in found.items() if isinstance(setting, Setting)}
+
+
+def values_of(config: RunConfig) -> dict[str, tuple[Setting, Any]]:
+    """Setting key -> (setting, value): the core's in the order of ``schema``, then those that the run gives engines."""
+    of_core = core_values(config)
+    found = {key: (setting, of_core[key]) for key, setting in core_settings().items()}
+    for engine, section in {"megatron": config.megatron, "sglang": config.sglang}.items():
+        for name, value in section.given:
+            setting = engine_settings(engine)[name]
+            found[setting.key] = setting, value
+    return found
 
 
 def known_flags() -> list[str]:

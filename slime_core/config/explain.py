@@ -59,7 +59,13 @@ def to_toml(resolved: Resolved) -> str:
         if setting.section != section:
             section = setting.section
             lines += ["", f"[{section}]"]
-        lines.append(_toml_line(setting, setting.recorded(value), source=str(resolved.provenance[key])))
+        source, recorded = str(resolved.provenance[key]), setting.recorded(value)
+        if recorded is None and source == str(DEFAULT):
+            lines.append(f"# {setting.name} is not set")
+        elif setting.is_once:
+            lines.append(f"# {setting.name} = {as_toml(recorded)}  # {source}; holds for one start")
+        else:
+            lines.append(f"{setting.name} = {as_toml(recorded)}  # {source}")
     return "\n".join(lines) + "\n"
 
 
@@ -127,7 +133,8 @@ def help_page(command: str, options: Mapping[str, type[BaseModel]] | None = None
         parts += ["", _title(section), *_rows(map(_short_row, common))]
         parts += [_wrapped("also " + " ".join(others), indent=2, hanging=7)] if others else []
     parts += ["", *_rows(_ENGINE_ROWS.items())]
-    parts += _plugin_parts(options or {})
+    for plugin, settings in _by_section(plugin_settings(options or {}).values()).items():
+        parts += ["", _title(plugin), *_rows(map(_row, settings))]
     parts += ["", f"slime {command} --help SECTION describes all of a section, --help all everything."]
     return "\n".join(parts)
 
@@ -161,14 +168,6 @@ def settings_tables(options: Mapping[str, type[BaseModel]]) -> Iterator[str]:
         yield ""
 
 
-def _toml_line(setting: Setting, value: object, *, source: str) -> str:
-    if value is None and source == str(DEFAULT):
-        return f"# {setting.name} is not set"
-    if setting.is_once:
-        return f"# {setting.name} = {as_toml(value)}  # {source}; holds for one start"
-    return f"{setting.name} = {as_toml(value)}  # {source}"
-
-
 def _spellings(setting: Setting) -> list[str]:
     return [setting.key, f"{setting.section}.{setting.name}", setting.flag.removeprefix("--").replace("-", "_")]
 
@@ -190,11 +189,6 @@ def _title(section: str) -> str:
         return f"[{section}] options of plugin {section}"
     kind: Any = info.annotation
     return f"[{section}] {kind.__doc__.splitlines()[0].removesuffix('.')}"
-
-
-def _plugin_parts(options: Mapping[str, type[BaseModel]]) -> Iterator[str]:
-    for plugin, settings in _by_section(plugin_settings(options).values()).items():
-        yield from ["", _title(plugin), *_rows(map(_row, settings))]
 
 
 def _engine_parts(engine: str) -> Iterator[str]:

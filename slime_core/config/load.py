@@ -6,7 +6,7 @@ the caller activates them and hands their presets and options classes to :func:`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,13 @@ from typing import Any, Literal, Protocol
 from pydantic import BaseModel, ValidationError
 
 from slime_core.config import check
-from slime_core.config.choices import Choice, NamedCode, choices
-from slime_core.config.engine_flags import ENGINES, WithoutEffect, engine_settings
+from slime_core.config.engine_flags import ENGINES, WithoutEffect, values_of
 from slime_core.config.model_config import context_length, described, start_weights, weights_dtype
-from slime_core.config.options import DerivedSetting, NamesCode, Part, PluginSettings
+from slime_core.config.options import KIND_NAMED_BY, DerivedSetting, NamesCode, Part, PluginSettings
+from slime_core.config.prompt_paths import prompt_formats
+from slime_core.config.sampling import reward_names
 from slime_core.config.schema import ARITHMETIC, EMBEDDED_DEFAULTS, OF_EVALUATIONS, OF_THE_MODEL, RunConfig
 from slime_core.config.secrets import without_secrets
-from slime_core.config.section import EngineSection, Value
 from slime_core.config.settings import (
     Contested,
     Setting,
@@ -114,20 +114,90 @@ class Resolved:
 
     def values(self) -> dict[str, tuple[Setting, Any]]:
         """Setting key -> (setting, value): the core's in the order of ``schema``, the engines', the plugins'."""
-        kinds = {plugin: type(options) for plugin, options in self.plugin_options.items()}
-        given = [engine_settings(engine)[name] for engine in ENGINES for name, _ in self._given(engine)]
-        settings = {**core_settings(), **{setting.key: setting for setting in given}, **plugin_settings(kinds)}
-        return {key: (setting, self._value(setting)) for key, setting in settings.items()}
+        return values_of(self.config) | self.of_plugins()
 
-    def _given(self, engine: str) -> tuple[tuple[str, Value], ...]:
-        section: EngineSection = dict(self.config)[engine]
-        return section.given
+    def of_plugins(self) -> dict[str, tuple[Setting, Any]]:
+        """Setting key -> (setting, value) of the plugins' options."""
+        settings = plugin_settings({plugin: type(options) for plugin, options in self.plugin_options.items()})
+        held = {plugin: dict(options) for plugin, options in self.plugin_options.items()}
+        return {key: (one, held[one.section][one.name]) for key, one in settings.items()}
 
-    def _value(self, setting: Setting) -> Any:
-        if setting.owner == "engine":
-            return dict(self._given(setting.section))[setting.name]
-        holder = self.plugin_options[setting.section] if setting.of_plugin else dict(self.config)[setting.section]
-        return dict(holder)[setting.name]
+
+PROMPT_FORMAT = "prompt_format"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A name that the settings give.
+
+    Example: ``--corrections tis`` is ``Choice("correction", "tis", "--corrections")``.
+
+    Arguments:
+        kind: of component, as :class:`~slime_core.plugins.component.Kind` spells it, or :data:`PROMPT_FORMAT`.
+        name: of the component, ``plugin:component``, or the prompt format.
+        where: what names it, for messages.
+    """
+
+    kind: str
+    name: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCode:
+    """A function that an option of a plugin names by path.
+
+    Example: ``--custom-rm-path mine.py`` is ``NamedCode("compat", "custom_rm_path", "--custom-rm-path", "mine.py")``.
+    """
+
+    plugin: str
+    option: str
+    flag: str
+    path: str
+
+
+def choices(
+    values: Mapping[str, Any], origins: Mapping[str, str], *, prompts: Collection[str] = ()
+) -> Iterator[Choice]:
+    """Every component and prompt format that ``values`` (setting -> value) name.
+
+    Arguments:
+        origins: setting -> where its value comes from, for messages.
+        prompts: settings of plugins whose paths are prompt files.
+    """
+    for setting, kind in KIND_NAMED_BY.items():
+        for name in _names(setting, values.get(setting)):
+            yield Choice(kind, name, origins.get(setting, setting))
+    for one in values.get("eval_datasets") or ():
+        for setting in ("generate_function", "rm_type"):
+            for name in _names(setting, getattr(one, setting)):
+                yield Choice(KIND_NAMED_BY[setting], name, f"{setting} of evaluation set {one.name}")
+    for setting, path in _prompt_paths(values, prompts):
+        for name in prompt_formats(path):
+            yield Choice(PROMPT_FORMAT, name, origins.get(setting, setting))
+
+
+def _names(setting: str, value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, tuple):
+        return value
+    return reward_names(value) if setting == "rm_type" else (value,)
+
+
+def _prompt_paths(values: Mapping[str, Any], others: Collection[str]) -> Iterator[tuple[str, Path]]:
+    if (path := values.get("prompt_data")) is not None:
+        yield "prompt_data", path
+    yield from ((setting, path) for setting in others for path in _paths_in(values.get(setting)))
+    yield from (("eval_prompt_data", path) for _, path in values.get("eval_prompt_data") or ())
+    yield from (("eval_datasets", one.path) for one in values.get("eval_datasets") or ())
+
+
+def _paths_in(value: Any) -> Iterator[Path]:
+    if isinstance(value, Path):
+        yield value
+    elif isinstance(value, tuple):
+        yield from (path for one in value for path in _paths_in(one))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +253,11 @@ class Peek:
 
 def peek(argv: Sequence[str]) -> Peek:
     """The plugins and the model that flags or file name; mistakes are left for :func:`load` to report."""
-    wanted = {key: core_settings()[key] for key in _PEEKED}
     reading = _Reading(dict(core_settings()))
     line = read_command_line(argv, core_settings())
     document = _document(line, reading)
-    reading.read_file(document, only=wanted)
-    reading.read_flags(line, only=wanted)
+    reading.read_file(document)
+    reading.read_flags(line)
     values = reading.values
     return Peek(
         flags=_flags(line, document),
@@ -233,7 +302,7 @@ def load(
     config, plugins = reading.build(options)
     if check_rules and not reading.is_incomplete:
         reading.refuse_untrue(start_weights(config))
-        of_plugins = {key: pair for key, pair in Resolved(config, plugins).values().items() if pair[0].of_plugin}
+        of_plugins = Resolved(config, plugins).of_plugins()
         reading.mistakes += check.mistakes(config, purpose=purpose, broken=reading.broken, of_plugins=of_plugins)
     if reading.mistakes:
         raise config_error(reading.mistakes)
@@ -257,43 +326,38 @@ class _Reading:
         """Settings whose value is not what the user meant, so that no rule should be built on it."""
         return frozenset(mistake.key for mistake in self.mistakes if mistake.key)
 
+    def blame(self, message: str, key: str = "") -> None:
+        """Collect one mistake."""
+        self.mistakes.append(Mistake(message, key))
+
     def read_presets(self, presets: Presets) -> None:
         flags = {setting.flag: key for key, setting in self.settings.items()}
         for name, (value, plugin) in presets.items():
             key = flags.get(f"--{name.replace('_', '-')}", name)  # a plugin's setting may have a flag of its own
             if isinstance(value, Contested):
                 continue
-            if key not in self.settings:
-                close = nearest(key, self.settings)
-                message = f"preset {key} of plugin {plugin}: no such setting{close}; report it to the plugin's author"
-                self.mistakes.append(Mistake(message))
+            setting = self.settings.get(key)
+            if setting is not None and not setting.notes(NamesCode):
+                read = partial(setting.read_python, value)
+                self._put(setting, Provenance("preset", plugin), read, f"{key}, set by plugin {plugin}")
                 continue
-            where = f"{key}, set by plugin {plugin}"
-            setting = self.settings[key]
-            if setting.notes(NamesCode):
-                message = f"preset {key} of plugin {plugin}: which code a run loads, only the run says"
-                self.mistakes.append(Mistake(f"{message}; report it to the plugin's author"))
-                continue
-            self._put(setting, Provenance("preset", plugin), partial(setting.read_python, value), where)
+            unknown = f"no such setting{nearest(key, self.settings)}"
+            wrong = "which code a run loads, only the run says" if setting else unknown
+            self.blame(f"preset {key} of plugin {plugin}: {wrong}; report it to the plugin's author")
 
-    def read_file(self, document: Document | None, *, only: Mapping[str, Setting] | None = None) -> None:
+    def read_file(self, document: Document | None) -> None:
         if document is None:
             return
         for setting, value, place in document.values(self.settings, self.mistakes, self.inactive):
-            if only is None or setting.key in only:
-                self.settings[setting.key] = setting
-                origin = Provenance("file", place.split(" ")[0])
-                read = partial(setting.read_toml, value, base=document.path.parent)
-                self._put(setting, origin, read, place)
+            self.settings[setting.key] = setting
+            origin = Provenance("file", place.split(" ")[0])
+            self._put(setting, origin, partial(setting.read_toml, value, base=document.path.parent), place)
 
-    def read_flags(self, line: CommandLine, *, only: Mapping[str, Setting] | None = None) -> None:
+    def read_flags(self, line: CommandLine) -> None:
         self.settings |= line.engine
-        self.without_effect = line.without_effect
         for key, words in line.words.items():
-            if only is None or key in only:
-                setting = self.settings[key]
-                origin = Provenance("flag", setting.flag)
-                self._put(setting, origin, partial(setting.read_flag, words), setting.flag)
+            setting = self.settings[key]
+            self._put(setting, Provenance("flag", setting.flag), partial(setting.read_flag, words), setting.flag)
 
     def read_derived(self, options: Options, derive: Derive) -> None:
         """Settings of the core that follow from the options of plugins."""
@@ -303,7 +367,7 @@ class _Reading:
         try:
             derived = list(derive(made, given))
         except ConfigError as error:
-            self.mistakes.append(Mistake(str(error)))
+            self.blame(str(error))
             self.is_incomplete = True
             return
         for plugin, one in derived:
@@ -312,7 +376,7 @@ class _Reading:
             if one.name not in core or missing:
                 wrong = missing or f"no setting {one.name} of the core"
                 message = f"plugin {plugin} derives {one.name} from {one.option or 'settings'}, and there is {wrong}"
-                self.mistakes.append(Mistake(f"{message}; report it to the plugin's author"))
+                self.blame(f"{message}; report it to the plugin's author")
             else:
                 self._derive(core[one.name], one, option, plugin)
 
@@ -322,15 +386,15 @@ class _Reading:
         try:
             value = setting.read_python(one.value)
         except Unacceptable as error:
-            self.mistakes.append(Mistake(f"{setting.key}, which follows from {by}: {error}", setting.key))
+            self.blame(f"{setting.key}, which follows from {by}: {error}", setting.key)
             return
         match self._outcome(setting, one, origin, value):
             case "refuse":
                 other, known = self.provenance[setting.key], as_words(self.values[setting.key])
                 message = f"{by} stands in for {setting.key}, and {other} says {known}; accepted: one of the two"
-                self.mistakes.append(Mistake(message, setting.key))
+                self.blame(message, setting.key)
             case "replace":
-                self.values[setting.key], self.provenance[setting.key] = value, origin
+                self._set(setting.key, value, origin)
 
     def _outcome(
         self, setting: Setting, one: DerivedSetting, origin: Provenance, value: object
@@ -361,7 +425,7 @@ class _Reading:
         for flag, words, accepted in self.without_effect:
             wrong = accepted.check(words, config)
             if wrong is not None:
-                self.mistakes.append(Mistake(f"{' '.join([flag, *words])}: {wrong}"))
+                self.blame(f"{' '.join([flag, *words])}: {wrong}")
 
     def refuse_contested(self, presets: Presets) -> None:
         flags = {setting.flag: key for key, setting in self.settings.items()}
@@ -369,7 +433,7 @@ class _Reading:
             flag = "--" + key.replace("_", "-")
             if isinstance(value, Contested) and flags.get(flag, key) not in self.values:
                 message = f"{key} is preset by {' and by '.join(value.by)}; say what it is to be with {flag}"
-                self.mistakes.append(Mistake(f"{message}, or take one of them away with --no-plugin NAME", key))
+                self.blame(f"{message}, or take one of them away with --no-plugin NAME", key)
 
     def follow_devices(self) -> None:
         """Set the number of engine devices where it is not given:
@@ -383,7 +447,7 @@ class _Reading:
         count = max(each, shared // each * each)
         if count != self.settings[key].default:
             named = "colocate" if count > each else "rollout_num_gpus_per_engine"
-            self.values[key], self.provenance[key] = count, self.provenance[named]
+            self._set(key, count, self.provenance[named])
 
     def follow_model(self) -> None:
         """Set lengths that are not given, and whose defaults the model cannot read, from what it can read."""
@@ -394,10 +458,10 @@ class _Reading:
         origin = Provenance("model", f"max_position_embeddings = {longest}")
         response, prompt = self.settings["rollout_max_response_len"], self.settings["rollout_max_prompt_len"]
         if response.key not in self.values and response.default >= longest:
-            self.values[response.key], self.provenance[response.key] = max(1, longest // 2), origin
+            self._set(response.key, max(1, longest // 2), origin)
         left = longest - self.values.get(response.key, response.default)
         if self.values.get("num_data_workers") and prompt.key not in self.values and left > 0:
-            self.values[prompt.key], self.provenance[prompt.key] = left, origin
+            self._set(prompt.key, left, origin)
 
     def follow_device(self, finds_gpus: FindsGPUs) -> None:
         """Compute in bfloat16 on GPUs, where the checkpoint's weights are bfloat16 and nothing else is given."""
@@ -407,15 +471,14 @@ class _Reading:
             return
         found = weights_dtype(Path(self.values.get("hf_checkpoint") or ARITHMETIC / "model"))
         if found == "bfloat16" and (device == "cuda" or finds_gpus(self.values.get("ray_address"))):
-            self.values["bf16"], self.provenance["bf16"] = True, Provenance("model", "dtype = bfloat16, on GPUs")
+            self._set("bf16", True, Provenance("model", "dtype = bfloat16, on GPUs"))
 
     def _fill_evaluation(self) -> None:
         """The built-in model's own evaluation set, where a run of it asks for evaluations and names none."""
         provided = [key for key, setting in self.settings.items() if "evaluation" in setting.provides]
         given = [*provided, "hf_checkpoint", "eval_prompt_data", "eval_datasets"]
         if self.values.get("eval_interval") and not any(self.values.get(key) or key in self.broken for key in given):
-            self.values["eval_prompt_data"] = EMBEDDED_DEFAULTS["eval_prompt_data"]
-            self.provenance["eval_prompt_data"] = Provenance("embedded default")
+            self._set("eval_prompt_data", EMBEDDED_DEFAULTS["eval_prompt_data"], Provenance("embedded default"))
 
     def fill_embedded(self) -> None:
         """Set the defaults of the built-in demo where nothing else is given: those of its model where no model is
@@ -437,8 +500,7 @@ class _Reading:
     def _fill(self, defaults: Mapping[str, object]) -> None:
         for key, value in defaults.items():
             if key not in self.values:
-                self.values[key] = value
-                self.provenance[key] = Provenance("embedded default")
+                self._set(key, value, Provenance("embedded default"))
 
     def build(self, options: Options) -> tuple[RunConfig, dict[str, BaseModel]]:
         sections: dict[str, dict[str, Any]] = {}
@@ -481,10 +543,12 @@ class _Reading:
 
     def _put(self, setting: Setting, origin: Provenance, read: Callable[[], Any], where: str) -> None:
         try:
-            self.values[setting.key] = read()
-            self.provenance[setting.key] = origin
+            self._set(setting.key, read(), origin)
         except Unacceptable as error:
-            self.mistakes.append(Mistake(f"{where}: {error}", setting.key))
+            self.blame(f"{where}: {error}", setting.key)
+
+    def _set(self, key: str, value: Any, origin: Provenance) -> None:
+        self.values[key], self.provenance[key] = value, origin
 
 
 def _read_layers(
@@ -496,6 +560,7 @@ def _read_layers(
     reading.read_presets(presets)
     reading.read_file(document)
     reading.mistakes += line.mistakes
+    reading.without_effect = line.without_effect
     reading.read_flags(line)
     if derive is not None:
         reading.read_derived(options, derive)
@@ -506,16 +571,13 @@ def _read_layers(
 
 
 def _flags(line: CommandLine, document: Document | None) -> dict[str, str]:
-    tables = {} if document is None else document.tables
-    keys = [(table, key) for table, entries in tables.items() if isinstance(entries, dict) for key in entries]
-    found = {} if document is None else {_spelt(table, key): document.place(table, key) for table, key in keys}
+    found = {}
+    if document is not None:
+        for table, entries in document.tables.items():
+            prefix = "" if table in RunConfig.model_fields else f"{table}."
+            for key in entries if isinstance(entries, dict) else ():
+                found[prefix + key.replace("_", "-")] = document.place(table, key)
     return found | {flag.removeprefix("--"): flag for flag in line.flags}
-
-
-def _spelt(table: str, key: str) -> str:
-    """A key of a file as a flag, without dashes."""
-    flag = key.replace("_", "-")
-    return flag if table in RunConfig.model_fields else f"{table}.{flag}"
 
 
 def _origin_text(key: str, origin: Provenance) -> str:
@@ -537,6 +599,6 @@ def _document(line: CommandLine, reading: _Reading) -> Document | None:
     try:
         return read_document(Path(line.config[0]))
     except ConfigError as error:
-        reading.mistakes.append(Mistake(str(error)))
+        reading.blame(str(error))
         reading.is_incomplete = True
         return None

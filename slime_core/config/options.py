@@ -12,6 +12,8 @@
 
 A condition speaks where its setting has another value than its default; the messages are made in one place
 (:mod:`slime_core.config.check`).
+
+This file loads without pydantic: ``slime plugins list`` needs it.
 """
 
 from __future__ import annotations
@@ -68,7 +70,6 @@ class NamesPrompts:
     the built-in demo's settings are not filled in."""
 
 
-@dataclass(frozen=True, slots=True, init=False)
 class UsedBy:
     """Components of the plugin that read the setting; a run that uses none of them and sets it is refused.
 
@@ -81,16 +82,12 @@ class UsedBy:
         kind: of the components, as ``generate_function``, where components of several kinds share a name; None: any.
     """
 
-    components: tuple[str, ...]
-    required: bool
-    kind: str | None
-
     def __init__(self, *components: str, required: bool = False, kind: str | None = None) -> None:
         if not components:
             raise ValueError("UsedBy() names no component; leave it out, or name those that read the setting")
-        object.__setattr__(self, "components", components)
-        object.__setattr__(self, "required", required)
-        object.__setattr__(self, "kind", kind)
+        self.components = components
+        self.required = required
+        self.kind = kind
 
 
 Part = Literal["correction", "evaluation", "policy_loss", "reward_model", "rewards", "rollouts", "training_signal"]
@@ -106,7 +103,6 @@ Part = Literal["correction", "evaluation", "policy_loss", "reward_model", "rewar
 """
 
 
-@dataclass(frozen=True, slots=True, init=False)
 class Relation:
     """A condition that relates a setting to others.
 
@@ -120,13 +116,6 @@ class Relation:
         part: met where an option of a plugin provides it; see :class:`Provides`.
     """
 
-    settings: tuple[str, ...]
-    equals: JsonValue
-    when: JsonValue
-    unless: tuple[tuple[str, JsonValue], ...]
-    because: str
-    part: Part | None
-
     def __init__(
         self,
         *settings: str,
@@ -139,15 +128,12 @@ class Relation:
         if not settings:
             raise ValueError(f"{type(self).__name__}() names no setting; leave it out, or name one")
         lifted: Mapping[str, JsonValue] = {unless: None} if isinstance(unless, str) else unless or {}
-        for name, value in {
-            "settings": settings,
-            "equals": equals,
-            "when": when,
-            "unless": tuple(lifted.items()),
-            "because": because,
-            "part": part,
-        }.items():
-            object.__setattr__(self, name, value)
+        self.settings = settings
+        self.equals = equals
+        self.when = when
+        self.unless = tuple(lifted.items())
+        self.because = because
+        self.part = part
 
 
 class Needs(Relation):
@@ -157,8 +143,6 @@ class Needs(Relation):
     ``Needs("lr_wsd_decay_iters", when="WSD")``.
     """
 
-    __slots__ = ()
-
 
 class Conflicts(Relation):
     """Other settings of which none may be set too.
@@ -166,8 +150,6 @@ class Conflicts(Relation):
     Example: ``Conflicts("colocate", because="engines and learner take turns on the same devices")``,
     ``Conflicts("parity_interval", equals=0)``, ``Conflicts("over_sampling_batch_size", unless={"max_staleness": 0})``.
     """
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,17 +194,14 @@ class NamesCode:
         return (":".join(found),) if self.joined else found
 
 
-@dataclass(frozen=True, slots=True, init=False)
 class Provides:
     """Tasks that the plugin does in place of the core where the setting is not at its default; checks of the
     settings take it into account."""
 
-    parts: tuple[Part, ...]
-
     def __init__(self, *parts: Part) -> None:
         if not parts:
             raise ValueError("Provides() names no part; leave it out, or name what the setting brings")
-        object.__setattr__(self, "parts", parts)
+        self.parts = parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,17 @@ def format_of(path: Path, formats: Collection[str]) -> str | None:
     return suffix if suffix in formats else None
 
 
+def prompt_formats(path: Path) -> list[str]:
+    """The possible formats of the files that ``path`` names, each once; empty where it names none.
+
+    Example: ``train.parquet@[:100]`` has the format ``parquet``.
+    """
+    try:
+        return PromptPath.read(path).formats()
+    except (DataError, OSError):
+        return []
+
+
 def unreadable(path: Path) -> Iterator[str]:
     """The reason why this user cannot read the prompts at ``path``, whatever their formats: nothing is there, or
     it may not be read."""

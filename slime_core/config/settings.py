@@ -378,8 +378,8 @@ class Setting:
         for one in _parts(value):
             if isinstance(one, int) and abs(one) > LARGEST:
                 raise Unacceptable(f"found a number of more than 15 digits; accepted: at most {LARGEST}")
-            if isinstance(one, Path) and (why := _impossible(one)):
-                raise Unacceptable(f"found {str(one)[:SHOWN]!r}..., {why}")
+            if isinstance(one, Path) and not _is_possible(one):
+                raise Unacceptable(f"found {str(one)[:SHOWN]!r}..., which no file system takes; {_POSSIBLE}")
         return value
 
     def _unacceptable(self, found: str, error: ValidationError) -> Unacceptable:
@@ -452,18 +452,16 @@ def _parts(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _impossible(path: Path) -> str:
-    """Why no file system takes it; empty: it may be one."""
+_POSSIBLE = f"accepted: a path of at most {MOST_OF_PATH} bytes, in names of at most {MOST_OF_NAME}, without a NUL byte"
+
+
+def _is_possible(path: Path) -> bool:
+    """Whether a file system may hold it."""
     try:
         sizes = [len(os.fsencode(part)) for part in path.parts]
-    except UnicodeEncodeError:
-        return "with half a character; accepted: whole characters"
-    if "\0" in str(path):
-        return "with a NUL byte; accepted: a path without"
-    if max(sizes, default=0) > MOST_OF_NAME:
-        return f"in which a name has {max(sizes)} bytes; accepted: at most {MOST_OF_NAME}"
-    whole = sum(sizes) + len(sizes)
-    return f"of {whole} bytes; accepted: a path of at most {MOST_OF_PATH}" if whole > MOST_OF_PATH else ""
+    except UnicodeEncodeError:  # half a character
+        return False
+    return "\0" not in f"{path}" and max(sizes, default=0) <= MOST_OF_NAME and sum(sizes) + len(sizes) <= MOST_OF_PATH
 
 
 def _names_paths(annotation: Any) -> bool:
@@ -490,7 +488,7 @@ def _existing_paths(value: Any) -> Any:
         return value.model_copy(update={name: _existing_paths(entry) for name, entry in value})
     if isinstance(value, tuple):
         return tuple(map(_existing_paths, value))
-    is_path = isinstance(value, str) and ("/" in value or "." in value) and not _impossible(Path(value))
+    is_path = isinstance(value, str) and ("/" in value or "." in value) and _is_possible(Path(value))
     return str(_absolute(Path(value), Path())) if is_path and os.path.exists(value) else value
 
 

@@ -224,56 +224,40 @@ class Document:
             if setting.old_section is not None:
                 by_place.setdefault((setting.old_section, setting.name), setting)
         seen: dict[str, str] = {}
-        for setting, value, place in self._every(by_place, mistakes, inactive or {}):
-            if (first := seen.setdefault(setting.key, place)) != place:
-                mistakes.append(Mistake(f"{place}: stands there and at {first}; keep one of them", setting.key))
-            yield setting, value, place
+        for place, found, value in self._entries(by_place, inactive or {}):
+            if isinstance(found, str):
+                mistakes.append(Mistake(f"{place}: {found}"))
+                continue
+            if (first := seen.setdefault(found.key, place)) != place:
+                mistakes.append(Mistake(f"{place}: stands there and at {first}; keep one of them", found.key))
+            yield found, value, place
 
-    def _every(
-        self, by_place: Places, mistakes: list[Mistake], inactive: Mapping[str, str]
-    ) -> Iterator[tuple[Setting, object, str]]:
+    def _entries(self, by_place: Places, inactive: Mapping[str, str]) -> Iterator[tuple[str, Setting | str, object]]:
+        """Every place, its setting or what is wrong with it, and its value."""
         for table, entries in self.tables.items():
             if not isinstance(entries, dict):
-                mistakes.append(Mistake(f"{self.place('', table)}: stands in no section{_home(table, by_place)}"))
+                yield self.place("", table), f"stands in no section{_home(table, by_place)}", None
             elif table in ENGINES:
-                yield from self._of_engine(table, entries, mistakes)
+                yield from ((self.place(table, key), _of_engine(table, key), value) for key, value in entries.items())
             elif inactive.get(f"[{table}]") == "":
                 continue
             elif not any(section == table for section, _ in by_place):
                 of_keys = (inactive.get(key.replace("_", "-")) for key in entries)
                 reported = inactive.get(f"[{table}]") or next(filter(None, of_keys), None) or _no_table(table, by_place)
-                mistakes.append(Mistake(f"{self.place(table)}: {reported}"))
+                yield self.place(table), reported, None
             else:
-                yield from self._of_table(table, entries, by_place, mistakes, inactive)
+                for key, value in entries.items():
+                    found = by_place.get((table, key)) or inactive.get(key.replace("_", "-"))
+                    yield self.place(table, key), found or f"no such setting{_home(key, by_place)}", value
 
-    def _of_table(
-        self,
-        table: str,
-        entries: Mapping[str, object],
-        by_place: Places,
-        mistakes: list[Mistake],
-        inactive: Mapping[str, str],
-    ) -> Iterator[tuple[Setting, object, str]]:
-        for key, value in entries.items():
-            setting = by_place.get((table, key))
-            if setting is not None:
-                yield setting, value, self.place(table, key)
-            else:
-                reported = inactive.get(key.replace("_", "-")) or f"no such setting{_home(key, by_place)}"
-                mistakes.append(Mistake(f"{self.place(table, key)}: {reported}"))
 
-    def _of_engine(
-        self, table: str, entries: Mapping[str, object], mistakes: list[Mistake]
-    ) -> Iterator[tuple[Setting, object, str]]:
-        for key, value in entries.items():
-            match find_key(table, key):
-                case Setting() as setting:
-                    yield setting, value, self.place(table, key)
-                case Refusal(message):
-                    mistakes.append(Mistake(f"{self.place(table, key)}: {message}"))
-                case _:
-                    near = nearest(key, engine_settings(table))
-                    mistakes.append(Mistake(f"{self.place(table, key)}: {ENGINES[table]} has no such flag{near}"))
+def _of_engine(table: str, key: str) -> Setting | str:
+    match find_key(table, key):
+        case Setting() as setting:
+            return setting
+        case Refusal(message):
+            return message
+    return f"{ENGINES[table]} has no such flag{nearest(key, engine_settings(table))}"
 
 
 def read_document(path: Path) -> Document:

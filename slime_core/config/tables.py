@@ -2,7 +2,7 @@
 
 The tables of the pinned versions lie in ``data/``, so that checking a flag loads no engine. For another installed
 version the engine's names are read in a child process (seconds) and kept in the user's cache folder. What they mean
-here, and which of them a run may set, is decided in ``engine_sections``.
+here, and which of them a run may set, is decided in ``engines``.
 
 ``python -m tests.guards.test_engine_tables`` writes the files of ``data/`` for the installed versions.
 """

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from slime_core.config.serving import model_url
+from slime_core.config.engines import model_url
 from slime_core.errors import EngineError, RequestRefused, RunError
 from slime_core.generation.sampling import Generation, SamplingParams, engine_inputs, fail, is_finished
 from slime_core.generation.trajectory import Interrupted, Trajectory

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slime_core.config.schema import AlgorithmConfig
+from slime_core.config.learning import AlgorithmConfig
 from slime_core.errors import PluginError, RunError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.columns import DataParallelSums, TokenEstimation

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from slime_core.checkpoint.folder import critic_part
-from slime_core.config.schema import OptimizerConfig, RunConfig
+from slime_core.config.learning import OptimizerConfig
+from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.checks import (

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from slime_core.config.schema import AlgorithmConfig
+from slime_core.config.learning import AlgorithmConfig
 from slime_core.errors import RunError
 from slime_core.learner.checks import require_per_token, require_type
 from slime_core.learner.metric_sums import MetricSums

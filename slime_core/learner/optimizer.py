@@ -20,7 +20,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.module import Float16Module
 
-from slime_core.config.schema import OptimizerConfig as OptimizerSettings
+from slime_core.config.learning import OptimizerConfig as OptimizerSettings
 
 OFFLOADING = (
     "optimizer_cpu_offload",

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from slime_core.config.learning import LearnerConfig, OptimizerConfig
 from slime_core.config.model_config import described, torch_dist_folder
-from slime_core.config.schema import LearnerConfig, OptimizerConfig
 from slime_core.errors import ConfigError, RunError, SlimeError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.checks import require_gradient

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slime_core.config.schema import ParallelConfig
+from slime_core.config.learning import ParallelConfig
 from slime_core.errors import ConfigError, RunError
 
 __all__ = ["ParallelLayout", "initialize_model_parallel"]

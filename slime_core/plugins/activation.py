@@ -17,8 +17,7 @@ from typing import TypedDict
 
 from pydantic import BaseModel
 
-from slime_core.config.choices import Choice, NamedCode
-from slime_core.config.load import Derive
+from slime_core.config.load import Choice, Derive, NamedCode
 from slime_core.config.settings import core_settings
 from slime_core.errors import PluginError
 from slime_core.plugins.component import Kind

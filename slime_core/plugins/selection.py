@@ -8,12 +8,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-from slime_core.config.choices import RewardTerm, reward_names, reward_terms
-from slime_core.config.eval_sets import eval_sets
+from slime_core.config.engines import EngineModel
+from slime_core.config.layout_rules import recomputes
 from slime_core.config.options import KIND_NAMED_BY, ReadBy, UsedBy
-from slime_core.config.rules.models import recomputes
-from slime_core.config.schema import RunConfig
-from slime_core.config.serving import EngineModel
+from slime_core.config.sampling import RewardTerm, reward_names, reward_terms
+from slime_core.config.schema import RunConfig, eval_sets
 from slime_core.config.settings import Setting, as_words, core_settings, core_values, plugin_settings
 from slime_core.errors import PluginError
 from slime_core.plugins.component import SETTINGS_READ, AdvantageTraits, Component, Kind

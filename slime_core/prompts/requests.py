@@ -18,9 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 
-from slime_core.config.eval_sets import EvalSet
 from slime_core.config.sampling import DataConfig
-from slime_core.config.schema import RunConfig
+from slime_core.config.schema import EvalSet, RunConfig
 from slime_core.errors import DataError, RunError
 from slime_core.plugins.contracts import PromptFilter, PromptFormat, PromptRequest
 from slime_core.prompts.chat import PromptEncoder

@@ -25,7 +25,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from slime_core.config.choices import reward_names
+from slime_core.config.sampling import reward_names
 from slime_core.config.schema import RunConfig
 from slime_core.config.section import All, Count, CountOrZero, Name, Positive, PositiveOrZero, Section, Share
 from slime_core.errors import DataError, nearest

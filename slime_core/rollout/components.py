@@ -26,7 +26,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_core.config.choices import reward_names
+from slime_core.config.sampling import reward_names
 from slime_core.config.secrets import refused_key
 from slime_core.errors import PluginError, RunError, SlimeError
 from slime_core.plugins.component import Kind

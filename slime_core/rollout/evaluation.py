@@ -3,8 +3,8 @@
     Evaluation    runs the sets
     scores        mean reward, overall and by metadata field; pass@k; response lengths
 
-Each set has its own settings (:mod:`slime_core.config.eval_sets`): sampling parameters, generate function, reward
-model, and the model that generates: the policy or another one.
+Each set has its own settings (:class:`~slime_core.config.schema.EvalSet`): sampling parameters, generate function,
+reward model, and the model that generates: the policy or another one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from slime_core.config.eval_sets import EvalSet, eval_sets
-from slime_core.config.schema import RunConfig
+from slime_core.config.schema import EvalSet, RunConfig, eval_sets
 from slime_core.errors import ConfigError, PluginError, RunError, nearest
 from slime_core.generation import GenerateContext
 from slime_core.plugins.contracts import DataSource, EvalSamples

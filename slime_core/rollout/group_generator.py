@@ -22,8 +22,8 @@ from dataclasses import dataclass, fields, replace
 from itertools import compress
 from typing import Any
 
-from slime_core.config.eval_sets import EvalSet
-from slime_core.config.schema import RolloutConfig, RunConfig
+from slime_core.config.sampling import RolloutConfig
+from slime_core.config.schema import EvalSet, RunConfig
 from slime_core.errors import EngineError, RequestRefused
 from slime_core.generation import GenerateContext, Interrupted, SamplingParams
 from slime_core.generation.context import Parents

@@ -19,8 +19,7 @@ from numbers import Real
 from statistics import fmean
 from typing import Any, Protocol, cast
 
-from slime_core.config.choices import RewardTerm, reward_terms
-from slime_core.config.schema import RolloutConfig
+from slime_core.config.sampling import RewardTerm, RolloutConfig, reward_terms
 from slime_core.errors import RunError, SlimeError
 from slime_core.generation.sampling import UNANSWERED, is_finished
 from slime_core.plugins.component import Kind

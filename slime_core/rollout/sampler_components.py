@@ -8,8 +8,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from slime_core.config.eval_sets import EvalSet
 from slime_core.config.model_config import context_length, routes_shape
+from slime_core.config.schema import EvalSet
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import ProcessSettings, PromptFormats, construct

@@ -17,7 +17,7 @@ from functools import partial
 from importlib import metadata
 from typing import Literal
 
-from slime_core.config.engine_sections import speculates
+from slime_core.config.engines import speculates
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, PlacementError
 from slime_core.runtime.machine import cluster_address

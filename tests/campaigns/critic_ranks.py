@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from slime_core.config.schema import AlgorithmConfig, ClusterConfig, CriticConfig, OptimizerConfig, RunConfig
+from slime_core.config.learning import AlgorithmConfig, CriticConfig, OptimizerConfig
+from slime_core.config.schema import ClusterConfig, RunConfig
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.types import TrainBatch
 from tests.campaigns.critic_reference import GAMMA, LAMBD, NUM_STEPS, Outcome, head_weights, shards

@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from slime_core.config.learning import LearnerConfig
-from slime_core.config.schema import ClusterConfig, OptimizerConfig, RunConfig
+from slime_core.config.learning import LearnerConfig, OptimizerConfig
+from slime_core.config.schema import ClusterConfig, RunConfig
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, TrainBatch

@@ -21,7 +21,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from slime_core.config.schema import ARITHMETIC, AlgorithmConfig, RolloutConfig, RunConfig
+from slime_core.config.learning import AlgorithmConfig
+from slime_core.config.sampling import RolloutConfig
+from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.plugins.activation import activate
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_components import SamplerSettings

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 
 import slime_core
-from slime_core.config.schema import AlgorithmConfig, ClusterConfig, LearnerConfig, OptimizerConfig, RunConfig
+from slime_core.config.learning import AlgorithmConfig, LearnerConfig, OptimizerConfig
+from slime_core.config.schema import ClusterConfig, RunConfig
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, Status, TrainBatch

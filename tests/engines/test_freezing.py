@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from slime_core.config.schema import OptimizerConfig
+from slime_core.config.learning import OptimizerConfig
 from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample

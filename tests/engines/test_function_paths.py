@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from ray import cloudpickle
 
-from slime_core.config.schema import RolloutConfig, RunConfig
+from slime_core.config.sampling import RolloutConfig
+from slime_core.config.schema import RunConfig
 from slime_core.errors import CheckpointError, PluginError
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, Status

@@ -22,14 +22,9 @@ import pytest
 import torch
 from ray import cloudpickle
 
-from slime_core.config.schema import (
-    AlgorithmConfig,
-    ClusterConfig,
-    MegatronConfig,
-    ModelConfig,
-    OptimizerConfig,
-    RunConfig,
-)
+from slime_core.config.engines import MegatronConfig
+from slime_core.config.learning import AlgorithmConfig, OptimizerConfig
+from slime_core.config.schema import ClusterConfig, ModelConfig, RunConfig
 from slime_core.errors import CheckpointError, NonFiniteError, RunError, SlimeError
 from slime_core.rollout.shards import BatchPlan, loss_masks, make_shards
 from slime_core.types import Sample, Status, TrainBatch

@@ -114,7 +114,7 @@ def test_a_shared_critic_adds_a_model_without_output_weights(megatron):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_weights_gradients_and_optimizer_are_as_held(megatron, model):
-    from slime_core.config.schema import OptimizerConfig
+    from slime_core.config.learning import OptimizerConfig
     from slime_core.learner.optimizer import build_optimizer, wrap
 
     chunk = build(megatron, model, 2)

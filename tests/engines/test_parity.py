@@ -23,7 +23,8 @@ import pytest
 import torch
 from ray import cloudpickle
 
-from slime_core.config.schema import ClusterConfig, OptimizerConfig, RunConfig
+from slime_core.config.learning import OptimizerConfig
+from slime_core.config.schema import ClusterConfig, RunConfig
 from slime_core.errors import ParityError
 from slime_core.generation import SamplingParams, keep
 from slime_core.rollout.engines.client import GenerateClient

@@ -25,7 +25,8 @@ import pytest
 import torch
 from ray import cloudpickle
 
-from slime_core.config.schema import AlgorithmConfig, ClusterConfig, ModelConfig, OptimizerConfig, RunConfig
+from slime_core.config.learning import AlgorithmConfig, OptimizerConfig
+from slime_core.config.schema import ClusterConfig, ModelConfig, RunConfig
 from slime_core.errors import ConfigError, NonFiniteError, SlimeError
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, Status, TrainBatch

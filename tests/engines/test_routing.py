@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from slime_core.config.schema import LearnerConfig
+from slime_core.config.learning import LearnerConfig
 from slime_core.errors import ConfigError, RunError
 from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
 from slime_core.rollout.shards import BatchPlan, make_shards

@@ -33,7 +33,7 @@ class Trained:
     """A small model with Adam's state, and its checkpoints in ``folder``."""
 
     def __init__(self, model: Path, layout: Any, folder: Path) -> None:
-        from slime_core.config.schema import OptimizerConfig
+        from slime_core.config.learning import OptimizerConfig
         from slime_core.learner.optimizer import build_optimizer, build_schedule, wrap
         from slime_core.learner.saving import SaveSettings
 

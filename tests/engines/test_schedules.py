@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from slime_core.config.schema import OptimizerConfig
+from slime_core.config.learning import OptimizerConfig
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,10 @@ import torch
 from pydantic import SecretStr
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassification
 
+from slime_core.config.learning import LearnerConfig
 from slime_core.config.load import load
-from slime_core.config.schema import ARITHMETIC, LearnerConfig, RolloutConfig, RunConfig
+from slime_core.config.sampling import RolloutConfig
+from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.config.secrets import EngineAccess, engine_access, engine_headers, set_engine_access
 from slime_core.errors import ConfigError, RequestFailed
 from slime_core.generation import Generation, SamplingParams

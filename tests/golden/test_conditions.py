@@ -18,9 +18,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from slime_core.config.check import unmet
 from slime_core.config.engine_flags import engine_settings
+from slime_core.config.engines import EngineGroup
 from slime_core.config.options import Conflicts, Needs
 from slime_core.config.sampling import EvalDataset
-from slime_core.config.serving import EngineGroup
 from slime_core.config.settings import Setting, core_settings
 
 STORED = Path(__file__).with_name("conditions.txt")

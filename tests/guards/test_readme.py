@@ -14,9 +14,9 @@ import pytest
 from slime_core import Kind, RunView, Sample, loop
 from slime_core.cli import activation, evaluate, run
 from slime_core.cli.main import main
-from slime_core.config.choices import reward_names
 from slime_core.config.explain import to_toml
 from slime_core.config.load import Resolved, load, peek
+from slime_core.config.sampling import reward_names
 from slime_core.errors import ConfigError
 from slime_core.plugins.activation import activate
 

@@ -8,7 +8,9 @@ from unittest.mock import ANY
 import pytest
 
 from slime_core.checkpoint.folder import RunState
-from slime_core.config.schema import CheckpointConfig, EvalConfig, RolloutConfig, RunConfig, WeightsConfig
+from slime_core.config.learning import WeightsConfig
+from slime_core.config.sampling import EvalConfig, RolloutConfig
+from slime_core.config.schema import CheckpointConfig, RunConfig
 from slime_core.errors import NonFiniteError
 from slime_core.loop import train
 from slime_core.plugins.activation import activate

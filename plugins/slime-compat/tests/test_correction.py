@@ -10,7 +10,7 @@ import torch
 from slime_compat.correction import CustomCorrection
 from slime_core import RunView
 from slime_core.builtin.losses import Clipped
-from slime_core.config.schema import AlgorithmConfig
+from slime_core.config.learning import AlgorithmConfig
 from slime_core.errors import PluginError
 from slime_core.learner.micro_batches import idle_micro_batch
 from slime_core.learner.objective import Objective

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.config.eval_sets import eval_sets
 from slime_core.config.explain import explain, to_toml
 from slime_core.config.load import Resolved
+from slime_core.config.schema import eval_sets
 from slime_core.errors import ConfigError
 from tests.function_paths import resolve
 

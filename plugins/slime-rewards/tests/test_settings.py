@@ -10,10 +10,11 @@ import pytest
 from slime_core import RunPlan
 from slime_core.cli.activation import resolve
 from slime_core.cli.preflight import check_files
+from slime_core.config.engines import EngineConfig, EngineModel
 from slime_core.config.explain import to_toml
 from slime_core.config.load import Resolved
-from slime_core.config.schema import EngineConfig, RolloutConfig, RunConfig
-from slime_core.config.serving import EngineModel
+from slime_core.config.sampling import RolloutConfig
+from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, DataError, PluginError
 from slime_core.plugins.construction import run_plan
 from slime_rewards.checks import mistakes

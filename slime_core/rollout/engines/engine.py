@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from slime_core.config.engines import RouterPolicy, WorkerType
 from slime_core.config.secrets import (
     ENGINE_KEY,
     engine_access,
@@ -38,7 +39,6 @@ from slime_core.config.secrets import (
     needed_environment,
     send_key_to,
 )
-from slime_core.config.serving import RouterPolicy, WorkerType
 from slime_core.cpu import serve as cpu
 from slime_core.errors import EngineError
 from slime_core.rollout.engines import keyed

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from slime_core.config.engines import WorkerType
 from slime_core.config.model_config import described, differences
 from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import send_key_to
-from slime_core.config.serving import WorkerType
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
 from slime_core.rollout.engines.engine import Worker
 from slime_core.rollout.engines.server import HANG_LIMIT_S, PROBE_INTERVAL_S, is_hung

@@ -27,10 +27,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from slime_core.config.engine_sections import server_arguments
+from slime_core.config.engines import EngineGroup, EngineModel, server_arguments
 from slime_core.config.model_config import described
 from slime_core.config.schema import RunConfig
-from slime_core.config.serving import EngineGroup, EngineModel
 from slime_core.errors import EngineError, RemoteError, WaitTimeout
 from slime_core.rollout.engines.actors import (
     EngineActor,

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from slime_core.config.schema import AlgorithmConfig, ClusterConfig, ModelConfig, OptimizerConfig, RunConfig
+from slime_core.config.learning import AlgorithmConfig, OptimizerConfig
+from slime_core.config.schema import ClusterConfig, ModelConfig, RunConfig
 from slime_core.ops.losses import clipped_surrogate
 from slime_core.plugins.contracts import (
     CorrectionOutput,

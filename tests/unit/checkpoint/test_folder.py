@@ -20,7 +20,8 @@ from slime_core.checkpoint.folder import (
     write_state,
     writing,
 )
-from slime_core.config.schema import CheckpointConfig, RolloutConfig, RunConfig
+from slime_core.config.sampling import RolloutConfig
+from slime_core.config.schema import CheckpointConfig, RunConfig
 from slime_core.errors import CheckpointError, ConfigError, RunError
 
 

@@ -11,7 +11,8 @@ import pytest
 from slime_core.checkpoint.folder import RunState, drafted, write_state
 from slime_core.cli.run import RunRestarts, open_record
 from slime_core.config.load import Resolved
-from slime_core.config.schema import JobConfig, ModelConfig, RolloutConfig, RunConfig
+from slime_core.config.sampling import RolloutConfig
+from slime_core.config.schema import JobConfig, ModelConfig, RunConfig
 from slime_core.errors import EngineSilent, NodeDied, ProcessDied, RunError, ServerDied
 from slime_core.track.record import RunRecord
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from slime_core.config.check import mistakes
-from slime_core.config.eval_sets import EvalSet, eval_sets
 from slime_core.config.load import load
-from slime_core.config.schema import ARITHMETIC
+from slime_core.config.schema import ARITHMETIC, EvalSet, eval_sets
 from slime_core.errors import ConfigError
 
 NONE = "--eval-prompt-data none"

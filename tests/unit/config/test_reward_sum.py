@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from slime_core.config.check import mistakes
-from slime_core.config.choices import RewardTerm, reward_names, reward_terms
 from slime_core.config.explain import to_toml
 from slime_core.config.load import load
-from slime_core.config.sampling import EvalConfig, EvalDataset
-from slime_core.config.schema import RolloutConfig, RunConfig
+from slime_core.config.sampling import EvalConfig, EvalDataset, RewardTerm, RolloutConfig, reward_names, reward_terms
+from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError
 
 SETS = {"runs": None, "one": "f1", "two": "0.7*math+0.3*f1", "twice": "1*math+2*math"}

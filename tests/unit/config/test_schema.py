@@ -7,15 +7,9 @@ import pickle
 import pytest
 from pydantic import ValidationError
 
-from slime_core.config.schema import (
-    ARITHMETIC,
-    EMBEDDED_DEFAULTS,
-    AlgorithmConfig,
-    CriticConfig,
-    LearnerConfig,
-    RolloutConfig,
-    RunConfig,
-)
+from slime_core.config.learning import AlgorithmConfig, CriticConfig, LearnerConfig
+from slime_core.config.sampling import RolloutConfig
+from slime_core.config.schema import ARITHMETIC, EMBEDDED_DEFAULTS, RunConfig
 from slime_core.config.section import EngineSection
 from slime_core.config.settings import core_settings
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slime_core.config.schema import RolloutConfig
+from slime_core.config.sampling import RolloutConfig
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.generation.context import Parents
 from slime_core.rollout.components import RoutedComponent

@@ -10,7 +10,7 @@ import torch
 
 from slime_core import RunView
 from slime_core.builtin.losses import Clipped
-from slime_core.config.schema import AlgorithmConfig
+from slime_core.config.learning import AlgorithmConfig
 from slime_core.errors import CheckpointError, ConfigError, PluginError
 from slime_core.learner.components import build_objective
 from slime_core.learner.frozen_models import RequiredColumns

@@ -13,7 +13,7 @@ import torch
 
 from slime_core import RunView
 from slime_core.builtin.losses import Clipped
-from slime_core.config.schema import AlgorithmConfig
+from slime_core.config.learning import AlgorithmConfig
 from slime_core.errors import RunError
 from slime_core.learner import trained_model
 from slime_core.learner.metric_sums import MetricSums, reduce_metrics

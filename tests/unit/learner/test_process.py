@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from slime_core.config.schema import ParallelConfig
+from slime_core.config.learning import ParallelConfig
 from slime_core.errors import ConfigError
 from slime_core.modeling.layout import ParallelLayout
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slime_core.config.schema import LearnerConfig
+from slime_core.config.learning import LearnerConfig
 from slime_core.errors import RunError
 from slime_core.learner import trained_model
 from slime_core.learner.trained_model import RoutingReplay

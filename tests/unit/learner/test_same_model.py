@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.config.schema import ARITHMETIC, CriticConfig, RunConfig
+from slime_core.config.learning import CriticConfig
+from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.errors import ConfigError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.checks import require_same_model

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.cli.activation import activate_named
-from slime_core.config.choices import Choice
-from slime_core.config.load import load, peek
+from slime_core.config.load import Choice, load, peek
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.activation import ActivePlugins, activate
 from slime_core.plugins.component import Kind

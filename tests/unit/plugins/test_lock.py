@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.cli.main import main
-from slime_core.config.choices import NamedCode
+from slime_core.config.load import NamedCode
 from slime_core.errors import ManifestMismatch, PluginError
 from slime_core.plugins.activation import activate
 from slime_core.plugins.lock import Lock, read_lock

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.config.schema import AlgorithmConfig, CriticConfig, RunConfig
+from slime_core.config.learning import AlgorithmConfig, CriticConfig
+from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.activation import activate
 from slime_core.plugins.selection import check_selection

@@ -10,8 +10,8 @@ import pytest
 from slime_core import Kind
 from slime_core.config.load import load
 from slime_core.config.options import PluginSettings
-from slime_core.config.sampling import EvalConfig, EvalDataset
-from slime_core.config.schema import RolloutConfig, RunConfig
+from slime_core.config.sampling import EvalConfig, EvalDataset, RolloutConfig
+from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.activation import activate
 from slime_core.plugins.discovery import CORE

@@ -7,8 +7,10 @@ import sys
 
 import pytest
 
+from slime_core.config.learning import AlgorithmConfig
 from slime_core.config.options import PluginSettings
-from slime_core.config.schema import AlgorithmConfig, DataConfig, RolloutConfig, RunConfig
+from slime_core.config.sampling import DataConfig, RolloutConfig
+from slime_core.config.schema import RunConfig
 from slime_core.errors import DataError
 from slime_core.plugins.activation import activate
 from slime_core.plugins.component import Kind

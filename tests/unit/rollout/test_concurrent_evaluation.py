@@ -11,15 +11,9 @@ from typing import Any
 import pytest
 
 from slime_core.checkpoint.folder import RunState
-from slime_core.config.schema import (
-    CheckpointConfig,
-    ClusterConfig,
-    EvalConfig,
-    LearnerConfig,
-    RolloutConfig,
-    RunConfig,
-    WeightsConfig,
-)
+from slime_core.config.learning import LearnerConfig, WeightsConfig
+from slime_core.config.sampling import EvalConfig, RolloutConfig
+from slime_core.config.schema import CheckpointConfig, ClusterConfig, RunConfig
 from slime_core.errors import RunError
 from slime_core.loop import train
 from slime_core.plugins.activation import activate

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slime_core.config.schema import RolloutConfig
+from slime_core.config.sampling import RolloutConfig
 from slime_core.errors import EngineError, PluginError, RequestFailed, RequestRefused, RunError
 from slime_core.generation import GenerateContext, Interrupted, SamplingParams
 from slime_core.plugins.discovery import PluginIdentity

@@ -27,7 +27,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime_core.builtin.rollout import Random
-from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, RolloutConfig, RunConfig
+from slime_core.config.learning import AlgorithmConfig
+from slime_core.config.sampling import DataConfig, EvalConfig, RolloutConfig
+from slime_core.config.schema import RunConfig
 from slime_core.errors import RequestFailed
 from slime_core.generation import Generation, SamplingParams
 from slime_core.generation.sampling import NOTHING

@@ -11,14 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slime_core.config.schema import (
-    AlgorithmConfig,
-    DataConfig,
-    DebugConfig,
-    LearnerConfig,
-    RolloutConfig,
-    RunConfig,
-)
+from slime_core.config.learning import AlgorithmConfig, LearnerConfig
+from slime_core.config.sampling import DataConfig, RolloutConfig
+from slime_core.config.schema import DebugConfig, RunConfig
 from slime_core.errors import EngineError, RunError
 from slime_core.generation import Generation
 from slime_core.plugins.activation import activate

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slime_core.config.schema import AlgorithmConfig, DataConfig, RolloutConfig, RunConfig
+from slime_core.config.learning import AlgorithmConfig
+from slime_core.config.sampling import DataConfig, RolloutConfig
+from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.activation import activate
 from slime_core.prompts.chat import PromptEncoder

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slime_core.config.sampling import EvalDataset
-from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, LearnerConfig, RolloutConfig, RunConfig
+from slime_core.config.learning import AlgorithmConfig, LearnerConfig
+from slime_core.config.sampling import DataConfig, EvalConfig, EvalDataset, RolloutConfig
+from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import add_key, key_of_run
 from slime_core.errors import ConfigError, DataError, EngineError, PluginError, RequestRefused, RunError
 from slime_core.generation import GenerateContext, Generation, Kept, SamplingParams

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, RolloutConfig, RunConfig
+from slime_core.config.learning import AlgorithmConfig
+from slime_core.config.sampling import DataConfig, EvalConfig, RolloutConfig
+from slime_core.config.schema import RunConfig
 from slime_core.errors import RequestRefused, RunError
 from slime_core.generation import Generation, keep
 from slime_core.plugins.activation import activate

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from slime_core.config.eval_sets import eval_sets
-from slime_core.config.schema import AlgorithmConfig, DataConfig, EvalConfig, RolloutConfig, RunConfig
+from slime_core.config.learning import AlgorithmConfig
+from slime_core.config.sampling import DataConfig, EvalConfig, RolloutConfig
+from slime_core.config.schema import RunConfig, eval_sets
 from slime_core.errors import PluginError, RunError
 from slime_core.plugins.activation import activate
 from slime_core.prompts.chat import PromptEncoder

@@ -8,10 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slime_core.config.engine_sections import MegatronConfig, SGLangConfig
+from slime_core.config.engines import EngineConfig, EngineGroup, MegatronConfig, SGLangConfig
 from slime_core.config.sampling import RolloutConfig
-from slime_core.config.schema import ClusterConfig, DebugConfig, EngineConfig, RunConfig
-from slime_core.config.serving import EngineGroup
+from slime_core.config.schema import ClusterConfig, DebugConfig, RunConfig
 from slime_core.runtime import machine
 from slime_core.runtime.machine import Machine, free_resources, nccl_environment, rank_environment
 

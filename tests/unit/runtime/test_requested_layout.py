@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from slime_core.config.engine_sections import SGLangConfig
-from slime_core.config.schema import EvalConfig, RunConfig
-from slime_core.config.serving import EngineGroup, EngineModel
+from slime_core.config.engines import EngineGroup, EngineModel, SGLangConfig
+from slime_core.config.sampling import EvalConfig
+from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, PlacementError
 from slime_core.runtime.layout import Capacity, Layout, Seat, assign, plan, requested_layout, require_device_support
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from slime_core.config.engines import EngineGroup
 from slime_core.config.explain import to_toml
+from slime_core.config.layout_rules import SERVING, SERVING_OF_EVAL, SERVING_OF_RUN
 from slime_core.config.load import load
-from slime_core.config.rules.engines import SERVING, SERVING_OF_EVAL, SERVING_OF_RUN
 from slime_core.config.schema import ARITHMETIC, RunConfig
-from slime_core.config.serving import EngineGroup
 from slime_core.errors import ConfigError
 
 MODEL = ARITHMETIC / "model"

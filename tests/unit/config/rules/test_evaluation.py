@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slime_core.config.check import mistakes
+from slime_core.config.engines import EngineGroup
 from slime_core.config.load import load
-from slime_core.config.serving import EngineGroup
 
 TOY = ("--advantage-estimator", "toy")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.config.sampling import EvalConfig, EvalDataset
-from slime_core.config.schema import EngineConfig, RolloutConfig, RunConfig
-from slime_core.config.serving import EngineModel
+from slime_core.config.engines import EngineConfig, EngineModel
+from slime_core.config.sampling import EvalConfig, EvalDataset, RolloutConfig
+from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.activation import activate
 from slime_core.plugins.selection import check_selection

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import slime_core
+from slime_core.config.learning import LearnerConfig
 from slime_core.config.model_config import described, forward_flops
-from slime_core.config.schema import ClusterConfig, LearnerConfig, RunConfig
+from slime_core.config.schema import ClusterConfig, RunConfig
 from slime_core.errors import RunError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.critic_rank import reshard_for_critic

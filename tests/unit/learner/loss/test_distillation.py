@@ -9,7 +9,7 @@ import torch
 
 from slime_core import RunView
 from slime_core.builtin.losses import Clipped
-from slime_core.config.schema import AlgorithmConfig
+from slime_core.config.learning import AlgorithmConfig
 from slime_core.learner.micro_batches import MicroBatch
 from slime_core.learner.objective import Objective, subtract_teacher_kl
 

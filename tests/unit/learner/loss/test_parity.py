@@ -9,7 +9,7 @@ import torch
 
 from slime_core import RunView
 from slime_core.builtin.losses import Clipped
-from slime_core.config.schema import AlgorithmConfig, WeightsConfig
+from slime_core.config.learning import AlgorithmConfig, WeightsConfig
 from slime_core.errors import ParityError
 from slime_core.learner.actor import parity_unchecked_warning
 from slime_core.learner.columns import BFLOAT16, FLOAT32, MIXTURE, STRICT, Bounds, ParityGate

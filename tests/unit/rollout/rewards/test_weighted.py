@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_core.config.choices import reward_terms
+from slime_core.config.sampling import reward_terms
 from slime_core.rollout.reward_scoring import WeightedSum, part_metrics
 from slime_core.types import RewardFailure, Sample
 
