@@ -17,8 +17,7 @@ In the order in which a prompt group passes through them:
     evaluation.py             held-out prompts, and their scores
     engines/                  inference servers: start, find, supervise, call
     reward_scoring.py         the reward of each sample: from the process pool, or from the sampler if the traits say so
-    reward_pool.py            reward processes that can be killed, as the sampler sees them
-    reward_worker.py          the program of a reward process
+    reward_pool.py            reward processes that can be killed: as the sampler sees them, and their program
 
 The rule between them: nothing here knows Megatron, and only token ids cross the border to an engine, never text.
 """

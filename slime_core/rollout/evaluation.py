@@ -88,7 +88,8 @@ class Evaluation:
             samples = await self._measure(one, context)
             own = one.settings
             metrics |= scores(samples, f"eval/{name}", key=own.reward_key, threshold=own.pass_threshold)
-            metrics |= {f"eval/{name}-failed/{cause}": n for cause, n in one.collector.take_failures().items()}
+            failures = one.collector.dispatcher.take_failures()
+            metrics |= {f"eval/{name}-failed/{cause}": count for cause, count in failures.items()}
             metrics |= part_metrics(samples, f"eval/{name}/reward_parts")
             metrics |= {f"eval/{name}-left_out": float(one.num_left_out)} if own.longest_prompt else {}
             sets[name] = _eval_samples(samples, key=own.reward_key)
@@ -107,7 +108,7 @@ class Evaluation:
         samples = [sample for group in finished for sample in group]
         failed = [sample for sample in samples if sample.reward is None]
         if len(failed) < len(samples):
-            one.collector.unanswered(failed)
+            one.collector.dispatcher.unanswered(failed)
         self._components.writer.write(f"eval-{name}", context.rollout, samples)
         if len(failed) == len(samples):
             raise RunError(

@@ -174,6 +174,9 @@ class GroupGenerator:
         generators, rewards: the components to choose from.
         rollout: says which of several rewards trains, and what a failed sample does.
         hooks: of plugins that see samples before they are rewarded; None: there are none.
+
+    Attributes:
+        dispatcher: calls the reward models, and counts samples without a reward.
     """
 
     def __init__(
@@ -188,7 +191,7 @@ class GroupGenerator:
         self._rewards = rewards
         self._rollout = rollout
         self._hooks = hooks
-        self._dispatcher = RewardDispatcher(rollout)
+        self.dispatcher = RewardDispatcher(rollout)
         self._num_retries = rollout.failed_sample_retries if rollout.failed_samples == "retry" else 0
         self._retries: Counter[str] = Counter()
 
@@ -221,20 +224,16 @@ class GroupGenerator:
         """Score the samples that have no reward yet, of groups that a rollout source made; raises as :meth:`collect`
         does."""
         missing = [[sample for sample in group if sample.reward is None] for group in groups]
-        await run_all(self._dispatcher.score(self._rewards.of(samples[0]), samples) for samples in missing if samples)
+        await run_all(self.dispatcher.score(self._rewards.of(samples[0]), samples) for samples in missing if samples)
 
-    def unanswered(self, samples: Sequence[Sample]) -> None:
-        """Count samples of an evaluation that no engine has answered as wrong, under the cause ``engine``."""
-        self._dispatcher.unanswered(samples)
-
-    def take_failures(self) -> dict[str, float]:
-        """Cause -> samples without a reward of their own, since the last call."""
-        return self._dispatcher.take_failures()
-
-    def take_retries(self) -> dict[str, float]:
-        """Cause -> samples that were generated again for it, since the last call."""
-        taken, self._retries = self._retries, Counter()
-        return {cause: float(count) for cause, count in taken.items()}
+    def take_metrics(self) -> dict[str, float]:
+        """Since the last call, by cause: samples without a reward of their own, and samples that were generated
+        again."""
+        failures, retries, self._retries = self.dispatcher.take_failures(), self._retries, Counter()
+        return {
+            **{f"rollout/reward_failures/{cause}": count for cause, count in failures.items()},
+            **{f"rollout/retries/{cause}": float(count) for cause, count in retries.items()},
+        }
 
     async def _collect_group(
         self, context: GenerateContext, group: PromptGroup, sampling: SamplingParams
@@ -249,7 +248,7 @@ class GroupGenerator:
             context=context,
             sampling=sampling,
             hooks=self._hooks,
-            dispatcher=self._dispatcher,
+            dispatcher=self.dispatcher,
         )
         samples = await attempt.generate(group)
         if context.evaluation:
@@ -258,7 +257,7 @@ class GroupGenerator:
             samples = await self._retry_failed(attempt, samples)
         samples.sort(key=_place_in(group))
         if reward.takes_groups:
-            return await self._dispatcher.score(reward, samples, evaluation=context.evaluation)
+            return await self.dispatcher.score(reward, samples, evaluation=context.evaluation)
         return samples
 
     async def _resume_aborted(

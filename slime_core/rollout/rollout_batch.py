@@ -2,7 +2,7 @@
 
     Staleness         the bound on the age of samples, and what happens to groups above it
     CollectedGroups   the groups of a rollout as they arrive
-    RolloutBatch      what a group source fills; passes groups that are not too old on to ``CollectedGroups``
+    RolloutBatch      the same as a group source fills it: scores groups, and leaves out those that are too old
 
 A group is *aborted* (its requests were cancelled; it is requeued), *lost* (none of its samples can be trained on),
 *stale* (too old to be trained; another group replaces it), *dropped* (a sample transform left it out; another prompt
@@ -163,7 +163,9 @@ class CollectedGroups:
         reward_key: which of several rewards trains.
         drops_failed_groups: a group with a sample that failed is dropped.
 
-    ``received`` holds every group that was taken, in the order of their coming.
+    Attributes:
+        received: every group that was taken, in the order of their coming.
+        lost: samples that were aborted or failed, and the siblings of aborted ones.
     """
 
     def __init__(
@@ -176,7 +178,7 @@ class CollectedGroups:
         self._rewarded: list[PromptGroup] = []
         self._rewards: list[list[float]] = []
         self._raw: list[float] = []
-        self._rest: list[Sample] = []
+        self.lost: list[Sample] = []
         self._passed: list[_Passed] = []
         self._dropped: list[tuple[str, PromptGroup]] = []
         self._num_lost = 0
@@ -209,10 +211,10 @@ class CollectedGroups:
     def _take(self, group: PromptGroup) -> None:
         if any(sample.status is Status.ABORTED for sample in group):
             self.aborted.append(group)
-            self._rest += group
+            self.lost += group
             return
         trainable = [sample for sample in group if is_finished(sample)]
-        self._rest += [sample for sample in group if not is_finished(sample)]
+        self.lost += [sample for sample in group if not is_finished(sample)]
         self._raw += [sample.reward_value(self._key) for sample in trainable]
         if not trainable:
             self._num_lost += 1
@@ -245,12 +247,7 @@ class CollectedGroups:
     @property
     def written(self) -> list[Sample]:
         """Samples that no transform dropped: those that are trained on, then those that were aborted or failed."""
-        return [*self.trained, *self._rest]
-
-    @property
-    def lost(self) -> list[Sample]:
-        """Samples that were aborted or failed, and the siblings of aborted ones."""
-        return list(self._rest)
+        return [*self.trained, *self.lost]
 
     @property
     def stale(self) -> list[Sample]:
@@ -297,7 +294,7 @@ class CollectedGroups:
 
     def warnings(self) -> list[str]:
         """Warnings about samples that were aborted or failed."""
-        lost = [sample for sample in self._rest if not is_finished(sample)]
+        lost = [sample for sample in self.lost if not is_finished(sample)]
         if not lost:
             return []
         return [f"{len(lost)} of {len(self.samples)} samples are not trained on: {describe_failures(lost)}"]
@@ -320,7 +317,7 @@ class CollectedGroups:
 
     def _failures(self) -> Counter[str]:
         """Cause -> samples that failed for it; what a plugin calls it is used where it can be part of a name."""
-        failed = [sample.failure_cause or "" for sample in self._rest if sample.status is Status.FAILED]
+        failed = [sample.failure_cause or "" for sample in self.lost if sample.status is Status.FAILED]
         return Counter(cause if REASON.fullmatch(cause) else UNNAMED for cause in failed)
 
     @property
@@ -337,12 +334,12 @@ class CollectedGroups:
         return [*self._dropped, *late, *surplus]
 
 
-class RolloutBatch:
-    """The batch that a source fills; implements :class:`slime_core.plugins.contracts.RolloutBatch`.
+class RolloutBatch(CollectedGroups):
+    """The groups that a source adds; implements :class:`slime_core.plugins.contracts.RolloutBatch`.
 
     Arguments:
         rollout: its number.
-        groups: receives the groups.
+        transforms, wanted, reward_key, drops_failed_groups: see :class:`CollectedGroups`.
         prompts: receives groups that are too old, where ``--stale-samples`` is ``requeue``.
         staleness: the run's bound.
         collector: scores samples without a reward; None: all samples have one.
@@ -352,33 +349,22 @@ class RolloutBatch:
     def __init__(
         self,
         rollout: int,
-        groups: CollectedGroups,
+        transforms: Transforms,
         *,
+        wanted: int,
+        reward_key: str | None,
+        drops_failed_groups: bool,
         prompts: DataSource,
         staleness: Staleness,
         collector: GroupGenerator | None,
         generation: Callable[[int, Sample], tuple[GenerateContext, SamplingParams]],
     ) -> None:
-        self.groups = groups
+        super().__init__(transforms, wanted=wanted, reward_key=reward_key, drops_failed_groups=drops_failed_groups)
         self.rollout = rollout
         self.prompts = prompts
         self._staleness = staleness
         self._collector = collector
         self._generation = generation
-
-    @property
-    def wanted(self) -> int:
-        """Groups that the batch needs."""
-        return self.groups.wanted
-
-    @wanted.setter
-    def wanted(self, count: int) -> None:
-        self.groups.wanted = count
-
-    @property
-    def missing(self) -> int:
-        """Groups that the batch still needs."""
-        return self.groups.missing
 
     def generation(self, sample: Sample) -> tuple[GenerateContext, SamplingParams]:
         """The arguments of the generate function for ``sample`` and its group.
@@ -399,8 +385,8 @@ class RolloutBatch:
         fresh, stale = self._staleness.split(groups, rollout=self.rollout)
         if self._staleness.stale == "requeue":
             self.prompts.put_back(stale)
-        self.groups.leave_out(stale, STALE if self._staleness.stale == "evict" else REQUEUED)
-        self.groups.take(fresh)
+        self.leave_out(stale, STALE if self._staleness.stale == "evict" else REQUEUED)
+        self.take(fresh)
         return len(stale)
 
 

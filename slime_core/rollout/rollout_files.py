@@ -164,20 +164,20 @@ def read_rollout(path: Path) -> Recorded:
         DataError: the file is missing or malformed; names the line.
     """
     lines = _lines(path)
-    header = _header(path, next(lines, ""))
+    header = _header(path, next(lines, b""))
     samples = [_sample(path, number, line) for number, line in enumerate(lines, start=2)]
     expected, trained = header["samples"], header["trained"]
-    if len(samples) != expected:
+    if len(samples) != expected or not 0 <= trained <= expected:
         raise DataError(
-            f"{path}, line 1: it announces {expected} samples, and {len(samples)} follow, so the file was cut or added "
-            "to; save the rollout again"
+            f"{path}, line 1: it announces {expected} samples, {trained} of them trained, and {len(samples)} follow, "
+            "so the file was cut or added to; save the rollout again"
         )
     for number, sample in enumerate(samples[:trained], start=2):
         _refuse_untrainable(path, number, sample)
     return Recorded(header["rollout"], header["temperature"], samples[:trained], samples[trained:], header["cursor"])
 
 
-def _lines(path: Path) -> Iterator[str]:
+def _lines(path: Path) -> Iterator[bytes]:
     try:
         with open_regular(path) as file:
             if file.read(4).startswith(PICKLED):
@@ -186,20 +186,12 @@ def _lines(path: Path) -> Iterator[str]:
                     "whatever its writer put into it; accepted is JSON Lines as --save-debug-rollout-data writes them"
                 )
             file.seek(0)
-            for number, line in enumerate(file, start=1):
-                yield _text(path, number, line)
+            yield from file
     except OSError as problem:
         raise DataError(f"{path} cannot be read: {problem.strerror}; accepted: a saved rollout") from problem
 
 
-def _text(path: Path, number: int, line: bytes) -> str:
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as problem:
-        raise DataError(f"{path}, line {number}: not UTF-8 ({problem.reason}); save the rollout again") from None
-
-
-def _header(path: Path, line: str) -> dict[str, Any]:
+def _header(path: Path, line: bytes) -> dict[str, Any]:
     found = _object(path, 1, line)
     if found.get("format") != FORMAT or found.get("version") != VERSION:
         shown = f"format {found.get('format')!r}, version {found.get('version')!r}"
@@ -211,16 +203,10 @@ def _header(path: Path, line: str) -> dict[str, Any]:
     wrong = [name for name, kind in kinds.items() if not isinstance(found.get(name), kind)]
     if wrong:
         raise DataError(f"{path}, line 1: {', '.join(wrong)} is missing or of another kind; save the rollout again")
-    trained, samples = found["trained"], found["samples"]
-    if not 0 <= trained <= samples:
-        raise DataError(
-            f"{path}, line 1: trained = {trained} of samples = {samples}; accepted is 0 to {max(samples, 0)}, so save "
-            "the rollout again"
-        )
     return found
 
 
-def _sample(path: Path, number: int, line: str) -> Sample:
+def _sample(path: Path, number: int, line: bytes) -> Sample:
     values = _object(path, number, line)
     try:
         sample = Sample.from_dict(values)
@@ -248,12 +234,10 @@ def _refuse_untrainable(path: Path, number: int, sample: Sample) -> None:
         )
 
 
-def _object(path: Path, number: int, line: str) -> dict[str, Any]:
+def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line, object_hook=from_json)
-    except RecursionError:
-        raise DataError(f"{path}, line {number}: lists or tables too deep inside one another to be read") from None
-    except (ValueError, TypeError) as problem:
+    except (ValueError, TypeError, RecursionError) as problem:
         raise DataError(f"{path}, line {number}: no JSON: {problem}; save the rollout again") from None
     if not isinstance(found, dict):
         raise DataError(f"{path}, line {number}: a {type(found).__name__}, not an object; save the rollout again")

@@ -41,7 +41,6 @@ from slime_core.rollout.evaluation import Evaluation, pass_rates
 from slime_core.rollout.group_generator import GroupGenerator, mark_missing_failed, train_sampling, truncates
 from slime_core.rollout.group_scheduler import AsyncPolicy, GroupScheduler, RequeueBuffer
 from slime_core.rollout.rollout_batch import (
-    CollectedGroups,
     RolloutBatch,
     Staleness,
     describe_failures,
@@ -165,22 +164,22 @@ class Sampler:
             DataError: a saved rollout is missing or malformed.
         """
         start_s = self._generation_start_s()
-        groups, source_metrics = await self._collect(rollout)
+        batch, source_metrics = await self._collect(rollout)
         self._last_end_s = time.monotonic()
         rollout_s = self._last_end_s - start_s
         self._timeline.ended("generate", rollout, rollout_s)
-        trained = self._require_trainable(groups, rollout)
-        metrics = self._collect_metrics(groups, trained, rollout) | source_metrics
+        trained = self._require_trainable(batch)
+        metrics = self._collect_metrics(batch, trained) | source_metrics
         selected = self._select_train_samples(trained, rollout)
-        warnings = groups.warnings() + self._plan.warnings([len(sample.tokens) for sample in selected.samples])
+        warnings = batch.warnings() + self._plan.warnings([len(sample.tokens) for sample in selected.samples])
         with self._timeline.span("pack", rollout):
             shards = self._make_shards(selected, rollout)
-        metrics |= batch_metrics(shards, self._plan) | spec_metrics(groups.samples)
+        metrics |= batch_metrics(shards, self._plan) | spec_metrics(batch.samples)
         if not self._rollouts.is_replay:
             per_second = metrics["rollout/response_tokens"] / rollout_s
             metrics["perf/tokens_per_gpu_per_sec"] = per_second / self._config.num_rollout_gpus
         logged = self.hooks.answers(
-            "slime_log_rollout", rollout=rollout, samples=groups.samples, metrics=metrics, seconds=rollout_s
+            "slime_log_rollout", rollout=rollout, samples=batch.samples, metrics=metrics, seconds=rollout_s
         )
         warnings += self._components.prompt_filter.news()
         return SampledRollout(shards, {} if any(logged) else metrics, warnings)
@@ -190,68 +189,62 @@ class Sampler:
         runs_ahead = self._config.rollout.async_buffer_size > 0
         return self._last_end_s if runs_ahead and self._last_end_s is not None else time.monotonic()
 
-    async def _collect(self, rollout: int) -> tuple[CollectedGroups, dict[str, float]]:
+    async def _collect(self, rollout: int) -> tuple[RolloutBatch, dict[str, float]]:
         """A full rollout, and additional metrics of its source. Its samples are written to disk even if it fails."""
         settings, source = self._config.rollout, self._rollouts
-        groups = CollectedGroups(
+        batch = RolloutBatch(
+            rollout,
             # A recorded rollout was saved after the transforms of its run.
             Transforms() if source.is_replay else self._transforms,
             wanted=settings.rollout_batch_size,
             reward_key=settings.reward_key,
             drops_failed_groups=settings.failed_samples == "drop_group" and not source.is_replay,
-        )
-        batch = RolloutBatch(
-            rollout,
-            groups,
             prompts=source.prompts,
             staleness=self._staleness,
             collector=self._collector,
             generation=self._components.generation,
         )
         if source.is_replay:
-            return groups, dict(await source.fill(batch))
+            return batch, dict(await source.fill(batch))
         try:
             source_metrics = dict(await source.fill(batch))
         finally:
-            self._components.writer.write("train", rollout, groups.written, dropped=groups.dropped)
-        source.prompts.put_back(groups.aborted)
+            self._components.writer.write("train", rollout, batch.written, dropped=batch.dropped)
+        source.prompts.put_back(batch.aborted)
         source_metrics |= self._ledger.close(rollout, source.pending_groups())
         if self._saved_rollouts is not None:
             temperature = self._config.rollout.rollout_temperature
-            recorded = Recorded(rollout, temperature, groups.trained, groups.lost, self.cursor())
+            recorded = Recorded(rollout, temperature, batch.trained, batch.lost, self.cursor())
             write_rollout(self._saved_rollouts.path(rollout), recorded)
-        return groups, source_metrics
+        return batch, source_metrics
 
-    def _require_trainable(self, groups: CollectedGroups, rollout: int) -> list[Sample]:
+    def _require_trainable(self, batch: RolloutBatch) -> list[Sample]:
         """The samples that are trained, after the hooks of plugins; at least one a rank and optimizer step."""
-        trained = groups.trained
+        rollout, trained = batch.rollout, batch.trained
         plugins = self.hooks.implementers("slime_after_rollout")
         if plugins:
             self.hooks.call("slime_after_rollout", rollout=rollout, samples=trained)
             for sample in trained:
                 refuse_unusable(sample, self._config.rollout.reward_key, who=f"slime_after_rollout ({plugins})")
-        self.hooks.call("slime_after_collect", rollout=rollout, groups=groups.received, prompts=self._rollouts.prompts)
+        self.hooks.call("slime_after_collect", rollout=rollout, groups=batch.received, prompts=self._rollouts.prompts)
         needed = self._config.steps_per_rollout * self._settings.num_ranks
         if len(trained) < needed:
             raise RunError(
-                f"rollout {rollout}: {len(trained)} of {len(groups.samples)} samples can be trained on; {needed} are "
-                f"needed, one for each optimizer step and learner rank: {describe_failures(groups.samples)}"
+                f"rollout {rollout}: {len(trained)} of {len(batch.samples)} samples can be trained on; {needed} are "
+                f"needed, one for each optimizer step and learner rank: {describe_failures(batch.samples)}"
             )
         return trained
 
     def _select_train_samples(self, trained: list[Sample], rollout: int) -> TrainSamples:
         """``trained``, or the samples with which a plugin replaces it (``slime_before_shards``)."""
         found = self.hooks.answers("slime_before_shards", rollout=rollout, samples=trained)
-        if len(found) > 1:
-            plugins = self.hooks.implementers("slime_before_shards")
-            raise PluginError(
-                f"slime_before_shards ({plugins}): {len(found)} plugins say what is trained; name only one of them"
-            )
         selected = found[0] if found else TrainSamples(trained)
-        if not isinstance(selected, TrainSamples):
+        if len(found) > 1 or not isinstance(selected, TrainSamples):
             plugins = self.hooks.implementers("slime_before_shards")
+            returned = ", ".join(f"{one!r:.80}" for one in found)
             raise PluginError(
-                f"slime_before_shards of {plugins} returned {selected!r:.80}; return TrainSamples, or None."
+                f"slime_before_shards of {plugins} returned {returned}; one plugin may return TrainSamples, the others "
+                "return None."
             )
         return selected
 
@@ -271,20 +264,16 @@ class Sampler:
             cuts=truncates(self._config.rollout),
         )
 
-    def _collect_metrics(self, groups: CollectedGroups, trained: list[Sample], rollout: int) -> dict[str, float]:
-        collector = self._collector
-        failures = {} if collector is None else collector.take_failures()
-        retries = {} if collector is None else collector.take_retries()
+    def _collect_metrics(self, batch: RolloutBatch, trained: list[Sample]) -> dict[str, float]:
         metrics = {
-            **groups.metrics(trained),
-            **{f"rollout/reward_failures/{cause}": count for cause, count in failures.items()},
-            **{f"rollout/retries/{cause}": count for cause, count in retries.items()},
+            **batch.metrics(trained),
+            **({} if self._collector is None else self._collector.take_metrics()),
             **self._components.prompt_filter.metrics(),
-            **self._staleness.metrics(trained, rollout=rollout, left_out=len(groups.stale)),
+            **self._staleness.metrics(trained, rollout=batch.rollout, left_out=len(batch.stale)),
             **self._rollouts.metrics(),
         }
         if self._config.rollout.log_passrate:
-            rates = pass_rates(groups.solved(self._config.eval.eval_pass_threshold))
+            rates = pass_rates(batch.solved(self._config.eval.eval_pass_threshold))
             metrics |= {f"rollout/pass@{k}": rate for k, rate in rates.items()}
         return metrics
 
@@ -443,17 +432,16 @@ class LiveRollouts:
             RunError: too few groups are kept.
             SlimeError: a group failed, whichever rollout it was admitted for.
         """
-        groups, rollout = batch.groups, batch.rollout
         num_stale, stale_rounds = await self._round(batch, batch.missing), 0
-        while batch.missing and (num_stale or groups.refills < self._max_refills):
-            groups.refills += not num_stale
+        while batch.missing and (num_stale or batch.refills < self._max_refills):
+            batch.refills += not num_stale
             stale_rounds = stale_rounds + 1 if num_stale else 0
             if stale_rounds > MAX_STALE_ROUNDS:
-                raise stale_weights_error(groups.stale, rollout=rollout)
+                raise stale_weights_error(batch.stale, rollout=batch.rollout)
             num_stale = await self._round(batch, min(batch.missing, num_stale) or batch.missing)
         await self._scheduler.abort_in_flight()
         if batch.missing and self._max_refills:
-            raise RunError(f"rollout {rollout}: {groups.shortage(self._max_refills)}")
+            raise RunError(f"rollout {batch.rollout}: {batch.shortage(self._max_refills)}")
         return {}
 
     async def _round(self, batch: RolloutBatch, count: int) -> int:
@@ -606,7 +594,7 @@ class RecordedRollouts:
         self.prompts.cursor = found.cursor
         groups = [*found.groups, *found.lost_groups]
         batch.wanted = len(groups)
-        batch.groups.take(groups)
+        batch.take(groups)
         return {}
 
     def metrics(self) -> Mapping[str, float]:

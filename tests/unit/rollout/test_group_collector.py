@@ -272,8 +272,8 @@ async def test_a_failed_sample_is_generated_again_and_its_siblings_are_not():
     assert [(sample.index, sample.status, sample.error) for sample in made] == [
         (place, Status.COMPLETED, None) for place in range(3)
     ]
-    assert collector.take_retries() == {"engine_timeout": 3.0}
-    assert collector.take_retries() == {}
+    assert collector.take_metrics() == {"rollout/retries/engine_timeout": 3.0}
+    assert collector.take_metrics() == {}
 
 
 async def test_retries_are_bounded_and_the_cause_stays():
@@ -291,7 +291,7 @@ async def test_a_refused_request_is_not_generated_again():
     made = await collected(collector)
     assert sorted(generate.requests) == [0, 1, 2]
     assert [one.failure_cause for one in made] == [None, "engine_status_429", "reward_refused"]
-    assert collector.take_retries() == {}
+    assert collector.take_metrics() == {"rollout/reward_failures/refused": 1.0}
 
 
 async def answered(samples: list[Sample], found: dict[int, Any]) -> list[Any]:
