@@ -24,6 +24,7 @@ def micro(**columns: Any) -> MicroBatch:
         cu_seqlens=torch.tensor([0, 3, 5], dtype=torch.int32),
         max_seqlen=3,
         num_samples=2,
+        lengths=[3, 2],
         rows_U=torch.tensor([0, 1, 3]),
         targets_U=torch.tensor([11, 12, 21]),
         samples_U=torch.tensor([0, 0, 1]),

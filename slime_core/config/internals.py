@@ -26,8 +26,8 @@ READ_FROM: Mapping[str, str] = {
 INTERNALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "torch": {
         "torch.distributed.distributed_c10d": ("_new_process_group_helper", "_world"),  # weights/transports.py
-        "torch.nn.attention.varlen": ("varlen_attn",),  # modeling/attention.py
-        "torch.nn.functional": ("grouped_mm",),  # modeling/experts.py
+        "torch.nn.attention.varlen": ("varlen_attn",),  # modeling/rows.py
+        "torch.nn.functional": ("grouped_mm",),  # modeling/mlp.py
         "torch.utils.weak": ("WeakTensorKeyDictionary",),  # modeling/rows.py
     },
     "megatron-core": {

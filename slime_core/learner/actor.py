@@ -1,48 +1,98 @@
-"""The ranks of the learner and of a separate critic as Ray actors, and the handles through which the driver calls them.
+"""The ranks of the learner and of a separate critic as Ray actors, and the handle through which the driver calls them.
+
+    LearnerActor, CriticActor   one rank each
+    LearnerHandle               all ranks, as the loop calls them
+    BackgroundSave              the checkpoint that is being written, if one is
 
 With a separate critic a rollout takes two calls of its ranks: ``values`` before the actor's advantages are estimated,
 ``fit`` with the returns that the estimator computed. Tokens, values and returns travel from rank to rank through Ray's
 object store; the driver holds references.
+
+Checkpoints are written while training goes on: ranks copy their state together, and write the copy in a thread of their
+own; training waits for the copy alone. The checkpoint has its name, and those that it replaces go, when the files of
+all ranks are on disk.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import ray
+from ray.exceptions import RayError
 
-from slime_core.checkpoint.folder import Checkpoint, RunState, draft_of, remove_drafts, writing
+from slime_core.checkpoint.folder import (
+    Checkpoint,
+    Retention,
+    RunState,
+    by_step,
+    draft_of,
+    drafted,
+    remove_drafts,
+    write_state,
+    writing,
+)
 from slime_core.config.model_config import CARRIED
-from slime_core.errors import WeightSyncError
+from slime_core.errors import CheckpointError, SlimeError, WeightSyncError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.critic_reshard import TokenValues, values_of_shard
 from slime_core.learner.rank_load import RankLoad, SlowRank, load_metrics
-from slime_core.learner.saving import BackgroundSave, CopyingActor, SaveSettings, complete, written_by
+from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
-from slime_core.runtime.actors import ActorGroup, Call, Ref, Watched, background, session_folder, uncollected
-from slime_core.runtime.waiting import Wait
+from slime_core.runtime.actors import (
+    ActorGroup,
+    Call,
+    Ref,
+    Watched,
+    background,
+    local_error,
+    session_folder,
+    uncollected,
+)
+from slime_core.runtime.waiting import Wait, has_ended, wait
 from slime_core.types import TrainBatch
 from slime_core.weights import PublisherSettings
 from slime_core.weights.engine_control import reserve_port
 
 if TYPE_CHECKING:
-    from slime_core.checkpoint.sharded import WrittenPart
-    from slime_core.learner.critic_rank import CriticRank
+    from slime_core.checkpoint.sharded import StateCopy, WrittenPart
+    from slime_core.learner.critic import CriticRank
     from slime_core.learner.critic_reshard import TokenValues
     from slime_core.learner.rank import Learner
     from slime_core.weights.publisher import Publisher
 
 
-class Rendezvous(Watched):
-    """Base of the actors that form a process group; any of them can offer the address."""
+@dataclass(frozen=True, slots=True)
+class SaveSettings:
+    """The folder of checkpoints and their contents.
+
+    Arguments:
+        folder: of all checkpoints of the run.
+        hf_template: Hugging Face folder whose config and tokenizer a Hugging Face export is completed with.
+        save_hf: also export the weights as a Hugging Face folder.
+        retention: which of them stay.
+    """
+
+    folder: Path
+    hf_template: Path
+    save_hf: bool = True
+    retention: Retention = field(default_factory=Retention)
+
+
+class RankActor(Watched):
+    """One rank of a process group, with exactly the driver's plugins."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        # Before setup(), whose settings hold options objects of the plugins' classes.
+        self._registry = attach(manifest)
+        self._copies: Sequence[StateCopy] = ()  # of the rank's state, for a checkpoint
 
     def free_address(self, *, reachable: bool) -> str:
         """A ``host:port`` of this node, reserved for this process until it serves the ranks' store there.
@@ -53,21 +103,15 @@ class Rendezvous(Watched):
         host = ray.util.get_node_ip_address() if reachable else "127.0.0.1"
         return f"{host}:{reserve_port(host)}"
 
+    def setup(self, settings: LearnerSettings) -> None:
+        """Build the model and load the start weights. Collective."""
+        raise NotImplementedError
 
-def settings_of_ranks(settings: LearnerSettings, count: int, address: str) -> list[LearnerSettings]:
-    """The settings of each of ``count`` ranks that meet at ``address``."""
-    return [replace(settings, rank=rank, world_size=count, address=address) for rank in range(count)]
-
-
-UNCHECKED = (
-    "parity of learner and engines could not be checked: no trained token of this rollout is known to come from the "
-    "published weights alone. {older}A generate function must copy weight_versions from the engine's answers to its "
-    "samples. --parity-interval 0 switches the check off"
-)
-OLDER = (
-    "--async-buffer-size {ahead} generates ahead, so that tokens may be older than the weights they are trained with: "
-    "a short run with --async-buffer-size 0 checks the same engines. "
-)
+    @background
+    def write(self) -> list[WrittenPart]:
+        """Write the copies of this rank, and release them; other methods run meanwhile."""
+        copies, self._copies = self._copies, ()
+        return [one.write() for one in copies]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +131,14 @@ class RankResult:
     returns: tuple[Ref[np.ndarray], ...] = ()
 
 
-TRAINED, EVALUATING = "trained", "evaluating"
-"""Kinds of engines: those that the training samples come from, and those that only evaluate."""
-
-
-class LearnerActor(CopyingActor, Rendezvous):
-    """Runs a :class:`~slime_core.learner.rank.Learner`, with exactly the driver's plugins."""
+class LearnerActor(RankActor):
+    """Runs a :class:`~slime_core.learner.rank.Learner`."""
 
     _learner: Learner  # once setup() has returned
 
     def __init__(self, manifest: Manifest) -> None:
-        # Before setup(), whose settings hold options objects of the plugins' classes.
-        self._registry = attach(manifest)
-        self._publishers: dict[str, Publisher] = {}  # to each kind of engines that was connected
+        super().__init__(manifest)
+        self._publishers: dict[bool, Publisher] = {}  # True: to the engines that only evaluate
         self._export: Callable[[], None] | None = None  # writes the copied weights in Hugging Face's format
 
     def setup(self, settings: LearnerSettings) -> None:
@@ -110,25 +149,18 @@ class LearnerActor(CopyingActor, Rendezvous):
 
             self._learner = Learner(settings, self._registry)
 
-    def connect(self, engine_urls: list[str], settings: PublisherSettings) -> None:
+    def connect(self, engine_urls: list[str], settings: PublisherSettings, *, only_evaluate: bool = False) -> None:
         """Connect to the engines for weight transfer; may be repeated, as after a restart of an engine. Collective."""
-        self._connect(TRAINED, engine_urls, settings)
-
-    def connect_evaluation(self, engine_urls: list[str], settings: PublisherSettings) -> None:
-        """Connect to the engines that only evaluate. Collective."""
-        self._connect(EVALUATING, engine_urls, settings)
-
-    def _connect(self, kind: str, engine_urls: list[str], settings: PublisherSettings) -> None:
         from slime_core.weights.publisher import Publisher
         from slime_core.weights.transports import start_helper
 
         learner = self._learner
-        if kind in self._publishers:
-            self._publishers.pop(kind).close()
+        if only_evaluate in self._publishers:
+            self._publishers.pop(only_evaluate).close()
         if settings.transport == "tensor" and (folder := session_folder()) is not None:
             start_helper(folder)
         has_observers = settings.transport == "disk" and learner.hooks.implementers("slime_after_weight_write")
-        self._publishers[kind] = Publisher(
+        self._publishers[only_evaluate] = Publisher(
             engine_urls,
             settings=replace(settings, address=self._host),
             weights=learner.export_weights(),
@@ -153,7 +185,7 @@ class LearnerActor(CopyingActor, Rendezvous):
         metrics = learner.train(shard, known) | learner.speed(shard)
         failures, returns_U = learner.hooks.failures.take(), learner.returns_U
         load = replace(learner.measure_load(shard), node=ray.util.get_node_ip_address())
-        from slime_core.learner.critic_rank import reports_shard
+        from slime_core.learner.critic import reports_shard
 
         if not values or returns_U is None or not reports_shard():
             return RankResult(metrics, failures, load)
@@ -163,17 +195,17 @@ class LearnerActor(CopyingActor, Rendezvous):
         """Every engine holds the weights of the learner, as ``version``. Collective; see ``Publisher.publish``."""
         learner = self._learner
         with learner.timeline.span("publish", version - 1 if version else None):
-            proven = self._publishers[TRAINED].publish(learner.export_weights(), version=str(version))
+            proven = self._publishers[False].publish(learner.export_weights(), version=str(version))
         learner.published(version)
         return proven
 
     def publish_for_evaluation(self, version: int) -> None:
         """Every engine that only evaluates holds the weights of the learner, as ``version``. Collective."""
-        self._publishers[EVALUATING].publish(self._learner.export_weights(), version=str(version))
+        self._publishers[True].publish(self._learner.export_weights(), version=str(version))
 
     def check_equal(self, version: int) -> None:
         """The engines lose all weights and get ``version`` again. Collective; see ``Publisher.check_equal``."""
-        self._publishers[TRAINED].check_equal(self._learner.export_weights(), version=str(version))
+        self._publishers[False].check_equal(self._learner.export_weights(), version=str(version))
 
     def copy(self, draft: Path, saving: SaveSettings) -> None:
         """Copy this rank's part of a checkpoint, which :meth:`write` then writes into ``draft``. Collective."""
@@ -197,7 +229,7 @@ class LearnerActor(CopyingActor, Rendezvous):
 
     @background
     def complete(self, written: Sequence[Ref[list[WrittenPart]]], state: RunState, saving: SaveSettings) -> None:
-        """Make what all ranks have written a checkpoint; see :func:`slime_core.learner.saving.complete`."""
+        """Make what all ranks have written a checkpoint; see :func:`complete`."""
         complete(partial(written_by, written), state, saving)
 
     def plugin_states(self) -> PlaceStates:
@@ -251,7 +283,7 @@ class LearnerHandle:
         ahead: rollouts that are generated ahead of training; a warning explains it.
         warn: receives warnings for the user.
         failures: receives the failures of plugins' observers on any rank.
-        critic: a separate critic; None: it shares the ranks, or there is none.
+        critic: the ranks of a separate critic; none: it shares the learner's, or there is none.
         has_engines: False: the run only trains, so weights are not published and parity is never due.
         restarts: of the engines; None: the failure of one ends the run.
     """
@@ -267,7 +299,7 @@ class LearnerHandle:
         ahead: int = 0,
         warn: Callable[[str], None],
         failures: Failures,
-        critic: CriticGroup | None = None,
+        critic: ActorGroup[CriticActor] | None = None,
         has_engines: bool = True,
         restarts: EngineRestarts | None = None,
     ) -> None:
@@ -275,7 +307,7 @@ class LearnerHandle:
         self._engines: tuple[list[str], PublisherSettings] | None = None  # once connect() has returned
         self._version = 0  # of the weights that the ranks hold
         self._group = group
-        self._critic = critic
+        self._critic: ActorGroup[CriticActor] = ActorGroup(()) if critic is None else critic
         self._wait = wait
         self._saving = saving
         self._saved = BackgroundSave(saving.folder, wait=wait, warn=warn)
@@ -296,12 +328,19 @@ class LearnerHandle:
             settings: of any rank; rank, world size and address are filled in.
             reachable: the ranks, or the engines, are on several nodes.
         """
-        call = self._group[0].start(LearnerActor.free_address, reachable=reachable)
-        address = self._wait([call], what="an address for the learner's ranks")[0]
-        critic = [] if self._critic is None else self._critic.setup(self._wait, reachable=reachable)
-        return (
-            self._group.start_each(LearnerActor.setup, settings_of_ranks(settings, len(self._group), address)) + critic
-        )
+        calls = self._setup(self._group, settings, of="learner", reachable=reachable)
+        if len(self._critic):
+            own = replace(settings, layout=ParallelLayout.of(settings.config.critic_parallel))
+            calls += self._setup(self._critic, own, of="critic", reachable=reachable)
+        return calls
+
+    def _setup(
+        self, group: ActorGroup[RankActor], settings: LearnerSettings, *, of: str, reachable: bool
+    ) -> list[Call[None]]:
+        call = group[0].start(RankActor.free_address, reachable=reachable)
+        address = self._wait([call], what=f"an address for the {of}'s ranks")[0]
+        own = [replace(settings, rank=rank, world_size=len(group), address=address) for rank in range(len(group))]
+        return group.start_each(RankActor.setup, own)
 
     def connect(self, engine_urls: list[str], settings: PublisherSettings) -> None:
         """Connect every rank to the engines for weight transfer."""
@@ -311,13 +350,14 @@ class LearnerHandle:
 
     def connect_evaluation(self, engine_urls: list[str], settings: PublisherSettings) -> None:
         """Connect every rank to the engines that only evaluate."""
-        calls = self._group.start(LearnerActor.connect_evaluation, engine_urls, settings)
+        calls = self._group.start(LearnerActor.connect, engine_urls, settings, only_evaluate=True)
         self._wait(calls, what="learner and engines that only evaluate to meet")
 
     def train(self, shards: list[Ref[TrainBatch]]) -> dict[str, float]:
         """Run all optimizer steps of one rollout; ``shards`` are references, one a data-parallel rank."""
         self._saved.look()
-        values = [] if self._critic is None else self._critic.values(shards, self._wait)
+        found = self._wait(self._critic.start(CriticActor.values, shards), what="the critic's values")
+        values = [ref for rank in found for ref in rank]
         calls = [
             actor.start(LearnerActor.train, [shards[number]], values, number=number)
             for actor, number in zip(self._group, self._data_ranks, strict=True)
@@ -330,8 +370,9 @@ class LearnerHandle:
         metrics = trained[0].metrics | load_metrics(loads)
         if (message := self._slow_rank.warning(loads)) is not None:
             self._warn(message)
-        if self._critic is not None:
-            metrics |= self._critic.fit(self._returns(trained), self._wait)
+        if len(self._critic):
+            fits = self._critic.start(CriticActor.fit, self._returns(trained))
+            metrics |= self._wait(fits, what="the critic to train")[0]
         self._warn_of_unchecked_parity(metrics.get("parity/tokens"))
         return metrics
 
@@ -414,10 +455,9 @@ class LearnerHandle:
         remove_drafts(saving.folder)
         draft = draft_of(saving.folder, state.step)
         calls = self._group.start(LearnerActor.copy, draft, saving)
-        calls += [] if self._critic is None else self._critic.copy(draft)
+        calls += self._critic.start(CriticActor.copy, draft)
         self._wait(calls, what=f"a copy of step {state.step}")
-        writes = self._group.start(LearnerActor.write)
-        writes += [] if self._critic is None else self._critic.write()
+        writes = self._group.start(RankActor.write) + self._critic.start(RankActor.write)
         self._saved.begin(first.start(LearnerActor.complete, [one.ref for one in writes], state, saving), state.step)
 
     def wait_for_save(self, *, required: bool = False) -> None:
@@ -431,14 +471,13 @@ class LearnerHandle:
     def load(self, checkpoint: Checkpoint) -> None:
         """Continue from ``checkpoint``."""
         states = checkpoint.state.plugin_states.get(Place.RANK, {})
-        calls = [] if self._critic is None else self._critic.load(checkpoint.path)
+        calls = self._critic.start(CriticActor.load, checkpoint.path)
         calls += self._group.start(LearnerActor.load, checkpoint.path, states)
         self._wait(calls, what=f"the checkpoint {checkpoint.path.name}")
 
     def close(self) -> None:
         """Every rank leaves its process groups."""
-        calls = self._group.start(LearnerActor.close)
-        calls += [] if self._critic is None else self._critic.close()
+        calls = self._group.start(LearnerActor.close) + self._critic.start(CriticActor.close)
         self._wait(calls, what="the learner to close")
 
 
@@ -483,28 +522,26 @@ def _export(draft: Path, weights: list[tuple[str, Any]], template: Path) -> None
 
 def parity_unchecked_warning(ahead: int) -> str:
     """The warning of a run that generates ``ahead`` rollouts ahead and could compare no token."""
-    return UNCHECKED.format(older=OLDER.format(ahead=ahead) if ahead else "")
+    older = (
+        f"--async-buffer-size {ahead} generates ahead, so that tokens may be older than the weights they are trained "
+        "with: a short run with --async-buffer-size 0 checks the same engines. "
+    )
+    return (
+        "parity of learner and engines could not be checked: no trained token of this rollout is known to come from "
+        f"the published weights alone. {older if ahead else ''}A generate function must copy weight_versions from the "
+        "engine's answers to its samples. --parity-interval 0 switches the check off"
+    )
 
 
-def manifest_record(manifest: Manifest) -> dict[str, Any]:
-    """The manifest as JSON-ready values, for checkpoints."""
-    record: dict[str, Any] = json.loads(manifest.to_json())
-    return record
-
-
-class CriticActor(CopyingActor, Rendezvous):
-    """Runs a :class:`~slime_core.learner.critic_rank.CriticRank`, with exactly the driver's plugins."""
+class CriticActor(RankActor):
+    """Runs a :class:`~slime_core.learner.critic.CriticRank`."""
 
     _critic: CriticRank  # once setup() has returned
-
-    def __init__(self, manifest: Manifest) -> None:
-        # Before setup(), whose settings hold options objects of the plugins' classes.
-        self._registry = attach(manifest)
 
     def setup(self, settings: LearnerSettings) -> None:
         """Build the critic and load its start weights. Collective."""
         with uncollected():
-            from slime_core.learner.critic_rank import CriticRank  # with torch, which the driver does not need
+            from slime_core.learner.critic import CriticRank  # with torch, which the driver does not need
 
             self._critic = CriticRank(settings, self._registry)
 
@@ -530,45 +567,97 @@ class CriticActor(CopyingActor, Rendezvous):
         self._critic.close()
 
 
-class CriticGroup:
-    """All ranks of a separate critic.
+def complete(write: Callable[[], Sequence[WrittenPart]], state: RunState, saving: SaveSettings) -> None:
+    """The draft of ``state`` is a checkpoint when this returns, and those that it replaces are gone.
 
     Arguments:
-        group: its ranks, in their order.
-        settings: of any rank; rank, world size and address are filled in.
+        write: returns the parts of all ranks, once they are on disk.
+
+    Raises:
+        CheckpointError: a part could not be written; the draft is removed.
+    """
+    from slime_core.checkpoint import sharded
+
+    with drafted(saving.folder, state.step) as draft:
+        sharded.finish(write())
+        saving.retention.mark(draft, state.step)
+        with writing(draft / "state.json"):
+            write_state(draft, state)
+    saving.retention.tidy(saving.folder, newest=state.step)
+
+
+def written_by(ranks: Sequence[Ref[list[WrittenPart]]]) -> list[WrittenPart]:
+    """The parts of all ranks, when they have all ended.
+
+    Arguments:
+        ranks: references to what each has written, or is writing.
+
+    Raises:
+        SlimeError: the failure of a rank.
+    """
+    ray.wait(list(ranks), num_returns=len(ranks))  # also where one fails: the others write into the draft
+    try:
+        return [part for rank in ray.get(list(ranks)) for part in rank]
+    except RayError as error:
+        raise local_error(error, who="a rank that wrote its part of a checkpoint") from error
+
+
+class BackgroundSave:
+    """The checkpoint that is being written, if one is.
+
+    Arguments:
+        folder: of all checkpoints of the run.
+        wait: waits for calls under the run's limits.
+        warn: receives the failure of a save after which the run goes on.
     """
 
-    def __init__(self, group: ActorGroup[CriticActor], settings: LearnerSettings) -> None:
-        self._group = group
-        self._settings = settings
+    def __init__(self, folder: Path, *, wait: Wait, warn: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._wait = wait
+        self._warn = warn
+        self._call: Call[None] | None = None
+        self._step = 0
 
-    def setup(self, wait: Wait, *, reachable: bool) -> list[Call[None]]:
-        """Start building on every rank; the caller waits."""
-        call = self._group[0].start(CriticActor.free_address, reachable=reachable)
-        address = wait([call], what="an address for the critic's ranks")[0]
-        return self._group.start_each(CriticActor.setup, settings_of_ranks(self._settings, len(self._group), address))
+    def begin(self, call: Call[None], step: int) -> None:
+        """``call`` completes the checkpoint of ``step``; there is no other one."""
+        assert self._call is None
+        self._call, self._step = call, step
 
-    def values(self, shards: list[Ref[TrainBatch]], wait: Wait) -> list[Ref[TokenValues]]:
-        """References to the values of all samples of ``shards``."""
-        found = wait(self._group.start(CriticActor.values, shards), what="the critic's values")
-        return [ref for rank in found for ref in rank]
+    def look(self) -> None:
+        """Report a save that has failed; wait for nothing."""
+        if self._call is not None and has_ended(self._call):
+            self.join()
 
-    def fit(self, returns: list[Ref[np.ndarray]], wait: Wait) -> dict[str, float]:
-        """Train on ``returns``, a reference a shard; returns the critic's metrics."""
-        return wait(self._group.start(CriticActor.fit, returns), what="the critic to train")[0]
+    def join(self, *, required: bool = False) -> None:
+        """No checkpoint is being written when this returns.
 
-    def copy(self, folder: Path) -> list[Call[None]]:
-        """Start to copy the critic's part of a checkpoint, for ``folder``; the caller waits."""
-        return self._group.start(CriticActor.copy, folder)
+        Arguments:
+            required: the run ends with this checkpoint, so that its failure is an error and no warning.
 
-    def write(self) -> list[Call[list[WrittenPart]]]:
-        """Start to write what was copied; the caller waits."""
-        return self._group.start(CriticActor.write)
+        Raises:
+            CheckpointError: it could not be written, and is required.
+        """
+        call, self._call = self._call, None
+        if call is None:
+            return
+        try:
+            self._wait([call], what=f"the checkpoint of step {self._step}")
+        except CheckpointError as error:
+            kept = f"{max(by_step(self._folder).values())} is kept" if by_step(self._folder) else "there is none"
+            if required:
+                raise CheckpointError(
+                    f"step {self._step}, the last of this run, is not saved: {error}; {kept}. Free space on that disk, "
+                    "then resume with --load."
+                ) from error
+            self._warn(
+                f"step {self._step} is not saved: {error}. The run goes on and tries again at the next save; until "
+                f"then {kept}. Free space on that disk."
+            )
 
-    def load(self, folder: Path) -> list[Call[None]]:
-        """Start to continue from the checkpoint in ``folder``; the caller waits."""
-        return self._group.start(CriticActor.load, folder)
-
-    def close(self) -> list[Call[None]]:
-        """Start to leave the process group on every rank; the caller waits."""
-        return self._group.start(CriticActor.close)
+    def join_after_failure(self) -> None:
+        """Let the ranks complete what they write, although the run fails: with what is left of it, and no longer than
+        a wait may take."""
+        call, self._call = self._call, None
+        if call is not None:
+            with suppress(SlimeError):
+                wait([call], what=f"the checkpoint of step {self._step}", on_warn=self._warn)

@@ -1,6 +1,5 @@
-"""Fills the columns of a rollout's micro-batches that its optimizer steps read, before the first of them.
+"""Fills the advantages of a rollout's micro-batches before its optimizer steps, and compares learner and engines.
 
-    LogProbPass       log-probabilities: one forward pass for each role that is read, then the critic's values
     TokenEstimation   advantages token by token, where the estimator has scope ``token``
     fill_advantages   distributes advantages over the micro-batches; whitens them over ranks
     ParityGate        marks the tokens to compare with the engines, and ends the run where they differ
@@ -29,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -37,100 +36,23 @@ import torch
 import torch.distributed as dist
 
 from slime_core.config.learning import PARITY_BOUNDS, STRICT_PARITY_BOUNDS, WeightsConfig
-from slime_core.config.schema import RunConfig
 from slime_core.errors import ParityError, RunError
 from slime_core.learner.checks import require_per_token, require_type
-from slime_core.learner.critic import Critic
-from slime_core.learner.frozen_models import FrozenModels, RequiredColumns
 from slime_core.learner.micro_batches import MicroBatch
-from slime_core.learner.objective import BEYOND, LARGEST, SUM, TOKENS, Objective
-from slime_core.learner.trained_model import REFERENCE, TEACHER, RoutingReplay, compute_log_probs
+from slime_core.learner.objective import BEYOND, LARGEST, SUM, TOKENS
 from slime_core.ops.whitening import whitened
 from slime_core.plugins.contracts import (
     AdvantageSettings,
-    LearnerInfo,
     Reductions,
     ResponseTokens,
     TokenAdvantageEstimator,
     TokenAdvantages,
 )
-from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.loading import boundary
 from slime_core.types import TrainBatch
 
 
-class LogProbPass:
-    """The forward passes before the optimizer steps of a rollout. Collective over all ranks.
-
-    Arguments:
-        model: of the actor, in DDP; every role runs in it.
-        columns: which columns the run reads.
-        frozen: puts the weights of a role into the model.
-        critic: on the actor's ranks; None: there is none, or it has ranks of its own.
-        objective: may take the old log-probabilities from the engine.
-        replay: keeps the expert routes of passes of the actor.
-        hooks: ``slime_before_log_probs`` is called before each role's pass.
-        learner: argument of that hook.
-    """
-
-    def __init__(
-        self,
-        model: list[Any],
-        *,
-        columns: RequiredColumns,
-        frozen: FrozenModels,
-        critic: Critic | None,
-        objective: Objective,
-        replay: RoutingReplay,
-        config: RunConfig,
-        hooks: LifecycleHooks,
-        learner: LearnerInfo,
-    ) -> None:
-        self._model = model
-        self._columns = columns
-        self._frozen = frozen
-        self._critic = critic
-        self._objective = objective
-        self._replay = replay
-        self._hooks = hooks
-        self._learner = learner
-        self._chunk_size = config.learner.log_probs_chunk_size
-
-    def run(
-        self, micro_batches: Sequence[MicroBatch], *, num_steps: int, critic_values_U: np.ndarray | None = None
-    ) -> None:
-        """Fill every column that a model computes and something reads.
-
-        Arguments:
-            num_steps: optimizer steps that will read them.
-            critic_values_U: float32 [u], values of a separate critic in the order of the shard; None: there is none.
-        """
-        for role in self._columns.roles(num_steps, old_actor_differs=self._frozen.old_actor_differs):
-            with self._frozen.weights_of(role):
-                self._fill_log_probs(micro_batches, role)
-        if self._objective.old_from_engine:
-            self._objective.take_from_engine(micro_batches)
-        if self._critic is not None:
-            self._critic.fill_values(micro_batches)
-        if critic_values_U is not None:
-            known_U = torch.as_tensor(critic_values_U, device=micro_batches[0].tokens_1T.device)
-            for micro in micro_batches:
-                micro.values_U = known_U[micro.places_U]
-
-    def _fill_log_probs(self, micro_batches: Sequence[MicroBatch], role: str) -> None:
-        """One pass of ``role``, whose weights the model holds; earlier pipeline stages have no log-probabilities."""
-        self._hooks.call("slime_before_log_probs", role=role, learner=self._learner)
-        with self._replay.record_or_replay(micro_batches, role):
-            found = compute_log_probs(self._model, micro_batches, chunk_size=self._chunk_size)
-        for micro, log_probs_U in zip(micro_batches, found, strict=False):
-            if role == REFERENCE:
-                micro.ref_log_probs_U = log_probs_U
-            elif role == TEACHER:
-                micro.teacher_log_probs_U = log_probs_U
-            else:
-                micro.old_log_probs_U = log_probs_U
-
-
+@dataclass(slots=True)
 class TokenEstimation:
     """An estimator of scope ``token`` and what it needs to be called.
 
@@ -143,22 +65,13 @@ class TokenEstimation:
         context_group: the ranks that share every row, if there are several.
     """
 
-    def __init__(
-        self,
-        estimator: TokenAdvantageEstimator,
-        *,
-        label: str,
-        reads: AbstractSet[str],
-        settings: AdvantageSettings,
-        reduce: Reductions,
-        context_group: Any = None,
-    ) -> None:
-        self.reads = frozenset(reads)
-        self._estimator = estimator
-        self._label = label
-        self._settings = settings
-        self._reduce = reduce
-        self._context_group = context_group
+    estimator: TokenAdvantageEstimator
+    _: KW_ONLY
+    label: str
+    reads: AbstractSet[str]
+    settings: AdvantageSettings
+    reduce: Reductions
+    context_group: Any = None
 
     def fill(self, shard: TrainBatch, micro_batches: Sequence[MicroBatch]) -> torch.Tensor | None:
         """Fill the advantages, returns and estimator metrics of every micro-batch.
@@ -174,18 +87,36 @@ class TokenEstimation:
                 returned no targets for the critic.
         """
         batch = response_tokens(
-            shard, micro_batches, reads=self.reads, settings=self._settings, context_group=self._context_group
+            shard, micro_batches, reads=self.reads, settings=self.settings, context_group=self.context_group
         )
         trained_U = batch.mask_U != 0
-        with torch.no_grad(), boundary(self._label, "estimating advantages", error=RunError):
-            found = self._estimator.estimate(batch, self._reduce)
-        advantages_U, metrics_U = _checked(found, trained_U, self._label)
-        returns_U = _checked_returns(found, trained_U, self._label) if "values" in self.reads else None
+        with torch.no_grad(), boundary(self.label, "estimating advantages", error=RunError):
+            found = self.estimator.estimate(batch, self.reduce)
+        advantages_U, returns_U = self._checked(found, trained_U)
+        metrics_U = {name: values_U.detach().float() for name, values_U in found.metrics_U.items()}
         for micro in micro_batches:
             micro.advantages_U = advantages_U[micro.places_U]
             micro.returns_U = None if returns_U is None else returns_U[micro.places_U]
             micro.metrics_U = {name: values_U[micro.places_U] for name, values_U in metrics_U.items()}
         return returns_U
+
+    def _checked(self, found: TokenAdvantages, trained_U: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Advantages, and the critic's targets if there is one: float32, 0 where nothing is trained, no gradient."""
+        label = self.label
+        require_type(found, TokenAdvantages, label)
+        columns = {"advantages_U": found.advantages_U}
+        if "values" in self.reads:
+            if found.returns_U is None:
+                raise RunError(
+                    f"{label} reads values, so a critic is trained, and returned no returns_U for it to learn; "
+                    "accepted is one number a response token. Report this to the plugin's author."
+                )
+            columns["returns_U"] = found.returns_U
+        require_per_token(columns, found.metrics_U, metrics_name="metrics_U", count=len(trained_U), label=label)
+        advantages_U = _finite(found.advantages_U, trained_U, f"{label} returned")
+        if "values" not in self.reads or found.returns_U is None:
+            return advantages_U, None
+        return advantages_U, _finite(found.returns_U, trained_U, f"returns_U: {label} returned")
 
     def returns_of(self, micro_batches: Sequence[MicroBatch], *, count: int) -> torch.Tensor:
         """The critic's targets as the micro-batches hold them now, float32 [u] in the order of the shard. Collective
@@ -204,8 +135,8 @@ class TokenEstimation:
             if micro.scale:  # 0: an idle micro-batch, which repeats the samples of another one
                 found_U = _finite(micro.returns_U, micro.mask_U != 0, "returns_U: slime_before_training left")
                 micro.returns_U = returns_U[micro.places_U] = found_U
-        if self._context_group is not None:
-            dist.all_reduce(returns_U, group=self._context_group)
+        if self.context_group is not None:
+            dist.all_reduce(returns_U, group=self.context_group)
         return returns_U
 
 
@@ -308,28 +239,6 @@ def whiten_advantages(micro_batches: Sequence[MicroBatch], reduce: Reductions) -
     parts = whitened(values_U, mask_T=mask_U, total=reduce.sum).split([len(micro.mask_U) for micro in micro_batches])
     for micro, part_U in zip(micro_batches, parts, strict=True):
         micro.advantages_U = part_U
-
-
-def _checked(
-    found: TokenAdvantages, trained_U: torch.Tensor, label: str
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The advantages, float32, 0 where nothing is trained; and the metrics. All without gradient."""
-    require_type(found, TokenAdvantages, label)
-    columns = {"advantages_U": found.advantages_U}
-    require_per_token(columns, found.metrics_U, metrics_name="metrics_U", count=len(trained_U), label=label)
-    advantages_U = _finite(found.advantages_U, trained_U, f"{label} returned")
-    return advantages_U, {name: values_U.detach().float() for name, values_U in found.metrics_U.items()}
-
-
-def _checked_returns(found: TokenAdvantages, trained_U: torch.Tensor, label: str) -> torch.Tensor:
-    """The critic's targets, float32, 0 at masked tokens; without gradient."""
-    if found.returns_U is None:
-        raise RunError(
-            f"{label} reads values, so a critic is trained, and returned no returns_U for it to learn; accepted is one "
-            "number a response token. Report this to the plugin's author."
-        )
-    require_per_token({"returns_U": found.returns_U}, {}, metrics_name="metrics_U", count=len(trained_U), label=label)
-    return _finite(found.returns_U, trained_U, f"returns_U: {label} returned")
 
 
 def _finite(values_U: torch.Tensor, trained_U: torch.Tensor, what: str) -> torch.Tensor:

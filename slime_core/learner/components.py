@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slime_core.config.learning import AlgorithmConfig
 from slime_core.errors import PluginError, RunError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.columns import DataParallelSums, TokenEstimation
 from slime_core.learner.objective import Corrections, NamedCorrection, Objective
-from slime_core.plugins.component import Kind
+from slime_core.learner.trained_model import NamedSpec
+from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.construction import construct
-from slime_core.plugins.contracts import AdvantageSettings, LearnerInfo, LossParts, RunView
+from slime_core.plugins.contracts import AdvantageSettings, LearnerInfo, LossParts
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import Registry
 
@@ -57,47 +57,6 @@ class AcceptedInputs:
             )
 
 
-def build_objective(
-    registry: Registry,
-    policy_loss: str,
-    algorithm: AlgorithmConfig,
-    *,
-    options: Mapping[str, Any],
-    run: RunView,
-    context_group: Any = None,
-    parts: LossParts | None = None,
-    generate_function: str | None = None,
-) -> Objective:
-    """The loss of a run.
-
-    Arguments:
-        policy_loss: name of the component.
-        options: plugin name -> its options object.
-        run: what every component is made with.
-        context_group: the ranks that share every row, if there are several.
-        parts: what plugins put in place of parts of the loss; None: nothing.
-        generate_function: name of the component that makes the samples; None: one that samples from engines.
-    """
-    parts = parts or LossParts()
-    named = [
-        NamedCorrection(
-            construct(registry, Kind.CORRECTION, name, options, run), _component_label(registry, Kind.CORRECTION, name)
-        )
-        for name in algorithm.corrections
-    ]
-    return Objective(
-        construct(registry, Kind.POLICY_LOSS, policy_loss, options, run),
-        algorithm,
-        label=_component_label(registry, Kind.POLICY_LOSS, policy_loss),
-        corrections=Corrections(named),
-        context_group=context_group,
-        correct=parts.correct,
-        reduce=parts.reduce,
-        of_logits=parts.of_logits,
-        engine_sampled=generate_function is None or _samples_from_engine(registry, generate_function),
-    )
-
-
 def build_learning(
     registry: Registry, settings: LearnerSettings, *, parts: LossParts
 ) -> tuple[Objective, TokenEstimation | None]:
@@ -109,22 +68,55 @@ def build_learning(
     from megatron.core import parallel_state
 
     shared = parallel_state.get_context_parallel_group() if settings.layout.context > 1 else None
-    replicas = parallel_state.get_data_parallel_group(with_context_parallel=False)
-    algorithm, options = settings.config.algorithm, settings.options
-    objective = build_objective(
-        registry,
-        settings.policy_loss,
+    objective = build_objective(registry, settings, parts=parts, context_group=shared)
+    return objective, _build_estimation(registry, settings, context_group=shared)
+
+
+def build_objective(
+    registry: Registry, settings: LearnerSettings, *, parts: LossParts, context_group: Any = None
+) -> Objective:
+    """The loss of a run.
+
+    Arguments:
+        parts: what plugins put in place of parts of the loss.
+        context_group: the ranks that share every row, if there are several.
+    """
+    algorithm = settings.config.algorithm
+    named = [
+        NamedCorrection(_construct(registry, Kind.CORRECTION, name, settings), _label(registry, Kind.CORRECTION, name))
+        for name in algorithm.corrections
+    ]
+    generating = registry.traits(Kind.GENERATE_FUNCTION, settings.config.rollout.generate_function)
+    return Objective(
+        _construct(registry, Kind.POLICY_LOSS, settings.policy_loss, settings),
         algorithm,
-        options=options,
-        run=settings.run,
-        context_group=shared,
+        label=_label(registry, Kind.POLICY_LOSS, settings.policy_loss),
+        corrections=Corrections(named),
+        context_group=context_group,
         parts=parts,
-        generate_function=settings.config.rollout.generate_function,
+        engine_sampled=generating.samples_from_engine,
     )
-    estimation = build_estimation(
-        registry, algorithm, options=options, run=settings.run, data_group=replicas, context_group=shared
+
+
+def _build_estimation(registry: Registry, settings: LearnerSettings, *, context_group: Any) -> TokenEstimation | None:
+    """The run's advantage estimator if its scope is ``token``; None: the sampler estimates, or the run has none."""
+    from megatron.core import parallel_state
+
+    algorithm, kind = settings.config.algorithm, Kind.ADVANTAGE_ESTIMATOR
+    name = algorithm.advantage_estimator
+    if name is None:
+        return None
+    traits = registry.traits(kind, name)
+    if traits.scope != "token":
+        return None
+    return TokenEstimation(
+        _construct(registry, kind, name, settings),
+        label=_label(registry, kind, name),
+        reads=traits.columns(kl_coef=algorithm.kl_coef),
+        settings=AdvantageSettings(gamma=algorithm.gamma, lambd=algorithm.lambd, kl_coef=algorithm.kl_coef),
+        reduce=DataParallelSums(parallel_state.get_data_parallel_group(with_context_parallel=False)),
+        context_group=context_group,
     )
-    return objective, estimation
 
 
 def loss_parts(hooks: LifecycleHooks, learner: LearnerInfo) -> LossParts:
@@ -133,13 +125,11 @@ def loss_parts(hooks: LifecycleHooks, learner: LearnerInfo) -> LossParts:
     Raises:
         PluginError: two of them replace the same part, or one returned something else than a ``LossParts``.
     """
-    merged = LossParts()
+    merged, plugins = LossParts(), hooks.implementers("slime_loss_parts")
     for found in hooks.answers("slime_loss_parts", learner=learner):
         if not isinstance(found, LossParts):
-            plugins = hooks.implementers("slime_loss_parts")
             raise PluginError(f"slime_loss_parts of {plugins} returned {found!r:.80}; return a LossParts, or None.")
         if twice := sorted(merged.given & found.given):
-            plugins = hooks.implementers("slime_loss_parts")
             raise PluginError(
                 f"slime_loss_parts: two of the plugins {plugins} give {', '.join(twice)} of the loss, and it can have "
                 "one. Run without one of them."
@@ -148,73 +138,34 @@ def loss_parts(hooks: LifecycleHooks, learner: LearnerInfo) -> LossParts:
     return merged
 
 
-def build_model_spec(registry: Registry, settings: LearnerSettings, *, hooks: LifecycleHooks) -> Any:
+def build_model_spec(registry: Registry, settings: LearnerSettings, *, hooks: LifecycleHooks) -> NamedSpec:
     """The model spec that fits the checkpoint, as the run's plugins changed it.
 
     Raises:
-        RunError: no active plugin has one.
         PluginError: it cannot be made, or a plugin cannot change this family.
     """
-    name = _spec_name(registry, settings.architecture)
-    spec = construct(registry, Kind.MODEL_SPEC, name, settings.options, settings.run)
+    name = _fitting_spec(registry, settings).name
+    spec = _construct(registry, Kind.MODEL_SPEC, name, settings)
     hooks.answers("slime_model_spec", spec=spec)
-    return spec
-
-
-def model_spec_label(registry: Registry, architecture: str) -> str:
-    """The model spec that fits the checkpoint, and its plugin, for messages."""
-    return _component_label(registry, Kind.MODEL_SPEC, _spec_name(registry, architecture))
+    return NamedSpec(spec, _label(registry, Kind.MODEL_SPEC, name))
 
 
 def accepted_inputs(registry: Registry, settings: LearnerSettings) -> AcceptedInputs:
     """The inputs that the checkpoint's model takes in addition to tokens."""
-    name = _spec_name(registry, settings.architecture)
-    traits: Any = registry.find(Kind.MODEL_SPEC, name).traits
-    return AcceptedInputs(traits.inputs, _component_label(registry, Kind.MODEL_SPEC, name), settings.layout.context)
+    component = _fitting_spec(registry, settings)
+    traits: Any = component.traits
+    return AcceptedInputs(traits.inputs, _label(registry, Kind.MODEL_SPEC, component.name), settings.layout.context)
 
 
-def build_estimation(
-    registry: Registry,
-    algorithm: AlgorithmConfig,
-    *,
-    options: Mapping[str, Any],
-    run: RunView,
-    data_group: Any,
-    context_group: Any = None,
-) -> TokenEstimation | None:
-    """The run's advantage estimator if its scope is ``token``; None: the sampler estimates, or the run has none.
-
-    Arguments:
-        data_group: one rank of each data-parallel shard.
-        context_group: the ranks that share every row, if there are several.
-    """
-    kind, name = Kind.ADVANTAGE_ESTIMATOR, algorithm.advantage_estimator
-    if name is None:
-        return None
-    traits: Any = registry.find(kind, name).traits
-    if traits.scope != "token":
-        return None
-    return TokenEstimation(
-        construct(registry, kind, name, options, run),
-        label=_component_label(registry, kind, name),
-        reads=traits.columns(kl_coef=algorithm.kl_coef),
-        settings=AdvantageSettings(gamma=algorithm.gamma, lambd=algorithm.lambd, kl_coef=algorithm.kl_coef),
-        reduce=DataParallelSums(data_group),
-        context_group=context_group,
-    )
+def _fitting_spec(registry: Registry, settings: LearnerSettings) -> Component:
+    component = registry.model_spec(settings.architecture)
+    assert component is not None, "the driver refuses a checkpoint without a model spec"
+    return component
 
 
-def _samples_from_engine(registry: Registry, generate_function: str) -> bool:
-    traits: Any = registry.find(Kind.GENERATE_FUNCTION, generate_function).traits
-    return bool(traits.samples_from_engine)
+def _construct(registry: Registry, kind: Kind, name: str, settings: LearnerSettings) -> Any:
+    return construct(registry, kind, name, settings.options, settings.run)
 
 
-def _spec_name(registry: Registry, architecture: str) -> str:
-    component = registry.model_spec(architecture)
-    if component is None:
-        raise RunError(f"no active plugin has a model spec for {architecture}; the driver should have refused this")
-    return component.name
-
-
-def _component_label(registry: Registry, kind: Kind, name: str) -> str:
+def _label(registry: Registry, kind: Kind, name: str) -> str:
     return f"{kind.words} {name!r} of {registry.owner(kind, name)}"

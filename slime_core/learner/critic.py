@@ -1,5 +1,9 @@
 """The critic: the actor's architecture with a head that gives one value a token, and its own optimizer.
 
+    Critic       on the actor's ranks, or as the model of a CriticRank
+    CriticRank   one process of a separate critic, with a process group and a parallel layout of its own
+    ValueHead    takes the place of the output layer
+
 The value of a response token is predicted where the token itself is: at the position before it, from everything up to
 there. So the value of a token does not depend on the token.
 """
@@ -10,10 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from slime_core.checkpoint.folder import critic_part
 from slime_core.config.learning import OptimizerConfig
+from slime_core.config.model_config import described, forward_flops
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError
 from slime_core.learner import LearnerSettings
@@ -23,10 +29,25 @@ from slime_core.learner.checks import (
     require_loss_weight,
     require_same_model,
 )
-from slime_core.learner.metric_sums import MetricSums
+from slime_core.learner.columns import response_tokens
+from slime_core.learner.critic_reshard import SampleIndex, TokenValues, gather_tokens, reshard
 from slime_core.learner.micro_batches import MicroBatch
-from slime_core.learner.trained_model import TrainedModel, build_chunks, forward_backward, forward_only
+from slime_core.learner.objective import MetricSums, average_metrics
+from slime_core.learner.process import leave_process_groups, prepare_process
+from slime_core.learner.trained_model import (
+    NamedSpec,
+    TrainedModel,
+    build_chunks,
+    forward_backward,
+    forward_only,
+    micro_batches_of_rank,
+)
 from slime_core.ops.losses import clipped_value_loss
+from slime_core.ops.packing import row_budget
+from slime_core.plugins import contracts
+from slime_core.plugins.lifecycle import LifecycleHooks
+from slime_core.plugins.registry import Registry
+from slime_core.types import TrainBatch
 
 if TYPE_CHECKING:
     from slime_core.checkpoint.sharded import StateCopy
@@ -42,15 +63,14 @@ class Critic:
     """A model that predicts the return at every response token. Methods are collective over all ranks.
 
     Arguments:
-        spec: a model spec of its own; it builds the actor's architecture.
-        label: the spec in messages, with its plugin.
+        spec: of its own; it builds the actor's architecture.
         settings: of the rank; the optimizer's are those of :func:`critic_optimizer`.
 
     Attributes:
         trained: the model, its optimizer and schedule.
     """
 
-    def __init__(self, spec: Any, *, label: str, settings: LearnerSettings) -> None:
+    def __init__(self, spec: NamedSpec, *, settings: LearnerSettings) -> None:
         """Build the model with the start weights.
 
         Raises:
@@ -64,11 +84,9 @@ class Critic:
             remote = config.model.trust_remote_code
             require_same_model(folder, settings.folder, role="critic", why=why, trust_remote_code=remote)
         self._value_clip = config.critic.value_clip
-        chunks = build_chunks(spec, label=label, settings=settings, folder=folder)
+        chunks = build_chunks(spec, settings=settings, folder=folder)
         replace_output_layer(chunks)
-        self.trained = TrainedModel(
-            chunks, spec=spec, label=label, settings=settings, optimizer=critic_optimizer(config)
-        )
+        self.trained = TrainedModel(chunks, spec=spec, settings=settings, optimizer=critic_optimizer(config))
 
     def copy(self, folder: Path) -> StateCopy:
         """A copy of this rank's part, for ``folder/critic``."""
@@ -234,3 +252,107 @@ def _untie(model: Any) -> None:
     model.share_embeddings_and_output_weights = False
     if model.pre_process:
         model.embedding.word_embeddings.weight.shared_embedding = False
+
+
+# --- A separate critic ------------------------------------------------------------------------------------------------
+
+
+def reports_shard() -> bool:
+    """Whether this rank returns the numbers of a shard, as one of the ranks that share a copy of the model."""
+    from megatron.core import parallel_state
+
+    is_first = parallel_state.get_tensor_model_parallel_rank() == parallel_state.get_context_parallel_rank() == 0
+    return is_first and bool(parallel_state.is_pipeline_last_stage(ignore_virtual=True))
+
+
+def reshard_for_critic(
+    settings: LearnerSettings, shards: Sequence[TrainBatch]
+) -> list[tuple[TrainBatch, list[SampleIndex]]]:
+    """``shards`` of the actor's ranks, divided for the critic's layout by the sampler's rules.
+
+    Raises:
+        RunError: an optimizer step has fewer samples than there are ranks.
+    """
+    learner, layout = settings.config.learner, settings.layout
+    return reshard(
+        shards,
+        num_ranks=layout.data_size(settings.world_size),
+        max_tokens=row_budget(learner.max_tokens_per_gpu, context=layout.context, multiple=layout.row_multiple),
+        micro_batch_size=learner.micro_batch_size,
+        cost=forward_flops(described(settings.folder) or {}).of if learner.balance_by_flops else int,
+    )
+
+
+class CriticRank:
+    """One rank of the critic. Methods are collective over all its ranks."""
+
+    def __init__(self, settings: LearnerSettings, registry: Registry) -> None:
+        """Join the process group and build the critic; raises as :class:`~slime_core.learner.rank.Learner` does."""
+        from slime_core.cpu import megatron
+
+        megatron.install()
+        from slime_core.learner.components import accepted_inputs, build_model_spec
+
+        self._settings = settings
+        self._device = prepare_process(settings)
+        where = f"critic rank {settings.rank}"
+        hooks = LifecycleHooks(registry, place=contracts.Place.RANK, options=settings.options, where=where)
+        self._accepted_inputs = accepted_inputs(registry, settings)
+        self.critic = Critic(build_model_spec(registry, settings, hooks=hooks), settings=settings)
+        self._steps: list[list[MicroBatch]] = []
+        self._shards: Sequence[TrainBatch] = ()
+        self._places: list[SampleIndex] = []
+
+    def values(self, shards: Sequence[TrainBatch]) -> TokenValues | None:
+        """Values of the response tokens of this rank's share of ``shards``.
+
+        Returns:
+            None on ranks that do not report their share, see :func:`reports_shard`.
+
+        Raises:
+            RunError: the samples carry inputs that the model does not take.
+        """
+        from megatron.core import parallel_state
+
+        settings = self._settings
+        self._accepted_inputs.require(shards[0].inputs.keys())
+        shares = reshard_for_critic(settings, shards)
+        share, self._places = shares[settings.layout.data_rank(settings.rank, world_size=settings.world_size)]
+        self._shards, self._steps = shards, micro_batches_of_rank(share, settings.layout, device=self._device)
+        micro_batches = self._micro_batches()
+        self.critic.fill_values(micro_batches)
+        if micro_batches[0].values_U is None:
+            return None
+        context_group = parallel_state.get_context_parallel_group() if settings.layout.context > 1 else None
+        found = response_tokens(share, micro_batches, reads={"values"}, context_group=context_group)
+        if found.values_U is None or not reports_shard():
+            return None
+        return TokenValues(self._places, share.response_lengths_B, found.values_U.cpu().numpy())
+
+    def fit(self, returns_U: Sequence[np.ndarray]) -> dict[str, float]:
+        """Every optimizer step of the rollout whose values were computed last.
+
+        Arguments:
+            returns_U: of each shard, float32, one number a response token.
+
+        Returns:
+            ``train/...`` metrics, averaged over the steps; the same on every rank.
+
+        Raises:
+            NonFiniteError: a loss, a gradient or a weight is NaN or infinite.
+        """
+        mine_U = torch.from_numpy(gather_tokens(returns_U, self._shards, self._places)).to(self._device)
+        for micro in self._micro_batches():
+            micro.returns_U = mine_U[micro.places_U]
+        rollout = self._shards[0].rollout
+        results = average_metrics([self.critic.step(step, rollout=rollout) for step in self._steps])
+        self.critic.require_finite_weights(rollout)
+        self._steps, self._shards = [], ()
+        return {f"train/{name}": value for name, value in results.items()}
+
+    def close(self) -> None:
+        """Leave the process group."""
+        leave_process_groups()
+
+    def _micro_batches(self) -> list[MicroBatch]:
+        return [micro for step in self._steps for micro in step]

@@ -10,26 +10,24 @@ Only the actor changes by training. The weights of another role change when they
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from slime_core.learner.objective import Objective
-
-if TYPE_CHECKING:
-    from slime_core.checkpoint.sharded import StateCopy
-    from slime_core.learner.columns import TokenEstimation
-
-
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from slime_core.config.model_config import config_folder, torch_dist_folder
 from slime_core.config.schema import RunConfig
 from slime_core.learner.checks import require_same_model
+from slime_core.learner.objective import Objective
 from slime_core.learner.trained_model import ACTOR, OLD_ACTOR, REFERENCE, TEACHER, TrainedModel
+
+if TYPE_CHECKING:
+    from slime_core.checkpoint.sharded import StateCopy
+    from slime_core.learner.columns import TokenEstimation
 
 Weights = dict[str, torch.Tensor]
 
@@ -43,6 +41,10 @@ class FrozenModels:
         config: the run's settings.
         folder: Hugging Face folder of the start weights.
 
+    Attributes:
+        old_actor_differs: an old actor is kept and the actor has trained since; the old log-probabilities are then its
+            own.
+
     Raises:
         ConfigError: a role's folder describes another model than the actor's.
     """
@@ -52,7 +54,7 @@ class FrozenModels:
         self._config = config
         self._start_folder = folder
         self._snapshots = WeightSnapshots(actor.chunks)
-        self._old_actor_differs = False
+        self.old_actor_differs = False
         self._reference_was_updated = False
         if reads_reference:
             self._load_role(REFERENCE, config.model.ref_load)
@@ -71,11 +73,6 @@ class FrozenModels:
             require_same_model(described, self._start_folder, role=role, trust_remote_code=trusts)
         self._snapshots.load(role, lambda: self._actor.load_weights(folder))
 
-    @property
-    def old_actor_differs(self) -> bool:
-        """Whether an old actor is kept and the actor has trained since; the old log-probabilities are then its own."""
-        return self._old_actor_differs
-
     def weights_of(self, role: str) -> AbstractContextManager[None]:
         """The model holds the weights of ``role`` inside the block."""
         return self._snapshots.weights_of(role)
@@ -86,13 +83,13 @@ class FrozenModels:
         if REFERENCE in self._snapshots and interval and (rollout + 1) % interval == 0:
             self._snapshots.snapshot(REFERENCE)
             self._reference_was_updated = True
-        self._old_actor_differs = OLD_ACTOR in self._snapshots
+        self.old_actor_differs = OLD_ACTOR in self._snapshots
 
     def published(self) -> None:
         """Copy the actor, whose weights the engines now hold, to the old actor if the run keeps one."""
         if self._config.algorithm.keep_old_actor:
             self._snapshots.snapshot(OLD_ACTOR)
-        self._old_actor_differs = False
+        self.old_actor_differs = False
 
     def copy(self, folder: Path) -> list[StateCopy]:
         """Copies of the roles that have changed since the start, for ``folder``."""
@@ -182,6 +179,7 @@ def _in_host_memory(parameter: torch.Tensor) -> torch.Tensor:
     return torch.empty(parameter.shape, dtype=parameter.dtype, pin_memory=parameter.is_cuda)
 
 
+@dataclass(frozen=True, slots=True)
 class RequiredColumns:
     """The columns that the loss and the advantage estimator of a run read.
 
@@ -192,18 +190,11 @@ class RequiredColumns:
         distils: a teacher's log-probabilities are subtracted from the advantages.
     """
 
-    def __init__(
-        self,
-        objective: Objective,
-        estimation: TokenEstimation | None,
-        *,
-        loss_reads: AbstractSet[str],
-        distils: bool = False,
-    ) -> None:
-        self._objective = objective
-        self._loss_reads = loss_reads
-        self._distils = distils
-        self._estimator_reads = estimation.reads if estimation is not None else frozenset[str]()
+    objective: Objective
+    estimation: TokenEstimation | None
+    _: KW_ONLY
+    loss_reads: AbstractSet[str]
+    distils: bool = False
 
     def roles(self, num_steps: int, *, old_actor_differs: bool = False) -> list[str]:
         """The roles whose log-probabilities are computed before the ``num_steps`` optimizer steps of a rollout.
@@ -216,7 +207,7 @@ class RequiredColumns:
         """
         wanted = {
             REFERENCE: self.reference if num_steps else "ref_log_probs" in self._estimator_reads,
-            TEACHER: self._distils and num_steps > 0,
+            TEACHER: self.distils and num_steps > 0,
             OLD_ACTOR if old_actor_differs else ACTOR: self.old(num_steps, old_actor_differs=old_actor_differs),
         }
         return [role for role, is_wanted in wanted.items() if is_wanted]
@@ -224,7 +215,7 @@ class RequiredColumns:
     @property
     def reference(self) -> bool:
         """Log-probabilities of the reference."""
-        return self._objective.uses_reference or "ref_log_probs" in self._estimator_reads
+        return self.objective.uses_reference or "ref_log_probs" in self._estimator_reads
 
     @property
     def values(self) -> bool:
@@ -237,10 +228,14 @@ class RequiredColumns:
         With one step the actor's current log-probabilities are those before it, bit for bit: the same weights, the
         same packing. So the loss needs no second pass for them. Where the engine's are used instead, nothing needs one.
         """
-        if self._objective.old_from_engine:
+        if self.objective.old_from_engine:
             return False
         if num_steps == 0:
             return "log_probs" in self._estimator_reads
-        of_loss = "old_log_probs" in self._loss_reads or self._objective.reads_old or self._distils
-        named = self._objective.of_logits is not None  # a loss of logits finds them in its batch
+        of_loss = "old_log_probs" in self.loss_reads or self.objective.reads_old or self.distils
+        named = self.objective.parts.of_logits is not None  # a loss of logits finds them in its batch
         return named or ((num_steps > 1 or old_actor_differs) and of_loss) or "log_probs" in self._estimator_reads
+
+    @property
+    def _estimator_reads(self) -> AbstractSet[str]:
+        return frozenset() if self.estimation is None else self.estimation.reads

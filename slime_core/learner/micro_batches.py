@@ -41,22 +41,6 @@ ALONE = ParallelLayout()
 
 
 @dataclass(frozen=True, slots=True)
-class SharedPrefixes:
-    """Which sequences of a row continue others, in a row that holds what several samples start with once.
-
-    Example: prompt 5 14 with the responses 7 1 and 8, and the sample 20 21 22, make the row 5 14 7 1 8 20 21 22 with
-    ``cu_seqlens = [0, 2, 4, 5, 8]``, ``continues = [-1, 0, 0, -1]`` and ``lengths = (4, 3, 3)``.
-
-    Arguments:
-        continues: int32, for each sequence the number of the one that it continues; -1: none.
-        lengths: tokens of each sample, prompt and shared ones included.
-    """
-
-    continues: torch.Tensor
-    lengths: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class RowInputs:
     """The inputs that the samples of a row carry in addition to tokens; false if there are none.
 
@@ -88,7 +72,7 @@ class MicroBatch:
     Arguments:
         tokens_1T, position_ids_1T: int64 [1, t]; positions are those in the samples.
         cu_seqlens: int32, where samples start and end in the *whole* row: [b + 1], one entry more if it is padded. With
-            ``shared``, where sequences do, of which a sample has several.
+            ``continues``, where sequences do, of which a sample has several.
         max_seqlen: tokens of the longest sample, or of the padding.
         num_samples: b.
         rows_U: int64 [u], the row of this rank's logits that predicts each response token.
@@ -112,7 +96,11 @@ class MicroBatch:
         fresh_U: bool [u], sampled by the weights that the learner holds; None: parity is not compared.
         parity_bound: differences from here on are counted, in nats.
         metrics_U: float32 [u] by name, to be averaged as the loss is.
-        shared: which sequences continue others; None: every sequence is a sample.
+        lengths: tokens of each sample, its prompt included, also where it shares them.
+        continues: int32, for each sequence of the row the number of the one that it continues; -1: none. None: every
+            sequence is a sample. Example: prompt 5 14 with the responses 7 1 and 8, and the sample 20 21 22, make the
+            row 5 14 7 1 8 20 21 22 with ``cu_seqlens = [0, 2, 4, 5, 8]``, ``continues = [-1, 0, 0, -1]`` and
+            ``lengths = [4, 3, 3]``.
         routes: int16 [n, k] by the number of a layer, from 1: the k experts that its router takes for each of its n
             tokens; a layer that is missing chooses. See :mod:`slime_core.learner.trained_model`.
         given_routes_TLK: int8 or int16 [t, layers, k], those of the engine, -1 where it has none; None: none at all.
@@ -146,19 +134,12 @@ class MicroBatch:
     fresh_U: torch.Tensor | None = None
     parity_bound: float = math.inf
     metrics_U: dict[str, torch.Tensor] = field(default_factory=dict)
-    shared: SharedPrefixes | None = None
+    lengths: list[int] = field(default_factory=list)
+    continues: torch.Tensor | None = None
     routes: dict[int, torch.Tensor] = field(default_factory=dict)
     given_routes_TLK: torch.Tensor | None = None
     kept: KeptTokens | None = None
     inputs: RowInputs = field(default_factory=RowInputs)
-
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of each sample, its prompt included."""
-        if self.shared is not None:
-            return list(self.shared.lengths)
-        lengths: list[int] = self.cu_seqlens.diff()[: self.num_samples].tolist()
-        return lengths
 
     @property
     def packed_sequence(self) -> Any:
@@ -171,7 +152,7 @@ class MicroBatch:
             cu_seqlens_kv=self.cu_seqlens,
             max_seqlen_q=self.max_seqlen,
             max_seqlen_kv=self.max_seqlen,
-            continues=None if self.shared is None else self.shared.continues,
+            continues=self.continues,
         )
 
     @property
@@ -258,12 +239,16 @@ def _micro_batch(
     row = lay_out(shard, members, starts_T[members], shared=place.shared)
     responses = shard.response_lengths_B[members]
     padding = -len(row.places_T) % place.multiple
-    sequences = np.append(row.lengths, padding) if padding else row.lengths
+    sequences, continues = row.lengths, row.continues
+    if padding:
+        sequences, continues = np.append(sequences, padding), np.append(continues, -1)
     row_T = np.pad(shard.tokens_T[row.places_T], (0, padding))
     held_T = zigzag(len(row_T), rank=place.rank, size=place.size)
     rows_U, mine = _held(row.predictors_U, held_T, len(row_T))
     take_U = ranges(starts_U[members], responses)[mine]
     samples_U = np.repeat(np.arange(len(members)), responses)[mine]
+    # Where the learner estimates them, nothing trains before it has.
+    advantages_B = shard.columns_B.get("advantages", np.full(len(shard), np.nan, np.float32))
     mask_U, tensor = shard.loss_mask_U[take_U], place.tensor
     return MicroBatch(
         tokens_1T=tensor(row_T[held_T], torch.int64)[None],
@@ -277,22 +262,18 @@ def _micro_batch(
         places_U=tensor(take_U, torch.int64),
         mask_U=tensor(mask_U, torch.float32),
         weights_U=tensor(mask_U * shard.loss_weights_B[members][samples_U], torch.float32),
-        advantages_U=tensor(_advantages(shard)[members][samples_U], torch.float32),
+        advantages_U=tensor(advantages_B[members][samples_U], torch.float32),
         rollout_log_probs_U=tensor(shard.rollout_log_probs_U[take_U], torch.float32),
         members=tuple(members.tolist()),
         temperature=shard.temperature,
         scale=1 / step.divisor,
         loss_factor=step.loss_factor,
-        shared=_shared(row, shard.lengths_B[members], padding, place) if row.shares else None,
+        lengths=shard.lengths_B[members].tolist(),
+        continues=tensor(continues, torch.int32) if row.shares else None,
         given_routes_TLK=_given_routes(shard, row.places_T, padding, held_T, place),
         kept=_kept(shard, take_U, place),
         inputs=RowInputs(shard.inputs, tuple(members.tolist())),
     )
-
-
-def _shared(row: PackedSequences, lengths: np.ndarray, padding: int, place: _RowPlacement) -> SharedPrefixes:
-    continues = np.append(row.continues, -1) if padding else row.continues
-    return SharedPrefixes(place.tensor(continues, torch.int32), tuple(lengths.tolist()))
 
 
 def _given_routes(
@@ -313,11 +294,6 @@ def _kept(shard: TrainBatch, take_U: np.ndarray, place: _RowPlacement) -> KeptTo
     return KeptTokens(place.tensor(ids_S, torch.int64), place.tensor(counts_U, torch.int64))
 
 
-def _advantages(shard: TrainBatch) -> np.ndarray:
-    """The sampler's, one a sample; NaN if the learner estimates them, so that nothing trains before it has."""
-    return shard.columns_B.get("advantages", np.full(len(shard), np.nan, np.float32))
-
-
 def _held(places: np.ndarray, held_T: np.ndarray, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """Positions of ``places`` among the tokens that this rank holds, and which of ``places`` it holds."""
     index = np.full(num_tokens, -1)
@@ -328,7 +304,7 @@ def _held(places: np.ndarray, held_T: np.ndarray, num_tokens: int) -> tuple[np.n
 
 def idle_micro_batch(micro: MicroBatch) -> MicroBatch:
     """A copy of the row with nothing to train: it completes the schedule of a step (see
-    :func:`~slime_core.learner.trained_model.add_idle_micro_batches`) and changes no sum.
+    :func:`~slime_core.learner.trained_model.micro_batches_of_rank`) and changes no sum.
     """
     nothing_U = torch.zeros_like(micro.mask_U)
     return replace(micro, mask_U=nothing_U, weights_U=torch.zeros_like(micro.weights_U), scale=0.0)

@@ -8,6 +8,8 @@ nothing here is divided. Metrics are summed with the same weights, so they are a
     subtract_teacher_kl   on-policy distillation: the divergence from the teacher comes off the advantages
     mismatch_metrics      how much learner and engine differ; only measured
     compare               the same for the parity gate, which ends the run
+    MetricSums            metrics of a micro-batch; summed by name over micro-batches and ranks, where a missing name
+                          counts as 0
 
 Contracts of corrections are checked on the device: faulty tokens are counted, the counts are summed with the metrics,
 and :meth:`Corrections.refuse_faults` reads them once a step. Reading them in each micro-batch would wait for the
@@ -16,7 +18,7 @@ device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,23 +28,29 @@ import torch.distributed as dist
 from slime_core.config.learning import AlgorithmConfig
 from slime_core.errors import RunError
 from slime_core.learner.checks import require_per_token, require_type
-from slime_core.learner.metric_sums import MetricSums
 from slime_core.learner.micro_batches import MicroBatch
 from slime_core.ops.losses import LARGEST_LOG_RATIO, approximate_kl
 from slime_core.plugins.contracts import (
     Correction,
     CorrectionOutput,
     CorrectionTerms,
-    LogitsLoss,
-    LossCorrection,
     LossOutput,
-    LossReducer,
+    LossParts,
     LossSettings,
     LossTerms,
     PolicyLoss,
     Segments,
 )
 from slime_core.plugins.loading import boundary
+
+
+@dataclass(slots=True)
+class MetricSums:
+    """Weighted sums of a micro-batch by metric name, and maxima, which are at least 0; without gradient."""
+
+    sums: dict[str, torch.Tensor] = field(default_factory=dict)
+    largest: dict[str, torch.Tensor] = field(default_factory=dict)
+
 
 FAULTS = "faults/"
 """Prefix of a metric that counts the faulty tokens of a correction and is removed before metrics are reported."""
@@ -138,7 +146,7 @@ class Corrections:
                 )
 
 
-def add_metrics(per_token: dict[str, torch.Tensor], metrics_U: dict[str, torch.Tensor], *, of: str) -> None:
+def add_metrics(per_token: dict[str, torch.Tensor], metrics_U: Mapping[str, torch.Tensor], *, of: str) -> None:
     """``per_token`` also holds ``metrics_U``, without gradient.
 
     Raises:
@@ -183,8 +191,8 @@ class Objective:
         algorithm: clip ranges and coefficients.
         corrections: weigh the policy loss of each token and decide which tokens are left; None: none.
         context_group: the ranks that share every row, if there are several; sums over a sequence reach over them.
-        correct, reduce: functions of a plugin between the corrected policy loss and its sum.
-        of_logits: function of a plugin that is minimised in place of all this; see :meth:`measure`.
+        parts: functions of plugins between the corrected policy loss and its sum, or in place of all this, see
+            :meth:`from_logits`; None: there are none.
         engine_sampled: engines sampled the tokens, so the difference from their log-probabilities is a metric.
     """
 
@@ -196,19 +204,15 @@ class Objective:
         label: str = "the policy loss",
         corrections: Corrections | None = None,
         context_group: Any = None,
-        correct: LossCorrection | None = None,
-        reduce: LossReducer | None = None,
-        of_logits: LogitsLoss | None = None,
+        parts: LossParts | None = None,
         engine_sampled: bool = True,
     ) -> None:
-        self.of_logits = of_logits
+        self.parts = parts or LossParts()
         self.corrections = corrections or Corrections()
         self._policy_loss = policy_loss
         self._label = label
         self._algorithm = algorithm
         self._context_group = context_group
-        self._correct = correct
-        self._reduce = reduce
         self._engine_sampled = engine_sampled
         self._settings = LossSettings(
             eps_clip=algorithm.eps_clip, eps_clip_high=algorithm.eps_clip_high, eps_clip_c=algorithm.eps_clip_c
@@ -220,14 +224,10 @@ class Objective:
         return self._algorithm.use_kl_loss
 
     @property
-    def corrects(self) -> bool:
-        """Whether something between the policy loss and its sum reads the old log-probabilities."""
-        return self._correct is not None or len(self.corrections) > 0
-
-    @property
     def reads_old(self) -> bool:
         """Whether anything but the policy loss reads the old log-probabilities."""
-        return self.corrects or self._algorithm.use_unbiased_kl or self._algorithm.get_mismatch_metrics
+        corrects = self.parts.correct is not None or len(self.corrections) > 0
+        return corrects or self._algorithm.use_unbiased_kl or self._algorithm.get_mismatch_metrics
 
     @property
     def old_from_engine(self) -> bool:
@@ -257,44 +257,56 @@ class Objective:
             PluginError: so did a function that the run names by path.
         """
         old_U = log_probs_U.detach() if micro.old_log_probs_U is None else micro.old_log_probs_U
-        micro = self.subtract_teacher_kl(micro, old_U)
+        micro = subtract_teacher_kl(micro, old_U, self._algorithm.opd_kl_coef)
         segments = _Segments(micro, self._context_group)
         output = self._policy_terms(log_probs_U, old_U, micro, segments)
         corrected = self.corrections(old_U, micro, segments, current_U=log_probs_U)
         policy_U = (output.loss_T * corrected.weights_U).where(corrected.trained_U, 0.0)
-        policy_U, trained_U, shaped = self._apply_correct(policy_U, corrected.trained_U, old_U, micro)
-        summed_U = policy_U if self._reduce is None else torch.zeros_like(policy_U)
+        trained_U = corrected.trained_U
+        shaped: Mapping[str, torch.Tensor] = {}
+        if self.parts.correct is not None:
+            policy_U, mask_U, shaped = self.parts.correct(policy_U, old_U, trained_U.float(), micro)
+            trained_U = mask_U != 0
+        summed_U = policy_U if self.parts.reduce is None else torch.zeros_like(policy_U)
         loss_U = summed_U - self._algorithm.entropy_coef * entropy_U
         difference_U = (log_probs_U.detach() - micro.rollout_log_probs_U).abs()
-        per_token = {
-            "pg_loss": policy_U,
-            "entropy_loss": entropy_U,
-            **self._distance(difference_U),
-        }
+        per_token = {"pg_loss": policy_U, "entropy_loss": entropy_U, **self._distance(difference_U)}
         if self.uses_reference:
             per_token["kl_loss"] = self._divergence(log_probs_U, old_U, micro)
             loss_U = loss_U + self._algorithm.kl_loss_coef * per_token["kl_loss"]
         loss = _weighted(loss_U, micro.weights_U, trained_U)
         if self._algorithm.get_mismatch_metrics:
-            per_token |= self._mismatch(log_probs_U, old_U, micro, segments)
+            per_token |= mismatch_metrics(
+                log_probs_U if self.old_from_engine else old_U,
+                rollout_log_probs_U=micro.rollout_log_probs_U,
+                mask_U=micro.mask_U,
+                segments=segments,
+            )
         add_metrics(per_token, output.metrics_T, of="the policy loss")
         add_metrics(per_token, corrected.metrics_U, of="a correction")
         add_metrics(per_token, micro.metrics_U, of="the advantage estimator")
         add_metrics(per_token, shaped, of="what a plugin puts after corrections")
-        if self._reduce is None:
+        if self.parts.reduce is None:
             return loss, _sums(loss, per_token, difference_U, micro, corrected.faults)
-        pg_loss = self._reduce(policy_U, trained_U.float(), micro)
+        pg_loss = self.parts.reduce(policy_U, trained_U.float(), micro)
         found = _sums(loss + pg_loss, per_token, difference_U, micro, corrected.faults)
         found.sums["pg_loss"] = pg_loss.detach()
         return loss + pg_loss, found
 
-    def subtract_teacher_kl(self, micro: MicroBatch, old_U: torch.Tensor) -> MicroBatch:
-        """``micro`` with the divergence from a teacher, if there is one, subtracted from its advantages.
+    def from_logits(
+        self, logits_1TV: torch.Tensor, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: MicroBatch
+    ) -> tuple[torch.Tensor, MetricSums]:
+        """The loss of one micro-batch as ``of_logits`` computes it, and its metrics.
 
         Arguments:
-            old_U: float32 [u], log-probabilities of the actor before the first optimizer step of the rollout.
+            log_probs_U: float32 [u], without gradient.
         """
-        return subtract_teacher_kl(micro, old_U, self._algorithm.opd_kl_coef)
+        assert self.parts.of_logits is not None
+        old_U = log_probs_U if micro.old_log_probs_U is None else micro.old_log_probs_U
+        micro = subtract_teacher_kl(micro, old_U, self._algorithm.opd_kl_coef)
+        loss, metrics = self.parts.of_logits(logits_1TV.float(), micro)
+        measured = self.measure(loss, log_probs_U, entropy_U, micro)
+        return loss, MetricSums({**metrics, **measured.sums}, measured.largest)
 
     def measure(
         self, loss: torch.Tensor, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: MicroBatch
@@ -307,14 +319,6 @@ class Objective:
 
     def _distance(self, difference_U: torch.Tensor) -> dict[str, torch.Tensor]:
         return {DISTANCE: difference_U} if self._engine_sampled else {}
-
-    def _apply_correct(
-        self, policy_U: torch.Tensor, trained_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        if self._correct is None:
-            return policy_U, trained_U, {}
-        shaped_U, mask_U, metrics_U = self._correct(policy_U, old_U, trained_U.float(), micro)
-        return shaped_U, mask_U != 0, dict(metrics_U)
 
     def _policy_terms(
         self, log_probs_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch, segments: Segments
@@ -340,14 +344,6 @@ class Objective:
             base_log_probs_T=micro.ref_log_probs_U.where(trained_U, 0.0),
             estimator=self._algorithm.kl_loss_type,
             sampled_log_probs_T=old_U.where(trained_U, 0.0) if self._algorithm.use_unbiased_kl else None,
-        )
-
-    def _mismatch(
-        self, log_probs_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch, segments: Segments
-    ) -> dict[str, torch.Tensor]:
-        learner_U = log_probs_U if self.old_from_engine else old_U
-        return mismatch_metrics(
-            learner_U, rollout_log_probs_U=micro.rollout_log_probs_U, mask_U=micro.mask_U, segments=segments
         )
 
 
@@ -507,3 +503,61 @@ def compare(difference_U: torch.Tensor, micro: MicroBatch) -> tuple[dict[str, to
     largest = found_U.max() if found_U.numel() else found_U.sum()
     beyond = (found_U >= micro.parity_bound).sum().double()
     return {TOKENS: counted_U.sum().double(), SUM: found_U.sum(), BEYOND: beyond}, {LARGEST: largest}
+
+
+# --- Metrics of a step ------------------------------------------------------------------------------------------------
+
+
+def reduce_metrics(parts: Sequence[MetricSums], group: Any) -> dict[str, float]:
+    """Sums and largest values over micro-batches and ranks, the same on every rank. Collective over ``group``.
+
+    Ranks agree on the names first: the functions of a run may report other metrics for other samples.
+
+    Arguments:
+        parts: one a micro-batch; empty on all ranks of the group, or on none of them.
+    """
+    if not parts:
+        return {}
+    sums, largest = [part.sums for part in parts], [part.largest for part in parts]
+    in_sums, in_largest = _agreed((_names(sums), _names(largest)), group)
+    like = next(iter(sums[0].values()))
+    added = _all([_stacked(sums, name, like).sum() for name in in_sums], dist.ReduceOp.SUM, group)
+    highest = _all([_stacked(largest, name, like).max() for name in in_largest], dist.ReduceOp.MAX, group)
+    return dict(zip((*in_sums, *in_largest), (*added, *highest), strict=True))
+
+
+def average_metrics(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """One number a name for all optimizer steps: the maximum of ``..._max_diff``, the mean of any other."""
+    return {name: _over_steps(name, [step.get(name, 0.0) for step in steps]) for name in _names(steps)}
+
+
+def _over_steps(name: str, values: list[float]) -> float:
+    return max(values) if name.endswith("_max_diff") else sum(values) / len(values)
+
+
+def _names(parts: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Every name once, in the order in which it comes up."""
+    return list(dict.fromkeys(name for part in parts for name in part))
+
+
+def _agreed(names: tuple[list[str], ...], group: Any) -> list[list[str]]:
+    if group.size() == 1:
+        return list(names)
+    found: list[Any] = [None] * group.size()
+    dist.all_gather_object(found, names, group=group)
+    return [sorted({name for rank in found for name in rank[place]}) for place in range(len(names))]
+
+
+def _stacked(parts: Sequence[Mapping[str, torch.Tensor]], name: str, like: torch.Tensor) -> torch.Tensor:
+    zero = torch.zeros((), dtype=torch.float64, device=like.device)
+    return torch.stack([part.get(name, zero).double() for part in parts])
+
+
+def _all(values: list[torch.Tensor], operation: Any, group: Any) -> list[float]:
+    if not values:
+        return []
+    stacked = torch.stack(values)
+    if group.size() > 1:
+        dist.all_reduce(stacked, op=operation, group=group)
+    numbers: list[float] = stacked.tolist()
+    return numbers

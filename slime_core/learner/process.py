@@ -60,6 +60,14 @@ def prepare_process(settings: LearnerSettings) -> torch.device:
     return device
 
 
+def leave_process_groups() -> None:
+    """Leave Megatron's parallel groups and the process group."""
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+
+
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
 """Options of mallopt(3), by the numbers of glibc's malloc.h."""
 
@@ -161,13 +169,12 @@ class Offloader:
         self._offloaded: list[_Offloaded] = []
 
     @classmethod
-    def of(cls, models: Iterable[TrainedModel], buffers: HostBuffers) -> Offloader:
+    def of(cls, models: Sequence[TrainedModel], buffers: HostBuffers) -> Offloader:
         """For all that ``models`` hold now; their gradients, and what Megatron can compute again, are dropped."""
-        trained_models = list(models)
-        for trained in trained_models:
+        for trained in models:
             trained.optimizer.zero_grad()
         _drop_caches()
-        found = [_device_tensors(trained.model, trained.optimizer) for trained in trained_models]
+        found = [_device_tensors(trained.model, trained.optimizer) for trained in models]
         tensors, scratch = zip(*found, strict=True)
         return cls(chain.from_iterable(tensors), chain.from_iterable(scratch), buffers=buffers)
 

@@ -14,11 +14,10 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from safetensors.numpy import save
 
 from slime_core.config.model_config import ForwardFlops, described, forward_flops
@@ -31,22 +30,25 @@ from slime_core.learner.checks import (
     require_finite_weights,
     require_loss_weight,
 )
-from slime_core.learner.columns import LogProbPass, ParityGate, fill_advantages
-from slime_core.learner.components import (
-    accepted_inputs,
-    build_learning,
-    build_model_spec,
-    loss_parts,
-    model_spec_label,
-)
+from slime_core.learner.columns import ParityGate, fill_advantages
+from slime_core.learner.components import accepted_inputs, build_learning, build_model_spec, loss_parts
 from slime_core.learner.critic import Critic
-from slime_core.learner.freezing import freeze
 from slime_core.learner.frozen_models import FrozenModels, RequiredColumns
-from slime_core.learner.metric_sums import average_metrics
-from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
-from slime_core.learner.process import HostBuffers, Offloader, prepare_process
+from slime_core.learner.micro_batches import MicroBatch
+from slime_core.learner.objective import average_metrics
+from slime_core.learner.process import HostBuffers, Offloader, leave_process_groups, prepare_process
 from slime_core.learner.rank_load import RankLoad, peak_flops, rank_load
-from slime_core.learner.trained_model import ACTOR, RoutingReplay, TrainedModel, add_idle_micro_batches, build_chunks
+from slime_core.learner.trained_model import (
+    ACTOR,
+    REFERENCE,
+    TEACHER,
+    RoutingReplay,
+    TrainedModel,
+    build_chunks,
+    compute_log_probs,
+    freeze,
+    micro_batches_of_rank,
+)
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import LearnerInfo, Place, TrainStep
 from slime_core.plugins.lifecycle import LifecycleHooks
@@ -99,7 +101,7 @@ class Learner:
         self.hooks.call("slime_learner_start", learner=self._info)
         self._accepted_inputs = accepted_inputs(registry, settings)
         self._spec = build_model_spec(registry, settings, hooks=self.hooks)
-        self.actor = self._build_actor(registry)
+        self.actor = self._build_actor()
         self._info = replace(
             self._info, model=tuple(self.actor.model), optimizer=self.actor.optimizer, schedule=self.actor.schedule
         )
@@ -112,25 +114,21 @@ class Learner:
             strict=config.algorithm.true_on_policy_mode,
             is_alone=engine_access().key is not None and not config.engine.rollout_external_engine_addrs,
         )
-        columns = self._required_columns(registry)
-        self._frozen = FrozenModels(
-            self.actor, reads_reference=columns.reference, config=config, folder=settings.folder
+        self._columns = RequiredColumns(
+            self._objective,
+            self._estimation,
+            loss_reads=registry.traits(Kind.POLICY_LOSS, settings.policy_loss).reads,
+            distils=config.algorithm.use_opd,
         )
-        has_critic = columns.values and not config.num_critic_ranks
-        self.critic = self._build_critic(registry) if has_critic else None
+        self._frozen = FrozenModels(
+            self.actor, reads_reference=self._columns.reference, config=config, folder=settings.folder
+        )
+        has_critic = self._columns.values and not config.num_critic_ranks
+        self.critic: Critic | None = None
+        if has_critic:
+            self.critic = Critic(build_model_spec(registry, settings, hooks=self.hooks), settings=settings)
         self.returns_U: torch.Tensor | None = None
         self._replay = RoutingReplay(self.actor.chunks, config.learner)
-        self._log_prob_pass = LogProbPass(
-            self.actor.model,
-            columns=columns,
-            frozen=self._frozen,
-            critic=self.critic,
-            objective=self._objective,
-            replay=self._replay,
-            config=config,
-            hooks=self.hooks,
-            learner=self._info,
-        )
         self.timeline = Timeline(settings.run_folder, f"learner-{settings.rank}")
         self._flops = _forward_flops(settings.folder)
         on_gpu = self.device.type == "cuda" and config.model.bf16
@@ -140,38 +138,18 @@ class Learner:
 
     # --- Building ----------------------------------------------------------------------------------------------------
 
-    def _build_actor(self, registry: Registry) -> TrainedModel:
+    def _build_actor(self) -> TrainedModel:
         settings, config = self._settings, self._config
-        label = model_spec_label(registry, settings.architecture)
         folder = config.model.initial_megatron_checkpoint or settings.folder
-        chunks = build_chunks(self._spec, label=label, settings=settings, folder=folder)
+        chunks = build_chunks(self._spec, settings=settings, folder=folder)
         freeze(
             chunks,
             only=config.optimizer.only_train_params_name_list,
             frozen=config.optimizer.freeze_params_name_list,
         )
         num_steps = settings.num_steps - self._critic_only * config.steps_per_rollout
-        return TrainedModel(
-            chunks,
-            spec=self._spec,
-            label=label,
-            settings=replace(settings, num_steps=num_steps),
-            optimizer=config.optimizer,
-        )
-
-    def _build_critic(self, registry: Registry) -> Critic:
-        settings = self._settings
-        spec = build_model_spec(registry, settings, hooks=self.hooks)
-        return Critic(spec, label=model_spec_label(registry, settings.architecture), settings=settings)
-
-    def _required_columns(self, registry: Registry) -> RequiredColumns:
-        traits: Any = registry.find(Kind.POLICY_LOSS, self._settings.policy_loss).traits
-        distils = self._config.algorithm.use_opd
-        return RequiredColumns(self._objective, self._estimation, loss_reads=traits.reads, distils=distils)
-
-    @property
-    def _models(self) -> list[TrainedModel]:
-        return [self.actor] if self.critic is None else [self.actor, self.critic.trained]
+        own = replace(settings, num_steps=num_steps)
+        return TrainedModel(chunks, spec=self._spec, settings=own, optimizer=config.optimizer)
 
     @property
     def _critic_only(self) -> int:
@@ -181,7 +159,7 @@ class Learner:
     def _can_share_prompts(self) -> bool:
         able = can_share_prompts(self.actor.chunks, context=self._settings.layout.context, device=self.device)
         # A loss of logits finds its tokens by where they would stand if every sample had all its tokens.
-        return able and self._config.learner.shared_prompts == "auto" and self._objective.of_logits is None
+        return able and self._config.learner.shared_prompts == "auto" and self._objective.parts.of_logits is None
 
     # --- Training ----------------------------------------------------------------------------------------------------
 
@@ -202,16 +180,24 @@ class Learner:
             PluginError: a hook failed.
             RunError: the samples carry inputs that the model does not take.
         """
-        for model in self._models:
-            model.begin_rollout()
+        self.actor.begin_rollout()
         self._replay.require_routes(shard)
         self._accepted_inputs.require(shard.inputs.keys())
-        steps = self._make_micro_batches(shard)
+        steps = micro_batches_of_rank(
+            shard,
+            self._settings.layout,
+            device=self.device,
+            share=self._shares_prompts,
+            max_tokens=self._config.learner.max_tokens_per_gpu,
+        )
         self.parity.mark(shard, steps[0])
         trains_actor = shard.rollout >= self._critic_only
         with self.timeline.span("log_probs", shard.rollout):
             self._fill_columns(shard, steps, trains_actor=trains_actor, critic_values_U=critic_values_U)
-        critic_steps = self._train_critic(steps, shard.rollout)
+        critic_steps: list[dict[str, float]] = []
+        if self.critic is not None:
+            with self.timeline.span("critic_train", shard.rollout):
+                critic_steps = [self.critic.step(step, rollout=shard.rollout) for step in steps]
         with self.timeline.span("actor_train", shard.rollout):
             actor_steps = [self._hooked_step(step, shard, i) for i, step in enumerate(steps if trains_actor else [])]
         require_finite_weights(self.actor.chunks, rollout=shard.rollout)
@@ -221,12 +207,6 @@ class Learner:
             self._frozen.trained(shard.rollout)
         metrics = average_metrics(actor_steps) | average_metrics(critic_steps)
         return {f"train/{name}": value for name, value in metrics.items()} | self.parity.report()
-
-    def _train_critic(self, steps: list[list[MicroBatch]], rollout: int) -> list[dict[str, float]]:
-        if self.critic is None:
-            return []
-        with self.timeline.span("critic_train", rollout):
-            return [self.critic.step(step, rollout=rollout) for step in steps]
 
     def speed(self, shard: TrainBatch) -> dict[str, float]:
         """``perf/...`` of the last :meth:`train`, whose shard this is: seconds of this rank by part, and the work of
@@ -254,22 +234,6 @@ class Learner:
         work = sum(lengths) if self._flops is None else sum(map(self._flops.of, lengths))
         return 3 * work / self._settings.layout.model_size
 
-    def _make_micro_batches(self, shard: TrainBatch) -> list[list[MicroBatch]]:
-        """The packed micro-batches of every optimizer step of ``shard``."""
-        from megatron.core import parallel_state
-
-        layout = self._settings.layout
-        steps = make_micro_batches(
-            shard,
-            device=self.device,
-            layout=layout,
-            context_rank=parallel_state.get_context_parallel_rank(),
-            share=self._shares_prompts,
-            max_tokens=self._config.learner.max_tokens_per_gpu,
-        )
-        add_idle_micro_batches(steps, layout)
-        return steps
-
     def _fill_columns(
         self,
         shard: TrainBatch,
@@ -282,7 +246,17 @@ class Learner:
         micro_batches = [micro for step in steps for micro in step]
         # A plugin that changes columns finds the same ones in every rollout.
         num_steps = len(steps) if trains_actor or self.hooks.implementers("slime_before_training") else 0
-        self._log_prob_pass.run(micro_batches, num_steps=num_steps, critic_values_U=critic_values_U)
+        for role in self._columns.roles(num_steps, old_actor_differs=self._frozen.old_actor_differs):
+            with self._frozen.weights_of(role):
+                self._fill_log_probs(micro_batches, role)
+        if self._objective.old_from_engine:
+            self._objective.take_from_engine(micro_batches)
+        if self.critic is not None:
+            self.critic.fill_values(micro_batches)
+        if critic_values_U is not None:
+            known_U = torch.as_tensor(critic_values_U, device=self.device)
+            for micro in micro_batches:
+                micro.values_U = known_U[micro.places_U]
         normalizes = self._config.algorithm.normalize_advantages
         self.returns_U = fill_advantages(self._estimation, shard, micro_batches, normalizes=normalizes)
         self.hooks.answers("slime_before_training", shard=shard, steps=steps)
@@ -290,6 +264,20 @@ class Learner:
             self.returns_U = self._estimation.returns_of(micro_batches, count=len(shard.loss_mask_U))
         if (saved := self._config.debug.save_debug_train_data) is not None:
             save_train_data(saved, shard, steps, self._settings)
+
+    def _fill_log_probs(self, micro_batches: Sequence[MicroBatch], role: str) -> None:
+        """One pass of ``role``, whose weights the model holds; earlier pipeline stages have no log-probabilities."""
+        self.hooks.call("slime_before_log_probs", role=role, learner=self._info)
+        with self._replay.record_or_replay(micro_batches, role):
+            chunk_size = self._config.learner.log_probs_chunk_size
+            found = compute_log_probs(self.actor.model, micro_batches, chunk_size=chunk_size)
+        for micro, log_probs_U in zip(micro_batches, found, strict=False):
+            if role == REFERENCE:
+                micro.ref_log_probs_U = log_probs_U
+            elif role == TEACHER:
+                micro.teacher_log_probs_U = log_probs_U
+            else:
+                micro.old_log_probs_U = log_probs_U
 
     def _hooked_step(self, micro_batches: list[MicroBatch], shard: TrainBatch, number: int) -> dict[str, float]:
         step = TrainStep(shard.rollout, number, self._info)
@@ -320,7 +308,7 @@ class Learner:
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """All weights under their Hugging Face names, gathered over ranks; views, valid until the next step."""
-        weights: Iterator[tuple[str, torch.Tensor]] = self._spec.export_weights(self.actor.chunks)
+        weights: Iterator[tuple[str, torch.Tensor]] = self._spec.spec.export_weights(self.actor.chunks)
         return weights
 
     @property
@@ -359,7 +347,8 @@ class Learner:
         if self._offloader is None:
             self.returns_U = None
             # Each time: an optimizer makes its state at its first step.
-            self._offloader = Offloader.of(self._models, self._host_buffers)
+            models = [self.actor] if self.critic is None else [self.actor, self.critic.trained]
+            self._offloader = Offloader.of(models, self._host_buffers)
         kept = [tensor for chunk in self.actor.chunks for tensor in (*chunk.parameters(), *chunk.buffers())]
         return self._offloader.offload(but=kept if keeps_weights else ())
 
@@ -371,10 +360,7 @@ class Learner:
 
     def close(self) -> None:
         """Leave the process group."""
-        from megatron.core import parallel_state
-
-        parallel_state.destroy_model_parallel()
-        dist.destroy_process_group()
+        leave_process_groups()
 
 
 FORMAT, VERSION = "slime train data", "1"

@@ -6,15 +6,18 @@
     forward_backward_policy   gradients and metrics of one optimizer step of the actor
     forward_backward          the same for another loss, such as a critic's
     RoutingReplay             passes over a token that was routed before use the same experts
+    freeze                    which parameters train, by regular expressions over their names
 
 Megatron is imported inside functions, after ``slime_core.cpu.megatron.install()``.
 """
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,9 +30,8 @@ from slime_core.config.model_config import described, torch_dist_folder
 from slime_core.errors import ConfigError, RunError, SlimeError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.checks import require_gradient
-from slime_core.learner.metric_sums import MetricSums, reduce_metrics
-from slime_core.learner.micro_batches import MicroBatch, RowInputs, idle_micro_batch
-from slime_core.learner.objective import Objective
+from slime_core.learner.micro_batches import MicroBatch, RowInputs, idle_micro_batch, make_micro_batches
+from slime_core.learner.objective import MetricSums, Objective, reduce_metrics
 from slime_core.learner.rank_load import ComputeClock
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.ops.log_probs import log_probs_and_entropy
@@ -47,12 +49,28 @@ ACTOR, REFERENCE, OLD_ACTOR, TEACHER = "actor", "reference", "old_actor", "teach
 """Roles whose weights the actor's model may hold, see :mod:`slime_core.learner.frozen_models`."""
 
 
-def build_chunks(spec: Any, *, label: str, settings: LearnerSettings, folder: Path) -> Chunks:
+@dataclass(frozen=True, slots=True)
+class NamedSpec:
+    """A model spec, which serves one model, and its label in messages: the component and its plugin."""
+
+    spec: Any
+    label: str
+
+    def load_weights(self, chunks: Chunks, folder: Path) -> None:
+        """Load the weights of ``folder``, Hugging Face or torch_dist, into the chunks."""
+        if (stored := torch_dist_folder(folder)) is not None:
+            from slime_core.checkpoint import sharded
+
+            sharded.load_weights(stored, chunks=chunks)
+            return
+        with boundary(self.label, f"loading weights of {folder}", locate=True, passes=(SlimeError,)):
+            self.spec.load_weights(chunks, folder)
+
+
+def build_chunks(spec: NamedSpec, *, settings: LearnerSettings, folder: Path) -> Chunks:
     """The model chunks of this rank with the start weights, before DDP wraps them. Collective.
 
     Arguments:
-        spec: the model spec.
-        label: the spec in messages, with its plugin.
         settings: of the rank; its folder's config.json is built.
         folder: Hugging Face or torch_dist folder with the start weights.
     """
@@ -61,9 +79,9 @@ def build_chunks(spec: Any, *, label: str, settings: LearnerSettings, folder: Pa
         raise ConfigError(f"{settings.folder / 'config.json'} is no JSON object; name another --hf-checkpoint")
     dtype = torch.bfloat16 if settings.config.model.bf16 else torch.float32
     overrides = {"calculate_per_token_loss": True, **settings.config.megatron.transformer}
-    with boundary(label, "building the model", locate=True, passes=(SlimeError,)):
-        chunks: Chunks = spec.build(config, dtype=dtype, parallel=settings.layout, overrides=overrides)
-    _load_weights(spec, label, chunks, folder)
+    with boundary(spec.label, "building the model", locate=True, passes=(SlimeError,)):
+        chunks: Chunks = spec.spec.build(config, dtype=dtype, parallel=settings.layout, overrides=overrides)
+    spec.load_weights(chunks, folder)
     return chunks
 
 
@@ -72,8 +90,7 @@ class TrainedModel:
 
     Arguments:
         chunks: of :func:`build_chunks`; those of their parameters train that need a gradient.
-        spec: the model spec that built them; serves this model alone.
-        label: the spec in messages, with its plugin.
+        spec: built them.
         settings: of the rank.
         optimizer: Adam's settings and the schedule's.
 
@@ -85,14 +102,13 @@ class TrainedModel:
     """
 
     def __init__(
-        self, chunks: Chunks, *, spec: Any, label: str, settings: LearnerSettings, optimizer: OptimizerConfig
+        self, chunks: Chunks, *, spec: NamedSpec, settings: LearnerSettings, optimizer: OptimizerConfig
     ) -> None:
         from slime_core.learner.optimizer import build_optimizer, build_schedule, wrap
 
         config = settings.config
         bf16 = config.model.bf16
         self._spec = spec
-        self._label = label
         self._resets_optimizer = optimizer.reset_optimizer_states
         self._chunk_size = config.learner.log_probs_chunk_size
         self.chunks = chunks
@@ -103,7 +119,7 @@ class TrainedModel:
 
     def load_weights(self, folder: Path) -> None:
         """Load the weights of ``folder``, Hugging Face or torch_dist, into the chunks."""
-        _load_weights(self._spec, self._label, self.chunks, folder)
+        self._spec.load_weights(self.chunks, folder)
 
     def begin_rollout(self) -> None:
         """Reset the optimizer's state before the first step of a rollout, if the run does so."""
@@ -144,16 +160,6 @@ class TrainedModel:
         sharded.load(folder, chunks=self.chunks, optimizer=self.optimizer, schedule=self.schedule)
 
 
-def _load_weights(spec: Any, label: str, chunks: Chunks, folder: Path) -> None:
-    if (stored := torch_dist_folder(folder)) is not None:
-        from slime_core.checkpoint import sharded
-
-        sharded.load_weights(stored, chunks=chunks)
-        return
-    with boundary(label, f"loading weights of {folder}", locate=True, passes=(SlimeError,)):
-        spec.load_weights(chunks, folder)
-
-
 ComputeLoss = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, MetricSums]]
 """From a micro-batch and the model's output for its row to the loss, with gradient, and the metrics."""
 
@@ -164,21 +170,36 @@ GRADIENT = "has_gradient"
 """1 if the loss of a micro-batch needs a gradient; its maximum over micro-batches and ranks is checked once a step."""
 
 
-def add_idle_micro_batches(steps: list[list[MicroBatch]], layout: ParallelLayout) -> None:
-    """Add idle micro-batches to every optimizer step until Megatron can run it in ``layout``. Collective.
+def micro_batches_of_rank(
+    shard: TrainBatch,
+    layout: ParallelLayout,
+    *,
+    device: torch.device,
+    share: bool = False,
+    max_tokens: int | None = None,
+) -> list[list[MicroBatch]]:
+    """The packed micro-batches of every optimizer step of ``shard`` on this rank; see :func:`make_micro_batches`. Idle
+    ones complete a step until Megatron can run it in ``layout``. Collective.
 
     Interleaved stages run groups of one micro-batch a pipeline rank, so the number has to divide into groups
     (pipeline_parallel/schedules.py:995). Ranks that share experts exchange tokens in every layer, so all of them have
     to run equally many.
     """
+    from megatron.core import parallel_state
+
+    rank = parallel_state.get_context_parallel_rank()
+    steps = make_micro_batches(
+        shard, device=device, layout=layout, context_rank=rank, share=share, max_tokens=max_tokens
+    )
     if layout.expert == 1 and layout.virtual_pipeline == 1:
-        return
-    counts = torch.tensor([len(step) for step in steps], device=steps[0][0].tokens_1T.device)
+        return steps
+    counts = torch.tensor([len(step) for step in steps], device=device)
     if layout.expert > 1:
         dist.all_reduce(counts, op=dist.ReduceOp.MAX)
     group = layout.pipeline if layout.virtual_pipeline > 1 else 1
     for step, count in zip(steps, counts.tolist(), strict=True):
         step += [idle_micro_batch(step[-1])] * (count + -count % group - len(step))
+    return steps
 
 
 def compute_log_probs(
@@ -229,11 +250,17 @@ def forward_backward_policy(
     """
 
     def compute_loss(micro: MicroBatch, logits_1TV: torch.Tensor) -> tuple[torch.Tensor, MetricSums]:
-        if objective.of_logits is None:
-            return _loss_of_log_probs(objective, logits_1TV, micro, chunk_size)
-        return _loss_of_logits(objective, logits_1TV, micro, chunk_size)
+        # The backward pass may overwrite the logits: that of the output layer needs only its input. A loss of logits
+        # may change them in place, so the log-probabilities are computed before it has them.
+        with torch.set_grad_enabled(not of_logits):
+            log_probs_U, entropy_U = response_log_probs(logits_1TV, micro, chunk_size=chunk_size, consume=not of_logits)
+        assert entropy_U is not None
+        if of_logits:
+            return objective.from_logits(logits_1TV, log_probs_U, entropy_U, micro)
+        return objective(log_probs_U, entropy_U if objective.entropy_has_gradient else entropy_U.detach(), micro)
 
-    return forward_backward(model, micro_batches, compute_loss, all_rows=objective.of_logits is not None)
+    of_logits = objective.parts.of_logits is not None
+    return forward_backward(model, micro_batches, compute_loss, all_rows=of_logits)
 
 
 def forward_backward(
@@ -257,7 +284,7 @@ def forward_backward(
         return value, torch.ones((), dtype=torch.int, device=value.device), sums
 
     passed = _schedule(model, micro_batches, loss, forward_only=False, all_rows=all_rows)
-    metrics = _reduce(passed, device=_device(model))
+    metrics = _reduce(passed, device=next(model[0].parameters()).device)
     require_gradient(metrics.pop(GRADIENT))
     return metrics
 
@@ -289,31 +316,6 @@ def response_log_probs(
         consume=consume,
         kept=micro.kept,
     )
-
-
-def _loss_of_log_probs(
-    objective: Objective, logits_1TV: torch.Tensor, micro: MicroBatch, chunk_size: int | None
-) -> tuple[torch.Tensor, MetricSums]:
-    # The backward pass may overwrite the logits: that of the output layer needs only its input.
-    log_probs_U, entropy_U = response_log_probs(logits_1TV, micro, chunk_size=chunk_size, consume=True)
-    assert entropy_U is not None
-    return objective(log_probs_U, entropy_U if objective.entropy_has_gradient else entropy_U.detach(), micro)
-
-
-def _loss_of_logits(
-    objective: Objective, logits_1TV: torch.Tensor, micro: MicroBatch, chunk_size: int | None
-) -> tuple[torch.Tensor, MetricSums]:
-    """Loss and metrics where a plugin computes the whole loss from the logits."""
-    assert objective.of_logits is not None
-    with torch.no_grad():  # before the function has the logits, which it may change in place
-        log_probs_U, entropy_U = response_log_probs(logits_1TV, micro, chunk_size=chunk_size)
-    assert entropy_U is not None
-    micro = objective.subtract_teacher_kl(
-        micro, log_probs_U if micro.old_log_probs_U is None else micro.old_log_probs_U
-    )
-    loss, metrics = objective.of_logits(logits_1TV.float(), micro)
-    measured = objective.measure(loss, log_probs_U, entropy_U, micro)
-    return loss, MetricSums({**metrics, **measured.sums}, measured.largest)
 
 
 def _schedule(
@@ -405,11 +407,6 @@ def _reduce(parts: Sequence[MetricSums], *, device: torch.device) -> dict[str, f
     return metrics
 
 
-def _device(model: Sequence[Any]) -> torch.device:
-    device: torch.device = next(model[0].parameters()).device
-    return device
-
-
 class RoutingReplay:
     """The routers of one model, if the run replays routes; otherwise its methods do nothing.
 
@@ -477,3 +474,103 @@ def _routers(chunks: Sequence[torch.nn.Module]) -> list[KeepingRouter]:
             "use_rollout_routing_replay out"
         )
     return keeping
+
+
+# --- Parameters that train --------------------------------------------------------------------------------------------
+
+
+def freeze(chunks: Sequence[torch.nn.Module], *, only: Sequence[str] = (), frozen: Sequence[str] = ()) -> None:
+    """Switch off the gradient of parameters that do not train. Collective; before DDP wraps the chunks.
+
+    A name is the one that the parameter has in a model that is not split: layers and experts are numbered over all
+    pipeline and expert ranks, and a tied output matrix on the last pipeline stage goes by the embedding's name. So an
+    expression selects the same weights in every layout.
+
+    Arguments:
+        only: train the parameters whose name contains a match of one of these expressions; empty: all.
+        frozen: train all other parameters.
+
+    Raises:
+        ConfigError: an expression finds no parameter on any rank, or nothing is left to train.
+    """
+    if not only and not frozen:
+        return
+    setting = "only_train_params_name_list" if only else "freeze_params_name_list"
+    mine = list(unsharded_names(chunks))
+    everything = _over_ranks([name for name, _ in mine])
+    _refuse_useless(only or frozen, everything, setting)
+    chosen = {name for name in everything if _finds(only or frozen, name)}
+    trained = chosen if only else everything - chosen
+    if not trained:
+        raise ConfigError(f"{setting} = {list(only or frozen)} leaves none of {len(everything)} parameters to train")
+    for name, parameter in mine:
+        parameter.requires_grad_(name in trained)
+    for chunk in chunks:
+        _require_input_gradients(chunk)
+
+
+def unsharded_names(chunks: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Each parameter with its name in the whole model."""
+    for chunk in chunks:
+        tied = getattr(chunk, "share_embeddings_and_output_weights", False)
+        for name, parameter in _named(chunk, ()):
+            yield ("embedding.word_embeddings.weight" if tied and name == "output_layer.weight" else name), parameter
+
+
+def _named(module: torch.nn.Module, place: tuple[str, ...]) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    for name, parameter in module.named_parameters(recurse=False):
+        yield ".".join((*place, name)), parameter
+    for name, child in module.named_children():
+        yield from _named(child, (*place, _number(name, child, of=module, place=place)))
+
+
+def _number(name: str, child: Any, *, of: Any, place: tuple[str, ...]) -> str:
+    """``name``, or the child's number in the whole model if it is a layer or an expert."""
+    if not name.isdigit():
+        return name
+    if place[-1:] == ("local_experts",):
+        from megatron.core import parallel_state
+
+        return str(int(name) + len(of) * parallel_state.get_expert_model_parallel_rank())
+    return str(getattr(child, "layer_number", int(name) + 1) - 1)
+
+
+def _require_input_gradients(chunk: Any) -> None:
+    """Make the embedding's output need a gradient where later weights would otherwise get none.
+
+    Megatron's checkpointed layers have gradients only if their input needs one (tensor_parallel/random.py:496). Ranks
+    that share experts exchange gradients in every layer, also in one where the experts of a single rank train. Later
+    pipeline stages receive inputs that need a gradient.
+    """
+    embedding, config = getattr(chunk, "embedding", None), chunk.config
+    shares_experts = config.expert_model_parallel_size > 1
+    recomputes = config.recompute_granularity is not None and any(part.requires_grad for part in chunk.parameters())
+    if embedding is not None and (recomputes or shares_experts):
+        embedding.register_forward_hook(_need_gradient)
+
+
+def _need_gradient(embedding: torch.nn.Module, arguments: Any, hidden_T1H: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and not hidden_T1H.requires_grad:
+        hidden_T1H.requires_grad_()
+
+
+def _over_ranks(names: list[str]) -> set[str]:
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return set(names)
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, names)
+    return {name for of_rank in found for name in of_rank}
+
+
+def _finds(expressions: Sequence[str], name: str) -> bool:
+    return any(re.search(expression, name) for expression in expressions)
+
+
+def _refuse_useless(expressions: Sequence[str], names: set[str], setting: str) -> None:
+    for expression in expressions:
+        if not any(re.search(expression, name) for name in names):
+            near = difflib.get_close_matches(expression, sorted(names), n=3, cutoff=0.3) or sorted(names)[:3]
+            raise ConfigError(
+                f"{setting}: {expression!r} finds none of the model's {len(names)} parameters; near it are "
+                f"{', '.join(near)}. Accepted is a regular expression that finds a part of a name."
+            )

@@ -3,13 +3,12 @@
     spec         MBridgeSpec, the base class of families that mbridge maps; local_layers, its layers; adapters of
                  configs, weights and layers to mbridge's expectations
     layout       ParallelLayout: the parallel sizes of a model
-    layers       the norm; routers that record and replay the chosen experts; core attention and rotary positions over
-                 a packed row, without a loop over sequences
-    attention    attention over a row, with the kernel that the device has
-    rows         the sequences of a row, for attention; the tokens of each context-parallel rank
+    layers       the norm; routers that record and replay the chosen experts; the experts of a mixture; core attention
+                 and rotary positions over a packed row, without a loop over sequences
+    rows         the sequences of a row, and attention over them with the kernel that the device has; the tokens of each
+                 context-parallel rank
+    mlp          the activation of gated MLPs; matrix products over all experts of a mixture
     memory       GPU memory of training, in bytes, for every layout
-    experts      the experts of a mixture, as matrix products over all of them
-    swiglu       the activation of gated MLPs
 
 :func:`unsupported` lists the parts of a ``config.json`` that these layers do not support. The trait ``unsupported`` of
 a model spec that subclasses ``MBridgeSpec`` should start with it, so that a run is refused before it starts anything;

@@ -3,16 +3,17 @@
     RMSNorm              the norm of every layer
     KeepingRouter        the router of a mixture of experts: records and replays the experts of each token, see
                          :mod:`slime_core.learner.trained_model`
+    GroupedExperts       the experts of a mixture on one rank, computed together
     PackedAttention      the core attention: softmax(q k) v
     PackedSelfAttention  the layer around it: rotary positions of every packed token
     PackedLatentAttention  the same for multi-latent attention
     PackedRow            Megatron's description of a row, and its sequences that continue others
 
-A row has hundreds of short sequences. On CUDA a kernel processes them directly (:mod:`slime_core.modeling.attention`).
-Elsewhere the core gathers them into right-padded batches ``[n, L]``, one batch for all lengths between two powers of
-two, so that at most half of a batch is padding and a row needs a handful of calls. Under a causal mask no token sees
-tokens to its right, so the padding needs no mask: it repeats the sequence's last token, and its output is not used, so
-its gradient is exactly zero.
+A row has hundreds of short sequences. On CUDA a kernel processes them directly
+(:func:`~slime_core.modeling.rows.attend_spans`). Elsewhere the core gathers them into right-padded batches ``[n, L]``,
+one batch for all lengths between two powers of two, so that at most half of a batch is padding and a row needs a
+handful of calls. Under a causal mask no token sees tokens to its right, so the padding needs no mask: it repeats the
+sequence's last token, and its output is not used, so its gradient is exactly zero.
 
 The rotary part avoids three problems of Megatron's THD path (models/common/embeddings/rope_utils.py:178), which slices
 the table of angles once a sequence, for queries and for keys, in every layer: its time (with 256 sequences of 12
@@ -52,18 +53,19 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
 from slime_core.errors import ConfigError
-from slime_core.modeling.attention import attend_batch, attend_spans, takes_spans
-from slime_core.modeling.rows import Packing, Positions, Share, Spans
+from slime_core.modeling.mlp import SwiGLU, grouped_linear, swiglu
+from slime_core.modeling.rows import Packing, Positions, Share, Spans, attend_batch, attend_spans, takes_spans
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-__all__ = ["KeepingRouter", "PackedAttention", "PackedRow", "PackedSelfAttention", "RMSNorm"]
+__all__ = ["GroupedExperts", "KeepingRouter", "PackedAttention", "PackedRow", "PackedSelfAttention", "RMSNorm"]
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -159,7 +161,9 @@ class _Choice:
         assert default_compute_topk is not None
         if self._micro_batches is None:
             return default_compute_topk(scores, topk, num_groups, group_topk)
-        micro = self._next()
+        has_gradient = torch.is_grad_enabled()
+        micro = self._micro_batches[self._calls[has_gradient]]
+        self._calls[has_gradient] += 1
         if self._layer not in micro.routes:
             _, own = default_compute_topk(scores.detach(), topk, num_groups, group_topk)
             if micro.given_routes_TLK is not None:
@@ -168,12 +172,6 @@ class _Choice:
         chosen = micro.routes[self._layer].long()
         return scores.gather(1, chosen), chosen
 
-    def _next(self) -> Routed:
-        assert self._micro_batches is not None
-        kind = torch.is_grad_enabled()
-        self._calls[kind] += 1
-        return self._micro_batches[self._calls[kind] - 1]
-
 
 def _completed(given: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
     """Return ``given`` for the tokens of this router, completed with ``own`` where it is unknown."""
@@ -181,6 +179,43 @@ def _completed(given: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
         parts = given.tensor_split(parallel_state.get_tensor_model_parallel_world_size())
         given = parts[parallel_state.get_tensor_model_parallel_rank()]
     return torch.where(given < 0, own, given.long())
+
+
+ALIGNMENT_BYTES = 16
+"""torch's grouped product requires rows that start at multiples of this (aten/native/GroupedMMUtils.h)."""
+
+
+class GroupedExperts(SequentialMLP):  # type: ignore[misc]
+    """Megatron's experts of one rank, computed together; replaces SequentialMLP in the layer spec."""
+
+    def forward(
+        self,
+        permuted_local_hidden_states: torch.Tensor,
+        tokens_per_expert: torch.Tensor,
+        permuted_probs: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Compute tokens [n, hidden], sorted by expert, with numbers of tokens and weights [n] -> [n, hidden].
+
+        Arguments: as in Megatron's SequentialMLP.
+        """
+        tokens = permuted_local_hidden_states
+        first = [expert.linear_fc1.weight for expert in self.local_experts]
+        second = [expert.linear_fc2.weight for expert in self.local_experts]
+        if not (self._is_plain and tokens.numel() and _are_aligned(first[0], second[0])):
+            found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(tokens, tokens_per_expert, permuted_probs)
+            return found
+        ends = tokens_per_expert.cumsum(0).to(tokens.device, torch.int32)
+        inner = swiglu(grouped_linear(tokens, ends, first), permuted_probs.unsqueeze(-1))
+        return grouped_linear(inner, ends, second), None
+
+    @property
+    def _is_plain(self) -> bool:
+        has_swiglu = isinstance(self.local_experts[0].activation_func, SwiGLU)
+        return has_swiglu and not self.config.moe_apply_probs_on_input
+
+
+def _are_aligned(*weights: torch.Tensor) -> bool:
+    return all(size * weight.element_size() % ALIGNMENT_BYTES == 0 for weight in weights for size in weight.shape)
 
 
 @dataclass
@@ -253,11 +288,10 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         """
         if packed_seq_params is None:
             return self._attend_padded(query, key, value, attention_mask)
-        if query.dim() == 4:
-            return self._attend_packed(query.squeeze(1), key.squeeze(1), value.squeeze(1), packed_seq_params).unsqueeze(
-                1
-            )
-        return self._attend_packed(query, key, value, packed_seq_params)
+        if query.dim() == 3:
+            return self._attend_packed(query, key, value, packed_seq_params)
+        query, key, value = (part.squeeze(1) for part in (query, key, value))
+        return self._attend_packed(query, key, value, packed_seq_params).unsqueeze(1)
 
     def _attend_packed(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packed: PackedSeqParams
@@ -332,27 +366,20 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor | None) -> torch.Tensor:
         """Attend over [b, heads, s, size] each; ``visible`` None: causal."""
-        with self._random_state(self._active_dropout):
+        state: AbstractContextManager[Any] = nullcontext()
+        if self._active_dropout != 0 and not self.config.sequence_parallel:
+            # Each tensor-parallel rank drops entries of its own heads; sequence parallelism already does that.
+            state = tensor_parallel.get_cuda_rng_tracker().fork()
+        with state:
             return attend_batch(q, k, v, visible, dropout=self._active_dropout, scale=self._scale)
 
     @property
     def _active_dropout(self) -> float:
         return self._dropout if self.training else 0.0
 
-    def _random_state(self, dropout: float) -> AbstractContextManager[Any]:
-        """Let each tensor-parallel rank drop entries of its own heads; sequence parallelism already does that."""
-        if dropout == 0 or self.config.sequence_parallel:
-            return nullcontext()
-        state: AbstractContextManager[Any] = tensor_parallel.get_cuda_rng_tracker().fork()
-        return state
-
 
 def _continues(packed: PackedSeqParams) -> torch.Tensor | None:
     return packed.continues if isinstance(packed, PackedRow) else None
-
-
-def _positions(packed: PackedSeqParams, *, num_tokens: int) -> Positions:
-    return Positions.of(packed.cu_seqlens_q, num_tokens=num_tokens, continues=_continues(packed))
 
 
 def _visible(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
@@ -400,7 +427,7 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run Megatron's forward; ``rotary_pos_emb`` [longest sequence, 1, 1, size] has the angles by position."""
         if packed_seq_params is not None and rotary_pos_emb is not None:
-            row = _positions(packed_seq_params, num_tokens=_num_tokens(hidden_states, self.config))
+            row = _positions(packed_seq_params, hidden_states, self.config)
             rotary_pos_emb = rotary_pos_emb.index_select(0, row.positions_T)
             packed_seq_params = _as_one_sequence(packed_seq_params, row)
         found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
@@ -449,7 +476,7 @@ class PackedLatentAttention(MLASelfAttention):  # type: ignore[misc]
         """Run Megatron's forward, with positions for a packed row."""
         self.rotary_pos_emb.positions_T = None
         if packed_seq_params is not None:
-            row = _positions(packed_seq_params, num_tokens=_num_tokens(hidden_states, self.config))
+            row = _positions(packed_seq_params, hidden_states, self.config)
             self.rotary_pos_emb.positions_T = row.positions_T
             packed_seq_params = _as_one_sequence(packed_seq_params, row)
         found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
@@ -479,10 +506,11 @@ class _AnglesByPosition(torch.nn.Module):
         return found.index_select(0, self.positions_T)
 
 
-def _num_tokens(hidden_states: torch.Tensor, config: TransformerConfig) -> int:
-    """Return the number of tokens of the whole row, over all ranks that share it."""
+def _positions(packed: PackedSeqParams, hidden_states: torch.Tensor, config: TransformerConfig) -> Positions:
+    """Return the positions of the tokens of the whole row, over all ranks that share it."""
     shards = config.tensor_model_parallel_size if config.sequence_parallel else 1
-    return hidden_states.size(0) * int(shards * config.context_parallel_size)
+    num_tokens = hidden_states.size(0) * int(shards * config.context_parallel_size)
+    return Positions.of(packed.cu_seqlens_q, num_tokens=num_tokens, continues=_continues(packed))
 
 
 def _as_one_sequence(packed: PackedSeqParams, row: Positions) -> PackedSeqParams:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from slime_core.config.learning import ParallelConfig
 from slime_core.errors import ConfigError, RunError
@@ -56,7 +56,7 @@ class ParallelLayout:
     def __post_init__(self) -> None:
         if self.expert_tensor == 0:
             object.__setattr__(self, "expert_tensor", self.tensor)
-        wrong = {name: size for name, size in self._sizes().items() if size < 1}
+        wrong = {name: size for name, size in asdict(self).items() if name != "sequence" and size < 1}
         if wrong:
             raise ConfigError(f"parallel sizes must be at least 1, not {wrong}")
         if self.expert == 1 and self.expert_tensor != self.tensor:
@@ -146,16 +146,6 @@ class ParallelLayout:
                 "the latter"
             )
         return data
-
-    def _sizes(self) -> dict[str, int]:
-        return {
-            "tensor": self.tensor,
-            "pipeline": self.pipeline,
-            "context": self.context,
-            "expert": self.expert,
-            "expert_tensor": self.expert_tensor,
-            "virtual_pipeline": self.virtual_pipeline,
-        }
 
 
 def initialize_model_parallel(layout: ParallelLayout, *, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Packed rows: the indices that attention needs for their sequences, and the tokens of each context-parallel rank.
+"""Packed rows: attention over their sequences, the indices that it needs, and the tokens of each context-parallel rank.
 
     Positions    the position of each token in its sequence, for rotary embeddings
     Spans        queries and keys of each sequence, for kernels that support sequences of unequal length
@@ -6,9 +6,15 @@
     SharedKeys   the keys of a row in which sequences continue others; part of its packing
     zigzag       the tokens of a row on one context-parallel rank
     Share        the part of a row's attention on one such rank, and the keys of other ranks that it needs
+    attend_spans CUDA, bfloat16 or float16: FlashAttention over sequences of unequal length, directly on the row
+    attend_batch a CPU, and float32 or dropout on CUDA: batches of right-padded sequences
 
-Each is computed once for a row and shared by all its layers. Lengths are read from the device once, so that no layer
-waits for the device.
+Indices are computed once for a row and shared by all its layers. Lengths are read from the device once, so that no
+layer waits for the device.
+
+Both kernels compute the same sums; tests compare them with each other, with a loop, and with flex_attention. On CUDA,
+torch falls back to a kernel that stores all scores of a batch, 4 bytes for each pair of tokens and head, if no other
+kernel supports the call. That kernel is excluded, so a call that only it supports is an error.
 
 A sequence may *continue* another one of its row, which may continue a third: a response whose prompt is in the row once
 for its whole group, or the next turn of a conversation that branches. Its queries see the keys of all of them, the
@@ -26,14 +32,19 @@ other ranks; all other tokens of the chunk see only tokens of the chunk itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from slime_core.errors import RunError
 
 __all__ = [
     "Packing",
@@ -41,6 +52,9 @@ __all__ = [
     "Share",
     "SharedKeys",
     "Spans",
+    "attend_batch",
+    "attend_spans",
+    "takes_spans",
     "zigzag",
 ]
 
@@ -61,12 +75,12 @@ class Positions:
     @classmethod
     def of(cls, cu_seqlens: torch.Tensor, *, num_tokens: int, continues: torch.Tensor | None = None) -> Positions:
         """Return the positions for ``cu_seqlens``; arguments, caching and errors as in :meth:`Packing.of`."""
-        found: Positions | None = _POSITIONS.get(cu_seqlens)
-        if found is None or found.positions_T.numel() != num_tokens:
+
+        def compute() -> Positions:
             positions_T = _positions(_ends(cu_seqlens, num_tokens), continues).to(cu_seqlens.device)
-            whole = torch.tensor([0, num_tokens], dtype=torch.int32)
-            found = _POSITIONS[cu_seqlens] = cls(positions_T, whole)
-        return found
+            return cls(positions_T, torch.tensor([0, num_tokens], dtype=torch.int32))
+
+        return _cached(cls, cu_seqlens, num_tokens, compute)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +106,15 @@ class Spans:
     @classmethod
     def of(cls, cu_seqlens: torch.Tensor, *, num_tokens: int, continues: torch.Tensor | None = None) -> Spans:
         """Return the spans for ``cu_seqlens``; arguments, caching and errors as in :meth:`Packing.of`."""
-        known, found = _SPANS.get(cu_seqlens, (0, None))
-        if found is None or known != num_tokens:
+
+        def compute() -> Spans:
             ends = _ends(cu_seqlens, num_tokens)
             starts, lengths = ends[:-1], ends.diff()
             path = _path(lengths, continues)
             rows_K = None if continues is None else _rows_of(path, starts, lengths)
-            found = cls.between(lengths, _lengths_of(path, lengths), rows_K, num_tokens, cu_seqlens.device)
-            _SPANS[cu_seqlens] = num_tokens, found
-        spans: Spans = found
-        return spans
+            return cls.between(lengths, _lengths_of(path, lengths), rows_K, num_tokens, cu_seqlens.device)
+
+        return _cached(cls, cu_seqlens, num_tokens, compute)
 
     @classmethod
     def between(
@@ -183,10 +196,7 @@ class Packing:
         Raises:
             ValueError: a sequence ends beyond the row, or continues itself or a later one.
         """
-        found: Packing | None = _PACKINGS.get(cu_seqlens)
-        if found is None or found.slots_T.numel() != num_tokens:
-            found = _PACKINGS[cu_seqlens] = _pack(cu_seqlens, num_tokens, continues)
-        return found
+        return _cached(cls, cu_seqlens, num_tokens, lambda: _pack(cu_seqlens, num_tokens, continues))
 
     def pad(self, values_TNH: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield the batches of ``values_TNH`` [t, heads, size], each [n, heads, L, size]."""
@@ -219,7 +229,17 @@ class Packing:
         return result
 
 
-_PACKINGS, _POSITIONS, _SPANS = WeakTensorKeyDictionary(), WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
+_KNOWN = WeakTensorKeyDictionary()
+"""By ``cu_seqlens``: what was computed for the row, by its class and the number of tokens."""
+
+Known = TypeVar("Known")
+
+
+def _cached(cls: type[Known], cu_seqlens: torch.Tensor, num_tokens: int, compute: Callable[[], Known]) -> Known:
+    known: dict[tuple[type, int], Known] = _KNOWN.setdefault(cu_seqlens, {})
+    if (cls, num_tokens) not in known:
+        known[cls, num_tokens] = compute()
+    return known[cls, num_tokens]
 
 
 def _ends(cu_seqlens: torch.Tensor, num_tokens: int) -> torch.Tensor:
@@ -448,14 +468,12 @@ class Share:
             cu_seqlens: of the whole row; see :meth:`Packing.of`.
             num_tokens: tokens of this rank; the row has ``2 * size`` chunks of half as many.
         """
-        found: Share | None = _SHARES.get(cu_seqlens)
-        if found is None:
+
+        def compute() -> Share:
             ends = torch.cat([cu_seqlens.cpu().long(), torch.tensor([num_tokens * size])]).unique()
-            found = _SHARES[cu_seqlens] = _share(ends, num_tokens // 2, rank, size, cu_seqlens.device)
-        return found
+            return _share(ends, num_tokens // 2, rank, size, cu_seqlens.device)
 
-
-_SHARES = WeakTensorKeyDictionary()
+        return _cached(cls, cu_seqlens, num_tokens, compute)
 
 
 def _share(ends: torch.Tensor, chunk: int, rank: int, size: int, device: torch.device) -> Share:
@@ -499,3 +517,105 @@ def _gathered(places: torch.Tensor, chunk: int, size: int) -> torch.Tensor:
     late = number >= size
     owner = torch.where(late, 2 * size - 1 - number, number)
     return (2 * owner + late) * chunk + offset
+
+
+# --- Kernels ----------------------------------------------------------------------------------------------------------
+
+
+LARGEST_HEAD = 256
+HEAD_MULTIPLE = 8
+"""Limits of FlashAttention 2: heads of at most 256 entries, a multiple of 8 (aten/native/transformers/cuda/flash_attn/
+flash_api.cpp, ``mha_varlen_fwd``)."""
+
+LINEAR = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
+"""Kernels whose memory grows with the number of tokens, not with its square."""
+
+
+def takes_spans(query: torch.Tensor, *, dropout: float) -> bool:
+    """Return whether the kernel for sequences of unequal length supports this query, ``[t, heads, size]``."""
+    is_half = query.dtype in (torch.bfloat16, torch.float16)
+    return query.is_cuda and is_half and dropout == 0 and query.size(-1) <= LARGEST_HEAD
+
+
+def attend_spans(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spans: Spans, *, scale: float | None
+) -> torch.Tensor:
+    """Return softmax(scale q k) v of every sequence, causal, aligned at its end: [t, heads * value size].
+
+    Arguments:
+        query: [t, heads, size].
+        key, value: [m, heads or a divisor of it, size], before ``spans`` gathers them; values may have another size.
+        scale: None: 1 / sqrt(size).
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    size, value_size = query.size(-1), value.size(-1)
+    width = -(-max(size, value_size) // HEAD_MULTIPLE) * HEAD_MULTIPLE
+    # Columns of zeros change no score; the added columns of the output are cut off.
+    query, key, value = (_widened(part, width) for part in (query, spans.gather(key), spans.gather(value)))
+    output = varlen_attn(
+        query,
+        key,
+        value,
+        spans.cu_queries,
+        spans.cu_keys,
+        *spans.longest,
+        scale=size**-0.5 if scale is None else scale,
+        window_size=(-1, 0),
+        enable_gqa=query.size(1) != key.size(1),
+    )
+    assert isinstance(output, torch.Tensor)  # a tuple only if return_aux is requested
+    return output[..., :value_size].flatten(1)
+
+
+def _widened(values: torch.Tensor, width: int) -> torch.Tensor:
+    return values if values.size(-1) == width else pad(values, (0, width - values.size(-1)))
+
+
+def attend_batch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    visible: torch.Tensor | None,
+    *,
+    dropout: float,
+    scale: float | None,
+) -> torch.Tensor:
+    """Return attention over [b, heads, s, size] each; keys and values may have a divisor of the heads.
+
+    ``visible`` None: causal.
+
+    Raises:
+        RunError: on CUDA, only the kernel that stores all scores supports the call.
+    """
+    if q.is_cuda and q.size(1) != k.size(1):  # the kernel for masks and float32 does not support grouped heads
+        k, v = (part.repeat_interleave(q.size(1) // part.size(1), dim=1) for part in (k, v))
+    with _linear_memory(q):
+        return scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=visible,
+            is_causal=visible is None,
+            dropout_p=dropout,
+            scale=scale,
+            enable_gqa=q.size(1) != k.size(1),
+        )
+
+
+@contextmanager
+def _linear_memory(q: torch.Tensor) -> Iterator[None]:
+    if not q.is_cuda:
+        yield
+        return
+    try:
+        with sdpa_kernel(list(LINEAR)):
+            yield
+    except RuntimeError as error:
+        if "No available kernel" not in str(error):
+            raise
+        raise RunError(
+            f"torch {torch.__version__} has no attention kernel on this GPU for {str(q.dtype).removeprefix('torch.')} "
+            f"and heads of size {q.size(-1)} that does not store the scores of all pairs of tokens; use --bf16, and "
+            f"heads of at most {LARGEST_HEAD}"
+        ) from error

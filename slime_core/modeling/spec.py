@@ -90,24 +90,6 @@ def classic_config(hf_config: PretrainedConfig) -> PretrainedConfig:
     return classic
 
 
-def registered_bridge(model_type: str) -> type[Bridge]:
-    """Return mbridge's class for ``model_type``.
-
-    Raises:
-        ConfigError: mbridge has no such class.
-    """
-    from mbridge.core.bridge import _MODEL_REGISTRY
-
-    if model_type not in _MODEL_REGISTRY:
-        raise ConfigError(
-            f"mbridge has no weight mapping for model type {model_type!r}, only for "
-            f"{', '.join(sorted(_MODEL_REGISTRY))}; another family needs a plugin whose model spec brings its own "
-            "mapping"
-        )
-    found: type[Bridge] = _MODEL_REGISTRY[model_type]
-    return found
-
-
 @cache
 def local_bridge(registered: Any) -> type[Bridge]:
     """Subclass the bridge ``registered`` so that it builds local layers and keeps its own table of names."""
@@ -283,7 +265,16 @@ class MBridgeSpec:
         Raises:
             ConfigError: mbridge has no such class.
         """
-        return registered_bridge(model_type)
+        from mbridge.core.bridge import _MODEL_REGISTRY
+
+        if model_type not in _MODEL_REGISTRY:
+            raise ConfigError(
+                f"mbridge has no weight mapping for model type {model_type!r}, only for "
+                f"{', '.join(sorted(_MODEL_REGISTRY))}; another family needs a plugin whose model spec brings its own "
+                "mapping"
+            )
+        found: type[Bridge] = _MODEL_REGISTRY[model_type]
+        return found
 
     def build(
         self,
@@ -312,7 +303,6 @@ class MBridgeSpec:
         hf_config = transformers_config(config, self._run)
         # Checked again, because transformers may set a missing field to a value that the layers do not support.
         self._refuse_unsupported(hf_config.to_dict())
-        _refuse_uncut(hf_config, parallel)
         _refuse_other_state(parallel)
         mapping: Any = self.bridge(hf_config.model_type)
         bridge_class: Any = local_bridge(mapping)
@@ -337,9 +327,9 @@ class MBridgeSpec:
             RunError: build() was not called.
         """
         bridge = self._built()
-        _refuse_mismatch(bridge, [NamedForMBridge(chunk) for chunk in chunks], Path(folder))
-        files = bridge._get_safetensor_io(str(folder))
-        for weight in self.mapped(chunks):
+        files, mapped = bridge._get_safetensor_io(str(folder)), self.mapped(chunks)
+        _refuse_mismatch(bridge, mapped, held=set(files.load_hf_weight_names()), folder=folder)
+        for weight in mapped:
             weight.load(files.load_some_hf_weight)
 
     def leaves_out(self, name: str) -> bool:
@@ -456,32 +446,6 @@ def _build_chunk(
 # --- Checks -----------------------------------------------------------------------------------------------------------
 
 
-def _refuse_uncut(hf_config: Any, parallel: ParallelLayout) -> None:
-    model = f"{hf_config.model_type} model"
-    if hf_config.vocab_size % parallel.tensor:
-        raise ConfigError(
-            f"the {model} has {hf_config.vocab_size} vocabulary entries, which tensor parallel size "
-            f"{parallel.tensor} does not divide; choose a size that does"
-        )
-    experts = _num_experts(hf_config)
-    if experts % parallel.expert or (parallel.expert > 1 and not experts):
-        raise ConfigError(
-            f"the {model} has {experts} experts, which cannot be shared evenly by expert parallel size "
-            f"{parallel.expert}; choose a size that divides them"
-        )
-    if experts and parallel.tensor > 1 and not parallel.sequence:
-        raise ConfigError(
-            f"the {model} has experts, for which Megatron trains tensor parallel size {parallel.tensor} only with "
-            "sequence parallelism; add --sequence-parallel"
-        )
-
-
-def _num_experts(hf_config: Any) -> int:
-    """Return the number of experts of a layer; 0: the model is dense. Families use different field names."""
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    return next((int(found) for name in names if (found := getattr(hf_config, name, None))), 0)
-
-
 def _refuse_router_losses(config: Any) -> None:
     # Megatron multiplies their gradients by the number of tokens, and expects a division that sum_gradients omits
     # (transformer/moe/router.py, "calculate_per_token_loss").
@@ -520,15 +484,13 @@ def _refuse_unknown(overrides: Mapping[str, Any], config_class: Any) -> None:
         raise ConfigError(f"{name!r}: {config_class.__name__} has no such field{hint}")
 
 
-def _refuse_mismatch(bridge: Any, views: Iterable[NamedForMBridge], folder: Path) -> None:
+def _refuse_mismatch(bridge: Any, mapped: Iterable[MappedWeight], *, held: set[str], folder: str | Path) -> None:
     """Compare the names of all ranks with those in the folder, because mbridge silently ignores extra weights."""
     import torch.distributed as dist
 
-    mine = {name for view in views for name in _hf_names(bridge, view)}
     of_all: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(of_all, mine)
+    dist.all_gather_object(of_all, {name for weight in mapped for name in weight.names})
     wanted = set().union(*of_all)
-    held = set(bridge._get_safetensor_io(str(folder)).load_hf_weight_names())
     if bridge.hf_config.tie_word_embeddings:
         held.discard("lm_head.weight")  # some checkpoints store the tied weight twice
     held = {name for name in held if not _is_left_out(name, bridge.hf_config)}
@@ -544,11 +506,6 @@ def _is_left_out(name: str, config: PretrainedConfig) -> bool:
     first, further = config.num_hidden_layers, getattr(config, "num_nextn_predict_layers", 0) or 0
     layer = re.match(r"model\.layers\.(\d+)\.", name)
     return name.endswith("rotary_emb.inv_freq") or (layer is not None and first <= int(layer[1]) < first + further)
-
-
-def _hf_names(bridge: Any, view: NamedForMBridge) -> Iterator[str]:
-    for weight in _mapped(bridge, view):
-        yield from weight.names
 
 
 def _mapped(bridge: Any, view: NamedForMBridge) -> Iterator[MappedWeight]:
@@ -582,15 +539,15 @@ def local_layers(config: TransformerConfig, *, vp_stage: int | None = None) -> T
     from megatron.core.transformer.moe.moe_layer import MoESubmodules
     from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
-    from slime_core.modeling.experts import GroupedExperts
     from slime_core.modeling.layers import (
+        GroupedExperts,
         KeepingRouter,
         PackedAttention,
         PackedLatentAttention,
         PackedSelfAttention,
         RMSNorm,
     )
-    from slime_core.modeling.swiglu import SwiGLU, is_swiglu
+    from slime_core.modeling.mlp import SwiGLU, is_swiglu
 
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage)
     block.layer_norm = RMSNorm

@@ -31,10 +31,7 @@ import torch.distributed as dist
 
 from slime_core.errors import RunError
 
-__all__ = [
-    "KeptTokens",
-    "log_probs_and_entropy",
-]
+__all__ = ["KeptTokens", "log_probs_and_entropy"]
 
 
 CACHED_NUMBERS = 2**20

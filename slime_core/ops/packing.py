@@ -12,13 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 
-__all__ = [
-    "balance",
-    "pack",
-    "pack_by_count",
-    "row_budget",
-    "split_steps",
-]
+__all__ = ["balance", "pack", "pack_by_count", "row_budget", "split_steps"]
 
 
 def row_budget(max_tokens: int, *, context: int, multiple: int) -> int:

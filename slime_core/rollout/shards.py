@@ -24,7 +24,7 @@ from slime_core.config.model_config import ForwardFlops, described, forward_flop
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, RunError
 from slime_core.opaque import Array, Opaque, array_of, column
-from slime_core.ops.loss_weights import loss_divisor, loss_factor, loss_weights
+from slime_core.ops.groups import loss_divisor, loss_factor, loss_weights
 from slime_core.ops.packing import balance, pack, pack_by_count, row_budget, split_steps
 from slime_core.ops.prefixes import LEAST_SAVED, Prefixes
 from slime_core.plugins.contracts import GroupedRewards
@@ -48,7 +48,7 @@ class BatchPlan:
         hard: a sample that does not fit ends the run.
         flops: shards get equal work of this kind; None: equally many tokens.
         share_prompts: samples of a micro-batch share the tokens with which they all start, if that saves enough.
-        per_token, token_divisor, counts_masked: see :mod:`slime_core.ops.loss_weights`.
+        per_token, token_divisor, counts_masked: see :mod:`slime_core.ops.groups`.
     """
 
     num_ranks: int

@@ -13,6 +13,7 @@ only generates starts no learner; one that only trains starts neither engines no
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -31,15 +32,7 @@ from slime_core.config.secrets import add_key, key_of_run
 from slime_core.config.settings import core_values
 from slime_core.errors import DEATHS, SlimeError
 from slime_core.learner import LearnerSettings
-from slime_core.learner.actor import (
-    CriticActor,
-    CriticGroup,
-    LearnerActor,
-    LearnerHandle,
-    NoLearner,
-    manifest_record,
-)
-from slime_core.learner.saving import SaveSettings
+from slime_core.learner.actor import CriticActor, LearnerActor, LearnerHandle, NoLearner, SaveSettings
 from slime_core.loop import save, train
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins.contracts import Place, RunInfo
@@ -179,7 +172,7 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
             handle = started.start_sampler(learner, trains=True)
             started.join(learner)
         sampler = started.add_concurrent_evaluation(handle, learner, track)
-        state = RunState(plugins=manifest_record(job.manifest))
+        state = RunState(plugins=json.loads(job.manifest.to_json()))
         step = 0 if resume is None else resume.state.step
         rollouts = job.config.rollout.num_rollout
         info = RunInfo(track.record.directory, core_values(job.config), step=step, num_rollout=rollouts)
@@ -394,7 +387,7 @@ class Processes:
             ahead=config.rollout.async_buffer_size,
             warn=self._warn,
             failures=self._failures,
-            critic=self._separate_critic(),
+            critic=self._start_ranks("critic", CriticActor, self._placement.critic),
             has_engines=self._servers.serves_policy,
             restarts=self._restarts,
         )
@@ -403,14 +396,6 @@ class Processes:
         settings = learner_settings(self._job)
         self._starting += learner.setup(settings, reachable=self._address is not None)
         return learner, devices
-
-    def _separate_critic(self) -> CriticGroup | None:
-        """Start every rank of a separate critic; None: it shares the learner's, or there is none."""
-        if not self._placement.critic:
-            return None
-        ranks = self._start_ranks("critic", CriticActor, self._placement.critic)
-        layout = ParallelLayout.of(self._job.config.critic_parallel)
-        return CriticGroup(ranks, replace(learner_settings(self._job), layout=layout))
 
     def _start_ranks(self, role: str, cls: Callable[[Manifest], W], slots: Sequence[Slot]) -> ActorGroup[W]:
         launches = [self._launch(f"{role} rank {rank}", slot) for rank, slot in enumerate(slots)]

@@ -91,7 +91,7 @@ def build(case: Case, rank: int, address: str, folder: Path) -> Any:
 def record(learner: Any, shard: TrainBatch) -> Outcome:
     """Filled as the learner trains ``shard``."""
     found, critic = Outcome(), learner.critic
-    whole_step, estimate = critic.step, learner._estimation._estimator.estimate
+    whole_step, estimate = critic.step, learner._estimation.estimator.estimate
     finish = critic.trained.optimizer.step
 
     def estimating(batch: Any, reduce: Any) -> Any:
@@ -108,7 +108,7 @@ def record(learner: Any, shard: TrainBatch) -> Outcome:
         found.metrics.append(whole_step(*arguments, **options))
         return found.metrics[-1]
 
-    learner._estimation._estimator.estimate = estimating
+    learner._estimation.estimator.estimate = estimating
     critic.step, critic.trained.optimizer.step = step, optimizer_step
     return found
 
@@ -119,7 +119,7 @@ def gradients(trained: Any) -> dict[str, torch.Tensor]:
 
     last = trained.chunks[-1]
     head = last._modules.pop("output_layer", None)  # it stands for no weight of a Hugging Face model
-    found: dict[str, torch.Tensor] = named_gradients(trained._spec, trained.model)
+    found: dict[str, torch.Tensor] = named_gradients(trained._spec.spec, trained.model)
     if head is not None:
         last._modules["output_layer"] = head
         found |= {f"head.{name}": parameter.main_grad.clone() for name, parameter in head.named_parameters()}

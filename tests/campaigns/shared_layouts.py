@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -155,18 +156,19 @@ def train(case: Case, rank: int, address: str, folder: Path, target: Path) -> No
         layout=case.layout,
     )
     found: dict[str, Any] = {}
-    finish, cut = learner.actor.optimizer.step, learner._make_micro_batches
+    room: Any = import_module("slime_core.learner.rank")
+    finish, cut = learner.actor.optimizer.step, room.micro_batches_of_rank
 
     def step() -> Any:
-        found["gradients"] = named_gradients(learner._spec, learner.actor.model)
+        found["gradients"] = named_gradients(learner._spec.spec, learner.actor.model)
         return finish()
 
-    def counted(shard: TrainBatch) -> Any:
-        steps = cut(shard)
+    def counted(*arguments: Any, **options: Any) -> Any:
+        steps = cut(*arguments, **options)
         found["tokens"] = sum(micro.num_tokens for step in steps for micro in step)
         return steps
 
-    learner.actor.optimizer.step, learner._make_micro_batches = step, counted
+    learner.actor.optimizer.step, room.micro_batches_of_rank = step, counted
     data_rank = case.layout.data_rank(rank, world_size=case.ranks)
     shard = shards(case.layout.data_size(case.ranks), share=case.share)[data_rank]
     found["metrics"] = learner.train(shard)

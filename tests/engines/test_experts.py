@@ -24,7 +24,7 @@ def products(tokens: torch.Tensor, counts: list[int], weights: list[torch.Tensor
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("counts", COUNTS)
 def test_a_grouped_product_is_one_product_after_the_other(megatron, dtype, counts):
-    from slime_core.modeling.experts import grouped_linear
+    from slime_core.modeling.mlp import grouped_linear
 
     torch.manual_seed(0)
     tokens = torch.randn(sum(counts), 16, dtype=dtype, requires_grad=True)
@@ -39,7 +39,7 @@ def test_a_grouped_product_is_one_product_after_the_other(megatron, dtype, count
 
 
 def test_a_product_by_hand(megatron):
-    from slime_core.modeling.experts import grouped_linear
+    from slime_core.modeling.mlp import grouped_linear
 
     tokens = torch.tensor([[1.0, 0, 0, 2], [0, 1, 0, 0]])
     weights = [torch.full((4, 4), 3.0), torch.eye(4) * 5]
@@ -48,7 +48,7 @@ def test_a_product_by_hand(megatron):
 
 
 def test_only_what_trains_gets_a_gradient(megatron):
-    from slime_core.modeling.experts import grouped_linear
+    from slime_core.modeling.mlp import grouped_linear
 
     tokens, weights = torch.randn(4, 8, requires_grad=True), [torch.randn(8, 8), torch.randn(8, 8)]
     ends = torch.tensor([1, 4], dtype=torch.int32)
@@ -62,7 +62,7 @@ def test_only_what_trains_gets_a_gradient(megatron):
 @pytest.fixture(scope="module")
 def experts(megatron) -> Any:
     """The experts of a layer of a tiny Qwen3 mixture, as the layer spec makes them."""
-    from slime_core.modeling.experts import GroupedExperts
+    from slime_core.modeling.layers import GroupedExperts
 
     config = {"model_type": "qwen3_moe", **SIZES, **HEADS, **MIXTURE, "norm_topk_prob": True}
     torch.manual_seed(0)
@@ -87,7 +87,7 @@ def test_a_layer_gives_what_megatron_gives(experts, counts):
 
 
 def test_one_grouped_product_takes_the_place_of_one_for_each_expert(experts, monkeypatch):
-    from slime_core.modeling import experts as room
+    from slime_core.modeling import mlp as room
 
     calls: list[int] = []
     product = room.grouped_mm

@@ -41,7 +41,7 @@ def micro_batch() -> MicroBatch:
 
 def gradients(folder: Path, layout: Any, *, only: list[str], **overrides: Any) -> dict[str, torch.Tensor]:
     """Of the summed log-probabilities of one token, by name; of parameters that train and have one."""
-    from slime_core.learner.freezing import freeze
+    from slime_core.learner.trained_model import freeze
 
     _, (chunk,) = build(FAMILY, folder, layout, **overrides)
     freeze([chunk], only=only)
@@ -65,8 +65,8 @@ class Experts:
     """A mixture of which the experts alone train; they have an optimizer of their own, as where ranks share them."""
 
     def __init__(self, folder: Path, layout: Any) -> None:
-        from slime_core.learner.freezing import freeze
         from slime_core.learner.optimizer import build_optimizer, build_schedule, wrap
+        from slime_core.learner.trained_model import freeze
 
         settings = OptimizerConfig(lr=1e-3)
         _, self.chunks = build(FAMILY, folder, layout)

@@ -34,8 +34,8 @@ class Trained:
 
     def __init__(self, model: Path, layout: Any, folder: Path) -> None:
         from slime_core.config.learning import OptimizerConfig
+        from slime_core.learner.actor import SaveSettings
         from slime_core.learner.optimizer import build_optimizer, build_schedule, wrap
-        from slime_core.learner.saving import SaveSettings
 
         settings = OptimizerConfig(lr=1e-2)
         _, self.chunks = build("qwen3", model, layout)
@@ -63,7 +63,7 @@ class Trained:
     def begin(self, step: int) -> Callable[[], None]:
         """Copy the state; what is returned makes it a checkpoint."""
         from slime_core.checkpoint import sharded
-        from slime_core.learner.saving import complete
+        from slime_core.learner.actor import complete
 
         copy = sharded.copy(draft_of(self.saving.folder, step) / "torch_dist", **self.state)
         return lambda: complete(lambda: [copy.write()], RunState(step), self.saving)

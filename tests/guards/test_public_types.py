@@ -25,8 +25,8 @@ from slime_core.plugins import hooks
 PROMPTS = ("chat", "numbered", "requests", "row_checks", "rows", "screen")
 """Modules of the prompts room."""
 
-OPS = ("groups", "log_probs", "loss_weights", "losses", "packing", "prefixes", "whitening")
-MODELING = ("attention", "experts", "layers", "layout", "memory", "rows", "spec", "swiglu")
+OPS = ("groups", "log_probs", "losses", "packing", "prefixes", "whitening")
+MODELING = ("layers", "layout", "memory", "mlp", "rows", "spec")
 HARNESS = ("engines", "learner", "megatron", "plugins")
 
 ROOMS = (

@@ -14,6 +14,7 @@ from slime_core.config.learning import AlgorithmConfig
 from slime_core.errors import PluginError
 from slime_core.learner.micro_batches import idle_micro_batch
 from slime_core.learner.objective import Objective
+from slime_core.plugins.contracts import LossParts
 from tests.function_paths import options_for
 from tests.micro_batches import micro
 
@@ -31,7 +32,7 @@ def weigh(*, args, pg_loss, train_log_probs, rollout_log_probs, loss_masks, tota
 
 
 def train(correct, batch, log_probs=(-1.0, -2.0, -3.0)):
-    objective = Objective(Clipped(None, RunView()), AlgorithmConfig(), correct=correct)
+    objective = Objective(Clipped(None, RunView()), AlgorithmConfig(), parts=LossParts(correct=correct))
     log_probs_U = torch.tensor(log_probs, requires_grad=True)
     loss, sums = objective(log_probs_U, torch.zeros(3), batch)
     (gradient,) = torch.autograd.grad(loss, log_probs_U)

@@ -12,6 +12,7 @@ from slime_core.config.learning import AlgorithmConfig
 from slime_core.errors import PluginError
 from slime_core.learner.micro_batches import idle_micro_batch
 from slime_core.learner.objective import Objective
+from slime_core.plugins.contracts import LossParts
 from tests.function_paths import options_for
 from tests.micro_batches import micro
 
@@ -36,7 +37,7 @@ def constant(total_lengths, response_lengths, loss_masks, calculate_per_token_lo
 
 
 def gradient(reduce, batch, **algorithm):
-    objective = Objective(Clipped(None, RunView()), AlgorithmConfig(**algorithm), reduce=reduce)
+    objective = Objective(Clipped(None, RunView()), AlgorithmConfig(**algorithm), parts=LossParts(reduce=reduce))
     log_probs_U = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
     loss, sums = objective(log_probs_U, log_probs_U * 0.3, batch)
     (found,) = torch.autograd.grad(loss, log_probs_U)

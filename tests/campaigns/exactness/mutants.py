@@ -102,10 +102,10 @@ def _tied_not_summed() -> None:
 
 def _wrong_divisor() -> None:
     """One response more than there is."""
-    from slime_core.ops import loss_weights
+    from slime_core.ops import groups
 
-    divisor = loss_weights.loss_divisor
-    for module in (loss_weights, import_module("slime_core.rollout.shards")):
+    divisor = groups.loss_divisor
+    for module in (groups, import_module("slime_core.rollout.shards")):
         setattr(module, "loss_divisor", lambda *arguments, **options: divisor(*arguments, **options) + 1)  # noqa: B010
 
 

@@ -91,7 +91,7 @@ def _build(layout: Layout, case: Case, rank: int, address: str, folder: Path) ->
     if case.estimated:
         corrections = learner._objective.corrections
         corrections._named += (NamedCorrection(given.sequence_correction, "sequence correction"),)
-        learner._estimation._estimator = given.Counting(learner._estimation._estimator)
+        learner._estimation.estimator = given.Counting(learner._estimation.estimator)
     return learner
 
 
@@ -105,7 +105,7 @@ def _record(learner: Any, second: Path) -> Outcome:
         return {name: weight.clone() for name, weight in learner.export_weights()}
 
     def optimizer_step() -> Any:
-        found.gradients.append(named_gradients(learner._spec, learner.actor.model))
+        found.gradients.append(named_gradients(learner._spec.spec, learner.actor.model))
         return finish()
 
     def step(*arguments: Any, **options: Any) -> dict[str, float]:

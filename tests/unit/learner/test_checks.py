@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from slime_core.errors import NonFiniteError
-from slime_core.learner import critic_rank as critic_rank
 from slime_core.learner.checks import require_finite_weights
-from slime_core.learner.critic import Critic
+from slime_core.learner.critic import Critic, CriticRank
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -77,10 +76,10 @@ def test_a_spoilt_critic_names_its_own_learning_rate():
 
 
 def test_a_separate_critic_checks_its_weights_before_a_rollout_ends(monkeypatch):
-    rank: Any = object.__new__(critic_rank.CriticRank)
+    rank: Any = object.__new__(CriticRank)
     rank.critic, rank._device = spoilt_critic(), "cpu"
     rank._steps, rank._shards, rank._places = [[]], [SimpleNamespace(rollout=4)], []
-    monkeypatch.setattr(critic_rank, "gather_tokens", lambda *_: np.zeros(0, np.float32))
+    monkeypatch.setattr("slime_core.learner.critic.gather_tokens", lambda *_: np.zeros(0, np.float32))
     with pytest.raises(NonFiniteError) as caught:
         rank.fit([])
     assert str(caught.value) == MESSAGE

@@ -11,12 +11,16 @@ import torch
 from slime_core import RunView
 from slime_core.builtin.losses import Clipped
 from slime_core.config.learning import AlgorithmConfig
+from slime_core.config.sampling import RolloutConfig
+from slime_core.config.schema import RunConfig
 from slime_core.errors import CheckpointError, ConfigError, PluginError
+from slime_core.learner import LearnerSettings
 from slime_core.learner.components import build_objective
 from slime_core.learner.frozen_models import RequiredColumns
 from slime_core.learner.objective import Corrections, NamedCorrection, Objective
-from slime_core.learner.trained_model import TrainedModel
+from slime_core.learner.trained_model import NamedSpec, TrainedModel
 from slime_core.plugins.activation import activate
+from slime_core.plugins.contracts import LossParts
 
 
 def failing(error):
@@ -26,11 +30,16 @@ def failing(error):
     return fail
 
 
+def settings_with(generate_function: str = "single_turn") -> LearnerSettings:
+    config = RunConfig(rollout=RolloutConfig(generate_function=generate_function))
+    return LearnerSettings(config, Path("model"), "Toy", "clipped", 1)
+
+
 def test_a_policy_loss_that_cannot_be_made_is_named(monkeypatch):
     registry = activate(()).registry
     monkeypatch.setattr(type(registry), "load", lambda self, kind, name: failing(KeyError("weight")))
     with pytest.raises(PluginError) as caught:
-        build_objective(registry, "clipped", AlgorithmConfig(), options={}, run=RunView())
+        build_objective(registry, settings_with(), parts=LossParts())
     text = str(caught.value)
     assert text.startswith("plugin 'core'")
     assert "making policy loss 'clipped' failed with KeyError: 'weight' (" in text
@@ -43,17 +52,13 @@ def test_an_error_that_a_component_raises_is_reported_unchanged(monkeypatch):
         type(registry), "load", lambda self, kind, name: failing(ConfigError("clip_low must be below 1"))
     )
     with pytest.raises(ConfigError, match=r"^clip_low must be below 1$"):
-        build_objective(registry, "clipped", AlgorithmConfig(), options={}, run=RunView())
+        build_objective(registry, settings_with(), parts=LossParts())
 
 
-@pytest.mark.parametrize(
-    ("generate_function", "engine_sampled"), [(None, True), ("single_turn", True), ("from_label", False)]
-)
+@pytest.mark.parametrize(("generate_function", "engine_sampled"), [("single_turn", True), ("from_label", False)])
 def test_the_generate_function_declares_whether_engines_sample_what_is_trained(generate_function, engine_sampled):
     registry = activate(()).registry
-    found = build_objective(
-        registry, "clipped", AlgorithmConfig(), options={}, run=RunView(), generate_function=generate_function
-    )
+    found = build_objective(registry, settings_with(generate_function), parts=LossParts())
     assert bool(found._distance(torch.zeros(1))) is engine_sampled
 
 
@@ -79,7 +84,7 @@ def model(**fields) -> TrainedModel:
 def test_a_model_spec_that_cannot_load_is_named(error, kind, message):
     spec = SimpleNamespace(load_weights=failing(error))
     with pytest.raises(kind, match=message):
-        model(_spec=spec, _label="model spec 'mine' of X", chunks=[]).load_weights(Path("here"))
+        model(_spec=NamedSpec(spec, "model spec 'mine' of X"), chunks=[]).load_weights(Path("here"))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +103,8 @@ def test_a_model_spec_that_cannot_load_is_named(error, kind, message):
 )
 def test_with_several_steps_whatever_reads_the_log_probs_of_before_gets_them(objective, reads, expected):
     settings = {name: value for name, value in objective.items() if value is True}
-    parts = {name: value for name, value in objective.items() if value is not True}
-    found = Objective(Clipped(None, RunView()), AlgorithmConfig(**settings), **parts)
+    named = {name: value for name, value in objective.items() if value is not True}
+    corrections, parts = named.pop("corrections", None), LossParts(**named)
+    found = Objective(Clipped(None, RunView()), AlgorithmConfig(**settings), corrections=corrections, parts=parts)
     columns = RequiredColumns(found, None, loss_reads=frozenset(reads))
     assert (columns.old(1), columns.old(2)) == expected

@@ -16,23 +16,28 @@ from slime_core.builtin.losses import Clipped
 from slime_core.config.learning import AlgorithmConfig
 from slime_core.errors import RunError
 from slime_core.learner import trained_model
-from slime_core.learner.metric_sums import MetricSums, reduce_metrics
-from slime_core.learner.objective import Objective
+from slime_core.learner.objective import MetricSums, Objective, reduce_metrics
+from slime_core.plugins.contracts import LossParts
 from tests.micro_batches import micro
 
 
 def test_a_loss_that_changes_the_logits_in_place_does_not_change_what_is_measured(monkeypatch):
-    def first_of_each_row(logits, micro, *, chunk_size):
+    def first_of_each_row(logits, micro, **_):
         return logits[0, micro.rows_U, 0], logits[0, micro.rows_U, 0]
-
-    monkeypatch.setattr(trained_model, "response_log_probs", first_of_each_row)
 
     def halved(logits, batch):
         return logits.mul_(0.5).sum(), {}
 
-    objective = Objective(Clipped(None, RunView()), AlgorithmConfig(), of_logits=halved)
     logits = torch.full((1, 5, 2), 4.0, requires_grad=True) * 1
-    loss, found = trained_model._loss_of_logits(objective, logits, micro(), None)
+    parts = []
+    monkeypatch.setattr(trained_model, "response_log_probs", first_of_each_row)
+    monkeypatch.setattr(
+        trained_model, "_schedule", lambda model, micros, loss, **_: parts.append(loss(micros[0], logits))
+    )
+    monkeypatch.setattr(trained_model, "_reduce", lambda *_, **__: {trained_model.GRADIENT: 1.0})
+    objective = Objective(Clipped(None, RunView()), AlgorithmConfig(), parts=LossParts(of_logits=halved))
+    trained_model.forward_backward_policy([torch.nn.Linear(1, 1)], [micro()], objective)
+    loss, _, found = parts[0]
     assert loss.item() == 20.0
     assert found.sums["entropy_loss"].item() == 4.0
 

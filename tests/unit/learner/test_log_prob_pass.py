@@ -12,7 +12,7 @@ from slime_core.config.learning import AlgorithmConfig
 from slime_core.learner.columns import TokenEstimation
 from slime_core.learner.frozen_models import RequiredColumns
 from slime_core.learner.objective import Corrections, NamedCorrection, Objective
-from slime_core.plugins.contracts import AdvantageSettings
+from slime_core.plugins.contracts import AdvantageSettings, LossParts
 
 OLD = frozenset({"old_log_probs"})
 KL = {"use_kl_loss": True}
@@ -24,7 +24,7 @@ def columns(*, loss_reads: frozenset[str] = OLD, reads: set[str] | None = None, 
     names = settings.pop("corrections", ())
     algorithm = AlgorithmConfig(**settings)
     corrections = Corrections([NamedCorrection(lambda terms: terms, name) for name in names])
-    objective = Objective(Clipped(None, RunView()), algorithm, corrections=corrections, **named)
+    objective = Objective(Clipped(None, RunView()), algorithm, corrections=corrections, parts=LossParts(**named))
     estimation = None
     if reads is not None:
         unused: Any = None

@@ -10,8 +10,7 @@ import pytest
 from slime_core.checkpoint.folder import RunState
 from slime_core.config.sampling import EvalConfig, RolloutConfig
 from slime_core.config.schema import DebugConfig, RunConfig, WatchConfig
-from slime_core.learner.actor import LearnerHandle, NoLearner
-from slime_core.learner.saving import SaveSettings
+from slime_core.learner.actor import LearnerHandle, NoLearner, SaveSettings
 from slime_core.loop import train
 from slime_core.plugins.activation import activate
 from slime_core.plugins.contracts import Place

@@ -56,7 +56,7 @@ def test_a_prompt_stands_once_before_its_responses():
     assert micro.tokens_1T.tolist() == [[5, 14, 7, 1, 8]]
     assert micro.position_ids_1T.tolist() == [[0, 1, 2, 3, 2]]
     assert micro.cu_seqlens.tolist() == [0, 2, 4, 5]
-    assert micro.shared.continues.tolist() == [-1, 0, 0]
+    assert micro.continues.tolist() == [-1, 0, 0]
     assert micro.rows_U.tolist() == [1, 2, 1]
     assert micro.targets_U.tolist() == [7, 1, 8]
     assert (micro.lengths, micro.max_seqlen, micro.num_samples) == ([4, 3], 4, 2)
@@ -64,7 +64,7 @@ def test_a_prompt_stands_once_before_its_responses():
 
 def test_samples_without_a_common_token_stand_as_they_are():
     (micro,) = shared((2, 0))
-    assert micro.shared is None
+    assert micro.continues is None
     assert micro.tokens_1T.tolist() == [[4, 14, 9, 5, 14, 7, 1]]
     assert micro.lengths == [3, 4]
 
@@ -73,7 +73,7 @@ def test_samples_of_one_prompt_meet_over_others_between_them():
     (micro,) = shared((1, 2, 4))
     assert micro.tokens_1T.tolist() == [[4, 14, 9, 5, 14, 6, 6, 6, 8]]
     assert micro.cu_seqlens.tolist() == [0, 3, 5, 8, 9]
-    assert micro.shared.continues.tolist() == [-1, -1, 1, 1]
+    assert micro.continues.tolist() == [-1, -1, 1, 1]
     assert micro.rows_U.tolist() == [4, 0, 1, 4, 5, 6]
     assert micro.targets_U.tolist() == [8, 14, 9, 6, 6, 6]
     assert micro.lengths == [3, 3, 5]
@@ -91,7 +91,7 @@ def test_conversations_stand_as_a_tree_and_a_shared_response_token_has_a_column_
     (micro,) = shared((0, 1, 2, 3, 4, 5), samples=TURNS)
     assert micro.tokens_1T.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 9, 9]]
     assert micro.cu_seqlens.tolist() == [0, 2, 4, 6, 7, 9, 10]
-    assert micro.shared.continues.tolist() == [-1, 0, 1, 1, 3, 0]
+    assert micro.continues.tolist() == [-1, 0, 1, 1, 3, 0]
     assert micro.position_ids_1T.tolist() == [[0, 1, 2, 3, 4, 5, 4, 5, 6, 2]]
     assert micro.samples_U.tolist() == [0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 5]
     assert micro.targets_U.tolist() == [3, 4, 5, 6, 3, 4, 7, 8, 9, 2, 9, 3, 4, 3, 4, 7]
@@ -103,7 +103,7 @@ def test_part_of_a_tree_has_the_nodes_of_its_samples():
     (micro,) = shared((3, 2, 0), samples=TURNS)
     assert micro.tokens_1T.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 9, 9]]
     assert micro.cu_seqlens.tolist() == [0, 2, 4, 6, 9, 10]
-    assert micro.shared.continues.tolist() == [-1, 0, 1, 1, 0]
+    assert micro.continues.tolist() == [-1, 0, 1, 1, 0]
 
 
 def test_the_order_of_samples_changes_the_order_of_columns_and_nothing_else():
@@ -141,7 +141,7 @@ def test_padding_for_sequence_parallelism_continues_nothing():
     (micro,) = shared((0, 1), layout=ParallelLayout(tensor=4, sequence=True))
     assert micro.tokens_1T.tolist() == [[5, 14, 7, 1, 8, 0, 0, 0]]
     assert micro.cu_seqlens.tolist() == [0, 2, 4, 5, 8]
-    assert micro.shared.continues.tolist() == [-1, 0, 0, -1]
+    assert micro.continues.tolist() == [-1, 0, 0, -1]
 
 
 def test_nothing_is_shared_unless_the_plan_counts_on_it():

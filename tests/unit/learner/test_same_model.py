@@ -11,6 +11,7 @@ from slime_core.errors import ConfigError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.checks import require_same_model
 from slime_core.learner.critic import Critic
+from slime_core.learner.trained_model import NamedSpec
 
 MODEL = ARITHMETIC / "model"
 
@@ -39,7 +40,7 @@ def test_start_weights_of_another_model_are_refused_before_the_critic_is_built(t
     folder = changed(tmp_path, rope_parameters=None, rope_theta=77.0)
     config = RunConfig(critic=CriticConfig(critic_load=folder))
     with pytest.raises(ConfigError) as caught:
-        Critic(None, label="a spec", settings=LearnerSettings(config, MODEL, "Toy", "clipped", 1))
+        Critic(NamedSpec(None, "a spec"), settings=LearnerSettings(config, MODEL, "Toy", "clipped", 1))
     message = str(caught.value)
     assert message.startswith(f"the critic of {folder} is built as the actor is, its head aside, but it is another one")
     assert message.endswith("Accepted is a folder whose config.json describes the same model.")

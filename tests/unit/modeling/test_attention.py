@@ -14,9 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import varlen
 
 from slime_core.errors import RunError
-from slime_core.modeling import attention
-from slime_core.modeling.attention import attend_batch, attend_spans, takes_spans
-from slime_core.modeling.rows import Packing, Share, Spans, zigzag
+from slime_core.modeling import rows as room
+from slime_core.modeling.rows import Packing, Share, Spans, attend_batch, attend_spans, takes_spans, zigzag
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -213,11 +212,11 @@ def test_torch_takes_the_call_forward_and_backward(shape):
 def test_a_call_that_would_store_all_scores_is_an_error():
     query: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32, size=lambda _: 512)
     wanted = r"no attention kernel on this GPU for float32 and heads of size 512 .* --bf16"
-    with pytest.raises(RunError, match=wanted), attention._linear_memory(query):
+    with pytest.raises(RunError, match=wanted), room._linear_memory(query):
         raise RuntimeError("No available kernel. Aborting execution.")
 
 
 def test_other_errors_of_a_kernel_pass():
     query: Any = SimpleNamespace(is_cuda=True)
-    with pytest.raises(RuntimeError, match="out of memory"), attention._linear_memory(query):
+    with pytest.raises(RuntimeError, match="out of memory"), room._linear_memory(query):
         raise RuntimeError("CUDA out of memory")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
-from slime_core.modeling.swiglu import swiglu
+from slime_core.modeling.mlp import swiglu
 
 TYPES = [torch.float32, torch.bfloat16]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bench import growth_balance
 from slime_core.config.model_config import ForwardFlops
-from slime_core.ops.loss_weights import loss_factor, loss_weights
+from slime_core.ops.groups import loss_factor, loss_weights
 from slime_core.rollout.shards import BatchPlan, grouped_rewards, loss_masks, make_shards, rollout_numbers
 from slime_core.types import LogProbs, Mask, Sample, Status, TokenIds
 

@@ -13,7 +13,7 @@ from slime_core.config.model_config import described, forward_flops
 from slime_core.config.schema import ClusterConfig, RunConfig
 from slime_core.errors import RunError
 from slime_core.learner import LearnerSettings
-from slime_core.learner.critic_rank import reshard_for_critic
+from slime_core.learner.critic import reshard_for_critic
 from slime_core.learner.critic_reshard import TokenValues, gather_tokens, reshard, values_of_shard
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.opaque import part

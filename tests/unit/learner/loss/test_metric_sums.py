@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slime_core.learner import metric_sums
-from slime_core.learner.metric_sums import MetricSums, average_metrics, reduce_metrics
+from slime_core.learner import objective
+from slime_core.learner.objective import MetricSums, average_metrics, reduce_metrics
 
 
 class Group:
@@ -42,10 +42,10 @@ def test_ranks_that_report_other_metrics_add_them_up_by_name(monkeypatch):
 
     def reduce(values, *, op, group):
         theirs = torch.tensor([other_rank.get(name, 0.0) for name in layout.pop(0)], dtype=torch.float64)
-        values.copy_(values + theirs if op == metric_sums.dist.ReduceOp.SUM else values.maximum(theirs))
+        values.copy_(values + theirs if op == objective.dist.ReduceOp.SUM else values.maximum(theirs))
 
-    monkeypatch.setattr(metric_sums.dist, "all_gather_object", gather)
-    monkeypatch.setattr(metric_sums.dist, "all_reduce", reduce)
+    monkeypatch.setattr(objective.dist, "all_gather_object", gather)
+    monkeypatch.setattr(objective.dist, "all_reduce", reduce)
     found = reduce_metrics([sums(2.0, ours=3.0, loss=1.0)], Group(2))
     assert found == {"loss": 11.0, "ours": 3.0, "theirs": 20.0, "most": 5.0}
 
