@@ -29,11 +29,9 @@ from slime_core.config.settings import core_settings
 from slime_core.config.sources import read_command_line
 from slime_core.errors import PluginError
 from slime_core.plugins.activation import ActivePlugins, activate, table_of
-from slime_core.plugins.conditions import check_settings
 from slime_core.plugins.discovery import Source, UnknownPlugin
-from slime_core.plugins.lock import LOCK_FILE, read_lock
-from slime_core.plugins.manifest import SHOWN, Manifest, ManifestEntry
-from slime_core.plugins.selection import check_selection
+from slime_core.plugins.manifest import LOCK_FILE, SHOWN, Manifest, ManifestEntry, read_lock
+from slime_core.plugins.selection import check_selection, check_settings
 
 ENGINE_CODE = ("custom_weight_loader", "forward_hooks")
 """SGLang's flags that name functions which an engine imports."""

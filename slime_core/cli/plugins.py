@@ -353,8 +353,7 @@ def write_lock(words: Sequence[str]) -> int:
         print(LOCK)
         return 0
     manifest, path = _of_run(words) if any(word.partition("=")[0] == "--run" for word in words) else _of_settings(words)
-    from slime_core.plugins.lock import Lock
-    from slime_core.plugins.manifest import listed
+    from slime_core.plugins.manifest import Lock, listed
     from slime_core.track.record import write_atomically
 
     lock = Lock.of(manifest, path)
@@ -362,7 +361,7 @@ def write_lock(words: Sequence[str]) -> int:
         write_atomically(path, lock.to_toml())
     except OSError as problem:
         raise UserError(f"{path} cannot be written: {problem}. Give another path with --lock-file.") from None
-    print(f"{path}: {listed((*lock.plugins, *lock.functions))}")
+    print(f"{path}: {listed(lock.entries)}")
     return 0
 
 
@@ -372,11 +371,11 @@ def verify(file: Path | None = None) -> int:
     Raises:
         PluginError: there is no such lock, or the file is none.
     """
-    from slime_core.plugins.lock import LOCK_FILE, read_lock
+    from slime_core.plugins.manifest import LOCK_FILE, read_lock
 
     lock = read_lock(file or LOCK_FILE)
     found = lock.verify()
-    total = len(lock.plugins) + len(lock.functions)
+    total = len(lock.entries)
     if found:
         print(f"{lock.path}: {len(found)} of {total} plugins are not here as it says:\n{lock.difference_text(found)}")
         return 1
@@ -387,7 +386,7 @@ def verify(file: Path | None = None) -> int:
 def _of_settings(words: Sequence[str]) -> tuple[Manifest, Path]:
     from slime_core.cli import activation
     from slime_core.config.load import load, peek
-    from slime_core.plugins.lock import LOCK_FILE
+    from slime_core.plugins.manifest import LOCK_FILE
 
     argv = activation.with_settings_of_loaded_run(activation.with_leading_config(words))
     active = activation.activate_named(peek(argv), is_locked=False)
@@ -396,8 +395,7 @@ def _of_settings(words: Sequence[str]) -> tuple[Manifest, Path]:
 
 
 def _of_run(words: Sequence[str]) -> tuple[Manifest, Path]:
-    from slime_core.plugins.lock import LOCK_FILE
-    from slime_core.plugins.manifest import Manifest
+    from slime_core.plugins.manifest import LOCK_FILE, Manifest
 
     match [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]:
         case ["--run", folder]:

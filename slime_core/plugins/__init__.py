@@ -18,11 +18,10 @@ From metadata to a registry:
 
 In a run:
 
-    conditions  whether every setting takes effect, and what plugins find wrong with the settings
-    selection   whether the components that a run names exist and fit together
+    selection   whether the components that a run names exist and fit together, and whether every setting takes effect
     construction    makes components, with their options and a view of the run
     lifecycle   calls the hooks of a run's life
-    manifest, lock    the same code in every process, after a resume, and by a lock
+    manifest    the same code in every process, after a resume, and by a lock
 
 The one rule: only ``core``, the plugins that a run names, and those that claim what it names are imported.
 """

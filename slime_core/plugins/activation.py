@@ -283,8 +283,8 @@ class _Start:
             ours = distribution_of(ARCHITECTURE_GROUP, architecture)
             write = "Write a plugin that claims it, with a model spec that builds it in Megatron (docs/models.md)"
             raise PluginError(
-                f"no active plugin has a model spec for architecture {architecture}, and no installed one claims it"
-                f"{similar(architecture, claimed)}. Claimed are: {', '.join(claimed) or 'none'}.\n"
+                f"no active plugin has a model spec for architecture {architecture}, and no installed one claims "
+                f"it. Claimed are: {', '.join(claimed) or 'none'}.\n"
                 f"{write if ours is None else f'Install {ours}'}, or name one that has a model spec for it: "
                 "--plugin ./mine.py"
             )

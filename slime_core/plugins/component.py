@@ -9,7 +9,7 @@ import re
 from collections.abc import Set as AbstractSet
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 """The form of a component's import path."""
@@ -25,7 +25,23 @@ FORWARD = ("input_ids", "position_ids", "attention_mask", "packed_seq_params", "
 
 
 @dataclass(frozen=True, slots=True)
-class AdvantageTraits:
+class Traits:
+    """Base of the traits of every kind. What is made has one of the values of each ``Literal``, and sets are frozen."""
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self)).items():
+            found = getattr(self, name)
+            if get_origin(hint) is AbstractSet:
+                object.__setattr__(self, name, frozenset(found))
+            literal = next((one for one in (hint, *get_args(hint)) if get_origin(one) is Literal), None)
+            is_left_out = found is None and type(None) in get_args(hint)
+            if literal is not None and found not in get_args(literal) and not is_left_out:
+                accepted = ", ".join(map(repr, get_args(literal)))
+                raise ValueError(f"{type(self).__name__}.{name} is {found!r}; accepted are {accepted}")
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageTraits(Traits):
     """Traits of an advantage estimator.
 
     Arguments:
@@ -45,10 +61,6 @@ class AdvantageTraits:
     policy_loss: str = "clipped"
     across_groups: bool = False
 
-    def __post_init__(self) -> None:
-        _require_choice("AdvantageTraits.scope", self.scope, ("sample", "token"))
-        object.__setattr__(self, "reads", frozenset(self.reads))
-
     def columns(self, *, kl_coef: float) -> frozenset[str]:
         """The columns in ``reads``, those of the divergence included where ``kl_coef`` is not 0."""
         columns = frozenset(self.reads - SETTINGS_READ)
@@ -56,7 +68,7 @@ class AdvantageTraits:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyLossTraits:
+class PolicyLossTraits(Traits):
     """Traits of a policy loss.
 
     Arguments:
@@ -66,12 +78,9 @@ class PolicyLossTraits:
 
     reads: AbstractSet[str] = frozenset({"advantages", "old_log_probs"})
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "reads", frozenset(self.reads))
-
 
 @dataclass(frozen=True, slots=True)
-class CorrectionTraits:
+class CorrectionTraits(Traits):
     """Traits of an off-policy correction.
 
     Arguments:
@@ -83,7 +92,7 @@ class CorrectionTraits:
 
 
 @dataclass(frozen=True, slots=True)
-class TransformTraits:
+class TransformTraits(Traits):
     """Traits of a sample transform.
 
     Arguments:
@@ -92,12 +101,9 @@ class TransformTraits:
 
     scope: Literal["group", "rollout"] = "group"
 
-    def __post_init__(self) -> None:
-        _require_choice("TransformTraits.scope", self.scope, ("group", "rollout"))
-
 
 @dataclass(frozen=True, slots=True)
-class RewardTraits:
+class RewardTraits(Traits):
     """Traits of a reward model.
 
     Arguments:
@@ -117,15 +123,9 @@ class RewardTraits:
     is_constant: bool = False
     numbers: AbstractSet[str] = frozenset()
 
-    def __post_init__(self) -> None:
-        _require_choice("RewardTraits.scope", self.scope, ("sample", "group"))
-        if self.auxiliary_model is not None:
-            _require_choice("RewardTraits.auxiliary_model", self.auxiliary_model, ("scores", "texts", "any"))
-        object.__setattr__(self, "numbers", frozenset(self.numbers))
-
 
 @dataclass(frozen=True, slots=True)
-class GenerateTraits:
+class GenerateTraits(Traits):
     """Traits of a generate function.
 
     Arguments:
@@ -146,12 +146,9 @@ class GenerateTraits:
     rewards: bool = False
     resumes: bool = False
 
-    def __post_init__(self) -> None:
-        _require_choice("GenerateTraits.scope", self.scope, ("sample", "group"))
-
 
 @dataclass(frozen=True, slots=True)
-class DataTraits:
+class DataTraits(Traits):
     """Traits of a data source.
 
     Arguments:
@@ -164,12 +161,12 @@ class DataTraits:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutSourceTraits:
+class RolloutSourceTraits(Traits):
     """A rollout source has no traits yet; the class keeps the place typed."""
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSpecTraits:
+class ModelSpecTraits(Traits):
     """Which checkpoints a model spec fits, and what of them it does not build.
 
     Arguments:
@@ -188,47 +185,26 @@ class ModelSpecTraits:
     inputs: AbstractSet[str] = frozenset()
 
     def __post_init__(self) -> None:
+        Traits.__post_init__(self)  # super() without arguments means the class before slots were made
         for name in sorted(self.inputs):
             if not name.isidentifier() or name in FORWARD:
                 raise ValueError(
                     f"ModelSpecTraits.inputs names {name!r}; accepted are names of keyword arguments, other than "
                     f"{', '.join(FORWARD)}"
                 )
-        object.__setattr__(self, "inputs", frozenset(self.inputs))
         if self.unsupported is not None and not TARGET.fullmatch(self.unsupported):
             found = f"ModelSpecTraits.unsupported is {self.unsupported!r}"
             raise ValueError(f"{found}; write it as 'package.module:function'")
-        object.__setattr__(self, "architectures", frozenset(self.architectures))
 
 
 @dataclass(frozen=True, slots=True)
-class PromptFormatTraits:
+class PromptFormatTraits(Traits):
     """A prompt format has no traits: its name says which files it reads."""
 
 
 @dataclass(frozen=True, slots=True)
-class TrackerTraits:
+class TrackerTraits(Traits):
     """A tracker has no traits yet; the class keeps the place typed."""
-
-
-Traits = (
-    AdvantageTraits
-    | PolicyLossTraits
-    | CorrectionTraits
-    | RewardTraits
-    | TransformTraits
-    | GenerateTraits
-    | DataTraits
-    | PromptFormatTraits
-    | RolloutSourceTraits
-    | ModelSpecTraits
-    | TrackerTraits
-)
-
-
-def _require_choice(what: str, found: str, accepted: tuple[str, ...]) -> None:
-    if found not in accepted:
-        raise ValueError(f"{what} is {found!r}; accepted are {', '.join(map(repr, accepted))}")
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")

@@ -146,6 +146,8 @@ class ProcessSettings:
 
 def _planned(config: RunConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     rollout = config.rollout
+    models = [(plugin, one) for plugin, one in options.items() if isinstance(one, BaseModel)]
+    own = {f"{plugin}.{name}": value for plugin, one in models for name, value in one}
     return {
         "seed": config.run.seed,
         "device": config.cluster.device,
@@ -159,14 +161,8 @@ def _planned(config: RunConfig, options: Mapping[str, Any]) -> dict[str, Any]:
         "steps_per_rollout": config.steps_per_rollout,
         "num_data_ranks": config.num_data_ranks,
         "num_engines": config.num_engines,
-        "settings": {**without_secrets({**core_values(config), **_option_values(options)}), **config.of_plugins.values},
+        "settings": {**without_secrets({**core_values(config), **own}), **config.of_plugins.values},
     }
-
-
-def _option_values(options: Mapping[str, Any]) -> dict[str, object]:
-    """``PLUGIN.NAME`` -> value of every option."""
-    found = ((plugin, one) for plugin, one in options.items() if isinstance(one, BaseModel))
-    return {f"{plugin}.{name}": value for plugin, one in found for name, value in one}
 
 
 class PromptFormats(Mapping[str, PromptFormat]):

@@ -267,7 +267,7 @@ def resolve(name: str, declared: Declared | None = None) -> PluginSource:
     if found:
         return PluginSource(found[0])
     if "." in name and all(part.isidentifier() for part in name.split(".")):
-        return PluginSource(PluginIdentity(name.replace(".", "_"), f"module {name}", "(local)", name), Source.MODULE)
+        return PluginSource(module_identity(name, name=name.replace(".", "_")), Source.MODULE)
     names = sorted({f"{one.distribution}:{one.name}" if colon else one.name for one in candidates})
     broken = f" Unreadable is: {'; '.join(declared.unreadable)}." if declared.unreadable else ""
     raise UnknownPlugin(
@@ -313,6 +313,11 @@ def local_file(content: bytes, *, path: str) -> PluginSource:
 def local_identity(digest: str, *, path: str) -> PluginIdentity:
     """The identity of a single-file plugin whose content has this SHA-256."""
     return PluginIdentity(Path(path).stem, path, f"sha256:{digest[:12]}", f"{LOCAL_MODULE}{digest[:16]}")
+
+
+def module_identity(module: str, *, name: str) -> PluginIdentity:
+    """The identity of a module that no distribution declares."""
+    return PluginIdentity(name, f"module {module}", "(local)", module)
 
 
 def similar(name: str, names: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ A participant's exception leaves as a ``PluginError`` and ends the run. An obser
 
 from __future__ import annotations
 
-import math
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.contracts import Place, RunInfo
-from slime_core.plugins.discovery import PluginIdentity
 from slime_core.plugins.hooks import LIFECYCLE_HOOKS, RESTORE, STATE
 from slime_core.plugins.loading import boundary
 from slime_core.plugins.registry import Implementation, Registry
@@ -182,9 +181,17 @@ class LifecycleHooks:
         found: dict[str, JsonValue] = {}
         for one in self._frozen[STATE]:
             state = self._take_part(STATE, one, {"place": self._place})
-            if state is not None:
-                self._refuse_unreadable(one.of.plugin, state)
-                found[one.of.plugin.name] = state
+            if state is None:
+                continue
+            entries: list[object] = [{key: value} for key, value in state.items()] if isinstance(state, dict) else []
+            wrong = [entry for entry in entries if not _is_json(entry)] if isinstance(state, dict) else [state]
+            if wrong:
+                raise PluginError(
+                    f"{one.of.plugin}: {STATE} on {self._where} returned what JSON does not carry: {wrong[0]!r:.80}. "
+                    "Accepted is a dict of str to dicts, lists, str, int, bool, None and finite floats.\n"
+                    f"Correct {one.of.plugin.distribution}; nothing of this checkpoint was kept."
+                )
+            found[one.of.plugin.name] = state
         return found
 
     def restore(self, states: PlaceStates) -> None:
@@ -197,15 +204,6 @@ class LifecycleHooks:
             name = one.of.plugin.name
             if name in states:
                 self._take_part(RESTORE, one, {"place": self._place, "state": states[name]})
-
-    def _refuse_unreadable(self, plugin: PluginIdentity, state: object) -> None:
-        wrong = next(_not_json(state, "state"), None) if isinstance(state, dict) else f"state is {_kind(state)}"
-        if wrong is not None:
-            raise PluginError(
-                f"{plugin}: {STATE} on {self._where} returned what JSON does not carry: {wrong}. Accepted is a dict of "
-                f"str to dicts, lists, str, int, bool, None and finite floats.\nCorrect {plugin.distribution}; nothing "
-                "of this checkpoint was kept."
-            )
 
     def _take_part(self, hook: str, one: _Called, arguments: Mapping[str, object]) -> Any:
         plugin = one.of.plugin
@@ -227,13 +225,10 @@ class LifecycleHooks:
                 one(arguments)
         except PluginError as failure:
             one.failures += 1
-            self.failures.add(one.of.plugin.name, f"{failure}\n{_consequence(one.failures)}")
-
-
-def _consequence(failures: int) -> str:
-    if failures == MAX_FAILURES:
-        return f"It has failed {MAX_FAILURES} times and is off for this hook for the rest of the run."
-    return f"It only watches, so the run goes on; after {MAX_FAILURES} failures it is off."
+            consequence = f"It only watches, so the run goes on; after {MAX_FAILURES} failures it is off."
+            if one.failures == MAX_FAILURES:
+                consequence = f"It has failed {MAX_FAILURES} times and is off for this hook for the rest of the run."
+            self.failures.add(one.of.plugin.name, f"{failure}\n{consequence}")
 
 
 @contextmanager
@@ -271,20 +266,9 @@ def unclaimed_states(states: Mapping[str, PlaceStates], registry: Registry) -> I
             )
 
 
-def _not_json(value: object, path: str) -> Iterator[str]:
-    """The place in ``value`` of something that JSON would change."""
-    if isinstance(value, dict):
-        for key, entry in value.items():
-            yield from [] if isinstance(key, str) else [f"{path} has the key {key!r}, which is {_kind(key)}"]
-            yield from _not_json(entry, f"{path}[{key!r}]")
-    elif isinstance(value, list):
-        for position, entry in enumerate(value):
-            yield from _not_json(entry, f"{path}[{position}]")
-    elif isinstance(value, float):
-        yield from [] if math.isfinite(value) else [f"{path} is {value}"]
-    elif not (value is None or isinstance(value, str | int)):
-        yield f"{path} is {_kind(value)}"
-
-
-def _kind(value: object) -> str:
-    return f"a {type(value).__name__}"
+def _is_json(value: object) -> bool:
+    """Whether JSON carries ``value`` as it is."""
+    try:
+        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
+    except (TypeError, ValueError):
+        return False

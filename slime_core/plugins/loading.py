@@ -18,7 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from importlib.abc import InspectLoader
 from pathlib import Path
@@ -27,7 +27,15 @@ from typing import Any
 
 from slime_core.errors import PluginError, SlimeError, nearest
 from slime_core.plugins.component import Component
-from slime_core.plugins.discovery import LOCAL_MODULE, PluginIdentity, PluginSource, Source, local_file, read_code
+from slime_core.plugins.discovery import (
+    LOCAL_MODULE,
+    PluginIdentity,
+    PluginSource,
+    Source,
+    local_file,
+    module_identity,
+    read_code,
+)
 
 
 @contextmanager
@@ -97,7 +105,7 @@ def load_plugin(source: PluginSource) -> object:
     Raises:
         PluginError: importing it failed; chained, naming distribution, version, entry point and the next step.
     """
-    with boundary(source.plugin, "importing it", next_step=partial(_next_step, source), locate=True):
+    with boundary(source.plugin, "importing it", next_step=partial(_next_step, source.plugin), locate=True):
         if source.source is Source.FILE:
             return _module_of_bytes(source)
         holder: object = load_attribute(source.plugin.entry_point)
@@ -110,9 +118,8 @@ def load_target(component: Component, plugin: PluginIdentity) -> Any:
     Raises:
         PluginError: the module or the attribute cannot be imported; chained, naming the plugin and the component.
     """
-    step = partial(_step_of_target, component, plugin)
     action = f"importing {component.target} of component {component.name!r}"
-    with boundary(plugin, action, next_step=step, locate=True):
+    with boundary(plugin, action, next_step=partial(_next_step, plugin), locate=True):
         return load_attribute(component.target)
 
 
@@ -123,24 +130,16 @@ def load_attribute(path: str) -> Any:
     return reduce(getattr, attribute.strip().split("."), loaded) if attribute.strip() else loaded
 
 
-def _next_step(source: PluginSource, failure: BaseException) -> str:
-    plugin = source.plugin
-    if source.source is Source.FILE:
+def _next_step(plugin: PluginIdentity, failure: BaseException) -> str:
+    """Advice for code of a plugin that cannot be imported."""
+    if plugin.entry_point.startswith(LOCAL_MODULE):
         return _step_of_file(plugin.distribution, failure)
+    leave = f"run without --plugin {plugin.name}"
     if not isinstance(failure, ImportError) and place_of(failure):
-        report = "" if source.source is Source.MODULE else f", report it to the author of {plugin.distribution}"
-        return f"Correct that line{report}, or run without --plugin {plugin.name}."
-    if source.source is Source.INSTALLED:
-        return f"Reinstall {plugin.distribution} with what it depends on, or run without --plugin {plugin.name}."
-    return f"Correct {plugin.entry_point}, or the Python path that should lead to it."
-
-
-def _step_of_target(component: Component, plugin: PluginIdentity, failure: BaseException) -> str:
-    if component.target.startswith(LOCAL_MODULE):
-        return _step_of_file(plugin.distribution, failure)
-    if not isinstance(failure, ImportError) and place_of(failure):
-        return f"Correct that line, or report it to the author of {plugin.distribution}."
-    return f"Reinstall {plugin.distribution}, or report this to its author: the target is declared by the plugin."
+        return f"Correct that line, report it to the author of {plugin.distribution}, or {leave}."
+    if plugin.distribution.startswith("module "):
+        return f"Correct {plugin.entry_point}, or the Python path that should lead to it."
+    return f"Reinstall {plugin.distribution} with what it depends on, or {leave}."
 
 
 _NO_NEIGHBOURS = (
@@ -242,18 +241,21 @@ def find_function(path: str, *, setting: str) -> FunctionSource:
     flag = f"--{setting.replace('_', '-')} {path}"
     module, colon, attribute = path.partition(":")
     if module.endswith(".py"):
-        return FunctionSource(setting, path, _file_source(Path(module), setting, flag), attribute or None)
+        file = str(Path(module))
+        code = local_file(read_code(Path(file), flag=flag), path=file)
+        code = replace(code, plugin=replace(code.plugin, name=setting))
+        return FunctionSource(setting, path, code, attribute or None)
     if not colon:
         module, _, attribute = path.rpartition(".")
     names = [*module.split("."), *([attribute] if attribute else [])]
     if not module or not all(name.isidentifier() for name in names):
         raise PluginError(f"{flag}: this is no path of a function; accepted are {FORMS}.")
-    if not _is_importable(module.partition(".")[0]):
-        raise PluginError(
-            f"{flag}: there is no package {module.partition('.')[0]!r} here. Install it, or give the file: {FORMS}."
-        )
-    identity = PluginIdentity(setting, f"module {module}", "(local)", module)
-    return FunctionSource(setting, path, PluginSource(identity, Source.MODULE), attribute or None)
+    package = module.partition(".")[0]
+    # The program that runs is a package of its own here, found or not as it was started; no other process imports it.
+    if package == "__main__" or importlib.util.find_spec(package) is None:
+        raise PluginError(f"{flag}: there is no package {package!r} here. Install it, or give the file: {FORMS}.")
+    code = PluginSource(module_identity(module, name=setting), Source.MODULE)
+    return FunctionSource(setting, path, code, attribute or None)
 
 
 def load_function(source: FunctionSource, *, fits: Callable[[object], bool] = callable) -> object:
@@ -283,21 +285,10 @@ def own_definitions(source: FunctionSource) -> dict[str, object]:
     Raises:
         PluginError: the import failed.
     """
-    module = load_plugin(source.code)
-    return {name: value for name, value in vars(module).items() if _is_own(name, value, module)}
-
-
-def _is_own(name: str, value: Any, module: Any) -> bool:
-    defined = inspect.isfunction(value) or inspect.isclass(value)
-    return defined and not name.startswith("_") and value.__module__ == module.__name__
-
-
-def _is_importable(package: str) -> bool:
-    # The program that runs is a package of its own here, found or not as it was started; no other process imports it.
-    return package != "__main__" and importlib.util.find_spec(package) is not None
-
-
-def _file_source(path: Path, setting: str, flag: str) -> PluginSource:
-    source = local_file(read_code(path, flag=flag), path=str(path))
-    identity = PluginIdentity(setting, str(path), source.plugin.version, source.plugin.entry_point)
-    return PluginSource(identity, Source.FILE, source.content)
+    module: Any = load_plugin(source.code)
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    return {
+        name: value
+        for name, value in public.items()
+        if (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module.__name__
+    }

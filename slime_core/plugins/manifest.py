@@ -1,12 +1,17 @@
 """The plugins of a run, down to the content of their files: every process runs the same code or refuses to start.
 
+    Manifest    of a run; in its folder, in its checkpoints, handed to every actor
+    Lock        ``slime.lock``, the same as a file to commit next to a config
+
 The driver writes the manifest and hands it to every actor as a constructor argument; the actor calls :func:`attach`.
 Code never crosses between processes, except a single-file plugin, whose bytes are in the manifest.
 
 The digest of a plugin: its files as they are now, named alike where it is installed and where it is editable.
-
 Everything in its packages counts, because a changed prompt template changes a run like changed code does; only what
 Python writes itself (byte code) and what is hidden does not.
+
+A lock holds nothing that changes between two writings. A file of one's own is locked by its digest, and found again by
+its path from the lock's folder, so that a lock and the files around it can be moved together.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import base64
 import hashlib
 import importlib.util
 import json
+import os
 import socket
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -27,10 +33,18 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from slime_core.errors import ManifestMismatch, PluginError
-from slime_core.plugins.discovery import CORE, PluginIdentity, PluginSource, Source, local_file
+from slime_core.plugins.discovery import (
+    CORE,
+    PluginIdentity,
+    PluginSource,
+    Source,
+    local_file,
+    local_identity,
+    module_identity,
+)
 from slime_core.plugins.loading import boundary
 from slime_core.plugins.registry import Registry, register
-from slime_core.untrusted import read_object
+from slime_core.untrusted import parse_toml, read_object, read_text
 
 NO_FILES = "(no files)"
 """Stands for the digest of a distribution whose metadata is there and whose package is not."""
@@ -44,19 +58,16 @@ def file_digests(source: PluginSource) -> dict[str, str]:
     """
     if source.source is Source.FILE:
         return {PurePath(source.plugin.distribution).name: hashlib.sha256(source.content).hexdigest()}
-    with boundary(source.plugin, "finding its files", next_step=_next_step(source)):
+    step = "Reinstall it, or correct the entry point."
+    if source.source is Source.MODULE:
+        step = "Correct the name, or the Python path that should lead to it."
+    with boundary(source.plugin, "finding its files", next_step=step):
         files = _package_files(source.plugin)
     if source.source is Source.INSTALLED and source.plugin.distribution != CORE.distribution:
         with boundary(source.plugin, "reading its RECORD", next_step="Reinstall it."):
             files |= _recorded_files(source.plugin.distribution)
     with boundary(source.plugin, "reading its files", next_step="Make every file of its package readable."):
         return {name: hashlib.sha256(files[name].read_bytes()).hexdigest() for name in sorted(files)}
-
-
-def _next_step(source: PluginSource) -> str:
-    if source.source is Source.MODULE:
-        return "Correct the name, or the Python path that should lead to it."
-    return "Reinstall it, or correct the entry point."
 
 
 def digest(source: PluginSource, files: Mapping[str, str]) -> str:
@@ -84,11 +95,9 @@ def editable_source(distribution: str) -> str | None:
 
 def _recorded_files(distribution: str) -> dict[str, Path]:
     """The files that the installer recorded and that still exist; their recorded hashes are not trusted."""
-    files = [
-        file for file in metadata.distribution(distribution).files or [] if _counts(file) and not _installers(file)
-    ]
-    found = {file.as_posix(): Path(str(file.locate())) for file in files}
-    return {name: path for name, path in found.items() if path.is_file()}
+    files = metadata.distribution(distribution).files or []
+    paths = {file: Path(str(file.locate())) for file in files if _counts(file) and not _installers(file)}
+    return {file.as_posix(): path for file, path in paths.items() if path.is_file()}
 
 
 def _counts(file: PurePath) -> bool:
@@ -232,12 +241,16 @@ def difference_text(by_node: Mapping[str, Sequence[Difference]]) -> str:
         by_node: name of a node -> what it has otherwise than the driver.
     """
     rows = [(node, *one.row) for node, found in by_node.items() for one in found]
-    installs = sorted({one.install for found in by_node.values() for one in found if one.install})
-    which = f" ({' '.join(installs)})" if installs else ""
+    which = _installs([one for found in by_node.values() for one in found])
     return (
         f"{table(rows, head=('node', 'plugin', 'driver', 'found there', 'differs in'))}\n"
         f"Install the same on every node{which}, or share one environment between the nodes."
     )
+
+
+def _installs(found: Iterable[Difference]) -> str:
+    requirements = sorted({one.install for one in found if one.install})
+    return f" ({' '.join(requirements)})" if requirements else ""
 
 
 def table(rows: Sequence[Sequence[str]], *, head: Sequence[str]) -> str:
@@ -457,3 +470,156 @@ def _version_here(entry: ManifestEntry) -> str:
     if entry.source is Source.MODULE:
         return entry.version
     return CORE.version if entry.distribution == CORE.distribution else metadata.version(entry.distribution)
+
+
+# --- The lock ---------------------------------------------------------------------------------------------------------
+
+LOCK_FILE = Path("slime.lock")
+"""In the working directory, unless --lock-file names another."""
+
+LOCK_FORMAT = 1
+LOCK_HEAD = """\
+# The plugins of a run, down to the content of their files. Written by slime plugins lock;
+# slime plugins verify compares it with what is installed, slime run --locked refuses anything else.
+"""
+_LOCKED = {
+    Source.INSTALLED: {"distribution": "distribution", "version": "version", "entry_point": "entry_point"},
+    Source.MODULE: {"module": "entry_point"},
+    Source.FILE: {"file": "distribution"},
+}
+"""Keys of a table of the lock, in addition to ``name`` and ``sha256`` -> the part of the entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """The contents of a lock file.
+
+    Arguments:
+        path: of the file.
+        manifest: entries and functions sorted by name, ``core`` first.
+    """
+
+    path: Path
+    manifest: Manifest
+
+    @staticmethod
+    def of(manifest: Manifest, path: Path) -> Lock:
+        """The lock that holds exactly ``manifest``."""
+        return Lock(path, Manifest(_sorted(manifest.entries), _sorted(manifest.functions)))
+
+    @property
+    def entries(self) -> tuple[ManifestEntry, ...]:
+        """The plugins, and after them the functions."""
+        return (*self.manifest.entries, *self.manifest.functions)
+
+    def to_toml(self) -> str:
+        """The text of the file; the same for the same plugins, wherever it is written."""
+        import tomli_w
+
+        plugins, functions = self.manifest.entries, self.manifest.functions
+        tables: dict[str, Any] = {"version": LOCK_FORMAT, "plugin": [self._table(entry) for entry in plugins]}
+        if functions:
+            tables["function"] = [self._table(entry) for entry in functions]
+        return LOCK_HEAD + tomli_w.dumps(tables)
+
+    def admit(self, manifest: Manifest) -> None:
+        """Returns if everything in ``manifest`` stands in the lock; the lock may hold more.
+
+        Raises:
+            ManifestMismatch: with a table of what does not.
+        """
+        self._refuse([one for one in self._differences(manifest) if one.found != ABSENT])
+
+    def check(self, manifest: Manifest) -> None:
+        """Returns if the lock and ``manifest`` hold the same.
+
+        Raises:
+            ManifestMismatch: with a table of what differs.
+        """
+        self._refuse(self._differences(manifest))
+
+    def verify(self) -> list[Difference]:
+        """Differences of the installed plugins from the lock; imports no plugin."""
+        found = [compare(entry, self._here(entry)) for entry in self.entries]
+        return [difference for difference in found if difference is not None]
+
+    def difference_text(self, found: Sequence[Difference]) -> str:
+        """The differences as a table, and the next step."""
+        rows = [one.row for one in found]
+        return (
+            f"{table(rows, head=('plugin', self.path.name, 'here', 'differs in'))}\n"
+            f"Install what {self.path.name} says{_installs(found)}, or rewrite it with slime plugins lock."
+        )
+
+    def _refuse(self, found: Sequence[Difference]) -> None:
+        if found:
+            raise ManifestMismatch(
+                f"the plugins of this run are not those of {self.path}:\n{self.difference_text(found)}"
+            )
+
+    def _differences(self, manifest: Manifest) -> list[Difference]:
+        return self.manifest.differences(Lock.of(manifest, self.path).manifest)
+
+    def _here(self, entry: ManifestEntry) -> ManifestEntry | None:
+        if entry.source is not Source.FILE:
+            return entry_here(entry)
+        path = self.path.parent / entry.distribution
+        return entry_of(local_file(path.read_bytes(), path=str(path))) if path.is_file() else None
+
+    def _table(self, entry: ManifestEntry) -> dict[str, str]:
+        found = {key: str(getattr(entry, part)) for key, part in _LOCKED[entry.source].items()}
+        if entry.source is Source.FILE:
+            found["file"] = _relative(Path(entry.distribution), self.path.parent)
+        return {"name": entry.plugin, **found, "sha256": entry.digest}
+
+
+def read_lock(path: Path) -> Lock:
+    """The lock in the file ``path``.
+
+    Raises:
+        PluginError: there is no such file, or it is no lock.
+    """
+    try:
+        found = parse_toml(read_text(path))
+        if found["version"] != LOCK_FORMAT:
+            raise ValueError(f"its version is {found['version']!r}, and this slime reads {LOCK_FORMAT}")
+        plugins = tuple(map(_locked_entry, found["plugin"]))
+        return Lock(path, Manifest(plugins, tuple(map(_locked_entry, found.get("function", [])))))
+    except OSError as problem:
+        raise PluginError(
+            f"{path}: there is no lock of plugins here ({problem.strerror}).\n"
+            "Write one with slime plugins lock and the flags of the run, or give its path with --lock-file."
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as mistake:
+        reason = f"no {mistake}" if isinstance(mistake, KeyError) else mistake
+        raise PluginError(
+            f"{path} is no lock of plugins: {reason}.\nRewrite it with slime plugins lock and the flags of the run."
+        ) from None
+
+
+def _locked_entry(row: Mapping[str, str]) -> ManifestEntry:
+    source = next((one for one, parts in _LOCKED.items() if row.keys() == {"name", *parts, "sha256"}), None)
+    if source is None or not all(isinstance(value, str) for value in row.values()):
+        raise ValueError(f"an entry has the keys {', '.join(row)}")
+    if empty := [key for key, value in row.items() if not value]:
+        raise ValueError(f"an entry has nothing as {' and '.join(empty)}")
+    name, digest = row["name"], row["sha256"]
+    match source:
+        case Source.FILE:
+            one = local_identity(digest, path=row["file"])
+        case Source.MODULE:
+            one = module_identity(row["module"], name=name)
+        case Source.INSTALLED:
+            one = PluginIdentity(name, row["distribution"], row["version"], row["entry_point"])
+    return ManifestEntry(name, one.distribution, one.version, one.entry_point, digest, source)
+
+
+def _sorted(entries: Iterable[ManifestEntry]) -> tuple[ManifestEntry, ...]:
+    return tuple(sorted(entries, key=lambda entry: (entry.plugin != "core", entry.plugin, entry.home, entry.digest)))
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """The file from the lock's folder, with ``..`` where it lies elsewhere."""
+    # Real folders, because ".." leads out of the folder that a link means, not out of the link's own.
+    real = Path(os.path.realpath(path.parent), path.name)
+    return Path(os.path.relpath(real, os.path.realpath(folder))).as_posix()

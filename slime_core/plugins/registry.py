@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,12 +136,16 @@ class Registry:
         own = (options or {}).get(plugin)
         return self.options[plugin]() if own is None and plugin in self.options else own
 
+    @property
+    def hooked(self) -> AbstractSet[PluginIdentity]:
+        """The plugins that implement lifecycle hooks."""
+        return {one.plugin for found in self.lifecycle.values() for one in found}
+
     def only_tracking(self) -> tuple[str, ...]:
         """The plugins that offer trackers and nothing else, by name."""
-        hooked = {one.plugin for found in self.lifecycle.values() for one in found}
         offers = {plugin: {kind for kind, _ in self.components(plugin)} for plugin in self.plugins}
         return tuple(
-            plugin.name for plugin, kinds in offers.items() if kinds == {Kind.TRACKER} and plugin not in hooked
+            plugin.name for plugin, kinds in offers.items() if kinds == {Kind.TRACKER} and plugin not in self.hooked
         )
 
     def names(self, kind: Kind) -> tuple[str, ...]:

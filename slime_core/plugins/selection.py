@@ -1,22 +1,32 @@
-"""Whether the components that a run names exist, do what their kind promises, and fit together."""
+"""Whether the components that a run names exist, do what their kind promises and fit together, and every setting that
+it gives takes effect.
+
+The annotation of a plugin's setting may name others (:mod:`slime_core.config.check`) and the components that read it.
+What no annotation can say, such as an order between two numbers, a plugin says in ``slime_check``.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
+from slime_core.config.check import called
 from slime_core.config.engines import EngineModel
 from slime_core.config.layout_rules import recomputes
+from slime_core.config.load import Resolved
 from slime_core.config.options import KIND_NAMED_BY, ReadBy, UsedBy
 from slime_core.config.sampling import RewardTerm, reward_names, reward_terms
 from slime_core.config.schema import RunConfig, eval_sets
 from slime_core.config.settings import Setting, as_words, core_settings, core_values, plugin_settings
-from slime_core.errors import PluginError
-from slime_core.plugins.component import SETTINGS_READ, AdvantageTraits, Component, Kind
+from slime_core.errors import Mistake, PluginError, SlimeError, config_error
+from slime_core.plugins import hooks
+from slime_core.plugins.component import SETTINGS_READ, Component, Kind
+from slime_core.plugins.construction import Code, run_plan
 from slime_core.plugins.discovery import CORE, PluginIdentity, similar
+from slime_core.plugins.loading import boundary
 from slime_core.plugins.registry import Registry
 
 FILLED = {
@@ -51,10 +61,17 @@ class Selected:
     by: str
 
     @property
+    def traits(self) -> Any:
+        """Of the component, of the class that its kind has."""
+        return self.component.traits
+
+    @property
     def is_heavy(self) -> bool:
         """Whether it runs on learner ranks, so that importing its target may take seconds; checked where loaded."""
-        traits = self.component.traits
-        return self.kind in HEAVY or (isinstance(traits, AdvantageTraits) and traits.scope == "token")
+        return self.kind in HEAVY or (self.kind is Kind.ADVANTAGE_ESTIMATOR and self.traits.scope == "token")
+
+    def __str__(self) -> str:
+        return f"{self.component.name!r} of {self.plugin}"
 
 
 def selected(config: RunConfig, registry: Registry, *, trains: bool, architecture: str | None) -> Iterator[Selected]:
@@ -117,7 +134,7 @@ def has_critic(config: RunConfig, registry: Registry) -> bool:
     Raises:
         PluginError: no active plugin offers the estimator.
     """
-    return "values" in registry.traits(Kind.ADVANTAGE_ESTIMATOR, str(config.algorithm.advantage_estimator)).reads
+    return "values" in _estimator(config, registry).traits.reads
 
 
 def missing_setting(
@@ -155,12 +172,12 @@ def _refuse_missing_setting(
 
 def _reward_by(found: Selected, config: RunConfig) -> str:
     named = f"rm_type = {config.rollout.rm_type}" if found.by == "rm_type" else found.by
-    return f"{named}: {found.kind.words} {found.component.name!r} of {found.plugin}"
+    return f"{named}: {found.kind.words} {found}"
 
 
 def _refuse_other_model(found: Selected, config: RunConfig) -> None:
     """Refuse a reward model whose auxiliary model is not served, or is served for something else."""
-    traits: Any = found.component.traits
+    traits = found.traits
     wanted = traits.auxiliary_model
     if wanted is None:
         return
@@ -185,13 +202,13 @@ def _gives(model: EngineModel) -> str:
 
 
 def _refuse_unfilled(found: Selected) -> None:
-    traits: Any = found.component.traits
+    traits = found.traits
     filled = FILLED[traits.scope]
     settings = SETTINGS_READ if traits.scope == "token" else SETTINGS_READ - {"kl"}
     unknown = sorted(traits.reads - filled - settings)
     if unknown:
         raise PluginError(
-            f"advantage estimator {found.component.name!r} of {found.plugin} reads {', '.join(unknown)}, which nothing "
+            f"advantage estimator {found} reads {', '.join(unknown)}, which nothing "
             f"fills; filled for scope {traits.scope!r} are {', '.join(sorted(filled))}. Choose another estimator, or a "
             "version of slime-rl that fills it."
         )
@@ -210,7 +227,7 @@ def _refuse_unread(found: Selected, config: RunConfig) -> None:
     for column, settings in unread.items():
         given = ", ".join(f"{setting.name} = {as_words(values[setting.name])}" for setting in settings)
         raise PluginError(
-            f"{given}: no effect, because {found.kind.words} {found.component.name!r} of {found.plugin}, chosen by "
+            f"{given}: no effect, because {found.kind.words} {found}, chosen by "
             f"{found.by}, does not read {column}. Leave {' and '.join(setting.flag for setting in settings)} out, or "
             f"choose another {found.kind.words}."
         )
@@ -218,7 +235,7 @@ def _refuse_unread(found: Selected, config: RunConfig) -> None:
 
 def _refuse_idle_replay(found: Selected, config: RunConfig) -> None:
     """Refuse routes that are kept for a later pass over a token where there is none; see ``RequiredColumns``."""
-    traits: Any = found.component.traits
+    traits = found.traits
     settings = config.algorithm
     reads = traits.columns(kl_coef=settings.kl_coef)
     replays = (
@@ -232,18 +249,18 @@ def _refuse_idle_replay(found: Selected, config: RunConfig) -> None:
     if config.learner.use_routing_replay and not replays:
         raise PluginError(
             "use_routing_replay = true has no effect: with num_steps_per_rollout = 1 the log-probs of before the step "
-            f"are those of the step itself, and advantage estimator {found.component.name!r} of {found.plugin} reads "
+            f"are those of the step itself, and advantage estimator {found} reads "
             "none, so the learner passes over a token once and nothing is replayed. Leave --use-routing-replay out, or "
             "give --num-steps-per-rollout 2 or more."
         )
 
 
 def _refuse_equal_policies(found: Selected) -> None:
-    traits: Any = found.component.traits
+    traits = found.traits
     if traits.compares_engine:
         raise PluginError(
             "use_rollout_logprobs = true has the engine's log-probs in place of the learner's old ones, and "
-            f"corrections name {found.component.name!r} of {found.plugin}, which compares the two: every ratio would "
+            f"corrections name {found}, which compares the two: every ratio would "
             "be 1. Leave one of them out. A correction that does not compare them says so with "
             "CorrectionTraits(compares_engine=False)."
         )
@@ -288,15 +305,18 @@ def policy_loss(config: RunConfig, registry: Registry) -> str:
     Raises:
         PluginError: no active plugin offers the estimator.
     """
-    if config.algorithm.policy_loss is not None:
-        return config.algorithm.policy_loss
-    return str(registry.traits(Kind.ADVANTAGE_ESTIMATOR, str(config.algorithm.advantage_estimator)).policy_loss)
+    return config.algorithm.policy_loss or str(_estimator(config, registry).traits.policy_loss)
 
 
 def _policy_loss(config: RunConfig, registry: Registry) -> Selected:
     estimator = f"advantage estimator {config.algorithm.advantage_estimator}"
     by = estimator if config.algorithm.policy_loss is None else "policy_loss"
     return _selected(registry, Kind.POLICY_LOSS, policy_loss(config, registry), by)
+
+
+def _estimator(config: RunConfig, registry: Registry) -> Selected:
+    name = str(config.algorithm.advantage_estimator)
+    return _selected(registry, Kind.ADVANTAGE_ESTIMATOR, name, "advantage_estimator")
 
 
 def check_pairings(config: RunConfig, registry: Registry) -> None:
@@ -307,29 +327,37 @@ def check_pairings(config: RunConfig, registry: Registry) -> None:
     """
     if config.rollout.rollout_source is not None:
         return
-    _refuse_unknown_log_probs(config, registry)
+    generate = _selected(registry, Kind.GENERATE_FUNCTION, config.rollout.generate_function, "generate_function")
+    _refuse_unknown_log_probs(generate, config, registry)
     _refuse_uncorrected(config, registry)
     if config.debug.generates and config.debug.trains:
-        _refuse_equal_answers(config, registry)
-        if not _learns_from_something_else(config):
-            _refuse_groups_of_one(config, registry)
-            _refuse_equal_rewards(config, registry)
+        estimator = _estimator(config, registry)
+        _refuse_equal_answers(generate, estimator, config)
+        if not (config.algorithm.use_opd or config.provided("training_signal") or config.provided("policy_loss")):
+            _refuse_groups_of_one(estimator, config)
+            _refuse_equal_rewards(generate, estimator, config, registry)
 
 
 # --- Samples of no engine ---------------------------------------------------------------------------------------------
 
 
-def _refuse_unknown_log_probs(config: RunConfig, registry: Registry) -> None:
-    name = config.rollout.generate_function
-    if registry.traits(Kind.GENERATE_FUNCTION, name).samples_from_engine:
-        return
+def _refuse_unknown_log_probs(generate: Selected, config: RunConfig, registry: Registry) -> None:
     given = list(_reading_the_engine(config, registry))
-    if given:
+    if given and not generate.traits.samples_from_engine:
         raise PluginError(
-            f"generate_function = {name}: the responses of {_who(registry, Kind.GENERATE_FUNCTION, name)} are not "
-            "sampled by an engine, so that no engine gives their log-probabilities, which are read by "
-            f"{', '.join(given)}. {_without(given)}, or choose another generate function."
+            f"generate_function = {generate.component.name}: the responses of {generate} are not sampled by an "
+            f"engine, so that no engine gives their log-probabilities, which are read by {', '.join(given)}. "
+            f"{_without(given)}, or choose another generate function."
         )
+
+
+def _without(given: list[str]) -> str:
+    flags = [f"--{one.partition(' = ')[0].replace('_', '-')}" for one in given]
+    steps = ["give --parity-interval 0"] if "--parity-interval" in flags else []
+    if others := [flag for flag in flags if flag != "--parity-interval"]:
+        steps.append(f"leave {' and '.join(others)} out")
+    text = " and ".join(steps)
+    return text[0].upper() + text[1:]
 
 
 def _refuse_uncorrected(config: RunConfig, registry: Registry) -> None:
@@ -361,29 +389,18 @@ def _reading_the_engine(config: RunConfig, registry: Registry) -> Iterator[str]:
         yield f"parity_interval = {config.weights.parity_interval}"
 
 
-def _without(given: list[str]) -> str:
-    others = [one.partition(" = ")[0].replace("_", "-") for one in given if not one.startswith("parity_interval")]
-    out = f"leave --{' and --'.join(others)} out" if others else ""
-    parity = "give --parity-interval 0" if len(others) < len(given) else ""
-    steps = " and ".join(step for step in (parity, out) if step)
-    return steps[0].upper() + steps[1:]
-
-
-def _refuse_equal_answers(config: RunConfig, registry: Registry) -> None:
-    name, size = config.rollout.generate_function, config.rollout.n_samples_per_prompt
-    if registry.traits(Kind.GENERATE_FUNCTION, name).samples_from_engine:
+def _refuse_equal_answers(generate: Selected, estimator: Selected, config: RunConfig) -> None:
+    if generate.traits.samples_from_engine:
         return
-    shown = f"generate_function = {name}: {_who(registry, Kind.GENERATE_FUNCTION, name)} gives every sample of a group"
-    estimator = str(config.algorithm.advantage_estimator)
-    if "groups" in registry.traits(Kind.ADVANTAGE_ESTIMATOR, estimator).reads:
+    shown = f"generate_function = {generate.component.name}: {generate} gives every sample of a group the same response"
+    if "groups" in estimator.traits.reads:
         raise PluginError(
-            f"{shown} the same response, and {_who(registry, Kind.ADVANTAGE_ESTIMATOR, estimator)} learns from how "
-            "the rewards of a group differ. Choose an estimator that reads no groups, such as --advantage-estimator "
-            "sft, or another generate function."
+            f"{shown}, and {estimator} learns from how the rewards of a group differ. Choose an estimator that reads "
+            "no groups, such as --advantage-estimator sft, or another generate function."
         )
-    if size > 1:
+    if (size := config.rollout.n_samples_per_prompt) > 1:
         raise PluginError(
-            f"{shown} the same response, and n_samples_per_prompt = {size} would train as many equal copies of each. "
+            f"{shown}, and n_samples_per_prompt = {size} would train as many equal copies of each. "
             "Give --n-samples-per-prompt 1."
         )
 
@@ -391,59 +408,33 @@ def _refuse_equal_answers(config: RunConfig, registry: Registry) -> None:
 # --- What learns from rewards -----------------------------------------------------------------------------------------
 
 
-def _learns_from_something_else(config: RunConfig) -> bool:
-    return bool(config.algorithm.use_opd or config.provided("training_signal") or config.provided("policy_loss"))
-
-
-def _refuse_groups_of_one(config: RunConfig, registry: Registry) -> None:
-    name = str(config.algorithm.advantage_estimator)
-    traits = registry.traits(Kind.ADVANTAGE_ESTIMATOR, name)
-    if config.rollout.n_samples_per_prompt == 1 and "groups" in traits.reads and not traits.across_groups:
+def _refuse_groups_of_one(estimator: Selected, config: RunConfig) -> None:
+    compares = "groups" in estimator.traits.reads and not estimator.traits.across_groups
+    if config.rollout.n_samples_per_prompt == 1 and compares:
         raise PluginError(
-            f"n_samples_per_prompt = 1: {_who(registry, Kind.ADVANTAGE_ESTIMATOR, name)} compares the rewards within "
-            "a group, and a group of one has nothing to compare, so that nothing would be learned. Give "
-            "--n-samples-per-prompt at least 2, or choose an estimator that reads no groups."
+            f"n_samples_per_prompt = 1: {estimator} compares the rewards within a group, and a group of one has "
+            "nothing to compare, so that nothing would be learned. Give --n-samples-per-prompt at least 2, or choose "
+            "an estimator that reads no groups."
         )
 
 
-def _refuse_equal_rewards(config: RunConfig, registry: Registry) -> None:
-    rewards, estimator = config.rollout.rm_type, str(config.algorithm.advantage_estimator)
-    names = reward_names(rewards)
-    differ = any(not registry.traits(Kind.REWARD_MODEL, name).is_constant for name in names)
-    judged = differ or _may_be_rewarded_otherwise(config, registry)
-    if not judged and "rewards" in registry.traits(Kind.ADVANTAGE_ESTIMATOR, estimator).reads:
-        raise PluginError(
-            f"rm_type = {rewards}: {_who(registry, Kind.REWARD_MODEL, names[0])} gives every response the same "
-            f"reward, and {_who(registry, Kind.ADVANTAGE_ESTIMATOR, estimator)} has nothing else to learn from. "
-            "Choose a reward model with --rm-type, distil a teacher with --use-opd, or choose an estimator that reads "
-            "no rewards, such as --advantage-estimator sft. A generate function that rewards its samples says so with "
-            "GenerateTraits(rewards=True)."
-        )
-
-
-def _may_be_rewarded_otherwise(config: RunConfig, registry: Registry) -> bool:
-    shaped = config.rollout.sample_transforms or config.algorithm.kl_coef
-    return bool(
-        config.provided("rewards")
-        or shaped
-        or registry.traits(Kind.GENERATE_FUNCTION, config.rollout.generate_function).rewards
+def _refuse_equal_rewards(generate: Selected, estimator: Selected, config: RunConfig, registry: Registry) -> None:
+    rewards = config.rollout.rm_type
+    models = [_selected(registry, Kind.REWARD_MODEL, name, "rm_type") for name in reward_names(rewards)]
+    may_differ = (
+        config.rollout.sample_transforms
+        or config.algorithm.kl_coef
+        or config.provided("rewards")
+        or generate.traits.rewards
+        or not all(model.traits.is_constant for model in models)
     )
-
-
-# --- What the registry says -------------------------------------------------------------------------------------------
-
-
-def _who(registry: Registry, kind: Kind, name: str) -> str:
-    return f"{name!r} of {registry.owner(kind, name)}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Rewards:
-    """A use of a reward model: ``where`` in the settings, which one, and which of several numbers counts."""
-
-    where: str
-    rm_type: str
-    key: str | None
+    if not may_differ and "rewards" in estimator.traits.reads:
+        raise PluginError(
+            f"rm_type = {rewards}: {models[0]} gives every response the same reward, and {estimator} has nothing else "
+            "to learn from. Choose a reward model with --rm-type, distil a teacher with --use-opd, or choose an "
+            "estimator that reads no rewards, such as --advantage-estimator sft. A generate function that rewards its "
+            "samples says so with GenerateTraits(rewards=True)."
+        )
 
 
 def check_numbers(config: RunConfig, registry: Registry, *, trains: bool) -> None:
@@ -452,29 +443,123 @@ def check_numbers(config: RunConfig, registry: Registry, *, trains: bool) -> Non
     Raises:
         PluginError: none is named, or one that is not among them. Without one, no response would have a reward.
     """
-    for requested in _rewards_given(config, trains=trains):
-        terms = reward_terms(requested.rm_type)
-        for term in terms or (RewardTerm(1.0, requested.rm_type, requested.key),):
-            traits = registry.traits(Kind.REWARD_MODEL, term.name)
-            if traits.numbers and term.key not in traits.numbers:
-                who = f"reward model {term.name!r} of {registry.owner(Kind.REWARD_MODEL, term.name)}"
-                raise PluginError(
-                    f"{requested.where}: {who} returns {_unnamed(term, traits.numbers, terms is not None)}"
+    uses = [(f"evaluation set {one.name}", one.rm_type, one.reward_key) for one in eval_sets(config)]
+    if trains:
+        rm_type = config.rollout.rm_type
+        uses = [(f"rm_type = {rm_type}", rm_type, config.rollout.reward_key), *uses]
+    for where, rm_type, key in uses:
+        terms = reward_terms(rm_type)
+        for term in terms or (RewardTerm(1.0, rm_type, key),):
+            model = _selected(registry, Kind.REWARD_MODEL, term.name, where)
+            numbers = model.traits.numbers
+            if not numbers or term.key in numbers:
+                continue
+            named = "none is named" if term.key is None else f"{term.key!r} is none{similar(term.key, numbers)}"
+            one = min(numbers)
+            advice = f"Say which one counts: --reward-key {one}, or reward_key in the table of an evaluation set"
+            if terms is not None:
+                advice = f"Write {term.name}:{one} in the sum, or another of them"
+            raise PluginError(
+                f"{where}: reward model {model} returns {', '.join(sorted(numbers))} for each response, and of these "
+                f"{named}. {advice}."
+            )
+
+
+# --- Whether every setting takes effect -------------------------------------------------------------------------------
+
+
+def check_settings(
+    resolved: Resolved,
+    registry: Registry,
+    *,
+    architecture: str | None = None,
+    code: Code | None = None,
+    trains: bool = True,
+) -> None:
+    """Returns if every setting that a training run gives takes effect, and no plugin finds fault with them.
+
+    Arguments:
+        architecture: of the start weights; None: not known, so that no model spec counts as used.
+        code: the functions that options name by path.
+        trains: False: an evaluation, which may be given the settings of a run; only plugins judge those.
+
+    Raises:
+        ConfigError: lists what has no effect, what excludes each other, and what plugins say.
+        PluginError: a plugin's ``slime_check`` failed, or an annotation names what is not there.
+    """
+    unused = _without_effect(resolved, registry, architecture) if trains else ()
+    found = [*unused, *_plugin_mistakes(resolved, registry, code or {}, trains=trains)]
+    if found:
+        raise config_error([Mistake(message) for message in found])
+
+
+def _without_effect(resolved: Resolved, registry: Registry, architecture: str | None) -> Iterator[str]:
+    if resolved.config.of_plugins.code:
+        return  # a function that is named by path reads every setting
+    chosen = selected(resolved.config, registry, trains=True, architecture=architecture)
+    used = {(one.kind, one.component.name) for one in chosen}
+    # Rows may choose reward models of plugins that the run names.
+    named = {name.rpartition(":")[2] for name in resolved.config.run.plugins}
+    plugins = {plugin.name: plugin for plugin in registry.plugins}
+    for setting, value in resolved.values().values():
+        if value == setting.default:
+            continue
+        conditions = setting.notes(UsedBy)
+        for condition in conditions:
+            kind = _unread(setting, condition, registry, used, by_rows=setting.section in named)
+            if kind is not None:
+                names = [name for other, name in sorted(used) if other is kind]
+                by = next((one for one, of in SELECTED_BY.items() if of is kind), kind.value)
+                none = f"none of {by} = {' '.join(names)}" if names else f"{by} names no {kind.words}, and none"
+                yield (
+                    f"{called(setting)} = {as_words(value)} has no effect: {none} reads it. Leave {setting.flag} out, "
+                    f"or name {kind.one} that reads it: {', '.join(condition.components)}"
+                )
+        if setting.of_plugin and not conditions:
+            plugin = plugins[setting.section]
+            offered = {(kind, component.name): None for kind, component in registry.components(plugin)}
+            if offered and plugin not in registry.hooked and used.isdisjoint(offered):
+                yield (
+                    f"{called(setting)} = {as_words(value)} has no effect: the run uses no component of plugin "
+                    f"{plugin.name!r}. Leave {setting.flag} out, or name one: "
+                    f"{', '.join(dict.fromkeys(name for _, name in offered))}"
                 )
 
 
-def _rewards_given(config: RunConfig, *, trains: bool) -> Iterator[_Rewards]:
-    if trains:
-        settings = config.rollout
-        yield _Rewards(f"rm_type = {settings.rm_type}", settings.rm_type, settings.reward_key)
-    for one in eval_sets(config):
-        yield _Rewards(f"evaluation set {one.name}", one.rm_type, one.reward_key)
+def _unread(
+    setting: Setting, condition: UsedBy, registry: Registry, used: AbstractSet[tuple[Kind, str]], *, by_rows: bool
+) -> Kind | None:
+    """The first kind of the components in ``condition``, none of which is used; None: one is.
+
+    Arguments:
+        by_rows: rows of data may choose them, where they are reward models.
+    """
+    possible = list(Kind) if condition.kind is None else [kind for kind in Kind if kind == condition.kind]
+    kinds = [kind for kind in possible if set(condition.components) & set(registry.names(kind))]
+    if not kinds:
+        names = f"{condition.kind or ''} {', '.join(condition.components)}".strip()
+        raise PluginError(f"setting {setting.key}: UsedBy names {names}, which no active plugin offers.")
+    is_used = any((kind, name) in used for kind in kinds for name in condition.components)
+    return None if is_used or (by_rows and Kind.REWARD_MODEL in kinds) else kinds[0]
 
 
-def _unnamed(term: RewardTerm, numbers: frozenset[str], is_part: bool) -> str:
-    named = "none is named" if term.key is None else f"{term.key!r} is none{similar(term.key, numbers)}"
-    one = min(numbers)
-    advice = f"Say which one counts: --reward-key {one}, or reward_key in the table of an evaluation set."
-    if is_part:
-        advice = f"Write {term.name}:{one} in the sum, or another of them."
-    return f"{', '.join(sorted(numbers))} for each response, and of these {named}. {advice}"
+def _plugin_mistakes(resolved: Resolved, registry: Registry, code: Code, *, trains: bool) -> Iterator[str]:
+    plan = run_plan(resolved.config, resolved.plugin_options)
+    for one in registry.declarations.get(hooks.CHECK, ()):
+        name = one.plugin.name
+        options = resolved.plugin_options.get(name)
+        given = {"plan": plan, "options": options, "trains": trains, "code": code.get(name, {})}
+        with boundary(one.plugin, f"calling {hooks.CHECK}", locate=True, passes=(SlimeError,)):
+            messages = _messages(one(given))
+        yield from (message if one.plugin == CORE else f"{message} (plugin {one.plugin.name})" for message in messages)
+
+
+def _messages(found: object) -> Sequence[str]:
+    if found is None:
+        return ()
+    if isinstance(found, str) or not hasattr(found, "__iter__"):
+        raise TypeError(f"it returned {found!r:.80}; yield messages, or return None")
+    messages = list(found)
+    if wrong := [message for message in messages if not isinstance(message, str) or not message]:
+        raise TypeError(f"it yielded {wrong[0]!r:.80}; yield messages")
+    return messages

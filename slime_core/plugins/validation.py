@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -34,12 +34,6 @@ from slime_core.plugins.loading import boundary
 
 _PREFIX = f"{hooks.PROJECT}_"
 _MARKER = f"{hooks.PROJECT}_impl"
-_NEVER_PASSED = {
-    inspect.Parameter.POSITIONAL_ONLY: "positional-only",
-    inspect.Parameter.KEYWORD_ONLY: "keyword-only",
-    inspect.Parameter.VAR_POSITIONAL: "variadic",
-    inspect.Parameter.VAR_KEYWORD: "variadic",
-}
 
 
 def check_hooks(plugin: PluginIdentity, holder: object) -> None:
@@ -62,16 +56,12 @@ def _mistakes(holder: object) -> Iterator[str]:
             f"instance.\nPoint it at a module, or at an instance: {holder.__name__.lower()} = {holder.__name__}()."
         )
     for name in dir(holder):
-        found = _unwrapped(inspect.getattr_static(holder, name, None))
+        found: Any = inspect.getattr_static(holder, name, None)  # without running properties
+        found = found.__func__ if isinstance(found, staticmethod | classmethod) else found
         is_function = inspect.isfunction(found) or inspect.ismethod(found)
         mistake = _mistake(name, found) if is_function else _no_function(name, found)
         if mistake:
             yield f"{name} {mistake}"
-
-
-def _unwrapped(found: Any) -> Any:
-    """The function in a static or class method, read without running properties."""
-    return found.__func__ if isinstance(found, staticmethod | classmethod) else found
 
 
 def _no_function(name: str, found: Any) -> str | None:
@@ -87,9 +77,12 @@ def _no_function(name: str, found: Any) -> str | None:
 
 
 def _mistake(name: str, function: Callable[..., Any]) -> str | None:
-    markers = _markers(function)
+    # pluggy keeps a marker's options in an attribute of the function itself, named after the marker's project.
+    markers: dict[str, Any] = {
+        key: value for key, value in vars(function).items() if key.endswith("_impl") and isinstance(value, dict)
+    }
     if _MARKER not in markers:
-        return _unmarked(name, markers)
+        return _unmarked(markers) if name.startswith(_PREFIX) else None
     options = markers[_MARKER]
     hook = options["specname"] or name
     if hook not in hooks.HOOKS:
@@ -108,12 +101,10 @@ def _mistake(name: str, function: Callable[..., Any]) -> str | None:
         return f"is marked as an observer, and this hook takes part or observes anyway.\nObservers may be: {allowed}."
     if hook in hooks.LIFECYCLE_HOOKS and inspect.isgeneratorfunction(function):
         return "has a yield, so calling it would run none of it.\nWrite it without yield."
-    return _wrong_parameter(function, known=_parameters(hook))
+    return _wrong_parameter(function, known=tuple(inspect.signature(vars(hooks)[hook]).parameters))
 
 
-def _unmarked(name: str, markers: dict[str, Any]) -> str | None:
-    if not name.startswith(_PREFIX):
-        return None
+def _unmarked(markers: Iterable[str]) -> str:
     if markers:
         return (
             f"carries the marker of another project ({', '.join(sorted(markers))}), so slime would never call it.\n"
@@ -122,26 +113,15 @@ def _unmarked(name: str, markers: dict[str, Any]) -> str | None:
     return "is not marked as a hook, so slime would never call it.\nPut @hookimpl above it, or rename it."
 
 
-def _markers(function: Callable[..., Any]) -> dict[str, Any]:
-    """The pluggy options that markers left on the function, by attribute name, such as ``pytest_impl``."""
-    # pluggy keeps a marker's options in an attribute of the function itself, named after the marker's project.
-    return {key: value for key, value in vars(function).items() if key.endswith("_impl") and isinstance(value, dict)}
-
-
-def _parameters(hook: str) -> tuple[str, ...]:
-    """The arguments that the hook passes; a declaration takes none."""
-    return tuple(inspect.signature(vars(hooks)[hook]).parameters)
-
-
 def _wrong_parameter(function: Callable[..., Any], *, known: tuple[str, ...]) -> str | None:
+    """The mistake in the parameters of a hook that passes the arguments ``known``; a declaration takes none."""
     parameters = list(inspect.signature(function).parameters.values())
     if parameters and parameters[0].name in ("self", "cls"):
         parameters = parameters[1:]
     for parameter in parameters:
-        if parameter.kind in _NEVER_PASSED:
-            kind = _NEVER_PASSED[parameter.kind]
-            step = "Remove the slash after it" if kind == "positional-only" else "Remove it"
-            return f"has the {kind} parameter {parameter.name!r}, which is never passed.\n{step}."
+        if parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            kind = f"{parameter.kind.description} parameter {parameter.name!r}"
+            return f"has the {kind}, which is never passed.\nMake it a plain one, or remove it."
         if parameter.default is not inspect.Parameter.empty:
             return f"gives parameter {parameter.name!r} a default, which hides whether it was passed.\nRemove it."
         if parameter.name not in known:
@@ -283,11 +263,13 @@ def check_fit(kind: Kind, component: Component, plugin: PluginIdentity, target: 
         found = list(misfits(kind, component, target))
     if found:
         listed = "".join(f"\n  - {mistake}" for mistake in found)
+        local = plugin.distribution.removeprefix("module ")
+        word = local if local.endswith(".py") or local != plugin.distribution else plugin.name  # as commands take it
         raise PluginError(
             f"{plugin}: {component.target} cannot be {kind.one}, which component {component.name!r} says "
             f"it is:{listed}\n{_described(contract_of(kind, component))}\n"
-            f"Correct it, or report this to the author of {plugin.distribution}; slime plugins check "
-            f"{_as_named(plugin)} tells when it is right."
+            f"Correct it, or report this to the author of {plugin.distribution}; slime plugins check {word} tells when "
+            "it is right."
         )
 
 
@@ -341,15 +323,12 @@ def _attribute(target: type, contract: type, name: str) -> Any:
 
 def _wrong_colour(name: str, expected: Callable[..., Any], method: Callable[..., Any]) -> Iterator[str]:
     function = inspect.unwrap(method)
-    if _is_async(expected) and not (_is_async(function) or _is_async(method)):
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
+    if inspect.iscoroutinefunction(expected) and not is_async:
         kind = "an async generator" if inspect.isasyncgenfunction(function) else "not async"
         yield f"{name} is {kind}; it is awaited, so write async def {name} with return"
-    if not _is_async(expected) and (_is_async(method) or inspect.isasyncgenfunction(function)):
+    if not inspect.iscoroutinefunction(expected) and (is_async or inspect.isasyncgenfunction(function)):
         yield f"{name} is async, and is called without await; write it with plain def"
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function)
 
 
 def _parameters_of(expected: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -383,15 +362,9 @@ def _call(name: str, expected: Callable[..., Any]) -> str:
     return f"{name}({', '.join([*positional, *(f'{keyword}=' for keyword in keywords)])})"
 
 
-def _as_named(plugin: PluginIdentity) -> str:
-    """The word by which a command names the plugin: its name, or its file or module."""
-    local = plugin.distribution.removeprefix("module ")
-    return local if local.endswith(".py") or local != plugin.distribution else plugin.name
-
-
 def _described(contract: type) -> str:
     calls = [
-        ("async " if _is_async(expected) else "") + _call(name, expected)
+        ("async " if inspect.iscoroutinefunction(expected) else "") + _call(name, expected)
         for name, expected in methods_of(contract).items()
     ]
     built = ", ".join(_BUILT_WITH)

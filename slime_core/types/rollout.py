@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["GroupedRewards", "Reward", "RewardFailure", "StepPlan", "TrainBatch"]
-
-
 Reward = float | dict[str, float]
 """A finite number, or finite numbers by name."""
 

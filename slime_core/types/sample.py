@@ -20,22 +20,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = [
-    "REWARD_KEY",
-    "JsonValue",
-    "LogProbs",
-    "Mask",
-    "Numbers",
-    "PromptGroup",
-    "Sample",
-    "SampleRecord",
-    "SpecInfo",
-    "Status",
-    "TokenIds",
-    "label_text",
-]
-
-
 JsonValue = Union[None, bool, int, float, str, Sequence["JsonValue"], Mapping[str, "JsonValue"]]  # noqa: UP007 - recursive
 """A value that JSON can hold. Reading JSON gives lists and dictionaries; any sequence or mapping may be given."""
 
@@ -304,8 +288,8 @@ class Sample:
         """Every field by name, for JSON: arrays as lists, opaque ones as objects; :meth:`from_dict` reads it again."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         plain = {name: list(value) if isinstance(value, Numbers) else value for name, value in values.items()}
-        if self.rollout_routed_experts is not None:
-            plain["rollout_routed_experts"] = _nested(self.rollout_routed_experts)
+        experts: Any = self.rollout_routed_experts
+        plain["rollout_routed_experts"] = experts if experts is None or isinstance(experts, list) else experts.tolist()
         plain["multimodal_train_inputs"] = json_of(self.multimodal_train_inputs)
         counters = {one.name: getattr(self.spec_info, one.name) for one in fields(self.spec_info)}
         return {**plain, "status": self.status.value, "spec_info": counters}
@@ -324,11 +308,6 @@ class Sample:
         inputs = read_json(given.get("multimodal_train_inputs"))
         read = {"status": status, "spec_info": counters, "weight_spans": spans, "multimodal_train_inputs": inputs}
         return Sample(**{**given, **read})
-
-
-def _nested(numbers: Any) -> Any:
-    """An array, or lists already, as lists."""
-    return numbers if isinstance(numbers, list) else numbers.tolist()
 
 
 PromptGroup = list[Sample]

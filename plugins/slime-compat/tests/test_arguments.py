@@ -14,8 +14,8 @@ from slime_core.config.check import unmet
 from slime_core.config.explain import to_toml
 from slime_core.config.load import load
 from slime_core.errors import ConfigError
-from slime_core.plugins.conditions import check_settings
 from slime_core.plugins.construction import run_plan
+from slime_core.plugins.selection import check_settings
 from slime_offpolicy.options import OffPolicyOptions
 from tests.function_paths import handed, resolve
 

@@ -25,7 +25,7 @@ def given(tmp_path, code: str, flag: str = "custom-rm-path") -> PathOptions:
 
 
 def checked(tmp_path, code: str, *flags: str) -> None:
-    from slime_core.plugins.conditions import check_settings
+    from slime_core.plugins.selection import check_settings
 
     (tmp_path / "mine.py").write_text(textwrap.dedent(code))
     resolved, active = resolve(["--plugin", "grpo", "--custom-rm-path", f"{tmp_path}/mine.py", *flags])

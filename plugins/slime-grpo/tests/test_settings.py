@@ -10,7 +10,7 @@ from slime_core.config.explain import to_toml
 from slime_core.config.load import Resolved, load, peek
 from slime_core.errors import ConfigError
 from slime_core.plugins.activation import ActivePlugins, activate
-from slime_core.plugins.conditions import check_settings
+from slime_core.plugins.selection import check_settings
 from slime_grpo.options import GrpoOptions
 
 

@@ -11,9 +11,9 @@ from slime_core.config.explain import explain, help_page, help_topic, to_toml
 from slime_core.config.load import Resolved, load
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, PluginError
-from slime_core.plugins.conditions import check_settings
 from slime_core.plugins.discovery import CORE, PluginSource, installed, local_file
 from slime_core.plugins.registry import Registry, register
+from slime_core.plugins.selection import check_settings
 
 PLUGIN = """
 from pathlib import Path

@@ -12,7 +12,7 @@ from slime_core.cli.main import main
 from slime_core.config.load import NamedCode
 from slime_core.errors import ManifestMismatch, PluginError
 from slime_core.plugins.activation import activate
-from slime_core.plugins.lock import Lock, read_lock
+from slime_core.plugins.manifest import Lock, read_lock
 
 REWARD = """
 from slime_core import Component, hookimpl
@@ -81,7 +81,7 @@ def test_a_written_lock_is_read_again_and_accepts_the_same_set(acme, folder, ins
     again = read_lock(folder / "slime.lock")
     again.check(manifest)
     assert again.verify() == []
-    assert [entry.plugin for entry in again.functions] == ["rollout_sample_hook_path"] * 2
+    assert [entry.plugin for entry in again.manifest.functions] == ["rollout_sample_hook_path"] * 2
 
 
 def test_a_plugin_that_the_lock_does_not_have_is_not_even_admitted(acme):
@@ -225,7 +225,7 @@ def test_verify_prints_every_difference_and_fails(acme, folder, install, capsys)
     (site / "zeta-1.0.dist-info" / "METADATA").write_text("Name: zeta\nVersion: 1.1\n")
     (folder / "mine.py").unlink()
     assert main(["plugins", "verify", "slime.lock"]) == 1
-    _, acme_was, mine, zeta = (entry.digest[:12] for entry in found.plugins)
+    _, acme_was, mine, zeta = (entry.digest[:12] for entry in found.manifest.entries)
     acme_is = activate(["acme"]).manifest.entries[1].digest[:12]
     assert capsys.readouterr().out == (
         "slime.lock: 3 of 4 plugins are not here as it says:\n"

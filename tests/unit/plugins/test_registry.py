@@ -91,7 +91,7 @@ def test_a_target_that_is_not_there_names_plugin_component_and_next_step(install
     assert str(failure.value) == (
         "plugin 'acme' (acme 2.1, entry point acme.plugin): importing acme.code:Thing of component 'length' failed "
         "with ModuleNotFoundError: No module named 'acme.code'\n"
-        "Reinstall acme, or report this to its author: the target is declared by the plugin."
+        "Reinstall acme with what it depends on, or run without --plugin acme."
     )
 
 

@@ -103,13 +103,22 @@ def test_an_async_hook_is_refused():
 @pytest.mark.parametrize(
     ("function", "mistake"),
     [
-        (lambda *, config: [], "has the keyword-only parameter 'config', which is never passed.\nRemove it."),
+        (
+            lambda *, config: [],
+            "has the keyword-only parameter 'config', which is never passed.\nMake it a plain one, or remove it.",
+        ),
         (
             lambda config, /: [],
-            "has the positional-only parameter 'config', which is never passed.\nRemove the slash after it.",
+            "has the positional-only parameter 'config', which is never passed.\nMake it a plain one, or remove it.",
         ),
-        (lambda **kw: [], "has the variadic parameter 'kw', which is never passed.\nRemove it."),
-        (lambda *args: [], "has the variadic parameter 'args', which is never passed.\nRemove it."),
+        (
+            lambda **kw: [],
+            "has the variadic keyword parameter 'kw', which is never passed.\nMake it a plain one, or remove it.",
+        ),
+        (
+            lambda *args: [],
+            "has the variadic positional parameter 'args', which is never passed.\nMake it a plain one, or remove it.",
+        ),
         (lambda config=1: [], "gives parameter 'config' a default, which hides whether it was passed.\nRemove it."),
         (lambda config: [], "has the parameter 'config'; this hook takes none.\nRemove it."),
     ],
@@ -151,9 +160,18 @@ async def asynchronous(run):
     ("function", "mistake"),
     [
         (asynchronous, "is async; hooks are called without await.\nWrite it with plain def; targets may be async."),
-        (lambda *, options: None, "has the keyword-only parameter 'options', which is never passed.\nRemove it."),
-        (lambda **kw: None, "has the variadic parameter 'kw', which is never passed.\nRemove it."),
-        (lambda *args: None, "has the variadic parameter 'args', which is never passed.\nRemove it."),
+        (
+            lambda *, options: None,
+            "has the keyword-only parameter 'options', which is never passed.\nMake it a plain one, or remove it.",
+        ),
+        (
+            lambda **kw: None,
+            "has the variadic keyword parameter 'kw', which is never passed.\nMake it a plain one, or remove it.",
+        ),
+        (
+            lambda *args: None,
+            "has the variadic positional parameter 'args', which is never passed.\nMake it a plain one, or remove it.",
+        ),
         (
             lambda options=None: None,
             "gives parameter 'options' a default, which hides whether it was passed.\nRemove it.",
