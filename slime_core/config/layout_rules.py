@@ -416,10 +416,8 @@ def _halves(groups: Sequence[EngineGroup], where: str) -> Iterator[str]:
 
 def _prefill_leaves_some_to_decode(config: RunConfig) -> Iterator[str]:
     prefill = config.engine.prefill_num_servers
-    if prefill is None:
-        return
     engines = config.cluster.rollout_num_gpus // config.cluster.rollout_num_gpus_per_engine
-    if not config.engine.engine_groups and prefill >= engines:
+    if prefill is not None and not config.engine.engine_groups and prefill >= engines:
         yield (
             f"prefill_num_servers = {prefill} of rollout_num_gpus / rollout_num_gpus_per_engine = {engines} engines "
             f"leaves none to decode; give at most {engines - 1}"
@@ -465,10 +463,7 @@ def _external_engines_have_flags_of_their_own(config: RunConfig) -> Iterator[str
 
 
 def _others_routers_choose_themselves(config: RunConfig) -> Iterator[str]:
-    engine = config.engine
-    if engine.sglang_router_ip is None:
-        return
-    if config.splits_prefill:
+    if config.engine.sglang_router_ip is not None and config.splits_prefill:
         yield (
             "sglang_router_ip with separate prefill and decode engines: a router learns the role of each engine when "
             "it starts, and an external router has started already. Leave --sglang-router-ip out, or "

@@ -14,6 +14,8 @@ from slime_core.config.section import Count, CountOrZero, Distinct, Fraction, Na
 SHARED_ACTIVATIONS = "tensor-parallel ranks share the activations"
 OF_CRITIC = ReadBy("advantage_estimator", "values")
 CHANGES_ADVANTAGES = ReadBy("policy_loss", "advantages")
+OF_REFERENCE = Needs("use_kl_loss", "kl_coef", because="only these use a reference model")
+OF_PARITY_GATE = Conflicts("parity_interval", equals=0, because="nothing is compared")
 OF_SEPARATE_CRITIC = Needs("critic_num_gpus", because="otherwise the critic shares the actor's ranks")
 
 
@@ -124,9 +126,7 @@ class AlgorithmConfig(Section):
     opd_teacher_load: Annotated[Path | None, Needs("use_opd")] = None
     """Hugging Face folder of the teacher for on-policy distillation, of the policy's architecture and vocabulary. None:
     no teacher."""
-    ref_update_interval: Annotated[
-        Count | None, Needs("use_kl_loss", "kl_coef", because="only these use a reference model")
-    ] = None
+    ref_update_interval: Annotated[Count | None, OF_REFERENCE] = None
     """Copy the actor into the reference every this many rollouts. None: the reference never changes."""
     keep_old_actor: Annotated[
         bool,
@@ -354,13 +354,9 @@ class WeightsConfig(Section):
     parity_interval: CountOrZero = 1
     """Parity gate: compare log-probs of learner and engines every this many rollouts; end the run if they differ. 0:
     never."""
-    parity_mean_tolerance: Annotated[
-        Positive | None, Conflicts("parity_interval", equals=0, because="nothing is compared")
-    ] = None
+    parity_mean_tolerance: Annotated[Positive | None, OF_PARITY_GATE] = None
     """Parity gate: maximum mean absolute difference between log-probs of learner and engines. None: 1e-4 in float32,
     0.1 in bfloat16, 5e-3 in float32 for mixtures of experts."""
-    parity_max_tolerance: Annotated[
-        Positive | None, Conflicts("parity_interval", equals=0, because="nothing is compared")
-    ] = None
+    parity_max_tolerance: Annotated[Positive | None, OF_PARITY_GATE] = None
     """Parity gate: maximum absolute difference between learner and engines in one token's log-prob. None: 1e-3 in
     float32, 2 in bfloat16. In bfloat16 and for mixtures of experts, one token in 1,000 may exceed it."""

@@ -153,19 +153,15 @@ def _matches(pattern: Path, formats: Collection[str] | None) -> list[Path]:
     ``**`` does not follow links, because a link to a folder above would make an endless loop."""
     parts = pattern.parts
     first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
-    base, requested = (
-        Path(*parts[:first]),
-        [part if part == "**" else part.replace("**", "*") for part in parts[first:]],
-    )
+    base = Path(*parts[:first])
+    requested = [part if part == "**" else part.replace("**", "*") for part in parts[first:]]
     requested += ["*"] * (requested[-1] == "**")
-    found = (
-        path for path in base.glob("/".join(requested)) if _is_meant(path.relative_to(base).parts, requested, formats)
-    )
-    return [path for path in sorted(found, key=str) if path.is_file() or _may_be_read(path, formats)]
-
-
-def _may_be_read(folder: Path, formats: Collection[str] | None) -> bool:
-    return folder.is_dir() and (formats is None or format_of(folder, formats) is not None)
+    found = []
+    for path in sorted(base.glob("/".join(requested)), key=str):
+        is_format = path.is_dir() and (formats is None or format_of(path, formats) is not None)
+        if (path.is_file() or is_format) and _is_meant(path.relative_to(base).parts, requested, formats):
+            found.append(path)
+    return found
 
 
 def _is_meant(names: tuple[str, ...], requested: Sequence[str], formats: Collection[str] | None) -> bool:

@@ -454,27 +454,19 @@ def _problem(error: Any, table: dict[str, Any]) -> str:
     return f"{key} = {json.dumps(table.get(key), default=str)}: {error['msg'][:1].lower()}{error['msg'][1:]}"
 
 
-EVALUATION_DATA = ("eval_prompt_data", "eval_datasets")
+OF_SETS = Needs("eval_prompt_data", "eval_datasets", part="evaluation")
+WITH_ENGINES = Conflicts(*NO_ENGINES, because="evaluations need engines")
 WHILE_TRAINING = Needs("eval_interval", because="otherwise a run evaluates nothing")
 
 
 class EvalConfig(Section):
     """Measuring on held-out prompts."""
 
-    eval_prompt_data: Annotated[
-        tuple[tuple[SetName, Path], ...], Conflicts(*NO_ENGINES, because="evaluations need engines")
-    ] = ()
+    eval_prompt_data: Annotated[tuple[tuple[SetName, Path], ...], WITH_ENGINES] = ()
     """Named evaluation sets: NAME FILE. Empty: only eval_datasets."""
-    eval_datasets: Annotated[
-        tuple[Annotated[EvalDataset, PlainValidator(dataset_of)], ...],
-        Conflicts(*NO_ENGINES, because="evaluations need engines"),
-    ] = ()
+    eval_datasets: Annotated[tuple[Annotated[EvalDataset, PlainValidator(dataset_of)], ...], WITH_ENGINES] = ()
     """Further evaluation sets with their own settings: tables with at least name and path."""
-    eval_interval: Annotated[
-        Count | None,
-        Needs(*EVALUATION_DATA, part="evaluation"),
-        Conflicts(*NO_ENGINES, because="evaluations need engines"),
-    ] = None
+    eval_interval: Annotated[Count | None, OF_SETS, WITH_ENGINES] = None
     """Evaluate before the first rollout, after every this many, and at the end. None: never."""
     skip_eval_before_train: bool = False
     """Do not evaluate the start weights."""
@@ -504,7 +496,7 @@ class EvalConfig(Section):
     """Minimum reward of a solved response, in pass@k."""
     eval_num_gpus: Annotated[
         Count | None,
-        Needs(*EVALUATION_DATA, part="evaluation"),
+        OF_SETS,
         Conflicts("eval_interleaved", because="with it the policy's engines evaluate"),
         Conflicts("colocate", because="the learner sleeps when an evaluation starts; --eval-interleaved works with it"),
         WHILE_TRAINING,
@@ -513,7 +505,7 @@ class EvalConfig(Section):
     engines."""
     eval_num_gpus_per_engine: Annotated[Count | None, Needs("eval_num_gpus")] = None
     """GPUs per engine that only evaluates. None: rollout_num_gpus_per_engine."""
-    eval_interleaved: Annotated[bool, Needs(*EVALUATION_DATA, part="evaluation"), WHILE_TRAINING] = False
+    eval_interleaved: Annotated[bool, OF_SETS, WHILE_TRAINING] = False
     """Evaluate on the policy's engines while generation and training continue; new weights wait for it.
 
     False: training waits for the evaluation, and the evaluation for groups in flight.

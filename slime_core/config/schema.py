@@ -34,6 +34,7 @@ from pydantic import AfterValidator, Field, PrivateAttr
 
 from slime_core.config.engines import EngineConfig, EngineGroup, MegatronConfig, SGLangConfig
 from slime_core.config.learning import (
+    OF_REFERENCE,
     AlgorithmConfig,
     CriticConfig,
     LearnerConfig,
@@ -83,6 +84,9 @@ def _folder_name(name: str) -> str:
     return name
 
 
+WHERE_TRAINED = Conflicts("debug_rollout_only", because="nothing is trained")
+
+
 class JobConfig(Section):
     """The run itself."""
 
@@ -124,7 +128,7 @@ class ModelConfig(Section):
         ),
     ] = None
     """torch_dist folder with the start weights, of slime convert, a run or Megatron. None: those of hf_checkpoint."""
-    ref_load: Annotated[Path | None, Needs("use_kl_loss", "kl_coef", because="only these use a reference model")] = None
+    ref_load: Annotated[Path | None, OF_REFERENCE] = None
     """Hugging Face or torch_dist folder of the reference model for the KL term. None: the start weights."""
     load: Annotated[
         Path | None,
@@ -183,7 +187,7 @@ class ClusterConfig(Section):
 class CheckpointConfig(Section):
     """Saving; a checkpoint is always written at the end of a run."""
 
-    save_interval: Annotated[Count | None, Conflicts("debug_rollout_only", because="nothing is trained")] = None
+    save_interval: Annotated[Count | None, WHERE_TRAINED] = None
     """Save every this many rollouts. None: only at the end, at SIGTERM, and as save_interval_minutes says."""
     save_interval_minutes: Positive | None = 30.0
     """Also save after the first rollout that ends this many minutes after the last checkpoint; the next checkpoint
@@ -260,9 +264,7 @@ class DebugConfig(Section):
     """
     load_debug_rollout_data_subsample: Annotated[Share | None, Needs("load_debug_rollout_data")] = None
     """Share of each loaded rollout's prompt groups that is trained on. None: all."""
-    save_debug_train_data: Annotated[
-        Annotated[Path, TRAIN_DATA] | None, Conflicts("debug_rollout_only", because="nothing is trained")
-    ] = None
+    save_debug_train_data: Annotated[Annotated[Path, TRAIN_DATA] | None, WHERE_TRAINED] = None
     """File for what each learner rank trained, safetensors; {rollout_id} and {rank} stand for their numbers.
 
     None: not written.

@@ -21,7 +21,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from slime_core.config.options import Flag, NamesCode, NamesPrompts, Once, Part, Provides
+from slime_core.config.options import Flag, NamesCode, NamesPrompts, Part, Provides
 from slime_core.config.sampling import EvalDataset
 from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import without_secret
@@ -258,11 +258,6 @@ class Setting:
     def is_switch(self) -> bool:
         """Whether the flag alone means true."""
         return self.info.annotation in (bool, bool | None)
-
-    @property
-    def is_once(self) -> bool:
-        """Whether it applies to one start only, so that the recorded settings of the run leave it out."""
-        return bool(self.notes(Once))
 
     @property
     def is_sequence(self) -> bool:

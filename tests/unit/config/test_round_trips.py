@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from slime_core.config.engine_flags import engine_settings
 from slime_core.config.explain import to_toml
 from slime_core.config.load import Resolved, load, peek
+from slime_core.config.options import Once
 from slime_core.config.sampling import EvalDataset
 from slime_core.config.schema import ARITHMETIC
 from slime_core.config.settings import InWords, Setting, as_words, core_settings
@@ -135,7 +136,7 @@ UNDER_TEST = [
         *engine_settings("megatron").values(),
         *engine_settings("sglang").values(),
     ]
-    if setting.key != "plugins" and not setting.is_once and InWords("JSON") not in setting.info.metadata
+    if setting.key != "plugins" and not setting.notes(Once) and InWords("JSON") not in setting.info.metadata
 ]
 
 
