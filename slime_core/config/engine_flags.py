@@ -240,19 +240,14 @@ def _declared() -> Iterator[metadata.EntryPoint]:
 
 
 def _advice(point: metadata.EntryPoint) -> Mapping[str, FlagAdvice]:
+    where = f"entry point {point.name} = {point.value} of {ADVICE_GROUP}"
+    next_step = "Report it to the author of that distribution, or uninstall it."
     try:
         advice: object = point.load()()
     except (ImportError, AttributeError, OSError, TypeError, ValueError) as mistake:
-        raise ConfigError(f"{_entry(point)} failed with {type(mistake).__name__}: {mistake}. {_NEXT}") from mistake
+        raise ConfigError(f"{where} failed with {type(mistake).__name__}: {mistake}. {next_step}") from mistake
     if not isinstance(advice, Mapping) or not all(
         isinstance(flag, str) and (isinstance(one, str) or callable(one)) for flag, one in advice.items()
     ):
-        raise ConfigError(f"{_entry(point)} returned {advice!r:.80}; accepted: texts or functions by flag. {_NEXT}")
+        raise ConfigError(f"{where} returned {advice!r:.80}; accepted: texts or functions by flag. {next_step}")
     return dict(advice)
-
-
-_NEXT = "Report it to the author of that distribution, or uninstall it."
-
-
-def _entry(point: metadata.EntryPoint) -> str:
-    return f"entry point {point.name} = {point.value} of {ADVICE_GROUP}"

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from slime_core.config.check import stated
+from slime_core.config.check import called, stated
 from slime_core.config.engine_flags import (
     ENGINES,
     Refusal,
@@ -82,7 +82,9 @@ def explain(name: str, resolved: Resolved, inactive: Mapping[str, str] | None = 
         ConfigError: there is no such setting; with the nearest, why there is none, or the plugin that has it.
     """
     values = resolved.values()
-    names = {spelling: key for key, (setting, _) in values.items() for spelling in _spellings(setting)}
+    names: dict[str, str] = {}
+    for key, (setting, _) in values.items():
+        names |= dict.fromkeys([key, f"{setting.section}.{setting.name}", called(setting)], key)
     wanted = name.removeprefix("--").replace("-", "_")
     if f"--{wanted}" == CONFIG_FLAG:
         says = "is no setting: it names the file that settings are read from."
@@ -169,10 +171,6 @@ def settings_tables(options: Mapping[str, type[BaseModel]]) -> Iterator[str]:
         yield ""
 
 
-def _spellings(setting: Setting) -> list[str]:
-    return [setting.key, f"{setting.section}.{setting.name}", setting.flag.removeprefix("--").replace("-", "_")]
-
-
 def _does(setting: Setting) -> str:
     return " ".join((setting.info.description or "").split())
 
@@ -194,9 +192,12 @@ def _title(section: str) -> str:
 
 def _engine_parts(engine: str) -> Iterator[str]:
     settings = engine_settings(engine).values()
-    title = "Types and choices; python -m sglang.launch_server --help says what each does."
-    yield from [_title(engine), "", "Taking effect in the learner:" if engine == "megatron" else title]
-    yield from _rows((_flag(one, short=True), one.accepts if engine == "sglang" else _does(one)) for one in settings)
+    if engine == "megatron":
+        yield from [_title(engine), "", "Taking effect in the learner:"]
+        yield from _rows((_flag(one, short=True), _does(one)) for one in settings)
+    else:
+        yield from [_title(engine), "", "Types and choices; python -m sglang.launch_server --help says what each does."]
+        yield from _rows((_flag(one, short=True), one.accepts) for one in settings)
 
 
 def _flag(setting: Setting, *, short: bool = False) -> str:

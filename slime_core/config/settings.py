@@ -395,7 +395,12 @@ class Setting:
 @cache
 def core_settings() -> Mapping[str, Setting]:
     """Every setting of the core by its name, in the order of ``schema``."""
-    return {setting.name: setting for setting in _fields_of_sections()}
+    found: dict[str, Setting] = {}
+    for section, holder in RunConfig.model_fields.items():
+        kind: Any = holder.annotation
+        if not issubclass(kind, EngineSection):  # its names are the engine's
+            found |= {name: Setting(section, name, info) for name, info in kind.model_fields.items()}
+    return found
 
 
 def core_values(config: RunConfig) -> Mapping[str, Any]:
@@ -409,15 +414,6 @@ def plugin_settings(options: Mapping[str, type[BaseModel]]) -> Mapping[str, Sett
     fields = ((plugin, name, info) for plugin, kind in options.items() for name, info in kind.model_fields.items())
     found = (Setting(plugin, name, info, owner="plugin") for plugin, name, info in fields)
     return {setting.key: setting for setting in found}
-
-
-def _fields_of_sections() -> Iterator[Setting]:
-    for section, holder in RunConfig.model_fields.items():
-        kind: Any = holder.annotation
-        if issubclass(kind, EngineSection):  # its names are the engine's
-            continue
-        for name, info in kind.model_fields.items():
-            yield Setting(section, name, info)
 
 
 def _adapter(setting: Setting) -> TypeAdapter[Any]:
