@@ -38,6 +38,7 @@ from slime_core.plugins.registry import Registry
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout import group_scheduler, sampler_components
 from slime_core.rollout.reward_pool import RewardFailure
+from slime_core.rollout.rollout_batch import RolloutBatch
 from slime_core.rollout.sampler import Sampler
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.types import Sample
@@ -341,8 +342,8 @@ class Run:
             sampler = Sampler(where, registry())
         trainable = sampler._require_trainable
 
-        def seen(groups: Any, rollout: int) -> list[Sample]:
-            self.trained[rollout] = found = trainable(groups, rollout)
+        def seen(batch: RolloutBatch) -> list[Sample]:
+            self.trained[batch.rollout] = found = trainable(batch)
             return found
 
         sampler._require_trainable = seen  # type: ignore[method-assign]
