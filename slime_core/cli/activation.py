@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from pydantic import BaseModel
 
 from slime_core.checkpoint.folder import find
 from slime_core.cli.memory import with_memory_defaults
-from slime_core.cli.preflight import computes_on_gpus, finds_gpus
+from slime_core.cli.preflight import computes_on_gpus, finds_gpus, print_warning
 from slime_core.config.load import NamedCode, Offered, Peek, Resolved, load, peek
 from slime_core.config.model_config import architecture_of
 from slime_core.config.settings import core_settings
@@ -233,10 +232,9 @@ def remember(manifest: Manifest, resolved: Resolved) -> None:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.write_text(f"{shown}\n", encoding="utf-8")
     except OSError as problem:
-        print(
-            f"warning: {problem.filename} cannot be written ({problem.strerror}), so a resume of this run will ask "
-            "again for the code that it names",
-            file=sys.stderr,
+        print_warning(
+            f"{problem.filename} cannot be written ({problem.strerror}), so a resume of this run will ask again for "
+            "the code that it names"
         )
 
 

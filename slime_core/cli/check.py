@@ -110,11 +110,6 @@ class Machines:
     gpus: int
     assumed: str = ""
 
-    @property
-    def capacity(self) -> Capacity:
-        """The machines together."""
-        return Capacity(cpus=self.count * self.cpus, gpus=self.count * self.gpus, largest_node_gpus=self.gpus)
-
     def __str__(self) -> str:
         each = f"{self.cpus} cores" + (f" and {self.gpus} GPUs" if self.gpus else "")
         if not self.assumed:
@@ -155,7 +150,8 @@ def placement_plan(config: RunConfig, needs: Needs, machine: Machine) -> Iterato
     """
     layout = layout_of(config, machine)
     machines = expected_machines(config, layout, machine)
-    made = plan(layout, capacity=machines.capacity)
+    cpus, gpus = machines.count * machines.cpus, machines.count * machines.gpus
+    made = plan(layout, capacity=Capacity(cpus=cpus, gpus=gpus, largest_node_gpus=machines.gpus))
     seats = assign(layout, seats=_seats(made, machines))
     yield f"{made}"
     yield f"on {machines}" if not machines.assumed else f"{machines}"
@@ -165,41 +161,46 @@ def placement_plan(config: RunConfig, needs: Needs, machine: Machine) -> Iterato
     else:
         yield "sampler: one process, which asks for no share of its own"
     yield from _memory(config, needs, layout)
-    yield from _environment(config, layout)
+    if layout.device == "gpu":
+        for process, variables in (
+            ("a rank", rank_environment(config, on_gpu=True)),
+            ("an engine", nccl_environment(config)),
+        ):
+            yield f"environment of {process}: {' '.join(f'{name}={value}' for name, value in variables.items())}"
     yield half_of(config) or f"weights travel to the engines by: {config.transport}"
 
 
 def _seats(made: Plan, machines: Machines) -> list[Seat]:
     """The seats if Ray packs bundles: one machine after the other."""
     each = machines.gpus or -(-made.count // machines.count)
-    return [_seat(number, *divmod(number, each), machines=machines) for number in range(made.count)]
-
-
-def _seat(number: int, node: int, place: int, *, machines: Machines) -> Seat:
-    name = f"machine {node}" if machines.assumed else "this machine"
-    # Seats are ordered by address; these stand in for addresses that are not known yet.
-    return Seat(number, name, f"{node}" if machines.assumed else HERE, f"{place}" if machines.gpus else None)
+    found = []
+    for number in range(made.count):
+        node, place = divmod(number, each)
+        name = f"machine {node}" if machines.assumed else "this machine"
+        # Seats are ordered by address; these stand in for addresses that are not known yet.
+        address = f"{node}" if machines.assumed else HERE
+        found.append(Seat(number, name, address, f"{place}" if machines.gpus else None))
+    return found
 
 
 def _rows(config: RunConfig, layout: Layout, seats: Assignment) -> Iterator[str]:
     yield from _ranks("learner rank", ParallelLayout.of(config.parallel), seats.learner)
     if seats.critic:
         yield from _ranks("critic rank", ParallelLayout.of(config.critic_parallel), seats.critic)
-    for number, block in enumerate(seats.engines):
-        shares = f", shares with learner rank{_shared(seats, block)}" if layout.colocated else ""
-        size = f"tensor parallel over {len(block)}" if len(block) > 1 else "whole"
-        yield f"  {f'engine {number}':<16} {_place(*block):<28} {size}{shares}"
     if config.engine.rollout_external_engine_addrs:
         yield f"  external engines: {', '.join(config.engine.rollout_external_engine_addrs)}"
-    models = config.engine.engine_models
-    names = [
-        (model.name, "its own weights") for model in models for one in model.groups for _ in range(one.num_engines)
-    ]
+    names = []
+    for number, block in enumerate(seats.engines):
+        ranks = [str(rank) for rank, seat in enumerate(seats.learner) if seat in block]
+        shares = f", shares with learner rank{'s' * (len(ranks) != 1)} {', '.join(ranks) or 'none'}"
+        names.append((f"engine {number}", shares if layout.colocated else ""))
+    for model in config.engine.engine_models:
+        names += [(model.name, ", its own weights")] * sum(group.num_engines for group in model.groups)
     evaluating = sum(group.num_engines for group in config.eval_groups)
-    names += [(f"eval engine {number}", "evaluations alone") for number in range(evaluating)]
-    for (name, purpose), block in zip(names, seats.auxiliary, strict=True):
+    names += [(f"eval engine {number}", ", evaluations alone") for number in range(evaluating)]
+    for (name, purpose), block in zip(names, (*seats.engines, *seats.auxiliary), strict=True):
         size = f"tensor parallel over {len(block)}" if len(block) > 1 else "whole"
-        yield f"  {name:<16} {_place(*block):<28} {size}, {purpose}"
+        yield f"  {name:<16} {_place(*block):<28} {size}{purpose}"
 
 
 def _ranks(name: str, cut: ParallelLayout, seats: Sequence[Seat]) -> Iterator[str]:
@@ -207,11 +208,6 @@ def _ranks(name: str, cut: ParallelLayout, seats: Sequence[Seat]) -> Iterator[st
         at = cut.coordinates(rank, world_size=len(seats))
         where = ", ".join(f"{axis} {place}" for axis, place in at.items())
         yield f"  {f'{name} {rank}':<16} {_place(seat):<28} {where}"
-
-
-def _shared(seats: Assignment, block: tuple[Seat, ...]) -> str:
-    ranks = [str(rank) for rank, seat in enumerate(seats.learner) if seat in block]
-    return f"{'s' * (len(ranks) != 1)} {', '.join(ranks) or 'none'}"
 
 
 def _place(*block: Seat) -> str:
@@ -235,14 +231,6 @@ def _memory(config: RunConfig, needs: Needs, layout: Layout) -> Iterator[str]:
     )
     if plan := GpuPlan.of(config, needs):
         yield from plan.lines()
-
-
-def _environment(config: RunConfig, layout: Layout) -> Iterator[str]:
-    if layout.device == "gpu":
-        variables = rank_environment(config, on_gpu=True)
-        shared = nccl_environment(config)
-        yield f"environment of a rank: {' '.join(f'{name}={value}' for name, value in variables.items())}"
-        yield f"environment of an engine: {' '.join(f'{name}={value}' for name, value in shared.items())}"
 
 
 def _gpus_here() -> int:

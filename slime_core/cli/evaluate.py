@@ -64,7 +64,12 @@ def expand(argv: Sequence[str]) -> list[str]:
         checkpoint = find(folder)
     except ConfigError as nothing:
         raise ConfigError(f"{nothing} A Hugging Face folder holds config.json.") from None
-    known = [] if checkpoint.home is None else _settings_of(checkpoint.home, argv)
+    known: list[str] = []
+    if (home := checkpoint.home) is not None:
+        known = ["--config", str(home / "config.toml")]
+        # An evaluation has no trackers, so it goes without the plugins that only track.
+        if "--plugin" not in argv and (home / "plugins.json").is_file():
+            known += [word for name in only_tracking(home / "plugins.json") for word in ("--no-plugin", name)]
     if checkpoint.hf.is_dir():
         return [*known, "--hf-checkpoint", str(checkpoint.hf), *argv[1:]]
     if not known and "--config" not in argv:
@@ -137,16 +142,6 @@ def table(names: Sequence[str], scores: Mapping[str, float]) -> list[str]:
     rows = [header] + [_row(name, scores, passed) for name in found]
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows if found]
-
-
-def _settings_of(home: Path, argv: Sequence[str]) -> list[str]:
-    """Flags for the settings of a run, without the plugins that only track: an evaluation has no trackers."""
-    known = ["--config", str(home / "config.toml")]
-    recorded = home / "plugins.json"
-    if "--plugin" in argv or not recorded.is_file():
-        return known
-    left_out = only_tracking(recorded)
-    return [*known, *(word for name in left_out for word in ("--no-plugin", name))]
 
 
 def _requested_folder(resolved: Resolved) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,11 +59,8 @@ def _at_checkpoint(samples: Path, checkpoint: Checkpoint) -> list[str]:
 
 
 def _table(title: str, found: Recount, present: dict[str, int]) -> list[str]:
-    rows = [(place, reason, count) for (place, reason), count in _ordered(found.groups)]
+    ends = sorted(found.groups.items(), key=lambda one: (ENDS.index(one[0][0]), one[0][1]))
+    rows = [(place, reason, count) for (place, reason), count in ends]
     rows += [(name, "", count) for name, count in present.items()]
     rows += [("returned", "", len(found.returned)), ("taken", "", found.taken)]
     return [title, *(f"  {place:<10}{reason:<24}{count:>8}" for place, reason, count in rows)]
-
-
-def _ordered(groups: Counter[tuple[str, str]]) -> list[tuple[tuple[str, str], int]]:
-    return sorted(groups.items(), key=lambda one: (ENDS.index(one[0][0]), one[0][1]))

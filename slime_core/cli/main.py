@@ -239,12 +239,10 @@ def _added_commands() -> Iterator[str]:
 def _run(argv: list[str]) -> int:
     if _asks_help(argv):
         return _help("run", argv)
+    from slime_core.cli import run
     from slime_core.cli.activation import resolve
 
-    resolved = resolve(argv)
-    from slime_core.cli import run
-
-    return run.execute(*resolved)
+    return run.execute(*resolve(argv))
 
 
 def _eval(argv: list[str]) -> int:

@@ -110,36 +110,24 @@ class Needs:
             ConfigError: there are no weights, or they cannot be read.
         """
         trains = trains and config.debug.trains
+        trains_critic = trains and critic
         sizes = _sizes(start_weights(config), needed=trains)
-        engines = sum(group.num_engines for group in (*config.engine_groups, *config.eval_groups))
-        found = cls(
-            parameters=sum(sizes.values()),
+        algorithm, parameters = config.algorithm, sum(sizes.values())
+        roles = (algorithm.use_kl_loss or algorithm.kl_coef > 0) + algorithm.use_opd + algorithm.keep_old_actor
+        cut = config.critic_parallel if config.num_critic_ranks else config.parallel
+        critic_copies = (config.num_critic_ranks or config.num_learner_ranks) // cut.model_size
+        return cls(
+            parameters=parameters,
             item=2 if config.model.bf16 else FLOAT32,
-            ranks=0,
-            copies=0,
-            engines=engines,
-            roles=0,
-            buffer=0,
+            ranks=config.num_learner_ranks if trains else 0,
+            copies=config.num_data_ranks * config.parallel.context_parallel_size if trains else 0,
+            engines=sum(group.num_engines for group in (*config.engine_groups, *config.eval_groups)),
+            roles=roles if trains else 0,
+            buffer=config.weights.update_weight_buffer_size if trains and config.transport == "tensor" else 0,
+            critic_parameters=parameters - sizes.get(OUTPUT_LAYER, 0) if trains_critic else 0,
+            critic_ranks=config.num_critic_ranks if trains_critic else 0,
+            critic_copies=critic_copies * cut.context_parallel_size if trains_critic else 0,
             sizes=sizes,
-        )
-        if not trains:
-            return found
-        algorithm, ranks = config.algorithm, config.num_critic_ranks
-        found = replace(
-            found,
-            ranks=config.num_learner_ranks,
-            copies=config.num_data_ranks * config.parallel.context_parallel_size,
-            roles=(algorithm.use_kl_loss or algorithm.kl_coef > 0) + algorithm.use_opd + algorithm.keep_old_actor,
-            buffer=config.weights.update_weight_buffer_size if config.transport == "tensor" else 0,
-        )
-        if not critic:
-            return found
-        cut = config.critic_parallel if ranks else config.parallel
-        return replace(
-            found,
-            critic_parameters=found.parameters - sizes.get(OUTPUT_LAYER, 0),
-            critic_ranks=ranks,
-            critic_copies=(ranks or found.ranks) // cut.model_size * cut.context_parallel_size,
         )
 
     @property

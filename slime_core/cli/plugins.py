@@ -186,8 +186,18 @@ def _declarations(registry: Registry) -> dict[str, Any]:
     """
     from slime_core.config.settings import plugin_settings
 
+    components = [(kind, registry.find(kind, name)) for kind in Kind for name in registry.names(kind)]
     return {
-        "components": [_component(kind, registry.find(kind, name)) for kind in Kind for name in registry.names(kind)],
+        "components": [
+            {
+                "kind": kind.value,
+                "name": component.name,
+                "target": component.target,
+                "summary": component.summary,
+                "traits": _traits(component),
+            }
+            for kind, component in components
+        ],
         "presets": {key: value for key, (value, _) in registry.presets.items()},
         "options": {
             setting.flag: {
@@ -197,7 +207,16 @@ def _declarations(registry: Registry) -> dict[str, Any]:
             }
             for setting in plugin_settings(registry.options).values()
         },
-        "hooks": [_hook(hook, one) for hook, found in registry.lifecycle.items() for one in found],
+        "hooks": [
+            {
+                "hook": hook,
+                "places": [place.value for place in LIFECYCLE_HOOKS[hook].places],
+                "policy": LIFECYCLE_HOOKS[hook].policy,
+                "at": _place_of(one.function),
+            }
+            for hook, found in registry.lifecycle.items()
+            for one in found
+        ],
     }
 
 
@@ -213,8 +232,12 @@ def _page(found: Mapping[str, Any]) -> Iterator[str]:
         own = [row for row in found["components"] if row["kind"] == kind.value]
         yield from [f"  {kind.words}"] if own else []
         for row in own:
+            words = [
+                f"{name} {', '.join(value) or 'nothing' if isinstance(value, list) else value}; "
+                for name, value in row["traits"].items()
+            ]
             yield f"    {row['name']:<28} {row['summary']}".rstrip()
-            yield f"    {'':<28} {_traits_in_words(row['traits'])}{row['target']}"
+            yield f"    {'':<28} {''.join(words)}{row['target']}"
     yield from _listed("presets", (f"--{key.replace('_', '-')} {value}" for key, value in found["presets"].items()))
     yield from ["  options"] if found["options"] else []
     for flag, option in found["options"].items():
@@ -244,36 +267,10 @@ def _listed(title: str, rows: Iterator[str]) -> Iterator[str]:
     yield from [f"  {title}", *lines] if lines else []
 
 
-def _component(kind: Kind, component: Component) -> dict[str, Any]:
+def _traits(component: Component) -> dict[str, Any]:
     assert component.traits is not None  # registration fills them in
-    return {
-        "kind": kind.value,
-        "name": component.name,
-        "target": component.target,
-        "summary": component.summary,
-        "traits": {
-            name: sorted(value) if isinstance(value, AbstractSet) else value
-            for name, value in asdict(component.traits).items()
-        },
-    }
-
-
-def _hook(hook: str, one: Implementation) -> dict[str, Any]:
-    lifecycle = LIFECYCLE_HOOKS[hook]
-    return {
-        "hook": hook,
-        "places": [place.value for place in lifecycle.places],
-        "policy": lifecycle.policy,
-        "at": _place_of(one.function),
-    }
-
-
-def _traits_in_words(traits: Mapping[str, Any]) -> str:
-    words = [
-        f"{name} {', '.join(value) or 'nothing' if isinstance(value, list) else value}"
-        for name, value in traits.items()
-    ]
-    return "; ".join([*words, ""])
+    found = asdict(component.traits)
+    return {name: sorted(value) if isinstance(value, AbstractSet) else value for name, value in found.items()}
 
 
 # --- What a run calls -------------------------------------------------------------------------------------------------

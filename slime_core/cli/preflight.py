@@ -7,7 +7,7 @@ at. Estimates are lower bounds: what is refused here cannot work, what passes ma
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from slime_core.plugins.registry import Registry
 
 
-Warn = Callable[[str], None]
 NO_OPTIONS: Mapping[str, object] = {}
 
 
@@ -49,7 +48,6 @@ def preflight(
     trains: bool,
     first: int = 0,
     options: Mapping[str, object] = NO_OPTIONS,
-    warn: Warn = print_warning,
 ) -> None:
     """Returns if nothing was found that would end the run before its first step.
 
@@ -57,7 +55,6 @@ def preflight(
         trains: False: an evaluation, without learner and training prompts.
         first: the rollout that comes next; those before it were trained before a resume.
         options: plugin -> its options object, for prompt formats.
-        warn: called with what the run can do with and a person should know.
 
     Raises:
         DataError: a prompt file, or a saved rollout, with file and line.
@@ -65,7 +62,7 @@ def preflight(
         ConfigError: the start weights cannot be read, the model spec does not build all that they ask for, or this
             machine is too small; lists all that it has too little of.
     """
-    check_files(config, registry, trains=trains, first=first, options=options, warn=warn)
+    check_files(config, registry, trains=trains, first=first, options=options)
     check_machine(config, Needs.of(config, trains=trains, critic=trains and has_critic(config, registry)))
 
 
@@ -76,7 +73,6 @@ def check_files(
     trains: bool,
     first: int = 0,
     options: Mapping[str, object] = NO_OPTIONS,
-    warn: Warn = print_warning,
 ) -> list[str]:
     """Returns if the model can be built, and prompts, or rollouts that are read in their place, are fit for it.
 
@@ -89,36 +85,42 @@ def check_files(
         DataError: a prompt file, or a saved rollout, with file and line.
     """
     for missing in missing_internals():
-        warn(missing)
+        print_warning(missing)
     if trains and config.debug.trains:
         _check_model(config, registry)
     recorded = config.debug.load_debug_rollout_data
     if trains and recorded is not None:
-        _screen_rollouts(config, RolloutFiles(recorded, "load_debug_rollout_data"), first=first)
+        screen_rollouts(
+            RolloutFiles(recorded, "load_debug_rollout_data"),
+            range(first, config.rollout.num_rollout),
+            temperature=config.rollout.rollout_temperature,
+            vocab_size=whole_number(start_weights(config), "vocab_size"),
+            share=config.debug.load_debug_rollout_data_subsample,
+            needed=config.steps_per_rollout * config.num_data_ranks,
+        )
         return []
     formats = PromptFormats(registry, options, run_view(config, options))
-    bad = _screen_training(config, registry, formats, options, warn) if trains else []
-    _screen_evaluations(config, registry, formats, options, warn)
-    if trains and config.eval.eval_interval is None:
-        _warn_of_unused_sets(config, warn)
+    bad = _screen_training(config, registry, formats, options) if trains else []
+    _screen_evaluations(config, registry, formats, options)
+    unused = [name for name, path in config.eval.files if not _is_embedded(config, path)]
+    if trains and config.eval.eval_interval is None and unused:
+        print_warning(
+            f"evaluation sets {', '.join(unused)}: the run does not evaluate them, because eval_interval is not given; "
+            "add --eval-interval N, or evaluate a checkpoint with slime eval"
+        )
     return bad
 
 
 def _check_model(config: RunConfig, registry: Registry) -> None:
     folder, architecture = start_weights(config), architecture_of(config.model.hf_checkpoint)
-    found = refusals(registry, architecture or "", described(folder) or {})
+    found = [
+        f"hf_checkpoint: {folder / 'config.json'} {text}; take a checkpoint that does without, or name a plugin with a "
+        "model spec that builds it (--plugin)"
+        for text in refusals(registry, architecture or "", described(folder) or {})
+    ]
+    found += _unseen_images(config, registry, architecture)
     if found:
-        raise config_error(
-            [
-                Mistake(
-                    f"hf_checkpoint: {folder / 'config.json'} {text}; take a checkpoint that does without, or name a "
-                    "plugin with a model spec that builds it (--plugin)"
-                )
-                for text in found
-            ]
-        )
-    if unseen := list(_unseen_images(config, registry, architecture)):
-        raise config_error([Mistake(text) for text in unseen])
+        raise config_error([Mistake(text) for text in found])
 
 
 def _unseen_images(config: RunConfig, registry: Registry, architecture: str | None) -> Iterator[str]:
@@ -210,49 +212,35 @@ def precision(resolved: Resolved) -> str:
 def machine_mistakes(config: RunConfig, needs: Needs, machine: Machine) -> Iterator[str]:
     """Mistakes about what ``machine`` has too little of for ``needs``."""
     if config.cluster.device == "cuda" and not machine.can_use_gpus:
-        yield from _no_gpu(machine)
+        found = "this machine shows no GPU driver under /dev"
+        if machine.has_gpus:
+            found = f"torch {machine.torch} is a build without CUDA"
+        yield f"device = cuda, but {found}; accepted here: --device cpu or auto, or a cluster with GPUs (--ray-address)"
     elif config.cluster.device == "cpu" or not machine.can_use_gpus:
-        yield from _too_few_cores(config, needs, machine)
-        yield from _too_little_memory(needs, machine)
-        yield from _too_little_shared_memory(needs, machine)
+        yield from _too_small(config, needs, machine)
 
 
-def _no_gpu(machine: Machine) -> Iterator[str]:
-    found = "this machine shows no GPU driver under /dev"
-    if machine.has_gpus:
-        found = f"torch {machine.torch} is a build without CUDA"
-    yield f"device = cuda, but {found}; accepted here: --device cpu or auto, or a cluster with GPUs (--ray-address)"
-
-
-def _too_few_cores(config: RunConfig, needs: Needs, machine: Machine) -> Iterator[str]:
-    limit_s = config.engine.engine_start_timeout_s
-    start_s = needs.start_core_seconds / machine.cores
+def _too_small(config: RunConfig, needs: Needs, machine: Machine) -> Iterator[str]:
+    """Mistakes about cores, memory and shared memory of a machine that computes on its cores."""
+    limit_s, start_s = config.engine.engine_start_timeout_s, needs.start_core_seconds / machine.cores
     if start_s > limit_s:
         yield (
             f"{needs.processes} take {needs.start_core_seconds:.0f} s of a CPU core to start, on {machine.cores} cores "
             f"{start_s:.0f} s, and engine_start_timeout_s = {limit_s:g}; ask for fewer (--actor-num-gpus-per-node, "
             "--rollout-num-gpus), or give --engine-start-timeout-s more"
         )
-
-
-def _too_little_memory(needs: Needs, machine: Machine) -> Iterator[str]:
     if needs.memory > machine.memory:
         yield (
             f"memory: {needs.memory_sum} GiB are needed at least, and this machine has {machine.memory / GIB:.1f} GiB "
             "left; take a smaller model, fewer ranks or engines, or a larger machine"
         )
-
-
-def _too_little_shared_memory(needs: Needs, machine: Machine) -> Iterator[str]:
     free, needed = machine.shared_memory, needs.shared_memory
     if free is None or needed > free:
-        found = "this machine has none" if free is None else f"it has {_size(free)} free"
-        weights = ""
-        if needs.buffer:
-            weights = ", or lower --update-weight-buffer-size, or choose --update-weight-transport disk"
+        held = "this machine has none" if free is None else f"it has {_size(free)} free"
+        weights = ", or lower --update-weight-buffer-size, or choose --update-weight-transport disk"
         yield (
-            f"shared memory: the processes need {_size(needed)} of /dev/shm, and {found}; enlarge it "
-            f"(docker run --shm-size){weights}"
+            f"shared memory: the processes need {_size(needed)} of /dev/shm, and {held}; enlarge it "
+            f"(docker run --shm-size){weights if needs.buffer else ''}"
         )
 
 
@@ -260,23 +248,8 @@ def _size(number: int) -> str:
     return f"{number / 2**20:,.1f} MiB" if number >= 2**20 else f"{number / 2**10:,.1f} KiB"
 
 
-def _screen_rollouts(config: RunConfig, files: RolloutFiles, *, first: int) -> None:
-    screen_rollouts(
-        files,
-        range(first, config.rollout.num_rollout),
-        temperature=config.rollout.rollout_temperature,
-        vocab_size=whole_number(start_weights(config), "vocab_size"),
-        share=config.debug.load_debug_rollout_data_subsample,
-        needed=config.steps_per_rollout * config.num_data_ranks,
-    )
-
-
 def _screen_training(
-    config: RunConfig,
-    registry: Registry,
-    formats: PromptFormats,
-    options: Mapping[str, object],
-    warn: Warn,
+    config: RunConfig, registry: Registry, formats: PromptFormats, options: Mapping[str, object]
 ) -> list[str]:
     """Look through what the run's data source reads; returns what is wrong with rows that will be left out."""
     data = config.data
@@ -297,7 +270,7 @@ def _screen_training(
     )
 
     def look(path: Path, *, setting: str, share: float = 1.0) -> list[str]:
-        return screen(replace(request, path=path), room=room, setting=setting, share=share, warn=warn)
+        return screen(replace(request, path=path), room=room, setting=setting, share=share, warn=print_warning)
 
     bad: list[str] = []
     if registry.traits(Kind.DATA_SOURCE, data.data_source).reads_prompt_files and data.prompt_data is not None:
@@ -306,41 +279,32 @@ def _screen_training(
 
 
 def _screen_evaluations(
-    config: RunConfig,
-    registry: Registry,
-    formats: PromptFormats,
-    options: Mapping[str, object],
-    warn: Warn,
+    config: RunConfig, registry: Registry, formats: PromptFormats, options: Mapping[str, object]
 ) -> None:
     checks = RowChecks.of(config, registry, trains=False, options=options)
     for one in eval_sets(config):
         if not _is_embedded(config, one.path):
-            room = None
-            if one.model is None:  # another model decides how long its prompts may be
-                room = _room(
-                    config,
-                    registry,
-                    one.generate_function,
-                    response=1 if one.max_context_len else one.max_response_len,
-                    leaves_out=one.longest_prompt,
-                    apply_chat_template=one.apply_chat_template,
-                )
+            room = _room(
+                config,
+                registry,
+                one.generate_function,
+                response=1 if one.max_context_len else one.max_response_len,
+                leaves_out=one.longest_prompt,
+                apply_chat_template=one.apply_chat_template,
+            )
             request = evaluation_request(config, one, checks, formats)
-            screen(request, room=room, setting=f"eval_prompt_data {one.name}", warn=warn)
+            # Another model decides how long its prompts may be.
+            screen(
+                request,
+                room=room if one.model is None else None,
+                setting=f"eval_prompt_data {one.name}",
+                warn=print_warning,
+            )
 
 
 def _is_embedded(config: RunConfig, path: Path) -> bool:
     """Whether ``path`` is our set, for our model: looked through by the tests."""
     return config.model.hf_checkpoint is None and path.is_relative_to(ARITHMETIC)
-
-
-def _warn_of_unused_sets(config: RunConfig, warn: Warn) -> None:
-    names = [name for name, path in config.eval.files if not _is_embedded(config, path)]
-    if names:
-        warn(
-            f"evaluation sets {', '.join(names)}: the run does not evaluate them, because eval_interval is not given; "
-            "add --eval-interval N, or evaluate a checkpoint with slime eval"
-        )
 
 
 def _room(

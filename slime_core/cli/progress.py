@@ -72,15 +72,11 @@ class Shown:
 
     def accuracy(self) -> str:
         """Each evaluation from its first value to its last, ``arithmetic 0.340 → 0.974``."""
-        return " · ".join(f"{name.removeprefix('eval/')} {_course(values)}" for name, values in self._courses().items())
-
-    def _courses(self) -> dict[str, list[float]]:
-        courses: dict[str, list[float]] = {}
+        courses: dict[str, list[str]] = {}
         for metrics in list(self.evaluations.values()):  # the display's own thread reads while the loop writes
-            for name, value in metrics.items():
-                if _is_headline(name):
-                    courses.setdefault(name, []).append(value)
-        return courses
+            for name, value in _headlines(metrics).items():
+                courses.setdefault(name, []).append(f"{value:.3f}")
+        return " · ".join(f"{name} {' → '.join([*values[:1], *values[1:][-1:]])}" for name, values in courses.items())
 
 
 class PlainProgress:
@@ -102,7 +98,8 @@ class PlainProgress:
             case StepFinished():
                 self._line(f"{self._shown.counter()}: {self._shown.numbers()}")
             case EvalFinished(version, metrics):
-                self._line(f"evaluation of weights {version}: {_headlines(metrics)}")
+                shown = " · ".join(f"{name} {value:.3f}" for name, value in _headlines(metrics).items())
+                self._line(f"evaluation of weights {version}: {shown}")
             case Warned(message):
                 self._line(f"warning: {message}")
 
@@ -193,9 +190,10 @@ def summary(
         table.add_column(header, justify="left" if header == "evaluation" else "right")
     for name in sorted({*start, *end}):
         if not _is_detail(name):
-            before, after = start.get(name), end.get(name)
-            cells = _numbers(before, after, digits=0 if _counts_failures(name) else 3)
-            table.add_row(_label(name), *cells)
+            before, after, digits = start.get(name), end.get(name), 0 if _counts_failures(name) else 3
+            cells = ["-" if value is None else f"{value:.{digits}f}" for value in (before, after)]
+            change = "-" if before is None or after is None else f"{after - before:+.{digits}f}"
+            table.add_row(_label(name), *cells, change)
     if table.row_count:
         console.print(table)
     console.print(f"Took {_duration(seconds)}.")
@@ -203,13 +201,10 @@ def summary(
         console.print(f"  {label}: {path}", soft_wrap=True)
 
 
-def _headlines(metrics: Mapping[str, float]) -> str:
-    shown = {name: value for name, value in metrics.items() if _is_headline(name)}
-    return " · ".join(f"{name.removeprefix('eval/')} {value:.3f}" for name, value in shown.items())
-
-
-def _is_headline(name: str) -> bool:
-    return name.startswith("eval/") and name.count("/") == 1 and not _is_detail(name)
+def _headlines(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Set or part -> its score."""
+    shown = (name for name in metrics if name.count("/") == 1 and not _is_detail(name))
+    return {name.removeprefix("eval/"): metrics[name] for name in shown}
 
 
 def _is_detail(name: str) -> bool:
@@ -227,16 +222,6 @@ def _counts_failures(name: str) -> bool:
 def _label(name: str) -> str:
     parts = name.split("/")[1:]
     return "  " * (len(parts) - 1) + ("failed: " if _counts_failures(name) else "") + parts[-1]
-
-
-def _course(values: Sequence[float]) -> str:
-    return f"{values[0]:.3f}" if len(values) == 1 else f"{values[0]:.3f} → {values[-1]:.3f}"
-
-
-def _numbers(start: float | None, end: float | None, *, digits: int) -> list[str]:
-    """Start, end and change, each a dash where it is not known."""
-    shown = ["-" if value is None else f"{value:.{digits}f}" for value in (start, end)]
-    return [*shown, "-" if start is None or end is None else f"{end - start:+.{digits}f}"]
 
 
 def _duration(seconds: float) -> str:

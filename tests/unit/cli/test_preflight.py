@@ -192,13 +192,15 @@ def test_an_evaluation_looks_at_its_own_prompts_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("line", "count"), [("", 1), ("--eval-interval 2", 0)])
-def test_sets_that_a_run_does_not_evaluate_are_named(tmp_path: Path, line: str, count: int) -> None:
+def test_sets_that_a_run_does_not_evaluate_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, count: int
+) -> None:
     mine = tmp_path / "mine.jsonl"
     mine.write_text((ARITHMETIC / "data" / "held_out.jsonl").read_text())
     given = config(f"--prompt-data {mine} --eval-prompt-data mine {mine} {line}")
-    warnings: list[str] = []
-    check_files(given, activate(["grpo"]).registry, trains=True, warn=warnings.append)
-    found = [one.startswith("evaluation sets mine: the run does not evaluate them") for one in warnings]
+    check_files(given, activate(["grpo"]).registry, trains=True)
+    warnings = capsys.readouterr().err.splitlines()
+    found = [one.startswith("warning: evaluation sets mine: the run does not evaluate them") for one in warnings]
     assert found == [True] * count
 
 
