@@ -30,6 +30,7 @@ from typing import Any, Literal
 
 from slime_core.config.model_config import SHARED, num_experts
 from slime_core.modeling.layout import ParallelLayout
+from slime_core.types import JsonValue
 
 __all__ = [
     "GIB",
@@ -98,7 +99,7 @@ class ModelSize:
     latent: int = 0
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], *, has_dense_layers: bool, **parameters: int) -> ModelSize:
+    def of(cls, config: Mapping[str, JsonValue], *, has_dense_layers: bool, **parameters: int) -> ModelSize:
         """Return the sizes of the decoder that the object of a ``config.json`` describes.
 
         Arguments:
@@ -108,23 +109,24 @@ class ModelSize:
         Raises:
             KeyError, TypeError, ValueError: a size is missing, or is no number.
         """
-        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        found: Mapping[str, Any] = config
+        hidden, heads = int(found["hidden_size"]), int(found["num_attention_heads"])
         # Compressed keys and values are expanded to all heads before attention.
-        rank, rotary = (int(config.get(name) or 0) for name in ("kv_lora_rank", "qk_rope_head_dim"))
-        experts = num_experts(config)
-        inner = int(config.get("moe_intermediate_size") or 0) if experts else 0
+        rank, rotary = (int(found.get(name) or 0) for name in ("kv_lora_rank", "qk_rope_head_dim"))
+        experts = num_experts(found)
+        inner = int(found.get("moe_intermediate_size") or 0) if experts else 0
         return cls(
-            layers=int(config["num_hidden_layers"]),
+            layers=int(found["num_hidden_layers"]),
             hidden=hidden,
-            vocab=int(config["vocab_size"]),
+            vocab=int(found["vocab_size"]),
             heads=heads,
-            key_heads=heads if rank else int(config.get("num_key_value_heads") or heads),
-            head=int(config["qk_nope_head_dim"]) + rotary if rank else int(config.get("head_dim") or hidden // heads),
-            inner=int(config["intermediate_size"]) if has_dense_layers else 0,
+            key_heads=heads if rank else int(found.get("num_key_value_heads") or heads),
+            head=int(found["qk_nope_head_dim"]) + rotary if rank else int(found.get("head_dim") or hidden // heads),
+            inner=int(found["intermediate_size"]) if has_dense_layers else 0,
             experts=experts,
-            taken=int(config.get("num_experts_per_tok") or 0) if experts else 0,
+            taken=int(found.get("num_experts_per_tok") or 0) if experts else 0,
             expert_inner=inner,
-            shared_inner=int(config.get(SHARED) or inner * int(config.get("n_shared_experts") or 0)),
+            shared_inner=int(found.get(SHARED) or inner * int(found.get("n_shared_experts") or 0)),
             latent=rank + rotary if rank else 0,
             **parameters,
         )
