@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from slime_core.cli import run
+from slime_core.cli.activation import with_settings_of_loaded_run
 from slime_core.cli.main import main
 from slime_core.config.load import Resolved, load, peek
 from slime_core.config.settings import anchored
@@ -80,7 +80,9 @@ def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def resolve(argv: list[str]) -> Resolved:
     active = activate(peek(argv).plugins)
-    return load(run.expand(argv), presets=active.presets, plugin_options=active.options, check_rules=False)
+    return load(
+        with_settings_of_loaded_run(argv), presets=active.presets, plugin_options=active.options, check_rules=False
+    )
 
 
 def test_lint_and_format_find_nothing_whatever_the_length_of_the_name(folder: Path, tmp_path: Path):

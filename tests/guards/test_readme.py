@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from slime_core import Kind, RunView, Sample, loop
-from slime_core.cli import activation, evaluate, run
+from slime_core.cli import evaluate
+from slime_core.cli.activation import with_leading_config, with_settings_of_loaded_run
 from slime_core.cli.main import main
 from slime_core.config.explain import to_toml
 from slime_core.config.load import Resolved, load, peek
@@ -111,7 +112,8 @@ def test_a_printed_command_is_understood(command: str, page: str, reader: Path) 
         unsaid = argv[0] == "check" or argv[:2] in (["new"], ["new", "KIND"])
         assert _outcome([verb, *argv, *(["--help"] if unsaid else [])]) == 0
     else:
-        resolve({"eval": evaluate, "run": run, "check": activation}[verb].expand(argv))
+        expand = {"eval": evaluate.expand, "run": with_settings_of_loaded_run, "check": with_leading_config}[verb]
+        resolve(expand(argv))
 
 
 @pytest.mark.parametrize("command", sorted({one for one in COMMANDS if "--hf-checkpoint Qwen3" in one}))
@@ -124,7 +126,7 @@ def test_a_printed_run_of_a_model_breaks_no_rule(command: str, reader: Path) -> 
     experts = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 2}
     (model / "config.json").write_text(json.dumps({**config, **large, **(experts if "A3B" in model.name else {})}))
     try:
-        resolve(activation.expand(argv), check_rules=verb != "eval")
+        resolve(with_leading_config(argv), check_rules=verb != "eval")
     except ConfigError as mistakes:
         listed = [line for line in str(mistakes).splitlines() if line.startswith("  - ")]
         assert listed
