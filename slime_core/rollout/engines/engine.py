@@ -340,8 +340,8 @@ class RouterClient:
         Raises:
             EngineError: the router does not answer, or did not register all within a minute.
         """
-        deadline_s = time.monotonic() + REGISTRATION_LIMIT_S
-        while missing := sorted(set(urls) - set(self.healthy_workers())):
+        wanted, deadline_s = set(urls), time.monotonic() + REGISTRATION_LIMIT_S
+        while missing := sorted(wanted - set(self.healthy_workers())):
             if time.monotonic() > deadline_s:
                 raise EngineError(f"The router at {self.url} did not register {missing}")
             time.sleep(POLL_S)
