@@ -37,11 +37,13 @@ FLAGS = (
 VICTIMS = ("driver", "learner rank", "all processes")
 TIMES = ("perf/", "timers/")
 LOOK_S = 0.001
+MIN_ROLLOUTS = 14
 
 
 def main(folder: Path, *, kills: int, seed: int, flags: list[str]) -> None:
     """Kill and resume ``kills`` times, then let the run end; raises where anything differs."""
-    dice, rollouts = random.Random(seed), 2 * kills + 2
+    # A kill comes after one or two saves have begun, and some steps later where a save takes long.
+    dice, rollouts = random.Random(seed), max(2 * kills + 2, MIN_ROLLOUTS)
     folder.mkdir(parents=True, exist_ok=True)
     saved = write_rollouts(folder / "rollouts", rollouts)
     words = [*FLAGS, *flags, "--load-debug-rollout-data", str(saved), "--num-rollout", str(rollouts)]
