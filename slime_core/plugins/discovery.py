@@ -269,10 +269,11 @@ def resolve(name: str, declared: Declared | None = None) -> PluginSource:
     if "." in name and all(part.isidentifier() for part in name.split(".")):
         return PluginSource(module_identity(name, name=name.replace(".", "_")), Source.MODULE)
     names = sorted({f"{one.distribution}:{one.name}" if colon else one.name for one in candidates})
+    known = f"Installed are: {', '.join(names)}" if names else f"{distribution!r} is no distribution with a plugin"
     broken = f" Unreadable is: {'; '.join(declared.unreadable)}." if declared.unreadable else ""
     raise UnknownPlugin(
         f"--plugin {name}: no installed plugin is called that{similar(name, names)}. "
-        f"Installed are: {', '.join(names) or f'none of {distribution!r}'}.{broken}\n"
+        f"{known}.{broken}\n"
         f"Install {distribution_of(PLUGIN_GROUP, name) or 'the distribution that has it'}, or give a file "
         "(./mine.py) or a dotted module (my_lab.plugin).",
         name,

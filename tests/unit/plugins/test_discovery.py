@@ -75,9 +75,9 @@ def test_a_distribution_before_the_name_says_which_one_is_meant(install):
     ("name", "found"),
     [
         ("acme-tree:bush", " (did you mean 'acme-tree:tree'?). Installed are: acme-tree:tree."),
-        ("missing:tree", ". Installed are: none of 'missing'."),
-        (":grpo", ". Installed are: none of ''."),
-        ("mine.py:obj", ". Installed are: none of 'mine.py'."),
+        ("missing:tree", ". 'missing' is no distribution with a plugin."),
+        (":grpo", ". '' is no distribution with a plugin."),
+        ("mine.py:obj", ". 'mine.py' is no distribution with a plugin."),
     ],
 )
 def test_a_distribution_that_does_not_offer_the_name_is_answered_with_what_it_offers(install, name, found):
