@@ -4,15 +4,16 @@ GenerateContext   holds them; starts trajectories
 Client, Encoder, InputProcessor   its Protocols, which rollout and prompts implement
 Parents           maps the samples that a generate function returns to those that it was given
 generate_group    one response to each sample of a group; fresh samples share one request
+run_all           awaits several calls concurrently
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from slime_core.config.engines import model_url
 from slime_core.errors import EngineError, RequestRefused, RunError
@@ -286,7 +287,7 @@ async def generate_group(context: GenerateContext, samples: PromptGroup, samplin
     fresh = [sample for sample in unfinished if not sample.response_length]
     requests = [_generate_fresh(context, fresh, sampling)] if fresh else []
     requests += [_resume(context, sample, sampling) for sample in unfinished if sample.response_length]
-    await _all(requests)
+    await run_all(requests)
     return samples
 
 
@@ -328,11 +329,17 @@ def _failures_of(samples: Sequence[Sample]) -> Iterator[None]:
             fail(sample, failure)
 
 
-async def _all(requests: Sequence[Coroutine[None, None, None]]) -> None:
-    """Wait for all; where one raises, the others are cancelled and its error is raised at once."""
-    tasks = [asyncio.ensure_future(request) for request in requests]
+T = TypeVar("T")
+
+
+async def run_all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of ``works``, awaited concurrently, in their order.
+
+    If one raises, the others are cancelled and its error is raised at once, without waiting until they have ended.
+    """
+    tasks = [asyncio.ensure_future(work) for work in works]
     try:
-        await asyncio.gather(*tasks)
+        return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()  # without effect on a task that is done

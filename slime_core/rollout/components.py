@@ -7,21 +7,19 @@ ComponentRouter      the generate function or reward model that a row names, els
 Transform            one sample transform, called and checked
 Transforms           all of them, in order
 estimate_advantages  calls the advantage estimator, and checks what it returns
-run_all              awaits several calls concurrently
 """
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -346,19 +344,3 @@ def estimate_advantages(
             "one finite number a sample"
         )
     return advantages_B
-
-
-T = TypeVar("T")
-
-
-async def run_all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of ``works``, awaited concurrently, in their order.
-
-    If one raises, the others are cancelled and its error is raised at once, without waiting until they have ended.
-    """
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()  # without effect on a task that is done

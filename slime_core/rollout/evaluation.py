@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 from slime_core.config.schema import EvalSet, RunConfig, eval_sets
 from slime_core.errors import ConfigError, PluginError, RunError, nearest
 from slime_core.generation import GenerateContext
+from slime_core.generation.context import run_all
 from slime_core.plugins.contracts import DataSource, EvalSamples
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.numbered import TOO_LONG, Held, NumberedPrompts
 from slime_core.prompts.requests import PromptLengths, RunFilter, evaluation_request
 from slime_core.prompts.rows import tools_of
-from slime_core.rollout.components import run_all
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.group_generator import GroupGenerator, eval_sampling
 from slime_core.rollout.reward_scoring import part_metrics

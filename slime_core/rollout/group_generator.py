@@ -26,11 +26,11 @@ from slime_core.config.sampling import RolloutConfig
 from slime_core.config.schema import EvalSet, RunConfig
 from slime_core.errors import EngineError, RequestRefused
 from slime_core.generation import GenerateContext, Interrupted, SamplingParams
-from slime_core.generation.context import Parents
+from slime_core.generation.context import Parents, run_all
 from slime_core.generation.sampling import UNANSWERED, fail, is_finished
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.prompts.row_checks import own_sampling
-from slime_core.rollout.components import ComponentRouter, RoutedComponent, component_boundary, require_samples, run_all
+from slime_core.rollout.components import ComponentRouter, RoutedComponent, component_boundary, require_samples
 from slime_core.rollout.engines.client import ABORT_INTERVAL_S, OVERLOADED
 from slime_core.rollout.reward_scoring import RewardDispatcher
 from slime_core.types import PromptGroup, Sample, Status

@@ -1,8 +1,7 @@
 """The groups of one rollout: which are kept, which are left out and why, and how many are missing.
 
-    Staleness         the bound on the age of samples, and what happens to groups above it
-    CollectedGroups   the groups of a rollout as they arrive
-    RolloutBatch      the same as a group source fills it: scores groups, and leaves out those that are too old
+    Staleness      the bound on the age of samples, and what happens to groups above it
+    RolloutBatch   the groups of a rollout as a group source adds them
 
 A group is *aborted* (its requests were cancelled; it is requeued), *lost* (none of its samples can be trained on),
 *stale* (too old to be trained; another group replaces it), *dropped* (a sample transform left it out; another prompt
@@ -21,11 +20,12 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import Literal
 
+from slime_core.config.sampling import RolloutConfig
 from slime_core.config.schema import RunConfig
 from slime_core.errors import RunError
 from slime_core.generation import GenerateContext, SamplingParams
@@ -34,6 +34,7 @@ from slime_core.plugins.contracts import DataSource, Transformed
 from slime_core.rollout.components import REASON, Transforms
 from slime_core.rollout.group_generator import GroupGenerator
 from slime_core.rollout.reward_scoring import part_metrics
+from slime_core.rollout.sampler_components import SamplerComponents
 from slime_core.track.ledger import FAILED_GROUP, REQUEUED, STALE
 from slime_core.types import PromptGroup, Sample, Status
 
@@ -94,12 +95,6 @@ class Staleness:
         measured = ahead or keeps or rollout.max_staleness is not None
         return Staleness(rollout.max_staleness, rollout.stale_samples, measured)
 
-    def split(self, groups: Sequence[PromptGroup], *, rollout: int) -> tuple[list[PromptGroup], list[PromptGroup]]:
-        """The groups that ``rollout`` may train, and those that it may not."""
-        over = [self.refuses(group, rollout=rollout) for group in groups]
-        may = [group for group, is_over in zip(groups, over, strict=True) if not is_over]
-        return may, [group for group, is_over in zip(groups, over, strict=True) if is_over]
-
     def metrics(self, trained: Sequence[Sample], *, rollout: int, left_out: int) -> dict[str, float]:
         """The staleness of the samples of a rollout.
 
@@ -152,16 +147,19 @@ class _Passed:
         return Counter(self.early.changed) + Counter(self.late.changed)
 
 
-class CollectedGroups:
-    """The groups of one rollout, round by round.
+class RolloutBatch:
+    """The groups of one rollout, round by round; implements :class:`slime_core.plugins.contracts.RolloutBatch`.
 
     Example: ``wanted`` is 8 groups, and transforms drop 3 of the first 8: ``missing`` is 3 until 3 more were kept.
 
     Arguments:
-        transforms: what decides.
-        wanted: groups to be kept.
-        reward_key: which of several rewards trains.
-        drops_failed_groups: a group with a sample that failed is dropped.
+        rollout: its number.
+        settings: how many groups are wanted, which of several rewards trains, what a failed sample does to its group.
+        transforms: decide which groups are kept.
+        staleness: the run's bound.
+        prompts: receives groups that are too old, where ``--stale-samples`` is ``requeue``.
+        components: what a rollout source generates with.
+        collector: scores samples without a reward; None: all samples have one.
 
     Attributes:
         received: every group that was taken, in the order of their coming.
@@ -169,12 +167,25 @@ class CollectedGroups:
     """
 
     def __init__(
-        self, transforms: Transforms, *, wanted: int, reward_key: str | None, drops_failed_groups: bool = False
+        self,
+        rollout: int,
+        settings: RolloutConfig,
+        *,
+        transforms: Transforms,
+        staleness: Staleness,
+        prompts: DataSource,
+        components: SamplerComponents,
+        collector: GroupGenerator | None,
     ) -> None:
+        self.rollout = rollout
+        self.wanted = settings.rollout_batch_size
+        self.prompts = prompts
+        self._key = settings.reward_key
+        self._drops_failed_groups = settings.failed_samples == "drop_group"
         self._transforms = transforms
-        self._key = reward_key
-        self._drops_failed_groups = drops_failed_groups
-        self.wanted = wanted
+        self._staleness = staleness
+        self._components = components
+        self._collector = collector
         self._rewarded: list[PromptGroup] = []
         self._rewards: list[list[float]] = []
         self._raw: list[float] = []
@@ -186,6 +197,34 @@ class CollectedGroups:
         self.received: list[PromptGroup] = []
         self.aborted: list[PromptGroup] = []
         self.refills = 0
+
+    def generation(self, sample: Sample) -> tuple[GenerateContext, SamplingParams]:
+        """The arguments of the generate function for ``sample`` and its group.
+
+        Raises:
+            DataError: the sample's row requests sampling that does not exist or cannot be trained on.
+        """
+        return self._components.generation(self.rollout, sample)
+
+    async def add(self, groups: Sequence[PromptGroup]) -> None:
+        """Score samples without a reward, then :meth:`receive` the groups."""
+        if self._collector is not None:
+            await self._collector.reward_missing(groups)
+        self.receive(groups)
+
+    def receive(self, groups: Sequence[PromptGroup]) -> int:
+        """Sort finished, rewarded groups into trainable and stale ones; returns how many are stale."""
+        fresh: list[PromptGroup] = []
+        stale: list[PromptGroup] = []
+        for group in groups:
+            (stale if self._staleness.refuses(group, rollout=self.rollout) else fresh).append(group)
+        if self._staleness.stale == "requeue":
+            self.prompts.put_back(stale)
+        mark = STALE if self._staleness.stale == "evict" else REQUEUED
+        self._stale += [(mark, sample) for group in stale for sample in group]
+        self.received += stale
+        self.take(fresh)
+        return len(stale)
 
     def take(self, groups: Sequence[PromptGroup]) -> None:
         """Receive finished, rewarded groups.
@@ -202,11 +241,6 @@ class CollectedGroups:
         late = self._transforms.late([one.early.samples for one in self._passed])
         for one, decided in zip(self._passed, late, strict=True):
             one.late = decided
-
-    def leave_out(self, groups: Sequence[PromptGroup], reason: str) -> None:
-        """Receive finished groups that are too old to be trained; ``reason`` says what happens to them."""
-        self.received += groups
-        self._stale += [(reason, sample) for group in groups for sample in group]
 
     def _take(self, group: PromptGroup) -> None:
         if any(sample.status is Status.ABORTED for sample in group):
@@ -332,62 +366,6 @@ class CollectedGroups:
         late = [(one.late.dropped, one.early.samples) for one in self._passed if one.late.dropped is not None]
         surplus = [(SURPLUS, one.late.samples) for one in self._standing()[self._room :]]
         return [*self._dropped, *late, *surplus]
-
-
-class RolloutBatch(CollectedGroups):
-    """The groups that a source adds; implements :class:`slime_core.plugins.contracts.RolloutBatch`.
-
-    Arguments:
-        rollout: its number.
-        transforms, wanted, reward_key, drops_failed_groups: see :class:`CollectedGroups`.
-        prompts: receives groups that are too old, where ``--stale-samples`` is ``requeue``.
-        staleness: the run's bound.
-        collector: scores samples without a reward; None: all samples have one.
-        generation: rollout and sample -> the arguments of its generate function.
-    """
-
-    def __init__(
-        self,
-        rollout: int,
-        transforms: Transforms,
-        *,
-        wanted: int,
-        reward_key: str | None,
-        drops_failed_groups: bool,
-        prompts: DataSource,
-        staleness: Staleness,
-        collector: GroupGenerator | None,
-        generation: Callable[[int, Sample], tuple[GenerateContext, SamplingParams]],
-    ) -> None:
-        super().__init__(transforms, wanted=wanted, reward_key=reward_key, drops_failed_groups=drops_failed_groups)
-        self.rollout = rollout
-        self.prompts = prompts
-        self._staleness = staleness
-        self._collector = collector
-        self._generation = generation
-
-    def generation(self, sample: Sample) -> tuple[GenerateContext, SamplingParams]:
-        """The arguments of the generate function for ``sample`` and its group.
-
-        Raises:
-            DataError: the sample's row requests sampling that does not exist or cannot be trained on.
-        """
-        return self._generation(self.rollout, sample)
-
-    async def add(self, groups: Sequence[PromptGroup]) -> None:
-        """Score samples without a reward, then :meth:`receive` the groups."""
-        if self._collector is not None:
-            await self._collector.reward_missing(groups)
-        self.receive(groups)
-
-    def receive(self, groups: Sequence[PromptGroup]) -> int:
-        """Sort finished, rewarded groups into trainable and stale ones; returns how many are stale."""
-        fresh, stale = self._staleness.split(groups, rollout=self.rollout)
-        if self._staleness.stale == "requeue":
-            self.prompts.put_back(stale)
-        self.leave_out(stale, STALE if self._staleness.stale == "evict" else REQUEUED)
-        self.take(fresh)
-        return len(stale)
 
 
 def solved_generations(samples: Sequence[Sample], rewards: Sequence[float], threshold: float) -> list[list[bool]]:

@@ -2,7 +2,7 @@
 
     Sampler           collects a rollout and packs it into one shard a data-parallel rank; evaluates
     EvalSampler       evaluates only
-    GroupSource       where the groups of a rollout come from; the sampler calls all three through this Protocol:
+    GroupSource       where the groups of a rollout come from; the base class of all three:
         LiveRollouts      groups are generated now, and dropped ones are replaced
         PluginRollouts    with ``--rollout-source``: a plugin's rollout source fills the batch
         RecordedRollouts  train-only: groups are read from files that another run saved
@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError, RunError
@@ -88,7 +88,9 @@ class EvalSampler:
     """
 
     def __init__(self, settings: SamplerSettings, registry: Registry, *, manifest: Manifest | None = None) -> None:
-        self.hooks = _start_hooks(settings, registry)
+        self.hooks = LifecycleHooks(registry, place=Place.SAMPLER, options=settings.options)
+        info = SamplerInfo(settings.router_url, settings.model_urls, trains=settings.trains)
+        self.hooks.call("slime_sampler_start", sampler=info)
         self._components = SamplerComponents(settings, registry, hooks=self.hooks, manifest=manifest)
         self.evaluation = Evaluation(settings.config, self._components)
 
@@ -102,12 +104,9 @@ class EvalSampler:
         await self._components.close()
 
 
-class Sampler:
-    """Collects rollouts and evaluates. The actor calls one public coroutine at a time; groups may be in flight
+class Sampler(EvalSampler):
+    """Collects rollouts, in addition. The actor calls one public coroutine at a time; groups may be in flight
     meanwhile.
-
-    Arguments:
-        manifest: of the plugins in ``registry``, for reward models in their own processes; None: they run in this one.
 
     Raises:
         DataError: prompts or evaluation prompts cannot be read.
@@ -115,11 +114,10 @@ class Sampler:
     """
 
     def __init__(self, settings: SamplerSettings, registry: Registry, *, manifest: Manifest | None = None) -> None:
+        super().__init__(settings, registry, manifest=manifest)
         config = settings.config
         self._settings = settings
         self._config = config
-        self.hooks = _start_hooks(settings, registry)
-        self._components = SamplerComponents(settings, registry, hooks=self.hooks, manifest=manifest)
         self._plan = replace(BatchPlan.of(config, settings.folder), num_ranks=settings.num_ranks)
         self._transforms = self._components.make_transforms()
         self._estimator = self._components.make_estimator()
@@ -129,7 +127,6 @@ class Sampler:
         self._rollouts = self._make_group_source()
         self._timeline = Timeline(settings.run_folder, "sampler")
         self._last_end_s: float | None = None  # when the last rollout was complete, on time.monotonic's clock
-        self.evaluation = Evaluation(config, self._components)
         saved = config.debug.save_debug_rollout_data
         self._saved_rollouts = None if saved is None else RolloutFiles(saved, "save_debug_rollout_data")
 
@@ -191,18 +188,16 @@ class Sampler:
 
     async def _collect(self, rollout: int) -> tuple[RolloutBatch, dict[str, float]]:
         """A full rollout, and additional metrics of its source. Its samples are written to disk even if it fails."""
-        settings, source = self._config.rollout, self._rollouts
+        source = self._rollouts
         batch = RolloutBatch(
             rollout,
+            self._config.rollout,
             # A recorded rollout was saved after the transforms of its run.
-            Transforms() if source.is_replay else self._transforms,
-            wanted=settings.rollout_batch_size,
-            reward_key=settings.reward_key,
-            drops_failed_groups=settings.failed_samples == "drop_group" and not source.is_replay,
-            prompts=source.prompts,
+            transforms=Transforms() if source.is_replay else self._transforms,
             staleness=self._staleness,
+            prompts=source.prompts,
+            components=self._components,
             collector=self._collector,
-            generation=self._components.generation,
         )
         if source.is_replay:
             return batch, dict(await source.fill(batch))
@@ -270,7 +265,6 @@ class Sampler:
             **({} if self._collector is None else self._collector.take_metrics()),
             **self._components.prompt_filter.metrics(),
             **self._staleness.metrics(trained, rollout=batch.rollout, left_out=len(batch.stale)),
-            **self._rollouts.metrics(),
         }
         if self._config.rollout.log_passrate:
             rates = pass_rates(batch.solved(self._config.eval.eval_pass_threshold))
@@ -321,28 +315,21 @@ class Sampler:
     async def close(self) -> None:
         """Cancel what is in flight; close connections and files; stop processes."""
         await self._rollouts.close()
-        await self.evaluation.close()
-        await self._components.close()
+        await super().close()
 
 
-def _start_hooks(settings: SamplerSettings, registry: Registry) -> LifecycleHooks:
-    hooks = LifecycleHooks(registry, place=Place.SAMPLER, options=settings.options)
-    info = SamplerInfo(settings.router_url, settings.model_urls, trains=settings.trains)
-    hooks.call("slime_sampler_start", sampler=info)
-    return hooks
+class GroupSource:
+    """A source of groups as the sampler calls it: one call at a time, while groups may be in flight. This base class
+    has none in flight between rollouts.
 
+    Attributes:
+        prompts: the data source that prompts are taken from and put back to.
+        is_replay: rollouts are read from files of another run: the sampler then writes no samples and measures no
+            throughput.
+    """
 
-class GroupSource(Protocol):
-    """A source of groups as the sampler calls it: one call at a time, while groups may be in flight."""
-
-    @property
-    def prompts(self) -> DataSource:
-        """The data source that prompts are taken from and put back to."""
-
-    @property
-    def is_replay(self) -> bool:
-        """Whether rollouts are read from files of another run: the sampler then writes no samples and measures no
-        throughput."""
+    prompts: DataSource
+    is_replay = False
 
     async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
         """Add the groups of rollout ``batch.rollout``; returns additional metrics of the rollout.
@@ -351,9 +338,7 @@ class GroupSource(Protocol):
             RunError: too few groups are kept.
             SlimeError: a group failed, or a saved rollout cannot be read.
         """
-
-    def metrics(self) -> Mapping[str, float]:
-        """Metrics of groups in flight since the last call."""
+        raise NotImplementedError
 
     def published(self, version: int) -> None:
         """The engines serve the weights that ``version`` rollouts have trained.
@@ -374,12 +359,15 @@ class GroupSource(Protocol):
 
     def pending_groups(self) -> PendingGroups:
         """The groups that were taken from the data source and not trained: in flight, finished, or held."""
+        return PendingGroups()
 
     def state(self) -> dict[str, Any]:
         """The state that :meth:`restore` needs, JSON-ready."""
+        return self.prompts.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where :meth:`state` was taken."""
+        self.prompts.restore(state)
 
     async def close(self) -> None:
         """Cancel what is in flight, and wait for it."""
@@ -389,7 +377,7 @@ MAX_STALE_ROUNDS = 100
 """Consecutive rounds that returned groups which were too old; over-sampling keeps only a few such groups."""
 
 
-class LiveRollouts:
+class LiveRollouts(GroupSource):
     """The default group source, and the :class:`~slime_core.rollout.group_scheduler.GroupWork` of its scheduler.
 
     Arguments:
@@ -401,8 +389,6 @@ class LiveRollouts:
         hooks: ``slime_before_rollout`` receives the groups that start.
     """
 
-    is_replay = False
-
     def __init__(
         self,
         config: RunConfig,
@@ -413,7 +399,7 @@ class LiveRollouts:
         staleness: Staleness,
         hooks: LifecycleHooks,
     ) -> None:
-        self.prompts = prompts
+        self.prompts: RequeueBuffer = prompts
         self._max_refills = config.rollout.rollout_max_refills
         self._components = components
         self._collector = collector
@@ -442,7 +428,9 @@ class LiveRollouts:
         await self._scheduler.abort_in_flight()
         if batch.missing and self._max_refills:
             raise RunError(f"rollout {batch.rollout}: {batch.shortage(self._max_refills)}")
-        return {}
+        num_restarted, self._num_restarted = self._num_restarted, 0
+        restarted = {"rollout/staleness/begun_anew": float(num_restarted)} if num_restarted else {}
+        return restarted | self._scheduler.metrics()
 
     async def _round(self, batch: RolloutBatch, count: int) -> int:
         return batch.receive(await self._scheduler.take(batch.rollout, count))
@@ -469,12 +457,6 @@ class LiveRollouts:
         return self._components.client.aborting()
 
     # --- Called by the sampler ---------------------------------------------------------------------------------------
-
-    def metrics(self) -> Mapping[str, float]:
-        """How full the scheduler's buffer is, and how many aborted samples were too old to be resumed."""
-        num_restarted, self._num_restarted = self._num_restarted, 0
-        found = {"rollout/staleness/begun_anew": float(num_restarted)} if num_restarted else {}
-        return found | self._scheduler.metrics()
 
     def published(self, version: int) -> None:
         """The engines serve ``version``; more groups may start."""
@@ -510,7 +492,7 @@ OWN_STATE = "rollout_source"
 """Key of a plugin's rollout source in the state of the rollouts."""
 
 
-class PluginRollouts:
+class PluginRollouts(GroupSource):
     """Calls a plugin's rollout source.
 
     Arguments:
@@ -518,23 +500,10 @@ class PluginRollouts:
         live: owns the prompts and their state.
     """
 
-    is_replay = False
-
     def __init__(self, source: RoutedComponent, *, live: GroupSource) -> None:
         self._source = source
         self._live = live
-        # A plugin's source has nothing in flight between rollouts, so the rest of the Protocol is the live source's.
-        self.metrics = live.metrics
-        self.published = live.published
-        self.drain = live.drain
-        self.raise_failure = live.raise_failure
-        self.pending_groups = live.pending_groups
-        self.close = live.close
-
-    @property
-    def prompts(self) -> DataSource:
-        """The data source that prompts are taken from and put back to."""
-        return self._live.prompts
+        self.prompts = live.prompts
 
     async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
         """Let the source fill ``batch``.
@@ -550,6 +519,10 @@ class PluginRollouts:
                 f"dict of metrics, name -> number.\nCorrect {self._source.plugin.distribution}."
             )
         return {str(name): float(value) for name, value in found.items()}
+
+    def pending_groups(self) -> PendingGroups:
+        """The groups that are held."""
+        return self._live.pending_groups()
 
     def state(self) -> dict[str, Any]:
         """The state of the live rollouts, and that of the plugin's source."""
@@ -568,7 +541,7 @@ class PluginRollouts:
         return component_boundary(self._source.plugin, f"rollout source {self._source.name!r}{method}")
 
 
-class RecordedRollouts:
+class RecordedRollouts(GroupSource):
     """The group source of saved files. No component that generates or rewards is made, and no sample transform: their
     work is in the files.
 
@@ -582,7 +555,7 @@ class RecordedRollouts:
     def __init__(self, files: Path, *, share: float | None = None) -> None:
         self._files = RolloutFiles(files, "load_debug_rollout_data")
         self._share = share
-        self.prompts = _SavedCursor()
+        self.prompts: _SavedCursor = _SavedCursor()
 
     async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
         """Read rollout ``batch.rollout``.
@@ -596,34 +569,6 @@ class RecordedRollouts:
         batch.wanted = len(groups)
         batch.take(groups)
         return {}
-
-    def metrics(self) -> Mapping[str, float]:
-        """No metrics: nothing is generated."""
-        return {}
-
-    def published(self, version: int) -> None:
-        """Does nothing: there are no engines."""
-
-    async def drain(self) -> None:
-        """Does nothing: no group is in flight."""
-
-    def raise_failure(self) -> None:
-        """Does nothing: there are no tasks that could fail."""
-
-    def pending_groups(self) -> PendingGroups:
-        """None: groups are read when they are trained."""
-        return PendingGroups()
-
-    def state(self) -> dict[str, Any]:
-        """The cursor that the live run had after the rollout that was read last."""
-        return self.prompts.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where :meth:`state` was taken."""
-        self.prompts.restore(state)
-
-    async def close(self) -> None:
-        """Does nothing: there is nothing to close."""
 
 
 class _SavedCursor(DataSource):

@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 
 import slime_core
 from slime_core.generation import SamplingParams
-from slime_core.rollout.components import run_all
+from slime_core.generation.context import run_all
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.weights import PublisherSettings, TransportName, hugging_face

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from slime_core.config.secrets import engine_access
 from slime_core.errors import EngineError, NonFiniteError, RequestFailed, WeightSyncError
 from slime_core.generation import Generation, SamplingParams
-from slime_core.rollout.components import run_all
+from slime_core.generation.context import run_all
 from slime_core.rollout.engines import server as server_module
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, Router, RouterSettings, SGLangServer, Worker

@@ -16,9 +16,9 @@ import slime_core
 from bench import growth_engines
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.generation import Generation, SamplingParams
+from slime_core.generation.context import run_all
 from slime_core.generation.sampling import until_stop
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout.components import run_all
 from slime_core.rollout.engines.client import COUNTERS, LOADS, GenerateClient
 from slime_core.rollout.engines.server import READY
 from slime_core.weights.engine_control import SHA_DIGITS, XXH3_DIGITS, Bucket, EngineControl, call

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import slime_core
 from slime_core.errors import WeightSyncError
 from slime_core.generation import Generation, SamplingParams
-from slime_core.rollout.components import run_all
+from slime_core.generation.context import run_all
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.weights import PublisherSettings, hugging_face

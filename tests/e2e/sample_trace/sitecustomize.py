@@ -17,7 +17,7 @@ from typing import Any
 
 FOLDER = os.environ["SLIME_SAMPLE_TRACE"]
 CARRIERS = {
-    *("Sample", "Trajectory", "Turn", "Generation", "CollectedGroups", "RolloutBatch", "Transformed", "TrainSamples"),
+    *("Sample", "Trajectory", "Turn", "Generation", "RolloutBatch", "Transformed", "TrainSamples"),
     *("GroupedRewards", "SampledRollout", "SampledShards", "TrainBatch", "StepPlan", "MicroBatch", "ResponseTokens"),
     *("LossTerms", "CorrectionTerms"),
 }

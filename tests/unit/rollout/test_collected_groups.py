@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from slime_core.config.sampling import RolloutConfig
 from slime_core.rollout.components import Transforms
 from slime_core.rollout.evaluation import pass_rates, scores
-from slime_core.rollout.rollout_batch import CollectedGroups
+from slime_core.rollout.rollout_batch import RolloutBatch, Staleness
 from slime_core.track.ledger import Journal, Recount
 from slime_core.track.record import SampleWriter
 from slime_core.types import PromptGroup, Sample, Status
@@ -26,9 +28,21 @@ def group(number: int, *causes: str | None) -> PromptGroup:
 GROUPS = (group(0, None, None), group(1, None, "engine_timeout"), group(2, "engine_timeout", "a b"))
 
 
-@pytest.fixture(params=[False, True], ids=["drop_sample", "drop_group"])
-def collected(request: pytest.FixtureRequest) -> CollectedGroups:
-    found = CollectedGroups(Transforms(), wanted=3, reward_key=None, drops_failed_groups=request.param)
+def batch(wanted: int, failed_samples: Any = "drop_sample") -> RolloutBatch:
+    return RolloutBatch(
+        0,
+        RolloutConfig(rollout_batch_size=wanted, failed_samples=failed_samples),
+        transforms=Transforms(),
+        staleness=Staleness(),
+        prompts=None,  # type: ignore[arg-type]
+        components=None,  # type: ignore[arg-type]
+        collector=None,
+    )
+
+
+@pytest.fixture(params=["drop_sample", "drop_group"])
+def collected(request: pytest.FixtureRequest) -> RolloutBatch:
+    found = batch(3, request.param)
     found.take(GROUPS)
     return found
 
@@ -48,7 +62,7 @@ def test_failures_are_counted_by_cause(collected):
 
 
 def test_the_time_that_samples_spent_in_tools_is_measured():
-    found = CollectedGroups(Transforms(), wanted=1, reward_key=None)
+    found = batch(1)
     found.take([group(0, None, None)])
     assert not any("non_generation" in name for name in found.metrics(found.trained))
     found.trained[0].non_generation_time = 3.0
@@ -79,7 +93,7 @@ def test_siblings_of_one_generation_count_once_in_pass_rates_as_in_evaluations()
     ]
     for sample in samples:
         sample.status = Status.COMPLETED
-    found = CollectedGroups(Transforms(), wanted=1, reward_key=None)
+    found = batch(1)
     found.take([samples])
     assert found.solved(1.0) == [[True, False]]
     evaluated = scores(samples, "e", key=None)

@@ -60,10 +60,10 @@ def group(*versions: str) -> list[Sample]:
 
 def test_a_group_with_one_sample_over_the_bound_is_over_it() -> None:
     groups = [group("5", "5"), group("3", "5"), group("4", "5"), group("")]
-    assert Staleness(1).split(groups, rollout=5) == ([groups[0], groups[2], groups[3]], [groups[1]])
-    assert Staleness(2).split(groups, rollout=5) == (groups, [])
-    assert Staleness(None).split(groups, rollout=99) == (groups, [])
-    assert Staleness(1, "correct").split(groups, rollout=5) == (groups, [])
+    assert [Staleness(1).refuses(one, rollout=5) for one in groups] == [False, True, False, False]
+    assert not any(Staleness(2).refuses(one, rollout=5) for one in groups)
+    assert not any(Staleness(None).refuses(one, rollout=99) for one in groups)
+    assert not any(Staleness(1, "correct").refuses(one, rollout=5) for one in groups)
 
 
 def test_staleness_is_measured_in_trained_rollouts() -> None:
