@@ -39,7 +39,7 @@ from slime_core.errors import RunError
 from slime_core.plugins.contracts import DataSource
 from slime_core.rollout.rollout_batch import oldest_version
 from slime_core.track.ledger import Journal, PendingGroups
-from slime_core.types import LogProbs, Mask, PromptGroup, Sample, Status, TokenIds
+from slime_core.types import PromptGroup, Sample, Status
 
 ABORT_LIMIT_S = 30.0
 """Seconds for aborted requests to return: an engine answers within a second, a reward model within its own limit."""
@@ -497,16 +497,6 @@ def _is_resumable(group: PromptGroup) -> bool:
     return was_ended and any(sample.response_length for sample in group)
 
 
-ARRAYS = {
-    "tokens": TokenIds,
-    "rollout_log_probs": LogProbs,
-    "loss_mask": Mask,
-    "rollout_top_p_token_ids": TokenIds,
-    "rollout_top_p_token_offsets": TokenIds,
-}
-"""Fields of a sample that are lists in JSON."""
-
-
 FIELDS = attrgetter(*(one.name for one in fields(Sample)))
 """From a sample to the values of its fields, in the order of its arguments."""
 
@@ -537,10 +527,6 @@ def load_group(text: str) -> tuple[int, PromptGroup]:
     """The oldest version of the weights that sampled a token of the group, and its samples."""
     found = json.loads(text)
     samples = [Sample.from_dict(values) for values in found["samples"]]
-    for sample in samples:
-        for name, kind in ARRAYS.items():
-            if getattr(sample, name) is not None:
-                setattr(sample, name, kind(getattr(sample, name)))
     return oldest_group_version(samples, found["version"]), samples
 
 

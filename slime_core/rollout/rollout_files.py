@@ -21,7 +21,7 @@ from typing import Any
 from slime_core.errors import DataError, RunError
 from slime_core.opaque import as_json, from_json
 from slime_core.track.record import write_atomically
-from slime_core.types import JsonValue, LogProbs, PromptGroup, Sample, TokenIds
+from slime_core.types import JsonValue, PromptGroup, Sample
 from slime_core.untrusted import open_regular
 
 FORMAT = "slime rollout"
@@ -209,13 +209,9 @@ def _header(path: Path, line: bytes) -> dict[str, Any]:
 def _sample(path: Path, number: int, line: bytes) -> Sample:
     values = _object(path, number, line)
     try:
-        sample = Sample.from_dict(values)
-        sample.tokens = TokenIds(sample.tokens)
-        if sample.rollout_log_probs is not None:
-            sample.rollout_log_probs = LogProbs(sample.rollout_log_probs)
+        return Sample.from_dict(values)
     except (TypeError, ValueError, OverflowError) as problem:
         raise DataError(f"{path}, line {number}: no sample: {problem}; save the rollout again") from None
-    return sample
 
 
 def _refuse_untrainable(path: Path, number: int, sample: Sample) -> None:

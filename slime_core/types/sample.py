@@ -77,6 +77,15 @@ class Mask(Numbers):
     code = "b"
 
 
+NUMBERS: dict[str, type[Numbers]] = {
+    "tokens": TokenIds,
+    "rollout_log_probs": LogProbs,
+    "loss_mask": Mask,
+    "rollout_top_p_token_ids": TokenIds,
+    "rollout_top_p_token_offsets": TokenIds,
+}
+"""Fields of a sample that are lists in JSON -> the kind of their array."""
+
 REWARD_KEY = "reward_key"
 """Key of a sample's metadata: which of several named rewards counts for it."""
 
@@ -300,14 +309,16 @@ class Sample:
 
         Raises:
             TypeError: an entry is no field of a sample.
+            TypeError, ValueError, OverflowError: an entry is of another kind than its field.
         """
         given: dict[str, Any] = dict(values)
+        numbers = {name: kind(given[name]) for name, kind in NUMBERS.items() if given.get(name) is not None}
         counters = SpecInfo(**given.get("spec_info", {}))
         status = Status(given.get("status", Status.PENDING))
         spans = [(version, start, end) for version, start, end in given.get("weight_spans", ())]
         inputs = read_json(given.get("multimodal_train_inputs"))
         read = {"status": status, "spec_info": counters, "weight_spans": spans, "multimodal_train_inputs": inputs}
-        return Sample(**{**given, **read})
+        return Sample(**{**given, **numbers, **read})
 
 
 PromptGroup = list[Sample]

@@ -16,7 +16,7 @@ from slime_core import PromptFilter, PromptRequest, RawRow, RunView
 from slime_core.errors import DataError
 from slime_core.prompts.row_checks import GENERATE_FUNCTION, SAMPLING_PARAMS
 from slime_core.prompts.rows import content_of, fields_of, is_chat
-from slime_core.types import LogProbs, Mask, PromptGroup, Sample, SpecInfo, Status, TokenIds
+from slime_core.types import LogProbs, PromptGroup, Sample, SpecInfo, Status
 
 __all__ = ["GIVEN", "Fit", "read_trajectories"]
 
@@ -78,7 +78,7 @@ def _sample(raw: RawRow, fit: Fit) -> Sample:
         raise DataError(f"{raw.place}: {wrong}")
     try:
         sample = Sample.from_dict(values)
-    except (TypeError, ValueError) as problem:
+    except (TypeError, ValueError, OverflowError) as problem:
         raise DataError(f"{raw.place}: not a sample: {problem}") from None
     for wrong in _mistakes(sample, fit):
         raise DataError(f"{raw.place}: {wrong}")
@@ -89,21 +89,13 @@ def _sample(raw: RawRow, fit: Fit) -> Sample:
     given = {**(sample.train_metadata or {}), GIVEN: [sample.status.value, sample.reward]}
     return replace(
         sample,
-        tokens=TokenIds(sample.tokens),
-        rollout_log_probs=LogProbs(sample.rollout_log_probs or ()),
-        loss_mask=None if sample.loss_mask is None else Mask(sample.loss_mask),
-        rollout_top_p_token_ids=_ids(sample.rollout_top_p_token_ids),
-        rollout_top_p_token_offsets=_ids(sample.rollout_top_p_token_offsets),
+        rollout_log_probs=sample.rollout_log_probs or LogProbs(),
         metadata=metadata,
         generate_function_path=None,
         train_metadata=given,
         # Pending until from_buffer restores the status: when a group is reset, pending samples keep given responses.
         status=Status.PENDING,
     )
-
-
-def _ids(values: Any) -> TokenIds | None:
-    return None if values is None else TokenIds(values)
 
 
 # --- One field --------------------------------------------------------------------------------------------------------
@@ -256,7 +248,7 @@ def _of_the_response(sample: Sample) -> Iterator[str]:
     if len(log_probs) != length:
         yield f"rollout_log_probs are {len(log_probs)} numbers; accepted: {length}, one a response token"
     if max(log_probs, default=0) > MOST_LOG_PROB:
-        yield f"rollout_log_probs hold {max(log_probs)}; accepted: natural logarithms of probabilities, at most 0"
+        yield f"rollout_log_probs hold {max(log_probs):g}; accepted: natural logarithms of probabilities, at most 0"
     if sample.loss_mask is not None and len(sample.loss_mask) != length:
         yield f"loss_mask has {len(sample.loss_mask)} entries; accepted: {length}, one a response token"
 
