@@ -5,8 +5,8 @@
     layout       ParallelLayout: the parallel sizes of a model
     layers       the norm; routers that record and replay the chosen experts; the experts of a mixture; core attention
                  and rotary positions over a packed row, without a loop over sequences
-    rows         the sequences of a row, and attention over them with the kernel that the device has; the tokens of each
-                 context-parallel rank
+    rows         the sequences of a row or of a context-parallel rank's share of it, and attention over them with the
+                 kernel that the device has
     mlp          the activation of gated MLPs; matrix products over all experts of a mixture
     memory       GPU memory of training, in bytes, for every layout
 

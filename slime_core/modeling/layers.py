@@ -9,11 +9,11 @@
     PackedLatentAttention  the same for multi-latent attention
     PackedRow            Megatron's description of a row, and its sequences that continue others
 
-A row has hundreds of short sequences. On CUDA a kernel processes them directly
-(:func:`~slime_core.modeling.rows.attend_spans`). Elsewhere the core gathers them into right-padded batches ``[n, L]``,
-one batch for all lengths between two powers of two, so that at most half of a batch is padding and a row needs a
-handful of calls. Under a causal mask no token sees tokens to its right, so the padding needs no mask: it repeats the
-sequence's last token, and its output is not used, so its gradient is exactly zero.
+A row has hundreds of short sequences. On CUDA a kernel processes them directly. Elsewhere they are gathered into
+right-padded batches ``[n, L]``, one batch for all lengths between two powers of two, so that at most half of a batch is
+padding and a row needs a handful of calls. Under a causal mask no token sees tokens to its right, so the padding needs
+no mask: it repeats the sequence's last token, and its output is not used, so its gradient is exactly zero
+(:mod:`slime_core.modeling.rows`).
 
 The rotary part avoids three problems of Megatron's THD path (models/common/embeddings/rope_utils.py:178), which slices
 the table of angles once a sequence, for queries and for keys, in every layer: its time (with 256 sequences of 12
@@ -23,23 +23,21 @@ the length (:211). So the layer looks the entries up by position and passes the 
 itself slices for a context-parallel rank. Multi-latent attention creates its own table, so there the module that
 creates it looks the entries up.
 
-Under context parallelism a rank has two ranges of the row (:mod:`slime_core.modeling.rows`). Most of its tokens
-belong to sequences that start there, and are computed as above. Only sequences that enter a range from before need keys
-and values of other ranks; these are gathered, and their gradients return through a reduce-scatter. The sums of softmax
-are never split, so the result equals that of one rank up to the order of additions.
+Under context parallelism a rank has two ranges of the row. Sequences that enter a range from before need keys and
+values of other ranks; these are gathered, and their gradients return through a reduce-scatter. The sums of softmax are
+never split, so the result equals that of one rank up to the order of additions.
 
 If a row contains once what several samples start with, sequences continue it: they see its keys, and their rotary
 positions continue after it (:mod:`slime_core.modeling.rows`, ``docs/shared-prompts.md``).
 
-Left out: sliding windows, attention that is not causal, context parallelism for multi-latent attention or padded
-batches, and tensor parallelism without sequence parallelism for multi-latent attention. All are refused.
+Left out: sliding windows, dropout, attention that is not causal, padded batches, and for multi-latent attention context
+parallelism, and tensor parallelism without sequence parallelism. All are refused.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -59,7 +57,7 @@ from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
 from slime_core.errors import ConfigError
 from slime_core.modeling.mlp import SwiGLU, grouped_linear, swiglu
-from slime_core.modeling.rows import Packing, Positions, Share, Spans, attend_batch, attend_spans, takes_spans
+from slime_core.modeling.rows import Positions, Sequences, attend
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
@@ -223,14 +221,14 @@ class PackedRow(PackedSeqParams):  # type: ignore[misc]
     """Megatron's description of a packed row whose sequences may continue others.
 
     Arguments:
-        continues: see :meth:`slime_core.modeling.rows.Packing.of`. None: no sequence continues another.
+        continues: see :meth:`slime_core.modeling.rows.Sequences.of`. None: no sequence continues another.
     """
 
     continues: torch.Tensor | None = None
 
 
 class PackedAttention(MegatronModule):  # type: ignore[misc]
-    """Causal core attention over packed rows or padded batches; replaces Megatron's in the layer spec.
+    """Causal core attention over packed rows; replaces Megatron's in the layer spec.
 
     Queries may have a multiple of the heads of keys and values, and values may have another size than queries
     (multi-latent attention).
@@ -238,7 +236,7 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
     Arguments: as Megatron passes them to every core attention (transformer/attention.py:318).
 
     Raises:
-        ConfigError: a sliding window, attention that is not causal, or, for multi-latent attention, context
+        ConfigError: a sliding window, dropout, attention that is not causal, or, for multi-latent attention, context
             parallelism or tensor parallelism without sequence parallelism was requested.
     """
 
@@ -258,139 +256,51 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         self._scale = softmax_scale
         if config.apply_query_key_layer_scaling:
             self._scale = (softmax_scale or 1 / math.sqrt(config.kv_channels)) / max(1, layer_number)
-        self._dropout = config.attention_dropout if attention_dropout is None else attention_dropout
 
     def forward(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: None = None,
         *,
-        packed_seq_params: PackedSeqParams | None = None,
+        packed_seq_params: PackedSeqParams,
         **_: object,
     ) -> torch.Tensor:
         """Return softmax(scale q k + causal mask) v.
 
         Arguments:
-            query, key, value: packed [t, heads, size], with or without a batch dimension of 1 in second place; else
-                [s, b, heads, size].
-            attention_mask: bool, True hides, broadcast over [b, heads, s, s]; only for padded batches. It hides *more*
-                than the causal mask, which always applies.
-            packed_seq_params: borders of the sequences of a packed row; always of the whole row, even if a
-                context-parallel rank has only its share.
+            query, key, value: [t, heads, size], with or without a batch dimension of 1 in second place.
+            attention_mask: not used.
+            packed_seq_params: borders of the sequences; always of the whole row, even if a context-parallel rank has
+                only its share.
 
         Returns:
-            [t, heads * size], [t, 1, heads * size] or [s, b, heads * size].
-
-        Raises:
-            ConfigError: a padded batch was given under context parallelism.
+            [t, heads * size] or [t, 1, heads * size].
         """
-        if packed_seq_params is None:
-            return self._attend_padded(query, key, value, attention_mask)
         if query.dim() == 3:
-            return self._attend_packed(query, key, value, packed_seq_params)
+            return self._attend(query, key, value, packed_seq_params)
         query, key, value = (part.squeeze(1) for part in (query, key, value))
-        return self._attend_packed(query, key, value, packed_seq_params).unsqueeze(1)
+        return self._attend(query, key, value, packed_seq_params).unsqueeze(1)
 
-    def _attend_packed(
+    def _attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packed: PackedSeqParams
     ) -> torch.Tensor:
-        if self._context is not None:
-            return self._attend_share(query, key, value, packed.cu_seqlens_q, self._context)
-        ends, num_tokens, continues = packed.cu_seqlens_q, query.size(0), _continues(packed)
-        if takes_spans(query, dropout=self._active_dropout):
-            spans = Spans.of(ends, num_tokens=num_tokens, continues=continues)
-            return attend_spans(query, key, value, spans, scale=self._scale)
-        packing = Packing.of(ends, num_tokens=num_tokens, continues=continues)
-        return self._attend_whole(query, key, value, packing)
-
-    def _attend_whole(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing
-    ) -> torch.Tensor:
-        if not packing.shapes:
-            return _nothing(query, value.size(-1))
-        batches = zip(packing.pad(query), packing.pad_keys(key), packing.pad_keys(value), strict=True)
-        return packing.unpad([self._attend(q, k, v, _visible(q, k)) for q, k, v in batches])
-
-    def _attend_share(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor, group: Any
-    ) -> torch.Tensor:
-        """Attend for the tokens of this context-parallel rank; ``cu_seqlens`` describe the whole row."""
-        share = Share.of(cu_seqlens, num_tokens=query.size(0), rank=group.rank(), size=group.size())
-        has_kernel = takes_spans(query, dropout=self._active_dropout)
-        if not share.exchanges:
-            if has_kernel:
-                return attend_spans(query, key, value, share.spans, scale=self._scale)
-            return self._attend_whole(query, key, value, share.rest)
-        # One collective for both; its backward is a reduce-scatter.
-        pairs = torch.cat([key, value], dim=-1)
-        everywhere = tensor_parallel.gather_from_sequence_parallel_region(pairs, group=group)
-        if has_kernel:
-            all_k, all_v = everywhere.split([key.size(-1), value.size(-1)], dim=-1)
-            return attend_spans(query, all_k, all_v, share.spans, scale=self._scale)
-        first, rest_1, second, rest_2 = query.split(share.sizes)
-        _, pairs_1, _, pairs_2 = pairs.split(share.sizes)
-        # The empty slice makes every rank take part in the backward collective, even if no sequence crosses into it.
-        rest_k, rest_v = torch.cat([pairs_1, pairs_2, everywhere[:0]]).split([key.size(-1), value.size(-1)], dim=-1)
-        rest = self._attend_whole(torch.cat([rest_1, rest_2]), rest_k, rest_v, share.rest)
-        crossing = [
-            self._attend_crossing(queries, everywhere.index_select(0, rows), key.size(-1))
-            for queries, rows in zip((first, second), share.keys, strict=True)
-        ]
-        before, after = rest.split([len(rest_1), len(rest_2)])
-        return torch.cat([crossing[0], before, crossing[1], after])
-
-    def _attend_crossing(self, queries: torch.Tensor, pairs: torch.Tensor, key_size: int) -> torch.Tensor:
-        """Attend for the last n tokens of one sequence, with keys and values of its m tokens: [n, heads * size].
-
-        The mask needs n * m bytes during the call.
-        """
-        if len(queries) == 0:
-            return _nothing(queries, pairs.size(-1) - key_size)
-        k, v = pairs.split([key_size, pairs.size(-1) - key_size], dim=-1)
-        q, k, v = (part.transpose(0, 1)[None] for part in (queries, k, v))
-        return self._attend(q, k, v, _visible(q, k))[0].transpose(0, 1).flatten(1)
-
-    def _attend_padded(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, hidden: torch.Tensor | None
-    ) -> torch.Tensor:
-        if self._context is not None:
-            raise ConfigError("a padded batch was given under context parallelism; only packed rows are split")
-        visible = None
-        if hidden is not None:
-            ones = torch.ones(query.size(0), key.size(0), dtype=torch.bool, device=query.device)
-            visible = ones.tril() & ~hidden
-        q, k, v = (part.permute(1, 2, 0, 3) for part in (query, key, value))
-        return self._attend(q, k, v, visible).permute(2, 0, 1, 3).flatten(2)
-
-    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor | None) -> torch.Tensor:
-        """Attend over [b, heads, s, size] each; ``visible`` None: causal."""
-        state: AbstractContextManager[Any] = nullcontext()
-        if self._active_dropout != 0 and not self.config.sequence_parallel:
-            # Each tensor-parallel rank drops entries of its own heads; sequence parallelism already does that.
-            state = tensor_parallel.get_cuda_rng_tracker().fork()
-        with state:
-            return attend_batch(q, k, v, visible, dropout=self._active_dropout, scale=self._scale)
-
-    @property
-    def _active_dropout(self) -> float:
-        return self._dropout if self.training else 0.0
+        ends, num_tokens, group = packed.cu_seqlens_q, query.size(0), self._context
+        if group is None:
+            sequences = Sequences.of(ends, num_tokens=num_tokens, continues=_continues(packed))
+        else:
+            sequences = Sequences.of_rank(ends, num_tokens=num_tokens, rank=group.rank(), size=group.size())
+        if sequences.exchanges:
+            # One collective for both; its backward is a reduce-scatter.
+            pairs = torch.cat([key, value], dim=-1)
+            everywhere = tensor_parallel.gather_from_sequence_parallel_region(pairs, group=group)
+            key, value = everywhere.split([key.size(-1), value.size(-1)], dim=-1)
+        return attend(query, key, value, sequences, scale=self._scale)
 
 
 def _continues(packed: PackedSeqParams) -> torch.Tensor | None:
     return packed.continues if isinstance(packed, PackedRow) else None
-
-
-def _visible(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-    """Return the causal mask, bool [s, m], of the last s of m tokens ([b, heads, s or m, size]); None: s equals m."""
-    s, m = q.size(2), k.size(2)
-    return None if s == m else torch.ones(s, m, dtype=torch.bool, device=q.device).tril(diagonal=m - s)
-
-
-def _nothing(query: torch.Tensor, value_size: int) -> torch.Tensor:
-    """Return the output for no tokens."""
-    return query.new_empty(0, query.size(1) * value_size)
 
 
 def _refuse_unsupported(config: TransformerConfig, mask_type: AttnMaskType, attention_type: str) -> None:
@@ -407,6 +317,11 @@ def _refuse_unsupported(config: TransformerConfig, mask_type: AttnMaskType, atte
         )
     if config.window_size is not None:
         raise ConfigError(f"sliding-window attention {config.window_size} is not built; accepted: full attention")
+    if config.attention_dropout:
+        raise ConfigError(
+            f"attention_dropout {config.attention_dropout} would make two passes over the same tokens differ; "
+            "accepted: 0"
+        )
     if attention_type != "self" or mask_type not in (AttnMaskType.causal, AttnMaskType.padding_causal):
         raise ConfigError(
             f"{attention_type} attention with mask {mask_type.name} is not built; accepted: causal self-attention"

@@ -1,13 +1,13 @@
 """Packed rows: attention over their sequences, the indices that it needs, and the tokens of each context-parallel rank.
 
     Positions    the position of each token in its sequence, for rotary embeddings
-    Spans        queries and keys of each sequence, for kernels that support sequences of unequal length
-    Packing      the sequences of a row as right-padded batches
-    SharedKeys   the keys of a row in which sequences continue others; part of its packing
+    Sequences    numbers of queries and keys of each sequence, and which tokens the keys are
+    Spans        the same for kernels that support sequences of unequal length
+    Packing      the same as right-padded batches
+    Gather       copies tokens to where a kernel reads them
     zigzag       the tokens of a row on one context-parallel rank
-    Share        the part of a row's attention on one such rank, and the keys of other ranks that it needs
-    attend_spans CUDA, bfloat16 or float16: FlashAttention over sequences of unequal length, directly on the row
-    attend_batch a CPU, and float32 or dropout on CUDA: batches of right-padded sequences
+    attend_spans   CUDA, bfloat16 or float16: FlashAttention over sequences of unequal length, directly on the row
+    attend_padded  a CPU, and float32 on CUDA: batches of right-padded sequences
 
 Indices are computed once for a row and shared by all its layers. Lengths are read from the device once, so that no
 layer waits for the device.
@@ -19,22 +19,24 @@ kernel supports the call. That kernel is excluded, so a call that only it suppor
 A sequence may *continue* another one of its row, which may continue a third: a response whose prompt is in the row once
 for its whole group, or the next turn of a conversation that branches. Its queries see the keys of all of them, the
 *path*. Such sequences share a batch if their paths are equally long, so that one mask is right for all of them. If they
-are longer than the path, the batch also has queries for the path, whose output is not used, and needs no mask: the
-causal kernel then does less than half the work of a masked one.
+are longer than the path, the batch has as many queries as keys, some of whose output is not used, and needs no mask:
+the causal kernel then does less than half the work of a masked one.
 
 A row of t tokens is split over c ranks in 2c chunks of equal length, and rank r has the chunks r and 2c - 1 - r:
 under a causal mask early queries see few keys and late ones many, so every rank has about the same work in a row that
 is one long sequence (Megatron splits a sequence in the same way, models/common/embeddings/rope_utils.py:130). The split
 is of the row, not of every sequence, so only the row must be padded to a multiple of 2c. A chunk is a range of the row,
-so at most one sequence enters it from before. Tokens of this sequence in the chunk are *crossing* and need keys of
-other ranks; all other tokens of the chunk see only tokens of the chunk itself.
+so at most one sequence enters it from before. This sequence's tokens need keys of other ranks, which are its path; all
+other tokens of the chunk see only tokens of the chunk itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -46,17 +48,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from slime_core.errors import RunError
 
-__all__ = [
-    "Packing",
-    "Positions",
-    "Share",
-    "SharedKeys",
-    "Spans",
-    "attend_batch",
-    "attend_spans",
-    "takes_spans",
-    "zigzag",
-]
+__all__ = ["Positions", "Sequences", "attend", "zigzag"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +66,7 @@ class Positions:
 
     @classmethod
     def of(cls, cu_seqlens: torch.Tensor, *, num_tokens: int, continues: torch.Tensor | None = None) -> Positions:
-        """Return the positions for ``cu_seqlens``; arguments, caching and errors as in :meth:`Packing.of`."""
+        """Return the positions for ``cu_seqlens``; arguments, caching and errors as in :meth:`Sequences.of`."""
 
         def compute() -> Positions:
             positions_T = _positions(_ends(cu_seqlens, num_tokens), continues).to(cu_seqlens.device)
@@ -84,107 +76,155 @@ class Positions:
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
-    """Keys of the t queries of a row: query i of a sequence of q queries and m keys sees m - q + i + 1 keys.
-
-    Example: sequence 0 has 2 tokens; 1 and 2, of 1 and 2 tokens, continue it: ``cu_queries = [0, 2, 3, 5]``,
-    ``cu_keys = [0, 2, 5, 9]``, ``longest = (2, 4)``, ``rows_K = [0, 1, 0, 1, 2, 0, 1, 3, 4]``.
+class Gather:
+    """Copies of some of t tokens. The gradient gathers and adds in a fixed order: no atomics.
 
     Arguments:
-        cu_queries, cu_keys: int32 [n + 1], borders of the queries and keys of each sequence; none is empty.
+        rows_S: int64 [s], the token of each copy; None: the tokens themselves, in their order.
+        sources: tokens (int64 [p]) and the copies (int64 [p, c]) whose gradients each of them gets, one pair for each
+            count c; without padding.
+    """
+
+    rows_S: torch.Tensor | None = None
+    sources: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+
+    @classmethod
+    def of(
+        cls, rows_S: torch.Tensor, *, num_tokens: int, device: torch.device, real_S: torch.Tensor | None = None
+    ) -> Gather:
+        """Return the copies of these tokens; ``real_S``: bool [s], False at padding, which has no gradient."""
+        if torch.equal(rows_S, torch.arange(num_tokens)):
+            return cls()
+        slots = torch.arange(len(rows_S)) if real_S is None else real_S.nonzero().squeeze(1)
+        slots = slots[rows_S[slots].argsort(stable=True)]
+        counts_T = torch.bincount(rows_S[slots], minlength=num_tokens)
+        firsts_T = counts_T.cumsum(0) - counts_T
+        sources = []
+        for count in torch.unique(counts_T).tolist():
+            tokens = (counts_T == count).nonzero().squeeze(1)
+            sources.append((tokens.to(device), slots[firsts_T[tokens][:, None] + torch.arange(count)].to(device)))
+        return cls(rows_S.to(device), tuple(sources))
+
+    def __call__(self, values_T: torch.Tensor) -> torch.Tensor:
+        """Return the copies of ``values_T`` [t, ...], [s, ...]."""
+        if self.rows_S is None:
+            return values_T
+        copies: torch.Tensor = _Gather.apply(values_T, self.rows_S, *chain(*self.sources))  # type: ignore[no-untyped-call]
+        return copies
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values_T: torch.Tensor, rows_S: torch.Tensor, *sources: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*sources)
+        ctx.num_tokens = values_T.size(0)
+        return values_T.index_select(0, rows_S)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_S: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        sources, unused = ctx.saved_tensors, (None for _ in ctx.saved_tensors)
+        if len(sources) == 2 and sources[1].size(1) == 1:  # every token is copied once
+            return gradient_S.index_select(0, sources[1].squeeze(1)), None, *unused
+        gradient_T = gradient_S.new_empty(ctx.num_tokens, *gradient_S.shape[1:])
+        for tokens, slots in zip(sources[::2], sources[1::2], strict=True):
+            taken = gradient_S.index_select(0, slots.flatten()).unflatten(0, slots.shape)
+            gradient_T[tokens] = taken.sum(dim=1)
+        return gradient_T, None, *unused
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """The sequences of a row, one after the other.
+
+    Example: sequence 0 has 2 tokens; 1 and 2, of 1 and 2 tokens, continue it: ``cu_queries = [0, 2, 3, 5]``,
+    ``cu_keys = [0, 2, 5, 9]``, ``longest = (2, 4)``; keys are copies of the tokens 0 1, 0 1 2, 0 1 3 4.
+
+    Arguments:
+        cu_queries, cu_keys: int32 [n + 1], borders of the queries and keys of each sequence.
         longest: numbers of queries and keys of the longest sequence.
-        rows_K: int64 [k], the token of each key; None: keys are the row's tokens in order.
-        sources: as in :class:`SharedKeys`, for the gradient.
+        gather_keys: to where ``cu_keys`` has them.
     """
 
     cu_queries: torch.Tensor
     cu_keys: torch.Tensor
     longest: tuple[int, int]
-    rows_K: torch.Tensor | None = None
-    sources: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
-
-    @classmethod
-    def of(cls, cu_seqlens: torch.Tensor, *, num_tokens: int, continues: torch.Tensor | None = None) -> Spans:
-        """Return the spans for ``cu_seqlens``; arguments, caching and errors as in :meth:`Packing.of`."""
-
-        def compute() -> Spans:
-            ends = _ends(cu_seqlens, num_tokens)
-            starts, lengths = ends[:-1], ends.diff()
-            path = _path(lengths, continues)
-            rows_K = None if continues is None else _rows_of(path, starts, lengths)
-            return cls.between(lengths, _lengths_of(path, lengths), rows_K, num_tokens, cu_seqlens.device)
-
-        return _cached(cls, cu_seqlens, num_tokens, compute)
-
-    @classmethod
-    def between(
-        cls, queries: torch.Tensor, keys: torch.Tensor, rows_K: torch.Tensor | None, num_keys: int, device: torch.device
-    ) -> Spans:
-        """Return the spans for these numbers of queries and keys a sequence, int64 [n], out of ``num_keys`` tokens."""
-        queries, keys = queries[queries > 0], keys[queries > 0]
-        zero = torch.zeros(1, dtype=torch.int64)
-        sources: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
-        if rows_K is not None:
-            sources = _sources(rows_K, torch.arange(len(rows_K)), num_keys, device)
-        return cls(
-            cu_queries=torch.cat([zero, queries.cumsum(0)]).to(device, torch.int32),
-            cu_keys=torch.cat([zero, keys.cumsum(0)]).to(device, torch.int32),
-            longest=(int(queries.max()) if len(queries) else 0, int(keys.max()) if len(keys) else 0),
-            rows_K=None if rows_K is None else rows_K.to(device),
-            sources=sources,
-        )
-
-    def gather(self, values_TNH: torch.Tensor) -> torch.Tensor:
-        """Return keys or values [t, heads, size] in the order of the spans, [k, heads, size]."""
-        if self.rows_K is None:
-            return values_TNH
-        gathered: torch.Tensor = _PadKeys.apply(values_TNH, self.rows_K, *_flat(self.sources))  # type: ignore[no-untyped-call]
-        return gathered
-
-
-@dataclass(frozen=True, slots=True)
-class SharedKeys:
-    """Tokens of the k slots for keys and values, in a row whose sequences continue others.
-
-    Example: sequence 0 has 2 tokens; 1 and 2, of 1 and 2 tokens, continue it. Without rounding to a power of two, a
-    batch of the first and one of the others: ``rows_K = [0, 1, 0, 1, 2, 2, 0, 1, 3, 4]``, ``lengths = (2, 4)``.
-
-    Arguments:
-        rows_K: int64 [k], the token of each slot; padding has its sequence's last token.
-        lengths: slots a sequence of each batch of :class:`Packing`.
-        sources: tokens (int64 [p]) and the slots (int64 [p, c]) that have each of them, one pair for each count c;
-            without padding.
-    """
-
-    rows_K: torch.Tensor
-    lengths: tuple[int, ...]
-    sources: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    gather_keys: Gather
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Slots of the t tokens of a row in right-padded batches of s slots in total.
+    """The sequences of a row as right-padded batches.
 
-    Example: sequences of 4 and 3 tokens share a batch of 2 x 4 slots: ``rows_S = [0, 1, 2, 3, 4, 5, 6, 6]``,
-    ``slots_T = [0, 1, 2, 3, 4, 5, 6]``, ``shapes = ((2, 4),)``.
+    Example: sequences of 4 and 3 tokens share a batch of 2 x 4 slots, ``shapes = ((2, 4, 4),)``, with copies of the
+    tokens 0 1 2 3 and 4 5 6 6: padding has its sequence's last token.
 
     Arguments:
-        rows_S: int64 [s], the token of each slot; padding has its sequence's last token.
-        slots_T: int64 [t], the slot of each token.
-        shapes: (sequences, slots a sequence) of each batch, in the order of the slots.
-        shared: slots of keys and values; None: the same as those of queries.
-        moves: False: slot i has token i, as where all sequences are equally long, so none is copied.
+        shapes: (sequences, queries a sequence, keys a sequence) of each batch.
+        gather_queries, gather_keys: to the slots of the batches.
+        gather_tokens: from the slots of queries back to the row.
     """
 
-    rows_S: torch.Tensor
-    slots_T: torch.Tensor
-    shapes: tuple[tuple[int, int], ...]
-    shared: SharedKeys | None = None
-    moves: bool = True
+    shapes: tuple[tuple[int, int, int], ...]
+    gather_queries: Gather
+    gather_keys: Gather
+    gather_tokens: Gather
+
+    def pad(self, values_TNH: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield the batches of queries [t, heads, size], each [n, heads, L, size]."""
+        return _batches(self.gather_queries(values_TNH), [(n, length) for n, length, _ in self.shapes])
+
+    def pad_keys(self, values_TNH: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield the batches of keys or values [m, heads, size] for those of the queries, each [n, heads, K, size].
+
+        The last L of a sequence's K slots belong to its L queries.
+        """
+        return _batches(self.gather_keys(values_TNH), [(n, length) for n, _, length in self.shapes])
+
+    def unpad(self, batches: list[torch.Tensor]) -> torch.Tensor:
+        """Invert :meth:`pad` and join heads: [t, heads * size]."""
+        parts = [batch.transpose(1, 2).flatten(2).flatten(0, 1) for batch in batches]
+        return self.gather_tokens(torch.cat(parts) if len(parts) > 1 else parts[0])
+
+
+def _batches(slots_SNH: torch.Tensor, shapes: Sequence[tuple[int, int]]) -> Iterator[torch.Tensor]:
+    parts = slots_SNH.split([n * length for n, length in shapes])
+    for part, (n, length) in zip(parts, shapes, strict=True):
+        yield part.view(n, length, *part.shape[1:]).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Keys of the queries of a row: query i of a sequence of q queries and m keys sees m - q + i + 1 keys.
+
+    All tensors are on the host.
+
+    Example: sequence 0 has 2 tokens; 1 and 2, of 1 and 2 tokens, continue it: ``queries = [2, 1, 2]``,
+    ``keys = [2, 3, 4]``, ``rows_K = [0, 1, 0, 1, 2, 0, 1, 3, 4]``.
+
+    Example: sequences of 3 and 5 tokens over 2 ranks, so chunks of 2. Rank 1 has tokens 2, 3 and 4, 5, which are the
+    end of the first sequence, the start of the second, and the middle of it: ``queries = [1, 1, 2]``,
+    ``keys = [3, 1, 3]``. The gathered keys of all ranks have the order 0 1 6 7 2 3 4 5: ``rows_K = [0, 1, 4, 5, 5, 6,
+    7]``.
+
+    Arguments:
+        queries, keys: int64 [n], numbers of queries and keys of each sequence; none is 0.
+        rows_K: int64 [k], the token of each key.
+        num_keys: tokens that ``rows_K`` refers to.
+        device: of the kernels' indices.
+        exchanges: True: the keys are those of all context-parallel ranks.
+    """
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    rows_K: torch.Tensor
+    num_keys: int
+    device: torch.device
+    exchanges: bool = False
 
     @classmethod
-    def of(cls, cu_seqlens: torch.Tensor, *, num_tokens: int, continues: torch.Tensor | None = None) -> Packing:
-        """Return the packing for ``cu_seqlens``; computed at the first call and cached as long as the tensor lives.
+    def of(cls, cu_seqlens: torch.Tensor, *, num_tokens: int, continues: torch.Tensor | None = None) -> Sequences:
+        """Return the sequences of a row; computed at the first call and cached as long as ``cu_seqlens`` lives.
 
         Arguments:
             cu_seqlens: int32 [b + 1], ascending from 0; must not be changed in place. Sequences may be empty. Tokens
@@ -196,37 +236,83 @@ class Packing:
         Raises:
             ValueError: a sequence ends beyond the row, or continues itself or a later one.
         """
-        return _cached(cls, cu_seqlens, num_tokens, lambda: _pack(cu_seqlens, num_tokens, continues))
 
-    def pad(self, values_TNH: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield the batches of ``values_TNH`` [t, heads, size], each [n, heads, L, size]."""
-        padded_SNH = values_TNH
-        if self.moves:
-            padded_SNH = _Pad.apply(values_TNH, self.rows_S, self.slots_T)  # type: ignore[no-untyped-call]
-        parts = torch.split(padded_SNH, [n * length for n, length in self.shapes])
-        for part, (n, length) in zip(parts, self.shapes, strict=True):
-            yield part.view(n, length, *part.shape[1:]).transpose(1, 2)
+        def compute() -> Sequences:
+            ends = _ends(cu_seqlens, num_tokens)
+            starts, lengths = ends[:-1], ends.diff()
+            path = _path(lengths, continues)
+            # An empty sequence has no queries, so nothing sees its path.
+            sizes = torch.where((path < 0) | (lengths[:, None] == 0), 0, lengths[path])
+            places = _ranges(starts[path].flatten(), sizes.flatten())
+            return cls(lengths[lengths > 0], sizes.sum(dim=1)[lengths > 0], places, num_tokens, cu_seqlens.device)
 
-    def pad_keys(self, values_TNH: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield the batches of keys or values [t, heads, size] for those of the queries, each [n, heads, K, size].
+        return _cached(cls, cu_seqlens, num_tokens, compute)
 
-        The last L of a sequence's K slots belong to its L queries.
+    @classmethod
+    def of_rank(cls, cu_seqlens: torch.Tensor, *, num_tokens: int, rank: int, size: int) -> Sequences:
+        """Return the sequences on context-parallel rank ``rank`` of ``size``, cached like those of :meth:`of`.
+
+        Arguments:
+            cu_seqlens: of the whole row.
+            num_tokens: tokens of this rank; the row has ``2 * size`` chunks of half as many.
         """
-        if self.shared is None:
-            yield from self.pad(values_TNH)
-            return
-        keys = self.shared
-        padded: torch.Tensor = _PadKeys.apply(values_TNH, keys.rows_K, *_flat(keys.sources))  # type: ignore[no-untyped-call]
-        sizes = [n * length for (n, _), length in zip(self.shapes, keys.lengths, strict=True)]
-        for part, (n, _), length in zip(torch.split(padded, sizes), self.shapes, keys.lengths, strict=True):
-            yield part.view(n, length, *part.shape[1:]).transpose(1, 2)
 
-    def unpad(self, batches: list[torch.Tensor]) -> torch.Tensor:
-        """Invert :meth:`pad` and join heads: [t, heads * size]."""
-        parts = [batch.transpose(1, 2).flatten(2).flatten(0, 1) for batch in batches]
-        slots = torch.cat(parts) if len(parts) > 1 else parts[0]
-        result: torch.Tensor = _Unpad.apply(slots, self.slots_T) if self.moves else slots  # type: ignore[no-untyped-call]
-        return result
+        def compute() -> Sequences:
+            ends, chunk = _ends(cu_seqlens, num_tokens * size).unique(), num_tokens // 2
+            exchanges = any(start not in ends for start in range(0, num_tokens * size, chunk))
+            queries, keys, places = [], [], []
+            for start in (rank * chunk, (2 * size - 1 - rank) * chunk):
+                inner = ends[(ends > start) & (ends < start + chunk)]
+                lengths = torch.cat([torch.tensor([start]), inner, torch.tensor([start + chunk])]).diff()
+                sequence_start = int(ends[ends <= start][-1])
+                queries.append(lengths)
+                keys.append(torch.cat([lengths[:1] + start - sequence_start, lengths[1:]]))
+                places.append(torch.arange(sequence_start, start + chunk))
+            rows_K = _gathered(torch.cat(places), chunk, size) if exchanges else torch.arange(num_tokens)
+            num_keys = num_tokens * size if exchanges else num_tokens
+            return cls(torch.cat(queries), torch.cat(keys), rows_K, num_keys, cu_seqlens.device, exchanges)
+
+        return _cached(cls, cu_seqlens, num_tokens, compute)
+
+    @cached_property
+    def spans(self) -> Spans:
+        """The sequences, one after the other."""
+        zero = torch.zeros(1, dtype=torch.int64)
+        return Spans(
+            cu_queries=torch.cat([zero, self.queries.cumsum(0)]).to(self.device, torch.int32),
+            cu_keys=torch.cat([zero, self.keys.cumsum(0)]).to(self.device, torch.int32),
+            longest=(int(self.queries.max()), int(self.keys.max())),
+            gather_keys=Gather.of(self.rows_K, num_tokens=self.num_keys, device=self.device),
+        )
+
+    @cached_property
+    def packing(self) -> Packing:
+        """One batch for all sequences between two powers of two whose paths before them are equally long."""
+        queries, keys, paths = self.queries, self.keys, self.keys - self.queries
+        shapes, of_queries, are_used, of_keys, are_real = [], [], [], [], []
+        classes = torch.stack([paths, torch.ceil(torch.log2(queries.double())).long()], dim=1)
+        for size_class in torch.unique(classes, dim=0):
+            members = (classes == size_class).all(dim=1)
+            lengths, path = keys[members][:, None], int(size_class[0])
+            columns = torch.arange(int(lengths.max()))[None]
+            first = 0 if columns.size(1) > 2 * path else path  # the slot of the first query among those of the keys
+            starts = (queries.cumsum(0) - keys)[members][:, None]
+            of_queries.append(starts + columns[:, first:].clamp(min=path).minimum(lengths - 1))
+            are_used.append((columns[:, first:] >= path) & (columns[:, first:] < lengths))
+            of_keys.append((keys.cumsum(0) - keys)[members][:, None] + columns.minimum(lengths - 1))
+            are_real.append(columns < lengths)
+            shapes.append((len(lengths), columns.size(1) - first, columns.size(1)))
+        rows_S, used_S, keys_S, real_S = (
+            torch.cat([part.flatten() for part in parts]) for parts in (of_queries, are_used, of_keys, are_real)
+        )
+        num_tokens, slots_T = int(queries.sum()), used_S.nonzero().squeeze(1)
+        slots_T = slots_T[rows_S[slots_T].argsort()]
+        return Packing(
+            shapes=tuple(shapes),
+            gather_queries=Gather.of(rows_S, num_tokens=num_tokens, device=self.device, real_S=used_S),
+            gather_keys=Gather.of(self.rows_K[keys_S], num_tokens=self.num_keys, device=self.device, real_S=real_S),
+            gather_tokens=Gather.of(slots_T, num_tokens=len(rows_S), device=self.device),
+        )
 
 
 _KNOWN = WeakTensorKeyDictionary()
@@ -265,160 +351,25 @@ def _path(lengths: torch.Tensor, continues: torch.Tensor | None) -> torch.Tensor
     return torch.stack(path[-2::-1], dim=1) if len(path) > 1 else numbers[:, None]
 
 
-def _sizes(path: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    return torch.where(path < 0, 0, lengths[path])
-
-
-def _lengths_of(path: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Return the tokens of every path, the sequence itself included: int64 [b]; empty sequences have none."""
-    return torch.where(lengths > 0, _sizes(path, lengths).sum(dim=1), 0)
-
-
-def _rows_of(path: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Return the tokens of every path, one after the other; skip empty sequences."""
-    sizes = torch.where(lengths[:, None] > 0, _sizes(path, lengths), 0).flatten()
-    places = torch.arange(int(sizes.sum())) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
-    return starts[path].flatten().repeat_interleave(sizes) + places
-
-
-def _pack(cu_seqlens: torch.Tensor, num_tokens: int, continues: torch.Tensor | None = None) -> Packing:
-    device, ends = cu_seqlens.device, _ends(cu_seqlens, num_tokens)
-    batches = list(_batches(ends, continues))
-    slots_T, used = torch.empty(num_tokens, dtype=torch.int64), 0
-    for batch in batches:
-        slots_T[batch.rows_nL[batch.home_nL]] = used + batch.home_nL.flatten().nonzero().squeeze(1)
-        used += batch.rows_nL.numel()
-    rows_S = torch.cat([ends[:0], *(batch.rows_nL.flatten() for batch in batches)])
-    return Packing(
-        rows_S=rows_S.to(device),
-        slots_T=slots_T.to(device),
-        shapes=tuple((batch.rows_nL.size(0), batch.rows_nL.size(1)) for batch in batches),
-        shared=None if continues is None else _shared_keys(batches, num_tokens, device),
-        moves=not torch.equal(rows_S, torch.arange(num_tokens)),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """n sequences: ``rows_nL`` tokens of the queries, ``home_nL`` True if their output is used, ``keys_nK`` tokens of
-    the keys, ``real_nK`` True if they are not padding."""
-
-    rows_nL: torch.Tensor
-    home_nL: torch.Tensor
-    keys_nK: torch.Tensor
-    real_nK: torch.Tensor
-
-
-def _batches(ends: torch.Tensor, continues: torch.Tensor | None) -> Iterator[_Batch]:
-    """Yield one batch for all sequences between two powers of two whose paths before them are equally long."""
-    starts, lengths = ends[:-1], ends.diff()
-    path = _path(lengths, continues)
-    totals, rows_K = _lengths_of(path, lengths), _rows_of(path, starts, lengths)
-    firsts, prefixes = totals.cumsum(0) - totals, totals - lengths
-    classes = torch.stack([prefixes, torch.ceil(torch.log2(lengths.double())).long()], dim=1)
-    for size_class in torch.unique(classes[lengths > 0], dim=0):
-        members = (classes == size_class).all(dim=1) & (lengths > 0)
-        own_nL, real_nL = _right_pad(starts[members], lengths[members])
-        yield _batch(own_nL, real_nL, rows_K[firsts[members][:, None] + torch.arange(int(size_class[0]))])
-
-
-def _batch(own_nL: torch.Tensor, real_nL: torch.Tensor, before_nP: torch.Tensor) -> _Batch:
-    """Return a batch; ``before_nP`` has the tokens of the paths before the sequences."""
-    keys_nK = torch.cat([before_nP, own_nL], dim=1)
-    real_nK = torch.cat([torch.ones_like(before_nP, dtype=torch.bool), real_nL], dim=1)
-    if own_nL.size(1) <= before_nP.size(1):
-        return _Batch(own_nL, real_nL, keys_nK, real_nK)
-    return _Batch(keys_nK, torch.cat([torch.zeros_like(before_nP, dtype=torch.bool), real_nL], dim=1), keys_nK, real_nK)
+def _ranges(starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Return ``[s, s + 1, ..., s + n - 1]`` for every pair of ``starts`` and ``lengths``, one after the other."""
+    offsets = lengths.cumsum(0) - lengths
+    return torch.arange(int(lengths.sum())) + (starts - offsets).repeat_interleave(lengths)
 
 
 def _positions(ends: torch.Tensor, continues: torch.Tensor | None) -> torch.Tensor:
     lengths = ends.diff()
-    starts = ends[1:] - _sizes(_path(lengths, continues), lengths).sum(dim=1)
+    path = _path(lengths, continues)
+    starts = ends[1:] - torch.where(path < 0, 0, lengths[path]).sum(dim=1)
     return torch.arange(int(ends[-1])) - starts.repeat_interleave(lengths)
 
 
-def _shared_keys(batches: list[_Batch], num_tokens: int, device: torch.device) -> SharedKeys:
-    rows_K = torch.cat([batch.keys_nK.flatten() for batch in batches])
-    slots = torch.cat([batch.real_nK.flatten() for batch in batches]).nonzero().squeeze(1)
-    sources = _sources(rows_K, slots, num_tokens, device)
-    return SharedKeys(rows_K.to(device), tuple(batch.keys_nK.size(1) for batch in batches), sources)
-
-
-def _sources(
-    rows_K: torch.Tensor, slots: torch.Tensor, num_tokens: int, device: torch.device
-) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-    """Return, for each count of slots, the tokens that have so many of ``slots``, and these slots."""
-    slots = slots[rows_K[slots].argsort(stable=True)]
-    counts_T = torch.bincount(rows_K[slots], minlength=num_tokens)
-    firsts_T = counts_T.cumsum(0) - counts_T
-    sources = []
-    for count in torch.unique(counts_T).tolist():
-        tokens = (counts_T == count).nonzero().squeeze(1)
-        sources.append((tokens.to(device), slots[firsts_T[tokens][:, None] + torch.arange(count)].to(device)))
-    return tuple(sources)
-
-
-def _flat(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
-    return [tensor for pair in pairs for tensor in pair]
-
-
-def _right_pad(starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rows [n, L] of sequences, each padded with its last row, and a mask of the real ones."""
-    columns = torch.arange(int(lengths.max()))[None]
-    return starts[:, None] + torch.minimum(columns, lengths[:, None] - 1), columns < lengths[:, None]
-
-
-class _Pad(torch.autograd.Function):
-    """Gather tokens into slots. The gradient is a gather, too, because padding has no gradient: no atomics."""
-
-    @staticmethod
-    def forward(ctx: Any, values_T: torch.Tensor, rows_S: torch.Tensor, slots_T: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(slots_T)
-        return values_T.index_select(0, rows_S)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_S: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (slots_T,) = ctx.saved_tensors
-        return gradient_S.index_select(0, slots_T), None, None
-
-
-class _PadKeys(torch.autograd.Function):
-    """Gather tokens into slots, some into several. The gradient gathers and adds in a fixed order: no atomics."""
-
-    @staticmethod
-    def forward(ctx: Any, values_T: torch.Tensor, rows_K: torch.Tensor, *sources: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(*sources)
-        ctx.num_tokens = values_T.size(0)
-        return values_T.index_select(0, rows_K)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_K: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        sources = ctx.saved_tensors
-        gradient_T = gradient_K.new_empty(ctx.num_tokens, *gradient_K.shape[1:])
-        for tokens, slots in zip(sources[::2], sources[1::2], strict=True):
-            taken = gradient_K.index_select(0, slots.flatten()).view(*slots.shape, *gradient_K.shape[1:])
-            gradient_T[tokens] = taken.sum(dim=1)
-        return gradient_T, None, *(None for _ in sources)
-
-
-class _Unpad(torch.autograd.Function):
-    """Gather slots back into tokens; padding gets a zero gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, values_S: torch.Tensor, slots_T: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(slots_T)
-        ctx.num_slots = values_S.size(0)
-        return values_S.index_select(0, slots_T)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_T: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (slots_T,) = ctx.saved_tensors
-        gradient_S = gradient_T.new_zeros(ctx.num_slots, *gradient_T.shape[1:])
-        gradient_S[slots_T] = gradient_T
-        return gradient_S, None
+def _gathered(places: torch.Tensor, chunk: int, size: int) -> torch.Tensor:
+    """Convert places in the row to places in the gathered tokens of all ranks, which are in rank order."""
+    number, offset = places // chunk, places % chunk
+    late = number >= size
+    owner = torch.where(late, 2 * size - 1 - number, number)
+    return (2 * owner + late) * chunk + offset
 
 
 def zigzag(num_tokens: int, *, rank: int, size: int) -> np.ndarray:
@@ -437,88 +388,6 @@ def zigzag(num_tokens: int, *, rank: int, size: int) -> np.ndarray:
     return np.asarray(chunks[[rank, 2 * size - 1 - rank]].ravel())
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The part of a row's attention that one context-parallel rank computes.
-
-    Example: sequences of 3 and 5 tokens over 2 ranks, so chunks of 2. Rank 1 has tokens 2, 3 and 4, 5. Token 2
-    crosses into its first chunk, 4 and 5 into its second: ``sizes = (1, 1, 2, 0)``. The gathered keys of all ranks
-    have the order 0 1 6 7 2 3 4 5, in which ``keys`` finds tokens 0 to 2 and 3 to 5: ``([0, 1, 4], [5, 6, 7])``.
-
-    Arguments:
-        sizes: of each chunk the number of crossing and of other tokens.
-        keys: int64, for each chunk's crossing tokens the rows of the gathered keys from their sequence's start up to
-            themselves; empty if none cross.
-        rest: the packing of the tokens that do not cross.
-        spans: spans of all tokens of this rank, with keys among the gathered ones; without exchange, among its own.
-        exchanges: True if any rank has crossing tokens, so that keys must be gathered.
-    """
-
-    sizes: tuple[int, int, int, int]
-    keys: tuple[torch.Tensor, torch.Tensor]
-    rest: Packing
-    spans: Spans
-    exchanges: bool
-
-    @classmethod
-    def of(cls, cu_seqlens: torch.Tensor, *, num_tokens: int, rank: int, size: int) -> Share:
-        """Return the share of rank ``rank`` of ``size``; computed at the first call for this tensor, then cached.
-
-        Arguments:
-            cu_seqlens: of the whole row; see :meth:`Packing.of`.
-            num_tokens: tokens of this rank; the row has ``2 * size`` chunks of half as many.
-        """
-
-        def compute() -> Share:
-            ends = torch.cat([cu_seqlens.cpu().long(), torch.tensor([num_tokens * size])]).unique()
-            return _share(ends, num_tokens // 2, rank, size, cu_seqlens.device)
-
-        return _cached(cls, cu_seqlens, num_tokens, compute)
-
-
-def _share(ends: torch.Tensor, chunk: int, rank: int, size: int, device: torch.device) -> Share:
-    """Compute a share; ``ends``: int64, borders of the sequences, each once, from 0 to the end of the row."""
-    sizes, keys, queries, places, lengths = [], [], [], [], []
-    starts = (rank * chunk, (2 * size - 1 - rank) * chunk)
-    for own, start in zip((2 * rank * chunk, (2 * rank + 1) * chunk), starts, strict=True):
-        sequence_start, crossing = _crossing(ends, start, chunk)
-        inner = ends[(ends > start + crossing) & (ends < start + chunk)]
-        borders = torch.cat([torch.tensor([start + crossing]), inner, torch.tensor([start + chunk])])
-        sizes += [crossing, chunk - crossing]
-        lengths.append(borders.diff())
-        keys.append(
-            _gathered(torch.arange(sequence_start, start + crossing if crossing else sequence_start), chunk, size)
-        )
-        queries.append(torch.cat([torch.tensor([crossing]), lengths[-1]]))
-        places += [keys[-1], torch.arange(own + crossing, own + chunk)]
-    rest = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat(lengths).cumsum(0)]).to(device)
-    exchanges = any(start not in ends for start in range(0, 2 * size * chunk, chunk))
-    num_keys = torch.cat([torch.cat([torch.tensor([len(k)]), own]) for k, own in zip(keys, lengths, strict=True)])
-    rows_K = torch.cat(places) if exchanges else None
-    return Share(
-        sizes=(sizes[0], sizes[1], sizes[2], sizes[3]),
-        keys=(keys[0].to(device), keys[1].to(device)),
-        rest=Packing.of(rest, num_tokens=sizes[1] + sizes[3]),
-        spans=Spans.between(torch.cat(queries), num_keys, rows_K, 2 * size * chunk, device),
-        exchanges=exchanges,
-    )
-
-
-def _crossing(ends: torch.Tensor, start: int, chunk: int) -> tuple[int, int]:
-    """Return the start of the sequence at ``start``, and its number of crossing tokens in the chunk."""
-    place = int(torch.searchsorted(ends, start, right=True))
-    sequence_start, sequence_end = int(ends[place - 1]), int(ends[place])
-    return sequence_start, 0 if sequence_start == start else min(sequence_end, start + chunk) - start
-
-
-def _gathered(places: torch.Tensor, chunk: int, size: int) -> torch.Tensor:
-    """Convert places in the row to places in the gathered tokens of all ranks, which are in rank order."""
-    number, offset = places // chunk, places % chunk
-    late = number >= size
-    owner = torch.where(late, 2 * size - 1 - number, number)
-    return (2 * owner + late) * chunk + offset
-
-
 # --- Kernels ----------------------------------------------------------------------------------------------------------
 
 
@@ -531,28 +400,40 @@ LINEAR = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 """Kernels whose memory grows with the number of tokens, not with its square."""
 
 
-def takes_spans(query: torch.Tensor, *, dropout: float) -> bool:
-    """Return whether the kernel for sequences of unequal length supports this query, ``[t, heads, size]``."""
-    is_half = query.dtype in (torch.bfloat16, torch.float16)
-    return query.is_cuda and is_half and dropout == 0 and query.size(-1) <= LARGEST_HEAD
-
-
-def attend_spans(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spans: Spans, *, scale: float | None
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sequences: Sequences, *, scale: float | None
 ) -> torch.Tensor:
     """Return softmax(scale q k) v of every sequence, causal, aligned at its end: [t, heads * value size].
 
     Arguments:
         query: [t, heads, size].
-        key, value: [m, heads or a divisor of it, size], before ``spans`` gathers them; values may have another size.
+        key, value: [m, heads or a divisor of it, size]; values may have another size.
         scale: None: 1 / sqrt(size).
+
+    Raises:
+        RunError: on CUDA, only the kernel that stores all scores supports the call.
     """
+    if takes_spans(query):
+        return attend_spans(query, key, value, sequences.spans, scale=scale)
+    return attend_padded(query, key, value, sequences.packing, scale=scale)
+
+
+def takes_spans(query: torch.Tensor) -> bool:
+    """Return whether the kernel for sequences of unequal length supports this query, ``[t, heads, size]``."""
+    is_half = query.dtype in (torch.bfloat16, torch.float16)
+    return query.is_cuda and is_half and query.size(-1) <= LARGEST_HEAD
+
+
+def attend_spans(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spans: Spans, *, scale: float | None
+) -> torch.Tensor:
+    """Return the result of :func:`attend` with a kernel for sequences of unequal length."""
     from torch.nn.attention.varlen import varlen_attn
 
     size, value_size = query.size(-1), value.size(-1)
     width = -(-max(size, value_size) // HEAD_MULTIPLE) * HEAD_MULTIPLE
     # Columns of zeros change no score; the added columns of the output are cut off.
-    query, key, value = (_widened(part, width) for part in (query, spans.gather(key), spans.gather(value)))
+    query, key, value = (_widened(part, width) for part in (query, spans.gather_keys(key), spans.gather_keys(value)))
     output = varlen_attn(
         query,
         key,
@@ -572,22 +453,18 @@ def _widened(values: torch.Tensor, width: int) -> torch.Tensor:
     return values if values.size(-1) == width else pad(values, (0, width - values.size(-1)))
 
 
-def attend_batch(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    visible: torch.Tensor | None,
-    *,
-    dropout: float,
-    scale: float | None,
+def attend_padded(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing, *, scale: float | None
 ) -> torch.Tensor:
-    """Return attention over [b, heads, s, size] each; keys and values may have a divisor of the heads.
+    """Return the result of :func:`attend` with a kernel for batches."""
+    batches = zip(packing.pad(query), packing.pad_keys(key), packing.pad_keys(value), strict=True)
+    return packing.unpad([_attend_batch(q, k, v, scale=scale) for q, k, v in batches])
 
-    ``visible`` None: causal.
 
-    Raises:
-        RunError: on CUDA, only the kernel that stores all scores supports the call.
-    """
+def _attend_batch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float | None) -> torch.Tensor:
+    """Attend with the last s of m tokens, [b, heads, s, size], over all m, [b, heads or a divisor of it, m, size]."""
+    s, m = q.size(2), k.size(2)
+    visible = None if s == m else torch.ones(s, m, dtype=torch.bool, device=q.device).tril(diagonal=m - s)
     if q.is_cuda and q.size(1) != k.size(1):  # the kernel for masks and float32 does not support grouped heads
         k, v = (part.repeat_interleave(q.size(1) // part.size(1), dim=1) for part in (k, v))
     with _linear_memory(q):
@@ -597,7 +474,6 @@ def attend_batch(
             v,
             attn_mask=visible,
             is_causal=visible is None,
-            dropout_p=dropout,
             scale=scale,
             enable_gqa=q.size(1) != k.size(1),
         )

@@ -106,15 +106,6 @@ def test_padding_at_the_end_of_the_row_changes_nothing(megatron, folder):
         assert torch.allclose(packed_logits(chunk, rows(), tail=7), packed_logits(chunk, rows()), rtol=0, atol=ROUNDING)
 
 
-def test_a_padded_batch_gives_the_logits_of_each_row_alone(megatron, folder, hugging_face):
-    _, (chunk,) = build(folder, megatron)
-    batch = torch.nn.utils.rnn.pad_sequence(rows(), batch_first=True)
-    with torch.no_grad():
-        padded = chunk(batch, torch.arange(batch.size(1)).expand_as(batch), None)
-        for row, logits in zip(rows(), padded, strict=True):
-            assert (logits[: len(row)] - hugging_face(row[None]).logits[0]).abs().max() < ROUNDING
-
-
 def test_the_order_of_sequences_in_the_row_does_not_matter(megatron, folder):
     _, (chunk,) = build(folder, megatron)
     sequences, order = rows(), [3, 0, 7, 5, 1, 6, 2, 4]
@@ -262,13 +253,13 @@ def test_rotary_positions_wait_for_no_device(megatron):
 def test_the_kernel_for_unequal_lengths_gives_the_same_logits_and_gradients(megatron, folder, monkeypatch):
     from torch.nn.attention import varlen
 
-    from slime_core.modeling import layers
+    from slime_core.modeling import rows as room
     from tests.unit.modeling.test_attention import loop
 
     _, (chunk,) = build(folder, megatron)
     found = []
     for taken in (False, True):
-        monkeypatch.setattr(layers, "takes_spans", lambda *_, taken=taken, **__: taken)
+        monkeypatch.setattr(room, "takes_spans", lambda *_, taken=taken, **__: taken)
         monkeypatch.setattr(varlen, "varlen_attn", loop)
         chunk.zero_grad()
         logits = packed_logits(chunk, rows())

@@ -15,7 +15,7 @@ from torch.nn.attention import varlen
 
 from slime_core.errors import RunError
 from slime_core.modeling import rows as room
-from slime_core.modeling.rows import Packing, Share, Spans, attend_batch, attend_spans, takes_spans, zigzag
+from slime_core.modeling.rows import Gather, Sequences, attend_padded, attend_spans, takes_spans, zigzag
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -53,15 +53,6 @@ def loop(
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(varlen, "varlen_attn", loop)
-
-
-def padded(packing: Packing, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    parts = []
-    for one, keys, values in zip(packing.pad(q), packing.pad_keys(k), packing.pad_keys(v), strict=True):
-        s, m = one.size(2), keys.size(2)
-        visible = torch.ones(s, m, dtype=torch.bool).tril(m - s)
-        parts.append(attend_batch(one, keys, values, visible, dropout=0.0, scale=None))
-    return packing.unpad(parts)
 
 
 def sequences(seed: int) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -103,8 +94,8 @@ def test_both_give_the_same_numbers_and_gradients(shape, shared):
         ends, continues, tokens = sequences(seed)
         row: dict[str, Any] = {"num_tokens": tokens, "continues": continues if shared else None}
         q, k, v = inputs(tokens, *SHAPES[shape], seed=seed)
-        found = attend_spans(q, k, v, Spans.of(ends, **row), scale=None)
-        expected = padded(Packing.of(ends.clone(), **row), q, k, v)
+        found = attend_spans(q, k, v, Sequences.of(ends, **row).spans, scale=None)
+        expected = attend_padded(q, k, v, Sequences.of(ends, **row).packing, scale=None)
         assert torch.allclose(found, expected, atol=1e-6)
         weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(seed))
         mine = torch.autograd.grad((found * weights).sum(), (q, k, v))
@@ -116,7 +107,8 @@ def test_both_give_the_same_numbers_and_gradients(shape, shared):
 def test_a_loop_over_sequences_builds_the_same_index(shared):
     for seed in range(20):
         ends, continues, tokens = sequences(seed)
-        found = Spans.of(ends, num_tokens=tokens, continues=continues if shared else None)
+        row = Sequences.of(ends, num_tokens=tokens, continues=continues if shared else None)
+        found = row.spans
         borders = [*ends.tolist(), tokens]
         rows, queries, keys = [], [0], [0]
         for number, (start, end) in enumerate(pairwise(borders)):
@@ -130,7 +122,7 @@ def test_a_loop_over_sequences_builds_the_same_index(shared):
                 keys.append(keys[-1] + len(seen))
         assert (found.cu_queries.tolist(), found.cu_keys.tolist()) == (queries, keys)
         assert found.longest == (int(np.diff(queries).max()), int(np.diff(keys).max()))
-        assert (list(range(tokens)) if found.rows_K is None else found.rows_K.tolist()) == rows
+        assert row.rows_K.tolist() == rows
 
 
 @pytest.mark.usefixtures("kernel")
@@ -149,7 +141,7 @@ def test_flex_attention_gives_the_same_numbers(shared):
         sees[number] |= sees[before] & (before >= 0)
     mask = create_block_mask(lambda b, h, i, j: (i >= j) & sees[own[i], own[j]], None, None, tokens, tokens, "cpu")
     expected = flex_attention(*(part.transpose(0, 1)[None] for part in (q, k, v)), block_mask=mask, enable_gqa=True)
-    found = attend_spans(q, k, v, Spans.of(ends, **row), scale=None)
+    found = attend_spans(q, k, v, Sequences.of(ends, **row).spans, scale=None)
     assert torch.allclose(found, expected[0].transpose(0, 1).flatten(1), atol=1e-6)
 
 
@@ -161,45 +153,50 @@ def test_ranks_that_share_a_row_give_what_one_rank_gives(size):
         ends = torch.tensor(np.concatenate([[0], random.integers(1, 12, 6).cumsum()]), dtype=torch.int32)
         tokens = int(ends[-1]) + -int(ends[-1]) % (2 * size)
         q, k, v = inputs(tokens, (4, 2), (8, 8))
-        expected = padded(Packing.of(ends, num_tokens=tokens), q, k, v)
+        expected = attend_padded(q, k, v, Sequences.of(ends, num_tokens=tokens).packing, scale=None)
         held = [zigzag(tokens, rank=rank, size=size) for rank in range(size)]
         everywhere = [part[np.concatenate(held)] for part in (k, v)]
         for rank, mine in enumerate(held):
-            share = Share.of(ends.clone(), num_tokens=len(mine), rank=rank, size=size)
+            share = Sequences.of_rank(ends.clone(), num_tokens=len(mine), rank=rank, size=size)
             keys = everywhere if share.exchanges else [part[mine] for part in (k, v)]
-            assert torch.allclose(attend_spans(q[mine], *keys, share.spans, scale=None), expected[mine], atol=1e-6)
+            for found in (
+                attend_spans(q[mine], *keys, share.spans, scale=None),
+                attend_padded(q[mine], *keys, share.packing, scale=None),
+            ):
+                assert torch.allclose(found, expected[mine], atol=1e-6)
 
 
 # --- Which kernel -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "size", "dropout", "taken"),
+    ("device", "dtype", "size", "taken"),
     [
-        ("cuda", torch.bfloat16, 128, 0.0, True),
-        ("cuda", torch.float16, 256, 0.0, True),
-        ("cuda", torch.float32, 128, 0.0, False),
-        ("cuda", torch.bfloat16, 264, 0.0, False),
-        ("cuda", torch.bfloat16, 128, 0.1, False),
-        ("cpu", torch.bfloat16, 128, 0.0, False),
+        ("cuda", torch.bfloat16, 128, True),
+        ("cuda", torch.float16, 256, True),
+        ("cuda", torch.float32, 128, False),
+        ("cuda", torch.bfloat16, 264, False),
+        ("cpu", torch.bfloat16, 128, False),
     ],
 )
-def test_the_kernel_for_unequal_lengths_takes_half_precision_on_cuda(device, dtype, size, dropout, taken):
+def test_the_kernel_for_unequal_lengths_takes_half_precision_on_cuda(device, dtype, size, taken):
     with FakeTensorMode():
-        assert takes_spans(torch.empty(3, 2, size, dtype=dtype, device=device), dropout=dropout) is taken
+        assert takes_spans(torch.empty(3, 2, size, dtype=dtype, device=device)) is taken
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_torch_takes_the_call_forward_and_backward(shape):
     """torch's own operator, on tensors that have shapes and no numbers."""
     ends, continues, tokens = sequences(1)
-    spans = Spans.of(ends, num_tokens=tokens, continues=continues)
+    spans = Sequences.of(ends, num_tokens=tokens, continues=continues).spans
+    keys = spans.gather_keys
     on_device = replace(
         spans,
         cu_queries=spans.cu_queries.to("meta"),
         cu_keys=spans.cu_keys.to("meta"),
-        rows_K=None if spans.rows_K is None else spans.rows_K.to("meta"),
-        sources=tuple((tokens_of.to("meta"), slots.to("meta")) for tokens_of, slots in spans.sources),
+        gather_keys=Gather(
+            keys.rows_S.to("meta"), tuple((tokens_of.to("meta"), slots.to("meta")) for tokens_of, slots in keys.sources)
+        ),
     )
     heads, sizes = SHAPES[shape]
     parts = [part.detach().to("meta", torch.bfloat16).requires_grad_() for part in inputs(tokens, heads, sizes)]

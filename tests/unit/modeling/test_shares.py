@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
 
-from slime_core.modeling.rows import Share, Spans, zigzag
+from slime_core.modeling.rows import Sequences, zigzag
 
 
 def test_a_rank_takes_an_early_and_a_late_chunk():
@@ -25,34 +23,29 @@ def test_a_row_that_does_not_divide_is_refused():
         zigzag(6, rank=0, size=2)
 
 
-def share(ends: list[int], *, num_tokens: int, rank: int, size: int = 2) -> Share:
-    return Share.of(torch.tensor(ends, dtype=torch.int32), num_tokens=num_tokens, rank=rank, size=size)
+def share(ends: list[int], *, num_tokens: int, rank: int, size: int = 2) -> Sequences:
+    return Sequences.of_rank(torch.tensor(ends, dtype=torch.int32), num_tokens=num_tokens, rank=rank, size=size)
 
 
 def test_two_sequences_over_two_ranks_by_hand():
     second = share([0, 3, 8], num_tokens=4, rank=1)
-    assert second.sizes == (1, 1, 2, 0)
-    assert [keys.tolist() for keys in second.keys] == [[0, 1, 4], [5, 6, 7]]
-    assert second.rest.slots_T.tolist() == [0]
-    assert second.spans.cu_queries.tolist() == [0, 1, 2, 4]
-    assert second.spans.rows_K.tolist() == [0, 1, 4, 5, 5, 6, 7]
+    assert (second.queries.tolist(), second.keys.tolist()) == ([1, 1, 2], [3, 1, 3])
+    assert second.rows_K.tolist() == [0, 1, 4, 5, 5, 6, 7]
     first = share([0, 3, 8], num_tokens=4, rank=0)
-    assert first.sizes == (0, 2, 2, 0)
-    assert [keys.tolist() for keys in first.keys] == [[], [5, 6, 7, 2, 3]]
-    assert first.rest.slots_T.tolist() == [0, 1]
+    assert (first.queries.tolist(), first.keys.tolist()) == ([2, 2], [2, 5])
+    assert first.rows_K.tolist() == [0, 1, 5, 6, 7, 2, 3]
 
 
 def test_sequences_that_end_where_chunks_end_need_no_exchange():
-    aligned = share([0, 2, 4, 8], num_tokens=4, rank=0)
-    assert aligned.exchanges
-    assert not share([0, 2, 4, 6, 8], num_tokens=4, rank=0).exchanges
-    assert share([0, 2, 4, 6, 8], num_tokens=4, rank=1).sizes == (0, 2, 0, 2)
+    assert share([0, 2, 4, 8], num_tokens=4, rank=0).exchanges
+    aligned = share([0, 2, 4, 6, 8], num_tokens=4, rank=1)
+    assert not aligned.exchanges
+    assert (aligned.num_keys, aligned.rows_K.tolist()) == (4, [0, 1, 2, 3])
 
 
-def test_a_sequence_over_the_whole_row_crosses_everywhere_but_at_its_start():
-    assert share([0, 8], num_tokens=4, rank=0).sizes == (0, 2, 2, 0)
-    assert share([0, 8], num_tokens=4, rank=1).sizes == (2, 0, 2, 0)
-    assert share([0, 8], num_tokens=4, rank=1).rest.shapes == ()
+def test_a_sequence_over_the_whole_row_enters_every_chunk_but_the_first():
+    assert share([0, 8], num_tokens=4, rank=0).keys.tolist() == [2, 8]
+    assert share([0, 8], num_tokens=4, rank=1).keys.tolist() == [4, 6]
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -70,25 +63,18 @@ def check_share(ends: list[int], row: int, gathered: np.ndarray, rank: int, size
     held = zigzag(row, rank=rank, size=size)
     found = share(ends, num_tokens=len(held), rank=rank, size=size)
     start_of = {token: max(end for end in [*ends, 0] if end <= token) for token in range(row)}
-    crossing_1, rest_1, crossing_2, rest_2 = torch.from_numpy(held).split(found.sizes)
-    for crossing, keys in zip((crossing_1, crossing_2), found.keys, strict=True):
-        seen = list(range(start_of[int(crossing[-1])], int(crossing[-1]) + 1)) if len(crossing) else []
-        assert gathered[keys].tolist() == seen
-    assert found.rest.slots_T.numel() == len(rest_1) + len(rest_2)
-    assert seen_by_spans(found.spans, gathered if found.exchanges else held) == {
+    assert seen_tokens(found, gathered if found.exchanges else held) == {
         token: list(range(start_of[token], token + 1)) for token in held.tolist()
     }
 
 
-def seen_by_spans(spans: Spans, tokens_of_keys: np.ndarray) -> dict[int, list[int]]:
-    """Token -> the tokens that it sees, read off the spans one query after the other."""
-    rows = range(spans.cu_keys[-1]) if spans.rows_K is None else spans.rows_K.tolist()
-    keys, found = [int(tokens_of_keys[row]) for row in rows], {}
-    for (q, q_end), (k, k_end) in zip(
-        pairwise(spans.cu_queries.tolist()), pairwise(spans.cu_keys.tolist()), strict=True
-    ):
-        for place in range(q_end - q):
-            seen = keys[k : k_end - (q_end - q) + place + 1]
+def seen_tokens(sequences: Sequences, tokens_of_keys: np.ndarray) -> dict[int, list[int]]:
+    """Token -> the tokens that it sees, one query after the other."""
+    keys, found = tokens_of_keys[sequences.rows_K].tolist(), {}
+    for num_queries, num_keys in zip(sequences.queries.tolist(), sequences.keys.tolist(), strict=True):
+        own, keys = keys[:num_keys], keys[num_keys:]
+        for place in range(num_queries):
+            seen = own[: num_keys - num_queries + place + 1]
             found[seen[-1]] = seen
     return found
 
