@@ -2,59 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from slime_core.errors import PluginError, RunError
+from slime_core.errors import PluginError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.columns import DataParallelSums, TokenEstimation
 from slime_core.learner.objective import Corrections, NamedCorrection, Objective
 from slime_core.learner.trained_model import NamedSpec
-from slime_core.plugins.component import Component, Kind
+from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import construct
 from slime_core.plugins.contracts import AdvantageSettings, LearnerInfo, LossParts
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.registry import Registry
-
-
-@dataclass(frozen=True, slots=True)
-class AcceptedInputs:
-    """The inputs of samples that a model takes in addition to tokens.
-
-    Arguments:
-        names: of the keyword arguments that its forward takes.
-        builder: the model spec and its plugin, for messages.
-        context: ranks that share a row.
-    """
-
-    names: Set[str]
-    builder: str
-    context: int = 1
-
-    def require(self, carried: Set[str]) -> None:
-        """Return if the model takes every input that samples carry.
-
-        Arguments:
-            carried: names of the samples' inputs.
-
-        Raises:
-            RunError: it does not.
-        """
-        foreign = ", ".join(sorted(carried - self.names))
-        if foreign:
-            takes = f"takes {', '.join(sorted(self.names))}" if self.names else "takes tokens only"
-            raise RunError(
-                f"the samples carry {foreign} in multimodal_train_inputs, and the model of {self.builder} {takes}; "
-                "training would go on without what the engine was shown. Use a model spec whose traits declare them "
-                "(ModelSpecTraits.inputs), or leave them out of the samples"
-            )
-        if carried and self.context > 1:
-            raise RunError(
-                f"the samples carry {', '.join(sorted(carried))} in multimodal_train_inputs, and context_parallel_size "
-                f"= {self.context} gives a rank parts of a row: nothing says which of these belong to its tokens. "
-                "Leave --context-parallel-size out"
-            )
 
 
 def build_learning(
@@ -144,23 +104,12 @@ def build_model_spec(registry: Registry, settings: LearnerSettings, *, hooks: Li
     Raises:
         PluginError: it cannot be made, or a plugin cannot change this family.
     """
-    name = _fitting_spec(registry, settings).name
-    spec = _construct(registry, Kind.MODEL_SPEC, name, settings)
-    hooks.answers("slime_model_spec", spec=spec)
-    return NamedSpec(spec, _label(registry, Kind.MODEL_SPEC, name))
-
-
-def accepted_inputs(registry: Registry, settings: LearnerSettings) -> AcceptedInputs:
-    """The inputs that the checkpoint's model takes in addition to tokens."""
-    component = _fitting_spec(registry, settings)
-    traits: Any = component.traits
-    return AcceptedInputs(traits.inputs, _label(registry, Kind.MODEL_SPEC, component.name), settings.layout.context)
-
-
-def _fitting_spec(registry: Registry, settings: LearnerSettings) -> Component:
     component = registry.model_spec(settings.architecture)
     assert component is not None, "the driver refuses a checkpoint without a model spec"
-    return component
+    traits: Any = component.traits
+    spec = _construct(registry, Kind.MODEL_SPEC, component.name, settings)
+    hooks.answers("slime_model_spec", spec=spec)
+    return NamedSpec(spec, _label(registry, Kind.MODEL_SPEC, component.name), inputs=traits.inputs)
 
 
 def _construct(registry: Registry, kind: Kind, name: str, settings: LearnerSettings) -> Any:

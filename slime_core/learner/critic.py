@@ -291,14 +291,14 @@ class CriticRank:
         from slime_core.cpu import megatron
 
         megatron.install()
-        from slime_core.learner.components import accepted_inputs, build_model_spec
+        from slime_core.learner.components import build_model_spec
 
         self._settings = settings
         self._device = prepare_process(settings)
         where = f"critic rank {settings.rank}"
         hooks = LifecycleHooks(registry, place=contracts.Place.RANK, options=settings.options, where=where)
-        self._accepted_inputs = accepted_inputs(registry, settings)
-        self.critic = Critic(build_model_spec(registry, settings, hooks=hooks), settings=settings)
+        self._spec = build_model_spec(registry, settings, hooks=hooks)
+        self.critic = Critic(self._spec, settings=settings)
         self._steps: list[list[MicroBatch]] = []
         self._shards: Sequence[TrainBatch] = ()
         self._places: list[SampleIndex] = []
@@ -315,7 +315,7 @@ class CriticRank:
         from megatron.core import parallel_state
 
         settings = self._settings
-        self._accepted_inputs.require(shards[0].inputs.keys())
+        self._spec.require_inputs(shards[0].inputs.keys(), context=settings.layout.context)
         shares = reshard_for_critic(settings, shards)
         share, self._places = shares[settings.layout.data_rank(settings.rank, world_size=settings.world_size)]
         self._shards, self._steps = shards, micro_batches_of_rank(share, settings.layout, device=self._device)

@@ -18,7 +18,7 @@ device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -511,19 +511,32 @@ def compare(difference_U: torch.Tensor, micro: MicroBatch) -> tuple[dict[str, to
 def reduce_metrics(parts: Sequence[MetricSums], group: Any) -> dict[str, float]:
     """Sums and largest values over micro-batches and ranks, the same on every rank. Collective over ``group``.
 
-    Ranks agree on the names first: the functions of a run may report other metrics for other samples.
+    Ranks exchange them by name: the functions of a run may report other metrics for other samples.
 
     Arguments:
         parts: one a micro-batch; empty on all ranks of the group, or on none of them.
     """
     if not parts:
         return {}
-    sums, largest = [part.sums for part in parts], [part.largest for part in parts]
-    in_sums, in_largest = _agreed((_names(sums), _names(largest)), group)
-    like = next(iter(sums[0].values()))
-    added = _all([_stacked(sums, name, like).sum() for name in in_sums], dist.ReduceOp.SUM, group)
-    highest = _all([_stacked(largest, name, like).max() for name in in_largest], dist.ReduceOp.MAX, group)
-    return dict(zip((*in_sums, *in_largest), (*added, *highest), strict=True))
+    sums = _over_parts([part.sums for part in parts], torch.sum)
+    largest = _over_parts([part.largest for part in parts], torch.max)
+    numbers = iter(torch.stack([*sums.values(), *largest.values()]).tolist())  # the one wait for the device
+    mine = {name: next(numbers) for name in sums}, {name: next(numbers) for name in largest}
+    ranks: list[Any] = [mine]
+    if group.size() > 1:
+        ranks = [None] * group.size()
+        dist.all_gather_object(ranks, mine, group=group)
+    of_sums, of_largest = zip(*ranks, strict=True)
+    added = {name: sum(rank.get(name, 0.0) for rank in of_sums) for name in _names(of_sums)}
+    return added | {name: max(rank.get(name, 0.0) for rank in of_largest) for name in _names(of_largest)}
+
+
+def _over_parts(
+    parts: Sequence[Mapping[str, torch.Tensor]], reduce: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    device = next((value.device for part in parts for value in part.values()), None)
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+    return {name: reduce(torch.stack([part.get(name, zero).double() for part in parts])) for name in _names(parts)}
 
 
 def average_metrics(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -538,26 +551,3 @@ def _over_steps(name: str, values: list[float]) -> float:
 def _names(parts: Iterable[Mapping[str, Any]]) -> list[str]:
     """Every name once, in the order in which it comes up."""
     return list(dict.fromkeys(name for part in parts for name in part))
-
-
-def _agreed(names: tuple[list[str], ...], group: Any) -> list[list[str]]:
-    if group.size() == 1:
-        return list(names)
-    found: list[Any] = [None] * group.size()
-    dist.all_gather_object(found, names, group=group)
-    return [sorted({name for rank in found for name in rank[place]}) for place in range(len(names))]
-
-
-def _stacked(parts: Sequence[Mapping[str, torch.Tensor]], name: str, like: torch.Tensor) -> torch.Tensor:
-    zero = torch.zeros((), dtype=torch.float64, device=like.device)
-    return torch.stack([part.get(name, zero).double() for part in parts])
-
-
-def _all(values: list[torch.Tensor], operation: Any, group: Any) -> list[float]:
-    if not values:
-        return []
-    stacked = torch.stack(values)
-    if group.size() > 1:
-        dist.all_reduce(stacked, op=operation, group=group)
-    numbers: list[float] = stacked.tolist()
-    return numbers

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -115,31 +114,17 @@ CHUNK = 2**28
 """Bytes of a host buffer: torch rounds page-locked memory up to a power of two, which would double a large one."""
 
 
-class HostBuffers:
-    """Host memory for offloaded tensors, used again each time; page-locked where there is a GPU, because the driver
-    copies pageable memory through a small buffer of its own, and page-locking takes longer than the copy."""
+def _to_host(flat: torch.Tensor) -> list[torch.Tensor]:
+    """A copy of ``flat``, which is of bytes, in host memory; on a GPU complete after a synchronisation.
 
-    def __init__(self) -> None:
-        self._free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
-
-    def store(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """A copy of ``flat``, which is of bytes, in buffers; on a GPU complete after a synchronisation."""
-        return [self._take(len(part)).copy_(part, non_blocking=True) for part in flat.split(CHUNK)]
-
-    def fetch(self, flat: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-        """Copy ``parts`` back into ``flat``; keep them unchanged until a synchronisation."""
-        for target, part in zip(flat.split(CHUNK), parts, strict=True):
-            target.copy_(part, non_blocking=True)
-
-    def reuse(self, parts: Iterable[torch.Tensor]) -> None:
-        """The buffers ``parts`` are free for the next copies."""
-        for part in parts:
-            self._free[len(part)].append(part)
-
-    def _take(self, nbytes: int) -> torch.Tensor:
-        if self._free[nbytes]:
-            return self._free[nbytes].pop()
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+    It is page-locked where there is a GPU, because the driver copies pageable memory through a small buffer of its own.
+    Page-locking takes longer than the copy; torch keeps what is freed and uses it again.
+    """
+    on_gpu = torch.cuda.is_available()
+    return [
+        torch.empty(len(part), dtype=torch.uint8, pin_memory=on_gpu).copy_(part, non_blocking=True)
+        for part in flat.split(CHUNK)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,33 +142,29 @@ class Offloader:
     Arguments:
         tensors: their content is kept; views of one memory count once.
         scratch: their content is not kept, as of gradients between steps. They come back as zeros.
-        buffers: of the host.
     """
 
-    def __init__(
-        self, tensors: Iterable[torch.Tensor], scratch: Iterable[torch.Tensor] = (), *, buffers: HostBuffers
-    ) -> None:
+    def __init__(self, tensors: Iterable[torch.Tensor], scratch: Iterable[torch.Tensor] = ()) -> None:
         self._tensors = list(tensors)
         self._scratch = list(scratch)
-        self._buffers = buffers
         self._offloaded: list[_Offloaded] = []
 
     @classmethod
-    def of(cls, models: Sequence[TrainedModel], buffers: HostBuffers) -> Offloader:
+    def of(cls, models: Sequence[TrainedModel]) -> Offloader:
         """For all that ``models`` hold now; their gradients, and what Megatron can compute again, are dropped."""
         for trained in models:
             trained.optimizer.zero_grad()
         _drop_caches()
         found = [_device_tensors(trained.model, trained.optimizer) for trained in models]
         tensors, scratch = zip(*found, strict=True)
-        return cls(chain.from_iterable(tensors), chain.from_iterable(scratch), buffers=buffers)
+        return cls(chain.from_iterable(tensors), chain.from_iterable(scratch))
 
     def offload(self, *, but: Iterable[torch.Tensor] = ()) -> int:
         """Release the device memory of all but ``but``; returns the bytes released so far. May be called again with
         fewer exceptions."""
         kept, excepted = _storages(self._tensors), _storages(but)
         released = [
-            _Offloaded(storage, storage.nbytes(), self._buffers.store(_flat(storage)) if pointer in kept else None)
+            _Offloaded(storage, storage.nbytes(), _to_host(_flat(storage)) if pointer in kept else None)
             for pointer, storage in (_storages(self._scratch) | kept).items()
             if pointer not in excepted
         ]
@@ -200,10 +181,13 @@ class Offloader:
         for one in self._offloaded:
             one.storage.resize_(one.nbytes)
             flat = _flat(one.storage)
-            flat.zero_() if one.content is None else self._buffers.fetch(flat, one.content)
+            if one.content is None:
+                flat.zero_()
+                continue
+            for target, part in zip(flat.split(CHUNK), one.content, strict=True):
+                target.copy_(part, non_blocking=True)
         _synchronize()
-        while self._offloaded:
-            self._buffers.reuse(self._offloaded.pop().content or ())
+        self._offloaded.clear()
 
 
 def _flat(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -31,12 +31,12 @@ from slime_core.learner.checks import (
     require_loss_weight,
 )
 from slime_core.learner.columns import ParityGate, fill_advantages
-from slime_core.learner.components import accepted_inputs, build_learning, build_model_spec, loss_parts
+from slime_core.learner.components import build_learning, build_model_spec, loss_parts
 from slime_core.learner.critic import Critic
 from slime_core.learner.frozen_models import FrozenModels, RequiredColumns
 from slime_core.learner.micro_batches import MicroBatch
 from slime_core.learner.objective import average_metrics
-from slime_core.learner.process import HostBuffers, Offloader, leave_process_groups, prepare_process
+from slime_core.learner.process import Offloader, leave_process_groups, prepare_process
 from slime_core.learner.rank_load import RankLoad, peak_flops, rank_load
 from slime_core.learner.trained_model import (
     ACTOR,
@@ -99,7 +99,6 @@ class Learner:
         self.hooks = LifecycleHooks(registry, place=Place.RANK, options=settings.options, where=where)
         self._info = LearnerInfo(settings.rank, settings.world_size, core_values(config), folder=settings.run_folder)
         self.hooks.call("slime_learner_start", learner=self._info)
-        self._accepted_inputs = accepted_inputs(registry, settings)
         self._spec = build_model_spec(registry, settings, hooks=self.hooks)
         self.actor = self._build_actor()
         self._info = replace(
@@ -134,7 +133,6 @@ class Learner:
         on_gpu = self.device.type == "cuda" and config.model.bf16
         self._peak_flops = peak_flops(torch.cuda.get_device_name(self.device)) if on_gpu else None
         self._offloader: Offloader | None = None  # set while the rank is offloaded to the host
-        self._host_buffers = HostBuffers()
 
     # --- Building ----------------------------------------------------------------------------------------------------
 
@@ -182,7 +180,7 @@ class Learner:
         """
         self.actor.begin_rollout()
         self._replay.require_routes(shard)
-        self._accepted_inputs.require(shard.inputs.keys())
+        self._spec.require_inputs(shard.inputs.keys(), context=self._settings.layout.context)
         steps = micro_batches_of_rank(
             shard,
             self._settings.layout,
@@ -348,7 +346,7 @@ class Learner:
             self.returns_U = None
             # Each time: an optimizer makes its state at its first step.
             models = [self.actor] if self.critic is None else [self.actor, self.critic.trained]
-            self._offloader = Offloader.of(models, self._host_buffers)
+            self._offloader = Offloader.of(models)
         kept = [tensor for chunk in self.actor.chunks for tensor in (*chunk.parameters(), *chunk.buffers())]
         return self._offloader.offload(but=kept if keeps_weights else ())
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -51,10 +52,16 @@ ACTOR, REFERENCE, OLD_ACTOR, TEACHER = "actor", "reference", "old_actor", "teach
 
 @dataclass(frozen=True, slots=True)
 class NamedSpec:
-    """A model spec, which serves one model, and its label in messages: the component and its plugin."""
+    """A model spec, which serves one model.
+
+    Arguments:
+        label: the component and its plugin, in messages.
+        inputs: the keyword arguments that the model's forward takes in addition to tokens.
+    """
 
     spec: Any
     label: str
+    inputs: AbstractSet[str] = frozenset()
 
     def load_weights(self, chunks: Chunks, folder: Path) -> None:
         """Load the weights of ``folder``, Hugging Face or torch_dist, into the chunks."""
@@ -65,6 +72,31 @@ class NamedSpec:
             return
         with boundary(self.label, f"loading weights of {folder}", locate=True, passes=(SlimeError,)):
             self.spec.load_weights(chunks, folder)
+
+    def require_inputs(self, carried: AbstractSet[str], *, context: int = 1) -> None:
+        """Return if the model takes every input that samples carry.
+
+        Arguments:
+            carried: names of the samples' inputs.
+            context: ranks that share a row.
+
+        Raises:
+            RunError: it does not.
+        """
+        foreign = ", ".join(sorted(carried - self.inputs))
+        if foreign:
+            takes = f"takes {', '.join(sorted(self.inputs))}" if self.inputs else "takes tokens only"
+            raise RunError(
+                f"the samples carry {foreign} in multimodal_train_inputs, and the model of {self.label} {takes}; "
+                "training would go on without what the engine was shown. Use a model spec whose traits declare them "
+                "(ModelSpecTraits.inputs), or leave them out of the samples"
+            )
+        if carried and context > 1:
+            raise RunError(
+                f"the samples carry {', '.join(sorted(carried))} in multimodal_train_inputs, and context_parallel_size "
+                f"= {context} gives a rank parts of a row: nothing says which of these belong to its tokens. "
+                "Leave --context-parallel-size out"
+            )
 
 
 def build_chunks(spec: NamedSpec, *, settings: LearnerSettings, folder: Path) -> Chunks:

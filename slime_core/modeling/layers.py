@@ -56,7 +56,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
 from slime_core.errors import ConfigError
-from slime_core.modeling.mlp import SwiGLU, grouped_linear, swiglu
+from slime_core.modeling.mlp import grouped_linear, swiglu
 from slime_core.modeling.rows import Positions, Sequences, attend
 
 if TYPE_CHECKING:
@@ -208,8 +208,7 @@ class GroupedExperts(SequentialMLP):  # type: ignore[misc]
 
     @property
     def _is_plain(self) -> bool:
-        has_swiglu = isinstance(self.local_experts[0].activation_func, SwiGLU)
-        return has_swiglu and not self.config.moe_apply_probs_on_input
+        return self.local_experts[0].activation_func is swiglu and not self.config.moe_apply_probs_on_input
 
 
 def _are_aligned(*weights: torch.Tensor) -> bool:

@@ -37,11 +37,7 @@ class ParallelLayout:
 
     @classmethod
     def of(cls, settings: ParallelConfig) -> ParallelLayout:
-        """Return the layout that the settings of a run request.
-
-        Raises:
-            ConfigError: interleaving without pipeline ranks, or sequence parallelism without tensor-parallel ones.
-        """
+        """Return the layout that the settings of a run request."""
         return cls(
             tensor=settings.tensor_model_parallel_size,
             pipeline=settings.pipeline_model_parallel_size,
@@ -64,13 +60,6 @@ class ParallelLayout:
                 f"expert tensor size {self.expert_tensor} with tensor size {self.tensor} and expert size 1; a size of "
                 "its own needs experts that ranks share: an expert size of at least 2"
             )
-        if self.virtual_pipeline > 1 and self.pipeline == 1:
-            raise ConfigError(
-                f"virtual pipeline size {self.virtual_pipeline} with pipeline size 1; "
-                "interleaving needs at least 2 pipeline ranks"
-            )
-        if self.sequence and self.tensor == 1:
-            raise ConfigError("sequence parallelism with tensor size 1; it needs at least 2 tensor-parallel ranks")
 
     @property
     def model_size(self) -> int:

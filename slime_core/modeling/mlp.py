@@ -22,7 +22,7 @@ from torch.nn.functional import grouped_mm, silu
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-__all__ = ["SwiGLU", "grouped_linear", "is_swiglu", "swiglu"]
+__all__ = ["grouped_linear", "is_swiglu", "swiglu"]
 
 
 def is_swiglu(config: TransformerConfig) -> bool:
@@ -36,18 +36,10 @@ def is_swiglu(config: TransformerConfig) -> bool:
     )
 
 
-class SwiGLU:
-    """:func:`swiglu` as a module, in the place where Megatron's MLPs expect TransformerEngine's activation."""
-
-    def __init__(self, config: TransformerConfig) -> None:
-        assert is_swiglu(config)
-
-    def __call__(self, both: torch.Tensor) -> torch.Tensor:
-        return swiglu(both)
-
-
 def swiglu(both: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
     """Return ``silu(gate) * up``, times ``scale``, in the dtype of ``both``: [..., inner].
+
+    Megatron's MLPs call it where they expect TransformerEngine's activation.
 
     Arguments:
         both: gate and up concatenated, [..., 2 * inner].

@@ -18,11 +18,10 @@ The last three can go when mbridge builds the local spec itself.
 from __future__ import annotations
 
 import copy
-import difflib
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -296,17 +295,14 @@ class MBridgeSpec:
             overrides: fields of Megatron's TransformerConfig by name; they override the checkpoint's.
 
         Raises:
-            ConfigError: the model needs something unsupported, or an override names no field.
-            RunError: Megatron was initialised with another layout than ``parallel``.
+            ConfigError: the model needs something unsupported.
         """
         self._refuse_unsupported(config)
         hf_config = transformers_config(config, self._run)
         # Checked again, because transformers may set a missing field to a value that the layers do not support.
         self._refuse_unsupported(hf_config.to_dict())
-        _refuse_other_state(parallel)
         mapping: Any = self.bridge(hf_config.model_type)
         bridge_class: Any = local_bridge(mapping)
-        _refuse_unknown(overrides or {}, bridge_class.TransformerConfigClass)
         # mbridge would enable sequence parallelism with any tensor parallelism.
         settings = {**PLAIN_LAYERS, "sequence_parallel": parallel.sequence, **(overrides or {})}
         if parallel.pipeline > 1:
@@ -458,32 +454,6 @@ def _refuse_router_losses(config: Any) -> None:
         )
 
 
-def _refuse_other_state(parallel: ParallelLayout) -> None:
-    from megatron.core import parallel_state as state
-
-    held = ParallelLayout(
-        tensor=state.get_tensor_model_parallel_world_size(),
-        pipeline=state.get_pipeline_model_parallel_world_size(),
-        context=state.get_context_parallel_world_size(),
-        expert=state.get_expert_model_parallel_world_size(),
-        expert_tensor=state.get_expert_tensor_parallel_world_size(),
-        virtual_pipeline=state.get_virtual_pipeline_model_parallel_world_size() or 1,
-        sequence=parallel.sequence,  # a property of the model, not of Megatron's groups
-    )
-    if held != parallel:
-        raise RunError(
-            f"the model is to be built in {parallel}, but Megatron was initialised with {held} in this process"
-        )
-
-
-def _refuse_unknown(overrides: Mapping[str, Any], config_class: Any) -> None:
-    known = {field.name for field in fields(config_class)}
-    for name in overrides.keys() - known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"{name!r}: {config_class.__name__} has no such field{hint}")
-
-
 def _refuse_mismatch(bridge: Any, mapped: Iterable[MappedWeight], *, held: set[str], folder: str | Path) -> None:
     """Compare the names of all ranks with those in the folder, because mbridge silently ignores extra weights."""
     import torch.distributed as dist
@@ -547,7 +517,7 @@ def local_layers(config: TransformerConfig, *, vp_stage: int | None = None) -> T
         PackedSelfAttention,
         RMSNorm,
     )
-    from slime_core.modeling.mlp import SwiGLU, is_swiglu
+    from slime_core.modeling.mlp import is_swiglu, swiglu
 
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage)
     block.layer_norm = RMSNorm
@@ -570,5 +540,5 @@ def local_layers(config: TransformerConfig, *, vp_stage: int | None = None) -> T
             mlps = [mixture.experts, mixture.shared_experts]
         if config.use_te_activation_func:
             for mlp in mlps:
-                mlp.submodules.activation_func = SwiGLU
+                mlp.submodules.activation_func = swiglu
     return block

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slime_core.learner import process
-from slime_core.learner.process import HostBuffers, Offloader
+from slime_core.learner.process import Offloader
 from slime_core.learner.rank import Learner
 
 
@@ -25,14 +25,14 @@ def test_a_rank_that_sleeps_lets_go_of_the_returns_of_the_last_rollout(monkeypat
     monkeypatch.setattr("slime_core.learner.process._drop_caches", lambda: None)  # Megatron's own, of a model
     learner: Any = object.__new__(Learner)
     learner.actor, learner.critic, learner._offloader = WithoutModel(), None, None
-    learner.returns_U, learner._host_buffers = torch.ones(3), HostBuffers()
+    learner.returns_U = torch.ones(3)
     assert learner.sleep() == 0
     assert learner.returns_U is None
 
 
 def test_weights_stay_in_the_first_stage_and_leave_in_the_second() -> None:
     weights, moments, gradients = torch.arange(6.0), torch.arange(8.0), torch.ones(3)
-    offloader = Offloader([weights, weights[2:], moments], [gradients], buffers=HostBuffers())
+    offloader = Offloader([weights, weights[2:], moments], [gradients])
     assert offloader.offload(but=[weights[:1]]) == 4 * (8 + 3)
     assert [one.untyped_storage().nbytes() for one in (weights, moments, gradients)] == [24, 0, 0]
     assert weights.tolist() == [0, 1, 2, 3, 4, 5]
@@ -48,27 +48,22 @@ def test_weights_stay_in_the_first_stage_and_leave_in_the_second() -> None:
     )
 
 
-def test_host_buffers_are_used_again_and_a_large_tensor_takes_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_tensor_is_copied_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "CHUNK", 16)
-    made: list[int] = []
-    empty = torch.empty
-    monkeypatch.setattr(
-        process.torch, "empty", lambda size, **options: (made.append(size) if size else None, empty(size, **options))[1]
-    )
-    buffers, weights = HostBuffers(), torch.arange(10.0)  # 40 bytes
+    weights = torch.arange(10.0)  # 40 bytes
+    assert [len(part) for part in process._to_host(weights.view(torch.uint8))] == [16, 16, 8]
     for rollout in range(3):
-        offloader = Offloader([weights], buffers=buffers)
+        offloader = Offloader([weights])
         offloader.offload()
         offloader.restore()
         assert weights.tolist() == [number + rollout for number in range(10)]
         weights += 1
-    assert made == [16, 16, 8]
 
 
-def test_host_buffers_are_page_locked_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_memory_is_page_locked_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     options: list[dict[str, Any]] = []
     empty = torch.empty
     monkeypatch.setattr(process.torch, "empty", lambda size, **given: (options.append(given), empty(size))[1])
     monkeypatch.setattr(process.torch.cuda, "is_available", lambda: True)
-    HostBuffers()._take(8)
+    process._to_host(torch.zeros(8, dtype=torch.uint8))
     assert options == [{"dtype": torch.uint8, "pin_memory": True}]

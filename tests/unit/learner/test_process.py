@@ -34,16 +34,6 @@ def test_experts_are_cut_as_other_matrices_unless_given():
         ParallelLayout(tensor=4, expert=8).data_size(8)
 
 
-def test_sequence_parallelism_needs_tensor_parallel_ranks():
-    with pytest.raises(ConfigError, match="sequence parallelism with tensor size 1"):
-        ParallelLayout(sequence=True)
-
-
-def test_interleaving_needs_pipeline_ranks():
-    with pytest.raises(ConfigError, match="virtual pipeline size 2"):
-        ParallelLayout(virtual_pipeline=2)
-
-
 @pytest.mark.parametrize(
     ("layout", "multiple"),
     [
