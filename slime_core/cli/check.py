@@ -31,7 +31,6 @@ from slime_core.config.model_config import architecture_of
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, PlacementError
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.modeling.memory import GIB
 from slime_core.plugins.manifest import listed
 from slime_core.plugins.selection import check_targets, has_critic, selected
 from slime_core.prompts.requests import BadRows
@@ -160,7 +159,10 @@ def placement_plan(config: RunConfig, needs: Needs, machine: Machine) -> Iterato
         yield "sampler, router: one process each, which ask for no share of their own"
     else:
         yield "sampler: one process, which asks for no share of its own"
-    yield from _memory(config, needs, layout)
+    if layout.device == "cpu":
+        yield f"memory, at least, in GiB: {needs.memory_sum}; activations and the KV cache come on top"
+    elif memory := GpuPlan.of(config, needs):
+        yield from memory.lines()
     if layout.device == "gpu":
         for process, variables in (
             ("a rank", rank_environment(config, on_gpu=True)),
@@ -215,22 +217,6 @@ def _place(*block: Seat) -> str:
     if devices:
         return f"{block[0].node}, GPU {', '.join(devices)}"
     return f"{block[0].node}, bundle {', '.join(str(seat.bundle) for seat in block)}"
-
-
-def _memory(config: RunConfig, needs: Needs, layout: Layout) -> Iterator[str]:
-    if layout.device == "cpu":
-        yield f"memory, at least, in GiB: {needs.memory_sum}; activations and the KV cache come on top"
-        return
-    engine, critic = needs.of_engine / min(layout.sizes, default=1), ""
-    if layout.critic_ranks:
-        critic = f"{needs.of_critic_rank / GIB:.1f} GiB on that of a critic rank, "
-    yield (
-        f"memory, at least: {needs.of_rank / GIB:.1f} GiB on the GPU of a learner rank (weights, gradients, "
-        f"optimizer), {critic}{engine / GIB:.1f} GiB of weights on each GPU of an engine; activations and the KV cache "
-        "come on top"
-    )
-    if plan := GpuPlan.of(config, needs):
-        yield from plan.lines()
 
 
 def _gpus_here() -> int:

@@ -1,8 +1,8 @@
 """The memory that a run needs: of this machine, and of each GPU; rows and recomputation that fit a GPU.
 
-    Needs                   lower bounds of what a run needs of a machine without GPUs: memory, shared memory and core
-                            seconds. Counted: weights, gradients and Adam's state of actor and critic, the reference,
-                            the engines' weights, and the processes themselves. Left out: activations, the KV cache,
+    Needs                   lower bounds of what a run needs of a machine without GPUs: memory and shared memory.
+                            Counted: weights, gradients and Adam's state of actor and critic, the reference, the
+                            engines' weights, and the processes themselves. Left out: activations, the KV cache,
                             buffers while weights are loaded or saved.
     GpuPlan                 the memory of each GPU, by the arithmetic of :mod:`slime_core.modeling.memory`
     with_memory_defaults    rows and recomputation that fit, where a run does not name them
@@ -29,7 +29,6 @@ from slime_core.errors import ConfigError, PluginError, WeightSyncError
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.modeling.memory import (
     GIB,
-    GPUS_OF_A_NODE,
     RECOMPUTE,
     SHARE,
     Cut,
@@ -48,9 +47,6 @@ RANK_BYTES = int(0.4 * GIB)
 ENGINE_BYTES = int(0.5 * GIB)
 """Proportional set sizes (PSS) in the embedded run on two cores: driver, sampler, router and Ray 1.0 GB, a learner rank
 before its first step 0.43 GB, an engine 0.73 GB; less a margin, because processes share what they import."""
-
-START_SECONDS = 4.0
-"""CPU time to start an engine or a learner rank, nearly all of it for imports. Measured: 6 s and 5 s."""
 
 SEMAPHORE_BYTES = 24 * 2**10
 """All that a run of two steps put into a /dev/shm of 1 MiB."""
@@ -131,17 +127,6 @@ class Needs:
         )
 
     @property
-    def processes(self) -> str:
-        """The number of processes as a sum, in words."""
-        critic = f" + {self.critic_ranks} (critic ranks)" if self.critic_ranks else ""
-        return f"{self.ranks} (learner ranks){critic} + {self.engines} (engines) = {self._started} processes"
-
-    @property
-    def start_core_seconds(self) -> float:
-        """Seconds of one core until all processes have started."""
-        return START_SECONDS * self._started
-
-    @property
     def memory(self) -> int:
         """Bytes of memory that the whole run needs."""
         return sum(self._parts().values())
@@ -153,17 +138,6 @@ class Needs:
         return f"{listed} = {self.memory / GIB:.1f}"
 
     @property
-    def of_rank(self) -> int:
-        """Bytes of weights, gradients and optimizer that one learner rank holds, if they are spread evenly."""
-        shared = 0 if self.critic_ranks else self._critic
-        return (self._learner + shared) // self.ranks if self.ranks else 0
-
-    @property
-    def of_critic_rank(self) -> int:
-        """As :attr:`of_rank`, of a separate critic; 0: there is none."""
-        return self._critic // self.critic_ranks if self.critic_ranks else 0
-
-    @property
     def of_engine(self) -> int:
         """Bytes of weights that one engine holds, on all its devices together."""
         return self.parameters * self.item
@@ -173,43 +147,21 @@ class Needs:
         """Bytes of /dev/shm: semaphores, and weights on their way. What has no room there, Ray keeps in /tmp."""
         return SEMAPHORE_BYTES + min(2 * self.buffer, self.of_engine)
 
-    @property
-    def _learner(self) -> int:
-        return self.parameters * self._bytes_of_parameter(self.copies, self.roles)
-
-    @property
-    def _critic(self) -> int:
-        return self.critic_parameters * self._bytes_of_parameter(self.critic_copies)
-
-    @property
-    def _started(self) -> int:
-        return self.ranks + self.critic_ranks + self.engines
-
-    @property
-    def _optimizer(self) -> int:
-        """Bytes of Adam's moments and, for bfloat16, a float32 master; Megatron shards them over the copies."""
-        return 2 * FLOAT32 + (FLOAT32 if self.item < FLOAT32 else 0)
-
     def _parts(self) -> dict[str, int]:
         """Name -> bytes."""
         fixed = RUN_BYTES + (self.ranks + self.critic_ranks) * RANK_BYTES + self.engines * ENGINE_BYTES
         return {
-            f"learner ({self.parameters:,} parameters x {self._sum(self.copies, self.roles)})": self._learner,
-            f"critic ({self.critic_parameters:,} parameters x {self._sum(self.critic_copies)})": self._critic,
-            f"engines ({self.engines} x {self.item} bytes)": self.engines * self.of_engine,
+            "learner": self.parameters * self._bytes_of_parameter(self.copies, self.roles),
+            "critic": self.critic_parameters * self._bytes_of_parameter(self.critic_copies),
+            "engines": self.engines * self.of_engine,
             "processes": fixed,
         }
 
     def _bytes_of_parameter(self, copies: int, roles: int = 0) -> int:
-        """Bytes of a parameter in all ranks together, which hold ``copies`` with float32 gradients."""
-        return copies * (self.item * (1 + roles) + FLOAT32) + self._optimizer if copies else 0
-
-    def _sum(self, copies: int, roles: int = 0) -> str:
-        others = f" + {roles} x {self.item} other roles" if roles else ""
-        return (
-            f"({copies} x ({self.item} weights{others} + {FLOAT32} gradients) + {self._optimizer} optimizer) = "
-            f"{self._bytes_of_parameter(copies, roles)} bytes"
-        )
+        """Bytes of a parameter in all ranks together, which hold ``copies`` with float32 gradients. Adam's moments and,
+        for bfloat16, a float32 master are there once, because Megatron shards them over the copies."""
+        optimizer = 2 * FLOAT32 + (FLOAT32 if self.item < FLOAT32 else 0)
+        return copies * (self.item * (1 + roles) + FLOAT32) + optimizer if copies else 0
 
 
 def _sizes(folder: Path, *, needed: bool) -> dict[str, int]:
@@ -329,8 +281,11 @@ class GpuPlan:
         if self.memory is not None and self.needs.engines:
             gpus = self.config.cluster.rollout_num_gpus_per_engine
             token = self.size.cached(gpus) * self.needs.item * gpus
-            room = self._room(self.memory, gpus)
-            yield f"an engine's cache: room for {room:,} tokens of {token / 1024:.0f} KiB, at most"
+            weights, room = self.needs.of_engine / gpus / GIB, self._room(self.memory, gpus)
+            yield (
+                f"memory of a GPU of an engine: {weights:.1f} GiB of weights; the engine's cache has room for {room:,} "
+                f"tokens of {token / 1024:.0f} KiB, at most"
+            )
 
     def mistakes(self) -> Iterator[str]:
         """Why the run does not fit its GPUs: the part that is too large, and the nearest layout that fits."""
@@ -341,7 +296,7 @@ class GpuPlan:
             name, largest = max(found.parts.items(), key=lambda part: part[1])
             yield (
                 f"GPU memory: a {role} rank needs {found.total / GIB:.1f} GiB, most of it {name} "
-                f"({largest / GIB:.1f}), and {limit}; {self._what_fits(self.memory, role, found.cut)}"
+                f"({largest / GIB:.1f}), and {limit}; {self._what_fits(self.memory, role)}"
             )
         if self.config.engine_groups:
             yield from self._engine_mistakes(self.memory, limit)
@@ -396,14 +351,12 @@ class GpuPlan:
         gpus, longest = min(group.size for group in self.config.engine_groups), self._longest
         weights, room = self.needs.of_engine / gpus, self._room(memory, gpus)
         if room < longest:
-            sizes = (2**power for power in range(GPUS_OF_A_NODE.bit_length()))
-            fits = next((one for one in sizes if self._room(memory, one) >= longest), None)
-            step = "lower --rollout-max-response-len" if fits is None else f"--rollout-num-gpus-per-engine {fits} fits"
             share = self.config.engine.sglang_mem_fraction_static or SHARE
             yield (
                 f"GPU memory: an engine of {gpus} GPUs has {weights / GIB:.1f} GiB of weights on each, and "
                 f"{share:.0%} of {memory:g} GiB leave its cache room for {room:,} tokens, while a prompt and its "
-                f"response may take {longest:,}; {step}"
+                f"response may take {longest:,}; raise --rollout-num-gpus-per-engine, or lower "
+                "--rollout-max-response-len"
             )
         of_learner = self.usages()["learner"].parts["weights"]
         if self.config.cluster.colocate and of_learner + weights > memory * SHARE * GIB:
@@ -413,31 +366,13 @@ class GpuPlan:
                 "raise --rollout-num-gpus-per-engine, or leave --colocate out"
             )
 
-    def _what_fits(self, memory: float, role: str, own: Cut) -> str:
-        """The nearest layout that fits; a separate critic recomputes what the actor does."""
-        is_critic, training = role == "critic", self.training()
-        size = self._critic_size if is_critic else self.size
-        for gpus in _more(self.needs.critic_ranks if is_critic else self.config.num_learner_ranks):
-            for one in layouts(size, gpus, memory, training):
-                cut, flags = one.cut, one.cut.flags
-                if is_critic and (cut.recompute, cut.layout.expert) != (own.recompute, own.layout.expert):
-                    continue
-                if is_critic:
-                    sequence = " --critic-sequence-parallel" if cut.layout.tensor > 1 else ""
-                    flags = (
-                        f"--critic-num-gpus {gpus} --critic-tensor-model-parallel-size {cut.layout.tensor}{sequence} "
-                        f"--critic-pipeline-model-parallel-size {cut.layout.pipeline}"
-                    )
-                return f"this fits ({one.total / GIB:.1f} GiB): {flags}"
-        return "no layout of up to 64 times as many GPUs fits; lower --max-tokens-per-gpu"
-
-
-def _more(gpus: int) -> Iterator[int]:
-    """``gpus`` and up to 64 times as many: doubled within a node, then node by node."""
-    most = 64 * gpus
-    while gpus <= most:
-        yield gpus
-        gpus = 2 * gpus if gpus < GPUS_OF_A_NODE else gpus + GPUS_OF_A_NODE
+    def _what_fits(self, memory: float, role: str) -> str:
+        """The next step: the best layout of as many GPUs that fits."""
+        gpus = self.config.num_learner_ranks
+        found = layouts(self.size, gpus, memory, self.training()) if role == "learner" else []
+        if found:
+            return f"this fits ({found[0].total / GIB:.1f} GiB): {found[0].cut.flags}"
+        return f"give the {role} more GPUs or larger parallel sizes, or lower --max-tokens-per-gpu"
 
 
 # --- Rows and recomputation that a run leaves open --------------------------------------------------------------------

@@ -217,18 +217,11 @@ def machine_mistakes(config: RunConfig, needs: Needs, machine: Machine) -> Itera
             found = f"torch {machine.torch} is a build without CUDA"
         yield f"device = cuda, but {found}; accepted here: --device cpu or auto, or a cluster with GPUs (--ray-address)"
     elif config.cluster.device == "cpu" or not machine.can_use_gpus:
-        yield from _too_small(config, needs, machine)
+        yield from _too_small(needs, machine)
 
 
-def _too_small(config: RunConfig, needs: Needs, machine: Machine) -> Iterator[str]:
-    """Mistakes about cores, memory and shared memory of a machine that computes on its cores."""
-    limit_s, start_s = config.engine.engine_start_timeout_s, needs.start_core_seconds / machine.cores
-    if start_s > limit_s:
-        yield (
-            f"{needs.processes} take {needs.start_core_seconds:.0f} s of a CPU core to start, on {machine.cores} cores "
-            f"{start_s:.0f} s, and engine_start_timeout_s = {limit_s:g}; ask for fewer (--actor-num-gpus-per-node, "
-            "--rollout-num-gpus), or give --engine-start-timeout-s more"
-        )
+def _too_small(needs: Needs, machine: Machine) -> Iterator[str]:
+    """Mistakes about memory and shared memory of a machine that computes on its cores."""
     if needs.memory > machine.memory:
         yield (
             f"memory: {needs.memory_sum} GiB are needed at least, and this machine has {machine.memory / GIB:.1f} GiB "

@@ -31,10 +31,8 @@ EXPLAIN = "slime config explain KEY says what a setting does and accepts."
 
 OF_THE_MACHINE = {
     "GPUs on a machine without",
-    "too few CPUs",
     "too little memory",
     "too little shared memory",
-    "an engine that has no time to come up",
 }
 """Inputs of which the message names what the machine has."""
 

@@ -16,7 +16,6 @@ from slime_core.cli.main import main
 from slime_core.cli.memory import Needs
 from slime_core.config.load import load
 from slime_core.errors import PlacementError
-from slime_core.modeling.memory import GIB
 from slime_core.runtime.machine import Machine
 
 CPU = Machine(cores=2, memory=10**15, shared_memory=10**15, has_gpus=False, torch="2.13.0+cpu")
@@ -51,12 +50,13 @@ def test_on_a_cpu_the_processes_share_this_machine() -> None:
     assert lines[-1] == "weights travel to the engines by: distributed"
 
 
-def test_check_run_and_eval_warn_of_prompts_that_the_tokenizer_does_not_know(tmp_path, capsys) -> None:
+def test_check_run_and_eval_warn_of_prompts_that_the_tokenizer_does_not_know(tmp_path, capsys, monkeypatch) -> None:
     (tmp_path / "mine.jsonl").write_text('{"prompt": "What is 2 + 2?", "label": "4"}\n' * 40)
     mine = str(tmp_path / "mine.jsonl")
-    blocked = ["--device", "cpu", "--engine-start-timeout-s", "0.01"]  # refused after the prompts were looked at
+    monkeypatch.setattr(preflight, "free_resources", lambda: replace(CPU, memory=0))
+    blocked = ["--device", "cpu"]  # refused after the prompts were looked at
     own = ["--eval-prompt-data", "own", mine]
-    assert main(["check", "--plugin", "grpo", "--prompt-data", mine, *own, "--eval-interval", "5"]) == 0
+    assert main(["check", "--plugin", "grpo", "--prompt-data", mine, *own, "--eval-interval", "5"]) == 2
     warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
     assert len(warnings) == 2
     assert all(f"{mine}: 69% of the prompt tokens are <unk>" in warning for warning in warnings)
@@ -112,20 +112,6 @@ def test_a_small_run_of_one_node_is_taken_to_fit_one_machine() -> None:
     )
 
 
-def test_the_plan_shows_the_memory_of_each_gpu() -> None:
-    (line,) = [
-        line
-        for line in planned("--device cuda --rollout-num-gpus-per-engine 2 --rollout-num-gpus 2")
-        if line.startswith("memory")
-    ]
-    # A copy of weights and gradients in each of 4, moments and masters once, over 8 ranks; an engine over 2 GPUs.
-    rank = 8e9 * (4 * (2 + 4) + 12) / 8 / GIB
-    assert line.startswith(
-        f"memory, at least: {rank:.1f} GiB on the GPU of a learner rank (weights, gradients, optimizer), "
-        f"{8e9 * 2 / 2 / GIB:.1f} GiB of weights on each GPU of an engine"
-    )
-
-
 def test_the_environment_of_processes_on_gpus_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE", "CUDA_DEVICE_MAX_CONNECTIONS"):
         monkeypatch.delenv(name, raising=False)
@@ -134,14 +120,6 @@ def test_the_environment_of_processes_on_gpus_is_shown(monkeypatch: pytest.Monke
         "environment of a rank: NCCL_CUMEM_ENABLE=0 NCCL_NVLS_ENABLE=1 CUDA_DEVICE_MAX_CONNECTIONS=1",
         "environment of an engine: NCCL_CUMEM_ENABLE=0 NCCL_NVLS_ENABLE=1",
     ]
-
-
-def test_memory_of_a_separate_critic_is_that_of_its_own_gpus() -> None:
-    critic = {"critic_parameters": 8 * 10**9, "critic_ranks": 4, "critic_copies": 2}
-    lines = planned("--device cuda --critic-num-gpus 4", needs=replace(BILLIONS, **critic))
-    (line,) = [line for line in lines if line.startswith("memory")]
-    assert f" GiB on that of a critic rank, {8e9 * 2 / GIB:.1f} GiB of weights" in line
-    assert f", {8e9 * (2 * (2 + 4) + 12) / 4 / GIB:.1f} GiB on that of a critic rank" in line
 
 
 def test_engines_that_only_evaluate_are_counted_and_placed() -> None:
