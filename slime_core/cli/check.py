@@ -26,7 +26,8 @@ from slime_core.cli.preflight import (
     joins_a_cluster,
     precision,
 )
-from slime_core.cli.run import continued, half_of, options_of, resumed, written
+from slime_core.cli.run import continued, half_of, options_of, resumed
+from slime_core.config.explain import to_toml
 from slime_core.config.model_config import architecture_of
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, PlacementError
@@ -61,7 +62,7 @@ def execute(argv: Sequence[str]) -> int:
     left_out = check_files(config, active.registry, trains=True, first=first, options=resolved.plugin_options)
     continued(active.manifest, resume, allowed=config.run.allow_plugin_change, without=active.withheld)
     options_of(resolved, active)
-    written(resolved)
+    to_toml(resolved)
     needs = Needs.of(config, trains=True, critic=has_critic(config, active.registry))
     print(f"settings, {'prompts' if config.debug.generates else 'rollouts'} and weights are right")
     if left_out:

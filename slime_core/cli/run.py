@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -24,17 +24,17 @@ from slime_core.checkpoint.folder import Checkpoint, RunState, critic_part, find
 from slime_core.cli.activation import remember
 from slime_core.cli.memory import chosen
 from slime_core.cli.preflight import precision, preflight, print_warning
-from slime_core.cli.progress import LiveProgress, PlainProgress, summary
+from slime_core.cli.progress import Progress, summary
 from slime_core.config.explain import to_toml
 from slime_core.config.model_config import architecture_of
 from slime_core.config.schema import RunConfig
-from slime_core.errors import DEATHS, ConfigError, ManifestMismatch, PlacementError, PluginError, RunError, UserError
+from slime_core.errors import DEATHS, ConfigError, ManifestMismatch, PlacementError, RunError, UserError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import construct, prepare_options, run_view
 from slime_core.plugins.manifest import Manifest, PluginChange, listed, table
 from slime_core.plugins.selection import check_targets, has_critic
-from slime_core.track.record import FILES, FOLDERS, PRIVATE, RunRecord, numbered
-from slime_core.track.track import EvalFinished, Event, Listener, Sink, Track
+from slime_core.track.record import PRIVATE, RunRecord, numbered
+from slime_core.track.track import Sink, Track
 
 if TYPE_CHECKING:
     from slime_core.config.load import Resolved
@@ -51,21 +51,21 @@ def execute(resolved: Resolved, active: ActivePlugins) -> int:
     check_targets(resolved.config, active.registry, trains=True, architecture=None)
     started_s = time.monotonic()
     restarts = RunRestarts(resolved.config.run.max_restarts, total=resolved.config.rollout.num_rollout)
-    evaluations = _Evaluations()
-    record, death = _train(resolved, active, evaluations)
+    progress = Progress(steps=resolved.config.rollout.num_rollout, shown=resolved.config.run.progress)
+    record, death = _train(resolved, active, progress)
     while death is not None:
         # Handles of Ray's actors in the frames of the error must go before another cluster is there.
         death = type(death)(str(death))
         gc.collect()
         resolved = restarts.after(death, resolved, record.directory)
-        record, death = _train(resolved, active, evaluations, restarts=True)
+        record, death = _train(resolved, active, progress, restarts=True)
     seconds = time.monotonic() - started_s
-    summary(start=evaluations.first, end=evaluations.last, seconds=seconds, paths=paths(record))
+    summary(start=progress.first, end=progress.last, seconds=seconds, paths=paths(record))
     return 0
 
 
 def _train(
-    resolved: Resolved, active: ActivePlugins, evaluations: _Evaluations, *, restarts: bool = False
+    resolved: Resolved, active: ActivePlugins, progress: Progress, *, restarts: bool = False
 ) -> tuple[RunRecord, RunError | None]:
     """One start of the run: its folder, unlocked, and the death that ended it; None: it has had all its rollouts.
 
@@ -78,8 +78,8 @@ def _train(
     step = 0 if resume is None else resume.state.step
     preflight(config, active.registry, trains=True, first=step, options=resolved.plugin_options)
     options = options_of(resolved, active)
-    stood = standing(config.run.output_dir or OUTPUTS)
-    settings = written(resolved)
+    is_new = config.run.output_dir is None or not config.run.output_dir.exists()
+    settings = to_toml(resolved)
     record = open_record(config, resume, restarts=restarts)
     record.write_text("config.toml", settings)
     record.write_text("plugins.json", manifest.to_json(only_track=active.registry.only_tracking()) + "\n")
@@ -99,38 +99,20 @@ def _train(
     )
     signal.signal(signal.SIGTERM, _as_interrupt)
     _announce(record, active, resolved)
-    progress = _progress(config)
-    listeners: list[Listener] = [evaluations, *([progress] if progress else [])]
     try:
-        with no_trace_if_refused(record, stood):
+        with no_trace_if_refused(record, is_new=is_new):
             seen = run_view(config, options, model_folder=job.model, folder=job.folder, resumed_step=step)
             # Naming a plugin is asking for the trackers that it offers.
             names = active.registry.names(Kind.TRACKER)
             trackers: dict[str, Sink] = {
                 name: construct(active.registry, Kind.TRACKER, name, options, seen) for name in names
             }
-            with progress or nullcontext(), Track(record, trackers=trackers, run=seen, listeners=listeners) as track:
+            with progress, Track(record, trackers=trackers, run=seen, listeners=[progress]) as track:
                 run(job, track=track, resume=resume)
     except DEATHS as death:
         record.release()
         return record, death
     return record, None
-
-
-def written(resolved: Resolved) -> str:
-    """The settings as ``config.toml`` of a run folder holds them.
-
-    Raises:
-        PluginError: an option of a plugin has a value that TOML does not have.
-    """
-    try:
-        return to_toml(resolved)
-    except TypeError as mistake:  # the core's own settings can all be written
-        plugins = ", ".join(resolved.plugin_options)
-        raise PluginError(
-            f"config.toml cannot be written, which has all options of the run's plugins ({plugins}): {mistake}.\n"
-            "Report it to the plugin's author; accepted are numbers, text, paths, switches, lists and tables of them."
-        ) from None
 
 
 def options_of(resolved: Resolved, active: ActivePlugins) -> dict[str, Any]:
@@ -148,19 +130,6 @@ def paths(record: RunRecord) -> list[tuple[str, Path]]:
         *saved,
         ("curves", Path(f"tensorboard --logdir {record.tensorboard}")),
     ]
-
-
-class _Evaluations:
-    """Remembers the first and the last evaluation, for the summary."""
-
-    def __init__(self) -> None:
-        self.first: dict[str, float] = {}
-        self.last: dict[str, float] = {}
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, EvalFinished):
-            self.last = dict(event.metrics)
-            self.first = self.first or self.last
 
 
 def open_record(config: RunConfig, resume: Checkpoint | None, *, restarts: bool = False) -> RunRecord:
@@ -217,14 +186,6 @@ def resumed(config: RunConfig, registry: Registry) -> Checkpoint | None:
     if has_critic(config, registry):
         critic_part(found.path)
     return found
-
-
-def _progress(config: RunConfig) -> LiveProgress | PlainProgress | None:
-    steps, wanted = config.rollout.num_rollout, config.run.progress
-    if wanted == "none":
-        return None
-    live = wanted == "live" or (wanted == "auto" and sys.stdout.isatty())
-    return LiveProgress(steps=steps) if live else PlainProgress(steps=steps)
 
 
 def _announce(record: RunRecord, active: ActivePlugins, resolved: Resolved) -> None:
@@ -285,12 +246,6 @@ def continued(
     return replace(manifest, changes=(*before.changes, PluginChange(resume.state.step, lines)))
 
 
-def standing(folder: Path) -> Path:
-    """The innermost folder on the way to ``folder``, itself included, that is there now."""
-    absolute = folder.absolute()
-    return next(path for path in (absolute, *absolute.parents) if path.exists())
-
-
 @contextmanager
 def writing(folder: Path) -> Iterator[Path]:
     """Context manager: an OSError of writing into ``folder`` becomes a ConfigError."""
@@ -304,33 +259,23 @@ def writing(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def no_trace_if_refused(record: RunRecord, stood: Path) -> Iterator[None]:
-    """If the block finds that the run cannot be as requested, the run folder goes again, unless it holds results.
+def no_trace_if_refused(record: RunRecord, *, is_new: bool) -> Iterator[None]:
+    """If the block finds that the run cannot be as requested, a new run folder goes again, unless it holds results.
 
     A failure that is no mistake of the user keeps its folder, for the logs.
 
     Arguments:
-        stood: the result of :func:`standing` before the record was made.
+        is_new: the folder was made for this run.
     """
     try:
         yield
     except (UserError, PlacementError):
         has_rows = record.metrics.exists() and record.metrics.stat().st_size > 0
-        if record.resumed_step is None and not has_rows and not any(record.checkpoints.iterdir()):
-            _remove(record.directory, stood)
+        if is_new and record.resumed_step is None and not has_rows and not any(record.checkpoints.iterdir()):
+            shutil.rmtree(record.directory, ignore_errors=True)
+            with suppress(OSError):  # it holds other runs
+                OUTPUTS.rmdir()
         raise
-
-
-def _remove(directory: Path, stood: Path) -> None:
-    for name in FOLDERS:
-        shutil.rmtree(directory / name, ignore_errors=True)
-    for name in FILES:
-        (directory / name).unlink(missing_ok=True)
-    with suppress(OSError):  # the folder holds other files
-        for folder in (directory, *directory.parents):
-            if folder == stood:
-                break
-            folder.rmdir()
 
 
 def half_of(config: RunConfig) -> str | None:

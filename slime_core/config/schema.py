@@ -112,7 +112,7 @@ class JobConfig(Section):
     num_token_samples: CountOrZero = 8
     """How many rows of each file in samples/, the first ones, also hold token ids, loss mask and log-probs."""
     progress: Literal["auto", "live", "lines", "none"] = "auto"
-    """What is printed while running. auto: live on a terminal, else one line a step."""
+    """What is printed while running: one line a step; live: above a bar. auto: live on a terminal, else lines."""
 
 
 class ModelConfig(Section):

@@ -26,7 +26,7 @@ from slime_core.config.sampling import EvalDataset
 from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import without_secret
 from slime_core.config.section import REJECTED, EngineSection
-from slime_core.errors import nearest
+from slime_core.errors import PluginError, nearest
 
 T = TypeVar("T")
 
@@ -108,7 +108,11 @@ def _flat(metadata: Sequence[object]) -> list[object]:
 
 
 def as_toml(value: object) -> str:
-    """A value as TOML writes it; tables without what is at its default."""
+    """A value as TOML writes it; tables without what is at its default.
+
+    Raises:
+        PluginError: TOML has no such value; the core's own settings can all be written.
+    """
     match value:
         case None:
             return '"none"'
@@ -125,7 +129,10 @@ def as_toml(value: object) -> str:
             return as_toml({name: entry for name, entry in value if entry != type(value).model_fields[name].default})
         case dict():
             return f"{{ {', '.join(f'{as_toml(key)} = {as_toml(entry)}' for key, entry in value.items())} }}"
-    raise TypeError(f"a setting of type {type(value).__name__} cannot be written as TOML")
+    raise PluginError(
+        f"a setting of type {type(value).__name__} cannot be written to config.toml. Report it to the plugin's author; "
+        "accepted are numbers, text, paths, switches, lists and tables of them."
+    )
 
 
 def as_words(value: Any) -> str:

@@ -209,7 +209,7 @@ def _check_default(field: str, setting: Setting) -> None:
     """Refuse a default that a run's ``config.toml`` cannot hold. Given values are looked at when it is written."""
     try:
         setting.read_toml(tomllib.loads(f"it = {as_toml(setting.default)}")["it"], base=Path())
-    except (TypeError, Unacceptable) as mistake:
+    except (PluginError, Unacceptable) as mistake:
         raise ValueError(
             f"{field} has the default {setting.default!r}, which config.toml cannot hold: {mistake}"
         ) from None

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slime_core.cli.progress import LiveProgress, PlainProgress, Shown, summary
+import pytest
+
+from slime_core.cli.progress import Progress, summary
 from slime_core.track.track import EvalFinished, Event, PhaseStarted, StepFinished, Warned
 
 METRICS = {
@@ -26,50 +28,32 @@ EVENTS: list[Event] = [
 ]
 
 
-def test_plain_progress_is_one_line_an_event() -> None:
-    stream = io.StringIO()
-    with PlainProgress(steps=40, stream=stream) as progress:
+LINES = [
+    "evaluation of weights 0: sums 0.340",
+    "step 1/40: reward 0.250 · 3 tokens a response · loss -0.0100 · 512 tokens/s/device · 0.91 s",
+    "warning: 97% of the responses are truncated.",
+    "evaluation of weights 1: sums 0.500",
+]
+
+
+@pytest.mark.parametrize(("shown", "lines"), [("auto", LINES), ("lines", LINES), ("none", [])])
+def test_progress_is_one_line_an_event(shown, lines, capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(steps=40, shown=shown) as progress:
         for event in EVENTS:
             progress(event)
-    assert stream.getvalue().splitlines() == [
-        "evaluation of weights 0: sums 0.340",
-        "step 1/40: reward 0.250 · 3 tokens a response · loss -0.0100 · 512 tokens/s/device · 0.91 s",
-        "warning: 97% of the responses are truncated.",
-        "evaluation of weights 1: sums 0.500",
-    ]
+    assert capsys.readouterr().out.splitlines() == lines
+    assert (progress.first["eval/sums"], progress.last["eval/sums"]) == (0.34, 0.5)
 
 
-def test_the_live_table_shows_phase_numbers_and_the_course_of_evaluations() -> None:
-    now_s = [100.0]
-    progress = LiveProgress(steps=40, now_s=lambda: now_s[0])
-    now_s[0] = 165.0
-    for event in [event for event in EVENTS if not isinstance(event, Warned)]:
-        progress(event)
-    assert progress.rows() == [
-        ("phase", "rollout, 1 min 05 s"),
-        ("last step", "reward 0.250 · 3 tokens a response · loss -0.0100 · 512 tokens/s/device · 0.91 s"),
-        ("evaluation", "sums 0.340 → 0.500"),
-    ]
-
-
-def test_the_live_table_is_rendered() -> None:
-    from rich.console import Console
-
-    progress, stream = LiveProgress(steps=40), io.StringIO()
-    for event in EVENTS[:3]:
-        progress(event)
-    Console(file=stream, width=100).print(progress.render())
-    assert [line.split()[:2] for line in stream.getvalue().splitlines()] == [
-        ["step", "1/40"],
-        ["phase", "rollout,"],
-        ["last", "step"],
-        ["evaluation", "sums"],
-    ]
-
-
-def test_unknown_values_are_left_out() -> None:
-    shown = Shown(steps=7)
-    assert (shown.counter(), shown.numbers(), shown.accuracy()) == ("step 0/7", "", "")
+def test_live_progress_shows_a_bar_below_the_lines_in_each_start_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(steps=40, shown="live")
+    for _ in range(2):
+        with progress:
+            for event in EVENTS:
+                progress(event)
+        *lines, bar = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+        assert [line.split()[:2] for line in lines[-4:]] == [line.split()[:2] for line in LINES]
+        assert bar.startswith("next step ")
 
 
 def test_the_summary_compares_start_and_end_with_parts_below_their_whole() -> None:
@@ -81,7 +65,7 @@ def test_the_summary_compares_start_and_end_with_parts_below_their_whole() -> No
         paths=[("metrics", Path("runs/7/metrics.jsonl"))],
         stream=stream,
     )
-    lines = [line.strip() for line in stream.getvalue().splitlines() if line.strip(" ─")]
+    lines = [line.strip() for line in stream.getvalue().splitlines() if line.strip()]
     assert [line.split() for line in lines[:3]] == [
         ["evaluation", "start", "end", "change"],
         ["sums", "0.340", "0.974", "+0.634"],
