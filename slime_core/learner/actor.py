@@ -342,16 +342,16 @@ class LearnerHandle:
         own = [replace(settings, rank=rank, world_size=len(group), address=address) for rank in range(len(group))]
         return group.start_each(RankActor.setup, own)
 
-    def connect(self, engine_urls: list[str], settings: PublisherSettings) -> None:
-        """Connect every rank to the engines for weight transfer."""
-        calls = self._group.start(LearnerActor.connect, engine_urls, settings)
-        self._wait(calls, what="learner and engines to meet")
-        self._engines = engine_urls, settings
+    def connect(self, engine_urls: list[str], settings: PublisherSettings, *, only_evaluate: bool = False) -> None:
+        """Connect every rank to the engines for weight transfer.
 
-    def connect_evaluation(self, engine_urls: list[str], settings: PublisherSettings) -> None:
-        """Connect every rank to the engines that only evaluate."""
-        calls = self._group.start(LearnerActor.connect, engine_urls, settings, only_evaluate=True)
-        self._wait(calls, what="learner and engines that only evaluate to meet")
+        Arguments:
+            only_evaluate: they are those of :meth:`publish_for_evaluation`.
+        """
+        calls = self._group.start(LearnerActor.connect, engine_urls, settings, only_evaluate=only_evaluate)
+        self._wait(calls, what=f"learner and engines{' that only evaluate' if only_evaluate else ''} to meet")
+        if not only_evaluate:
+            self._engines = engine_urls, settings
 
     def train(self, shards: list[Ref[TrainBatch]]) -> dict[str, float]:
         """Run all optimizer steps of one rollout; ``shards`` are references, one a data-parallel rank."""

@@ -73,14 +73,11 @@ class TokenEstimation:
     reduce: Reductions
     context_group: Any = None
 
-    def fill(self, shard: TrainBatch, micro_batches: Sequence[MicroBatch]) -> torch.Tensor | None:
+    def fill(self, shard: TrainBatch, micro_batches: Sequence[MicroBatch]) -> None:
         """Fill the advantages, returns and estimator metrics of every micro-batch.
 
         Collective over the ranks that hold the last pipeline stage. ``micro_batches`` are those of the whole shard,
         with the log-probabilities and values that the estimator reads.
-
-        Returns:
-            The returns, float32 [u] in the order of the shard; None: there is no critic.
 
         Raises:
             RunError: the estimator failed, or returned what is no finite number a trained token; or it reads values and
@@ -98,7 +95,6 @@ class TokenEstimation:
             micro.advantages_U = advantages_U[micro.places_U]
             micro.returns_U = None if returns_U is None else returns_U[micro.places_U]
             micro.metrics_U = {name: values_U[micro.places_U] for name, values_U in metrics_U.items()}
-        return returns_U
 
     def _checked(self, found: TokenAdvantages, trained_U: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Advantages, and the critic's targets if there is one: float32, 0 where nothing is trained, no gradient."""
@@ -118,7 +114,7 @@ class TokenEstimation:
             return advantages_U, None
         return advantages_U, _finite(found.returns_U, trained_U, f"returns_U: {label} returned")
 
-    def returns_of(self, micro_batches: Sequence[MicroBatch], *, count: int) -> torch.Tensor:
+    def returns_of(self, micro_batches: Sequence[MicroBatch], *, count: int) -> torch.Tensor | None:
         """The critic's targets as the micro-batches hold them now, float32 [u] in the order of the shard. Collective
         over the ranks that share the rows.
 
@@ -126,13 +122,19 @@ class TokenEstimation:
             micro_batches: those of the whole shard; an idle one repeats samples and is left out.
             count: response tokens of the shard.
 
+        Returns:
+            None: there is no critic, or this is an earlier pipeline stage.
+
         Raises:
             RunError: a plugin left NaN or infinity among them.
         """
+        if "values" not in self.reads or micro_batches[0].returns_U is None:
+            return None
         returns_U = torch.zeros(count, device=micro_batches[0].mask_U.device)
         for micro in micro_batches:
-            assert micro.returns_U is not None, "an estimator that reads values fills the returns"
-            if micro.scale:  # 0: an idle micro-batch, which repeats the samples of another one
+            if (
+                micro.scale and micro.returns_U is not None
+            ):  # 0: an idle micro-batch, which repeats the samples of another one
                 found_U = _finite(micro.returns_U, micro.mask_U != 0, "returns_U: slime_before_training left")
                 micro.returns_U = returns_U[micro.places_U] = found_U
         if self.context_group is not None:
@@ -142,27 +144,25 @@ class TokenEstimation:
 
 def fill_advantages(
     estimation: TokenEstimation | None, shard: TrainBatch, micro_batches: Sequence[MicroBatch], *, normalizes: bool
-) -> torch.Tensor | None:
+) -> None:
     """Fill the advantages of every micro-batch, and the returns where a critic learns them. Collective.
+
+    Nothing happens on an earlier pipeline stage, which has no log-probabilities and computes no loss.
 
     Arguments:
         estimation: the estimator of scope ``token``; None: the sampler estimated the advantages.
         normalizes: whiten the advantages over the trained tokens of all ranks.
-
-    Returns:
-        The critic's targets, float32 [u] in the order of the shard; None: there is no critic, or this is an earlier
-        pipeline stage, which has no log-probabilities and computes no loss.
     """
     from megatron.core import parallel_state
 
     if not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
-        return None
-    returns_U = None if estimation is None else estimation.fill(shard, micro_batches)
+        return
+    if estimation is not None:
+        estimation.fill(shard, micro_batches)
     if normalizes:
         # Context-parallel ranks hold other tokens of the same rows, so they count like data-parallel ones.
         group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         whiten_advantages(micro_batches, DataParallelSums(group))
-    return returns_U
 
 
 def response_tokens(

@@ -113,8 +113,9 @@ class FrozenModels:
 class WeightSnapshots:
     """Keeps sets of weights in host memory and swaps one into the model for the length of a ``with`` block.
 
-    While the model holds a role, the role's buffers in host memory hold the actor: a swap needs no more device memory
-    than the largest parameter. Buffers of modules and the optimizer's state stay with the actor.
+    While the model holds a role, the role's copies in host memory hold the actor: a swap needs no more device memory
+    than the largest parameter. Buffers that a checkpoint holds, such as the biases of routers, are weights; other
+    buffers and the optimizer's state stay with the actor.
 
     Arguments:
         chunks: hold the actor; parameters keep their storage.
@@ -126,10 +127,10 @@ class WeightSnapshots:
 
     def snapshot(self, role: str) -> None:
         """Copy the weights that the model holds now to ``role``."""
-        copies = self._weights.get(role) or {name: _in_host_memory(parameter) for name, parameter in self._parameters()}
+        copies = self._weights.get(role) or {name: _in_host_memory(tensor) for name, tensor in self._tensors()}
         with torch.no_grad():
-            for name, parameter in self._parameters():
-                copies[name].copy_(parameter)
+            for name, tensor in self._tensors():
+                copies[name].copy_(tensor)
         self._weights[role] = copies
 
     def load(self, role: str, load: Callable[[], None]) -> None:
@@ -163,20 +164,22 @@ class WeightSnapshots:
     def _swap(self, role: str) -> None:
         copies = self._weights[role]
         with torch.no_grad():
-            for name, parameter in self._parameters():
-                before = parameter.detach().clone()
-                parameter.copy_(copies[name])
+            for name, tensor in self._tensors():
+                before = tensor.detach().clone()
+                tensor.copy_(copies[name])
                 copies[name].copy_(before)
 
-    def _parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for position, chunk in enumerate(self._chunks):
-            for name, parameter in chunk.named_parameters():
-                yield f"{position}.{name}", parameter
+            stored = chunk.state_dict().keys()
+            buffers = ((name, buffer) for name, buffer in chunk.named_buffers() if name in stored)
+            for name, tensor in (*chunk.named_parameters(), *buffers):
+                yield f"{position}.{name}", tensor
 
 
-def _in_host_memory(parameter: torch.Tensor) -> torch.Tensor:
+def _in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
     # Pinned memory makes a swap as fast as the bus; without a GPU there is nothing to pin for.
-    return torch.empty(parameter.shape, dtype=parameter.dtype, pin_memory=parameter.is_cuda)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,15 +188,13 @@ def make_micro_batches(
     if share and layout.context > 1:
         raise ValueError("rows of shared prefixes cannot be split over context-parallel ranks")
     shared = Prefixes.of_columns(shard.prefix_order_B, shard.prefix_lengths_B, lengths_B=shard.lengths_B)
-    place = _RowPlacement(layout.row_multiple, context_rank, layout.context, device, shared if share else None)
+    rows = _Rows(shard, layout, context_rank, device, shared if share else None)
     budget = None
     if max_tokens is not None and shared is not None and not share:
         budget = row_budget(max_tokens, context=layout.context, multiple=layout.row_multiple)
-    starts_T = np.concatenate([[0], np.cumsum(shard.lengths_B)])
-    starts_U = np.concatenate([[0], np.cumsum(shard.response_lengths_B)])
     return [
         [
-            _micro_batch(shard, np.asarray(members), starts_T, starts_U, place, step)
+            rows.micro_batch(np.asarray(members), step)
             for planned in step.micro_batches
             for members in _split(planned, shard.lengths_B, budget)
         ]
@@ -212,86 +210,76 @@ def _split(planned: Sequence[int], lengths_B: np.ndarray, budget: int | None) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _RowPlacement:
-    """A row is padded to ``multiple``; the context-parallel rank ``rank`` of ``size`` holds its part on ``device``.
+class _Rows:
+    """Rows of ``shard`` on the context-parallel rank ``rank``; ``shared``: of the shard, None: rows have all tokens."""
 
-    ``shared``: of the shard; None: rows have all tokens of every sample.
-    """
-
-    multiple: int
+    shard: TrainBatch
+    layout: ParallelLayout
     rank: int
-    size: int
     device: torch.device | str
     shared: Prefixes | None
 
-    def tensor(self, values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    def micro_batch(self, members: np.ndarray, step: StepPlan) -> MicroBatch:
+        """The samples ``members`` of the shard as one row of ``step``."""
+        shard, tensor = self.shard, self._tensor
+        row = lay_out(shard, members, _starts(shard.lengths_B)[members], shared=self.shared)
+        responses = shard.response_lengths_B[members]
+        padding = -len(row.places_T) % self.layout.row_multiple
+        sequences, continues = row.lengths, row.continues
+        if padding:
+            sequences, continues = np.append(sequences, padding), np.append(continues, -1)
+        row_T = np.pad(shard.tokens_T[row.places_T], (0, padding))
+        held_T = zigzag(len(row_T), rank=self.rank, size=self.layout.context)
+        rows_U, mine = _held(row.predictors_U, held_T, len(row_T))
+        take_U = ranges(_starts(shard.response_lengths_B)[members], responses)[mine]
+        samples_U = np.repeat(np.arange(len(members)), responses)[mine]
+        # Where the learner estimates them, nothing trains before it has.
+        advantages_B = shard.columns_B.get("advantages", np.full(len(shard), np.nan, np.float32))
+        mask_U = shard.loss_mask_U[take_U]
+        return MicroBatch(
+            tokens_1T=tensor(row_T[held_T], torch.int64)[None],
+            position_ids_1T=tensor(np.append(row.positions_T, np.arange(padding))[held_T], torch.int64)[None],
+            cu_seqlens=tensor(np.concatenate([[0], np.cumsum(sequences)]), torch.int32),
+            max_seqlen=max(int(shard.lengths_B[members].max()), padding),
+            num_samples=len(members),
+            rows_U=tensor(rows_U, torch.int64),
+            targets_U=tensor(row_T[row.targets_U[mine]], torch.int64),
+            samples_U=tensor(samples_U, torch.int64),
+            places_U=tensor(take_U, torch.int64),
+            mask_U=tensor(mask_U, torch.float32),
+            weights_U=tensor(mask_U * shard.loss_weights_B[members][samples_U], torch.float32),
+            advantages_U=tensor(advantages_B[members][samples_U], torch.float32),
+            rollout_log_probs_U=tensor(shard.rollout_log_probs_U[take_U], torch.float32),
+            members=tuple(members.tolist()),
+            temperature=shard.temperature,
+            scale=1 / step.divisor,
+            loss_factor=step.loss_factor,
+            lengths=shard.lengths_B[members].tolist(),
+            continues=tensor(continues, torch.int32) if row.shares else None,
+            given_routes_TLK=self._given_routes(row.places_T, padding, held_T),
+            kept=self._kept(take_U),
+            inputs=RowInputs(shard.inputs, tuple(members.tolist())),
+        )
+
+    def _given_routes(self, taken: np.ndarray, padding: int, held_T: np.ndarray) -> torch.Tensor | None:
+        if self.shard.routes_TLK is None:
+            return None
+        row_TLK = np.pad(self.shard.routes_TLK[taken], ((0, padding), (0, 0), (0, 0)), constant_values=-1)
+        return self._tensor(row_TLK[held_T], torch.int8 if row_TLK.dtype == np.int8 else torch.int16)
+
+    def _kept(self, take_U: np.ndarray) -> KeptTokens | None:
+        all_U, ids_S = self.shard.kept_counts_U, self.shard.kept_ids_S
+        if all_U is None or ids_S is None:
+            return None
+        kept_S = ids_S[ranges(_starts(all_U)[take_U], all_U[take_U])]
+        return KeptTokens(self._tensor(kept_S, torch.int64), self._tensor(all_U[take_U], torch.int64))
+
+    def _tensor(self, values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
         return torch.as_tensor(values, dtype=dtype, device=self.device)
 
 
-def _micro_batch(
-    shard: TrainBatch,
-    members: np.ndarray,
-    starts_T: np.ndarray,
-    starts_U: np.ndarray,
-    place: _RowPlacement,
-    step: StepPlan,
-) -> MicroBatch:
-    row = lay_out(shard, members, starts_T[members], shared=place.shared)
-    responses = shard.response_lengths_B[members]
-    padding = -len(row.places_T) % place.multiple
-    sequences, continues = row.lengths, row.continues
-    if padding:
-        sequences, continues = np.append(sequences, padding), np.append(continues, -1)
-    row_T = np.pad(shard.tokens_T[row.places_T], (0, padding))
-    held_T = zigzag(len(row_T), rank=place.rank, size=place.size)
-    rows_U, mine = _held(row.predictors_U, held_T, len(row_T))
-    take_U = ranges(starts_U[members], responses)[mine]
-    samples_U = np.repeat(np.arange(len(members)), responses)[mine]
-    # Where the learner estimates them, nothing trains before it has.
-    advantages_B = shard.columns_B.get("advantages", np.full(len(shard), np.nan, np.float32))
-    mask_U, tensor = shard.loss_mask_U[take_U], place.tensor
-    return MicroBatch(
-        tokens_1T=tensor(row_T[held_T], torch.int64)[None],
-        position_ids_1T=tensor(np.append(row.positions_T, np.arange(padding))[held_T], torch.int64)[None],
-        cu_seqlens=tensor(np.concatenate([[0], np.cumsum(sequences)]), torch.int32),
-        max_seqlen=max(int(shard.lengths_B[members].max()), padding),
-        num_samples=len(members),
-        rows_U=tensor(rows_U, torch.int64),
-        targets_U=tensor(row_T[row.targets_U[mine]], torch.int64),
-        samples_U=tensor(samples_U, torch.int64),
-        places_U=tensor(take_U, torch.int64),
-        mask_U=tensor(mask_U, torch.float32),
-        weights_U=tensor(mask_U * shard.loss_weights_B[members][samples_U], torch.float32),
-        advantages_U=tensor(advantages_B[members][samples_U], torch.float32),
-        rollout_log_probs_U=tensor(shard.rollout_log_probs_U[take_U], torch.float32),
-        members=tuple(members.tolist()),
-        temperature=shard.temperature,
-        scale=1 / step.divisor,
-        loss_factor=step.loss_factor,
-        lengths=shard.lengths_B[members].tolist(),
-        continues=tensor(continues, torch.int32) if row.shares else None,
-        given_routes_TLK=_given_routes(shard, row.places_T, padding, held_T, place),
-        kept=_kept(shard, take_U, place),
-        inputs=RowInputs(shard.inputs, tuple(members.tolist())),
-    )
-
-
-def _given_routes(
-    shard: TrainBatch, taken: np.ndarray, padding: int, held_T: np.ndarray, place: _RowPlacement
-) -> torch.Tensor | None:
-    if shard.routes_TLK is None:
-        return None
-    row_TLK = np.pad(shard.routes_TLK[taken], ((0, padding), (0, 0), (0, 0)), constant_values=-1)
-    return place.tensor(row_TLK[held_T], torch.int8 if row_TLK.dtype == np.int8 else torch.int16)
-
-
-def _kept(shard: TrainBatch, take_U: np.ndarray, place: _RowPlacement) -> KeptTokens | None:
-    if shard.kept_counts_U is None or shard.kept_ids_S is None:
-        return None
-    counts_U = shard.kept_counts_U[take_U]
-    starts_U = np.cumsum(shard.kept_counts_U) - shard.kept_counts_U
-    ids_S = shard.kept_ids_S[ranges(starts_U[take_U], counts_U)]
-    return KeptTokens(place.tensor(ids_S, torch.int64), place.tensor(counts_U, torch.int64))
+def _starts(lengths: np.ndarray) -> np.ndarray:
+    return np.asarray(np.cumsum(lengths) - lengths)
 
 
 def _held(places: np.ndarray, held_T: np.ndarray, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:

@@ -256,9 +256,9 @@ class Learner:
             for micro in micro_batches:
                 micro.values_U = known_U[micro.places_U]
         normalizes = self._config.algorithm.normalize_advantages
-        self.returns_U = fill_advantages(self._estimation, shard, micro_batches, normalizes=normalizes)
+        fill_advantages(self._estimation, shard, micro_batches, normalizes=normalizes)
         self.hooks.answers("slime_before_training", shard=shard, steps=steps)
-        if self._estimation is not None and self.returns_U is not None:
+        if self._estimation is not None:
             self.returns_U = self._estimation.returns_of(micro_batches, count=len(shard.loss_mask_U))
         if (saved := self._config.debug.save_debug_train_data) is not None:
             save_train_data(saved, shard, steps, self._settings)

@@ -341,9 +341,8 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run Megatron's forward; ``rotary_pos_emb`` [longest sequence, 1, 1, size] has the angles by position."""
         if packed_seq_params is not None and rotary_pos_emb is not None:
-            row = _positions(packed_seq_params, hidden_states, self.config)
-            rotary_pos_emb = rotary_pos_emb.index_select(0, row.positions_T)
-            packed_seq_params = _as_one_sequence(packed_seq_params, row)
+            positions_T, packed_seq_params = _by_position(packed_seq_params, hidden_states, self.config)
+            rotary_pos_emb = rotary_pos_emb.index_select(0, positions_T)
         found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
             hidden_states,
             attention_mask,
@@ -390,9 +389,8 @@ class PackedLatentAttention(MLASelfAttention):  # type: ignore[misc]
         """Run Megatron's forward, with positions for a packed row."""
         self.rotary_pos_emb.positions_T = None
         if packed_seq_params is not None:
-            row = _positions(packed_seq_params, hidden_states, self.config)
-            self.rotary_pos_emb.positions_T = row.positions_T
-            packed_seq_params = _as_one_sequence(packed_seq_params, row)
+            positions_T, packed_seq_params = _by_position(packed_seq_params, hidden_states, self.config)
+            self.rotary_pos_emb.positions_T = positions_T
         found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
             hidden_states, attention_mask, packed_seq_params=packed_seq_params, **options
         )
@@ -420,13 +418,12 @@ class _AnglesByPosition(torch.nn.Module):
         return found.index_select(0, self.positions_T)
 
 
-def _positions(packed: PackedSeqParams, hidden_states: torch.Tensor, config: TransformerConfig) -> Positions:
-    """Return the positions of the tokens of the whole row, over all ranks that share it."""
+def _by_position(
+    packed: PackedSeqParams, hidden_states: torch.Tensor, config: TransformerConfig
+) -> tuple[torch.Tensor, PackedSeqParams]:
+    """Return the positions of the tokens of the whole row, over all ranks that share it, and ``packed`` for a table of
+    angles that has one entry a token."""
     shards = config.tensor_model_parallel_size if config.sequence_parallel else 1
     num_tokens = hidden_states.size(0) * int(shards * config.context_parallel_size)
-    return Positions.of(packed.cu_seqlens_q, num_tokens=num_tokens, continues=_continues(packed))
-
-
-def _as_one_sequence(packed: PackedSeqParams, row: Positions) -> PackedSeqParams:
-    """Return ``packed`` for a table of angles that has one entry a token."""
-    return replace(packed, cu_seqlens_q_padded=row.whole, cu_seqlens_kv_padded=row.whole)
+    row = Positions.of(packed.cu_seqlens_q, num_tokens=num_tokens, continues=_continues(packed))
+    return row.positions_T, replace(packed, cu_seqlens_q_padded=row.whole, cu_seqlens_kv_padded=row.whole)

@@ -438,7 +438,7 @@ class Processes:
             publish = learner.publish_for_evaluation
             settings = self._publisher_settings(evaluating)
             # These engines have no request in flight, and "retract" drops the cache of older weights.
-            learner.connect_evaluation(evaluating.urls(), replace(settings, pause_mode="retract"))
+            learner.connect(evaluating.urls(), replace(settings, pause_mode="retract"), only_evaluate=True)
         return ConcurrentEvalSampler(
             sampler,
             self._eval_sampler,

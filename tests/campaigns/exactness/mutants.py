@@ -110,10 +110,10 @@ def _wrong_divisor() -> None:
 
 
 def _change_micro_batches(change: Callable[[Any], Any]) -> None:
-    from slime_core.learner import micro_batches
+    from slime_core.learner.micro_batches import _Rows
 
-    make = micro_batches._micro_batch
-    micro_batches._micro_batch = lambda *arguments, **options: change(make(*arguments, **options))
+    make = _Rows.micro_batch
+    _Rows.micro_batch = lambda *arguments: change(make(*arguments))  # type: ignore[method-assign]
 
 
 def _shifted_label() -> None:

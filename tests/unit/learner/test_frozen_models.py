@@ -85,6 +85,21 @@ def test_loading_a_role_leaves_the_actor_unchanged(chunks):
     assert ACTOR not in roles
 
 
+def test_a_role_has_biases_of_routers_of_its_own_and_no_other_buffers(chunks):
+    chunks[0].register_buffer("bias_of_experts", torch.tensor([1.0]))
+    chunks[0].register_buffer("angles", torch.tensor([1.0]), persistent=False)
+    roles = WeightSnapshots(chunks)
+
+    def load() -> None:
+        for buffer in chunks[0].buffers():
+            buffer.fill_(5.0)
+
+    roles.load(TEACHER, load)
+    assert [buffer.item() for buffer in chunks[0].buffers()] == [1, 5]
+    with roles.weights_of(TEACHER):
+        assert [buffer.item() for buffer in chunks[0].buffers()] == [5, 5]
+
+
 def test_a_role_that_cannot_be_loaded_changes_nothing(chunks):
     roles = WeightSnapshots(chunks)
     roles.load(TEACHER, filling(chunks, 7, 8))

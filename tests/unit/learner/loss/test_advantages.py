@@ -400,7 +400,8 @@ def test_values_come_in_the_order_of_the_shard_and_returns_go_to_their_tokens(pa
 def test_the_critic_learns_the_returns_that_a_plugin_left(packing):
     batch, every = judged(packing)
     estimate = estimation(Judge(), "values")
-    before_U = estimate.fill(batch, every)
+    estimate.fill(batch, every)
+    before_U = estimate.returns_of(every, count=len(batch.loss_mask_U))
     for micro in every:
         micro.returns_U = micro.returns_U * 10
     found_U = estimate.returns_of([*every, idle_micro_batch(every[0])], count=len(batch.loss_mask_U))
