@@ -143,7 +143,7 @@ saves: setup ## kill a run 50 times while it saves, and compare all checkpoints 
 	$(BIN)/python -m tests.campaigns.saves outputs/saves
 
 .PHONY: layouts
-layouts: setup ## one rollout trained in every layout of the learner, compared with one rank: docs/layouts.md
+layouts: setup ## one rollout trained in every layout of the learner, compared with one rank: docs/exactness.md
 	$(BIN)/python -m tests.campaigns.exactness
 
 .PHONY: layouts-small

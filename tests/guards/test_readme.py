@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,29 @@ def test_the_readme_prints_the_loop_as_it_is() -> None:
 def test_the_readme_says_what_make_demo_runs() -> None:
     (words,) = re.findall(r"^demo:.*\n\t@\$\(BIN\)/(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert f"`make demo` is\n`{words}`" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_page_installs_the_same_packages_for_gpus() -> None:
+    line = "pip install -e . -e plugins/slime-grpo -e plugins/slime-models -e plugins/slime-rewards -e plugins/slime-doctor"
+    pages = [ROOT / name for name in ("README.md", "docs/install.md", "docs/gpu.md")]
+    assert [page.name for page in pages if f"\n{line}\n" not in page.read_text(encoding="utf-8")] == []
+
+
+def test_pip_installs_the_packages_of_make_setup() -> None:
+    (packages,) = re.findall(r"^PACKAGES := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    (commands,) = [content for _, content in blocks(ROOT / "docs/install.md") if "--no-build-isolation" in content]
+    assert sorted(re.findall(r"-e (\S+)", commands)) == sorted(packages.split())
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("plugins/*/README.md")), ids=lambda page: page.parent.name)
+def test_the_page_of_a_plugin_installs_what_its_commands_name(page: Path) -> None:
+    distribution = {entry.name: entry.dist.name for entry in entry_points(group="slime") if entry.dist}
+    content = next(content for _, content in blocks(page) if "pip install" in content)
+    installed = set(re.findall(r"plugins/([\w-]+)", content))
+    assert page.parent.name in installed
+    runs = [line for line in content.splitlines() if line.startswith("slime run")]
+    named = {distribution[name] for line in runs for name in re.findall(r"--plugin (\w+)", line)}
+    assert named | ({"slime-models"} if runs else set()) <= installed
 
 
 def test_the_documents_print_commands() -> None:
