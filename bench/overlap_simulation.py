@@ -32,6 +32,7 @@ from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.rollout.sampler import SampledRollout, Sampler, SamplerState
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.device_pool import DevicePool
+from slime_core.runtime.waiting import Termination
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track
 from slime_core.weights.engine_control import EngineControl
@@ -163,6 +164,7 @@ def step_time(generating: float, training: float, *, ahead: int) -> float:
                 track=track,
                 devices=DevicePool(),
                 hooks=LifecycleHooks(registry, place=Place.DRIVER, options={}),
+                stop=Termination(),
             )
         sampler.close()
         control.close()

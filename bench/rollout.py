@@ -231,7 +231,7 @@ def cpu_seconds() -> tuple[float, float]:
     """Of this process and its reward processes, and with those of server and router."""
     own = psutil.Process()
     seconds = {one: sum(one.cpu_times()[:2]) for one in (own, *own.children(recursive=True))}
-    client = [one for one in seconds if one == own or any("reward_pool" in word for word in one.cmdline())]
+    client = [one for one in seconds if one == own or any("reward_worker" in word for word in one.cmdline())]
     return sum(seconds[one] for one in client), sum(seconds.values())
 
 

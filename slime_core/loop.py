@@ -19,6 +19,7 @@ from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
 from slime_core.runtime.actors import Ref
 from slime_core.runtime.device_pool import DevicePool
+from slime_core.runtime.waiting import Termination
 from slime_core.track.track import Track
 from slime_core.types import TrainBatch
 
@@ -99,16 +100,22 @@ def train(
     track: Track,
     devices: DevicePool,
     hooks: LifecycleHooks,
+    stop: Termination,
 ) -> RunState:
-    """Run the remaining steps; returns the state after them. Engines serve only weights that the learner holds."""
+    """Run the remaining steps; returns the state after them. Engines serve only weights that the learner holds.
+
+    Arguments:
+        stop: a SIGTERM ends the run while it waits for the sampler; not for a rollout that keeps groups, because that
+            cannot be sampled again from its start.
+    """
     saves = SaveClock(config)
     with devices.held_by("learner"):
         served = publish(learner, sampler, track, devices, hooks, version=state.step)
     if config.eval.eval_interval and not config.eval.skip_eval_before_train:
-        evaluate(sampler, track, step=state.step, served=served)
+        evaluate(sampler, track, step=state.step, served=served, stop=stop)
     for step in range(state.step, saves.total):
         with track.step(step) as metrics, completing_save_after_failure(learner):
-            with track.timer("rollout"):
+            with track.timer("rollout"), stop.allowed(not config.rollout.keeps_groups):
                 rollout = sampler.sample(step)
             metrics.update(rollout.metrics)
             with devices.held_by("learner"):
@@ -122,7 +129,7 @@ def train(
                     served = publish(learner, sampler, track, devices, hooks, version=state.step)
             metrics.update(hooks.failures.report(track.warn))
         if is_due(config.eval.eval_interval, state.step) or (config.eval.eval_interval and state.step == saves.total):
-            evaluate(sampler, track, step=state.step, served=served)
+            evaluate(sampler, track, step=state.step, served=served, stop=stop)
     return state
 
 
@@ -176,10 +183,10 @@ def publish(
     return version
 
 
-def evaluate(sampler: Sampler, track: Track, *, step: int, served: int) -> None:
+def evaluate(sampler: Sampler, track: Track, *, step: int, served: int, stop: Termination) -> None:
     """Evaluate the engines after ``step`` steps; they serve version ``served``, which is older if updates are rare.
     A concurrent evaluation only starts here."""
-    with track.timer("eval"):
+    with track.timer("eval"), stop.allowed():
         scores = sampler.evaluate(step)
     if scores is not None:
         track.evaluation(step, {**scores, "eval/weight_version": float(served)})

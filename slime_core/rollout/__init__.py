@@ -8,7 +8,7 @@ In the order in which a prompt group passes through them:
     sampler_components.py     settings of a sampler; tokenizer, client and components that are made from them by name
     components.py             chooses components by row, checks what they return, attributes their errors
     rollout_files.py          rollouts on disk: written, looked through before a run, read to be trained again
-    group_scheduler.py        groups in flight, for this rollout and later ones, within the bounds of the async policy;
+    group_scheduler.py        groups in flight, for this rollout and later ones, within the bound on staleness;
                               aborted groups that are resumed; groups as JSON, for checkpoints
     group_generator.py        generates and rewards whole groups, with retries; resets or resumes groups that come
                               again; sampling parameters
@@ -17,7 +17,8 @@ In the order in which a prompt group passes through them:
     evaluation.py             held-out prompts, and their scores
     engines/                  inference servers: start, find, supervise, call
     reward_scoring.py         the reward of each sample: from the process pool, or from the sampler if the traits say so
-    reward_pool.py            reward processes that can be killed: as the sampler sees them, and their program
+    reward_pool.py            reward processes that can be killed, as the sampler sees them
+    reward_worker.py          the program of a reward process
 
 The rule between them: nothing here knows Megatron, and only token ids cross the border to an engine, never text.
 """

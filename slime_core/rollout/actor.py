@@ -3,7 +3,6 @@
     SamplerHandle          the sampler of the run
     ConcurrentEvalSampler  the same with evaluations that run while the learner trains, one at a time: a separate
                            sampler uses separate engines, or those of the policy
-    StoppableSampler       either of them, whose rollouts and evaluations a SIGTERM ends
 
 The rule of concurrent evaluations: the weights that one measures stay as they are until it has ended. Engines of its
 own get the learner's when it starts. The policy's engines get new ones, or leave devices that they share with the
@@ -27,7 +26,7 @@ from slime_core.plugins.manifest import Manifest, attach
 from slime_core.rollout.sampler import EvalSampler, Sampler, SamplerState
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.actors import Actor, Call, Ref, Watched, show_tasks, uncollected
-from slime_core.runtime.waiting import Termination, Wait, has_ended
+from slime_core.runtime.waiting import Wait, has_ended
 from slime_core.types import TrainBatch
 
 ALLOCATIONS = 100_000
@@ -258,10 +257,6 @@ class ConcurrentEvalSampler:
         self._finish()
         return self._sampler.state()
 
-    def restore(self, cursor: dict[str, Any], states: PlaceStates) -> None:
-        """See :class:`~slime_core.rollout.actor.SamplerHandle`."""
-        self._sampler.restore(cursor, states)
-
     def close(self) -> None:
         """Wait for the last evaluation and report it, then close both samplers."""
         self._finish()
@@ -291,41 +286,6 @@ class ConcurrentEvalSampler:
 
 
 AnySampler = SamplerHandle | ConcurrentEvalSampler
-
-
-class StoppableSampler:
-    """A sampler whose rollouts and evaluations a SIGTERM ends.
-
-    Arguments:
-        keeps_groups: a rollout that is ended cannot be sampled again from its start, so none is.
-    """
-
-    def __init__(self, sampler: AnySampler, stop: Termination, *, keeps_groups: bool) -> None:
-        self._sampler = sampler
-        self._stop = stop
-        self._keeps_groups = keeps_groups
-
-    def sample(self, rollout: int) -> SampledShards:
-        """The next rollout."""
-        with self._stop.allowed(not self._keeps_groups):
-            return self._sampler.sample(rollout)
-
-    def evaluate(self, step: int) -> dict[str, float] | None:
-        """Scores of the weights that the engines hold; None: they are reported later."""
-        with self._stop.allowed():
-            return self._sampler.evaluate(step)
-
-    def before_publish(self) -> None:
-        """Wait for a concurrent evaluation."""
-        self._sampler.before_publish()
-
-    def published(self, version: int) -> None:
-        """The engines serve ``version``."""
-        self._sampler.published(version)
-
-    def state(self) -> SamplerState:
-        """The sampler's part of a checkpoint."""
-        return self._sampler.state()
 
 
 def eval_sampler_settings(settings: SamplerSettings, *, url: str, num_engines: int) -> SamplerSettings:

@@ -122,8 +122,7 @@ class Evaluation:
 
         async def collect(group: PromptGroup, limit: int) -> PromptGroup:
             limited = replace(sampling, max_new_tokens=limit, min_new_tokens=min(limit, sampling.min_new_tokens))
-            (collected,) = await one.collector.collect(context, [group], limited)
-            return collected
+            return await one.collector.collect(context, group, limited)
 
         return await run_all(map(collect, copy.deepcopy(one.groups), one.max_new_tokens))
 

@@ -204,10 +204,8 @@ class GroupGenerator:
         generator, reward = self._generators.of(group[0]), self._rewards.of(group[0])
         prepare_group(group, generator, reward, resumes=self._rollout.partial_rollout and not is_stale)
 
-    async def collect(
-        self, context: GenerateContext, groups: Sequence[PromptGroup], sampling: SamplingParams
-    ) -> list[PromptGroup]:
-        """All groups, in their order; the client bounds the requests in flight.
+    async def collect(self, context: GenerateContext, group: PromptGroup, sampling: SamplingParams) -> PromptGroup:
+        """``group``, generated and rewarded; the client bounds the requests in flight.
 
         A sample that no engine answered in time is ``FAILED``, with the reason.
 
@@ -218,26 +216,6 @@ class GroupGenerator:
                 the plugins.
             DataError: a row names a component that no active plugin offers.
         """
-        return await run_all(self._collect_group(context, group, sampling) for group in groups)
-
-    async def reward_missing(self, groups: Sequence[PromptGroup]) -> None:
-        """Score the samples that have no reward yet, of groups that a rollout source made; raises as :meth:`collect`
-        does."""
-        missing = [[sample for sample in group if sample.reward is None] for group in groups]
-        await run_all(self.dispatcher.score(self._rewards.of(samples[0]), samples) for samples in missing if samples)
-
-    def take_metrics(self) -> dict[str, float]:
-        """Since the last call, by cause: samples without a reward of their own, and samples that were generated
-        again."""
-        failures, retries, self._retries = self.dispatcher.take_failures(), self._retries, Counter()
-        return {
-            **{f"rollout/reward_failures/{cause}": count for cause, count in failures.items()},
-            **{f"rollout/retries/{cause}": float(count) for cause, count in retries.items()},
-        }
-
-    async def _collect_group(
-        self, context: GenerateContext, group: PromptGroup, sampling: SamplingParams
-    ) -> PromptGroup:
         # The samples of a prompt share its row, and so what the row names.
         generator, reward = self._generators.of(group[0]), self._rewards.of(group[0])
         context, sampling = apply_row_sampling(group[0], context, sampling)
@@ -259,6 +237,21 @@ class GroupGenerator:
         if reward.takes_groups:
             return await self.dispatcher.score(reward, samples, evaluation=context.evaluation)
         return samples
+
+    async def reward_missing(self, groups: Sequence[PromptGroup]) -> None:
+        """Score the samples that have no reward yet, of groups that a rollout source made; raises as :meth:`collect`
+        does."""
+        missing = [[sample for sample in group if sample.reward is None] for group in groups]
+        await run_all(self.dispatcher.score(self._rewards.of(samples[0]), samples) for samples in missing if samples)
+
+    def take_metrics(self) -> dict[str, float]:
+        """Since the last call, by cause: samples without a reward of their own, and samples that were generated
+        again."""
+        failures, retries, self._retries = self.dispatcher.take_failures(), self._retries, Counter()
+        return {
+            **{f"rollout/reward_failures/{cause}": count for cause, count in failures.items()},
+            **{f"rollout/retries/{cause}": float(count) for cause, count in retries.items()},
+        }
 
     async def _resume_aborted(
         self, attempt: GroupAttempt, reward: RoutedComponent, samples: list[Sample]
@@ -337,18 +330,19 @@ class GroupAttempt:
             RequestRefused: an engine will never take such a request.
             PluginError: the generate function failed or returned no sample.
         """
-        if not self.generator.takes_groups:
-            answers = await run_all(self._generate_one(sample) for sample in group)
-            return [sample for answer in answers for sample in answer]
-        finished = {id(sample) for sample in group if is_finished(sample)}
-        samples = await self._call(group)
-        hooked = iter(await self._call_hooks([sample for sample in samples if id(sample) not in finished]))
-        return await self._reward([one if id(one) in finished else next(hooked) for one in samples])
+        if self.generator.takes_groups:
+            return await self._generate(group)
+        answers = await run_all(self._generate([sample]) for sample in group)
+        return [sample for answer in answers for sample in answer]
 
-    async def _generate_one(self, sample: Sample) -> list[Sample]:
-        """The samples that one generation made of ``sample``."""
-        samples = [sample] if is_finished(sample) else await self._call_hooks(await self._call([sample]))
-        return await self._reward(samples)
+    async def _generate(self, samples: PromptGroup) -> list[Sample]:
+        """The samples of one call; it is left out for a single sample that is finished already."""
+        finished = {id(sample) for sample in samples if is_finished(sample)}
+        if self.generator.takes_groups or not finished:
+            samples = await self._call_hooks(await self._call(samples), finished=finished)
+        if self.reward is None:
+            return samples
+        return await self.dispatcher.score(self.reward, samples, evaluation=self.context.evaluation)
 
     async def _call(self, samples: PromptGroup) -> list[Sample]:
         """The samples that the generate function returns for ``samples``: a group, or a single one, by its scope."""
@@ -369,19 +363,14 @@ class GroupAttempt:
         parents.adopt(made)
         return made
 
-    async def _call_hooks(self, samples: list[Sample]) -> list[Sample]:
-        """Samples after the plugins that see those that have an answer."""
+    async def _call_hooks(self, samples: list[Sample], *, finished: set[int]) -> list[Sample]:
+        """Samples after the plugins that see those that have an answer; the ``finished`` ones, by id, were seen."""
         hooks = self.hooks
         if hooks is None or not hooks.implementers("slime_after_generate"):
             return samples
-        answered = list(map(is_finished, samples))
+        answered = [is_finished(one) and id(one) not in finished for one in samples]
         hooked = iter(await run_all(hooks.after_generate(one, self.context) for one in compress(samples, answered)))
         return [next(hooked) if is_seen else one for one, is_seen in zip(samples, answered, strict=True)]
-
-    async def _reward(self, samples: list[Sample]) -> list[Sample]:
-        if self.reward is None:
-            return samples
-        return await self.dispatcher.score(self.reward, samples, evaluation=self.context.evaluation)
 
 
 def _aborted(samples: PromptGroup) -> list[Sample]:

@@ -10,7 +10,7 @@ A group is
     finished   generated and rewarded; waits here until a rollout takes it
     due        must be taken by the current rollout: later rollouts that may still train it are already full
 
-How far generation runs ahead is a number, not a mode. With ``rollouts_ahead=0``, groups are admitted when a rollout
+How far generation runs ahead is a number, not a mode. With ``async_buffer_size=0``, groups are admitted when a rollout
 requests them. With N, groups for N more rollouts are admitted as well and stay in flight while the learner trains. The
 scheduler admits no group that could not be trained within ``max_staleness``, and rollouts take due groups first, so
 groups that are too old are the exception.
@@ -34,7 +34,7 @@ from itertools import compress
 from operator import attrgetter
 from typing import Any, Protocol, cast
 
-from slime_core.config.schema import RunConfig
+from slime_core.config.sampling import RolloutConfig
 from slime_core.errors import RunError
 from slime_core.plugins.contracts import DataSource
 from slime_core.rollout.rollout_batch import oldest_version
@@ -43,48 +43,6 @@ from slime_core.types import PromptGroup, Sample, Status
 
 ABORT_LIMIT_S = 30.0
 """Seconds for aborted requests to return: an engine answers within a second, a reward model within its own limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class AsyncPolicy:
-    """How far generation may run ahead of training.
-
-    Example, 8 groups a rollout, one rollout ahead, samples at most 2 trained rollouts old: ``AsyncPolicy(8,
-    rollouts_ahead=1, max_staleness=2)``.
-
-    Arguments:
-        batch_size: groups a rollout.
-        rollouts_ahead: rollouts that may be in flight or finished beyond the current one.
-        max_staleness: trained rollouts between the weights that sample a group's first token and those that train it;
-            None: no bound.
-        num_rollouts: of the run; no group is admitted for later ones.
-        waits_for_due: a rollout waits for groups that are due. False: groups that are too old are trained with a
-            correction, so no rollout waits for them.
-        replaces_aborted: a group that an update of the weights aborted returns to the source, and another is admitted.
-        over_sampling: least number of groups to admit when some are missing; None: as many as are missing.
-    """
-
-    batch_size: int
-    rollouts_ahead: int = 0
-    max_staleness: int | None = None
-    num_rollouts: int | None = None
-    waits_for_due: bool = True
-    replaces_aborted: bool = False
-    over_sampling: int | None = None
-
-    @staticmethod
-    def of(config: RunConfig) -> AsyncPolicy:
-        """The policy that the settings of a run describe."""
-        rollout = config.rollout
-        return AsyncPolicy(
-            rollout.rollout_batch_size,
-            rollouts_ahead=rollout.async_buffer_size,
-            max_staleness=rollout.max_staleness,
-            num_rollouts=rollout.num_rollout,
-            waits_for_due=rollout.stale_samples != "correct",
-            replaces_aborted=rollout.pause_generation_mode == "abort",
-            over_sampling=rollout.over_sampling_batch_size,
-        )
 
 
 class GroupWork(Protocol):
@@ -142,13 +100,13 @@ class GroupScheduler:
     Arguments:
         source: of the prompts.
         work: prepares, generates and rewards groups.
-        policy: how many groups may be in flight.
+        settings: how many groups may be in flight, and what becomes of those that are stale or aborted.
     """
 
-    def __init__(self, source: DataSource, work: GroupWork, policy: AsyncPolicy) -> None:
+    def __init__(self, source: DataSource, work: GroupWork, settings: RolloutConfig) -> None:
         self._source = source
         self._work = work
-        self._policy = policy
+        self._settings = settings
         self._served_version = 0
         self._rollout = -1  # the current rollout, or the last one that took its groups
         self._wanted = 0  # groups that take() waits for; 0: no call waits
@@ -176,7 +134,7 @@ class GroupScheduler:
         self._rollout = rollout
         self._wanted = count
         is_short = len(self._admitted) < count
-        self._target = max(count, self._policy.over_sampling or 0) if is_short else count
+        self._target = max(count, self._settings.over_sampling_batch_size or 0) if is_short else count
         self._admit()
         while (chosen := self._choose(rollout, count)) is None:
             self._changed.clear()
@@ -198,7 +156,7 @@ class GroupScheduler:
         A group that does not return within the limit is cancelled, and returns to the source as it was given.
         """
         tasks = {group.task: group for group in self._admitted if group.task is not None and group.result is None}
-        if self._policy.rollouts_ahead or not tasks:
+        if self._settings.async_buffer_size or not tasks:
             return
         self._is_aborting = True
         try:
@@ -248,7 +206,7 @@ class GroupScheduler:
         """How full the buffer is, and which side waited since the last call; empty where there is no buffer."""
         learner_s, engines_s = self._idle_times.take()
         aborted, self._num_aborted = self._num_aborted, 0
-        if not self._policy.rollouts_ahead and not self._policy.over_sampling:
+        if not self._settings.async_buffer_size and not self._settings.over_sampling_batch_size:
             return {}
         found = {
             "rollout/buffer/finished": float(len(self._finished)),
@@ -298,23 +256,22 @@ class GroupScheduler:
     # --- Admission ---------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Start as many groups as the policy allows, each for the rollout that will take it."""
+        """Start as many groups as the settings allow, each for the rollout that will take it."""
         while (capacity := self._capacity()) > 0:
             rollout, left = self._assign_rollout(len(self._admitted))
-            last = self._policy.num_rollouts
-            if last is not None and rollout >= max(last, self._rollout + 1):
+            if rollout >= max(self._settings.num_rollout, self._rollout + 1):
                 return
             self._start(rollout, self._source.next_groups(min(capacity, left)))
 
     def _capacity(self) -> int:
-        return self._target + self._rollouts_ahead() * self._policy.batch_size - len(self._admitted)
+        return self._target + self._rollouts_ahead() * self._settings.rollout_batch_size - len(self._admitted)
 
     def _rollouts_ahead(self) -> int:
         """Rollouts beyond the current one for which the served weights are new enough.
 
         Weights v sample a group of rollout r, and weights r train it: the group is then r - v rollouts stale.
         """
-        ahead, max_staleness = self._policy.rollouts_ahead, self._policy.max_staleness
+        ahead, max_staleness = self._settings.async_buffer_size, self._settings.max_staleness
         if max_staleness is None:
             return ahead
         return max(0, min(ahead, self._served_version + max_staleness - self._rollout))
@@ -323,8 +280,8 @@ class GroupScheduler:
         """The rollout of the group at ``place`` of the admitted ones, and the places that it still has from there."""
         if place < self._target:
             return self._rollout, self._target - place
-        rollouts, within = divmod(place - self._target, self._policy.batch_size)
-        return self._rollout + 1 + rollouts, self._policy.batch_size - within
+        rollouts, within = divmod(place - self._target, self._settings.rollout_batch_size)
+        return self._rollout + 1 + rollouts, self._settings.rollout_batch_size - within
 
     def _start(self, rollout: int, groups: list[PromptGroup]) -> None:
         # Generate functions change samples in place; a checkpoint needs them as the source gave them.
@@ -349,7 +306,7 @@ class GroupScheduler:
     async def _run(self, group: _Group, rollout: int, samples: PromptGroup) -> None:
         result = await self._work.run(rollout, samples)
         is_aborted = any(sample.status is Status.ABORTED for sample in result)
-        if is_aborted and (self._policy.replaces_aborted or self._is_aborting):
+        if is_aborted and (self._settings.pause_generation_mode == "abort" or self._is_aborting):
             self._num_aborted += 1
             self._admitted.remove(group)
             self._source.put_back([result])
@@ -389,7 +346,7 @@ class GroupScheduler:
         for last in sorted({self._last_rollout(group) for group in counted} - {math.inf}):
             ready = [one for one in self._finished if self._last_rollout(one) <= last and one.number not in chosen]
             within = sum(self._last_rollout(one) <= last for one in counted)
-            room_later = max(0, int(last) - rollout) * self._policy.batch_size
+            room_later = max(0, int(last) - rollout) * self._settings.rollout_batch_size
             missing = min(count, within - room_later) - len(chosen)
             if missing > len(ready):
                 return None
@@ -400,8 +357,8 @@ class GroupScheduler:
 
     def _last_rollout(self, group: _Group) -> float:
         """The last rollout that may train ``group``."""
-        max_staleness = self._policy.max_staleness
-        if not self._policy.waits_for_due or max_staleness is None:
+        max_staleness = self._settings.max_staleness
+        if self._settings.stale_samples == "correct" or max_staleness is None:
             return math.inf
         return group.version + max_staleness
 

@@ -2,7 +2,8 @@
 
     RewardPool      chooses the process of each call
     RewardProcess   one process, seen from the sampler: its socket, its calls in flight, and its end
-    main            the program of a process: scores the samples that the sampler sends
+
+:mod:`slime_core.rollout.reward_worker` is the program of a process.
 
 Every call gets an answer, whatever the process does. A call times out inside the process, unless it holds the
 interpreter; then, or over the memory limit, the sampler kills the process. All processes load exactly the driver's
@@ -12,16 +13,6 @@ The pool has two kinds of slots, with one process each. A shared slot gets a cal
 call waits for one that computes or hangs, and calls that wait for a network overlap. Isolated slots, as many again,
 start once a process has died: each repeats one lost sample at a time, so that only the sample at fault fails. N samples
 that hang therefore take about N / workers time limits.
-
-    sampler -> process   a pickled (call, reward model, samples)
-    process -> sampler   JSON, so that the sampler never unpickles what user code wrote: {"ready": true},
-                         {"started": call}, {"idle": call}, {"done": call, "rewards": [...]},
-                         {"failed": call, "cause": ..., "error": ...}, {"broken": why it cannot work at all}
-
-The process that the sampler starts is a supervisor. It forks the worker, adopts orphaned descendants, and ends them all
-on SIGTERM or when the sampler dies. In the worker, calls run concurrently in one event loop, so that rewards which wait
-for a network overlap. "started" is sent when a call starts to run; its time limit counts from there. "idle" is sent
-when the event loop gets control back: the call waits for something, and another one can run.
 """
 
 from __future__ import annotations
@@ -30,10 +21,8 @@ import asyncio
 import itertools
 import json
 import math
-import numbers
 import os
 import pickle
-import resource
 import signal
 import socket
 import subprocess
@@ -43,7 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
@@ -53,17 +42,12 @@ from slime_core.config.secrets import (
     engine_access,
     named_variables,
     needed_environment,
-    set_engine_access,
-    without_queries,
 )
-from slime_core.errors import PluginError, RunError, SlimeError
-from slime_core.plugins.component import Kind
-from slime_core.plugins.construction import construct
+from slime_core.errors import PluginError, RunError
 from slime_core.plugins.contracts import RunView
 from slime_core.plugins.loading import boundary
-from slime_core.plugins.manifest import Manifest, attach
-from slime_core.plugins.registry import Registry
-from slime_core.runtime.supervisor import HANDLED, LIBC, die_with, fork_with_proxy
+from slime_core.rollout.reward_worker import read_frame, write_frame
+from slime_core.runtime.supervisor import die_with
 from slime_core.types import Reward, RewardFailure, Sample
 
 POLL_S = 0.1
@@ -75,25 +59,8 @@ GRACE_S = 1.0
 START_LIMIT_S = 120.0
 """A reward may import a library that takes a minute on a busy machine."""
 
-LENGTH_BYTES = 8
-"""Bytes of a frame's length, big-endian."""
-
 END_GRACE_S = 10.0
 """Seconds after SIGTERM in which a process ends its children; after SIGKILL it could not."""
-
-
-async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """The next frame.
-
-    Raises:
-        asyncio.IncompleteReadError: the other side has gone.
-    """
-    return await reader.readexactly(int.from_bytes(await reader.readexactly(LENGTH_BYTES)))
-
-
-def write_frame(writer: asyncio.StreamWriter, content: bytes) -> None:
-    """Send one frame: 8 bytes of length, then the content."""
-    writer.write(len(content).to_bytes(LENGTH_BYTES) + content)
 
 
 Answers = list[Reward | RewardFailure] | RewardFailure
@@ -128,18 +95,9 @@ class RewardPoolSettings:
         return int(self.memory_gib * 2**30)
 
 
-class _LostError(Exception):
-    """The process ended: why, and whether it was working on this call alone."""
-
-    def __init__(self, cause: str, is_alone: bool = False) -> None:
-        self.cause = cause
-        self.is_alone = is_alone
-        super().__init__(cause)
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Call:
-    answer: asyncio.Future[Any]
+    answer: asyncio.Future[dict[str, Any]]
     idle: Callable[[], None] | None
     sent_s: float = field(default_factory=time.monotonic)
     started_s: float | None = None
@@ -200,8 +158,8 @@ class RewardProcess:
             late = isinstance(error, TimeoutError)
             what = f"was not ready after {START_LIMIT_S:g} s" if late else "ended before it was ready"
             raise PluginError(f"a reward process {what}; its output is in {settings.log_file}") from error
-        if "broken" in first:
-            raise PluginError(str(first["broken"]))
+        if first["event"] == "broken":
+            raise PluginError(str(first["error"]))
         self._tasks = [asyncio.create_task(self._listen(reader)), asyncio.create_task(self._watch())]
 
     @property
@@ -215,28 +173,25 @@ class RewardProcess:
         number = next(self._numbers)
         call = self._calls[number] = _Call(asyncio.get_running_loop().create_future(), idle)
         try:
-            assert self._writer is not None
-            if not self._runs:
-                raise _LostError("crash")
             with boundary(f"reward model {name!r}", "sending it what it scores", error=RunError):
                 frame = pickle.dumps((number, name, samples))
-            write_frame(self._writer, frame)
+            if self._runs:
+                assert self._writer is not None
+                write_frame(self._writer, frame)
+            else:
+                self._lose([call], "crash")
             message = await call.answer
         except RunError as error:
             return RewardFailure("invalid", str(error))
-        except (_LostError, ConnectionError) as lost:
-            cause = lost.cause if isinstance(lost, _LostError) else "crash"
-            is_own = isinstance(lost, _LostError) and lost.is_alone and cause == "timeout"
-            return RewardFailure(cause, _failure_text(cause, name, self._settings), lost=True, own=is_own)
         finally:
             self._calls.pop(number, None)
-        if "failed" in message:
-            cause, own = str(message["cause"]), str(message["error"])
-            text = (
-                f"reward model {name!r}: {own}{_not_passed(own)}" if own else _failure_text(cause, name, self._settings)
-            )
-            return RewardFailure(cause, text, lost=cause == "memory")
-        return _checked(name, message["rewards"], samples)
+        if message["event"] == "done":
+            return _checked(name, message["rewards"], samples)
+        cause, own = str(message["cause"]), str(message["error"])
+        text = f"reward model {name!r}: {own}{_not_passed(own)}" if own else _failure_text(cause, name, self._settings)
+        is_lost = message["event"] == "lost"
+        is_own = is_lost and message["is_alone"] and cause == "timeout"
+        return RewardFailure(cause, text, lost=is_lost or cause == "memory", own=is_own)
 
     async def drain(self) -> None:
         """End the process once its calls are answered."""
@@ -252,10 +207,14 @@ class RewardProcess:
         await asyncio.to_thread(_end, self._process)
         if self._writer is not None:
             self._writer.close()
-        left = [call for call in self._calls.values() if not call.answer.done()]
-        num_started = sum(call.started_s is not None for call in left)
-        for call in left:
-            call.answer.set_exception(_LostError(cause, is_alone=call.started_s is not None and num_started == 1))
+        self._lose([call for call in self._calls.values() if not call.answer.done()], cause)
+
+    @staticmethod
+    def _lose(calls: Sequence[_Call], cause: str) -> None:
+        """``calls`` end without an answer; one that had started alone is the only one that can have caused it."""
+        started = [call for call in calls if call.started_s is not None]
+        for call in calls:
+            call.answer.set_result({"event": "lost", "cause": cause, "error": "", "is_alone": started == [call]})
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while True:
@@ -268,22 +227,20 @@ class RewardProcess:
 
     def _handle(self, message: dict[str, Any]) -> None:
         self._last_message_s = time.monotonic()
-        if "scores_each" in message:
-            self._scores_each.add(str(message["scores_each"]))
+        if message["event"] == "scores_each":
+            self._scores_each.add(str(message["name"]))
         # A call that timed out may leave a thread or a child, and one out of memory its memory: both would slow
         # down or fail other calls.
         self._has_leftovers = self._has_leftovers or message.get("cause") in ("timeout", "memory")
-        number = next((message[key] for key in ("started", "idle", "done", "failed") if key in message), -1)
-        call = self._calls.get(int(number))
+        call = self._calls.get(message.get("call", -1))
         if call is None or call.answer.done():
             return
-        if "started" in message:
+        if message["event"] == "started":
             call.started_s = time.monotonic()
-        elif "idle" in message:
-            if call.idle is not None:
-                call.idle()
-        else:
+        elif message["event"] != "idle":
             call.answer.set_result(message)
+        elif call.idle is not None:
+            call.idle()
 
     async def _watch(self) -> None:
         before, cause = None, None
@@ -315,7 +272,7 @@ def _spawn(settings: RewardPoolSettings, theirs: socket.socket) -> subprocess.Po
     log: Any = subprocess.DEVNULL if settings.log_file is None else settings.log_file.open("ab")
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", "slime_core.rollout.reward_pool", str(theirs.fileno())],
+            [sys.executable, "-m", "slime_core.rollout.reward_worker", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -508,176 +465,3 @@ def _queue(slots: Sequence[_Slot]) -> asyncio.PriorityQueue[_Entry]:
 
 def _each(answer: Answers, count: int) -> list[Reward | RewardFailure]:
     return [answer] * count if isinstance(answer, RewardFailure) else answer
-
-
-# --- The program of a reward process ---------------------------------------------------------------------------------
-
-PR_SET_CHILD_SUBREAPER = 36
-"""prctl(2)."""
-
-KILL_GRACE_S = 1.0
-"""Seconds to wait for killed processes."""
-
-LIMITS: dict[type[BaseException], str] = {TimeoutError: "timeout", MemoryError: "memory"}
-"""Exception at a limit -> the cause under which metrics count it."""
-
-MAX_ANSWER_BYTES = 2**24
-"""Limit of one answer in bytes, because the sampler holds it in memory."""
-
-MAX_ERROR_CHARS = 2000
-"""Characters of an exception's message that its sample keeps."""
-
-
-def main() -> None:
-    """Serve the socket whose descriptor is the first argument until the parent closes it."""
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    fork_with_proxy()
-    signal.signal(signal.SIGTERM, lambda *_: _exit_with_descendants())
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
-    # Orphaned descendants become children of the supervisor, whatever session they are in.
-    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    supervisor, worker = os.getpid(), os.fork()
-    if worker == 0:
-        die_with(supervisor)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _close_in_children(connection)
-        asyncio.run(_serve(connection))
-    else:
-        connection.close()
-        _supervise(worker)
-
-
-def _close_in_children(connection: socket.socket) -> None:
-    """Close the socket in processes that a reward forks, so that they neither read requests nor answer them."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.register_at_fork(after_in_child=lambda: os.dup2(nothing, connection.fileno()))
-
-
-def _supervise(worker: int) -> None:
-    while os.waitpid(-1, 0)[0] != worker:
-        continue
-    _exit_with_descendants()
-
-
-def _exit_with_descendants() -> None:
-    """End this process and all descendants. They are stopped first, so that none of them forks meanwhile."""
-    children: list[psutil.Process] = []
-    for what in (signal.SIGSTOP, signal.SIGKILL):
-        children = psutil.Process().children(recursive=True)
-        for child in children:
-            with suppress(psutil.NoSuchProcess):
-                child.send_signal(what)
-    psutil.wait_procs(children, timeout=KILL_GRACE_S)
-    os._exit(0)
-
-
-async def _serve(connection: socket.socket) -> None:
-    reader, writer = await asyncio.open_connection(sock=connection)
-    try:
-        worker = _Worker(pickle.loads(await read_frame(reader)), writer)
-    except SlimeError as error:
-        _send(writer, broken=str(error))
-        await writer.drain()
-        return
-    worker.send(ready=True)
-    running: set[asyncio.Task[None]] = set()
-    while True:
-        try:
-            frame = await read_frame(reader)
-        except asyncio.IncompleteReadError:
-            return
-        task = asyncio.create_task(worker.run(*pickle.loads(frame)))
-        running.add(task)
-        task.add_done_callback(running.discard)
-
-
-def _send(writer: asyncio.StreamWriter, **message: Any) -> None:
-    write_frame(writer, json.dumps(message).encode())
-
-
-@runtime_checkable
-class _ScoresEach(Protocol):
-    """A reward model of scope ``group`` that may score each sample by itself."""
-
-    scores_each: bool
-
-
-class _Worker:
-    """The reward models of this process, each made at its first call."""
-
-    def __init__(self, setup: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        limit = setup["memory_bytes"]
-        # RLIMIT_DATA counts private memory; libraries reserve far more address space than they use.
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        self._registry: Registry = attach(Manifest.from_json(setup["manifest"]))
-        self._options: dict[str, Any] = pickle.loads(setup["options"])
-        self._run_view = RunView.from_json(setup["run"])
-        set_engine_access(setup["engine_access"])
-        self._timeout_s: float = setup["timeout_s"]
-        self._writer = writer
-        self._process = os.getpid()
-        self._models: dict[str, Any] = {}
-
-    def send(self, **message: Any) -> None:
-        _send(self._writer, **message)
-
-    async def run(self, call: int, name: str, samples: list[Any]) -> None:
-        try:
-            await self._run(call, name, samples)
-        finally:
-            if os.getpid() != self._process:  # a fork of the reward: it must not continue as a worker
-                os._exit(0)
-
-    async def _run(self, call: int, name: str, samples: list[Any]) -> None:
-        self.send(started=call)
-        asyncio.get_running_loop().call_soon(lambda: self.send(idle=call))
-        try:
-            # An exception of the reward fails the samples of this call, with its own message.
-            with boundary(f"reward model {name!r}", "scoring"):
-                async with asyncio.timeout(self._timeout_s):
-                    rewards = await self._model(name).score(samples)
-                answer = json.dumps({"done": call, "rewards": [_plain(reward) for reward in rewards]}).encode()
-                if len(answer) > MAX_ANSWER_BYTES:
-                    raise ValueError(f"the rewards of one call take more than {MAX_ANSWER_BYTES} bytes")
-            write_frame(self._writer, answer)
-        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt) as error:
-            # This program never cancels a call, so the reward did: `await task` of a cancelled task raises this.
-            self.send(failed=call, cause=type(error).__name__, error=f"it raised {type(error).__name__}")
-        except SlimeError as error:
-            cause = _cause(error.__cause__)
-            # Exceptions at limits have no message; the sampler knows the limits and words it.
-            own = str(error.__cause__ or error) or ("" if cause in LIMITS.values() else str(error))
-            # An unpaired surrogate, which the JSON of a response may hold, cannot be written to a file.
-            reported = without_queries(own)[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()
-            self.send(failed=call, cause=cause, error=reported)
-
-    def _model(self, name: str) -> Any:
-        if name not in self._models:
-            model = construct(self._registry, Kind.REWARD_MODEL, name, self._options, self._run_view)
-            if isinstance(model, _ScoresEach) and model.scores_each:
-                self.send(scores_each=name)  # before scoring, which may end the process
-            self._models[name] = model
-        return self._models[name]
-
-
-def _plain(reward: Any) -> Any:
-    """The reward for JSON: numpy and torch scalars become floats, anything else becomes text."""
-    if isinstance(reward, dict):
-        return {str(name): _plain(value) for name, value in reward.items()}
-    if isinstance(reward, numbers.Real):
-        return float(reward)
-    if hasattr(reward, "item") and getattr(reward, "ndim", None) == 0:
-        return float(reward.item())
-    return None if reward is None else f"{reward if isinstance(reward, str) else repr(reward):.200}"
-
-
-def _cause(error: BaseException | None) -> str:
-    while isinstance(error, SlimeError) and error.__cause__ is not None:  # unwrap the adapter's error
-        error = error.__cause__
-    if isinstance(error, PluginError):  # an adapter refuses what the function returned
-        return "invalid"
-    return next((cause for kind, cause in LIMITS.items() if isinstance(error, kind)), type(error).__name__)
-
-
-if __name__ == "__main__":
-    main()

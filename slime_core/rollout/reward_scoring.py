@@ -1,7 +1,7 @@
 """Scores samples: a finished sample gets its reward, or has failed with a cause.
 
     RewardDispatcher   calls the reward model of a sample, and checks and counts what it returns
-    RewardScorers      name -> scorer: in the pool of reward processes, or in the sampler where the traits of the reward
+    make_scorer        name -> scorer: in the pool of reward processes, or in the sampler where the traits of the reward
                        model say that it cannot hang
     WeightedSum        a sum of reward models; the reward of each part is stored in the sample's metadata
 
@@ -107,41 +107,21 @@ def _is_usable(answer: Any, key: str | None) -> bool:
     return isinstance(answer, RewardFailure) or (isinstance(answer, int | float) and abs(answer) <= LARGEST)
 
 
-class RewardScorers:
-    """Returns the scorer of a reward model by name; all that run in processes share one pool.
+def make_scorer(name: str, registry: Registry, *, make: Callable[[str], Any], pool: RewardPool | None) -> Scorer:
+    """The scorer of a reward model, or of a weighted sum of several.
 
     Arguments:
         registry: knows the traits of each reward model.
-        make: makes the component of a name, for those that run in the sampler.
+        make: the component of a name, for those that run in the sampler.
         pool: for the others; None: there is no manifest that a process could load, so all run in the sampler.
     """
-
-    def __init__(self, registry: Registry, *, make: Callable[[str], Any], pool: RewardPool | None) -> None:
-        self._registry = registry
-        self._make = make
-        self._pool = pool
-        self._made: dict[str, Scorer] = {}
-
-    def __call__(self, name: str) -> Scorer:
-        """The scorer of one reward model, or of a weighted sum; each model is made once."""
-        terms = reward_terms(name)
-        return self._one(name) if terms is None else WeightedSum(name, [(term, self._one(term.name)) for term in terms])
-
-    def _one(self, name: str) -> Scorer:
-        if name not in self._made:
-            self._made[name] = self._make_one(name)
-        return self._made[name]
-
-    def _make_one(self, name: str) -> Scorer:
-        traits = self._registry.traits(Kind.REWARD_MODEL, name)
-        if self._pool is None or not traits.isolated:
-            return InProcessScorer(name, self._make(name))
-        return PoolScorer(name, self._pool, together=traits.scope == "group")
-
-    async def close(self) -> None:
-        """End every process."""
-        if self._pool is not None:
-            await self._pool.close()
+    terms = reward_terms(name)
+    if terms is not None:
+        return WeightedSum(name, [(term, make_scorer(term.name, registry, make=make, pool=pool)) for term in terms])
+    traits = registry.traits(Kind.REWARD_MODEL, name)
+    if pool is None or not traits.isolated:
+        return InProcessScorer(name, make(name))
+    return PoolScorer(name, pool, together=traits.scope == "group")
 
 
 class InProcessScorer:
@@ -175,7 +155,7 @@ class PoolScorer:
 
     async def score(self, samples: Sequence[Sample]) -> list[Reward | RewardFailure]:
         """One reward or failure per sample, in order."""
-        return await self._pool.score(self._name, samples, together=self._together) if samples else []
+        return await self._pool.score(self._name, samples, together=self._together)
 
 
 PARTS = "reward_parts"

@@ -25,6 +25,7 @@ from typing import Any
 
 from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError, RunError
+from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import DataSource, Place, SamplerInfo, TrainSamples
 from slime_core.plugins.lifecycle import LifecycleHooks, PlaceStates
 from slime_core.plugins.manifest import Manifest
@@ -39,7 +40,7 @@ from slime_core.rollout.components import (
 from slime_core.rollout.engines.responses import spec_metrics
 from slime_core.rollout.evaluation import Evaluation, pass_rates
 from slime_core.rollout.group_generator import GroupGenerator, mark_missing_failed, train_sampling, truncates
-from slime_core.rollout.group_scheduler import AsyncPolicy, GroupScheduler, RequeueBuffer
+from slime_core.rollout.group_scheduler import GroupScheduler, RequeueBuffer
 from slime_core.rollout.rollout_batch import (
     RolloutBatch,
     Staleness,
@@ -143,12 +144,11 @@ class Sampler(EvalSampler):
             prompts=RequeueBuffer(data, self._ledger.journal, holds=config.rollout.partial_rollout),
             collector=self._collector,
             staleness=self._staleness,
-            hooks=self.hooks,
         )
         name = config.rollout.rollout_source
         if name is None:
             return live
-        return PluginRollouts(self._components.make_rollout_source(name), live=live)
+        return PluginRollouts(self._components.make_routed(Kind.ROLLOUT_SOURCE, name), live=live)
 
     # --- One rollout -------------------------------------------------------------------------------------------------
 
@@ -386,7 +386,6 @@ class LiveRollouts(GroupSource):
         prompts: of the run.
         collector: generates and rewards.
         staleness: the run's bound.
-        hooks: ``slime_before_rollout`` receives the groups that start.
     """
 
     def __init__(
@@ -397,17 +396,15 @@ class LiveRollouts(GroupSource):
         prompts: RequeueBuffer,
         collector: GroupGenerator,
         staleness: Staleness,
-        hooks: LifecycleHooks,
     ) -> None:
         self.prompts: RequeueBuffer = prompts
         self._max_refills = config.rollout.rollout_max_refills
         self._components = components
         self._collector = collector
         self._staleness = staleness
-        self._hooks = hooks
         self._num_restarted = 0  # aborted samples whose tokens were too old to be resumed
         self._sampling = train_sampling(config, end_ids=components.encoder.end_ids)
-        self._scheduler = GroupScheduler(prompts, work=self, policy=AsyncPolicy.of(config))
+        self._scheduler = GroupScheduler(prompts, work=self, settings=config.rollout)
 
     async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
         """Add groups until the batch has enough. Groups that transforms drop are replaced (dynamic sampling, DAPO
@@ -443,13 +440,13 @@ class LiveRollouts(GroupSource):
             is_stale = self._staleness.refuses(group, rollout=rollout)
             self._num_restarted += is_stale * sum(sample.status is Status.ABORTED for sample in group)
             self._collector.prepare_group(group, is_stale=is_stale)
-        self._hooks.call("slime_before_rollout", rollout=rollout, groups=groups)
+        self._components.hooks.call("slime_before_rollout", rollout=rollout, groups=groups)
 
     async def run(self, rollout: int, group: PromptGroup) -> PromptGroup:
         """Generate and reward ``group``; samples that the generate function did not return come back as failed."""
         context = self._components.context(rollout, evaluation=False)
         given = list(group)
-        (collected,) = await self._collector.collect(context, [group], self._sampling)
+        collected = await self._collector.collect(context, group, self._sampling)
         return [*collected, *mark_missing_failed(given, collected)]
 
     def abort_requests(self) -> AbstractAsyncContextManager[None]:

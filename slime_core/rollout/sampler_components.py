@@ -23,7 +23,7 @@ from slime_core.rollout.components import CheckedDataSource, ComponentRouter, Ro
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.group_generator import GroupGenerator, apply_row_sampling, train_sampling
 from slime_core.rollout.reward_pool import RewardPool, RewardPoolSettings
-from slime_core.rollout.reward_scoring import RewardScorers
+from slime_core.rollout.reward_scoring import make_scorer
 from slime_core.track.record import SampleWriter
 from slime_core.types import Sample
 
@@ -93,9 +93,8 @@ class SamplerComponents:
         self._context_length = config.engine.sglang_context_length or context_length(settings.folder)
         self.prompt_filter = RunFilter()
         self.formats = PromptFormats(registry, settings.options, settings.run)
-        self._reward_scorers = RewardScorers(
-            registry, make=partial(self.make, Kind.REWARD_MODEL), pool=make_pool(manifest, settings)
-        )
+        self._reward_pool = make_pool(manifest, settings)
+        self._make_reward_model = cache(partial(self.make, Kind.REWARD_MODEL))  # once, though several sums name it
         self._router = cache(self._make_router)
         self.writer = SampleWriter(settings.samples_folder, num_with_tokens=config.run.num_token_samples)
 
@@ -126,7 +125,7 @@ class SamplerComponents:
         kind, name = Kind.ADVANTAGE_ESTIMATOR, str(self._config.algorithm.advantage_estimator)
         if self._registry.traits(kind, name).scope != "sample":
             return None
-        return RoutedComponent(name, self.make(kind, name), plugin=self._registry.owner(kind, name))
+        return self.make_routed(kind, name)
 
     def make_prompts(self) -> CheckedDataSource:
         """The data source of the training prompts."""
@@ -145,10 +144,9 @@ class SamplerComponents:
         source = construct(self._registry, Kind.DATA_SOURCE, name, settings.options, run)
         return CheckedDataSource(source, name=name, plugin=self._registry.owner(Kind.DATA_SOURCE, name))
 
-    def make_rollout_source(self, name: str) -> RoutedComponent:
-        """A rollout source."""
-        plugin = self._registry.owner(Kind.ROLLOUT_SOURCE, name)
-        return RoutedComponent(name, self.make(Kind.ROLLOUT_SOURCE, name), plugin=plugin)
+    def make_routed(self, kind: Kind, name: str) -> RoutedComponent:
+        """One component, with whose it is."""
+        return RoutedComponent(name, self.make(kind, name), plugin=self._registry.owner(kind, name))
 
     def row_checks(self, *, trains: bool) -> RowChecks:
         """Refuses rows that need what the run does not support."""
@@ -190,16 +188,20 @@ class SamplerComponents:
         await self.client.close()
         if self._processor is not None:
             self._processor.close()
-        await self._reward_scorers.close()
+        if self._reward_pool is not None:
+            await self._reward_pool.close()
 
     def _make_router(self, kind: Kind, default: str) -> ComponentRouter:
         """The components of a kind that rows may name, and the one of the others."""
+        make = partial(self.make, kind)
+        if kind is Kind.REWARD_MODEL:
+            make = partial(make_scorer, registry=self._registry, make=self._make_reward_model, pool=self._reward_pool)
         return ComponentRouter(
             kind,
             default=default,
             registry=self._registry,
             offered=offered_to_rows(self._config, self._registry, self._settings.options),
-            make=self._reward_scorers if kind is Kind.REWARD_MODEL else partial(self.make, kind),
+            make=make,
         )
 
     def _make_transform(self, name: str) -> Transform:

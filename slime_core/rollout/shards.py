@@ -261,64 +261,38 @@ def make_shards(
     masks, inputs = loss_masks(samples), TrainInputs(samples)
     # Equal tokens may go with other images, and a row has those of all its samples.
     shared = _shared(samples) if plan.share_prompts and not inputs else None
-    weights_B, shards = _planned(samples, np.array([mask.sum() for mask in masks], np.int64), shared, plan)
+    weights_B, ranks = _planned(samples, np.array([mask.sum() for mask in masks], np.int64), shared, plan)
     given = {"advantages": advantages_B, "rewards": rewards_B}
-    columns = _Columns(
-        samples=samples,
-        masks=masks,
-        weights_B=weights_B,
-        more_B={name: values_B for name, values_B in given.items() if values_B is not None},
-        inputs=inputs,
-        rollout=rollout,
-        temperature=temperature,
-        with_routes=with_routes,
-        cuts=cuts,
-        shared=shared,
-    )
-    return list(map(columns.of, shards))
+    columns_B = {name: values_B for name, values_B in given.items() if values_B is not None}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Columns:
-    """The input of the shards: all samples of a rollout, and their columns; see :func:`make_shards`."""
-
-    samples: Sequence[Sample]
-    masks: Sequence[NDArray[np.float32]]
-    weights_B: NDArray[np.float32]
-    more_B: dict[str, NDArray[np.float32]]
-    inputs: TrainInputs
-    rollout: int
-    temperature: float
-    with_routes: bool
-    cuts: bool
-    shared: Prefixes | None
-
-    def of(self, steps: Sequence[StepPlan]) -> TrainBatch:
+    def shard(steps: Sequence[StepPlan]) -> TrainBatch:
         """The shard that takes ``steps``, whose members are positions of samples."""
         mine = sorted(sample for step in steps for micro in step.micro_batches for sample in micro)
-        samples, masks = [self.samples[i] for i in mine], [self.masks[i] for i in mine]
-        kept_counts_U, kept_ids_S = mask_columns(samples, masks, cuts=self.cuts)
-        shared = None if self.shared is None else self.shared.take(mine)
+        own, own_masks = [samples[i] for i in mine], [masks[i] for i in mine]
+        kept_counts_U, kept_ids_S = mask_columns(own, own_masks, cuts=cuts)
+        own_shared = None if shared is None else shared.take(mine)
         return TrainBatch(
-            rollout=self.rollout,
-            tokens_T=np.concatenate([np.asarray(one.tokens, np.int32) for one in samples]),
-            lengths_B=np.array([len(one.tokens) for one in samples], np.int64),
-            response_lengths_B=np.array([one.response_length for one in samples], np.int64),
-            loss_mask_U=np.concatenate(masks).astype(np.int8),
-            loss_weights_B=self.weights_B[mine],
-            rollout_log_probs_U=np.concatenate(list(map(_log_probs, samples))),
-            columns_B={name: values_B[mine] for name, values_B in self.more_B.items()},
+            rollout=rollout,
+            tokens_T=np.concatenate([np.asarray(one.tokens, np.int32) for one in own]),
+            lengths_B=np.array([len(one.tokens) for one in own], np.int64),
+            response_lengths_B=np.array([one.response_length for one in own], np.int64),
+            loss_mask_U=np.concatenate(own_masks).astype(np.int8),
+            loss_weights_B=weights_B[mine],
+            rollout_log_probs_U=np.concatenate(list(map(_log_probs, own))),
+            columns_B={name: values_B[mine] for name, values_B in columns_B.items()},
             steps=_renumbered(steps, {sample: place for place, sample in enumerate(mine)}),
-            indices_B=np.array([one.index for one in samples], np.int64),
-            temperature=self.temperature,
-            weight_version_B=np.array(list(map(_weight_version, samples)), np.int64),
-            routes_TLK=np.concatenate([_routes(one, like=samples[0]) for one in samples]) if self.with_routes else None,
+            indices_B=np.array([one.index for one in own], np.int64),
+            temperature=temperature,
+            weight_version_B=np.array(list(map(_weight_version, own)), np.int64),
+            routes_TLK=np.concatenate([_routes(one, like=own[0]) for one in own]) if with_routes else None,
             kept_counts_U=kept_counts_U,
             kept_ids_S=kept_ids_S,
-            inputs=self.inputs.columns(mine),
-            prefix_order_B=None if shared is None else np.searchsorted(mine, shared.samples),
-            prefix_lengths_B=None if shared is None else shared.common,
+            inputs=inputs.columns(mine),
+            prefix_order_B=None if own_shared is None else np.searchsorted(mine, own_shared.samples),
+            prefix_lengths_B=None if own_shared is None else own_shared.common,
         )
+
+    return [shard(steps) for steps in ranks]
 
 
 def _renumbered(steps: Sequence[StepPlan], places: Mapping[int, int]) -> tuple[StepPlan, ...]:

@@ -45,7 +45,6 @@ from slime_core.rollout.actor import (
     ConcurrentEvalSampler,
     SamplerActor,
     SamplerHandle,
-    StoppableSampler,
     eval_sampler_settings,
 )
 from slime_core.rollout.engines.actors import EngineActor, Restarts, RestartsWhileIdle
@@ -179,7 +178,7 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
         with lifetime(hooks, info, warn=track.warn):
             if resume is not None:
                 assert isinstance(learner, LearnerHandle), "the rules refuse load where no learner is started"
-                _restore(resume, learner, sampler, hooks)
+                _restore(resume, learner, handle, hooks)
                 for unclaimed in unclaimed_states(resume.state.plugin_states, job.registry):
                     track.warn(unclaimed)
                 state = replace(resume.state, plugins=state.plugins)
@@ -187,10 +186,16 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
                 job.config, evaluates_start=resume is not None and _has_lost_evaluation(job.config, track, state.step)
             )
             with Termination() as stop:
-                stoppable = StoppableSampler(sampler, stop, keeps_groups=config.rollout.keeps_groups)
                 try:
                     state = train(
-                        learner, stoppable, config=config, state=state, track=track, devices=devices, hooks=hooks
+                        learner,
+                        sampler,
+                        config=config,
+                        state=state,
+                        track=track,
+                        devices=devices,
+                        hooks=hooks,
+                        stop=stop,
                     )
                 except Terminated:
                     learner.wait_for_save()
@@ -235,7 +240,7 @@ def _has_lost_evaluation(config: RunConfig, track: Track, step: int) -> bool:
     return is_due(config.eval.eval_interval, step) and record.resumed_step == step and not record.pending_evaluation
 
 
-def _restore(resume: Checkpoint, learner: LearnerHandle, sampler: AnySampler, hooks: LifecycleHooks) -> None:
+def _restore(resume: Checkpoint, learner: LearnerHandle, sampler: SamplerHandle, hooks: LifecycleHooks) -> None:
     """Restore weights, data and plugins of every process from ``resume``."""
     states = resume.state.plugin_states
     learner.load(resume)

@@ -173,7 +173,7 @@ TARGETS: dict[str, tuple[str, str | None]] = {
     "router": ("sglang::router", None),
     "learner rank": ("ray::LearnerActor", None),
     "sampler": ("ray::SamplerActor", None),
-    "reward worker": ("slime_core.rollout.reward_pool", None),
+    "reward worker": ("slime_core.rollout.reward_worker", None),
     "raylet": ("raylet/raylet", None),
     "GCS": ("gcs/gcs_server", None),
 }

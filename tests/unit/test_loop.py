@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import ANY
@@ -17,6 +19,7 @@ from slime_core.plugins.activation import activate
 from slime_core.plugins.contracts import Place
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.runtime.device_pool import DevicePool
+from slime_core.runtime.waiting import Terminated, Termination
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track
 
@@ -46,6 +49,7 @@ class Diary:
     sampled: int = 0
     served: list[int] = field(default_factory=list)
     unpublished: int = 0
+    killed_at: str = ""
 
     def sample(self, rollout: int) -> Sampled:
         self._note("sample", rollout)
@@ -88,6 +92,8 @@ class Diary:
 
     def _note(self, what: str, detail: Any) -> None:
         self.calls.append(f"{what} {detail}")
+        if self.calls[-1] == self.killed_at:
+            os.kill(os.getpid(), signal.SIGTERM)
         self.owners[what] = self.devices.owner
 
 
@@ -107,7 +113,11 @@ ROW = {"train/loss": 0.5, "rollout/raw_reward": ANY, "perf/rollout_time": ANY, "
 @pytest.fixture
 def run(tmp_path):
     def start(
-        diary: Diary, settings: RunConfig, state: RunState | None = None, plugins: tuple[str, ...] = ()
+        diary: Diary,
+        settings: RunConfig,
+        state: RunState | None = None,
+        plugins: tuple[str, ...] = (),
+        stop: Termination | None = None,
     ) -> RunState:
         hooks = LifecycleHooks(activate(plugins).registry, place=Place.DRIVER, options={})
         with Track(RunRecord(tmp_path / "run"), tensorboard=False) as track:
@@ -119,6 +129,7 @@ def run(tmp_path):
                 track=track,
                 devices=diary.devices,
                 hooks=hooks,
+                stop=stop or Termination(),
             )
 
     return start
@@ -288,3 +299,29 @@ def test_rows_hold_metrics_times_and_the_evaluation_of_the_weights_they_start_fr
 
 def rows(folder) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("killed_at", "last"),
+    [
+        ("sample 1", "sample 1"),
+        ("evaluate 2", "evaluate 2"),
+        # What moves the weights or writes them runs to its end.
+        ("train shard-0", "publish 1"),
+        ("publish 1", "publish 1"),
+        ("save 2", "publish 2"),
+    ],
+)
+def test_a_sigterm_ends_the_run_while_it_waits_for_the_sampler(run, killed_at: str, last: str):
+    diary = Diary(killed_at=killed_at)
+    with pytest.raises(Terminated), Termination() as stop:
+        run(diary, config(), stop=stop)
+    assert diary.calls[-1] == last
+
+
+def test_a_rollout_that_cannot_be_sampled_again_goes_on(run):
+    diary, settings = Diary(killed_at="sample 0"), config()
+    settings = settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"partial_rollout": True})})
+    with pytest.raises(Terminated), Termination() as stop:
+        run(diary, settings, stop=stop)
+    assert diary.calls[-1] == "publish 2"  # the next wait that may end is the evaluation

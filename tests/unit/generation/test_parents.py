@@ -71,9 +71,7 @@ async def test_a_fan_out_is_whole_before_a_reward_of_groups_and_nothing_of_it_is
     group = [Sample(group_index=3, index=index) for index in (4, 5)]
     given = list(group)
     context = GenerateContext(nothing, nothing)  # type: ignore[arg-type]
-    (made,) = await GroupGenerator(generator, rewards, rollout=RolloutConfig()).collect(
-        context, [group], SamplingParams()
-    )
+    made = await GroupGenerator(generator, rewards, rollout=RolloutConfig()).collect(context, group, SamplingParams())
     wanted = [(4, 104)] * TURNS + [(5, 105)] * TURNS
     assert reward.seen == [wanted]
     assert [(sample.index, sample.rollout_id) for sample in made] == wanted

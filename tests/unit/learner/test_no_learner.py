@@ -20,7 +20,7 @@ from slime_core.rollout.sampler import SamplerState
 from slime_core.runtime.actors import ActorGroup
 from slime_core.runtime.device_pool import DevicePool
 from slime_core.runtime.launch import _loop_config
-from slime_core.runtime.waiting import RunWait
+from slime_core.runtime.waiting import RunWait, Termination
 from slime_core.track.record import RunRecord, read_rows
 from slime_core.track.track import Track
 
@@ -67,6 +67,7 @@ def test_without_a_learner_the_loop_samples_evaluates_and_knows_whose_weights_it
             track=track,
             devices=DevicePool(),
             hooks=hooks,
+            stop=Termination(),
         )
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert end.step == 2

@@ -30,6 +30,7 @@ from slime_core.rollout.sampler import SamplerState
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.device_pool import DevicePool
 from slime_core.runtime.launch import _has_lost_evaluation, _loop_config
+from slime_core.runtime.waiting import Termination
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track
 
@@ -164,7 +165,16 @@ def run(play: Play, settings: RunConfig, folder: Path, state: RunState | None = 
             publish=publish,
         )
         state = state or RunState()
-        train(play, sampler, config=settings, state=state, track=track, devices=play.devices, hooks=hooks)
+        train(
+            play,
+            sampler,
+            config=settings,
+            state=state,
+            track=track,
+            devices=play.devices,
+            hooks=hooks,
+            stop=Termination(),
+        )
         sampler.close()
     assert play.monitors == []
     return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]

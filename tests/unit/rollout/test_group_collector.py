@@ -59,7 +59,7 @@ async def collect(generator: Only, scores: Any = None, **options: Any) -> Prompt
     collector = GroupGenerator(generator, rewards, rollout=RolloutConfig(), **options)  # type: ignore[arg-type]
     context = GenerateContext(None, None)  # type: ignore[arg-type]
     group = [Sample(group_index=3, index=index) for index in range(3)]
-    (found,) = await collector.collect(context, [group], SamplingParams())
+    found = await collector.collect(context, group, SamplingParams())
     return found
 
 
@@ -123,7 +123,7 @@ async def test_finished_responses_are_not_lost_with_a_group_that_no_engine_answe
     group = [Sample(group_index=3, index=index) for index in range(3)]
     group[1].status, group[1].reward = Status.TRUNCATED, 0.25
     context = GenerateContext(None, None)  # type: ignore[arg-type]
-    (found,) = await collector.collect(context, [group], SamplingParams())
+    found = await collector.collect(context, group, SamplingParams())
     assert [(sample.status, sample.reward, sample.failure_cause) for sample in found] == [
         (Status.FAILED, None, "engine_timeout"),
         (Status.TRUNCATED, 0.25, None),
@@ -260,7 +260,7 @@ async def collected(collector: GroupGenerator, *, evaluation: bool = False) -> l
     nothing: Any = None
     context = GenerateContext(nothing, nothing, evaluation)
     group = [Sample(group_index=0, index=place) for place in range(3)]
-    (made,) = await collector.collect(context, [group], SamplingParams())
+    made = await collector.collect(context, group, SamplingParams())
     return made
 
 
@@ -409,5 +409,6 @@ async def test_a_response_has_as_many_tokens_as_its_row_allows():
     context = GenerateContext(None, None)  # type: ignore[arg-type]
     collector = GroupGenerator(Only(generate), Only(Scores()), rollout=RolloutConfig())  # type: ignore[arg-type]
     groups = [[Sample()], [Sample(metadata={"sampling_params": {"max_new_tokens": 3}})]]
-    await collector.collect(context, groups, SamplingParams(max_new_tokens=8))
+    for group in groups:
+        await collector.collect(context, group, SamplingParams(max_new_tokens=8))
     assert seen == [(8, 8), (3, 3)]

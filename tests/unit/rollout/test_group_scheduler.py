@@ -15,9 +15,10 @@ import pytest
 
 from slime_core import RunView
 from slime_core.builtin.rollout import PromptFiles
+from slime_core.config.sampling import RolloutConfig
 from slime_core.errors import PluginError, RunError
 from slime_core.plugins.contracts import PromptRequest
-from slime_core.rollout.group_scheduler import AsyncPolicy, GroupScheduler
+from slime_core.rollout.group_scheduler import GroupScheduler
 from slime_core.types import LogProbs, PromptGroup, Sample, Status, TokenIds
 
 TURNS = 5
@@ -78,9 +79,9 @@ def make(tmp_path: Path) -> Make:
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(f'{{"prompt": "{one}", "label": "x", "metadata": {{}}}}\n' for one in range(5)))
 
-    def built(batch: int = 2, **policy: Any) -> tuple[GroupScheduler, Engines]:
+    def built(batch: int = 2, **settings: Any) -> tuple[GroupScheduler, Engines]:
         engines, source = Engines(), PromptFiles(None, RunView(prompts=PromptRequest(path, shuffle=False)))
-        return GroupScheduler(source, engines, AsyncPolicy(batch, **policy)), engines
+        return GroupScheduler(source, engines, RolloutConfig(rollout_batch_size=batch, **settings)), engines
 
     return built
 
@@ -117,7 +118,7 @@ async def test_groups_come_in_the_order_of_their_admission_whichever_ended_first
 
 
 async def test_one_rollout_ahead_starts_with_the_requested_rollout_and_continues_after_it(make: Make) -> None:
-    scheduler, engines = make(rollouts_ahead=1)
+    scheduler, engines = make(async_buffer_size=1)
     taking = asyncio.create_task(scheduler.take(0, 2))
     await turns()
     assert engines.started == [(0, [0, 1]), (1, [2, 3])]
@@ -131,14 +132,14 @@ async def test_one_rollout_ahead_starts_with_the_requested_rollout_and_continues
 
 
 async def test_a_first_publication_starts_what_may_be_ahead(make: Make) -> None:
-    scheduler, engines = make(rollouts_ahead=1)
+    scheduler, engines = make(async_buffer_size=1)
     scheduler.published(4)
     assert engines.started == [(4, [0, 1])]
     await scheduler.close()
 
 
 async def test_groups_that_are_needed_in_the_place_of_others_are_taken_from_those_ahead(make: Make) -> None:
-    scheduler, engines = make(rollouts_ahead=1)
+    scheduler, engines = make(async_buffer_size=1)
     assert await taken(scheduler, engines, 0) == [0, 1]
     assert await taken(scheduler, engines, 0, count=1) == [2]
     assert engines.started == [(0, [0, 1]), (1, [2, 3]), (1, [4])]
@@ -146,7 +147,7 @@ async def test_groups_that_are_needed_in_the_place_of_others_are_taken_from_thos
 
 
 async def test_nothing_starts_for_rollouts_after_the_last_one(make: Make) -> None:
-    scheduler, engines = make(rollouts_ahead=3, num_rollouts=2)
+    scheduler, engines = make(async_buffer_size=3, num_rollout=2)
     assert await taken(scheduler, engines, 0) == [0, 1]
     assert await taken(scheduler, engines, 1) == [2, 3]
     # Groups in the place of others are for the last rollout itself.
@@ -155,7 +156,7 @@ async def test_nothing_starts_for_rollouts_after_the_last_one(make: Make) -> Non
 
 
 async def test_no_group_is_started_that_would_be_older_than_the_bound(make: Make) -> None:
-    scheduler, engines = make(rollouts_ahead=3, max_staleness=1)
+    scheduler, engines = make(async_buffer_size=3, max_staleness=1)
     scheduler.published(0)
     assert engines.started == [(0, [0, 1]), (1, [2, 3])]
     await taken(scheduler, engines, 0)
@@ -169,7 +170,7 @@ async def test_no_group_is_started_that_would_be_older_than_the_bound(make: Make
 
 
 async def test_a_rollout_waits_for_groups_that_are_due_and_not_for_others(make: Make) -> None:
-    scheduler, engines = make(rollouts_ahead=1, max_staleness=1)
+    scheduler, engines = make(async_buffer_size=1, max_staleness=1)
     taking = asyncio.create_task(scheduler.take(0, 2))
     await turns()
     await engines.end(1, 2)
@@ -185,7 +186,7 @@ async def test_a_rollout_waits_for_groups_that_are_due_and_not_for_others(make: 
 
 
 async def test_no_rollout_waits_for_a_group_that_is_already_too_old(make: Make) -> None:
-    scheduler, engines = make(rollouts_ahead=1, max_staleness=1, over_sampling=3)
+    scheduler, engines = make(async_buffer_size=1, max_staleness=1, over_sampling_batch_size=3)
     for rollout, ending in enumerate([(0, 1), (2, 3), (5, 6)]):
         if rollout:
             scheduler.published(rollout)
@@ -198,7 +199,7 @@ async def test_no_rollout_waits_for_a_group_that_is_already_too_old(make: Make) 
 
 
 async def test_with_correction_of_old_samples_no_rollout_waits_for_a_slow_group(make: Make) -> None:
-    scheduler, engines = make(rollouts_ahead=1, max_staleness=1, waits_for_due=False)
+    scheduler, engines = make(async_buffer_size=1, max_staleness=1, stale_samples="correct")
     await taken(scheduler, engines, 0)
     scheduler.published(1)
     slow = min(engines.flying, default=None)
@@ -222,7 +223,7 @@ async def test_no_group_is_trained_above_the_bound_in_whatever_order_they_end(
     make: Make, interval: int, ahead: int, seed: int
 ) -> None:
     dice, oldest = random.Random(seed), interval - 1 + ahead
-    scheduler, engines = make(rollouts_ahead=ahead, max_staleness=oldest)
+    scheduler, engines = make(async_buffer_size=ahead, max_staleness=oldest)
     for rollout in range(20):
         if rollout % interval == 0:
             engines.version = rollout
@@ -238,7 +239,7 @@ async def test_no_group_is_trained_above_the_bound_in_whatever_order_they_end(
 
 
 async def test_drain_aborts_groups_ahead_and_starts_none(make: Make) -> None:
-    scheduler, engines = make(rollouts_ahead=1)
+    scheduler, engines = make(async_buffer_size=1)
     scheduler.published(0)
     resting = asyncio.create_task(scheduler.drain())
     await turns()
@@ -253,7 +254,7 @@ async def test_drain_aborts_groups_ahead_and_starts_none(make: Make) -> None:
 
 
 async def test_drain_waits_for_the_replacement_of_an_aborted_group(make: Make) -> None:
-    scheduler, engines = make(rollouts_ahead=1, replaces_aborted=True)
+    scheduler, engines = make(async_buffer_size=1, pause_generation_mode="abort")
     scheduler.published(0)
     resting = asyncio.create_task(scheduler.drain())
     await turns()
@@ -264,7 +265,7 @@ async def test_drain_waits_for_the_replacement_of_an_aborted_group(make: Make) -
 
 
 async def test_drain_raises_a_failure_at_once(make: Make) -> None:
-    scheduler, engines = make(rollouts_ahead=1)
+    scheduler, engines = make(async_buffer_size=1)
     scheduler.published(0)
     resting = asyncio.create_task(scheduler.drain())
     await turns()
@@ -281,7 +282,7 @@ async def test_drain_raises_a_failure_at_once(make: Make) -> None:
 
 @pytest.mark.parametrize("call", ["take", "published", "check"])
 async def test_the_next_call_raises_the_error_of_a_group_that_failed_ahead(make: Make, call: str) -> None:
-    scheduler, engines = make(rollouts_ahead=1)
+    scheduler, engines = make(async_buffer_size=1)
     taking = asyncio.create_task(scheduler.take(0, 2))
     await turns()
     await engines.end(0, 1)
@@ -338,7 +339,7 @@ async def test_a_group_that_is_cancelled_from_within_ends_the_run_instead_of_bei
 
 
 async def test_close_cancels_groups_in_flight(make: Make) -> None:
-    scheduler, engines = make(rollouts_ahead=2)
+    scheduler, engines = make(async_buffer_size=2)
     scheduler.published(0)
     await turns()
     await scheduler.close()
@@ -346,7 +347,7 @@ async def test_close_cancels_groups_in_flight(make: Make) -> None:
 
 
 async def test_groups_that_an_update_aborted_come_again_at_once(make: Make) -> None:
-    scheduler, engines = make(rollouts_ahead=1, replaces_aborted=True)
+    scheduler, engines = make(async_buffer_size=1, pause_generation_mode="abort")
     taking = asyncio.create_task(scheduler.take(0, 2))
     await turns()
     await engines.end(0, 2, status=Status.ABORTED)
@@ -361,7 +362,7 @@ async def test_groups_that_an_update_aborted_come_again_at_once(make: Make) -> N
 
 
 async def test_a_finished_group_comes_back_whole_and_one_in_flight_as_its_source_gave_it(make: Make) -> None:
-    scheduler, engines = make(rollouts_ahead=1)
+    scheduler, engines = make(async_buffer_size=1)
     await taken(scheduler, engines, 0)
     scheduler.published(1)
     state = scheduler.state()
@@ -373,7 +374,7 @@ async def test_a_finished_group_comes_back_whole_and_one_in_flight_as_its_source
     flying = scheduler.state()
     assert [json.loads(text)["samples"][0]["metadata"] for text in flying["in_flight"]] == [{}, {}]
 
-    again, others = make(rollouts_ahead=1)
+    again, others = make(async_buffer_size=1)
     again.restore(json.loads(json.dumps(state)))
     again.published(1)
     assert others.started == []
@@ -384,12 +385,12 @@ async def test_a_finished_group_comes_back_whole_and_one_in_flight_as_its_source
 
 
 async def test_a_finished_group_that_json_cannot_carry_counts_as_in_flight(make: Make) -> None:
-    scheduler, engines = make(rollouts_ahead=1)
+    scheduler, engines = make(async_buffer_size=1)
     engines.extra = object()
     await taken(scheduler, engines, 0)
     state = scheduler.state()
     assert (len(state["in_flight"]), state["finished"]) == (2, [])
-    again, others = make(rollouts_ahead=1)
+    again, others = make(async_buffer_size=1)
     again.restore(state)
     assert await taken(again, others, 1) == [2, 3]
     await asyncio.gather(scheduler.close(), again.close())
@@ -404,11 +405,15 @@ async def test_a_state_of_a_source_alone_is_taken(make: Make) -> None:
 @pytest.mark.parametrize("seed", range(20))
 async def test_killed_anywhere_and_resumed_every_prompt_is_trained_exactly_once(make: Make, seed: int) -> None:
     dice = random.Random(seed)
-    policy = {"rollouts_ahead": dice.randint(0, 3), "max_staleness": None, "replaces_aborted": dice.random() < 0.5}
+    settings = {
+        "async_buffer_size": dice.randint(0, 3),
+        "max_staleness": None,
+        "pause_generation_mode": dice.choice(["abort", "retract"]),
+    }
     trained: list[int] = []
     state, step = None, 0
     while step < 12:
-        scheduler, engines = make(**policy)
+        scheduler, engines = make(**settings)
         if state is not None:
             scheduler.restore(json.loads(state))
         scheduler.published(step)
@@ -433,7 +438,7 @@ async def _one_step(scheduler: GroupScheduler, engines: Engines, step: int, dice
     taking = asyncio.create_task(scheduler.take(step, 2))
     await turns()
     while not taking.done():
-        aborted = scheduler._policy.replaces_aborted and dice.random() < 0.2
+        aborted = scheduler._settings.pause_generation_mode == "abort" and dice.random() < 0.2
         one = dice.choice(sorted(engines.flying))
         await engines.end(one, status=Status.ABORTED if aborted else Status.COMPLETED)
     await engines.end(*(one for one in sorted(engines.flying) if dice.random() < 0.3))

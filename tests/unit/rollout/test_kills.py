@@ -17,11 +17,12 @@ import pytest
 
 from slime_core import RunView
 from slime_core.builtin.rollout import PromptFiles, SingleTurn
+from slime_core.config.sampling import RolloutConfig
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.group_generator import reset_sample
-from slime_core.rollout.group_scheduler import AsyncPolicy, GroupScheduler, RequeueBuffer
+from slime_core.rollout.group_scheduler import GroupScheduler, RequeueBuffer
 from slime_core.track.ledger import PendingGroups, PromptLedger, Recount
 from slime_core.track.record import SampleWriter
 from slime_core.types import PromptGroup, Status
@@ -50,8 +51,13 @@ class Life:
         self.ledger = PromptLedger(folder)
         request = PromptRequest(folder / "prompts.jsonl", n_samples_per_prompt=2)
         self.supply = RequeueBuffer(PromptFiles(None, RunView(prompts=request)), self.ledger.journal, holds=True)
-        policy = AsyncPolicy(BATCH, rollouts_ahead=ahead, num_rollouts=ROLLOUTS, over_sampling=2 * BATCH)
-        self.scheduler = GroupScheduler(self.supply, self, policy)
+        settings = RolloutConfig(
+            rollout_batch_size=BATCH,
+            async_buffer_size=ahead,
+            num_rollout=ROLLOUTS,
+            over_sampling_batch_size=2 * BATCH,
+        )
+        self.scheduler = GroupScheduler(self.supply, self, settings)
 
     def prepare(self, rollout: int, groups: list[PromptGroup]) -> None:
         pass

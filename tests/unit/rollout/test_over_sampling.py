@@ -6,15 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slime_core import RunView
 from slime_core.builtin.rollout import PromptFiles
+from slime_core.config.sampling import RolloutConfig
 from slime_core.errors import RunError
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.rollout import group_scheduler as module
-from slime_core.rollout.group_scheduler import AsyncPolicy, GroupScheduler, RequeueBuffer
+from slime_core.rollout.group_scheduler import GroupScheduler, RequeueBuffer
 from slime_core.track.ledger import PendingGroups, PromptLedger
 from slime_core.track.record import SampleWriter
 from slime_core.types import LogProbs, PromptGroup, Status, TokenIds
@@ -61,15 +63,12 @@ def start(tmp_path: Path):
     path.write_text('{"prompt": "a", "label": "1"}\n')
 
     def make(
-        engines: Engines, *, holds: bool = True, **policy: int
+        engines: Engines, *, holds: bool = True, **settings: Any
     ) -> tuple[GroupScheduler, RequeueBuffer, PromptLedger]:
         ledger = PromptLedger(tmp_path)
         supply = RequeueBuffer(PromptFiles(None, RunView(prompts=PromptRequest(path))), ledger.journal, holds=holds)
-        return (
-            GroupScheduler(supply, engines, AsyncPolicy(2, **{"over_sampling": 4, **policy})),
-            supply,
-            ledger,
-        )
+        config = RolloutConfig(rollout_batch_size=2, **{"over_sampling_batch_size": 4, **settings})
+        return GroupScheduler(supply, engines, config), supply, ledger
 
     return make
 
@@ -157,7 +156,7 @@ async def test_a_group_that_finishes_although_it_was_cancelled_is_counted_once(s
 
 
 async def test_groups_ahead_of_training_are_not_aborted(start):
-    scheduler, supply, _ = start(Engines(0, 2, 3), rollouts_ahead=1)
+    scheduler, supply, _ = start(Engines(0, 2, 3), async_buffer_size=1)
     await scheduler.take(0, 2)
     await scheduler.abort_in_flight()
     assert 1 in scheduler.pending_groups().in_flight

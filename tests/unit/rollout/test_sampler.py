@@ -291,9 +291,7 @@ async def test_samples_of_a_fan_out_inherit_group_and_index(registry):
 
     generators, rewards = choice(Kind.GENERATE_FUNCTION, fan_out), choice(Kind.REWARD_MODEL, Flat())
     collector = GroupGenerator(generators, rewards, rollout=RolloutConfig())
-    (group,) = await collector.collect(
-        GenerateContext(None, None), [[Sample(group_index=3, index=4)]], SamplingParams()
-    )
+    group = await collector.collect(GenerateContext(None, None), [Sample(group_index=3, index=4)], SamplingParams())
     assert [(one.group_index, one.index, one.reward) for one in group] == [(3, 4, 1.0), (3, 4, 1.0)]
 
 
@@ -525,15 +523,15 @@ async def test_a_row_decides_how_its_responses_are_sampled_in_training_and_evalu
     groups = sampler._rollouts.prompts.next_groups(2)
     for sample in groups[0]:
         sample.metadata["sampling_params"] = {"max_new_tokens": 2, "stop_token_ids": [9]}
-    await sampler._collector.collect(
-        sampler._components.context(0, evaluation=False), groups, SamplingParams(stop_token_ids=(END,))
-    )
+    context = sampler._components.context(0, evaluation=False)
+    for group in groups:
+        await sampler._collector.collect(context, group, SamplingParams(stop_token_ids=(END,)))
     own, usual = [sampling for _, sampling, _ in client.requests[-2:]]
     assert (own.max_new_tokens, own.stop_token_ids) == (2, (9, END))
     assert (usual.max_new_tokens, usual.stop_token_ids) == (1024, (END,))
     groups[1][0].metadata["sampling_params"] = {"temperature": 0.5}
     with pytest.raises(DataError, match=r"sample 2 of group 1: metadata sampling_params: temperature = 0\.5, but"):
-        await sampler._collector.collect(sampler._components.context(0, evaluation=False), groups, SamplingParams())
+        await sampler._collector.collect(context, groups[1], SamplingParams())
 
 
 async def test_an_auxiliary_model_answers_a_set_that_names_it(build, tmp_path, monkeypatch):

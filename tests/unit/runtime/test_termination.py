@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import Any
 
 import pytest
 
 from slime_core.errors import EngineError, EngineSilent, ProcessDied, ServerDied, SlimeError, WeightSyncError
-from slime_core.rollout.actor import StoppableSampler
 from slime_core.runtime.waiting import Terminated, Termination
 
 
@@ -84,46 +82,3 @@ def test_outside_the_main_thread_signals_stay_as_they_are():
     thread.start()
     thread.join()
     assert handlers == [signal.getsignal(signal.SIGTERM)]
-
-
-class Killed:
-    """A sampler; a SIGTERM comes during the call that ``during`` names."""
-
-    def __init__(self, during: str) -> None:
-        self.during = during
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*_: object) -> str:
-            if name == self.during:
-                self.during = ""
-                kill()
-            return name
-
-        return call
-
-
-@pytest.mark.parametrize("during", ["before_publish", "published", "state"])
-def test_publishing_goes_on_to_its_end(during: str):
-    with Termination() as stop:
-        sampler = StoppableSampler(Killed(during), stop, keeps_groups=False)
-        sampler.before_publish()
-        sampler.published(1)
-        assert sampler.state() == "state"
-        with pytest.raises(Terminated):
-            sampler.sample(1)
-
-
-@pytest.mark.parametrize("during", ["sample", "evaluate"])
-def test_a_wait_for_the_sampler_ends(during: str):
-    with Termination() as stop:
-        sampler = StoppableSampler(Killed(during), stop, keeps_groups=False)
-        with pytest.raises(Terminated):
-            getattr(sampler, during)(1)
-
-
-def test_a_rollout_that_cannot_be_sampled_again_goes_on():
-    with Termination() as stop:
-        sampler = StoppableSampler(Killed("sample"), stop, keeps_groups=True)
-        assert [sampler.sample(1), sampler.sample(2)] == ["sample", "sample"]
-        with pytest.raises(Terminated):
-            sampler.evaluate(2)

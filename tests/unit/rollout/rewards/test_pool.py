@@ -154,7 +154,7 @@ async def pool(tmp_path: Path) -> AsyncIterator[RewardPool]:
     pool = RewardPool(settings(tmp_path, memory_gib=0.5, num_workers=1))
     yield pool
     await pool.close()
-    assert children("reward_pool") == []
+    assert children("reward_worker") == []
 
 
 def samples(*responses: str) -> list[Sample]:
@@ -317,7 +317,7 @@ async def test_calls_in_flight_fail_when_the_pool_is_closed_and_start_no_process
         await asyncio.sleep(0.01)
     await pool.close()
     assert {one.cause for (one,) in await asyncio.gather(*calls)} == {"crash"}
-    assert children("reward_pool") == []
+    assert children("reward_worker") == []
 
 
 async def test_five_hundred_calls_at_once_with_one_that_hangs_and_one_that_dies(tmp_path: Path) -> None:
@@ -405,7 +405,7 @@ async def test_processes_that_a_reward_started_end_with_the_pool(tmp_path: Path)
 async def test_a_process_that_is_killed_while_it_does_nothing_is_replaced_and_leaves_nothing(pool: RewardPool) -> None:
     """By SIGKILL, which Ray sends to children of an actor that ends."""
     (pid,) = await pool.score("mean", samples("daemon"), together=False)
-    for child in children("reward_pool"):
+    for child in children("reward_worker"):
         child.kill()
     assert await pool.score("mean", samples("abc"), together=False) == [3.0]
     assert left_of(int(pid)) == []
