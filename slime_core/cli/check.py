@@ -175,9 +175,9 @@ def placement_plan(config: RunConfig, needs: Needs, machine: Machine) -> Iterato
 
 def _seats(made: Plan, machines: Machines) -> list[Seat]:
     """The seats if Ray packs bundles: one machine after the other."""
-    each = machines.gpus or -(-made.count // machines.count)
+    each = machines.gpus or -(-made.layout.bundles // machines.count)
     found = []
-    for number in range(made.count):
+    for number in range(made.layout.bundles):
         node, place = divmod(number, each)
         name = f"machine {node}" if machines.assumed else "this machine"
         # Seats are ordered by address; these stand in for addresses that are not known yet.

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
+from itertools import groupby
 from typing import Literal
 
 from slime_core.config.engines import speculates
@@ -32,65 +33,45 @@ FINEST_SHARE = 10_000
 class Layout:
     """The processes of a run that need devices.
 
-    Example, 4 learner ranks and 2 engines of 2 GPUs each, 8 bundles: ``Layout(learner_ranks=4, engines=2,
-    devices_per_engine=2, device="gpu")``.
+    Example, 4 learner ranks and 2 engines of 2 GPUs each, 8 bundles: ``Layout(learner_ranks=4, engines=(2, 2),
+    device="gpu")``.
 
     Arguments:
         learner_ranks: processes that train, one device each.
-        engines: inference servers; 0 only trains.
-        devices_per_engine: devices of one server; on a CPU, its processes.
+        engines: devices of each inference server of the policy; on a CPU, its processes. Empty: the run only trains.
         device: ``"cpu"`` or ``"gpu"``.
         colocated: engines sit on the learner's devices.
         critic_ranks: processes of a separate critic, one device each, which they do not share.
+        auxiliary: as ``engines``, of auxiliary models and of those that only evaluate; they do not share their devices.
         tensor, critic_tensor: consecutive ranks of learner and critic that share every layer (tensor parallelism).
-        groups: further engines of the policy, as pairs of their number and the devices of each.
-        auxiliary: engines of auxiliary models, and those that only evaluate, as such pairs; they do not share their
-            devices.
     """
 
     learner_ranks: int
-    engines: int
-    devices_per_engine: int = 1
+    engines: tuple[int, ...]
     device: Device = "cpu"
     colocated: bool = False
     critic_ranks: int = 0
-    groups: tuple[tuple[int, int], ...] = ()
-    auxiliary: tuple[tuple[int, int], ...] = ()
+    auxiliary: tuple[int, ...] = ()
     tensor: int = 1
     critic_tensor: int = 1
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        """Devices of each engine of the policy."""
-        return _each(((self.engines, self.devices_per_engine), *self.groups))
-
-    @property
-    def auxiliary_sizes(self) -> tuple[int, ...]:
-        """Devices of each auxiliary engine."""
-        return _each(self.auxiliary)
-
-    @property
     def bundles(self) -> int:
         """Number of bundles."""
-        generating = sum(self.sizes)
+        generating = sum(self.engines)
         shared = max(self.learner_ranks, generating) if self.colocated else self.learner_ranks + generating
-        return shared + self.critic_ranks + sum(self.auxiliary_sizes)
+        return shared + self.critic_ranks + sum(self.auxiliary)
 
     def __str__(self) -> str:
-        learner = f"{self.learner_ranks} (learner ranks)"
-        engines = f"{_products(((self.engines, self.devices_per_engine), *self.groups))} (engines x devices)"
+        learner, engines = f"{self.learner_ranks} (learner ranks)", f"{_products(self.engines)} (engines x devices)"
         needed = f"the larger of {learner} and {engines}" if self.colocated else f"{learner} + {engines}"
         others = f" + {self.critic_ranks} (critic ranks)" if self.critic_ranks else ""
         others += f" + {_products(self.auxiliary)} (further engines x devices)" if self.auxiliary else ""
         return f"{needed}{others} = {self.bundles}"
 
 
-def _each(groups: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    return tuple(size for count, size in groups for _ in range(count))
-
-
-def _products(groups: Sequence[tuple[int, int]]) -> str:
-    return " + ".join(f"{count} x {size}" for count, size in groups)
+def _products(sizes: Sequence[int]) -> str:
+    return " + ".join(f"{len([*same])} x {size}" for size, same in groupby(sizes)) or "0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +86,10 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A request to Ray: ``count`` equal bundles of ``cpus`` cores and ``gpus`` GPUs each, of which the largest node
+    """A request to Ray: bundles for ``layout`` of ``cpus`` cores and ``gpus`` GPUs each, of which the largest node
     holds ``largest_node``."""
 
     layout: Layout
-    count: int
     cpus: float
     gpus: float
     largest_node: float = math.inf
@@ -208,16 +188,17 @@ def requested_layout(config: RunConfig, device: Device, *, learner_ranks: int) -
         device: what ``config.cluster.device`` was resolved to.
         learner_ranks: processes that train; 0: none do.
     """
-    (engines, size), *others = [(group.num_engines, group.size) for group in config.engine_groups] or [(0, 1)]
+    engines, auxiliary = (
+        tuple(group.size for group in groups for _ in range(group.num_engines))
+        for groups in (config.engine_groups, config.auxiliary_groups)
+    )
     return Layout(
         learner_ranks,
         engines,
-        size,
         device,
-        colocated=config.cluster.colocate and learner_ranks > 0 and engines > 0,
+        colocated=config.cluster.colocate and learner_ranks > 0 and bool(engines),
         critic_ranks=config.num_critic_ranks if learner_ranks else 0,
-        groups=tuple(others),
-        auxiliary=tuple((group.num_engines, group.size) for group in config.auxiliary_groups),
+        auxiliary=auxiliary,
         tensor=config.parallel.tensor_model_parallel_size,
         critic_tensor=config.critic_parallel.tensor_model_parallel_size,
     )
@@ -243,7 +224,7 @@ def _cpu_plan(layout: Layout, capacity: Capacity) -> Plan:
         raise PlacementError(
             f"The run needs {layout} processes, but the cluster has {capacity.cpus:g} CPU cores. Add a node."
         )
-    return Plan(layout, count=layout.bundles, cpus=share, gpus=0, largest_node=capacity.largest_node_cpus // share)
+    return Plan(layout, cpus=share, gpus=0, largest_node=capacity.largest_node_cpus // share)
 
 
 def _rounded_down(amount: float) -> float:
@@ -264,7 +245,7 @@ def _gpu_plan(layout: Layout, capacity: Capacity) -> Plan:
             f"The run needs {needed} CPU cores, one to drive each of {layout} GPUs, but the cluster has "
             f"{capacity.cpus:g}. Start Ray with --num-cpus, or lower --rollout-num-gpus."
         )
-    return Plan(layout, count=needed, cpus=1, gpus=1, largest_node=capacity.largest_node_gpus)
+    return Plan(layout, cpus=1, gpus=1, largest_node=capacity.largest_node_gpus)
 
 
 def assign(layout: Layout, *, seats: Sequence[Seat], largest_node: float = math.inf) -> Assignment:
@@ -285,18 +266,18 @@ def assign(layout: Layout, *, seats: Sequence[Seat], largest_node: float = math.
     ordered = sorted(seats, key=_order)
     tensor, critic_tensor = _group_size(ordered, layout.tensor), _group_size(ordered, layout.critic_tensor)
     of_engines = partial(_blocks, largest_node=largest_node)
-    auxiliary = of_engines(ordered, layout.auxiliary_sizes)
+    auxiliary = of_engines(ordered, layout.auxiliary)
     ordered = _without(ordered, auxiliary)
     if layout.colocated:
         ordered, left = ordered[: len(ordered) - layout.critic_ranks], ordered[len(ordered) - layout.critic_ranks :]
-        engines = of_engines(ordered[::-1], layout.sizes[::-1])[::-1]
+        engines = of_engines(ordered[::-1], layout.engines[::-1])[::-1]
         learner = _first_ranks(ordered, layout.learner_ranks, tensor, LEARNER)
-    elif tensor > max(layout.sizes, default=1):
+    elif tensor > max(layout.engines, default=1):
         learner = _first_ranks(ordered, layout.learner_ranks, tensor, LEARNER)
-        engines = of_engines(_without(ordered, [learner]), layout.sizes)
+        engines = of_engines(_without(ordered, [learner]), layout.engines)
         left = _without(ordered, [learner, *engines])
     else:
-        engines = of_engines(ordered, layout.sizes)
+        engines = of_engines(ordered, layout.engines)
         learner = _first_ranks(_without(ordered, engines), layout.learner_ranks, tensor, LEARNER)
         left = _without(ordered, [learner, *engines])
     critic = _first_ranks(left, layout.critic_ranks, critic_tensor, CRITIC)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -80,10 +79,16 @@ def place(layout: Layout, *, timeout_s: float = 60.0) -> Placement:
     """
     wanted = plan(layout, capacity=capacity())
     name = f"slime-{os.getpid()}-{time.time_ns()}"  # unique, as Ray wants it; other jobs read it
-    group = placement_group([dict(wanted.bundle) for _ in range(wanted.count)], strategy="PACK", name=name)
+    group = placement_group([dict(wanted.bundle) for _ in range(layout.bundles)], strategy="PACK", name=name)
     if not group.wait(timeout_s):
         remove_placement_group(group)
-        raise PlacementError(_held_by_others(wanted, timeout_s))
+        free = ray.available_resources()
+        raise PlacementError(
+            f"The run needs {wanted}. The cluster is large enough, but has {free.get('CPU', 0):g} CPU and "
+            f"{free.get('GPU', 0):g} GPU free, and no other job released any within {timeout_s:g} s. `ray status` and "
+            "`ray list placement-groups` show what holds them. Wait for it, or lower --rollout-num-gpus or "
+            "--actor-num-gpus-per-node."
+        )
     seats = assign(layout, seats=_seats(group, wanted), largest_node=wanted.largest_node)
     return Placement(
         wanted,
@@ -112,41 +117,12 @@ def capacity() -> Capacity:
     return Capacity(sum(cpus), sum(gpus), max(gpus, default=0.0), max(cpus, default=0.0))
 
 
-def _held_by_others(wanted: Plan, timeout_s: float) -> str:
-    free = ray.available_resources()
-    holders = [f"'{name}' ({held})" for name, held in _other_groups()]
-    held = f"Placement groups hold {', '.join(holders)}; " if holders else ""
-    return (
-        f"The run needs {wanted}. The cluster is large enough, but has {free.get('CPU', 0):g} CPU and "
-        f"{free.get('GPU', 0):g} GPU free, and no other job released any within {timeout_s:g} s. {held}"
-        "`ray status` shows what else holds them. Wait for it, or lower --rollout-num-gpus or "
-        "--actor-num-gpus-per-node."
-    )
-
-
-def _other_groups() -> Iterator[tuple[str, str]]:
-    """Name, or else id, of each placement group that holds something, and how much of what on which nodes."""
-    addresses = _addresses()
-    for number, one in placement_group_table().items():
-        if one["state"] != "CREATED":
-            continue
-        held: Counter[str] = Counter()
-        for bundle in one["bundles"].values():
-            held.update(bundle)
-        where = sorted({addresses[node] for node in one["bundles_to_node_id"].values()})
-        amounts = ", ".join(f"{amount:g} {resource}" for resource, amount in held.items())
-        yield one["name"] or number, f"{amounts} on {', '.join(where)}"
-
-
 def _seats(group: PlacementGroup, wanted: Plan) -> list[Seat]:
-    addresses = _addresses()
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
-    devices = _devices(group, count=wanted.count) if wanted.gpus else [None] * wanted.count
-    return [Seat(index, nodes[index], addresses[nodes[index]], devices[index]) for index in range(wanted.count)]
-
-
-def _addresses() -> dict[str, str]:
-    return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    count = wanted.layout.bundles
+    devices = _devices(group, count=count) if wanted.gpus else [None] * count
+    return [Seat(index, nodes[index], addresses[nodes[index]], devices[index]) for index in range(count)]
 
 
 def _devices(group: PlacementGroup, *, count: int) -> Sequence[str | None]:

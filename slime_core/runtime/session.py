@@ -23,7 +23,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
@@ -31,7 +30,6 @@ from typing import Any, TypeVar
 
 import psutil  # type: ignore[import-untyped]
 import ray
-from ray._common.utils import get_default_ray_temp_dir
 from ray._private import ray_constants, services, worker
 from ray._private.node import Node
 from ray._raylet import (  # type: ignore[attr-defined]
@@ -47,7 +45,6 @@ from slime_core.errors import (
     ManifestMismatch,
     NodeDied,
     PlacementError,
-    PluginError,
     SlimeError,
     WaitTimeout,
 )
@@ -99,12 +96,6 @@ BUSY = (
     "--ray-address."
 )
 PROBE_LIMIT_S = 3.0
-
-SOCKET = "/session_2026-01-01_00-00-00_000000_{pid}/sockets/plasma_store"
-"""The longest path below Ray's folder for temporary files."""
-
-SOCKET_BYTES = 107
-"""The longest path of a socket that Linux takes (unix(7))."""
 
 HTTP2_SETTINGS = 4
 HTTP2_HEAD = 9
@@ -176,7 +167,6 @@ class Session:
 
     def _enter(self) -> None:
         if self.own:
-            _require_short(get_default_ray_temp_dir())
             # On a machine that is too busy, Ray raises a bare Exception.
             with boundary("Ray", "starting on this machine", error=PlacementError, next_step=BUSY):
                 self._start()
@@ -243,15 +233,6 @@ class Session:
             ray.init(namespace=self.namespace, log_to_driver=False, logging_level=logging.ERROR, **options)
         except SystemExit as ended:  # what Ray's own handler of SIGTERM raises
             raise KeyboardInterrupt from ended
-
-
-def _require_short(folder: str) -> None:
-    excess = len(os.fsencode(folder)) + len(SOCKET.format(pid=os.getpid())) - SOCKET_BYTES
-    if excess > 0:
-        raise PlacementError(
-            f"Ray's sockets cannot be below {folder}, whose path is {excess} bytes too long: the path of a socket has "
-            f"{SOCKET_BYTES} bytes at most. Name a shorter folder for temporary files, such as TMPDIR=/tmp."
-        )
 
 
 @contextmanager
@@ -413,18 +394,19 @@ def inspect_nodes(manifest: Manifest, *, limit_s: float = LOOK_LIMIT_S) -> None:
         WaitTimeout: a node has not answered in time, and no other has reported a difference.
     """
     nodes = labels([node for node in ray.nodes() if node["Alive"]])
-    calls = _on_nodes(nodes, _look, manifest)
-    started_s = time.monotonic()
-    reports, silent = {}, []
-    for label, call in zip(nodes.values(), calls, strict=True):
-        left_s = max(0.0, started_s + limit_s - time.monotonic())
+    deadline_s = time.monotonic() + limit_s
+    differing, broken, silent = {}, {}, []
+    for label, call in zip(nodes.values(), _on_nodes(nodes, _differences, manifest), strict=True):
+        left_s = max(0.0, deadline_s - time.monotonic())
         try:
-            reports[label] = wait([call], what="every node to look at its plugins", fail_after_s=left_s)[0]
+            if found := wait([call], what="every node to look at its plugins", fail_after_s=left_s)[0]:
+                differing[label] = found
         except WaitTimeout:
             silent.append(label)
-        except SlimeError as failure:  # slime is not installed there, or in another version
-            reports[label] = Report(broken=str(failure))
-    judge(reports, total=len(nodes))
+        except SlimeError as failure:  # a plugin fails there, or slime is not installed, or in another version
+            broken[label] = str(failure)
+    if differing or broken:
+        raise ManifestMismatch(mismatch_text(differing, broken, total=len(nodes)))
     if silent:
         raise WaitTimeout(
             f"{len(silent)} of {len(nodes)} nodes did not report their plugins within {limit_s:g} s: "
@@ -433,47 +415,25 @@ def inspect_nodes(manifest: Manifest, *, limit_s: float = LOOK_LIMIT_S) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Differences of one node's plugins from the driver's, or those that it cannot load.
-
-    Arguments:
-        differences: from the manifest.
-        broken: the error of a plugin that fails while it is imported; empty: none does.
-    """
-
-    differences: tuple[Difference, ...] = ()
-    broken: str = ""
-
-
-def _look(manifest: Manifest) -> Report:
+def _differences(manifest: Manifest) -> list[Difference]:
+    """Differences of this node's plugins from ``manifest``; where there is none, they are loaded as an actor does."""
     found = mismatches(manifest)
     if not found:
-        try:
-            attach(manifest)
-        except PluginError as broken:
-            return Report(broken=str(broken))
-    return Report(tuple(found))
+        attach(manifest)
+    return found
 
 
-def judge(reports: Mapping[str, Report], *, total: int) -> None:
-    """Returns if no node has reported anything.
+def mismatch_text(differing: Mapping[str, Sequence[Difference]], broken: Mapping[str, str], *, total: int) -> str:
+    """One table of everything that differs, and below it what cannot be loaded.
 
     Arguments:
-        reports: node -> its report.
-        total: nodes of the cluster, those that have not answered included.
-
-    Raises:
-        ManifestMismatch: one table of everything that differs, and below it what cannot be loaded.
+        differing, broken: node -> the differences of its plugins, or the error of one that fails while it is imported.
+        total: nodes of the cluster.
     """
-    differing = {node: report.differences for node, report in reports.items() if report.differences}
-    broken = {node: report.broken for node, report in reports.items() if report.broken}
-    if not (differing or broken):
-        return
     parts = [f"{len(differing) + len(broken)} of {total} nodes cannot run the driver's plugins; nothing was started."]
     parts += [difference_text(differing)] if differing else []
     parts += [f"on node {node}: {failure}" for node, failure in broken.items()]
-    raise ManifestMismatch("\n".join(parts))
+    return "\n".join(parts)
 
 
 def require_inputs(node_ids: Collection[str], paths: Sequence[Path], *, limit_s: float = LOOK_LIMIT_S) -> None:

@@ -122,7 +122,7 @@ def test_an_actor_with_the_same_files_elsewhere_attaches(ray_session: Session, s
 def test_a_node_that_does_not_answer_is_named_with_the_limit(
     ray_session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "_look", _hang)
+    monkeypatch.setattr(session, "_differences", _hang)
     with pytest.raises(WaitTimeout) as failure:
         inspect_nodes(activate([]).manifest, limit_s=0)
     assert str(failure.value) == (

@@ -17,46 +17,50 @@ GPUS_16 = Capacity(cpus=128, gpus=16, largest_node_gpus=8)
 @pytest.mark.parametrize(
     ("layout", "capacity", "count", "bundle"),
     [
-        (Layout(1, 1), Capacity(cpus=2), 2, {"CPU": 1.0}),
-        (Layout(1, 1), Capacity(cpus=64), 2, {"CPU": 1.0}),
-        (Layout(1, 1), Capacity(cpus=1), 2, {"CPU": 0.5}),
-        (Layout(4, 1), Capacity(cpus=2), 5, {"CPU": 0.4}),
-        (Layout(2, 1), Capacity(cpus=2), 3, {"CPU": 0.6666}),
-        (Layout(2, 0), Capacity(cpus=2), 2, {"CPU": 1.0}),
-        (Layout(8, 8, device="gpu"), GPUS_16, 16, {"CPU": 1, "GPU": 1}),
-        (Layout(4, 2, 2, "gpu"), GPUS_16, 8, {"CPU": 1, "GPU": 1}),
-        (Layout(8, 4, 2, "gpu", colocated=True), GPUS_8, 8, {"CPU": 1, "GPU": 1}),
-        (Layout(2, 1, colocated=True), Capacity(cpus=2), 2, {"CPU": 1.0}),
-        (Layout(1, 1, 2), Capacity(cpus=2), 3, {"CPU": 0.6666}),
-        (Layout(8, 0, 8, "gpu"), Capacity(cpus=8, gpus=8, largest_node_gpus=4), 8, {"CPU": 1, "GPU": 1}),
+        (Layout(1, (1,)), Capacity(cpus=2), 2, {"CPU": 1.0}),
+        (Layout(1, (1,)), Capacity(cpus=64), 2, {"CPU": 1.0}),
+        (Layout(1, (1,)), Capacity(cpus=1), 2, {"CPU": 0.5}),
+        (Layout(4, (1,)), Capacity(cpus=2), 5, {"CPU": 0.4}),
+        (Layout(2, (1,)), Capacity(cpus=2), 3, {"CPU": 0.6666}),
+        (Layout(2, ()), Capacity(cpus=2), 2, {"CPU": 1.0}),
+        (Layout(8, (1,) * 8, device="gpu"), GPUS_16, 16, {"CPU": 1, "GPU": 1}),
+        (Layout(4, (2, 2), "gpu"), GPUS_16, 8, {"CPU": 1, "GPU": 1}),
+        (Layout(8, (2, 2, 2, 2), "gpu", colocated=True), GPUS_8, 8, {"CPU": 1, "GPU": 1}),
+        (Layout(2, (1,), colocated=True), Capacity(cpus=2), 2, {"CPU": 1.0}),
+        (Layout(1, (2,)), Capacity(cpus=2), 3, {"CPU": 0.6666}),
+        (Layout(8, (), "gpu"), Capacity(cpus=8, gpus=8, largest_node_gpus=4), 8, {"CPU": 1, "GPU": 1}),
     ],
 )
 def test_a_layout_becomes_equal_bundles(
     layout: Layout, capacity: Capacity, count: int, bundle: dict[str, float]
 ) -> None:
     wanted = plan(layout, capacity=capacity)
-    assert (wanted.count, wanted.bundle) == (count, bundle)
+    assert (layout.bundles, wanted.bundle) == (count, bundle)
 
 
 @pytest.mark.parametrize(
     ("layout", "capacity", "message"),
     [
         (
-            Layout(8, 4, 4, "gpu"),
+            Layout(8, (4, 4, 4, 4), "gpu"),
             GPUS_16,
             r"8 \(learner ranks\) \+ 4 x 4 .* = 24 GPUs, but the cluster has 16, 8 too few",
         ),
         (
-            Layout(8, 4, 2, "gpu", critic_ranks=4),
+            Layout(8, (2, 2, 2, 2), "gpu", critic_ranks=4),
             GPUS_16,
             r"\+ 4 \(critic ranks\) = 20 GPUs, but the cluster has 16, 4 too few. Lower --actor-num-nodes, "
             "--actor-num-gpus-per-node, --rollout-num-gpus or --critic-num-gpus, or add nodes",
         ),
-        (Layout(9, 8, 1, "gpu"), GPUS_16, "Lower --actor-num-nodes, --actor-num-gpus-per-node or --rollout-num-gpus, "),
-        (Layout(8, 8, 1, "gpu"), Capacity(8, 16, 8), r"16 CPU cores.*the cluster has 8"),
-        (Layout(8, 2, 8, "gpu", colocated=True), GPUS_8, r"the larger of 8 \(learner ranks\) and 2 x 8 .* = 16 GPUs"),
-        (Layout(1, 1), Capacity(0), r"= 2 processes, but the cluster has 0 CPU cores"),
-        (Layout(0, 0), Capacity(2), "The layout has no process"),
+        (
+            Layout(9, (1,) * 8, "gpu"),
+            GPUS_16,
+            "Lower --actor-num-nodes, --actor-num-gpus-per-node or --rollout-num-gpus, ",
+        ),
+        (Layout(8, (1,) * 8, "gpu"), Capacity(8, 16, 8), r"16 CPU cores.*the cluster has 8"),
+        (Layout(8, (8, 8), "gpu", colocated=True), GPUS_8, r"the larger of 8 \(learner ranks\) and 2 x 8 .* = 16 GPUs"),
+        (Layout(1, (1,)), Capacity(0), r"= 2 processes, but the cluster has 0 CPU cores"),
+        (Layout(0, ()), Capacity(2), "The layout has no process"),
     ],
 )
 def test_a_layout_beyond_the_cluster_is_refused_with_the_arithmetic(
@@ -67,23 +71,23 @@ def test_a_layout_beyond_the_cluster_is_refused_with_the_arithmetic(
 
 
 def test_shares_of_a_core_never_add_up_to_more_than_the_cores() -> None:
-    shares = [plan(Layout(ranks, 1), capacity=Capacity(cpus=2)).cpus * (ranks + 1) for ranks in range(1, 200)]
+    shares = [plan(Layout(ranks, (1,)), capacity=Capacity(cpus=2)).cpus * (ranks + 1) for ranks in range(1, 200)]
     assert max(shares) <= 2.0
 
 
 def test_two_tenants_of_a_shared_bundle_fit_into_it() -> None:
-    plans = [plan(Layout(ranks, ranks, colocated=True), capacity=Capacity(cpus=2)) for ranks in range(1, 200)]
+    plans = [plan(Layout(ranks, (1,) * ranks, colocated=True), capacity=Capacity(cpus=2)) for ranks in range(1, 200)]
     assert all(2 * wanted.tenant[0] <= wanted.cpus for wanted in plans)
-    assert plan(Layout(2, 1, 2, "gpu", colocated=True), capacity=GPUS_8).tenant == (0.5, 0.5)
+    assert plan(Layout(2, (2,), "gpu", colocated=True), capacity=GPUS_8).tenant == (0.5, 0.5)
 
 
 def test_without_sharing_the_tenant_has_the_bundle() -> None:
-    assert plan(Layout(2, 1, 2, "gpu"), capacity=GPUS_8).tenant == (1, 1)
+    assert plan(Layout(2, (2,), "gpu"), capacity=GPUS_8).tenant == (1, 1)
 
 
 def test_a_plan_reads_as_a_sentence() -> None:
     text = "4 (learner ranks) + 1 x 1 (engines x devices) = 5 bundles of 0.4 CPU (the processes share cores)"
-    assert str(Plan(Layout(4, 1), count=5, cpus=0.4, gpus=0)) == text
+    assert str(Plan(Layout(4, (1,)), cpus=0.4, gpus=0)) == text
 
 
 def seats(**nodes: int) -> list[Seat]:
@@ -97,47 +101,47 @@ def where(block: tuple[Seat, ...]) -> list[str]:
 
 
 def test_seats_are_ordered_by_address_as_numbers_then_device() -> None:
-    found = assign(Layout(3, 0, device="gpu"), seats=[*seats(n10=1), *seats(n9=2)][::-1])
+    found = assign(Layout(3, (), device="gpu"), seats=[*seats(n10=1), *seats(n9=2)][::-1])
     assert where(found.learner) == ["n9:0", "n9:1", "n10:0"]
 
 
 def test_device_10_comes_after_device_9() -> None:
-    found = assign(Layout(11, 0, device="gpu"), seats=seats(n1=11)[::-1])
+    found = assign(Layout(11, (), device="gpu"), seats=seats(n1=11)[::-1])
     assert where(found.learner) == [f"n1:{device}" for device in range(11)]
 
 
 def test_the_learner_takes_the_first_seats_and_engines_the_last() -> None:
-    found = assign(Layout(4, 2, 2, "gpu"), seats=seats(n1=8))
+    found = assign(Layout(4, (2, 2), "gpu"), seats=seats(n1=8))
     assert where(found.learner) == ["n1:0", "n1:1", "n1:2", "n1:3"]
     assert [where(engine) for engine in found.engines] == [["n1:4", "n1:5"], ["n1:6", "n1:7"]]
 
 
 def test_colocated_engines_take_the_learners_seats() -> None:
-    found = assign(Layout(4, 2, 2, "gpu", colocated=True), seats=seats(n1=4))
+    found = assign(Layout(4, (2, 2), "gpu", colocated=True), seats=seats(n1=4))
     assert where(found.learner) == ["n1:0", "n1:1", "n1:2", "n1:3"]
     assert [where(engine) for engine in found.engines] == [["n1:0", "n1:1"], ["n1:2", "n1:3"]]
 
 
 def test_a_separate_critic_is_placed_after_the_learner_and_shares_no_device() -> None:
-    separate = Layout(2, 1, 2, "gpu", critic_ranks=3)
+    separate = Layout(2, (2,), "gpu", critic_ranks=3)
     assert separate.bundles == 7
     assert str(separate) == "2 (learner ranks) + 1 x 2 (engines x devices) + 3 (critic ranks) = 7"
     found = assign(separate, seats=seats(n1=7))
     assert where(found.learner) == ["n1:0", "n1:1"]
     assert where(found.critic) == ["n1:2", "n1:3", "n1:4"]
     assert [where(engine) for engine in found.engines] == [["n1:5", "n1:6"]]
-    colocated = assign(Layout(2, 1, 2, "gpu", colocated=True, critic_ranks=2), seats=seats(n1=4))
+    colocated = assign(Layout(2, (2,), "gpu", colocated=True, critic_ranks=2), seats=seats(n1=4))
     assert where(colocated.learner) == where(colocated.engines[0]) == ["n1:0", "n1:1"]
     assert where(colocated.critic) == ["n1:2", "n1:3"]
 
 
 def test_a_colocated_engine_straddles_no_two_nodes() -> None:
-    found = assign(Layout(6, 2, 2, "gpu", colocated=True), seats=seats(n1=3, n2=3))
+    found = assign(Layout(6, (2, 2), "gpu", colocated=True), seats=seats(n1=3, n2=3))
     assert [where(engine) for engine in found.engines] == [["n1:0", "n1:1"], ["n2:0", "n2:1"]]
 
 
 def test_no_engine_straddles_two_nodes() -> None:
-    found = assign(Layout(6, 2, 4, "gpu"), seats=seats(n1=7, n2=7))
+    found = assign(Layout(6, (4, 4), "gpu"), seats=seats(n1=7, n2=7))
     assert [where(engine) for engine in found.engines] == [
         ["n1:3", "n1:4", "n1:5", "n1:6"],
         ["n2:3", "n2:4", "n2:5", "n2:6"],
@@ -147,11 +151,11 @@ def test_no_engine_straddles_two_nodes() -> None:
 
 def test_engines_that_fit_no_node_any_more_are_an_error() -> None:
     with pytest.raises(PlacementError, match=r"2 engines of 4 GPUs.*left are 10\.0\.0\.1: 2, 10\.0\.0\.2: 2"):
-        assign(Layout(0, 2, 4, "gpu"), seats=seats(n1=6, n2=2))
+        assign(Layout(0, (4, 4), "gpu"), seats=seats(n1=6, n2=2))
 
 
 def test_the_order_of_the_seats_given_does_not_matter() -> None:
-    layout, found = Layout(4, 2, 2, "gpu"), seats(n1=4, n2=4)
+    layout, found = Layout(4, (2, 2), "gpu"), seats(n1=4, n2=4)
     assert assign(layout, seats=found) == assign(layout, seats=found[::-1])
 
 
@@ -160,14 +164,14 @@ def nodes_of(block: tuple[Seat, ...], size: int) -> list[set[str]]:
 
 
 def test_no_tensor_parallel_group_straddles_two_nodes() -> None:
-    layout = Layout(8, 4, 1, "gpu", tensor=4)
+    layout = Layout(8, (1, 1, 1, 1), "gpu", tensor=4)
     found = assign(layout, seats=seats(a=6, b=6))
     assert nodes_of(found.learner, 4) == [{"a"}, {"b"}]
     assert sorted(seat.node for block in found.engines for seat in block) == ["a", "a", "b", "b"]
 
 
 def test_larger_engines_choose_before_tensor_parallel_groups() -> None:
-    found = assign(Layout(4, 1, 4, "gpu", tensor=2), seats=seats(a=4, b=4))
+    found = assign(Layout(4, (4,), "gpu", tensor=2), seats=seats(a=4, b=4))
     assert {seat.node for seat in found.engines[0]} == {"b"}
     assert nodes_of(found.learner, 2) == [{"a"}, {"a"}]
 
@@ -178,23 +182,23 @@ def test_tensor_parallel_groups_that_fit_no_node_any_more_are_an_error() -> None
         match=r"needs 2 tensor-parallel groups of 4 learner ranks, each on one node, but .* left are .*: 2, .*: 2\. "
         r"Choose --tensor-model-parallel-size, --actor-num-gpus-per-node and --rollout-num-gpus so that",
     ):
-        assign(Layout(8, 0, 1, "gpu", tensor=4), seats=seats(a=6, b=2))
+        assign(Layout(8, (), "gpu", tensor=4), seats=seats(a=6, b=2))
 
 
 def test_a_tensor_parallel_group_that_is_larger_than_every_node_spans_nodes() -> None:
-    found = assign(Layout(8, 0, 1, "gpu", tensor=8), seats=seats(a=4, b=4))
+    found = assign(Layout(8, (), "gpu", tensor=8), seats=seats(a=4, b=4))
     assert nodes_of(found.learner, 8) == [{"a", "b"}]
 
 
 def test_a_critics_tensor_parallel_groups_stay_on_one_node_too() -> None:
-    layout = Layout(3, 0, 1, "gpu", critic_ranks=4, critic_tensor=4)
+    layout = Layout(3, (), "gpu", critic_ranks=4, critic_tensor=4)
     with pytest.raises(PlacementError, match="1 tensor-parallel groups of 4 critic ranks"):
         assign(layout, seats=seats(a=4, b=3))
     assert nodes_of(assign(layout, seats=seats(a=3, b=4)).critic, 4) == [{"b"}]
 
 
 def test_colocated_engines_and_learner_ranks_of_two_nodes_share_their_seats() -> None:
-    layout = Layout(4, 2, 2, "gpu", colocated=True, tensor=2)
+    layout = Layout(4, (2, 2), "gpu", colocated=True, tensor=2)
     found = assign(layout, seats=seats(a=2, b=2))
     assert found.learner == tuple(seat for block in found.engines for seat in block)
     assert [{seat.node for seat in block} for block in found.engines] == [{"a"}, {"b"}]
@@ -205,7 +209,7 @@ def test_colocated_engines_and_learner_ranks_of_two_nodes_share_their_seats() ->
 
 
 def test_an_engine_beside_no_learner_rank_reads_from_the_first_rank_of_its_node() -> None:
-    found = assign(Layout(2, 2, 1, "gpu"), seats=seats(a=2, b=2))
+    found = assign(Layout(2, (1, 1), "gpu"), seats=seats(a=2, b=2))
     group: Any = None
     slots = {seat: Slot(group, seat, 0, 0, block=(seat,)) for seat in (*found.learner, *(b[0] for b in found.engines))}
     learner = [slots[seat] for seat in found.learner]

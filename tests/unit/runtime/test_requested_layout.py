@@ -10,7 +10,7 @@ from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, PlacementError
 from slime_core.runtime.layout import Capacity, Layout, Seat, assign, plan, requested_layout, require_device_support
 
-LAYOUT = Layout(2, 1, 1, "gpu", groups=((1, 2),), auxiliary=((1, 2), (1, 1)))
+LAYOUT = Layout(2, (1, 2), "gpu", auxiliary=(2, 1))
 
 
 def seats(**nodes: int) -> list[Seat]:
@@ -53,12 +53,12 @@ def test_engines_that_only_evaluate_take_seats_after_all_others():
     whole = config()
     evaluating = whole.model_copy(update={"eval": EvalConfig(eval_num_gpus=4, eval_num_gpus_per_engine=2)})
     layout = requested_layout(evaluating, "gpu", learner_ranks=2)
-    assert (layout.auxiliary, layout.bundles) == (((1, 2), (1, 1), (2, 2)), LAYOUT.bundles + 4)
+    assert (layout.auxiliary, layout.bundles) == ((2, 1, 2, 2), LAYOUT.bundles + 4)
 
 
 def test_external_engines_need_no_seat():
     layout = requested_layout(config(rollout_external_engine_addrs=("a:1",), engine_models=()), "cpu", learner_ranks=2)
-    assert (layout.bundles, layout.sizes) == (2, ())
+    assert (layout.bundles, layout.engines) == (2, ())
 
 
 def test_auxiliary_models_take_seats_after_the_engines_and_the_learner_the_first():
@@ -76,7 +76,7 @@ def test_no_engine_straddles_two_nodes():
 
 
 def test_colocated_only_the_policy_shares():
-    layout = Layout(4, 1, 2, "gpu", colocated=True, groups=((2, 1),), auxiliary=((1, 2),))
+    layout = Layout(4, (2, 1, 1), "gpu", colocated=True, auxiliary=(2,))
     assert layout.bundles == 6
     found = assign(layout, seats=seats(n1=6))
     assert [seat.bundle for seat in found.learner] == [0, 1, 2, 3]
@@ -85,7 +85,7 @@ def test_colocated_only_the_policy_shares():
 
 
 def test_an_engine_that_is_larger_than_every_node_takes_equal_parts_of_as_few_as_hold_it():
-    layout = Layout(2, 2, 6, "gpu", auxiliary=((1, 2),))
+    layout = Layout(2, (6, 6), "gpu", auxiliary=(2,))
     wanted = plan(layout, capacity=Capacity(64, 20, 4))
     found = assign(layout, seats=seats(n1=4, n2=4, n3=4, n4=4, n5=4), largest_node=wanted.largest_node)
     assert numbers(found.auxiliary) == [[18, 19]]
@@ -95,7 +95,7 @@ def test_an_engine_that_is_larger_than_every_node_takes_equal_parts_of_as_few_as
 
 
 def test_an_engine_that_a_node_could_hold_is_not_spread():
-    layout = Layout(0, 1, 4, "gpu")
+    layout = Layout(0, (4,), "gpu")
     with pytest.raises(PlacementError, match="4 GPUs, each on one node, but the devices left are 1: 2, 2: 2"):
         assign(layout, seats=seats(n1=2, n2=2), largest_node=8)
     with pytest.raises(PlacementError, match="4 GPUs, each on 2 nodes, 2 on each, but the devices left are 1: 3, 2: 1"):

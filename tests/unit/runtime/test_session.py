@@ -170,20 +170,6 @@ def test_a_start_that_is_broken_off_leaves_no_service(ended: BaseException, monk
     assert left_of(services[0].pid) == []
 
 
-def test_a_folder_whose_sockets_would_have_too_long_a_path_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    longest = session.SOCKET_BYTES - len(session.SOCKET.format(pid=os.getpid())) - len("/ray")
-    monkeypatch.setenv("TMPDIR", longest * "a")
-    session._require_short(session.get_default_ray_temp_dir())
-    folder = (longest + 2) * "a"
-    monkeypatch.setenv("TMPDIR", folder)
-    with pytest.raises(PlacementError) as failure:
-        Session("local", namespace="test").__enter__()
-    assert str(failure.value) == (
-        f"Ray's sockets cannot be below {folder}/ray, whose path is 2 bytes too long: the path of a socket has "
-        "107 bytes at most. Name a shorter folder for temporary files, such as TMPDIR=/tmp."
-    )
-
-
 GREETING = "import time; time.sleep(600)"
 
 
