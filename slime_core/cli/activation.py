@@ -27,8 +27,8 @@ from slime_core.config.model_config import architecture_of
 from slime_core.config.settings import core_settings
 from slime_core.config.sources import read_command_line
 from slime_core.errors import PluginError
-from slime_core.plugins.activation import ActivePlugins, activate, table_of
-from slime_core.plugins.discovery import Source, UnknownPlugin
+from slime_core.plugins.activation import ActivePlugins, activate
+from slime_core.plugins.discovery import Source
 from slime_core.plugins.manifest import LOCK_FILE, SHOWN, Manifest, ManifestEntry, read_lock
 from slime_core.plugins.selection import check_selection, check_settings
 
@@ -105,44 +105,18 @@ def activate_named(peek: Peek, *, is_locked: bool = True) -> ActivePlugins:
         if lock is not None:
             lock.admit(manifest)
 
-    try:
-        active = activate(
-            peek.plugins,
-            architecture=None if peek.debug_rollout_only else architecture_of(peek.hf_checkpoint),
-            choices=peek.choices,
-            flags=peek.flags,
-            code=consent.functions,
-            without=peek.no_plugins,
-            admit=admit,
-        )
-    except UnknownPlugin as unknown:
-        if message := _of_run(unknown.name, peek):
-            raise PluginError(message) from None
-        raise
+    active = activate(
+        peek.plugins,
+        architecture=None if peek.debug_rollout_only else architecture_of(peek.hf_checkpoint),
+        choices=peek.choices,
+        flags=peek.flags,
+        code=consent.functions,
+        without=peek.no_plugins,
+        admit=admit,
+    )
     if lock is not None:
         lock.check(active.manifest)
     return active
-
-
-def _of_run(name: str, peek: Peek) -> str | None:
-    """The message for a missing plugin that the ``config.toml`` of a run names; None: something else names it."""
-    if peek.config is None or peek.flags.get("plugin") == "--plugin":
-        return None
-    run, plugin = peek.config.parent, table_of(name)
-    if not (run / "plugins.json").is_file():
-        return None
-    entries = Manifest.from_json((run / "plugins.json").read_text(encoding="utf-8")).entries
-    entry = next((one for one in entries if one.plugin == plugin), None)
-    if entry is None:
-        return None
-    was, step = "is not installed here", f"Install {entry.distribution} {entry.version}"
-    if entry.source is not Source.INSTALLED:
-        was = "is not there"
-        step = f"Put it back, or say with --plugin where each plugin of the run is ({name} is gone)"
-    return (
-        f"the run {run} names plugin {plugin!r}, which it had as {entry}, and which {was}.\n"
-        f"{step}; or go on without it: --no-plugin {plugin}."
-    )
 
 
 # --- Code that a run folder names -------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from slime_core import __version__
 from slime_core.errors import PluginError, SlimeError, UserError
 from slime_core.plugins.discovery import COMMAND_GROUP, scan
-from slime_core.plugins.loading import boundary, load_attribute, place_of
+from slime_core.plugins.loading import boundary, load_attribute
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -64,7 +63,7 @@ CORE_COMMANDS: Mapping[str, tuple[str, ...]] = {
     "plugins": ("list", "show", "trace", "lock", "verify"),
     "config": ("explain", "show"),
 }
-"""The core's commands and what follows them; a distribution can add to these, and cannot replace one."""
+"""The core's commands and what follows them. A distribution can add to these, and cannot replace one."""
 
 OURS: Mapping[str, tuple[str, str]] = {
     "convert": ("slime-convert", "checkpoints between Hugging Face and torch_dist, and whether two are equal"),
@@ -78,8 +77,6 @@ OURS: Mapping[str, tuple[str, str]] = {
     "plugins.check": ("slime-testing", "whether a plugin is sound: imports, hooks, contracts, metadata, files"),
 }
 """Commands of our own distributions: which one has it, and what it does; so that help can say what to install."""
-
-_NAME = re.compile(r"[a-z][a-z0-9-]*(\.[a-z][a-z0-9-]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +96,6 @@ class Command:
         """The words that a user types after ``slime``."""
         return self.name.split(".")
 
-    @property
-    def mistake(self) -> str | None:
-        """Why it can never run; None: it can."""
-        if not _NAME.fullmatch(self.name):
-            return "a command is one word, or two joined by a dot, of a-z, 0-9 and dashes"
-        first, *rest = self.words
-        if first not in CORE_COMMANDS or (rest and CORE_COMMANDS[first] and rest[0] not in CORE_COMMANDS[first]):
-            return None
-        return "the core has a command of this name, which cannot be replaced"
-
     def __str__(self) -> str:
         return f"{self.distribution} {self.version} ({self.target})"
 
@@ -120,7 +107,8 @@ class Command:
                 come out as they are.
         """
         who = f"command slime {' '.join(self.words)} of {self}"
-        with boundary(who, "importing it", next_step=self._step, locate=True):
+        step = f"Reinstall {self.distribution} with what it depends on, or report it to its author."
+        with boundary(who, "importing it", next_step=step, locate=True):
             target = load_attribute(self.target)
         if not callable(target):
             raise PluginError(f"{who}: its target is no function. Report it to the author of {self.distribution}.")
@@ -129,11 +117,6 @@ class Command:
             found = f"returned {code!r}; an exit code is wanted, an int"
             raise PluginError(f"{who} {found}. Report it to the author of {self.distribution}.")
         return code
-
-    def _step(self, failure: BaseException) -> str:
-        if isinstance(failure, ImportError) or not place_of(failure):
-            return f"Reinstall {self.distribution} with what it depends on."
-        return f"Correct that line, or report it to the author of {self.distribution}."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -182,9 +165,8 @@ def _dispatch(argv: list[str]) -> int:
 
 def is_core(argv: Sequence[str]) -> bool:
     """Whether these words start a command of the core's, so that no metadata has to be read."""
-    if not argv or argv[0] not in CORE_COMMANDS:
-        return False
-    return not CORE_COMMANDS[argv[0]] or (len(argv) > 1 and argv[1] in CORE_COMMANDS[argv[0]])
+    first, *rest = argv or [""]
+    return first in CORE_COMMANDS and (not rest or not CORE_COMMANDS[first] or rest[0] in CORE_COMMANDS[first])
 
 
 def find(argv: Sequence[str]) -> tuple[Command, list[str]] | None:
@@ -193,10 +175,9 @@ def find(argv: Sequence[str]) -> tuple[Command, list[str]] | None:
     Raises:
         PluginError: two distributions declare the command, or it is one of ours that is not installed.
     """
-    commands = added()
     for count in (2, 1)[-len(argv) :]:
         name = ".".join(argv[:count])
-        found = [one for one in commands if one.name == name and one.mistake is None]
+        found = [one for one in added() if one.name == name]
         if len(found) > 1:
             raise PluginError(
                 f"slime {' '.join(argv[:count])}: {' and '.join(map(str, found))} declare this command.\n"
@@ -214,22 +195,21 @@ def find(argv: Sequence[str]) -> tuple[Command, list[str]] | None:
 
 
 def added() -> list[Command]:
-    """Every command that installed metadata declares, by name; two claims of one name are both listed."""
+    """Every command that installed metadata adds, by name; two claims of one name are both listed."""
     entries = scan().group(COMMAND_GROUP)
-    return [Command(entry.name, entry.value, entry.distribution, entry.version) for entry in entries]
+    found = [Command(entry.name, entry.value, entry.distribution, entry.version) for entry in entries]
+    return [command for command in found if not is_core(command.words)]
 
 
 def _added_commands() -> Iterator[str]:
     """A line for each command of a distribution: those that are installed, and ours that are not."""
-    names = [one.name for one in added()]
-    for one in added():
-        mistake = one.mistake or ("declared twice: uninstall one" if names.count(one.name) > 1 else None)
+    commands = added()
+    for one in commands:
         distribution, does = OURS.get(one.name, ("", ""))
         does_it = f"{does} " if one.distribution == distribution else ""
-        note = f"; cannot run: {mistake}" if mistake else ""
-        yield f"  {'slime ' + ' '.join(one.words):<34} {does_it}({one.distribution} {one.version}){note}"
+        yield f"  {'slime ' + ' '.join(one.words):<34} {does_it}({one.distribution} {one.version})"
     for name, (distribution, does) in OURS.items():
-        if name not in names:
+        if name not in [one.name for one in commands]:
             yield f"  {'slime ' + name.replace('.', ' '):<34} {does} (not installed: plugins/{distribution})"
 
 

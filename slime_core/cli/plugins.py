@@ -7,13 +7,12 @@ which code a run calls, and which plugins it uses.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,6 @@ from slime_core.plugins.discovery import (
     Declared,
     PluginIdentity,
     PluginSource,
-    Source,
     activated_by,
     check_bounds,
     claims_for,
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
     from slime_core.config.load import Resolved
     from slime_core.plugins.activation import ActivePlugins
     from slime_core.plugins.loading import FunctionSource
-    from slime_core.plugins.manifest import Manifest, ManifestEntry
     from slime_core.plugins.registry import Implementation, Registry
     from slime_core.plugins.selection import Selected
 
@@ -54,9 +51,10 @@ slime plugins trace [flags of slime run]
 Says which functions the run would call for each hook, in order, and which components it would use, and why."""
 
 LOCK = """\
-slime plugins lock [CONFIG.toml] [flags of slime run]     the plugins that this run would use
-slime plugins lock --run RUN [--lock-file FILE]           those that a run used
-Writes slime.lock, or FILE, for slime plugins verify and slime run --locked."""
+slime plugins lock [CONFIG.toml] [flags of slime run]
+
+Writes the plugins that the run would use to slime.lock, or the file of --lock-file, for slime plugins verify and
+slime run --locked."""
 
 
 def execute(argv: Sequence[str], *, others: Sequence[Command] = ()) -> int:
@@ -93,7 +91,7 @@ def parser(others: Sequence[Command] = ()) -> argparse.ArgumentParser:
     commands.add_parser("trace", help="which code a run calls, hook by hook; takes what slime run takes")
     commands.add_parser("lock", help="write the plugins of a run to slime.lock; takes what slime run takes")
     for command in others:
-        if command.words[0] == "plugins" and command.mistake is None:
+        if command.words[0] == "plugins":
             commands.add_parser(command.words[1], help=f"from {command.distribution} {command.version}")
     return found
 
@@ -349,11 +347,15 @@ def write_lock(words: Sequence[str]) -> int:
     if "--help" in words or "-h" in words:
         print(LOCK)
         return 0
-    manifest, path = _of_run(words) if any(word.partition("=")[0] == "--run" for word in words) else _of_settings(words)
-    from slime_core.plugins.manifest import Lock, listed
+    from slime_core.cli import activation
+    from slime_core.config.load import load, peek
+    from slime_core.plugins.manifest import LOCK_FILE, Lock, listed
     from slime_core.track.record import write_atomically
 
-    lock = Lock.of(manifest, path)
+    argv = activation.with_settings_of_loaded_run(activation.with_leading_config(words))
+    active = activation.activate_named(peek(argv), is_locked=False)
+    path = load(argv, **active.for_settings, check_rules=False).config.run.lock_file or LOCK_FILE
+    lock = Lock.of(active.manifest, path)
     try:
         write_atomically(path, lock.to_toml())
     except OSError as problem:
@@ -378,60 +380,3 @@ def verify(file: Path | None = None) -> int:
         return 1
     print(f"{lock.path}: all {total} plugins are here as it says")
     return 0
-
-
-def _of_settings(words: Sequence[str]) -> tuple[Manifest, Path]:
-    from slime_core.cli import activation
-    from slime_core.config.load import load, peek
-    from slime_core.plugins.manifest import LOCK_FILE
-
-    argv = activation.with_settings_of_loaded_run(activation.with_leading_config(words))
-    active = activation.activate_named(peek(argv), is_locked=False)
-    resolved = load(argv, **active.for_settings, check_rules=False)
-    return active.manifest, resolved.config.run.lock_file or LOCK_FILE
-
-
-def _of_run(words: Sequence[str]) -> tuple[Manifest, Path]:
-    from slime_core.plugins.manifest import LOCK_FILE, Manifest
-
-    match [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]:
-        case ["--run", folder]:
-            run, path = Path(folder), LOCK_FILE
-        case ["--run", folder, "--lock-file", file] | ["--lock-file", file, "--run", folder]:
-            run, path = Path(folder), Path(file)
-        case _:
-            raise UserError(f"slime plugins lock {' '.join(words)}: accepted are\n{LOCK}")
-    recorded = run / "plugins.json"
-    try:
-        manifest = Manifest.from_json(recorded.read_text(encoding="utf-8"))
-        plugins, functions = (
-            tuple(_found(one, run, path) for one in part) for part in (manifest.entries, manifest.functions)
-        )
-    except OSError as problem:
-        raise PluginError(f"{recorded} cannot be read: {problem.strerror}. Give the folder of a run.") from None
-    except ValueError as mistake:  # not UTF-8, or not what a run writes
-        text = mistake.__cause__ or mistake
-        raise PluginError(
-            f"{recorded} is no record of a run's plugins ({type(text).__name__}: {text}).\n"
-            "Give the folder of another run, or the flags of that one in place of --run."
-        ) from None
-    return replace(manifest, entries=plugins, functions=functions), path
-
-
-def _found(entry: ManifestEntry, run: Path, lock: Path) -> ManifestEntry:
-    """``entry`` with a path that holds from here; prints that the file is not to be found.
-
-    A run records a path as it was given: from its working directory, which is here or around its folder.
-    """
-    if entry.source is not Source.FILE:
-        return entry
-    for folder in (Path(), run, *run.resolve().parents):
-        path = folder / entry.distribution
-        if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == entry.digest:
-            return replace(entry, distribution=str(path))
-    print(
-        f"slime: {entry.distribution} is not here as that run used it; {lock} looks for it in {entry.distribution} of "
-        "the working directory.",
-        file=sys.stderr,
-    )
-    return entry

@@ -207,17 +207,6 @@ CORE = PluginIdentity("core", "slime-rl", "0.1.0", entry_point_of("slime-rl", PL
 """slime itself, whose entry point says where its hooks are; a test compares the version with ``pyproject.toml``."""
 
 
-class UnknownPlugin(PluginError):
-    """No plugin is called ``name``, or the file of that name does not exist."""
-
-    def __init__(self, message: str, name: str) -> None:
-        super().__init__(message, name)
-        self.name = name
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
 class Source(StrEnum):
     """The origin of a plugin's code: an installed distribution, an importable module, or one file's bytes."""
 
@@ -271,12 +260,11 @@ def resolve(name: str, declared: Declared | None = None) -> PluginSource:
     names = sorted({f"{one.distribution}:{one.name}" if colon else one.name for one in candidates})
     known = f"Installed are: {', '.join(names)}" if names else f"{distribution!r} is no distribution with a plugin"
     broken = f" Unreadable is: {'; '.join(declared.unreadable)}." if declared.unreadable else ""
-    raise UnknownPlugin(
+    raise PluginError(
         f"--plugin {name}: no installed plugin is called that{similar(name, names)}. "
         f"{known}.{broken}\n"
         f"Install {distribution_of(PLUGIN_GROUP, name) or 'the distribution that has it'}, or give a file "
-        "(./mine.py) or a dotted module (my_lab.plugin).",
-        name,
+        "(./mine.py) or a dotted module (my_lab.plugin). --no-plugin leaves out one that a file or a run names."
     )
 
 
@@ -293,7 +281,7 @@ def read_code(path: Path, *, flag: str) -> bytes:
         flag: how the run names it, for messages.
 
     Raises:
-        UnknownPlugin: there is no such file, or it cannot be read.
+        PluginError: there is no such file, or it cannot be read.
     """
     try:
         if path.is_file():
@@ -301,9 +289,9 @@ def read_code(path: Path, *, flag: str) -> bytes:
     except OSError as problem:
         found = f"{type(problem).__name__}: {problem.strerror}"
         message = f"{flag}: cannot be read ({found}); give a Python file that can."
-        raise UnknownPlugin(message, os.fspath(path)) from problem
+        raise PluginError(message) from problem
     message = f"{flag}: there is no such file in {Path.cwd()}; give the path of a Python file."
-    raise UnknownPlugin(message, os.fspath(path))
+    raise PluginError(message)
 
 
 def local_file(content: bytes, *, path: str) -> PluginSource:

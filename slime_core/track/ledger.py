@@ -128,13 +128,8 @@ class Journal:
                 file.write(json.dumps(line) + "\n")
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """The end of one group: the place, a reason, and the places of its samples by their numbers."""
-
-    place: str
-    reason: str
-    samples: dict[int, tuple[str, str]]
+End = tuple[str, str]
+"""Where a group or a sample ended, one of :data:`ENDS`, and the reason."""
 
 
 @dataclass(slots=True)
@@ -159,8 +154,8 @@ class Recount:
     folder: Path
     taken: int = 0
     rollouts: int = 0
-    groups: Counter[tuple[str, str]] = field(default_factory=Counter)
-    samples: Counter[tuple[str, str]] = field(default_factory=Counter)
+    groups: Counter[End] = field(default_factory=Counter)
+    samples: Counter[End] = field(default_factory=Counter)
     open: dict[int, tuple[int, ...]] = field(default_factory=dict)
     returned: set[int] = field(default_factory=set)
     _read: int = 0
@@ -256,42 +251,44 @@ class Recount:
         ended = {group: end for group, found in rows.items() if (end := _end(found)) is not None}
         if is_strict:
             self._refuse(path, ended)
-        for group, end in ended.items():
+        for group, samples in ended.items():
             self.taken += self.open.pop(group, None) is None
-            self.groups[end.place, end.reason] += 1
-            self.samples.update(end.samples.values())
+            self.groups[_first(samples.values())] += 1
+            self.samples.update(samples.values())
         self.rollouts += 1
 
-    def _refuse(self, path: Path, ended: Mapping[int, _Ended]) -> None:
+    def _refuse(self, path: Path, ended: Mapping[int, Mapping[int, End]]) -> None:
         unknown = sorted(ended.keys() - self.open.keys(), key=str)
         if unknown:
+            place, _ = _first(ended[unknown[0]].values())
             raise _mismatch(
-                f"{path} says that {_named(unknown)} ended ({ended[unknown[0]].place}); such groups were never handed "
-                "out, or have ended before"
+                f"{path} says that {_named(unknown)} ended ({place}); such groups were never handed out, or have ended "
+                "before"
             )
-        for group, end in ended.items():
-            missing = sorted(set(self.open[group]) - end.samples.keys())
+        for group, samples in ended.items():
+            missing = sorted(set(self.open[group]) - samples.keys())
             if missing:
                 raise _mismatch(f"{path} holds group {group} without {_named(missing, 'samples')}")
 
 
-def _end(rows: Sequence[Mapping[str, Any]]) -> _Ended | None:
-    """The place where a group of one file ended; None: not yet. It may come again within a rollout, and end there."""
-    rows = [row for row in rows if row.get("dropped") != REQUEUED]
-    if not rows:
-        return None
-    found: dict[int, tuple[str, str]] = {}
-    for row in rows:
-        here = _place(row)
-        if here is None:
+def _end(rows: Sequence[Mapping[str, Any]]) -> dict[int, End] | None:
+    """Where the samples of a group of one file ended, by their numbers; None: the group has not ended. It may come
+    again within a rollout, and end there."""
+    places = [(row["index"], _place(row)) for row in rows if row.get("dropped") != REQUEUED]
+    found: dict[int, End] = {}
+    for index, place in places:
+        if place is None:
             return None
-        there = found.get(row["index"], here)
-        found[row["index"]] = min(there, here, key=lambda one: ENDS.index(one[0]))
-    place, reason = min(found.values(), key=lambda one: (ENDS.index(one[0]), one[1] == FAILED_GROUP))
-    return _Ended(place, reason, found)
+        found[index] = _first([found.get(index, place), place])
+    return found or None
 
 
-def _place(row: Mapping[str, Any]) -> tuple[str, str] | None:
+def _first(ends: Iterable[End]) -> End:
+    """The end that counts for all of ``ends``: the first in the order of :data:`ENDS`, with a reason of its own."""
+    return min(ends, key=lambda one: (ENDS.index(one[0]), one[1] == FAILED_GROUP))
+
+
+def _place(row: Mapping[str, Any]) -> End | None:
     """The place where one row of a file ended, and the reason; None: nowhere yet."""
     dropped, status = row.get("dropped"), row["status"]
     if dropped == FAILED_GROUP:

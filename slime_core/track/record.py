@@ -22,6 +22,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from datetime import datetime
 from itertools import chain, count, repeat
 from pathlib import Path
@@ -340,23 +341,8 @@ def read_samples(folder: Path, kind: Literal["train", "eval"], number: int) -> I
 
 
 def _record(row: dict[str, Any], eval_set: str | None) -> SampleRecord:
-    return SampleRecord(
-        group=row["group"],
-        index=row["index"],
-        prompt=row["prompt"],
-        response=row["response"],
-        label=row["label"],
-        reward=row["reward"],
-        status=row["status"],
-        response_length=row["response_length"],
-        weight_versions=tuple(row["weight_versions"]),
-        metadata=row["metadata"],
-        eval_set=eval_set,
-        dropped=row.get("dropped"),
-        cause=row.get("cause"),
-        error=row.get("error"),
-        masked=bool(row.get("masked")),
-    )
+    known = {one.name: row[one.name] for one in fields(SampleRecord) if one.name in row}
+    return SampleRecord(**{**known, "weight_versions": tuple(row["weight_versions"]), "eval_set": eval_set})
 
 
 class Timeline:

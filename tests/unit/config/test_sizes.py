@@ -90,7 +90,6 @@ def test_a_job_name_is_the_name_of_a_folder(name: str) -> None:
         ["run", "--config"],
         ["run", "--load"],
         ["run", "--plugin", "grpo", "--custom-rm-path"],
-        ["plugins", "lock", "--run"],
         ["plugins", "verify", "--lock-file"],
     ],
 )

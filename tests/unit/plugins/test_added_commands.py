@@ -71,19 +71,10 @@ def test_help_lists_commands_with_their_distribution_and_imports_none(install, c
 def test_a_command_of_the_core_cannot_be_taken(install, capsys, name):
     install("acme-oak", commands={name: "acme_oak:main"}, files={"acme_oak.py": SOURCE})
     assert main(["--help"]) == 0
-    wanted = f"slime {name.replace('.', ' ')}"
-    line = next(one for one in capsys.readouterr().out.splitlines() if "acme-oak" in one)
-    assert line.split("(")[0].strip() == wanted
-    assert line.endswith("cannot run: the core has a command of this name, which cannot be replaced")
+    assert "acme-oak" not in capsys.readouterr().out
     with suppress(SystemExit):  # argparse exits after it has printed its help
         main([*name.split("."), "--help"])
     assert "oak" not in capsys.readouterr().out.split()
-
-
-def test_a_name_that_cannot_be_typed_is_reported(install, capsys):
-    install("acme-oak", commands={"Oak.cut.deep": "acme_oak:main"}, files={"acme_oak.py": SOURCE})
-    assert main(["--help"]) == 0
-    assert "cannot run: a command is one word, or two joined by a dot" in capsys.readouterr().out
 
 
 def test_two_claims_of_one_command_name_both_distributions(install, capsys):
@@ -93,7 +84,7 @@ def test_two_claims_of_one_command_name_both_distributions(install, capsys):
     error = capsys.readouterr().err
     assert "slime oak: acme 1.0 (acme_oak:main) and zeta 1.0 (zeta_oak:main) declare this command.\n" in error
     assert main(["--help"]) == 0
-    assert capsys.readouterr().out.count("cannot run: declared twice: uninstall one") == 2
+    assert "slime oak" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -146,7 +137,8 @@ def test_the_names_of_the_core_are_the_commands_that_it_has():
 
 
 @pytest.mark.parametrize(
-    ("words", "known"), [([], False), (["run"], True), (["plugins", "list"], True), (["oak"], False)]
+    ("words", "known"),
+    [([], False), (["run"], True), (["plugins", "list"], True), (["plugins", "oak"], False), (["oak"], False)],
 )
 def test_commands_of_the_core_are_known_without_reading_metadata(words, known):
     assert is_core(words) is known

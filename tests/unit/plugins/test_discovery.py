@@ -86,7 +86,8 @@ def test_a_distribution_that_does_not_offer_the_name_is_answered_with_what_it_of
         resolve(name)
     assert str(failure.value) == (
         f"--plugin {name}: no installed plugin is called that{found}\n"
-        "Install the distribution that has it, or give a file (./mine.py) or a dotted module (my_lab.plugin)."
+        "Install the distribution that has it, or give a file (./mine.py) or a dotted module (my_lab.plugin). "
+        "--no-plugin leaves out one that a file or a run names."
     )
 
 
