@@ -20,13 +20,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from slime_core.config.engines import EngineGroup
 from slime_core.config.options import NO_ENGINES, ONE_HALF, Conflicts, Needs
 from slime_core.config.section import All, Count, CountOrZero, Name, Positive, PositiveOrZero, Section, Share, rejected
-from slime_core.errors import nearest
-from slime_core.untrusted import parse_toml
 
 _TERM = re.compile(r"([+-]?)\s*(\d+(?:\.\d*)?|\.\d+)\s*\*\s*([A-Za-z0-9][A-Za-z0-9._+-]*?)(?::([^\s:*]+?))?\s*")
 _BETWEEN = re.compile(r"(?<=[^\s+-])\s*(?=[+-]\s*[\d.]+\s*\*)")
@@ -417,43 +415,6 @@ class EvalDataset(Section):
     """Environment variable that holds the API key of the server at that address. None: it needs no key."""
 
 
-def dataset_of(table: object) -> EvalDataset:
-    """The set that a TOML table, or the text of one as a flag gives it, describes.
-
-    Raises:
-        PydanticCustomError: it describes none; says everything that is wrong, of type ``REJECTED``.
-    """
-    if isinstance(table, EvalDataset):
-        return table
-    found = _parsed(table) if isinstance(table, str) else table
-    if not isinstance(found, dict):
-        raise rejected(f"found {table!r}; accepted: a table such as {{ name = 'aime', path = 'aime.jsonl' }}")
-    known = EvalDataset.model_fields
-    problems = [f"no such key {key}{nearest(str(key), known)}" for key in found if key not in known]
-    problems += [f"{key} is missing" for key in ("name", "path") if key not in found]
-    values = {key: value for key, value in found.items() if key in known}
-    try:
-        # Through JSON, in which a list is a tuple and a text a path, but "5" is no number.
-        dataset = EvalDataset.model_validate_json(json.dumps(values, default=str), strict=True)
-    except ValidationError as error:
-        problems += [_problem(one, values) for one in error.errors() if one["type"] != "missing"]
-    if problems:
-        raise rejected(f"evaluation set {found.get('name', '(without a name)')}: {'; '.join(dict.fromkeys(problems))}")
-    return dataset
-
-
-def _parsed(text: str) -> object:
-    try:
-        return parse_toml(f"it = {{ {text.strip().removeprefix('{').removesuffix('}')} }}")["it"]
-    except ValueError as error:
-        raise rejected(f"{text!r} is no TOML table ({error}); accepted: name = 'aime', path = 'aime.jsonl'") from None
-
-
-def _problem(error: Any, table: dict[str, Any]) -> str:
-    key = str(error["loc"][0])
-    return f"{key} = {json.dumps(table.get(key), default=str)}: {error['msg'][:1].lower()}{error['msg'][1:]}"
-
-
 OF_SETS = Needs("eval_prompt_data", "eval_datasets", part="evaluation")
 WITH_ENGINES = Conflicts(*NO_ENGINES, because="evaluations need engines")
 WHILE_TRAINING = Needs("eval_interval", because="otherwise a run evaluates nothing")
@@ -464,7 +425,7 @@ class EvalConfig(Section):
 
     eval_prompt_data: Annotated[tuple[tuple[SetName, Path], ...], WITH_ENGINES] = ()
     """Named evaluation sets: NAME FILE. Empty: only eval_datasets."""
-    eval_datasets: Annotated[tuple[Annotated[EvalDataset, PlainValidator(dataset_of)], ...], WITH_ENGINES] = ()
+    eval_datasets: Annotated[tuple[EvalDataset, ...], WITH_ENGINES] = ()
     """Further evaluation sets with their own settings: tables with at least name and path."""
     eval_interval: Annotated[Count | None, OF_SETS, WITH_ENGINES] = None
     """Evaluate before the first rollout, after every this many, and at the end. None: never."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,13 +21,14 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from slime_core.config.options import Flag, NamesCode, NamesPrompts, Part, Provides
-from slime_core.config.sampling import EvalDataset
 from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import without_secret
 from slime_core.config.section import REJECTED, EngineSection
-from slime_core.errors import PluginError, nearest
+from slime_core.errors import PluginError
+from slime_core.untrusted import parse_json, parse_toml
 
 T = TypeVar("T")
 
@@ -36,7 +38,6 @@ _WORDS = {
     float: "a number",
     str: "text",
     Path: "a path",
-    EvalDataset: "a table",
 }
 _BOUNDS = {Ge: "of at least", Gt: "greater than", Le: "at most", Lt: "less than"}
 
@@ -63,7 +64,7 @@ def accepted_words(annotation: Any, metadata: Sequence[object] = ()) -> str:
         pair = [accepted_words(kind).replace("text", "a name") for kind in get_args(arguments[0])]
         return f"pairs of {' and '.join(pair)}, or none"
     if origin is tuple and is_table(arguments[0]):
-        return f"tables with {', '.join(arguments[0].model_fields)}; as a flag each a JSON object"
+        return f"tables with {', '.join(arguments[0].model_fields)}; as a flag each a table of TOML or JSON"
     if origin is tuple:
         return f"any number of values, each {accepted_words(arguments[0])}"
     match _flat(metadata):
@@ -83,14 +84,14 @@ def placeholder_of(annotation: Any) -> str:
         return "|".join(map(str, arguments))
     if origin is tuple:
         if is_table(arguments[0]):
-            return "JSON ..."
+            return "TABLE ..."
         pair = get_args(arguments[0]) if get_origin(arguments[0]) is tuple else ()
         return " ".join([*map(placeholder_of, pair or arguments[:1]), "..."]).replace("NAME PATH", "NAME FILE")
-    return {bool: "", int: "N", float: "X", Path: "PATH", EvalDataset: "TABLE"}.get(annotation, "NAME")
+    return {bool: "", int: "N", float: "X", Path: "PATH"}.get(annotation, "NAME")
 
 
 def is_table(annotation: Any) -> bool:
-    """Whether a value of it is written as a table, which as a flag is a JSON object."""
+    """Whether a value of it is written as a table."""
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
@@ -279,10 +280,7 @@ class Setting:
     @property
     def is_tables(self) -> bool:
         """Whether its values are tables."""
-        if not self.is_sequence:
-            return False
-        element = get_args(self.info.annotation)[0]
-        return is_table(get_args(element)[0] if get_origin(element) is Annotated else element)
+        return self.is_sequence and is_table(get_args(self.info.annotation)[0])
 
     @property
     def accepts(self) -> str:
@@ -306,13 +304,15 @@ class Setting:
             return None
         if (self.is_pairs or self.is_tables) and list(words) == ["none"]:
             return ()
+        if self.is_tables:
+            return self.read_toml([_table(word) for word in words], base=Path())
         if self.is_pairs and len(words) % 2:
             count = f"{len(words)} value{'s' * (len(words) != 1)}"
-            raise Unacceptable(f"found {count}, {' '.join(words)!r}; {self._accepted()}")
+            raise Unacceptable(f"found {count}, {' '.join(words)!r}; {self._accepted}")
         if self.is_switch:
             return self._switch(words)
         if "" in words and _names_paths(self.info.annotation):
-            raise Unacceptable(f"found {' '.join(words)!r}; {self._accepted()}")
+            raise Unacceptable(f"found {' '.join(words)!r}; {self._accepted}")
         return self._read(self._shaped(words), found=repr(" ".join(words)))
 
     def read_toml(self, value: object, *, base: Path) -> Any:
@@ -324,11 +324,11 @@ class Setting:
         if self.optional and value == "none":
             return None
         if value == "" and _names_paths(self.info.annotation):
-            raise Unacceptable(f"found ''; {self._accepted()}")
+            raise Unacceptable(f"found ''; {self._accepted}")
         try:
             as_json = json.dumps(value)
         except TypeError:  # dates and times, which no setting takes
-            raise Unacceptable(f"found {value}; {self._accepted()}") from None
+            raise Unacceptable(f"found {value}; {self._accepted}") from None
         try:
             return self._bounded(self._placed(_adapter(self).validate_json(as_json, strict=True), base))
         except ValidationError as error:
@@ -352,14 +352,12 @@ class Setting:
     def _switch(self, words: Sequence[str]) -> bool:
         known = {(): True, ("true",): True, ("false",): False}
         if tuple(words) not in known:
-            raise Unacceptable(f"found {' '.join(words)!r}; {self._accepted()}")
+            raise Unacceptable(f"found {' '.join(words)!r}; {self._accepted}")
         return known[tuple(words)]
 
     def _shaped(self, words: Sequence[str]) -> object:
         if self.is_pairs:
             return list(zip(words[::2], words[1::2], strict=True))
-        if self.is_sequence and is_table(get_args(self.info.annotation)[0]):
-            return [_table(word) for word in words]
         return list(words) if self.is_sequence else words[0]
 
     def _read(self, value: object, *, found: str) -> Any:
@@ -385,18 +383,19 @@ class Setting:
         return value
 
     def _unacceptable(self, found: str, error: ValidationError) -> Unacceptable:
+        problems = error.errors()
         # What a validator of a plugin says stands in its ValueError.
-        own = [str(one["ctx"]["error"]) for one in error.errors() if one["type"] == "value_error" and self.of_plugin]
-        complete = "; ".join([*(one["msg"] for one in error.errors() if one["type"] == REJECTED), *own])
-        return Unacceptable(complete or f"found {found}; {self._accepted(error)}")
+        own = [str(one["ctx"]["error"]) for one in problems if one["type"] == "value_error" and self.of_plugin]
+        if complete := [*(one["msg"] for one in problems if one["type"] == REJECTED), *own]:
+            return Unacceptable("; ".join(complete))
+        if self.is_tables:
+            return Unacceptable("; ".join([*map(_table_mistake, problems), self._accepted]))
+        # Of a plugin's own type only pydantic can say what it accepts.
+        return Unacceptable(f"found {found}; {self._accepted if self.accepts else problems[0]['msg']}")
 
-    def _accepted(self, error: ValidationError | None = None) -> str:
-        words = self.accepts
-        if not words and error is not None:  # a plugin's own type: only pydantic can say
-            return error.errors()[0]["msg"]
-        if error is not None and self.is_sequence and is_table(kind := get_args(self.info.annotation)[0]):
-            return f"{_table_mistakes(kind, error)}; accepted: {words}"
-        return f"accepted: {words}"
+    @property
+    def _accepted(self) -> str:
+        return f"accepted: {self.accepts}"
 
 
 @cache
@@ -496,42 +495,17 @@ def _absolute(path: Path, base: Path) -> Path:
 
 
 def _table(word: str) -> object:
-    """The parsed JSON object, for pydantic to check; anything else unchanged."""
-    try:
-        return json.loads(word)
-    except ValueError:
-        return word
+    """The table in a word of a flag, as JSON or as TOML (``name = 'aime', path = 'aime.jsonl'``); else the word."""
+    with suppress(ValueError):
+        return parse_json(word)
+    with suppress(ValueError):
+        return parse_toml(f"it = {{ {word.strip().removeprefix('{').removesuffix('}')} }}")["it"]
+    return word
 
 
-def _table_mistakes(kind: type[BaseModel], error: ValidationError) -> str:
-    """Everything that ``error`` holds against a list of tables of ``kind``: misspelt keys first, then the others.
-
-    Example: ``table 1: no such key model_pth; did you mean model_path?; table 1: model_path is missing``.
-    """
-    found = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-    return "; ".join(dict.fromkeys(_table_mistake(kind, one) for one in found))
-
-
-def _table_mistake(kind: type[BaseModel], error: Any) -> str:
-    if not error["loc"]:
-        return "it is no list of tables"
-    number, *path = error["loc"]
-    where = ".".join([f"table {number + 1}", *map(str, path[:-1])])
-    match error["type"]:
-        case "extra_forbidden":
-            return f"{where}: no such key {path[-1]}{nearest(str(path[-1]), _keys(kind, path[:-1]))}"
-        case "missing":
-            return f"{where}: {path[-1]} is missing"
-        case "model_type":
-            return f"{where} is no table"
-    named = f"{path[-1]} = " if path else ""
-    return f"{where}: {named}{error['input']!r}: {error['msg'][:1].lower()}{error['msg'][1:]}"
-
-
-def _keys(kind: type[BaseModel], path: Sequence[object]) -> Sequence[str]:
-    """The keys of the table that ``path`` leads to."""
-    for step in path:
-        if isinstance(step, str):
-            inner = get_args(kind.model_fields[step].annotation)
-            kind = inner[0] if inner and is_table(inner[0]) else kind
-    return list(kind.model_fields)
+def _table_mistake(one: ErrorDetails) -> str:
+    """``table 1 engine_groups.0.num_gpus: found 0, input should be greater than or equal to 1``."""
+    number, *keys = one["loc"] or (None,)
+    where = "" if number is None else f"table {int(number) + 1} {'.'.join(map(str, keys))}".rstrip() + ": "
+    found = "" if isinstance(one["input"], dict) else f"found {one['input']!r}, "
+    return f"{where}{found}{one['msg'][:1].lower()}{one['msg'][1:]}"

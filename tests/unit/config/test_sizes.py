@@ -100,7 +100,7 @@ def test_no_command_fails_on_a_path_of_5000_characters(words: list[str], capsys:
 
 def test_a_value_that_is_no_list_of_tables_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("[engine]\nengine_groups = 3\n")
-    assert "it is no list of tables; accepted: tables with num_gpus" in refusal(
+    assert "found 3, input should be a valid array; accepted: tables with num_gpus" in refusal(
         ["--config", str(tmp_path / "run.toml")]
     )
 
