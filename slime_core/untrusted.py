@@ -12,7 +12,6 @@ import json
 import os
 import re
 import resource
-import signal
 import stat
 import threading
 import time
@@ -130,15 +129,13 @@ def limited(*, seconds: float, nbytes: int) -> Iterator[None]:
     """A block of foreign code that may take ``seconds`` of CPU time and ``nbytes`` more memory.
 
     Blocks of several threads run one after the other. The limit of memory is that of the process, so what other threads
-    take meanwhile counts too. A single operation that does not return to the interpreter is bounded by memory only,
-    except in the main thread.
+    take meanwhile counts too. A single operation that does not return to the interpreter is bounded by memory only.
 
     Raises:
         TimeoutError: it takes longer.
         MemoryError: it takes more.
     """
-    in_main = threading.current_thread() is threading.main_thread()
-    with _ONE_AT_A_TIME, _memory(nbytes), _signal_after(seconds) if in_main else _raised_after(seconds):
+    with _ONE_AT_A_TIME, _memory(nbytes), _raised_after(seconds):
         yield
 
 
@@ -160,22 +157,8 @@ def _memory(nbytes: int) -> Iterator[None]:
 
 
 @contextmanager
-def _signal_after(seconds: float) -> Iterator[None]:
-    def end(signum: int, frame: object) -> None:
-        raise TimeoutError(f"it took more than {seconds:g} s")
-
-    handler = signal.signal(signal.SIGVTALRM, end)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, handler)
-
-
-@contextmanager
 def _raised_after(seconds: float) -> Iterator[None]:
-    """Like :func:`_signal_after`, for a thread that gets no signals: another thread raises the error in it."""
+    """Another thread raises the error in this one, because only the main thread could have a signal for it."""
     _WATCH.start(seconds)
     is_raised = False
     try:

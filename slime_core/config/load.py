@@ -7,6 +7,7 @@ the caller activates them and hands their presets and options classes to :func:`
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,22 +43,10 @@ FindsGPUs = Callable[[str | None], bool]
 """Whether ``device = auto`` means GPUs; the argument is ``ray_address``."""
 
 
-class Derive(Protocol):
-    """Settings of the core that follow from the options of plugins."""
-
-    def __call__(
-        self, options: Mapping[str, BaseModel], settings: Mapping[str, JsonValue]
-    ) -> Iterable[tuple[str, DerivedSetting]]:
-        """Plugin and setting, one after the other.
-
-        Arguments:
-            options: plugin -> its options object.
-            settings: of the core, as far as presets, file and flags say them.
-
-        Raises:
-            ConfigError: an option cannot be understood.
-        """
-        ...
+Derive = Callable[[Mapping[str, BaseModel], Mapping[str, JsonValue]], Iterable[tuple[str, DerivedSetting]]]
+"""Settings of the core that follow from the options of plugins: called with plugin -> its options object, and with the
+settings of the core as far as presets, file and flags say them; yields plugin and setting, one after the other. Raises
+ConfigError where an option cannot be understood."""
 
 
 class Offered(Protocol):
@@ -93,6 +82,7 @@ class Provenance:
 
 DEFAULT = Provenance("default")
 _DEVICES = ("actor_num_nodes", "actor_num_gpus_per_node", "rollout_num_gpus_per_engine")
+_EVAL_SETS = ("eval_prompt_data", "eval_datasets")
 _COUNTED = ("engine_groups", "rollout_external_engine_addrs")
 _PEEKED = ("plugins", "hf_checkpoint", "no_plugins", "locked", "lock_file", "debug_rollout_only")
 
@@ -156,27 +146,6 @@ class NamedCode:
     path: str
 
 
-def choices(
-    values: Mapping[str, Any], origins: Mapping[str, str], *, prompts: Collection[str] = ()
-) -> Iterator[Choice]:
-    """Every component and prompt format that ``values`` (setting -> value) name.
-
-    Arguments:
-        origins: setting -> where its value comes from, for messages.
-        prompts: settings of plugins whose paths are prompt files.
-    """
-    for setting, kind in KIND_NAMED_BY.items():
-        for name in _names(setting, values.get(setting)):
-            yield Choice(kind, name, origins.get(setting, setting))
-    for one in values.get("eval_datasets") or ():
-        for setting in ("generate_function", "rm_type"):
-            for name in _names(setting, getattr(one, setting)):
-                yield Choice(KIND_NAMED_BY[setting], name, f"{setting} of evaluation set {one.name}")
-    for setting, path in _prompt_paths(values, prompts):
-        for name in prompt_formats(path):
-            yield Choice(PROMPT_FORMAT, name, origins.get(setting, setting))
-
-
 def _names(setting: str, value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
@@ -233,10 +202,7 @@ class Peek:
         Arguments:
             offered: by the plugins that are active so far.
         """
-        reading = self._read(offered)
-        origins = {key: _origin_text(key, origin) for key, origin in reading.provenance.items()}
-        prompts = [key for key, setting in reading.settings.items() if setting.names_prompts]
-        return list(choices(reading.values, origins, prompts=prompts))
+        return list(self._read(offered).choices())
 
     def code(self, offered: Offered) -> list[NamedCode]:
         """The functions that options name by path.
@@ -297,7 +263,6 @@ def load(
     options = plugin_options or {}
     settings = {**core_settings(), **plugin_settings(options)}
     reading = _read_layers(argv, _Reading(settings, inactive=inactive or {}), presets or {}, options, derive)
-    reading.refuse_contested(presets or {})
     reading.follow_device(finds_gpus)
     config, plugins = reading.build(options)
     if check_rules and not reading.is_incomplete:
@@ -331,19 +296,24 @@ class _Reading:
         self.mistakes.append(Mistake(message, key))
 
     def read_presets(self, presets: Presets) -> None:
+        """Take presets for what neither the file nor a flag says."""
         flags = {setting.flag: key for key, setting in self.settings.items()}
         for name, (value, plugin) in presets.items():
-            key = flags.get(f"--{name.replace('_', '-')}", name)  # a plugin's setting may have a flag of its own
-            if isinstance(value, Contested):
-                continue
+            flag = f"--{name.replace('_', '-')}"
+            key = flags.get(flag, name)  # a plugin's setting may have a flag of its own
             setting = self.settings.get(key)
-            if setting is not None and not setting.notes(NamesCode):
+            if key in self.values or key in self.broken:
+                continue
+            if isinstance(value, Contested):
+                message = f"{key} is preset by {' and by '.join(value.by)}; say what it is to be with {flag}"
+                self.blame(f"{message}, or take one of them away with --no-plugin NAME", key)
+            elif setting is not None and not setting.notes(NamesCode):
                 read = partial(setting.read_python, value)
                 self._put(setting, Provenance("preset", plugin), read, f"{key}, set by plugin {plugin}")
-                continue
-            unknown = f"no such setting{nearest(key, self.settings)}"
-            wrong = "which code a run loads, only the run says" if setting else unknown
-            self.blame(f"preset {key} of plugin {plugin}: {wrong}; report it to the plugin's author")
+            else:
+                unknown = f"no such setting{nearest(key, self.settings)}"
+                wrong = "which code a run loads, only the run says" if setting else unknown
+                self.blame(f"preset {key} of plugin {plugin}: {wrong}; report it to the plugin's author")
 
     def read_file(self, document: Document | None) -> None:
         if document is None:
@@ -361,7 +331,10 @@ class _Reading:
 
     def read_derived(self, options: Options, derive: Derive) -> None:
         """Settings of the core that follow from the options of plugins."""
-        made = {plugin: found for plugin, kind in options.items() if (found := self._plain_options(plugin, kind))}
+        made = {}
+        for plugin, kind in options.items():
+            with suppress(ValidationError):  # reported by build
+                made[plugin] = self._options(plugin, kind)
         core = core_settings()
         given = without_secrets({key: value for key, value in self.values.items() if key in core})
         try:
@@ -410,6 +383,25 @@ class _Reading:
                 return "refuse" if layer == origin.layer else "keep" if layer == "flag" else "replace"
         return "replace"
 
+    def choices(self) -> Iterator[Choice]:
+        """The components and prompt formats that the settings name."""
+        for setting, kind in KIND_NAMED_BY.items():
+            for name in _names(setting, self.values.get(setting)):
+                yield Choice(kind, name, self._where(setting))
+        for one in self.values.get("eval_datasets") or ():
+            for setting in ("generate_function", "rm_type"):
+                for name in _names(setting, getattr(one, setting)):
+                    yield Choice(KIND_NAMED_BY[setting], name, f"{setting} of evaluation set {one.name}")
+        of_plugins = [key for key, setting in self.settings.items() if setting.names_prompts]
+        for setting, path in _prompt_paths(self.values, of_plugins):
+            for name in prompt_formats(path):
+                yield Choice(PROMPT_FORMAT, name, self._where(setting))
+
+    def _where(self, key: str) -> str:
+        """``--corrections``, or ``corrections (file run.toml:3)``."""
+        origin = self.provenance[key]
+        return origin.where if origin.layer == "flag" else f"{key} ({origin})"
+
     def code(self) -> Iterator[NamedCode]:
         """The functions that options name by path."""
         for key, setting in self.settings.items():
@@ -426,14 +418,6 @@ class _Reading:
             wrong = accepted.check(words, config)
             if wrong is not None:
                 self.blame(f"{' '.join([flag, *words])}: {wrong}")
-
-    def refuse_contested(self, presets: Presets) -> None:
-        flags = {setting.flag: key for key, setting in self.settings.items()}
-        for key, (value, _) in presets.items():
-            flag = "--" + key.replace("_", "-")
-            if isinstance(value, Contested) and flags.get(flag, key) not in self.values:
-                message = f"{key} is preset by {' and by '.join(value.by)}; say what it is to be with {flag}"
-                self.blame(f"{message}, or take one of them away with --no-plugin NAME", key)
 
     def follow_devices(self) -> None:
         """Set the number of engine devices where it is not given:
@@ -473,51 +457,48 @@ class _Reading:
         if found == "bfloat16" and (device == "cuda" or finds_gpus(self.values.get("ray_address"))):
             self._set("bf16", True, Provenance("model", "dtype = bfloat16, on GPUs"))
 
-    def _fill_evaluation(self) -> None:
-        """The built-in model's own evaluation set, where a run of it asks for evaluations and names none."""
-        provided = [key for key, setting in self.settings.items() if "evaluation" in setting.provides]
-        given = [*provided, "hf_checkpoint", "eval_prompt_data", "eval_datasets"]
-        if self.values.get("eval_interval") and not any(self.values.get(key) or key in self.broken for key in given):
-            self._set("eval_prompt_data", EMBEDDED_DEFAULTS["eval_prompt_data"], Provenance("embedded default"))
-
     def fill_embedded(self) -> None:
         """Set the defaults of the built-in demo where nothing else is given: those of its model where no model is
         named, those of its task where no prompts are named either."""
         named = ["prompt_data", *(key for key, setting in self.settings.items() if setting.names_prompts)]
         if self._is_named("hf_checkpoint"):
             return
+        defaults: Mapping[str, object] = EMBEDDED_DEFAULTS
         if any(map(self._is_named, named)):
-            self._fill_evaluation()
-            self._fill(OF_THE_MODEL)
-            return
+            defaults = OF_THE_MODEL
+            sets = [key for key, setting in self.settings.items() if "evaluation" in setting.provides]
+            # A run of the model that asks for evaluations and names no set is evaluated on the task's.
+            if self.values.get("eval_interval") and not any(map(self._is_named, [*sets, *_EVAL_SETS])):
+                defaults = {**OF_THE_MODEL, "eval_prompt_data": EMBEDDED_DEFAULTS["eval_prompt_data"]}
         # A run that reads rollouts from files starts no engine, and evaluations need one.
         reads = self.values.get("debug_train_only") or self.values.get("load_debug_rollout_data") is not None
-        self._fill({key: value for key, value in EMBEDDED_DEFAULTS.items() if not (reads and key in OF_EVALUATIONS)})
+        for key, value in defaults.items():
+            if key not in self.values and not (reads and key in OF_EVALUATIONS):
+                self._set(key, value, Provenance("embedded default"))
 
     def _is_named(self, key: str) -> bool:
         return self.values.get(key) not in (None, ()) or key in self.broken
 
-    def _fill(self, defaults: Mapping[str, object]) -> None:
-        for key, value in defaults.items():
-            if key not in self.values:
-                self._set(key, value, Provenance("embedded default"))
-
     def build(self, options: Options) -> tuple[RunConfig, dict[str, BaseModel]]:
+        """The settings, and the options object of each plugin."""
         sections: dict[str, dict[str, Any]] = {}
         for key, value in self.values.items():
-            setting = self.settings[key]
-            sections.setdefault(setting.section, {})[setting.name] = value
+            if not (setting := self.settings[key]).of_plugin:
+                sections.setdefault(setting.section, {})[setting.name] = value
         sections |= {engine: {"given": tuple(sorted(sections.get(engine, {}).items()))} for engine in ENGINES}
-        plugins = {plugin: self._options(plugin, kind, sections.pop(plugin, {})) for plugin, kind in options.items()}
+        plugins = {}
+        for plugin, kind in options.items():
+            try:
+                plugins[plugin] = anchored(self._options(plugin, kind), Path())  # a default may be a path too
+            except ValidationError as error:  # a rule of the plugin's own between its options
+                self.mistakes += [Mistake(f"[{plugin}]: {problem['msg']}") for problem in error.errors()]
+                plugins[plugin] = kind.model_construct()
         return RunConfig.model_validate(sections).with_plugins(self._of_plugins(plugins)), plugins
 
-    def _plain_options(self, plugin: str, kind: type[BaseModel]) -> BaseModel | None:
-        """The options of a plugin as far as they are read; None: they do not make sense yet."""
+    def _options(self, plugin: str, kind: type[BaseModel]) -> BaseModel:
+        """The options of a plugin as far as they are read."""
         own = [setting for setting in self.settings.values() if setting.of_plugin and setting.section == plugin]
-        try:
-            return kind.model_validate({one.name: self.values[one.key] for one in own if one.key in self.values})
-        except ValidationError:  # reported by build
-            return None
+        return kind.model_validate({one.name: self.values[one.key] for one in own if one.key in self.values})
 
     def _of_plugins(self, plugins: Mapping[str, BaseModel]) -> PluginSettings:
         values = {f"{plugin}.{name}": value for plugin, options in plugins.items() for name, value in options}
@@ -533,14 +514,6 @@ class _Reading:
             provided=provided,
         )
 
-    def _options(self, plugin: str, kind: type[BaseModel], values: Mapping[str, Any]) -> BaseModel:
-        try:
-            options: BaseModel = anchored(kind.model_validate(values), Path())  # a default may be a path too
-            return options
-        except ValidationError as error:  # a rule of the plugin's own between its options
-            self.mistakes += [Mistake(f"[{plugin}]: {problem['msg']}") for problem in error.errors()]
-            return kind.model_construct()
-
     def _put(self, setting: Setting, origin: Provenance, read: Callable[[], Any], where: str) -> None:
         try:
             self._set(setting.key, read(), origin)
@@ -554,14 +527,14 @@ class _Reading:
 def _read_layers(
     argv: Sequence[str], reading: _Reading, presets: Presets, options: Options, derive: Derive | None
 ) -> _Reading:
-    """``reading`` after presets, the file, flags, and what these imply for other settings."""
+    """``reading`` after the file, flags, presets, and what these imply for other settings."""
     line = read_command_line(argv, reading.settings, reading.inactive)
     document = _document(line, reading)
-    reading.read_presets(presets)
     reading.read_file(document)
     reading.mistakes += line.mistakes
     reading.without_effect = line.without_effect
     reading.read_flags(line)
+    reading.read_presets(presets)
     if derive is not None:
         reading.read_derived(options, derive)
     reading.fill_embedded()
@@ -578,19 +551,6 @@ def _flags(line: CommandLine, document: Document | None) -> dict[str, str]:
             for key in entries if isinstance(entries, dict) else ():
                 found[prefix + key.replace("_", "-")] = document.place(table, key)
     return found | {flag.removeprefix("--"): flag for flag in line.flags}
-
-
-def _origin_text(key: str, origin: Provenance) -> str:
-    """``--corrections``, ``corrections in run.toml:3``, ``corrections, preset by plugin mine,``."""
-    match origin.layer:
-        case "flag":
-            return origin.where
-        case "file":
-            return f"{key} in {origin.where}"
-        case "preset":
-            return f"{key}, a preset of plugin {origin.where},"
-        case _:
-            return f"{key}, an {origin.layer},"
 
 
 def _document(line: CommandLine, reading: _Reading) -> Document | None:

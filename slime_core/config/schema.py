@@ -212,15 +212,8 @@ class WatchConfig(Section):
     """Seconds after which a wait for another process ends the run."""
 
 
-PICKLES = (".pt", ".pth", ".pkl")
-
-
-def _template(*placeholders: str, pickle: str) -> AfterValidator:
-    """Accepts a path in which ``placeholders`` stand for numbers, and that is not named like a pickle.
-
-    Arguments:
-        pickle: what to write instead of a pickle; ``{stem}`` is the path without its suffix.
-    """
+def _template(*placeholders: str) -> AfterValidator:
+    """Accepts a path in which ``placeholders`` stand for numbers."""
 
     def check(path: Path) -> Path:
         unknown = sorted(set(re.findall(r"\{[^{}]*\}", f"{path}")) - set(placeholders))
@@ -228,20 +221,13 @@ def _template(*placeholders: str, pickle: str) -> AfterValidator:
             raise rejected(
                 f"found {path}, but {' and '.join(unknown)} has no meaning here; accepted: {' and '.join(placeholders)}"
             )
-        if path.suffix in PICKLES:
-            raise rejected(f"found {path}, a pickle by its name; {pickle.format(stem=path.with_suffix(''))}")
         return path
 
     return AfterValidator(check)
 
 
-WRITTEN_ROLLOUTS = _template("{rollout_id}", pickle="rollouts are written as JSON Lines: {stem}.jsonl")
-READ_ROLLOUTS = _template(
-    "{rollout_id}",
-    pickle="reading one of slime's would run the code in it; accepted: JSON Lines, as --save-debug-rollout-data "
-    "{stem}.jsonl writes them",
-)
-TRAIN_DATA = _template("{rollout_id}", "{rank}", pickle="it is written as safetensors: {stem}.safetensors")
+RolloutPath = Annotated[Path, _template("{rollout_id}")]
+TrainDataPath = Annotated[Path, _template("{rollout_id}", "{rank}")]
 
 
 class DebugConfig(Section):
@@ -253,18 +239,18 @@ class DebugConfig(Section):
     """Generate and reward, and train nothing: no learner is started."""
     debug_train_only: Annotated[bool, Needs("load_debug_rollout_data")] = False
     """Train on saved rollouts: no engine is started. Needs load_debug_rollout_data."""
-    save_debug_rollout_data: Annotated[
-        Annotated[Path, WRITTEN_ROLLOUTS] | None, Conflicts(*NO_ENGINES, because="nothing is generated")
-    ] = None
+    save_debug_rollout_data: Annotated[RolloutPath | None, Conflicts(*NO_ENGINES, because="nothing is generated")] = (
+        None
+    )
     """File for the samples of each rollout, JSON Lines; {rollout_id} stands for its number. None: not written."""
-    load_debug_rollout_data: Annotated[Path, READ_ROLLOUTS] | None = None
+    load_debug_rollout_data: RolloutPath | None = None
     """File with the samples of each rollout, as save_debug_rollout_data wrote it; means debug_train_only.
 
     None: rollouts are generated.
     """
     load_debug_rollout_data_subsample: Annotated[Share | None, Needs("load_debug_rollout_data")] = None
     """Share of each loaded rollout's prompt groups that is trained on. None: all."""
-    save_debug_train_data: Annotated[Annotated[Path, TRAIN_DATA] | None, WHERE_TRAINED] = None
+    save_debug_train_data: Annotated[TrainDataPath | None, WHERE_TRAINED] = None
     """File for what each learner rank trained, safetensors; {rollout_id} and {rank} stand for their numbers.
 
     None: not written.

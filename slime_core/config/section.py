@@ -72,8 +72,18 @@ class EngineSection(Section):
     """Pairs of a name and its value, sorted by name."""
 
 
-Count = Annotated[int, Field(ge=1)]
-CountOrZero = Annotated[int, Field(ge=0)]
+LARGEST = 2**53
+"""Largest whole number: readers of JSON disagree beyond it, and no count, size or seed is as large."""
+
+
+def _of_a_size(number: int) -> int:
+    if number > LARGEST:
+        raise rejected(f"found a number of more than 15 digits; accepted: at most {LARGEST}")
+    return number
+
+
+Count = Annotated[int, Field(ge=1), AfterValidator(_of_a_size)]
+CountOrZero = Annotated[int, Field(ge=0), AfterValidator(_of_a_size)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]

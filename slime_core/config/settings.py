@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -172,9 +172,6 @@ _NO_NAMES = {
 """The placeholder in help of text that names no component, field or file."""
 
 
-LARGEST = 2**53
-"""Largest whole number: readers of JSON disagree beyond it, and no count, size or seed is as large."""
-
 MOST_OF_NAME, MOST_OF_PATH = 255, 4000
 """Bytes of a file's name, as file systems have it, and of a path: Linux has 4096, and names of files are appended."""
 
@@ -330,7 +327,7 @@ class Setting:
         except TypeError:  # dates and times, which no setting takes
             raise Unacceptable(f"found {value}; {self._accepted}") from None
         try:
-            return self._bounded(self._placed(_adapter(self).validate_json(as_json, strict=True), base))
+            return self._placed(_adapter(self).validate_json(as_json, strict=True), base)
         except ValidationError as error:
             raise self._unacceptable(json.dumps(value, ensure_ascii=False), error) from None
 
@@ -362,7 +359,7 @@ class Setting:
 
     def _read(self, value: object, *, found: str) -> Any:
         try:
-            return self._bounded(self._placed(_adapter(self).validate_python(value), Path()))
+            return self._placed(_adapter(self).validate_python(value), Path())
         except ValidationError as error:
             raise self._unacceptable(found, error) from None
 
@@ -372,15 +369,6 @@ class Setting:
         if self.notes(NamesCode) and base != Path():
             return _code_paths(value, base)
         return anchored(value, base)
-
-    def _bounded(self, value: Any) -> Any:
-        """``value`` where every number and path in it has a size that something can be built from."""
-        for one in _parts(value):
-            if isinstance(one, int) and abs(one) > LARGEST:
-                raise Unacceptable(f"found a number of more than 15 digits; accepted: at most {LARGEST}")
-            if isinstance(one, Path) and not _is_possible(one):
-                raise Unacceptable(f"found {str(one)[:SHOWN]!r}..., which no file system takes; {_POSSIBLE}")
-        return value
 
     def _unacceptable(self, found: str, error: ValidationError) -> Unacceptable:
         problems = error.errors()
@@ -428,7 +416,11 @@ def _adapter(setting: Setting) -> TypeAdapter[Any]:
 
 
 def anchored(value: Any, base: Path) -> Any:
-    """``value`` with every path in it absolute."""
+    """``value`` with every path in it absolute.
+
+    Raises:
+        Unacceptable: no file system takes a path.
+    """
     if isinstance(value, Path):
         return _absolute(value, base)
     if isinstance(value, BaseModel):
@@ -436,17 +428,6 @@ def anchored(value: Any, base: Path) -> Any:
     if isinstance(value, dict):
         return {name: anchored(entry, base) for name, entry in value.items()}
     return type(value)(anchored(entry, base) for entry in value) if isinstance(value, tuple | list) else value
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    """``value``, or what stands in it."""
-    if isinstance(value, BaseModel):
-        value = tuple(entry for _, entry in value)
-    if isinstance(value, tuple):
-        for entry in value:
-            yield from _parts(entry)
-    else:
-        yield value
 
 
 _POSSIBLE = f"accepted: a path of at most {MOST_OF_PATH} bytes, in names of at most {MOST_OF_NAME}, without a NUL byte"
@@ -490,6 +471,8 @@ def _existing_paths(value: Any) -> Any:
 
 
 def _absolute(path: Path, base: Path) -> Path:
+    if not _is_possible(path):
+        raise Unacceptable(f"found {str(path)[:SHOWN]!r}..., which no file system takes; {_POSSIBLE}")
     # abspath and not resolve: a checkpoint folder is often a link, and its own name is the one to show.
     return Path(os.path.abspath(base / os.path.expanduser(path)))
 

@@ -149,7 +149,7 @@ def test_a_file_says_where_it_names_the_component(install, tmp_path: Path):
     add(install)
     (tmp_path / "run.toml").write_text('[algorithm]\ncorrections = ["fade"]\n')
     active = activated("--config", str(tmp_path / "run.toml"))
-    assert [str(need) for need in active.by_need] == ["acme is active because corrections in run.toml:2 names fade"]
+    assert [str(need) for need in active.by_need] == ["acme is active because corrections (file run.toml:2) names fade"]
 
 
 def test_the_sets_of_an_evaluation_file_count(install, tmp_path: Path):
@@ -170,7 +170,7 @@ def slime_presets():
     add(install, "first", source=first, groups={})
     active = activated("--plugin", "first")
     assert [str(need) for need in active.by_need] == [
-        "acme is active because corrections, a preset of plugin first, names fade"
+        "acme is active because corrections (preset of plugin first) names fade"
     ]
     assert names(activated("--plugin", "first", "--corrections", "none-such")) == ["core", "first"]
 
