@@ -9,7 +9,7 @@ import http.client
 import json
 import math
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,7 +32,7 @@ be flushed; or kept in place."""
 GRACE_S = 1.0
 """Seconds that other calls get to end after one has failed."""
 
-REDIRECTS = range(300, 400)
+ACCEPTED = range(200, 300)
 SHA_DIGITS, XXH3_DIGITS = 16, 32
 """Hexadecimal digits of a weight's digest: 8 bytes of SGLang's SHA-256; XXH3 of a server on a CPU that slime starts."""
 
@@ -305,47 +305,51 @@ class EngineControl:
         return [one.result() for one in calls]
 
 
-def call(url: str, endpoint: str, body: Mapping[str, Any] | None = None, *, timeout_s: float) -> Any:
-    """The JSON (or else the text) that ``url`` answers at ``endpoint``; a GET without a body, a POST with one.
+def call(
+    url: str, path: str, body: Mapping[str, Any] | None = None, *, method: str | None = None, timeout_s: float
+) -> Any:
+    """The JSON (or else the text) that the server at ``url`` answers at ``path``; arguments as of :func:`request`.
 
     Raises:
         EngineSilent: no answer within ``timeout_s`` seconds, or no connection.
-        WeightSyncError: another status than 200.
+        WeightSyncError: a refusal.
     """
-    address = urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=timeout_s)
     try:
-        if body is None:
-            connection.request("GET", endpoint, headers=engine_headers(url))
-        else:
-            headers = {"Content-Type": "application/json", **engine_headers(url)}
-            connection.request("POST", endpoint, json.dumps(body), headers)
-        response = connection.getresponse()
-        text = response.read().decode(errors="replace")
+        status, text = request(url, path, body, method=method, timeout_s=timeout_s)
     except (OSError, http.client.HTTPException) as error:
-        raise EngineSilent(
-            f"engine {url}{endpoint} gave no answer (limit {timeout_s:g} s): {error!r}. Is it alive?"
-        ) from error
-    finally:
-        connection.close()
-    if response.status != http.client.OK:
-        refusal = f"engine {url}{endpoint} refused with status {response.status}: {text[:BODY_SHOWN]}"
-        raise WeightSyncError(" ".join([refusal, *_next_step(response)]))
-    return _parsed(text)
-
-
-def _next_step(response: http.client.HTTPResponse) -> Iterator[str]:
-    """The next step, where the status shows that a proxy or an API key is in front of the engine."""
-    yield from key_advice(response.status)
-    if response.status in REDIRECTS:
-        yield f"It sends on to {response.headers.get('Location')}: give the address of the engine itself."
-
-
-def _parsed(text: str) -> Any:
+        raise EngineSilent(f"{url}{path} gave no answer (limit {timeout_s:g} s): {error!r}. Is it alive?") from error
+    if status not in ACCEPTED:
+        refusal = f"{url}{path} refused with status {status}: {text[:BODY_SHOWN]}"
+        raise WeightSyncError(" ".join([refusal, *key_advice(status)]))
     try:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def request(
+    url: str, path: str, body: Mapping[str, Any] | None = None, *, method: str | None = None, timeout_s: float
+) -> tuple[int, str]:
+    """Status and text that the server at ``url`` answers at ``path``.
+
+    Arguments:
+        url: ``http://host:port``.
+        body: to send as JSON.
+        method: None: GET without a body, POST with one.
+
+    Raises:
+        OSError, http.client.HTTPException: no answer within ``timeout_s`` seconds, or no connection.
+    """
+    # http.client ignores proxy settings: a loopback address must not go through a proxy.
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=timeout_s)
+    content = None if body is None else json.dumps(body)
+    headers = {"Content-Type": "application/json", **engine_headers(url)}
+    try:
+        connection.request(method or ("GET" if body is None else "POST"), path, content, headers)
+        response = connection.getresponse()
+        return response.status, response.read().decode(errors="replace")
+    finally:
+        connection.close()
 
 
 # --- Where processes meet ---------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Hugging Face folders: the headers of weights that others wrote, and folders that a run writes.
 
 A safetensors file starts with the length of its header, then the header as JSON, then the bytes of the weights
-(safetensors, "Format"). Reading looks at headers only, because files may come from strangers and be large.
+(safetensors, "Format"). Reading looks at headers only, because files may be large.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError, safe_open
+
 from slime_core.errors import WeightSyncError
-from slime_core.untrusted import as_object, open_regular, parse_json, read_object
+from slime_core.untrusted import as_object, open_regular, read_object
 
 if TYPE_CHECKING:
     import torch
@@ -41,9 +44,6 @@ ITEM_BYTES = dict(DTYPES.values())
 
 INDEX = "model.safetensors.index.json"
 """Names the file of each weight, where there are several."""
-
-MOST_HEADER = 100_000_000
-"""Bytes of a header, as the safetensors library has it."""
 
 SHARD_BYTES = 5 * 10**9
 """Size at which a new file starts, as in transformers."""
@@ -110,11 +110,12 @@ def expected_specs(folder: Path) -> dict[str, WeightSpec]:
     """
     found: dict[str, WeightSpec] = {}
     for file in weight_files(folder):
-        for name, entry in _read_header(file)[1].items():
-            dtype = entry.get("dtype")
-            if not isinstance(dtype, str) or dtype not in DTYPES:
-                raise WeightSyncError(f"{file} holds weights of dtype {dtype!r:.80}; known are {', '.join(DTYPES)}")
-            found[name] = WeightSpec(name, DTYPES[dtype][0], tuple(entry["shape"]))
+        with _opened(file) as content:
+            for name in content.keys():  # noqa: SIM118 (it is no mapping)
+                entry = content.get_slice(name)
+                if (dtype := entry.get_dtype()) not in DTYPES:
+                    raise WeightSyncError(f"{file} holds weights of dtype {dtype}; known are {', '.join(DTYPES)}")
+                found[name] = WeightSpec(name, DTYPES[dtype][0], tuple(entry.get_shape()))
     return found
 
 
@@ -154,30 +155,21 @@ def weight_map(index: Path) -> dict[str, str]:
     return found
 
 
-def _read_header(file: Path) -> tuple[int, dict[str, Any]]:
-    """Bytes of the header's JSON, and name -> entry.
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """``file``, whose header and size have been checked, so that names, dtypes and shapes can be read.
 
     Raises:
-        WeightSyncError: it cannot be read, or is none.
+        WeightSyncError: it is incomplete, or no safetensors file.
     """
     try:
-        with open_regular(file) as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if length > MOST_HEADER:
-                raise ValueError(
-                    f"it says to have {length:,} bytes; safetensors has headers of at most {MOST_HEADER:,}"
-                )
-            header = as_object(parse_json(stream.read(length)))
-        entries = {name: as_object(entry) for name, entry in header.items() if name != "__metadata__"}
-        for name, entry in entries.items():
-            sizes = [*entry["shape"], *entry["data_offsets"]]
-            if len(entry["data_offsets"]) != 2 or not all(type(size) is int and 0 <= size < 2**63 for size in sizes):
-                raise ValueError(f"{name!r:.80} has no shape and no place in the file")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        open_regular(file).close()  # the library would wait for the writer of a FIFO
+        with safe_open(file, framework="numpy") as content:
+            yield content
+    except (OSError, SafetensorError) as error:
         raise WeightSyncError(
-            f"{file}: its safetensors header cannot be read: {error!r}. Download or copy it again."
+            f"{file} is incomplete or no safetensors file: {error}. Download or copy it again."
         ) from error
-    return length, entries
 
 
 def require_complete_files(folder: Path) -> None:
@@ -186,15 +178,7 @@ def require_complete_files(folder: Path) -> None:
     Raises:
         WeightSyncError: one differs, as after an interrupted download; or there is none, or a header cannot be read.
     """
-    for file in weight_files(folder):
-        length, entries = _read_header(file)
-        expected = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-        found = file.stat().st_size
-        if expected != found:
-            raise WeightSyncError(
-                f"{file} is incomplete: its header describes {expected:,} bytes, and the file has {found:,}. "
-                "Download or copy it again."
-            )
+    expected_specs(folder)
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -155,7 +155,7 @@ ROWS = {
     ),
     "weights that were cut short": Row(
         OWN,
-        ("hf_checkpoint: ", "its header describes 456,400 bytes", "has 100,000", "Download or copy it again"),
+        ("hf_checkpoint: ", "is incomplete or no safetensors file", "not fully covered", "Download or copy it again"),
         model(cut),
     ),
     "a tokenizer that cannot be read": Row(

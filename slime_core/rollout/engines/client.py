@@ -265,38 +265,20 @@ class GenerateClient:
 class InFlightLimit:
     """At most ``places`` blocks ``async with limit`` run at once; others wait, and enter in the order of their coming.
 
-    When a block ends, ``asyncio.Semaphore`` looks at all waiters whose turn has come and that have not run since. Where
-    thousands of answers arrive at once, that takes the square of their number; here a place goes from hand to hand.
+    A queue of free places and no ``asyncio.Semaphore``, which looks at all waiters whose turn has come and that have
+    not run since: where thousands of answers arrive at once, that takes the square of their number.
     """
 
     def __init__(self, places: int) -> None:
-        self._free = places
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._free = asyncio.Queue[None]()
+        for _ in range(places):
+            self._free.put_nowait(None)
 
     async def __aenter__(self) -> None:
-        if self._free:
-            self._free -= 1
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # it had the place already
-                self._leave()
-            raise
+        await self._free.get()
 
     async def __aexit__(self, *_: object) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
-        """Hand the place over to the first that still waits."""
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
+        self._free.put_nowait(None)
 
 
 class ShortRequests:
@@ -429,8 +411,6 @@ class Targets:
             self._in_flight[chosen] -= 1
 
     def _choose(self, session: str | None, failed: Sequence[str]) -> str:
-        if session is None and not failed:  # nearly always, and a run may have hundreds of engines
-            return min(self._in_flight, key=self._in_flight.__getitem__)
         failures = Counter(failed)
         return min(self._in_flight, key=lambda url: (failures[url], self._rank(url, session)))
 

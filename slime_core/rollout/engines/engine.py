@@ -20,30 +20,21 @@ timeouts of requests and waits do.
 from __future__ import annotations
 
 import argparse
-import http.client
-import json
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from slime_core.config.engines import RouterPolicy, WorkerType
-from slime_core.config.secrets import (
-    ENGINE_KEY,
-    engine_access,
-    engine_headers,
-    key_advice,
-    needed_environment,
-    send_key_to,
-)
+from slime_core.config.secrets import ENGINE_KEY, engine_access, needed_environment, send_key_to
 from slime_core.cpu import serve as cpu
-from slime_core.errors import EngineError
+from slime_core.errors import EngineError, WeightSyncError
 from slime_core.rollout.engines import keyed
 from slime_core.rollout.engines.server import HANG_LIMIT_S, HealthCheck, Server
 from slime_core.runtime.supervisor import supervised
+from slime_core.weights.engine_control import call
 
 GPU_MODULE = "sglang.launch_server"
 
@@ -331,7 +322,7 @@ class RouterClient:
         known = self._ids()
         for worker in workers:
             if worker.url not in known:
-                self._call("POST", "/workers", worker.entry)
+                self._call("/workers", worker.entry)
                 self._added.add(worker.url)
 
     def wait_registered(self, urls: Iterable[str]) -> None:
@@ -355,7 +346,7 @@ class RouterClient:
         self._added.discard(url)
         known = self._ids()
         if url in known:
-            self._call("DELETE", f"/workers/{known[url]}")
+            self._call(f"/workers/{known[url]}", method="DELETE")
 
     def deregister(self) -> None:
         """Remove the engines that :meth:`add` registered.
@@ -374,31 +365,13 @@ class RouterClient:
         return {entry["url"]: entry["id"] for entry in self._entries()}
 
     def _entries(self) -> list[dict[str, Any]]:
-        entries: list[dict[str, Any]] = self._call("GET", "/workers")["workers"]
-        return entries
+        match answer := self._call("/workers"):
+            case {"workers": [*entries]}:
+                return entries
+        raise EngineError(f"The server at {self.url} is no sglang-router: GET /workers returned {answer!r:.100}")
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """The answer, parsed from JSON; None: an empty one.
-
-        Raises:
-            EngineError: no answer within 10 seconds, not in JSON, or a refusal.
-        """
-        connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=CALL_LIMIT_S)
+    def _call(self, path: str, body: dict[str, Any] | None = None, *, method: str | None = None) -> Any:
         try:
-            headers = {"Content-Type": "application/json", **engine_headers(self.url)}
-            connection.request(method, path, json.dumps(body) if body else None, headers)
-            response = connection.getresponse()
-            text = response.read().decode(errors="replace")
-        except (OSError, http.client.HTTPException) as error:
-            raise EngineError(f"The router at {self.url} did not answer {method} {path}: {error!r}") from error
-        finally:
-            connection.close()
-        if response.status >= http.client.BAD_REQUEST:
-            refusal = f"The router at {self.url} refused {method} {path} with status {response.status}: {text}"
-            raise EngineError(" ".join([refusal, *key_advice(response.status)]))
-        try:
-            return json.loads(text) if text else None
-        except ValueError:
-            raise EngineError(
-                f"The server at {self.url} is no sglang-router: {method} {path} returned {text[:100]!r}"
-            ) from None
+            return call(self.url, path, body, method=method, timeout_s=CALL_LIMIT_S)
+        except WeightSyncError as error:
+            raise EngineError(f"The router does not work: {error}") from error

@@ -15,13 +15,14 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from pydantic import BaseModel, Field, ValidationError
+
 from slime_core.config.engines import WorkerType
-from slime_core.config.model_config import described, differences
+from slime_core.config.model_config import described, differences, weights_dtype
 from slime_core.config.schema import RunConfig
 from slime_core.config.secrets import send_key_to
 from slime_core.errors import ConfigError, EngineError, WeightSyncError
@@ -36,11 +37,21 @@ DTYPES = {"half": "float16", "float": "float32"}
 
 START_IT = "Start the server there first, or correct the address in the table of the set."
 
-REPORTED: Mapping[str, type] = {
-    **{"model_path": str, "dtype": str, "disaggregation_mode": str},
-    **{"tp_size": int, "pp_size": int, "disaggregation_bootstrap_port": int},
-}
-"""Fields of an engine's answers and their types; only the model's path is required."""
+
+class EngineReport(BaseModel, protected_namespaces=()):
+    """What an engine says of itself at ``/server_info`` and ``/model_info``, as far as a run needs it."""
+
+    model_path: str = Field(min_length=1)
+    architectures: list[str] | None = None
+    model_type: str | None = None
+    dtype: str = "auto"
+    tp_size: int = 1
+    pp_size: int = 1
+    disaggregation_mode: Literal["null", "prefill", "decode"] = "null"
+    disaggregation_bootstrap_port: int | None = None
+    is_generation: bool = True
+    enable_return_routed_experts: bool = False
+    disable_radix_cache: bool = False
 
 
 def discover(addresses: Sequence[str], config: RunConfig, model: Path) -> list[Worker]:
@@ -56,13 +67,13 @@ def discover(addresses: Sequence[str], config: RunConfig, model: Path) -> list[W
     urls = [f"http://{address}" for address in addresses]
     send_key_to(*urls)
     with ThreadPoolExecutor(len(urls)) as threads:
-        answers = list(threads.map(_reported, urls))
+        reports = list(threads.map(_report, urls))
     wrong = [
         f"  {url}: {reason}"
-        for url, answer in zip(urls, answers, strict=True)
-        for reason in ([answer] if isinstance(answer, str) else _reasons(answer, config, model))
+        for url, report in zip(urls, reports, strict=True)
+        for reason in ([report] if isinstance(report, str) else _reasons(report, config, model))
     ]
-    found = [_worker(url, answer) for url, answer in zip(urls, answers, strict=True) if not isinstance(answer, str)]
+    found = [_worker(url, report) for url, report in zip(urls, reports, strict=True) if not isinstance(report, str)]
     if len({one.worker_type == "regular" for one in found}) > 1:
         wrong.append("  some compute whole requests and others only prefill or decode; give engines of one kind")
     if wrong:
@@ -101,52 +112,51 @@ def _connection_error(url: str) -> str:
     return ""
 
 
-def _reported(url: str) -> Mapping[str, Any] | str:
+def _report(url: str) -> EngineReport | str:
     """The engine's own report; a text instead says why there is none."""
-    ask = partial(call, url, timeout_s=ANSWER_LIMIT_S)
+    wrong = "it does not answer as an SGLang server"
     try:
-        reported, model = ask("/server_info"), ask("/model_info")
+        found: dict[str, Any] = {}
+        for path in ("/server_info", "/model_info"):
+            found |= call(url, path, timeout_s=ANSWER_LIMIT_S)
+        return EngineReport.model_validate(found)
     except WeightSyncError as error:
-        return f"it does not answer as an SGLang server: {error}"
-    if not (isinstance(reported, dict) and isinstance(model, dict)):
-        return "it does not answer as an SGLang server: /server_info is no JSON object"
-    found = {**reported, **model}
-    wrong = [name for name, kind in REPORTED.items() if not isinstance(found.get(name) or kind(), kind)]
-    if wrong or not found.get("model_path"):
-        names = ", ".join(wrong or ["model_path"])
-        return f"it does not answer as an SGLang server: it reports no valid {names}"
-    return found
+        return f"{wrong}: {error}"
+    except ValidationError as error:
+        names = dict.fromkeys(str(one["loc"][0]) for one in error.errors())
+        return f"{wrong}: it reports no valid {', '.join(names)}"
+    except (TypeError, ValueError):
+        return f"{wrong}: /server_info is no JSON object"
 
 
-def _worker(url: str, reported: Mapping[str, Any]) -> Worker:
-    mode = str(reported.get("disaggregation_mode") or "null")
-    kind: WorkerType = "prefill" if mode == "prefill" else "decode" if mode == "decode" else "regular"
-    port = int(reported.get("disaggregation_bootstrap_port") or 0) if kind == "prefill" else 0
-    return Worker(url, kind, port, ranks=int(reported.get("tp_size") or 1))
+def _worker(url: str, report: EngineReport) -> Worker:
+    kind: WorkerType = "regular" if report.disaggregation_mode == "null" else report.disaggregation_mode
+    port = report.disaggregation_bootstrap_port if kind == "prefill" else None
+    return Worker(url, kind, port or 0, ranks=report.tp_size)
 
 
-def _reasons(reported: Mapping[str, Any], config: RunConfig, model: Path) -> list[str]:
+def _reasons(report: EngineReport, config: RunConfig, model: Path) -> list[str]:
     """Why an engine that reports this cannot serve the run; empty: it can."""
-    found = _other_model(reported, model)
-    ranks, needed = int(reported.get("tp_size") or 1), config.cluster.rollout_num_gpus_per_engine
+    found = _other_model(report, model)
+    ranks, needed = report.tp_size, config.cluster.rollout_num_gpus_per_engine
     if ranks != needed:
         found.append(
             f"tp_size = {ranks}, but rollout_num_gpus_per_engine = {needed}; start it with --tp-size {needed}, or "
             f"write --rollout-num-gpus-per-engine {ranks}"
         )
-    if int(reported.get("pp_size") or 1) != 1:
-        found.append(f"pp_size = {reported['pp_size']}; engines that span pipeline stages cannot be updated yet")
-    dtype, ours = _dtype(reported), "bfloat16" if config.model.bf16 else "float32"
+    if report.pp_size != 1:
+        found.append(f"pp_size = {report.pp_size}; engines that span pipeline stages cannot be updated yet")
+    dtype, ours = _dtype(report), "bfloat16" if config.model.bf16 else "float32"
     if dtype != ours:
         found.append(
             f"dtype = {dtype}, but the learner computes in {ours}; start it with --dtype {ours}, or "
             f"{'leave --bf16 out' if config.model.bf16 else 'write --bf16 if it is bfloat16'}"
         )
-    if reported.get("is_generation") is False:
+    if not report.is_generation:
         found.append("it serves embeddings; start it without --is-embedding")
-    if config.learner.use_rollout_routing_replay and not reported.get("enable_return_routed_experts"):
+    if config.learner.use_rollout_routing_replay and not report.enable_return_routed_experts:
         found.append("use_rollout_routing_replay needs the routes; start it with --enable-return-routed-experts")
-    if config.rollout.pause_generation_mode == "in_place" and not reported.get("disable_radix_cache"):
+    if config.rollout.pause_generation_mode == "in_place" and not report.disable_radix_cache:
         found.append(
             "pause_generation_mode = in_place: its prefix cache would hold entries of older weights; start it with "
             "--disable-radix-cache"
@@ -154,15 +164,11 @@ def _reasons(reported: Mapping[str, Any], config: RunConfig, model: Path) -> lis
     return found
 
 
-def _other_model(reported: Mapping[str, Any], model: Path) -> list[str]:
-    path, ours = Path(str(reported.get("model_path", ""))), described(model) or {}
+def _other_model(report: EngineReport, model: Path) -> list[str]:
+    path, ours = Path(report.model_path), described(model) or {}
     theirs = described(path)
-    if theirs is not None:
-        different = differences(theirs, ours)
-    else:
-        listed = {"architectures": reported.get("architectures"), "model_type": reported.get("model_type")}
-        different = differences({name: value for name, value in listed.items() if value is not None}, ours)
-    if different:
+    stated = report.model_dump(include={"architectures", "model_type"}, exclude_none=True)
+    if different := differences(theirs or stated, ours):
         return [f"its model {path} is not that of {model}: {', '.join(different)}"]
     if theirs is None and path != model:
         return [
@@ -172,14 +178,12 @@ def _other_model(reported: Mapping[str, Any], model: Path) -> list[str]:
     return []
 
 
-def _dtype(reported: Mapping[str, Any]) -> str:
+def _dtype(report: EngineReport) -> str:
     """The dtype in which it computes; ``auto`` is that of the checkpoint, and half precision where that is float32
     (sglang 0.5.23, srt/configs/model_config.py, ``_get_and_verify_dtype``)."""
-    requested = str(reported.get("dtype") or "auto")
-    if requested != "auto":
-        return DTYPES.get(requested, requested)
-    content = described(Path(str(reported.get("model_path", "")))) or {}
-    stored = str(content.get("dtype") or content.get("torch_dtype") or "float32")
+    if report.dtype != "auto":
+        return DTYPES.get(report.dtype, report.dtype)
+    stored = weights_dtype(Path(report.model_path)) or "float32"
     return "float16" if stored == "float32" else stored
 
 

@@ -24,13 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from slime_core.config.engines import EngineGroup, EngineModel, server_arguments
 from slime_core.config.model_config import described
 from slime_core.config.schema import RunConfig
-from slime_core.errors import EngineError, RemoteError, WaitTimeout
+from slime_core.errors import EngineError, RemoteError, WaitTimeout, WeightSyncError
 from slime_core.rollout.engines.actors import (
     EngineActor,
     RestartableServer,
@@ -50,7 +49,7 @@ from slime_core.runtime.waiting import Wait
 from slime_core.runtime.waiting import wait as wait_for
 from slime_core.untrusted import read_object
 from slime_core.weights.engine_control import PauseMode
-from slime_core.weights.hugging_face import weight_map
+from slime_core.weights.hugging_face import INDEX, expected_specs, weight_map
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +154,6 @@ RANDOM_HEADS = frozenset({"Qwen2ForSequenceClassification", "Qwen3ForSequenceCla
 
 WEIGHT, BIAS = "score.weight", "score.bias"
 ADDED = "model-score-bias.safetensors"
-INDEX = "model.safetensors.index.json"
 
 
 def with_head_bias(model: Path, folder: Path) -> Path:
@@ -166,35 +164,20 @@ def with_head_bias(model: Path, folder: Path) -> Path:
         folder: made where the head would be random; the nodes that serve the model must see it.
     """
     architectures = (described(model) or {}).get("architectures") or []
-    files = _files_of(model)
-    if not RANDOM_HEADS.intersection(architectures) or WEIGHT not in files or BIAS in files:
+    try:
+        specs = expected_specs(model)
+    except WeightSyncError:  # SGLang will report it
+        return model
+    if not RANDOM_HEADS.intersection(architectures) or WEIGHT not in specs or BIAS in specs:
         return model
     folder.mkdir(parents=True, exist_ok=True)
     for file in model.iterdir():
         link = folder / file.name
         link.unlink(missing_ok=True)
         link.symlink_to(file.resolve())
-    save_file({BIAS: np.zeros(_num_labels(files[WEIGHT]), np.float32)}, folder / ADDED, metadata={"format": "pt"})
+    save_file({BIAS: np.zeros(specs[WEIGHT].shape[0], np.float32)}, folder / ADDED, metadata={"format": "pt"})
     _add_to_index(folder / INDEX)
     return folder
-
-
-def _files_of(model: Path) -> dict[str, Path]:
-    """Name of a weight -> its file; empty: there are none, or they cannot be read, which SGLang will report."""
-    found: dict[str, Path] = {}
-    for file in sorted(model.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="numpy") as content:
-                found |= dict.fromkeys(content.keys(), file)
-        except (OSError, SafetensorError):
-            return {}
-    return found
-
-
-def _num_labels(file: Path) -> int:
-    with safe_open(file, framework="numpy") as content:
-        rows, _ = content.get_slice(WEIGHT).get_shape()
-    return int(rows)
 
 
 def _add_to_index(index: Path) -> None:

@@ -22,14 +22,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 import psutil  # type: ignore[import-untyped]
 
-from slime_core.config.secrets import engine_headers, send_key_to
+from slime_core.config.secrets import send_key_to
 from slime_core.errors import EngineError
 from slime_core.runtime.machine import family, runs, status
 from slime_core.runtime.supervisor import die_with
+from slime_core.weights.engine_control import request
 
 TERMINATE_GRACE_S = 3.0
 """The supervisor of an engine takes a tenth of that on an idle machine."""
@@ -338,7 +338,7 @@ def is_hung(url: str, *, limit_s: float) -> bool:
     seconds. A busy engine answers between two forward passes; a paused one counts as well, because the calls that pause
     it have limits of their own, and loading weights takes as long as the disk does."""
     try:
-        _http_status(url, SCHEDULER, limit_s=limit_s)
+        request(url, SCHEDULER, timeout_s=limit_s)
     except TimeoutError:
         return not _answers_with(http.client.SERVICE_UNAVAILABLE, url, READY)
     except (OSError, http.client.HTTPException):  # it ends, or an external one restarts
@@ -348,16 +348,6 @@ def is_hung(url: str, *, limit_s: float) -> bool:
 
 def _answers_with(status: int, url: str, path: str) -> bool:
     try:
-        return _http_status(url, path, limit_s=LONGEST_ANSWER_S) == status
+        return request(url, path, timeout_s=LONGEST_ANSWER_S)[0] == status
     except (OSError, http.client.HTTPException):
         return False
-
-
-def _http_status(url: str, path: str, *, limit_s: float) -> int:
-    # http.client ignores proxy settings: a loopback address must not go through a proxy.
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=limit_s)
-    try:
-        connection.request("GET", path, headers=engine_headers(url))
-        return connection.getresponse().status
-    finally:
-        connection.close()
