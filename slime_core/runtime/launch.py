@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
@@ -47,7 +48,7 @@ from slime_core.rollout.actor import (
     SamplerHandle,
     eval_sampler_settings,
 )
-from slime_core.rollout.engines.actors import EngineActor, Restarts, RestartsWhileIdle
+from slime_core.rollout.engines.actors import EngineActor, Restarts
 from slime_core.rollout.engines.fleet import EngineFleet, ModelServers, Site, Supervision
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, Watched, start_actor
@@ -421,7 +422,7 @@ class Processes:
         wait = self._wait
         take_metrics: Callable[[], dict[str, float]] = dict
         if self._restarts is not None:
-            wait = replace(wait, recovery=RestartsWhileIdle(self._restarts, learner.publish_again))
+            wait = replace(wait, check=partial(self._check_and_serve, self._restarts, learner.publish_again))
             take_metrics = self._restarts.take_counts
         sampler = SamplerHandle(actor, wait=wait, warn=self._warn, failures=self._failures, take_metrics=take_metrics)
         self._starting.append(sampler.setup(settings))
@@ -433,6 +434,11 @@ class Processes:
             self._starting.append(actor.start(SamplerActor.setup, own))
             self._eval_sampler = actor
         return sampler
+
+    def _check_and_serve(self, restarts: Restarts, publish: Callable[[], None]) -> None:
+        if self._wait.check is not None:
+            self._wait.check()
+        restarts.serve(publish)
 
     def add_concurrent_evaluation(self, sampler: SamplerHandle, learner: AnyLearner, track: Track) -> AnySampler:
         """``sampler``, with concurrent evaluations if the run has them. Call it after :meth:`join`."""

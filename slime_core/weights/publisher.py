@@ -346,7 +346,11 @@ class Publisher:
                 closed: another one must publish, or the run end.
         """
         if self._control is None:
-            self._gather(weights)
+            if self._transport is not None:
+                self._send(self._transport, weights)
+            else:
+                for _ in weights:  # gathering is collective
+                    continue
             if self._on_written is not None:
                 self._on_written(None)
             return 1.0
@@ -397,16 +401,6 @@ class Publisher:
             transport.close()
         if self._control is not None:
             self._control.close()
-
-    def _gather(self, weights: NamedWeights) -> None:
-        """The part of a rank that sends nothing: gathering is collective."""
-        if self._transport is None:
-            for _ in weights:
-                continue
-            return
-        for number, (bucket, tensors) in enumerate(_filled(self._buckets, weights), start=1):
-            self._transport.send(bucket, tensors, last=number == len(self._buckets))
-        self._transport.finish()
 
     def _send(self, transport: Transport, weights: NamedWeights) -> Sent:
         """The checksums that the engines must report."""

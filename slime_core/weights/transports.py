@@ -205,22 +205,9 @@ def flatten(tensors: Sequence[torch.Tensor], *, into: torch.Tensor | None = None
     """uint8 [bytes]: the bytes of ``tensors`` one after the other, a copy on their device.
 
     Arguments:
-        into: uint8, large enough: the copy is its beginning. None: the copy is new memory.
+        into: uint8 of the same size, which receives them. None: the copy is new memory.
     """
-    pieces = [flat_bytes(tensor) for tensor in tensors]
-    if into is None:
-        return torch.cat(pieces)
-    return torch.cat(pieces, out=into[: sum(map(len, pieces))])
-
-
-class Buffer(Protocol):
-    """Memory that buckets use one after the other."""
-
-    def fill(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """uint8 [bytes]: the bytes of ``tensors``, until the next call."""
-
-    def free(self) -> None:
-        """Release it."""
+    return torch.cat([flat_bytes(tensor) for tensor in tensors], out=into)
 
 
 class ReusedMemory:
@@ -231,14 +218,18 @@ class ReusedMemory:
 
     def fill(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """uint8 [bytes]: the bytes of ``tensors``, until the next call."""
-        if self._memory is None or len(self._memory) < sum(tensor.nbytes for tensor in tensors):
-            self._memory = flatten(tensors)
-            return self._memory
-        return flatten(tensors, into=self._memory)
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        if self._memory is None or len(self._memory) < nbytes:
+            self.free()
+            self._memory = self._allocate(nbytes)
+        return flatten(tensors, into=self._memory[:nbytes])
 
     def free(self) -> None:
         """Release it."""
         self._memory = None
+
+    def _allocate(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
 
 
 class _OverlappingTransport:
@@ -249,7 +240,7 @@ class _OverlappingTransport:
         buffers: used in turn: one is sent or read while the other is filled.
     """
 
-    def __init__(self, control: EngineControl | None, buffers: Sequence[Buffer]) -> None:
+    def __init__(self, control: EngineControl | None, buffers: Sequence[ReusedMemory]) -> None:
         self._control = control
         self._buffers = list(buffers)
         self._version = ""
@@ -427,7 +418,7 @@ def _is_here(host: str) -> bool:
     return True
 
 
-def _shared(tensors: Sequence[torch.Tensor], gpus: Sequence[str], block: Buffer) -> list[torch.Tensor]:
+def _shared(tensors: Sequence[torch.Tensor], gpus: Sequence[str], block: ReusedMemory) -> list[torch.Tensor]:
     """For each process on one of ``gpus``, a flat copy of ``tensors`` that it can read: on its GPU, or in ``block``."""
     copies = {}
     if tensors[0].is_cuda:
@@ -439,40 +430,27 @@ def _shared(tensors: Sequence[torch.Tensor], gpus: Sequence[str], block: Buffer)
     return [copies.get(uuid, host) for uuid in gpus]
 
 
-class SharedBlock:
-    """A file of /dev/shm that buckets use one after the other, as :class:`ReusedMemory`.
+class SharedBlock(ReusedMemory):
+    """A file of /dev/shm that buckets use one after the other.
 
-    Its name is removed when it is freed, and its memory when the last process closes it.
+    Its name is removed when it is freed, although an engine may never have opened it, and its memory when the last
+    process closes it. :meth:`fill` raises a WeightSyncError where /dev/shm has too little room.
     """
 
-    def __init__(self) -> None:
-        self._storage: torch.UntypedStorage | None = None
-        self._file = SHARED
-
-    def fill(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """uint8 [bytes] in shared memory: the bytes of ``tensors``, until the next call.
-
-        Raises:
-            WeightSyncError: /dev/shm has too little room.
-        """
-        return flatten(tensors, into=self._room(sum(tensor.nbytes for tensor in tensors)))
-
     def free(self) -> None:
-        """Remove its name, and release it in this process; no name is left, though an engine never opened it."""
-        if self._storage is not None:
-            self._storage = None
+        """Remove its name, and release it in this process."""
+        if self._memory is not None:
+            self._memory = None
             self._file.unlink(missing_ok=True)
 
-    def _room(self, nbytes: int) -> torch.Tensor:
-        if self._storage is None or self._storage.nbytes() < nbytes:
-            self.free()
-            self._storage = _new_shared(nbytes)
-            # torch removes the name when its reference count reaches zero. The count is wrong once a server refuses a
-            # handle without opening it, so one extra reference is counted, and the name is removed explicitly.
-            self._storage._shared_incref()
-            _, handle, _ = self._storage._share_filename_cpu_()
-            self._file = SHARED / handle.decode().lstrip("/")
-        return torch.empty(0, dtype=torch.uint8).set_(self._storage, 0, (nbytes,), (1,))
+    def _allocate(self, nbytes: int) -> torch.Tensor:
+        storage = _new_shared(nbytes)
+        # torch removes the name when its reference count reaches zero. The count is wrong once a server refuses a
+        # handle without opening it, so one extra reference is counted, and the name is removed explicitly.
+        storage._shared_incref()
+        _, handle, _ = storage._share_filename_cpu_()
+        self._file = SHARED / handle.decode().lstrip("/")
+        return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,), (1,))
 
 
 def _new_shared(nbytes: int) -> torch.UntypedStorage:

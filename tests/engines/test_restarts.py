@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ import pytest
 import ray
 
 from slime_core.errors import EngineError, NodeDied, WeightSyncError
-from slime_core.rollout.engines.actors import RestartableServer, Restarts, RestartsWhileIdle, ServerActor
+from slime_core.rollout.engines.actors import RestartableServer, Restarts, ServerActor
 from slime_core.rollout.engines.server import Server
-from slime_core.runtime.actors import Actor, Launch, Watched, start_actor
+from slime_core.runtime.actors import Actor, Call, Launch, Watched, start_actor
 from slime_core.runtime.waiting import has_ended, wait
 
 ANSWER = """
@@ -63,15 +64,15 @@ class Run:
         self.said: list[str] = []
         self.on_join: Callable[[], None] = lambda: None
         self.log = folder / "log"
-        actor = self.launch()
-        (url,) = wait([actor.start(ServerActor.start)], what="the toy")
         self.restarts = Restarts(limit, warn=self.said.append)
         self.server = RestartableServer(
-            *("engine 3", url, actor, self.launch),
+            "engine 3",
+            self.launch,
             leave=lambda: self.events.append("leave"),
             join=self.join,
             needs_weights=needs_weights,
         )
+        (self.server.url,) = wait([self.server.start()], what="the toy")
         self.restarts.watch(self.server)
 
     def launch(self) -> Actor[ServerActor]:
@@ -87,7 +88,9 @@ class Run:
         (one,) = [
             one
             for one in psutil.process_iter(["cmdline"])
-            if one.info["cmdline"] and ANSWER in one.info["cmdline"] and str(self.server.port) in one.info["cmdline"]
+            if one.info["cmdline"]
+            and ANSWER in one.info["cmdline"]
+            and self.server.url.rpartition(":")[2] in one.info["cmdline"]
         ]
         return one
 
@@ -99,8 +102,10 @@ def worker(ray_session: Any) -> Any:
     ray.kill(actor.handle)
 
 
-def recovery(run: Run) -> RestartsWhileIdle:
-    return RestartsWhileIdle(run.restarts, lambda: run.events.append("publish"))
+def wait_idle(call: Call[Any], run: Run) -> list[Any]:
+    """As the run waits while the learner is idle."""
+    serve = partial(run.restarts.serve, lambda: run.events.append("publish"))
+    return wait([call], what="work", recovery=run.restarts, check=serve, fail_after_s=120)
 
 
 def test_a_server_that_dies_comes_back_at_its_address_while_the_run_waits(worker: Any, tmp_path: Path) -> None:
@@ -108,7 +113,7 @@ def test_a_server_that_dies_comes_back_at_its_address_while_the_run_waits(worker
     run.on_join = signal_file.touch
     run.process().kill()
     call = worker.start(Idle.wait_for_file, str(signal_file))
-    assert wait([call], what="work", recovery=recovery(run), fail_after_s=120) == ["done"]
+    assert wait_idle(call, run) == ["done"]
     assert run.events == ["launch", "leave", "launch", "join"]
     assert run.process().is_running()
     assert "engine 3 is started again (restart 1 of 1 within an hour): engine 3 ended by signal 9" in run.said[0]
@@ -122,7 +127,7 @@ def test_an_engine_of_the_policy_gets_weights_before_requests(worker: Any, tmp_p
     run.on_join = signal_file.touch
     run.process().kill()
     call = worker.start(Idle.wait_for_file, str(signal_file))
-    wait([call], what="work", recovery=recovery(run), fail_after_s=120)
+    wait_idle(call, run)
     assert run.events == ["launch", "leave", "launch", "publish", "join"]
     ray.kill(run.server.actor.handle)
 
@@ -174,5 +179,5 @@ def test_a_server_that_fails_too_often_ends_the_run(worker: Any, tmp_path: Path)
     run.process().kill()
     call = worker.start(Idle.wait_for_file, str(tmp_path / "never"))
     with pytest.raises(EngineError, match=r"engine 3 has failed after 1 restarts within an hour(.|\n)*signal 9"):
-        wait([call], what="work", recovery=recovery(run), fail_after_s=120)
+        wait_idle(call, run)
     ray.kill(run.server.actor.handle)

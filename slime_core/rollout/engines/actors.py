@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 import ray
 
@@ -251,40 +252,49 @@ STOP_LIMIT_S = 7.0
 
 POLL_S = 0.1
 
+S = TypeVar("S", bound=ServerActor)
+
 
 @dataclass(slots=True, eq=False)
-class RestartableServer:
-    """A running server, and how it is replaced.
+class RestartableServer(Generic[S]):
+    """A server, from its first start on, and how it is replaced.
 
     Arguments:
         name: for messages and metrics, ``"engine 1"``.
-        url: its address, also of the one that replaces it.
-        actor: runs it.
-        launch: starts another actor for it, in the same slot, and returns at once.
+        launch: starts an actor for it, always in the same slot, and returns at once.
         leave: takes it out of its router, without waiting.
         join: adds it to its router, without waiting.
-        needs_weights: another one has to get the learner's weights before it may join.
+        needs_weights: a restarted one has to get the learner's weights before it may join.
     """
 
     name: str
-    url: str
-    actor: Actor[ServerActor]
-    launch: Callable[[], Actor[ServerActor]]
+    launch: Callable[[], Actor[S]]
     leave: Callable[[], None]
     join: Callable[[], None]
     needs_weights: bool = False
+    url: str = ""
+    """Its address, also of the one that replaces it; empty: its first start has not ended."""
+    actor: Actor[S] = field(init=False)
+    """Runs it."""
+    starting: Call[str] | None = None
+    stopping: Call[None] | None = None
     watching: Call[None] | None = None
     restarts_s: list[float] = field(default_factory=list)
     """When it was restarted, by ``time.monotonic``."""
     due_s: float = 0.0
     """When the next actor may start."""
-    stopping: Call[None] | None = None
-    starting: Call[str] | None = None
 
-    @property
-    def port(self) -> int:
-        """The port at which it listens."""
-        return int(self.url.rpartition(":")[2])
+    def start(self) -> Call[str]:
+        """Start an actor, and the server in it; the call returns its address."""
+        self.actor, self.stopping = self.launch(), None
+        port = int(self.url.rpartition(":")[2]) if self.url else 0
+        self.starting = self.actor.start(ServerActor.start, port)
+        return self.starting
+
+    def watch(self) -> Call[None]:
+        """Watch the server, which has started."""
+        self.starting, self.watching = None, self.actor.start(ServerActor.watch)
+        return self.watching
 
     @property
     def is_down(self) -> bool:
@@ -303,13 +313,13 @@ class Restarts:
     def __init__(self, limit: int, *, warn: Callable[[str], None]) -> None:
         self._limit = limit
         self._warn = warn
-        self._servers: list[RestartableServer] = []
-        self._unserved: list[RestartableServer] = []
+        self._servers: list[RestartableServer[Any]] = []
+        self._unserved: list[RestartableServer[Any]] = []
         self._counts: Counter[str] = Counter()
 
-    def watch(self, server: RestartableServer) -> None:
+    def watch(self, server: RestartableServer[Any]) -> None:
         """Replace ``server``, which has started, when it fails."""
-        server.watching = server.actor.start(ServerActor.watch)
+        server.watch()
         self._servers.append(server)
 
     def monitors(self) -> Sequence[Call[object]]:
@@ -332,8 +342,7 @@ class Restarts:
         for one in self._servers:
             if one.stopping is not None and time.monotonic() >= one.due_s and self._has_stopped(one):
                 one.actor.kill()
-                one.actor, one.stopping = one.launch(), None
-                one.starting = one.actor.start(ServerActor.start, one.port)
+                one.start()
             elif one.starting is not None and has_ended(one.starting):
                 self._finish(one, one.starting)
 
@@ -376,17 +385,19 @@ class Restarts:
             if not one.is_down:
                 self._join(one)
 
-    @property
-    def waits_for_weights(self) -> bool:
-        """Whether a restarted engine waits for the learner's weights, and no other is about to."""
-        return bool(self._unserved) and not self._is_down()
+    def serve(self, publish: Callable[[], None]) -> None:
+        """If a restarted engine waits for the learner's weights, and no other is about to, ``publish`` them to all
+        engines. For waits during which the learner is idle; otherwise the next publication comes by itself."""
+        if self._unserved and not self._is_down():
+            publish()
+            self.served()
 
     def _is_down(self) -> bool:
         return any(one.is_down and one.needs_weights for one in self._servers)
 
     # --- One server --------------------------------------------------------------------------------------------------
 
-    def _replace(self, one: RestartableServer, error: SlimeError) -> None:
+    def _replace(self, one: RestartableServer[Any], error: SlimeError) -> None:
         now_s = time.monotonic()
         one.restarts_s = [at_s for at_s in one.restarts_s if now_s - at_s < WINDOW_S]
         count = len(one.restarts_s)
@@ -405,11 +416,11 @@ class Restarts:
         one.leave()
         one.stopping = one.actor.start(ServerActor.stop)
 
-    def _has_stopped(self, one: RestartableServer) -> bool:
+    def _has_stopped(self, one: RestartableServer[Any]) -> bool:
         assert one.stopping is not None
         return has_ended(one.stopping) or time.monotonic() >= one.restarts_s[-1] + STOP_LIMIT_S
 
-    def _finish(self, one: RestartableServer, starting: Call[str]) -> None:
+    def _finish(self, one: RestartableServer[Any], starting: Call[str]) -> None:
         try:
             (url,) = wait([starting], what=f"{one.name} to start")
             if url != one.url:
@@ -417,41 +428,12 @@ class Restarts:
         except SlimeError as error:
             self._replace(one, error)
             return
-        one.starting, one.watching = None, one.actor.start(ServerActor.watch)
+        one.watch()
         if one.needs_weights:
             self._unserved.append(one)
         else:
             self._join(one)
 
-    def _join(self, one: RestartableServer) -> None:
+    def _join(self, one: RestartableServer[Any]) -> None:
         one.join()
         self._warn(f"{one.name} gets requests again, {time.monotonic() - one.restarts_s[-1]:.0f} s after it failed")
-
-
-@dataclass(frozen=True, slots=True)
-class RestartsWhileIdle:
-    """:class:`Restarts` for waits during which the learner is idle: restarted engines get its weights at once.
-
-    Arguments:
-        restarts: of the run.
-        publish: sends the weights that the learner holds to every engine; without a learner it does nothing, and
-            engines serve their start weights.
-    """
-
-    restarts: Restarts
-    publish: Callable[[], None]
-
-    def monitors(self) -> Sequence[Call[object]]:
-        """See :class:`Restarts`."""
-        return self.restarts.monitors()
-
-    def accept(self, call: Call[object], error: SlimeError) -> bool:
-        """See :class:`Restarts`."""
-        return self.restarts.accept(call, error)
-
-    def poll(self) -> None:
-        """As :meth:`Restarts.poll`; then publish where an engine waits for weights."""
-        self.restarts.poll()
-        if self.restarts.waits_for_weights:
-            self.publish()
-            self.restarts.served()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,7 +42,7 @@ from slime_core.rollout.engines.actors import (
 from slime_core.rollout.engines.engine import EngineSettings, RouterClient, RouterSettings, Worker
 from slime_core.rollout.engines.external import ExternalWatcher, discover, require_reachable, start_watch
 from slime_core.rollout.engines.server import HealthCheck
-from slime_core.runtime.actors import Actor, ActorGroup, Call
+from slime_core.runtime.actors import ActorGroup, Call
 from slime_core.runtime.machine import cpu_threads, nccl_environment, openmp_environment
 from slime_core.runtime.placement import Slot
 from slime_core.runtime.waiting import Wait
@@ -218,9 +218,7 @@ class ModelServers:
         is_trained: the engines get the learner's weights.
 
     Attributes:
-        engines: actors of the engines that were started here.
-        slots: of these.
-        starts: the pending calls that start them; each returns a URL.
+        slots: of the engines that were started here.
         ranks: number of processes of each engine, in the order of :meth:`urls`.
     """
 
@@ -237,43 +235,69 @@ class ModelServers:
     ) -> None:
         self._name = name
         self._watch = watch
-        self._is_trained = is_trained
         self.slots = slots
         self._settings = settings
         self._others = others
         self.ranks = (*(one.tensor_parallel for one in settings), *(one.ranks for one in others))
-        self.engines = ActorGroup(
-            tuple(
-                start_engine(one, slot=slot, reachable=watch.reachable)
-                for one, slot in zip(settings, slots, strict=True)
+        self._engines = [
+            RestartableServer(
+                one.name,
+                launch=partial(start_engine, one, slot=slot, reachable=watch.reachable),
+                leave=partial(self._remove, number),
+                join=partial(self._add_engine, number),
+                needs_weights=is_trained,
             )
-        )
-        self.starts = self.engines.start(EngineActor.start)
-        self._router_settings = router if isinstance(router, RouterSettings) else None
-        self._router = None if self._router_settings is None else self._start_router(self._router_settings)
-        self._router_starts = [self._router.start(RouterActor.start)] if self._router else []
+            for number, (one, slot) in enumerate(zip(settings, slots, strict=True))
+        ]
+        self._router = self._own_router(router) if isinstance(router, RouterSettings) else None
         self._client = RouterClient(router) if isinstance(router, str) else None
         # A server that dies while the run waits for something else ends that wait.
-        watch.monitors.extend([*self.starts, *self._router_starts])
-        self._urls: list[str] = []
-        self._registered: dict[str, Worker] | None = None
+        watch.monitors.extend(one.start() for one in self._own_servers)
+        self._registered: dict[str, Worker] = {}
+        self._is_registered = False
+
+    def _own_router(self, settings: RouterSettings) -> RestartableServer[RouterActor]:
+        return RestartableServer(
+            settings.log_file.stem,
+            launch=partial(start_router, settings, reachable=self._watch.reachable),
+            leave=lambda: None,
+            join=lambda: self._add(self._registered.values()),
+        )
+
+    @property
+    def _own_servers(self) -> list[RestartableServer[Any]]:
+        return [*self._engines, *([self._router] if self._router else [])]
+
+    @property
+    def engines(self) -> ActorGroup[EngineActor]:
+        """Actors of the engines that were started here."""
+        return ActorGroup(tuple(one.actor for one in self._engines))
+
+    @property
+    def starts(self) -> list[Call[str]]:
+        """The pending calls that start these engines."""
+        return [one.starting for one in self._engines if one.starting is not None]
 
     # --- Addresses ---------------------------------------------------------------------------------------------------
 
     def urls(self) -> list[str]:
         """URL of each engine; waits until they have started."""
-        if not self._urls:
-            started = self._watch.wait(self.starts, what=f"{self._name} to start") if self.starts else []
-            self._urls = [*started, *(one.url for one in self._others)]
-        return self._urls
+        self._wait_started(self._engines, what=self._name)
+        return [*(one.url for one in self._engines), *(one.url for one in self._others)]
 
     def url(self) -> str:
         """URL of the router or of the only engine; waits for it to start. Empty: the model is not served."""
-        if self._client is None and self._router_settings is not None:
-            (url,) = self._watch.wait(self._router_starts, what="the router to start")
-            self._client = RouterClient(url)
-            self._watch_servers(self._router_starts, [self._restartable_router(self._router_settings, url)])
+        if self._client is None and self._router is not None:
+            self._wait_started([self._router], what="the router")
+            self._client = RouterClient(self._router.url)
+            self._watch_servers([self._router])
         return "".join(self.urls()[:1]) if self._client is None else self._client.url
+
+    def _wait_started(self, servers: Sequence[RestartableServer[Any]], *, what: str) -> None:
+        starts = [one.starting for one in servers if one.starting is not None and not one.url]
+        if starts:
+            for one, url in zip(servers, self._watch.wait(starts, what=f"{what} to start"), strict=True):
+                one.url = url
 
     def ready_url(self) -> str:
         """URL for requests; waits until the engines answer."""
@@ -285,80 +309,47 @@ class ModelServers:
 
         The router accepts only engines that are not paused, so colocated engines register before they pause.
         """
-        if self._registered is not None:
+        if self._is_registered:
             return
+        self._is_registered = True
         self.url()
-        self._registered = {worker.url: worker for worker in self._workers()} if self._client else {}
-        self._watch_servers(self.starts, [self._restartable_engine(number) for number in range(len(self.engines))])
+        self.urls()
+        self._watch_servers(self._engines)
         if self._others:
             self._watch.monitors.append(start_watch([one.url for one in self._others]).start(ExternalWatcher.watch))
         if self._client is not None:
-            self._client.add(self._registered.values())
+            self._add([*map(self._worker, range(len(self._engines))), *self._others])
             self._client.wait_registered(self._registered)
 
-    def _watch_servers(self, starts: Sequence[Call[str]], servers: Iterable[RestartableServer]) -> None:
-        for start in starts:
-            self._watch.monitors.remove(start)
-        for server in servers:
+    def _watch_servers(self, servers: Sequence[RestartableServer[Any]]) -> None:
+        for one in servers:
+            if one.starting is not None:
+                self._watch.monitors.remove(one.starting)
             if self._watch.restarts is None:
-                self._watch.monitors.append(server.actor.start(ServerActor.watch))
+                self._watch.monitors.append(one.watch())
             else:
-                self._watch.restarts.watch(server)
-
-    def _workers(self) -> list[Worker]:
-        urls = self.urls()[: len(self._settings)]
-        ports = self._watch.wait(self.engines.start(EngineActor.bootstrap_port), what="the engines' bootstrap ports")
-        own = zip(urls, self._settings, ports, strict=True)
-        return [*(Worker(url, settings.worker_type, port) for url, settings, port in own), *self._others]
+                self._watch.restarts.watch(one)
 
     # --- Restarts ----------------------------------------------------------------------------------------------------
 
-    def _start_router(self, settings: RouterSettings) -> Actor[RouterActor]:
-        self._router = start_router(settings, reachable=self._watch.reachable)
-        return self._router
+    def _worker(self, number: int) -> Worker:
+        """Engine ``number`` as the router knows it; a prefill engine sends its cache from another port after each
+        start."""
+        (port,) = wait_for([self._engines[number].actor.start(EngineActor.bootstrap_port)], what="a bootstrap port")
+        return Worker(self._engines[number].url, self._settings[number].worker_type, port)
 
-    def _restartable_router(self, settings: RouterSettings, url: str) -> RestartableServer:
-        assert self._router is not None
-        return RestartableServer(
-            settings.log_file.stem,
-            url,
-            self._router,
-            launch=partial(self._start_router, settings),
-            leave=lambda: None,
-            join=lambda: self._add((self._registered or {}).values()),
-        )
-
-    def _restartable_engine(self, number: int) -> RestartableServer:
-        return RestartableServer(
-            self._settings[number].name,
-            self._urls[number],
-            self.engines[number],
-            launch=partial(self._start_engine, number),
-            leave=partial(self._remove, self._urls[number]),
-            join=partial(self._rejoin, number),
-            needs_weights=self._is_trained,
-        )
-
-    def _start_engine(self, number: int) -> Actor[EngineActor]:
-        actor = start_engine(self._settings[number], slot=self.slots[number], reachable=self._watch.reachable)
-        self.engines = ActorGroup((*self.engines.actors[:number], actor, *self.engines.actors[number + 1 :]))
-        return actor
-
-    def _rejoin(self, number: int) -> None:
-        """Register engine ``number`` again; a prefill engine sends its cache from another port now."""
-        (port,) = wait_for([self.engines[number].start(EngineActor.bootstrap_port)], what="a bootstrap port")
-        self._add([Worker(self._urls[number], self._settings[number].worker_type, port)])
+    def _add_engine(self, number: int) -> None:
+        self._add([self._worker(number)])
 
     def _add(self, workers: Collection[Worker]) -> None:
-        if self._registered is not None:
-            self._registered |= {worker.url: worker for worker in workers}
+        self._registered |= {worker.url: worker for worker in workers}
         if self._client is not None:
             with self._without_own_router():
                 self._client.add(workers)
 
-    def _remove(self, url: str) -> None:
-        if self._registered is not None:
-            self._registered.pop(url, None)
+    def _remove(self, number: int) -> None:
+        url = self._engines[number].url
+        self._registered.pop(url, None)
         if self._client is not None:
             with self._without_own_router():
                 self._client.remove(url)
@@ -399,8 +390,7 @@ class ModelServers:
 
     def begin_stop(self) -> list[Call[None]]:
         """Stop every server that the run started, without waiting; external ones keep running."""
-        actors: list[Actor[ServerActor]] = [*self.engines, *([self._router] if self._router else [])]
-        return [actor.start(ServerActor.stop) for actor in actors]
+        return [one.actor.start(ServerActor.stop) for one in self._own_servers]
 
 
 STOP_LIMIT_S = 6.0
