@@ -61,7 +61,8 @@ def _cores_of(processes: int) -> dict[str, str]:
 def server_arguments() -> list[str]:
     """Return the arguments to add to ``python -m sglang.launch_server`` on a CPU.
 
-    The backends are those written in torch. Without ``--sleep-on-idle`` an idle scheduler uses most of a core.
+    The backends are those written in torch, and the limits are defaults. Without ``--sleep-on-idle`` an idle scheduler
+    uses most of a core.
     """
     return [
         "--device=cpu",
@@ -70,6 +71,8 @@ def server_arguments() -> list[str]:
         "--cuda-graph-backend-decode=disabled",
         "--cuda-graph-backend-prefill=disabled",
         "--sleep-on-idle",
+        f"--max-total-tokens={TOTAL_TOKENS}",
+        f"--max-running-requests={RUNNING_REQUESTS}",
     ]
 
 
@@ -81,8 +84,7 @@ def command(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--tp-size", "--tensor-parallel-size", "--tp", type=int, default=1)
     processes = parser.parse_known_args(arguments)[0].tp_size
-    limits = [f"--max-total-tokens={TOTAL_TOKENS}", f"--max-running-requests={RUNNING_REQUESTS}"]
-    program = [sys.executable, "-m", MODULE, *server_arguments(), *limits, "--skip-server-warmup", *arguments]
+    program = [sys.executable, "-m", MODULE, *server_arguments(), "--skip-server-warmup", *arguments]
     return program, server_environment(threads=len(os.sched_getaffinity(0)), processes=processes)
 
 

@@ -39,6 +39,7 @@ import os
 import shutil
 import socket
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -47,7 +48,7 @@ from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -60,44 +61,6 @@ from slime_core.errors import WeightSyncError
 from slime_core.weights import Backend
 from slime_core.weights.engine_control import Bucket, EngineControl, Sending, serve_store
 from slime_core.weights.hugging_face import HuggingFaceFolder, flat_bytes
-
-
-class Transport(Protocol):
-    """Carries publications to all engines, one at a time; used by the learner's first rank, and by every rank where
-    others hold what engines read (:class:`TensorTransport`)."""
-
-    def start(self, version: str) -> None:
-        """Start a publication of ``version``; the engines are paused."""
-
-    def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
-        """Send ``tensors``, the weights of ``bucket`` in its order, and do not change them before :meth:`finish`.
-
-        Without GPUs it may return before the engines have loaded them, so that the caller can gather the next bucket.
-
-        Arguments:
-            last: no bucket follows.
-
-        Raises:
-            WeightSyncError: an engine refused or died, at this bucket or the one before it, or the bytes cannot be
-                carried.
-        """
-
-    def finish(self) -> None:
-        """Nothing is on its way any more, and no memory is shared; to be called after the last bucket, or a failure.
-
-        Raises:
-            WeightSyncError: an engine refused or died.
-        """
-
-    def end(self) -> None:
-        """Finish: every engine holds the weights, reports the version and has flushed its cache.
-
-        Raises:
-            WeightSyncError: an engine refused or died, or the bytes cannot be carried.
-        """
-
-    def close(self) -> None:
-        """Release everything, on this side and on the engines'."""
 
 
 class Background:
@@ -232,28 +195,47 @@ class ReusedMemory:
         return torch.empty(nbytes, dtype=torch.uint8)
 
 
-class _OverlappingTransport:
-    """The parts that two transports have in common: without GPUs a bucket is on its way while the next one is gathered.
+class Transport(ABC):
+    """Carries publications to all engines, one at a time; used by the learner's first rank, and by every rank where
+    others hold what engines read (:class:`TensorTransport`).
 
     Arguments:
         control: the engines; None: this rank shares memory only.
-        buffers: used in turn: one is sent or read while the other is filled.
+        buffers: used in turn, because without GPUs one bucket is sent or read while the next is filled.
     """
 
-    def __init__(self, control: EngineControl | None, buffers: Sequence[ReusedMemory]) -> None:
+    def __init__(self, control: EngineControl | None, buffers: Sequence[ReusedMemory] = ()) -> None:
         self._control = control
         self._buffers = list(buffers)
         self._version = ""
         self._background = Background("send-weights")
 
     def start(self, version: str) -> None:
-        """See the protocol."""
+        """Start a publication of ``version``; the engines are paused."""
         self._version = version
         if self._control is not None:
             self._control.begin_update()
 
+    @abstractmethod
+    def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
+        """Send ``tensors``, the weights of ``bucket`` in its order, and do not change them before :meth:`finish`.
+
+        Without GPUs it may return before the engines have loaded them, so that the caller can gather the next bucket.
+
+        Arguments:
+            last: no bucket follows.
+
+        Raises:
+            WeightSyncError: an engine refused or died, at this bucket or the one before it, or the bytes cannot be
+                carried.
+        """
+
     def finish(self) -> None:
-        """See the protocol."""
+        """Nothing is on its way any more, and no memory is shared; to be called after the last bucket, or a failure.
+
+        Raises:
+            WeightSyncError: an engine refused or died.
+        """
         try:
             self._background.finish()
         finally:
@@ -261,16 +243,20 @@ class _OverlappingTransport:
                 buffer.free()
 
     def end(self) -> None:
-        """See the protocol."""
+        """Finish: every engine holds the weights, reports the version and has flushed its cache.
+
+        Raises:
+            WeightSyncError: an engine refused or died, or the bytes cannot be carried.
+        """
         if self._control is not None:
             self._control.end_update()
 
     def close(self) -> None:
-        """See the protocol."""
+        """Release everything, on this side and on the engines'."""
         self._background.close()
 
 
-class DistributedTransport(_OverlappingTransport):
+class DistributedTransport(Transport):
     """Weights travel by broadcast: over any network, to engines on devices of their own.
 
     Arguments:
@@ -285,7 +271,7 @@ class DistributedTransport(_OverlappingTransport):
         self._group = group
 
     def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
-        """See the protocol."""
+        """See the base class."""
         on_gpu = tensors[0].is_cuda
         send = partial(self._group.broadcast, flatten(tensors) if on_gpu else self._flat(tensors))
         version = self._version if last else None
@@ -298,7 +284,7 @@ class DistributedTransport(_OverlappingTransport):
             self._background.start(update)
 
     def close(self) -> None:
-        """See the protocol."""
+        """See the base class."""
         super().close()
         self._group.close()
 
@@ -322,8 +308,8 @@ may be others than ours (srt/utils/patch_torch.py)."""
 MB = 10**6
 
 
-class TensorTransport(_OverlappingTransport):
-    """A :class:`~slime_core.weights.transports.Transport` through memory that learner ranks share with engines.
+class TensorTransport(Transport):
+    """A :class:`Transport` through memory that learner ranks share with engines.
 
     Arguments:
         urls: all engines.
@@ -358,7 +344,7 @@ class TensorTransport(_OverlappingTransport):
         _require_local([urls[engine] for engine in dict.fromkeys(engine for engine, _ in self._places)])
 
     def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
-        """See the protocol. Collective, unless the first rank holds everything."""
+        """See the base class. Collective, unless the first rank holds everything."""
         overlaps = self._is_alone and not tensors[0].is_cuda
         if overlaps:
             self._buffers.reverse()
@@ -542,8 +528,8 @@ def _visible_gpus() -> dict[str, torch.device]:
     return {str(torch.cuda.get_device_properties(device).uuid): device for device in devices}
 
 
-class DiskTransport:
-    """A :class:`~slime_core.weights.transports.Transport` through a folder of its own inside ``folder``, which is
+class DiskTransport(Transport):
+    """A :class:`Transport` through a folder of its own inside ``folder``, which is
     removed when the transport is closed; several runs may share ``folder``.
 
     Only the version that the engines hold stays there, because a server that fails to load the next one reads it again.
@@ -555,19 +541,20 @@ class DiskTransport:
         on_written: called with the folder of each version before any engine reads it.
     """
 
+    _control: EngineControl
+
     def __init__(
         self, control: EngineControl, *, folder: Path, template: Path, on_written: Callable[[Path], None] | None = None
     ) -> None:
-        self._control = control
+        super().__init__(control)
         self._template = template
         self._on_written = on_written
         self._folder = folder.resolve()
         self._own: Path | None = None
-        self._version = ""
         self._held: Path | None = None
 
     def start(self, version: str) -> None:
-        """See the protocol."""
+        """See the base class."""
         self._version = version
         with self._writing():
             if self._own is None:
@@ -578,17 +565,14 @@ class DiskTransport:
             self._export = HuggingFaceFolder(self._draft)
 
     def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
-        """See the protocol."""
+        """See the base class."""
         with self._writing():
             self._export.add(dict(zip(bucket.names, tensors, strict=True)))
             if last:
                 self._export.finish(template=self._template)
 
-    def finish(self) -> None:
-        """See the protocol."""
-
     def end(self) -> None:
-        """See the protocol."""
+        """See the base class."""
         whole, before = self._draft.with_name(f"version-{self._version}"), self._held
         with self._writing():
             shutil.rmtree(whole, ignore_errors=True)
@@ -601,7 +585,11 @@ class DiskTransport:
             shutil.rmtree(before, ignore_errors=True)
 
     def close(self) -> None:
-        """See the protocol."""
+        """See the base class."""
+        super().close()
+        self._remove()
+
+    def _remove(self) -> None:
         if self._own is not None:
             shutil.rmtree(self._own, ignore_errors=True)
 
@@ -627,7 +615,7 @@ class DiskTransport:
         try:
             yield
         except (OSError, SafetensorError) as error:
-            self.close()
+            self._remove()
             raise WeightSyncError(
                 f"Version {self._version} of the weights cannot be written to {self._folder}: {error}. Free there: "
                 f"{_free_mb(self._folder)} MB. Make room for two versions, or set --update-weight-disk-dir to a folder "

@@ -19,10 +19,9 @@ timeouts of requests and waits do.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -32,14 +31,11 @@ from slime_core.config.secrets import ENGINE_KEY, engine_access, needed_environm
 from slime_core.cpu import serve as cpu
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.rollout.engines import keyed
-from slime_core.rollout.engines.server import HANG_LIMIT_S, HealthCheck, Server
+from slime_core.rollout.engines.server import HealthCheck, Server
 from slime_core.runtime.supervisor import supervised
 from slime_core.weights.engine_control import call
 
 GPU_MODULE = "sglang.launch_server"
-
-LONGEST_WATCHDOG_S = 86_400.0
-"""Upper bound of the watchdog's limit: a socket accepts no time limit of years."""
 
 SHARED_MEMORY = "sgl*"
 """Names of the files in /dev/shm through which the processes of a server communicate."""
@@ -74,7 +70,7 @@ class EngineSettings:
         extra: further arguments of ``sglang.launch_server``; they win.
         variables: environment variables in addition to those that this process passes on.
         start_timeout_s: seconds until it must answer.
-        health: how it is probed; None: once every 15 seconds, under the limit of SGLang's own watchdog.
+        health: how it is probed.
     """
 
     model: Path
@@ -97,7 +93,7 @@ class EngineSettings:
     extra: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     start_timeout_s: float = 300.0
-    health: HealthCheck | None = None
+    health: HealthCheck = field(default_factory=HealthCheck)
 
     def arguments(self) -> list[str]:
         """Arguments of the server without its port."""
@@ -108,8 +104,6 @@ class EngineSettings:
             "dtype": self.dtype,
             "random-seed": self.seed,
             "context-length": self.context_length,
-            "max-running-requests": cpu.RUNNING_REQUESTS if on_cpu else None,
-            "max-total-tokens": cpu.TOTAL_TOKENS if on_cpu else None,
             "mem-fraction-static": self.mem_fraction,
             "tensor-parallel-size": self.tensor_parallel,
             "nnodes": None if self.num_nodes == 1 else self.num_nodes,
@@ -155,7 +149,7 @@ class SGLangServer(Server):
         # SGLang listens only after its scheduler has loaded the model. The parts on further nodes answer /health alone.
         self.probe = "/health" if settings.node_rank else "/model_info"
         if not settings.node_rank:
-            self.health = settings.health or HealthCheck(timeout_s=_watchdog_s(settings.extra))
+            self.health = settings.health
         super().__init__(
             settings.name,
             host=settings.host,
@@ -171,16 +165,6 @@ class SGLangServer(Server):
         module = cpu.MODULE if self.settings.device == "cpu" else GPU_MODULE
         program = [sys.executable, keyed.__file__, module, *self.settings.arguments(), f"--port={port}", *bootstrap]
         return supervised(SHARED_MEMORY, program)
-
-
-def _watchdog_s(arguments: Sequence[str]) -> float:
-    """Seconds that one forward pass may take, as the server gets them."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
-    parser.add_argument("--watchdog-timeout", type=float, default=HANG_LIMIT_S)
-    try:
-        return min(float(parser.parse_known_args(arguments)[0].watchdog_timeout), LONGEST_WATCHDOG_S)
-    except argparse.ArgumentError:  # SGLang refuses it too
-        return HANG_LIMIT_S
 
 
 # The launcher imports sglang, and with it torch, for a tracing mode that is not used here; the import is optional
@@ -210,9 +194,6 @@ class RouterSettings:
         health_endpoint: path of the health check; the module says why not ``/health``.
         health_interval_s: seconds between two health checks of an engine.
         health_failures: failed checks in a row after which an engine gets no more requests.
-        request_timeout_s: seconds until an answer must be complete, pauses included; the client, whose limit counts
-            from progress, hangs up long before.
-        start_timeout_s: seconds until the router must be ready.
     """
 
     log_file: Path
@@ -222,8 +203,6 @@ class RouterSettings:
     health_endpoint: str = "/model_info"
     health_interval_s: int = 5
     health_failures: int = 2
-    request_timeout_s: int = 604_800
-    start_timeout_s: float = 60.0
 
     def arguments(self, *, port: int, metrics_port: int) -> list[str]:
         """Arguments of ``sglang_router.launch_router``."""
@@ -238,7 +217,8 @@ class RouterSettings:
             "health-check-timeout-secs": self.health_interval_s,
             "health-failure-threshold": self.health_failures,
             "health-success-threshold": 1,
-            "request-timeout-secs": self.request_timeout_s,
+            # Pauses included; the client, whose limit counts from progress, hangs up long before.
+            "request-timeout-secs": 7 * 24 * 3600,
             "worker-startup-check-interval": 1,
             # The client already bounds the requests in flight; a second queue would only hide that bound.
             "max-concurrent-requests": -1,
@@ -278,6 +258,10 @@ class Worker:
         return {**entry, "worker_type": self.worker_type, **port}
 
 
+ROUTER_START_S = 60.0
+"""Seconds until a router must be ready."""
+
+
 class Router(Server):
     """A router that the run starts; :class:`RouterClient` registers engines with it."""
 
@@ -291,7 +275,7 @@ class Router(Server):
             host=settings.host,
             env={**needed_environment(), "NO_COLOR": "1", ENGINE_KEY: engine_access().key_text},
             log_file=settings.log_file,
-            start_timeout_s=settings.start_timeout_s,
+            start_timeout_s=ROUTER_START_S,
         )
 
     def command(self, port: int, second: int) -> list[str]:

@@ -41,7 +41,7 @@ from slime_core.rollout.engines.actors import (
 )
 from slime_core.rollout.engines.engine import EngineSettings, RouterClient, RouterSettings, Worker
 from slime_core.rollout.engines.external import ExternalWatcher, discover, require_reachable, start_watch
-from slime_core.rollout.engines.server import HealthCheck
+from slime_core.rollout.engines.server import HANG_LIMIT_S, HealthCheck
 from slime_core.runtime.actors import ActorGroup, Call
 from slime_core.runtime.machine import cpu_threads, nccl_environment, openmp_environment
 from slime_core.runtime.placement import Slot
@@ -125,7 +125,7 @@ def _engines(
             extra=(*config.sglang.arguments, *server_arguments(group.overrides), *extra),
             variables=nccl_environment(config) if site.on_gpus else openmp_environment(config),
             start_timeout_s=config.engine.engine_start_timeout_s,
-            health=_health_check(config),
+            health=_health_check(config, group),
             worker_type=group.worker_type,
         )
         for number, group in enumerate(each)
@@ -136,11 +136,17 @@ PROBES = 3
 """Unanswered probes in a row after which an engine is started again: one may be lost on a busy machine."""
 
 
-def _health_check(config: RunConfig) -> HealthCheck | None:
-    """None: SGLang's own limit, where the failure of an engine ends the run."""
+LONGEST_WATCHDOG_S = 86_400.0
+"""Upper bound of the watchdog's limit: a socket accepts no time limit of years."""
+
+
+def _health_check(config: RunConfig, group: EngineGroup) -> HealthCheck:
+    """The limit of SGLang's own watchdog, where the failure of an engine ends the run."""
     engine = config.engine
     if not config.restarts_engines:
-        return None
+        limit_s = dict((*config.sglang.given, *group.overrides)).get("watchdog_timeout")
+        own_s = HANG_LIMIT_S if not isinstance(limit_s, int | float) else min(limit_s, LONGEST_WATCHDOG_S)
+        return HealthCheck(timeout_s=own_s)
     return HealthCheck(
         interval_s=engine.rollout_health_check_interval,
         timeout_s=engine.rollout_health_check_timeout,
@@ -427,12 +433,19 @@ class EngineFleet:
         config, site = self._config, self._site
         sets = config.eval.eval_datasets
         require_reachable({one.name: one.model for one in sets if one.model is not None and "/" in one.model})
-        others = self._discovered()
+        addresses = config.engine.rollout_external_engine_addrs if config.debug.generates else ()
+        others = discover(addresses, config, site.model) if addresses else []
         if not (config.engine_groups or others):
             return
-        self.policy = self._policy(policy_engines(config, site), others)
+        settings, engine = policy_engines(config, site), config.engine
+        router: RouterSettings | str = self._router("router", (*settings, *others))
+        if engine.sglang_router_ip is not None:
+            router = f"http://{engine.sglang_router_ip}:{engine.sglang_router_port}"
+        self.policy = ModelServers(
+            "the engines", settings, site.slots, self._watch, router=router, others=others, is_trained=True
+        )
         slots = iter(site.auxiliary_slots)
-        for model in config.engine.engine_models:
+        for model in engine.engine_models:
             settings = model_engines(config, site, model)
             what = f"the engines of {model.name}"
             self.models[model.name] = self._auxiliary(what, model.name, settings, slots, self._watch)
@@ -472,25 +485,6 @@ class EngineFleet:
         """The policy's engines where requests must bypass the router, because it would drop ``return_routed_experts``;
         waits until they have started. Empty: requests go through the router."""
         return tuple(self.policy.urls()) if self._config.learner.use_rollout_routing_replay else ()
-
-    def _discovered(self) -> list[Worker]:
-        addresses = self._config.engine.rollout_external_engine_addrs if self._config.debug.generates else ()
-        return discover(addresses, self._config, self._site.model) if addresses else []
-
-    def _policy(self, settings: Sequence[EngineSettings], others: Sequence[Worker]) -> ModelServers:
-        engine = self._config.engine
-        router: RouterSettings | str = self._router("router", (*settings, *others))
-        if engine.sglang_router_ip is not None:
-            router = f"http://{engine.sglang_router_ip}:{engine.sglang_router_port}"
-        return ModelServers(
-            "the engines",
-            settings,
-            self._site.slots,
-            self._watch,
-            router=router,
-            others=others,
-            is_trained=True,
-        )
 
     def _auxiliary(
         self, what: str, name: str, settings: Sequence[EngineSettings], slots: Iterator[Slot], watch: Supervision

@@ -164,6 +164,16 @@ def test_groups_have_their_own_size_and_their_flags_come_last(started, tmp_path)
     assert (first.seed, second.seed) == (1234, 1235)
 
 
+@pytest.mark.parametrize(
+    ("line", "limit_s"),
+    [([], 300.0), (["--sglang-watchdog-timeout", "20"], 20.0), (["--sglang-watchdog-timeout", "1e12"], 86_400.0)],
+)
+def test_an_engine_hangs_after_the_time_that_sglang_gives_a_forward_pass(started, tmp_path, line, limit_s):
+    servers(settings(*line), tmp_path)
+    health = started["engine 0"].settings.health
+    assert health.probes * health.timeout_s == limit_s
+
+
 def test_models_have_their_own_weights_and_several_engines_a_router(started, tmp_path):
     found = servers(settings(file=tmp_path, text=TWO_GROUPS), tmp_path)
     assert sorted(started) == ["engine 0", "engine 1", "judge 0", "router", "router-score", "score 0", "score 1"]
