@@ -122,7 +122,7 @@ transports: setup ## publish over every transport to real engines, and the table
 	$(BIN)/python -m tests.campaigns.transports
 
 .PHONY: engines
-engines: setup ## runs with external engines, engine groups and auxiliary models: the table of docs/engines.md
+engines: setup ## runs with external engines, engine groups and auxiliary models: the table of docs/results.md
 	$(BIN)/python -m tests.campaigns.engines outputs/engines
 
 .PHONY: two-nodes
@@ -135,7 +135,7 @@ ledger: setup ## kill and resume a run repeatedly, and account for every prompt 
 	$(BIN)/python -m tests.campaigns.ledger outputs/ledger-long --longest 100 --kills 2 --rollouts 10 --max-staleness 3
 
 .PHONY: chaos
-chaos: setup ## 100 faults in 15 runs, at every stage and in every process: the table of docs/engines.md; 45 minutes
+chaos: setup ## 100 faults in 15 runs, at every stage and in every process: the table of docs/results.md; 45 minutes
 	$(BIN)/python -m tests.campaigns.chaos outputs/chaos
 
 .PHONY: saves

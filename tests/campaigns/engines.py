@@ -1,4 +1,4 @@
-"""Live runs with an external engine and with groups of engines, and the table of docs/engines.md.
+"""Live runs with an external engine and with groups of engines, and the table of docs/results.md.
 
     python -m tests.campaigns.engines FOLDER [PART ...]        about four minutes on two idle cores
 

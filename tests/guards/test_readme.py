@@ -100,7 +100,8 @@ def test_the_readme_says_what_make_demo_runs() -> None:
 
 
 def test_every_page_installs_the_same_packages_for_gpus() -> None:
-    line = "pip install -e . -e plugins/slime-grpo -e plugins/slime-models -e plugins/slime-rewards -e plugins/slime-doctor"
+    names = ("grpo", "models", "rewards", "doctor")
+    line = " ".join(["pip install -e .", *(f"-e plugins/slime-{name}" for name in names)])
     pages = [ROOT / name for name in ("README.md", "docs/install.md", "docs/gpu.md")]
     assert [page.name for page in pages if f"\n{line}\n" not in page.read_text(encoding="utf-8")] == []
 
