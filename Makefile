@@ -139,7 +139,7 @@ chaos: setup ## 100 faults in 15 runs, at every stage and in every process: the 
 	$(BIN)/python -m tests.campaigns.chaos outputs/chaos
 
 .PHONY: saves
-saves: setup ## kill a run 50 times while it saves, and compare all checkpoints with a run left alone: docs/checkpoints.md
+saves: setup ## kill a run 50 times while it saves, and compare all checkpoints with a run left alone: docs/results.md
 	$(BIN)/python -m tests.campaigns.saves outputs/saves
 
 .PHONY: layouts

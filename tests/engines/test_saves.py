@@ -138,7 +138,7 @@ def test_a_writer_that_is_killed_at_random_points_leaves_the_former_checkpoint(t
         assert equal(trained.loaded(1), former)
         outcomes.append("complete" if 2 in found else "half-written" if is_begun else "not begun")
         restore(trained, latter)
-    print({outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))})  # of docs/checkpoints.md
+    print({outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))})  # of docs/results.md
     assert outcomes.count("half-written") >= KILLS / 4
 
 
