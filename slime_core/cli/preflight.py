@@ -25,7 +25,7 @@ from slime_core.prompts.chat import has_processor
 from slime_core.prompts.requests import evaluation_request, template_arguments, training_request
 from slime_core.prompts.row_checks import RowChecks
 from slime_core.prompts.screen import Room, screen
-from slime_core.rollout.rollout_files import RolloutFiles, screen_rollouts
+from slime_core.rollout.rollout_files import screen_rollouts
 from slime_core.runtime.machine import Machine, cluster_address, free_resources
 
 if TYPE_CHECKING:
@@ -91,12 +91,10 @@ def check_files(
     recorded = config.debug.load_debug_rollout_data
     if trains and recorded is not None:
         screen_rollouts(
-            RolloutFiles(recorded, "load_debug_rollout_data"),
+            recorded,
             range(first, config.rollout.num_rollout),
             temperature=config.rollout.rollout_temperature,
             vocab_size=whole_number(start_weights(config), "vocab_size"),
-            share=config.debug.load_debug_rollout_data_subsample,
-            needed=config.steps_per_rollout * config.num_data_ranks,
         )
         return []
     formats = PromptFormats(registry, options, run_view(config, options))

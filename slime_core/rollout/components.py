@@ -2,6 +2,7 @@
 
 component_boundary   turns the exceptions of a component into ``PluginError``
 require_samples      checks what a generate function returned
+require_metrics      checks metrics that a plugin returned
 CheckedDataSource    checks what a data source returns
 ComponentRouter      the generate function or reward model that a row names, else the run's
 Transform            one sample transform, called and checked
@@ -59,6 +60,18 @@ def require_samples(generator: RoutedComponent, returned: Any) -> list[Sample]:
             f"accepted is {accepted}: those that it was handed, finished.\nCorrect {generator.plugin.distribution}."
         )
     return found
+
+
+def require_metrics(returned: Any, *, who: str) -> dict[str, float]:
+    """The metrics that ``who`` returned, by name.
+
+    Raises:
+        PluginError: it is no mapping of names to numbers.
+    """
+    try:
+        return {str(name): float(value) for name, value in returned.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise PluginError(f"{who} returned {returned!r:.80}; accepted is a dict of metrics, name -> number.") from None
 
 
 class CheckedDataSource:

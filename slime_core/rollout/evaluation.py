@@ -13,23 +13,24 @@ import copy
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from slime_core.config.schema import EvalSet, RunConfig, eval_sets
-from slime_core.errors import ConfigError, PluginError, RunError, nearest
+from slime_core.errors import ConfigError, RunError, nearest
 from slime_core.generation import GenerateContext
 from slime_core.generation.context import run_all
+from slime_core.generation.sampling import is_finished
 from slime_core.plugins.contracts import DataSource, EvalSamples
-from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.numbered import TOO_LONG, Held, NumberedPrompts
 from slime_core.prompts.requests import PromptLengths, RunFilter, evaluation_request
 from slime_core.prompts.rows import tools_of
+from slime_core.rollout.components import require_metrics
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.group_generator import GroupGenerator, eval_sampling
 from slime_core.rollout.reward_scoring import part_metrics
-from slime_core.rollout.rollout_batch import describe_failures, solved_generations
+from slime_core.rollout.rollout_batch import describe_failures, mean_and_max, solved_generations
 from slime_core.rollout.sampler_components import SamplerComponents
 from slime_core.types import PromptGroup, Sample, Status
 
@@ -81,7 +82,7 @@ class Evaluation:
         hooks = self._components.hooks
         found = await hooks.first("slime_evaluate", step=context.rollout, prompts=source)
         if found is not None:
-            return _own_metrics(found, hooks)
+            return require_metrics(found, who=f"slime_evaluate of {hooks.implementers('slime_evaluate')}")
         metrics: dict[str, float] = {}
         sets: dict[str, EvalSamples] = {}
         for name, one in self._sets.items():
@@ -92,7 +93,8 @@ class Evaluation:
             metrics |= {f"eval/{name}-failed/{cause}": count for cause, count in failures.items()}
             metrics |= part_metrics(samples, f"eval/{name}/reward_parts")
             metrics |= {f"eval/{name}-left_out": float(one.num_left_out)} if own.longest_prompt else {}
-            sets[name] = _eval_samples(samples, key=own.reward_key)
+            rewards = [sample.reward_value(own.reward_key) for sample in samples]
+            sets[name] = EvalSamples(samples, rewards, [sample.status is Status.TRUNCATED for sample in samples])
         logged = hooks.answers("slime_log_evaluation", step=context.rollout, sets=sets, metrics=metrics)
         return {} if any(logged) else metrics
 
@@ -160,21 +162,6 @@ class Evaluation:
         return GenerateClient(url, max_in_flight=max_in_flight, timeout_s=timeout_s)
 
 
-def _eval_samples(samples: Sequence[Sample], *, key: str | None) -> EvalSamples:
-    return EvalSamples(
-        list(samples),
-        rewards=[sample.reward_value(key) for sample in samples],
-        truncated=[sample.status is Status.TRUNCATED for sample in samples],
-    )
-
-
-def _own_metrics(own: object, hooks: LifecycleHooks) -> dict[str, float]:
-    if not isinstance(own, Mapping):
-        plugins = hooks.implementers("slime_evaluate")
-        raise PluginError(f"slime_evaluate of {plugins} returned {own!r:.80}; return metrics by name, or None.")
-    return {str(name): float(value) for name, value in own.items()}
-
-
 def _response_limit(one: EvalSet, group: PromptGroup, encoder: PromptEncoder) -> int:
     """Most tokens that a response of the group may have."""
     if one.max_context_len is None:
@@ -217,7 +204,7 @@ def scores(samples: Sequence[Sample], name: str, *, key: str | None, threshold: 
         name: statistics.fmean(rewards),
         f"{name}-truncated_ratio": truncated,
         **{f"{name}-pass@{k}": share for k, share in passed.items()},
-        **_lengths(samples, f"{name}/response_len"),
+        **mean_and_max(f"{name}/response_len", [one.response_length for one in samples if is_finished(one)]),
         **{f"{name}/{field}={value}": mean for field, means in kinds.items() for value, mean in means},
     }
 
@@ -265,8 +252,3 @@ def _by_metadata(samples: Sequence[Sample], rewards: Sequence[float]) -> dict[st
 def _is_word(text: str) -> bool:
     """Whether the name of a metric can carry it."""
     return len(text) <= MOST_LETTERS and text.isprintable()
-
-
-def _lengths(samples: Sequence[Sample], name: str) -> dict[str, float]:
-    lengths = [sample.response_length for sample in samples if sample.status in (Status.COMPLETED, Status.TRUNCATED)]
-    return {f"{name}/mean": statistics.fmean(lengths), f"{name}/max": float(max(lengths))} if lengths else {}

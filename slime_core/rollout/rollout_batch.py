@@ -105,9 +105,7 @@ class Staleness:
         ages = [rollout - oldest for oldest in map(oldest_version, trained) if oldest is not None]
         if not self.measured and max(ages, default=0) <= 0:
             return {}
-        found: dict[str, float] = {}
-        if ages:
-            found = {"rollout/staleness/mean": statistics.fmean(ages), "rollout/staleness/max": float(max(ages))}
+        found = mean_and_max("rollout/staleness", ages)
         if self.bound is not None:
             corrected = sum(age > self.bound for age in ages)
             counts = {"requeue": left_out, "evict": left_out, "correct": corrected}
@@ -186,7 +184,7 @@ class RolloutBatch:
         self._staleness = staleness
         self._components = components
         self._collector = collector
-        self._rewarded: list[PromptGroup] = []
+        self._rewarded: list[Sample] = []
         self._rewards: list[list[float]] = []
         self._raw: list[float] = []
         self.lost: list[Sample] = []
@@ -235,7 +233,7 @@ class RolloutBatch:
         self.received += groups
         for group in groups:
             rewarded = [sample for sample in group if sample.reward is not None]
-            self._rewarded.append(rewarded)
+            self._rewarded += rewarded
             self._rewards.append([sample.reward_value(self._key) for sample in rewarded])
             self._take(group)
         late = self._transforms.late([one.early.samples for one in self._passed])
@@ -308,11 +306,7 @@ class RolloutBatch:
     def solved(self, threshold: float) -> list[list[bool]]:
         """For each group, which of its generations reach ``threshold``, before any transform; siblings of one fan-out
         count once, as in evaluations."""
-        found = [
-            solved_generations(samples, rewards, threshold)
-            for samples, rewards in zip(self._rewarded, self._rewards, strict=True)
-        ]
-        return [one for groups in found for one in groups]
+        return solved_generations(self._rewarded, [one for rewards in self._rewards for one in rewards], threshold)
 
     def shortage(self, rounds: int) -> str:
         """Why the rollout is not full after so many rounds of replacements, and what to do."""
@@ -389,24 +383,20 @@ def describe_failures(samples: Sequence[Sample]) -> str:
 
 def _lengths(trained: Sequence[Sample], samples: Sequence[Sample]) -> dict[str, float]:
     lengths = [sample.response_length for sample in trained]
+    seconds = [sample.non_generation_time for sample in samples]
     return {
-        "rollout/response_len/mean": statistics.fmean(lengths),
-        "rollout/response_len/max": float(max(lengths)),
+        **mean_and_max("rollout/response_len", lengths),
         "rollout/truncated_ratio": statistics.fmean(float(one.status is Status.TRUNCATED) for one in samples),
         "rollout/failed_ratio": statistics.fmean(float(not is_finished(one)) for one in samples),
-        **_tool_times([sample.non_generation_time for sample in samples]),
+        **(mean_and_max("perf/non_generation_time", seconds) if any(seconds) else {}),
         "rollout/tokens": float(sum(len(sample.tokens) for sample in trained)),
         "rollout/response_tokens": float(sum(lengths)),
     }
 
 
-def _tool_times(seconds: Sequence[float]) -> dict[str, float]:
-    if not any(seconds):
-        return {}
-    return {
-        "perf/non_generation_time/mean": statistics.fmean(seconds),
-        "perf/non_generation_time/max": max(seconds),
-    }
+def mean_and_max(name: str, values: Sequence[float]) -> dict[str, float]:
+    """The metrics ``name/mean`` and ``name/max``; none without values."""
+    return {f"{name}/mean": statistics.fmean(values), f"{name}/max": float(max(values))} if values else {}
 
 
 def _gone(before: Sequence[Sample], after: Sequence[Sample]) -> list[Sample]:

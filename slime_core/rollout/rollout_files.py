@@ -69,39 +69,10 @@ class Recorded:
         return Recorded(self.rollout, self.temperature, samples, [], self.cursor)
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutFiles:
-    """The files of recorded rollouts.
-
-    Example: ``RolloutFiles(Path("debug/{rollout_id}.jsonl"), "load_debug_rollout_data").path(3)`` is
-    ``debug/3.jsonl``.
-
-    Arguments:
-        template: ``{rollout_id}`` stands for a rollout's number.
-        setting: which setting named it.
-    """
-
-    template: Path
-    setting: str
-
-    def path(self, rollout: int) -> Path:
-        """The file of one rollout."""
-        return Path(f"{self.template}".replace("{rollout_id}", f"{rollout}"))
-
-    def read(self, rollout: int) -> Recorded:
-        """The rollout of that number.
-
-        Raises:
-            DataError: its file is missing, malformed, or another rollout's.
-        """
-        path = self.path(rollout)
-        found = read_rollout(path)
-        if path != self.template and found.rollout != rollout:
-            raise DataError(
-                f"{path}, line 1: this is rollout {found.rollout}, and its name says {rollout}; give the files their "
-                f"names back, or name this one file alone with --{self.setting.replace('_', '-')}"
-            )
-        return found
+def rollout_file(template: Path, rollout: int) -> Path:
+    """The file of one rollout; ``{rollout_id}`` stands for its number: ``debug/{rollout_id}.jsonl`` is
+    ``debug/3.jsonl``."""
+    return Path(f"{template}".replace("{rollout_id}", f"{rollout}"))
 
 
 def _runs(samples: Sequence[Sample]) -> list[PromptGroup]:
@@ -177,6 +148,22 @@ def read_rollout(path: Path) -> Recorded:
     return Recorded(header["rollout"], header["temperature"], samples[:trained], samples[trained:], header["cursor"])
 
 
+def read_numbered(template: Path, rollout: int) -> Recorded:
+    """The rollout of that number, from its :func:`rollout_file`.
+
+    Raises:
+        DataError: its file is missing, malformed, or another rollout's.
+    """
+    path = rollout_file(template, rollout)
+    found = read_rollout(path)
+    if path != template and found.rollout != rollout:
+        raise DataError(
+            f"{path}, line 1: this is rollout {found.rollout}, and its name says {rollout}; give the files their "
+            "names back, or name this one file alone with --load-debug-rollout-data"
+        )
+    return found
+
+
 def _lines(path: Path) -> Iterator[bytes]:
     try:
         with open_regular(path) as file:
@@ -244,35 +231,26 @@ MOST_BYTES = 256 * 2**20
 """Looked through before anything starts, about three seconds of parsing; what comes after is read when it is due."""
 
 
-def screen_rollouts(
-    files: RolloutFiles,
-    rollouts: range,
-    *,
-    temperature: float,
-    vocab_size: int | None,
-    share: float | None = None,
-    needed: int = 1,
-) -> None:
+def screen_rollouts(template: Path, rollouts: range, *, temperature: float, vocab_size: int | None) -> None:
     """Returns if nothing wrong was found in the files of ``rollouts``.
 
     Arguments:
+        template: see :func:`rollout_file`.
         temperature: that the run divides logits by.
         vocab_size: of the model; None: unknown.
-        share: of the prompt groups that is trained on; None: all.
-        needed: samples that a rollout needs, one for each optimizer step and data-parallel rank.
 
     Raises:
-        DataError: files are missing or malformed, were sampled at another temperature, hold tokens that the model does
-            not have, or too few samples; names file and line.
+        DataError: files are missing or malformed, were sampled at another temperature, or hold tokens that the model
+            does not have; names file and line.
     """
-    _refuse_missing(files, rollouts)
+    _refuse_missing(template, rollouts)
     left = MOST_BYTES
     for rollout in rollouts:
-        path = files.path(rollout)
+        path = rollout_file(template, rollout)
         left -= path.stat().st_size
         if left < 0 and rollout != rollouts[0]:
             return
-        found = files.read(rollout)
+        found = read_numbered(template, rollout)
         if found.temperature != temperature:
             raise DataError(
                 f"{path}, line 1: sampled at temperature {found.temperature:g}, and rollout_temperature = "
@@ -280,24 +258,17 @@ def screen_rollouts(
                 f"{found.temperature:g}"
             )
         _refuse_foreign(path, found, vocab_size)
-        count = len(found.subsampled(share).trained)
-        if count < needed:
-            part = "" if share is None else f", with load_debug_rollout_data_subsample = {share:g}"
-            raise DataError(
-                f"{path}: {count} samples can be trained on{part}; {needed} are needed, one for each optimizer step "
-                "and data-parallel rank"
-            )
 
 
-def _refuse_missing(files: RolloutFiles, rollouts: range) -> None:
-    missing = [rollout for rollout in rollouts if not files.path(rollout).is_file()]
+def _refuse_missing(template: Path, rollouts: range) -> None:
+    missing = [rollout for rollout in rollouts if not rollout_file(template, rollout).is_file()]
     if missing:
         there = missing[0] - rollouts[0]
         fewer = f"give --num-rollout {missing[0]}, or " if there else ""
         raise DataError(
-            f"{files.setting}: num_rollout = {rollouts[-1] + 1} asks for rollouts {rollouts[0]} to {rollouts[-1]}, and "
-            f"{len(missing)} of these {len(rollouts)} have no file, first {files.path(missing[0])}; {fewer}save them "
-            "with --save-debug-rollout-data"
+            f"load_debug_rollout_data: num_rollout = {rollouts[-1] + 1} asks for rollouts {rollouts[0]} to "
+            f"{rollouts[-1]}, and {len(missing)} of these {len(rollouts)} have no file, first "
+            f"{rollout_file(template, missing[0])}; {fewer}save them with --save-debug-rollout-data"
         )
 
 

@@ -36,10 +36,11 @@ from slime_core.rollout.components import (
     component_boundary,
     estimate_advantages,
     refuse_unusable,
+    require_metrics,
 )
 from slime_core.rollout.engines.responses import spec_metrics
 from slime_core.rollout.evaluation import Evaluation, pass_rates
-from slime_core.rollout.group_generator import GroupGenerator, mark_missing_failed, train_sampling, truncates
+from slime_core.rollout.group_generator import GroupGenerator, mark_missing_failed, truncates
 from slime_core.rollout.group_scheduler import GroupScheduler, RequeueBuffer
 from slime_core.rollout.rollout_batch import (
     RolloutBatch,
@@ -47,7 +48,7 @@ from slime_core.rollout.rollout_batch import (
     describe_failures,
     stale_weights_error,
 )
-from slime_core.rollout.rollout_files import Recorded, RolloutFiles, write_rollout
+from slime_core.rollout.rollout_files import Recorded, read_numbered, rollout_file, write_rollout
 from slime_core.rollout.sampler_components import SamplerComponents, SamplerSettings
 from slime_core.rollout.shards import BatchPlan, batch_metrics, grouped_rewards, loss_masks, make_shards
 from slime_core.track.ledger import LEDGER, PendingGroups, PromptLedger
@@ -128,8 +129,6 @@ class Sampler(EvalSampler):
         self._rollouts = self._make_group_source()
         self._timeline = Timeline(settings.run_folder, "sampler")
         self._last_end_s: float | None = None  # when the last rollout was complete, on time.monotonic's clock
-        saved = config.debug.save_debug_rollout_data
-        self._saved_rollouts = None if saved is None else RolloutFiles(saved, "save_debug_rollout_data")
 
     def _make_group_source(self) -> GroupSource:
         config, files = self._config, self._config.debug.load_debug_rollout_data
@@ -207,10 +206,11 @@ class Sampler(EvalSampler):
             self._components.writer.write("train", rollout, batch.written, dropped=batch.dropped)
         source.prompts.put_back(batch.aborted)
         source_metrics |= self._ledger.close(rollout, source.pending_groups())
-        if self._saved_rollouts is not None:
+        saved = self._config.debug.save_debug_rollout_data
+        if saved is not None:
             temperature = self._config.rollout.rollout_temperature
             recorded = Recorded(rollout, temperature, batch.trained, batch.lost, self.cursor())
-            write_rollout(self._saved_rollouts.path(rollout), recorded)
+            write_rollout(rollout_file(saved, rollout), recorded)
         return batch, source_metrics
 
     def _require_trainable(self, batch: RolloutBatch) -> list[Sample]:
@@ -403,7 +403,6 @@ class LiveRollouts(GroupSource):
         self._collector = collector
         self._staleness = staleness
         self._num_restarted = 0  # aborted samples whose tokens were too old to be resumed
-        self._sampling = train_sampling(config, end_ids=components.encoder.end_ids)
         self._scheduler = GroupScheduler(prompts, work=self, settings=config.rollout)
 
     async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
@@ -446,7 +445,7 @@ class LiveRollouts(GroupSource):
         """Generate and reward ``group``; samples that the generate function did not return come back as failed."""
         context = self._components.context(rollout, evaluation=False)
         given = list(group)
-        collected = await self._collector.collect(context, group, self._sampling)
+        collected = await self._collector.collect(context, group, self._components.train_sampling)
         return [*collected, *mark_missing_failed(given, collected)]
 
     def abort_requests(self) -> AbstractAsyncContextManager[None]:
@@ -509,13 +508,8 @@ class PluginRollouts(GroupSource):
             PluginError: the source failed, or returned no metrics.
         """
         with self._boundary():
-            found: Any = await self._source.component.fill(batch)
-        if not isinstance(found, Mapping) or not all(isinstance(value, int | float) for value in found.values()):
-            raise PluginError(
-                f"{self._source.plugin}: rollout source {self._source.name!r} returned {found!r:.80}; accepted is a "
-                f"dict of metrics, name -> number.\nCorrect {self._source.plugin.distribution}."
-            )
-        return {str(name): float(value) for name, value in found.items()}
+            found = await self._source.component.fill(batch)
+        return require_metrics(found, who=f"{self._source.plugin}: rollout source {self._source.name!r}")
 
     def pending_groups(self) -> PendingGroups:
         """The groups that are held."""
@@ -550,7 +544,7 @@ class RecordedRollouts(GroupSource):
     is_replay = True
 
     def __init__(self, files: Path, *, share: float | None = None) -> None:
-        self._files = RolloutFiles(files, "load_debug_rollout_data")
+        self._files = files
         self._share = share
         self.prompts: _SavedCursor = _SavedCursor()
 
@@ -560,7 +554,7 @@ class RecordedRollouts(GroupSource):
         Raises:
             DataError: its file is missing or malformed.
         """
-        found = self._files.read(batch.rollout).subsampled(self._share)
+        found = read_numbered(self._files, batch.rollout).subsampled(self._share)
         self.prompts.cursor = found.cursor
         groups = [*found.groups, *found.lost_groups]
         batch.wanted = len(groups)

@@ -67,6 +67,7 @@ class SamplerComponents:
 
     Attributes:
         encoder: prompts to ids, ids to text.
+        train_sampling: how training samples tokens, where a row says nothing else.
         client: sends requests to the engines.
         models: name -> URL of every auxiliary model that the run serves.
         prompt_filter: which training prompts the run uses; counts the others.
@@ -87,6 +88,7 @@ class SamplerComponents:
         self._registry = registry
         self.hooks = hooks
         self.encoder = self._make_encoder(templated=config.data.apply_chat_template)
+        self.train_sampling = train_sampling(config, end_ids=self.encoder.end_ids)
         self._processor = self._make_processor()
         self.client = self._make_client()
         self.models = settings.model_urls
@@ -118,7 +120,19 @@ class SamplerComponents:
 
     def make_transforms(self) -> Transforms:
         """The sample transforms of the run, in order."""
-        return Transforms([self._make_transform(name) for name in self._config.rollout.sample_transforms])
+        kind, key = Kind.SAMPLE_TRANSFORM, self._settings.run.reward_key
+        return Transforms(
+            [
+                Transform(
+                    name,
+                    self._registry.owner(kind, name),
+                    self.make(kind, name),
+                    sees_rollout=self._registry.traits(kind, name).scope == "rollout",
+                    reward_key=key,
+                )
+                for name in self._config.rollout.sample_transforms
+            ]
+        )
 
     def make_estimator(self) -> RoutedComponent | None:
         """The run's advantage estimator; None where its scope is ``token``: the learner's ranks load it."""
@@ -180,8 +194,7 @@ class SamplerComponents:
         Raises:
             DataError: the sample's row requests sampling that does not exist or cannot be trained on.
         """
-        run = train_sampling(self._config, end_ids=self.encoder.end_ids)
-        return apply_row_sampling(sample, self.context(rollout, evaluation=False), run)
+        return apply_row_sampling(sample, self.context(rollout, evaluation=False), self.train_sampling)
 
     async def close(self) -> None:
         """Close connections; stop processes."""
@@ -203,11 +216,6 @@ class SamplerComponents:
             offered=offered_to_rows(self._config, self._registry, self._settings.options),
             make=make,
         )
-
-    def _make_transform(self, name: str) -> Transform:
-        kind, run = Kind.SAMPLE_TRANSFORM, self._settings.run
-        sees_rollout = self._registry.traits(kind, name).scope == "rollout"
-        return Transform(name, self._registry.owner(kind, name), self.make(kind, name), sees_rollout, run.reward_key)
 
     def _make_encoder(self, *, templated: bool) -> PromptEncoder:
         return PromptEncoder(

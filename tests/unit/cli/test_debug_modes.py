@@ -64,7 +64,6 @@ def test_generating_alone_needs_no_plugin_that_builds_the_model(capsys: pytest.C
     [
         ((), "num_rollout = 80 asks for rollouts 0 to 79, and 79 of these 80 have no file, first"),
         (("--num-rollout", "1", "--rollout-temperature", "0.5"), "sampled at temperature 1, and rollout_temperature"),
-        (("--num-rollout", "1", "--actor-num-gpus-per-node", "2"), "1 samples can be trained on; 2 are needed, one"),
     ],
 )
 def test_wrong_rollout_files_are_errors_of_the_user(

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from slime_core.errors import DataError, RunError
-from slime_core.rollout.rollout_files import Recorded, RolloutFiles, read_rollout, screen_rollouts, write_rollout
+from slime_core.rollout.rollout_files import Recorded, read_numbered, read_rollout, screen_rollouts, write_rollout
 from slime_core.types import Sample, Status
 
 
@@ -35,8 +35,7 @@ def file(tmp_path: Path) -> Path:
 
 def screen(tmp_path: Path, count: int = 1, **more: object) -> None:
     options = {"temperature": 0.7, "vocab_size": 5} | more
-    files = RolloutFiles(tmp_path / "{rollout_id}.jsonl", "load_debug_rollout_data")
-    screen_rollouts(files, range(count), **options)  # type: ignore[arg-type]
+    screen_rollouts(tmp_path / "{rollout_id}.jsonl", range(count), **options)  # type: ignore[arg-type]
 
 
 def test_a_rollout_comes_back_as_it_was(file: Path) -> None:
@@ -235,14 +234,9 @@ def test_tokens_that_the_model_does_not_have_are_refused(file: Path, size: int, 
     )
 
 
-def test_a_rollout_with_too_few_samples_is_refused(file: Path) -> None:
-    with pytest.raises(DataError, match=r"2 samples can be trained on, with load_debug_.* = 0.5; 3 are needed, one fo"):
-        screen(file.parent, share=0.5, needed=3)
-
-
 def test_a_file_under_another_number_is_refused_unless_it_is_named_alone(file: Path) -> None:
     other = file.rename(file.with_name("3.jsonl"))
-    template = RolloutFiles(file.parent / "{rollout_id}.jsonl", "load_debug_rollout_data")
+    template = file.parent / "{rollout_id}.jsonl"
     with pytest.raises(DataError, match=r"3.jsonl, line 1: this is rollout 0, and its name says 3; give the files"):
-        template.read(3)
-    assert RolloutFiles(other, "load_debug_rollout_data").read(3).rollout == 0
+        read_numbered(template, 3)
+    assert read_numbered(other, 3).rollout == 0
