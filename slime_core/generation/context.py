@@ -24,8 +24,6 @@ from slime_core.types import JsonValue, PromptGroup, Sample
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Client", "Encoder", "GenerateContext", "InputProcessor", "Parents", "ProcessedPrompt", "generate_group"]
-
 
 class Client(Protocol):
     """Sends token ids to the engines."""

@@ -34,28 +34,6 @@ if TYPE_CHECKING:
 
     from slime_core.generation.context import Encoder
 
-__all__ = [
-    "FINISHED",
-    "MAX_KEPT",
-    "NOTHING",
-    "UNANSWERED",
-    "FinishReason",
-    "Generation",
-    "Kept",
-    "SamplingParams",
-    "added",
-    "engine_inputs",
-    "fail",
-    "is_finished",
-    "joined",
-    "joined_routes",
-    "keep",
-    "kept_of",
-    "padded_routes",
-    "routes_of",
-    "until_stop",
-]
-
 MAX_KEPT = 64
 """Default of :attr:`SamplingParams.max_kept`; each kept token costs about 30 bytes of an answer for every position."""
 

@@ -45,13 +45,6 @@ from slime_core.types import JsonValue, LogProbs, Mask, Sample, SpecInfo, Status
 if TYPE_CHECKING:
     from slime_core.generation.context import GenerateContext, ProcessedPrompt
 
-__all__ = [
-    "BranchError",
-    "Interrupted",
-    "Trajectory",
-    "Turn",
-]
-
 NO_ROOM = "too_long"
 """Cause of a failure: the prompt leaves no room for a response."""
 

@@ -3,8 +3,8 @@
 In the order in which a prompt group passes through them:
 
     actor.py                  the sampler as a Ray actor, and the driver's handle; evaluations while the learner trains
-    sampler.py                collects one rollout, estimates advantages, packs shards; where its groups come from:
-                              generated now, a plugin's rollout source, saved files
+    sampler.py                collects one rollout, estimates advantages, packs shards; other sources of groups: a
+                              plugin's rollout source, saved files
     sampler_components.py     settings of a sampler; tokenizer, client and components that are made from them by name
     components.py             chooses components by row, checks what they return, attributes their errors
     rollout_files.py          rollouts on disk: written, looked through before a run, read to be trained again

@@ -1,6 +1,7 @@
 """Keeps prompt groups in flight between the data source and the learner.
 
-    GroupScheduler   admits groups, and hands finished ones to rollouts
+    GroupSource      where the groups of a rollout come from; the sampler calls all sources through it
+    GroupScheduler   the default source: admits groups, and hands finished ones to rollouts
     RequeueBuffer    the data source of the run, preceded by aborted groups that are resumed
     dump_group, dump_prompts, load_group   a group as JSON text, for checkpoints
 
@@ -37,7 +38,7 @@ from typing import Any, Protocol, cast
 from slime_core.config.sampling import RolloutConfig
 from slime_core.errors import RunError
 from slime_core.plugins.contracts import DataSource
-from slime_core.rollout.rollout_batch import oldest_version
+from slime_core.rollout.rollout_batch import RolloutBatch, oldest_version, stale_weights_error
 from slime_core.track.ledger import Journal, PendingGroups
 from slime_core.types import PromptGroup, Sample, Status
 
@@ -46,10 +47,11 @@ ABORT_LIMIT_S = 30.0
 
 
 class GroupWork(Protocol):
-    """What the scheduler does with the groups that it admits; live rollouts implement it."""
+    """What the scheduler does with the groups that it admits."""
 
-    def prepare(self, rollout: int, groups: list[PromptGroup]) -> None:
-        """Make the groups ready to be generated, in place, before their tasks start."""
+    def prepare(self, rollout: int, groups: list[PromptGroup]) -> int:
+        """Make the groups ready to be generated, in place, before their tasks start; returns how many aborted samples
+        restart because of their age."""
         ...
 
     async def run(self, rollout: int, group: PromptGroup) -> PromptGroup:
@@ -80,31 +82,76 @@ class _Group:
     task: asyncio.Task[None] | None = None
 
 
-@dataclass(slots=True)
-class _IdleTimes:
-    """Seconds that the learner waited for groups, and the engines for the learner."""
+class GroupSource:
+    """A source of groups as the sampler calls it: one call at a time, while groups may be in flight. This base class
+    has none in flight between rollouts.
 
-    learner_s: float = 0.0
-    engines_s: float = 0.0
-    engines_idle_since_s: float | None = None
+    Attributes:
+        prompts: the data source that prompts are taken from and put back to.
+        is_replay: rollouts are read from files of another run: the sampler then writes no samples and measures no
+            throughput.
+    """
 
-    def take(self) -> tuple[float, float]:
-        taken = self.learner_s, self.engines_s
-        self.learner_s = self.engines_s = 0.0
-        return taken
+    prompts: DataSource
+    is_replay = False
+
+    async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
+        """Add the groups of rollout ``batch.rollout``; returns additional metrics of the rollout.
+
+        Raises:
+            RunError: too few groups are kept.
+            SlimeError: a group failed, or a saved rollout cannot be read.
+        """
+        raise NotImplementedError
+
+    def published(self, version: int) -> None:
+        """The engines serve the weights that ``version`` rollouts have trained.
+
+        Raises:
+            SlimeError: a group has failed.
+        """
+
+    async def drain(self) -> None:
+        """Wait until no group is in flight, so that an evaluation has the engines to itself.
+
+        Raises:
+            SlimeError: a group failed.
+        """
+
+    def raise_failure(self) -> None:
+        """Raise the exception of a group that failed, if there is one."""
+
+    def pending_groups(self) -> PendingGroups:
+        """The groups that were taken from the data source and not trained: in flight, finished, or held."""
+        return PendingGroups()
+
+    def state(self) -> dict[str, Any]:
+        """The state that :meth:`restore` needs, JSON-ready."""
+        return self.prompts.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where :meth:`state` was taken."""
+        self.prompts.restore(state)
+
+    async def close(self) -> None:
+        """Cancel what is in flight, and wait for it."""
 
 
-class GroupScheduler:
+MAX_STALE_ROUNDS = 100
+"""Consecutive rounds that returned groups which were too old; over-sampling keeps only a few such groups."""
+
+
+class GroupScheduler(GroupSource):
     """Admits groups, and hands finished ones to rollouts; see the module.
 
     Arguments:
-        source: of the prompts.
+        prompts: of the run.
         work: prepares, generates and rewards groups.
         settings: how many groups may be in flight, and what becomes of those that are stale or aborted.
     """
 
-    def __init__(self, source: DataSource, work: GroupWork, settings: RolloutConfig) -> None:
-        self._source = source
+    def __init__(self, prompts: RequeueBuffer, work: GroupWork, settings: RolloutConfig) -> None:
+        self.prompts: RequeueBuffer = prompts
         self._work = work
         self._settings = settings
         self._served_version = 0
@@ -116,11 +163,39 @@ class GroupScheduler:
         self._finished: list[_Group] = []  # in the order of finishing
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()  # a task is done
-        self._idle_times = _IdleTimes()
+        self._learner_waited_s = 0.0
+        self._engines_waited_s = 0.0
+        self._engines_idle_since_s: float | None = None
         self._is_aborting = False
         self._num_aborted = 0
+        self._num_restarted = 0  # aborted samples whose tokens were too old to be resumed
 
     # --- Called by the sampler ---------------------------------------------------------------------------------------
+
+    async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
+        """Add groups until the batch has enough. Groups that transforms drop are replaced (dynamic sampling, DAPO
+        2503.14476, section 3.2) in at most ``rollout_max_refills`` rounds. Groups that are too old, which over-sampling
+        has kept, are always replaced: their age is no property of the prompts.
+
+        Raises:
+            RunError: too few groups are kept.
+            SlimeError: a group failed, whichever rollout it was admitted for.
+        """
+        max_refills = self._settings.rollout_max_refills
+        num_stale, stale_rounds = await self._round(batch, batch.missing), 0
+        while batch.missing and (num_stale or batch.refills < max_refills):
+            batch.refills += not num_stale
+            stale_rounds = stale_rounds + 1 if num_stale else 0
+            if stale_rounds > MAX_STALE_ROUNDS:
+                raise stale_weights_error(batch.stale, rollout=batch.rollout)
+            num_stale = await self._round(batch, min(batch.missing, num_stale) or batch.missing)
+        await self.abort_in_flight()
+        if batch.missing and max_refills:
+            raise RunError(f"rollout {batch.rollout}: {batch.shortage(max_refills)}")
+        return self.metrics()
+
+    async def _round(self, batch: RolloutBatch, count: int) -> int:
+        return batch.receive(await self.take(batch.rollout, count))
 
     async def take(self, rollout: int, count: int) -> list[PromptGroup]:
         """``count`` finished groups for ``rollout``, in the order of their admission: all that are due, then those that
@@ -145,7 +220,7 @@ class GroupScheduler:
         taken = set(chosen)
         self._admitted = [group for group in self._admitted if group not in taken]
         self._finished = [group for group in self._finished if group not in taken]
-        self._idle_times.learner_s += time.monotonic() - start_s
+        self._learner_waited_s += time.monotonic() - start_s
         self._note_idle_engines()
         return [group.result or [] for group in chosen]
 
@@ -170,7 +245,7 @@ class GroupScheduler:
         # A late task may have finished before it was cancelled: its group is then finished or requeued already.
         for group in (tasks[task] for task in late if task.cancelled()):
             self._admitted.remove(group)
-            self._source.put_back([group.given])
+            self.prompts.put_back([group.given])
         self.raise_failure()
 
     async def drain(self) -> None:
@@ -187,7 +262,7 @@ class GroupScheduler:
         """The groups that were taken from the source and that no rollout has taken yet."""
         finished = sample_ids_by_group([group.given for group in self._finished])
         in_flight = sample_ids_by_group([group.given for group in self._admitted if group.result is None])
-        return PendingGroups(in_flight=in_flight, held=finished)
+        return PendingGroups(in_flight=in_flight, held={**finished, **self.prompts.held})
 
     def published(self, version: int) -> None:
         """The engines serve ``version``, the number of rollouts that the learner has trained."""
@@ -203,12 +278,16 @@ class GroupScheduler:
             raise self._failure
 
     def metrics(self) -> dict[str, float]:
-        """How full the buffer is, and which side waited since the last call; empty where there is no buffer."""
-        learner_s, engines_s = self._idle_times.take()
+        """Since the last call: aborted samples that restart because of their age; where there is a buffer, how full it
+        is, and which side waited."""
+        restarted, self._num_restarted = self._num_restarted, 0
         aborted, self._num_aborted = self._num_aborted, 0
+        learner_s, self._learner_waited_s = self._learner_waited_s, 0.0
+        engines_s, self._engines_waited_s = self._engines_waited_s, 0.0
+        found = {"rollout/staleness/begun_anew": float(restarted)} if restarted else {}
         if not self._settings.async_buffer_size and not self._settings.over_sampling_batch_size:
-            return {}
-        found = {
+            return found
+        found |= {
             "rollout/buffer/finished": float(len(self._finished)),
             "rollout/buffer/in_flight": float(self._num_in_flight),
             "perf/learner_waited_time": learner_s,
@@ -235,19 +314,19 @@ class GroupScheduler:
         finished = {group.number: dump_group(group.result or [], group.version) for group in self._finished}
         in_flight = [group for group in self._admitted if finished.get(group.number) is None]
         return {
-            "source": self._source.state(),
+            "source": self.prompts.state(),
             "in_flight": [dump_prompts(group.given, group.version) for group in in_flight],
             "finished": [text for text in finished.values() if text is not None],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where :meth:`state` was taken; a mapping without ``source`` is the state of a source alone."""
-        self._source.restore(state.get("source", state))
+        self.prompts.restore(state.get("source", state))
         if "source" not in state:
             return
         given = [load_group(text) for text in state["in_flight"]]
         if given:
-            self._source.put_back([samples for _, samples in given])
+            self.prompts.put_back([samples for _, samples in given])
         for version, samples in map(load_group, state["finished"]):
             group = _Group(self._next_number(), samples, version, result=samples)
             self._admitted.append(group)
@@ -261,7 +340,7 @@ class GroupScheduler:
             rollout, left = self._assign_rollout(len(self._admitted))
             if rollout >= max(self._settings.num_rollout, self._rollout + 1):
                 return
-            self._start(rollout, self._source.next_groups(min(capacity, left)))
+            self._start(rollout, self.prompts.next_groups(min(capacity, left)))
 
     def _capacity(self) -> int:
         return self._target + self._rollouts_ahead() * self._settings.rollout_batch_size - len(self._admitted)
@@ -286,10 +365,10 @@ class GroupScheduler:
     def _start(self, rollout: int, groups: list[PromptGroup]) -> None:
         # Generate functions change samples in place; a checkpoint needs them as the source gave them.
         given = [[copy_sample(sample) for sample in group] for group in groups]
-        self._work.prepare(rollout, groups)
-        if self._idle_times.engines_idle_since_s is not None:
-            self._idle_times.engines_s += time.monotonic() - self._idle_times.engines_idle_since_s
-            self._idle_times.engines_idle_since_s = None
+        self._num_restarted += self._work.prepare(rollout, groups)
+        if self._engines_idle_since_s is not None:
+            self._engines_waited_s += time.monotonic() - self._engines_idle_since_s
+            self._engines_idle_since_s = None
         for before, samples in zip(given, groups, strict=True):
             group = _Group(self._next_number(), before, oldest_group_version(samples, self._served_version))
             self._admitted.append(group)
@@ -309,7 +388,7 @@ class GroupScheduler:
         if is_aborted and (self._settings.pause_generation_mode == "abort" or self._is_aborting):
             self._num_aborted += 1
             self._admitted.remove(group)
-            self._source.put_back([result])
+            self.prompts.put_back([result])
             self._admit()
             return
         group.result = result
@@ -329,8 +408,8 @@ class GroupScheduler:
         return len(self._admitted) - len(self._finished)
 
     def _note_idle_engines(self) -> None:
-        if not self._num_in_flight and not self._wanted and self._idle_times.engines_idle_since_s is None:
-            self._idle_times.engines_idle_since_s = time.monotonic()
+        if not self._num_in_flight and not self._wanted and self._engines_idle_since_s is None:
+            self._engines_idle_since_s = time.monotonic()
 
     def _choose(self, rollout: int, count: int) -> list[_Group] | None:
         """The groups that ``rollout`` takes; None: they have not finished yet.

@@ -22,7 +22,6 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import is_
 from typing import Literal
 
 from slime_core.config.sampling import RolloutConfig
@@ -400,13 +399,10 @@ def mean_and_max(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def _gone(before: Sequence[Sample], after: Sequence[Sample]) -> list[Sample]:
-    if len(before) == len(after) and all(map(is_, before, after)):
-        return []  # no transform has touched the group
     left = Counter(sample.index for sample in after)
     gone = []
     for sample in before:
-        if left[sample.index]:
-            left[sample.index] -= 1
-        else:
+        left[sample.index] -= 1
+        if left[sample.index] < 0:
             gone.append(sample)
     return gone

@@ -2,10 +2,13 @@
 
     Sampler           collects a rollout and packs it into one shard a data-parallel rank; evaluates
     EvalSampler       evaluates only
-    GroupSource       where the groups of a rollout come from; the base class of all three:
-        LiveRollouts      groups are generated now, and dropped ones are replaced
-        PluginRollouts    with ``--rollout-source``: a plugin's rollout source fills the batch
-        RecordedRollouts  train-only: groups are read from files that another run saved
+    GroupRunner       generates and rewards the groups that the scheduler admits
+
+The groups of a rollout come from a :class:`~slime_core.rollout.group_scheduler.GroupSource`:
+
+    GroupScheduler    groups are generated now, and dropped ones are replaced
+    PluginRollouts    with ``--rollout-source``: a plugin's rollout source fills the batch
+    RecordedRollouts  train-only: groups are read from files that another run saved
 
 A recorded rollout was saved after rewards and sample transforms. From there on it runs the same code as a live one:
 hooks, advantages, balancing and packing. The same samples under the same settings become the same shards, bit for bit.
@@ -23,7 +26,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError, RunError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.contracts import DataSource, Place, SamplerInfo, TrainSamples
@@ -41,12 +43,11 @@ from slime_core.rollout.components import (
 from slime_core.rollout.engines.responses import spec_metrics
 from slime_core.rollout.evaluation import Evaluation, pass_rates
 from slime_core.rollout.group_generator import GroupGenerator, mark_missing_failed, truncates
-from slime_core.rollout.group_scheduler import GroupScheduler, RequeueBuffer
+from slime_core.rollout.group_scheduler import GroupScheduler, GroupSource, RequeueBuffer
 from slime_core.rollout.rollout_batch import (
     RolloutBatch,
     Staleness,
     describe_failures,
-    stale_weights_error,
 )
 from slime_core.rollout.rollout_files import Recorded, read_numbered, rollout_file, write_rollout
 from slime_core.rollout.sampler_components import SamplerComponents, SamplerSettings
@@ -137,13 +138,9 @@ class Sampler(EvalSampler):
                 raise RunError("nothing is generated, and no saved rollouts are named: --load-debug-rollout-data")
             return RecordedRollouts(files, share=config.debug.load_debug_rollout_data_subsample)
         data = self._components.make_prompts()
-        live = LiveRollouts(
-            config,
-            self._components,
-            prompts=RequeueBuffer(data, self._ledger.journal, holds=config.rollout.partial_rollout),
-            collector=self._collector,
-            staleness=self._staleness,
-        )
+        prompts = RequeueBuffer(data, self._ledger.journal, holds=config.rollout.partial_rollout)
+        runner = GroupRunner(self._components, self._collector, self._staleness)
+        live = GroupScheduler(prompts, runner, config.rollout)
         name = config.rollout.rollout_source
         if name is None:
             return live
@@ -318,128 +315,30 @@ class Sampler(EvalSampler):
         await super().close()
 
 
-class GroupSource:
-    """A source of groups as the sampler calls it: one call at a time, while groups may be in flight. This base class
-    has none in flight between rollouts.
-
-    Attributes:
-        prompts: the data source that prompts are taken from and put back to.
-        is_replay: rollouts are read from files of another run: the sampler then writes no samples and measures no
-            throughput.
-    """
-
-    prompts: DataSource
-    is_replay = False
-
-    async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
-        """Add the groups of rollout ``batch.rollout``; returns additional metrics of the rollout.
-
-        Raises:
-            RunError: too few groups are kept.
-            SlimeError: a group failed, or a saved rollout cannot be read.
-        """
-        raise NotImplementedError
-
-    def published(self, version: int) -> None:
-        """The engines serve the weights that ``version`` rollouts have trained.
-
-        Raises:
-            SlimeError: a group has failed.
-        """
-
-    async def drain(self) -> None:
-        """Wait until no group is in flight, so that an evaluation has the engines to itself.
-
-        Raises:
-            SlimeError: a group failed.
-        """
-
-    def raise_failure(self) -> None:
-        """Raise the exception of a group that failed, if there is one."""
-
-    def pending_groups(self) -> PendingGroups:
-        """The groups that were taken from the data source and not trained: in flight, finished, or held."""
-        return PendingGroups()
-
-    def state(self) -> dict[str, Any]:
-        """The state that :meth:`restore` needs, JSON-ready."""
-        return self.prompts.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where :meth:`state` was taken."""
-        self.prompts.restore(state)
-
-    async def close(self) -> None:
-        """Cancel what is in flight, and wait for it."""
-
-
-MAX_STALE_ROUNDS = 100
-"""Consecutive rounds that returned groups which were too old; over-sampling keeps only a few such groups."""
-
-
-class LiveRollouts(GroupSource):
-    """The default group source, and the :class:`~slime_core.rollout.group_scheduler.GroupWork` of its scheduler.
+class GroupRunner:
+    """Generates and rewards the groups that the scheduler admits; its :class:`GroupWork`.
 
     Arguments:
-        config: the run's settings.
         components: what groups are generated with.
-        prompts: of the run.
         collector: generates and rewards.
         staleness: the run's bound.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        components: SamplerComponents,
-        *,
-        prompts: RequeueBuffer,
-        collector: GroupGenerator,
-        staleness: Staleness,
-    ) -> None:
-        self.prompts: RequeueBuffer = prompts
-        self._max_refills = config.rollout.rollout_max_refills
+    def __init__(self, components: SamplerComponents, collector: GroupGenerator, staleness: Staleness) -> None:
         self._components = components
         self._collector = collector
         self._staleness = staleness
-        self._num_restarted = 0  # aborted samples whose tokens were too old to be resumed
-        self._scheduler = GroupScheduler(prompts, work=self, settings=config.rollout)
 
-    async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
-        """Add groups until the batch has enough. Groups that transforms drop are replaced (dynamic sampling, DAPO
-        2503.14476, section 3.2) in at most ``rollout_max_refills`` rounds. Groups that are too old, which over-sampling
-        has kept, are always replaced: their age is no property of the prompts.
-
-        Raises:
-            RunError: too few groups are kept.
-            SlimeError: a group failed, whichever rollout it was admitted for.
-        """
-        num_stale, stale_rounds = await self._round(batch, batch.missing), 0
-        while batch.missing and (num_stale or batch.refills < self._max_refills):
-            batch.refills += not num_stale
-            stale_rounds = stale_rounds + 1 if num_stale else 0
-            if stale_rounds > MAX_STALE_ROUNDS:
-                raise stale_weights_error(batch.stale, rollout=batch.rollout)
-            num_stale = await self._round(batch, min(batch.missing, num_stale) or batch.missing)
-        await self._scheduler.abort_in_flight()
-        if batch.missing and self._max_refills:
-            raise RunError(f"rollout {batch.rollout}: {batch.shortage(self._max_refills)}")
-        num_restarted, self._num_restarted = self._num_restarted, 0
-        restarted = {"rollout/staleness/begun_anew": float(num_restarted)} if num_restarted else {}
-        return restarted | self._scheduler.metrics()
-
-    async def _round(self, batch: RolloutBatch, count: int) -> int:
-        return batch.receive(await self._scheduler.take(batch.rollout, count))
-
-    # --- Called by the scheduler -------------------------------------------------------------------------------------
-
-    def prepare(self, rollout: int, groups: list[PromptGroup]) -> None:
-        """Reset or resume the samples of each group, and call ``slime_before_rollout``."""
+    def prepare(self, rollout: int, groups: list[PromptGroup]) -> int:
+        """Reset or resume the samples of each group, and call ``slime_before_rollout``; returns how many aborted
+        samples restart because their tokens are too old to be trained."""
+        num_restarted = 0
         for group in groups:
             is_stale = self._staleness.refuses(group, rollout=rollout)
-            self._num_restarted += is_stale * sum(sample.status is Status.ABORTED for sample in group)
+            num_restarted += is_stale * sum(sample.status is Status.ABORTED for sample in group)
             self._collector.prepare_group(group, is_stale=is_stale)
         self._components.hooks.call("slime_before_rollout", rollout=rollout, groups=groups)
+        return num_restarted
 
     async def run(self, rollout: int, group: PromptGroup) -> PromptGroup:
         """Generate and reward ``group``; samples that the generate function did not return come back as failed."""
@@ -451,37 +350,6 @@ class LiveRollouts(GroupSource):
     def abort_requests(self) -> AbstractAsyncContextManager[None]:
         """Abort the client's requests while the context lasts."""
         return self._components.client.aborting()
-
-    # --- Called by the sampler ---------------------------------------------------------------------------------------
-
-    def published(self, version: int) -> None:
-        """The engines serve ``version``; more groups may start."""
-        self._scheduler.published(version)
-
-    async def drain(self) -> None:
-        """Wait until no group is in flight."""
-        await self._scheduler.drain()
-
-    def raise_failure(self) -> None:
-        """Raise the exception of a group that failed, if there is one."""
-        self._scheduler.raise_failure()
-
-    def pending_groups(self) -> PendingGroups:
-        """The groups in flight, and those that are held: finished, or aborted with a part of their responses."""
-        found = self._scheduler.pending_groups()
-        return replace(found, held={**found.held, **self.prompts.held})
-
-    def state(self) -> dict[str, Any]:
-        """The prompts' state, and every group that no rollout has taken yet."""
-        return self._scheduler.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where :meth:`state` was taken."""
-        self._scheduler.restore(state)
-
-    async def close(self) -> None:
-        """Cancel what is in flight, and wait for it."""
-        await self._scheduler.close()
 
 
 OWN_STATE = "rollout_source"

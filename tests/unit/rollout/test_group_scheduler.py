@@ -18,7 +18,8 @@ from slime_core.builtin.rollout import PromptFiles
 from slime_core.config.sampling import RolloutConfig
 from slime_core.errors import PluginError, RunError
 from slime_core.plugins.contracts import PromptRequest
-from slime_core.rollout.group_scheduler import GroupScheduler
+from slime_core.rollout.group_scheduler import GroupScheduler, RequeueBuffer
+from slime_core.track.ledger import Journal
 from slime_core.types import LogProbs, PromptGroup, Sample, Status, TokenIds
 
 TURNS = 5
@@ -35,8 +36,9 @@ class Engines:
     cancelled: list[int] = field(default_factory=list)
     extra: Any = None
 
-    def prepare(self, rollout: int, groups: list[PromptGroup]) -> None:
+    def prepare(self, rollout: int, groups: list[PromptGroup]) -> int:
         self.started.append((rollout, [number(group) for group in groups]))
+        return 0
 
     async def run(self, rollout: int, group: PromptGroup) -> PromptGroup:
         version, one = self.version, group[0]
@@ -81,7 +83,8 @@ def make(tmp_path: Path) -> Make:
 
     def built(batch: int = 2, **settings: Any) -> tuple[GroupScheduler, Engines]:
         engines, source = Engines(), PromptFiles(None, RunView(prompts=PromptRequest(path, shuffle=False)))
-        return GroupScheduler(source, engines, RolloutConfig(rollout_batch_size=batch, **settings)), engines
+        prompts = RequeueBuffer(source, Journal(None))
+        return GroupScheduler(prompts, engines, RolloutConfig(rollout_batch_size=batch, **settings)), engines
 
     return built
 

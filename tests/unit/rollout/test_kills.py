@@ -59,8 +59,8 @@ class Life:
         )
         self.scheduler = GroupScheduler(self.supply, self, settings)
 
-    def prepare(self, rollout: int, groups: list[PromptGroup]) -> None:
-        pass
+    def prepare(self, rollout: int, groups: list[PromptGroup]) -> int:
+        return 0
 
     def abort_requests(self) -> AbstractAsyncContextManager[None]:
         aborting: AbstractAsyncContextManager[None] = self.client.aborting()

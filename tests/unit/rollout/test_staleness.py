@@ -20,7 +20,7 @@ from slime_core.generation import Generation, keep
 from slime_core.plugins.activation import activate
 from slime_core.plugins.contracts import RolloutBatch
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout import sampler as module
+from slime_core.rollout import group_scheduler as module
 from slime_core.rollout import sampler_components
 from slime_core.rollout.components import RoutedComponent
 from slime_core.rollout.rollout_batch import Staleness, oldest_version
@@ -302,7 +302,7 @@ async def test_a_failure_ahead_is_the_next_answer_to_the_driver(build: Build, ca
     client.generate = refusing  # type: ignore[method-assign]
     await sampler.sample(0)
     held.set()
-    while sampler._rollouts._scheduler._failure is None:
+    while sampler._rollouts._failure is None:
         await asyncio.sleep(0)
     with pytest.raises(RequestRefused, match="too long"):
         await make_call(sampler, call)
