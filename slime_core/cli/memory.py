@@ -40,7 +40,7 @@ from slime_core.modeling.memory import (
 )
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.selection import has_critic
-from slime_core.weights.hugging_face import expected_specs, require_complete_files
+from slime_core.weights.hugging_face import expected_specs
 
 RUN_BYTES = int(0.9 * GIB)
 RANK_BYTES = int(0.4 * GIB)
@@ -169,7 +169,6 @@ def _sizes(folder: Path, *, needed: bool) -> dict[str, int]:
     if not needed and not any(folder.glob("*.safetensors")):
         return {}  # an engine also takes weights of other formats, a learner does not
     try:
-        require_complete_files(folder)
         return {name: math.prod(spec.shape) for name, spec in expected_specs(folder).items()}
     except WeightSyncError as error:
         raise ConfigError(f"hf_checkpoint: {error}") from error

@@ -54,7 +54,7 @@ class ServerActor(Watched):
     """Starts, watches and stops ``server``; can stop it while the actor's main thread still waits for its start."""
 
     def __init__(self, server: Server) -> None:
-        self._watched = server
+        self._server = server
         self._stopping = False
 
     def start(self, port: int = 0) -> str:
@@ -67,9 +67,9 @@ class ServerActor(Watched):
             EngineError: it died, was stopped, or did not answer in time; the message ends with the last lines of its
                 log.
         """
-        self._watched.start(port)
-        self._watched.wait_ready()
-        return self._watched.url
+        self._server.start(port)
+        self._server.wait_ready()
+        return self._server.url
 
     @control
     def watch(self) -> None:
@@ -89,24 +89,24 @@ class ServerActor(Watched):
         hangs = threading.Event()
         # In a thread of its own, because a request waits as long as the engine is busy.
         threading.Thread(target=self._watch_answers, args=(hangs,), name="engine answers", daemon=True).start()
-        while not self._watched.wait_end(LOOK_S):
-            since_s = (since_s or time.monotonic()) if self._watched.suspended() else None
+        while not self._server.wait_end(LOOK_S):
+            since_s = (since_s or time.monotonic()) if self._server.suspended() else None
             if since_s is not None and time.monotonic() - since_s >= SUSPENDED_LIMIT_S:
-                raise self._watched.suspension(SUSPENDED_LIMIT_S)
+                raise self._server.suspension(SUSPENDED_LIMIT_S)
             if hangs.is_set():
-                raise self._watched.hang()
+                raise self._server.hang()
         if not self._stopping:
-            self._watched.check_alive()
+            self._server.check_alive()
 
     def _watch_answers(self, hangs: threading.Event) -> None:
-        if self._watched.wait_hang():
+        if self._server.wait_hang():
             hangs.set()
 
     @control
     def stop(self) -> None:
         """End the server, even while it starts; a later start fails."""
         self._stopping = True
-        self._watched.stop()
+        self._server.stop()
 
 
 class EngineActor(ServerActor):
@@ -116,17 +116,18 @@ class EngineActor(ServerActor):
     when this one does; when a part fails, the engine ends.
     """
 
+    _server: SGLangServer
+
     def __init__(self, settings: EngineSettings, *, reachable: bool = False, further: Sequence[Slot] = ()) -> None:
         host = _host(settings.host, reachable)
         settings = replace(settings, host=host)
         if further:
             meeting = f"{host}:{free_ports(1, host=host)[0]}"
             settings = replace(settings, num_nodes=1 + len(further), meeting_address=meeting)
-        self._server = SGLangServer(settings)
         self._on_gpus = settings.device != "cpu"
         self._parts = ActorGroup(tuple(_start_part(settings, rank, slot) for rank, slot in enumerate(further, 1)))
         self._part_failure: SlimeError | None = None
-        super().__init__(self._server)
+        super().__init__(SGLangServer(settings))
 
     def start(self, port: int = 0) -> str:
         """As :meth:`ServerActor.start`, with all parts of the engine."""

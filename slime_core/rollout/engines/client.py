@@ -156,7 +156,6 @@ class GenerateClient:
 
     async def close(self) -> None:
         """Close all connections; the engines abort the requests in flight."""
-        self._progress.close()
         await self._short.close()
         if self._session is not None:
             await self._session.close()
@@ -248,7 +247,7 @@ class GenerateClient:
         while not sending.done() and limit.left_s() > 0:
             await asyncio.wait([sending], timeout=min(limit.left_s(), limit.interval_s))
             if limit.follows_progress and not sending.done():
-                limit.extend(self._progress.last_s(url, interval_s=limit.interval_s))
+                limit.extend(await self._progress.last_s(url, interval_s=limit.interval_s))
 
     async def _engines_behind(self, url: str) -> list[str]:
         return await self._aborter.engines() if url == self.url else [url]
@@ -517,30 +516,18 @@ class EngineProgress:
         self._counters: dict[str, list[Any]] = {}
         self._moved_s: dict[str, float] = {}
         self._looked_s: dict[str, float] = {}
-        self._looks: set[asyncio.Task[None]] = set()
 
-    def last_s(self, url: str, *, interval_s: float) -> float:
+    async def last_s(self, url: str, *, interval_s: float) -> float:
         """When (``time.monotonic``) an engine behind ``url`` was last seen to have computed or to be paused; 0: never.
 
-        Starts the next look, whose result a later call returns; looks are ``interval_s`` apart.
+        Looks, unless another request has within ``interval_s``.
         """
         now_s = time.monotonic()
         if now_s - self._looked_s.get(url, -interval_s) >= interval_s:
             self._looked_s[url] = now_s
-            look = asyncio.create_task(self._look(url))
-            self._looks.add(look)
-            look.add_done_callback(self._looks.discard)
+            if any(await asyncio.gather(*map(self._has_moved, await self._engines(url)))):
+                self._moved_s[url] = time.monotonic()
         return self._moved_s.get(url, 0.0)
-
-    def close(self) -> None:
-        """End the looks under way."""
-        for look in self._looks:
-            look.cancel()
-
-    async def _look(self, url: str) -> None:
-        moved = [await self._has_moved(engine) for engine in await self._engines(url)]
-        if any(moved):
-            self._moved_s[url] = time.monotonic()
 
     async def _has_moved(self, engine: str) -> bool:
         status, answer = await self._get(f"{engine}{LOADS}")

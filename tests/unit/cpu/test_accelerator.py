@@ -24,8 +24,3 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="sees no GPU"):
         accelerator("cuda")
-
-
-def test_another_device_is_refused_with_the_accepted_ones():
-    with pytest.raises(ConfigError, match="device = 'tpu'; accepted: auto, cuda or cpu"):
-        accelerator("tpu")
