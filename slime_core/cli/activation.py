@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,14 +22,14 @@ from pydantic import BaseModel
 from slime_core.checkpoint.folder import find
 from slime_core.cli.memory import with_memory_defaults
 from slime_core.cli.preflight import computes_on_gpus, finds_gpus, print_warning
-from slime_core.config.load import NamedCode, Offered, Peek, Resolved, load, peek
+from slime_core.config.load import Peek, Resolved, load, peek
 from slime_core.config.model_config import architecture_of
 from slime_core.config.settings import core_settings
 from slime_core.config.sources import read_command_line
 from slime_core.errors import PluginError
 from slime_core.plugins.activation import ActivePlugins, activate
 from slime_core.plugins.discovery import Source
-from slime_core.plugins.manifest import LOCK_FILE, SHOWN, Manifest, ManifestEntry, read_lock
+from slime_core.plugins.manifest import LOCK_FILE, SHOWN, Manifest, read_lock
 from slime_core.plugins.selection import check_selection, check_settings
 
 ENGINE_CODE = ("custom_weight_loader", "forward_hooks")
@@ -48,12 +48,7 @@ def resolve(
     argv = with_settings_of_loaded_run(argv) if trains else argv
     seen = peek(argv)
     consent = Consent(seen)
-    if checks:
-        active = activate_named(seen)
-    else:
-        active = activate(
-            seen.plugins, choices=seen.choices, flags=seen.flags, without=seen.no_plugins, admit=consent.admit
-        )
+    active = activate_named(seen) if checks else activate_offered(seen, seen.plugins)
     resolved = load(argv, **active.for_settings, purpose=purpose, check_rules=checks, finds_gpus=finds_gpus)
     if checks:
         consent.check(resolved)
@@ -64,6 +59,11 @@ def resolve(
         architecture = architecture_of(resolved.config.model.hf_checkpoint)
         check_settings(resolved, active.registry, architecture=architecture, code=active.functions, trains=trains)
     return resolved, active
+
+
+def activate_offered(peek: Peek, names: Sequence[str]) -> ActivePlugins:
+    """The plugins ``names`` and those that the settings need, for reading about them: whatever model is trained."""
+    return activate(names, choices=peek.choices, flags=peek.flags, without=peek.no_plugins, admit=Consent(peek).admit)
 
 
 def with_leading_config(argv: Sequence[str]) -> list[str]:
@@ -110,7 +110,7 @@ def activate_named(peek: Peek, *, is_locked: bool = True) -> ActivePlugins:
         architecture=None if peek.debug_rollout_only else architecture_of(peek.hf_checkpoint),
         choices=peek.choices,
         flags=peek.flags,
-        code=consent.functions,
+        code=peek.code,
         without=peek.no_plugins,
         admit=admit,
     )
@@ -128,29 +128,23 @@ class _Code:
 
     Arguments:
         shown: what it is, for people.
-        words: what names it on a command line.
+        flag: what names it on a command line.
         digest: of its content, as hexadecimal SHA-256.
     """
 
     shown: str
-    words: str
+    flag: str
     digest: str
 
     def __str__(self) -> str:
         return f"{self.shown} (sha256 {self.digest[:SHOWN]})"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Consent:
     """Refuses the code that the settings of a run folder name, of which there is no sign that this user knows it."""
 
     peek: Peek
-    _functions: list[NamedCode] = field(default_factory=list)
-
-    def functions(self, offered: Offered) -> list[NamedCode]:
-        """The code that :meth:`Peek.code` finds."""
-        self._functions = self.peek.code(offered)
-        return self._functions
 
     def admit(self, manifest: Manifest) -> None:
         """Look at plugins and functions before they are imported.
@@ -159,10 +153,11 @@ class Consent:
             PluginError: some of them are not known; says how to name them.
         """
         if (config := self._of_run_folder) is not None:
-            named = [] if self._is_given("plugin") else list(_local(manifest.entries, self._plugin_words))
-            for one in _local(manifest.functions, self._function_words):
-                named += [] if self._is_given(one.words.split()[0].removeprefix("--")) else [one]
-            _refuse_unknown(named, config)
+            # What the command line says, and not the file, is the user's own word.
+            _refuse_unknown(
+                [one for one in _local(manifest) if self.peek.flags.get(one.flag.removeprefix("--")) != one.flag],
+                config,
+            )
 
     def check(self, resolved: Resolved) -> None:
         """Look at the code that model folders hold and engines import.
@@ -183,23 +178,10 @@ class Consent:
         is_run = (folder / "plugins.json").exists() or any((folder / "checkpoints").glob("*/state.json"))
         return config if is_run else None
 
-    def _is_given(self, flag: str) -> bool:
-        """Whether the command line says it, and not the file."""
-        return self.peek.flags.get(flag) == f"--{flag}"
-
-    def _plugin_words(self, entry: ManifestEntry) -> str:
-        # Names on the command line replace those of the file, so all of them are repeated.
-        return " ".join(f"--plugin {name}" for name in self.peek.plugins)
-
-    def _function_words(self, entry: ManifestEntry) -> str:
-        flag = f"--{entry.plugin.replace('_', '-')}"
-        return " ".join([flag, *(one.path for one in self._functions if one.flag == flag)])
-
 
 def remember(manifest: Manifest, resolved: Resolved) -> None:
     """Record the code of a run that starts, so that resuming and evaluating it takes no further words."""
-    local = [*_local(manifest.entries), *_local(manifest.functions)]
-    found = {code.digest: code.shown for code in [*local, *(code for _, code in _of_settings(resolved))]}
+    found = {code.digest: code.shown for code in [*_local(manifest), *(code for _, code in _of_settings(resolved))]}
     try:
         for digest, shown in found.items():
             path = _record(digest)
@@ -223,18 +205,21 @@ def _refuse_unknown(named: Sequence[_Code], config: Path) -> None:
     unknown = [code for code in named if not _record(code.digest).is_file()]
     if unknown:
         code = "".join(f"  {one}\n" for one in unknown)
-        words = " ".join(dict.fromkeys(one.words for one in unknown))
+        flags = ", ".join(dict.fromkeys(one.flag for one in unknown))
         raise PluginError(
             f"{config} lies in a run folder and names code that no run of yours has used:\n{code}"
-            f"Nothing of it was imported. Read it, and if it may run, name it again: {words}"
+            "Nothing of it was imported. Read it, and if it may run, name it on the command line as the file does: "
+            f"{flags}"
         )
 
 
-def _local(entries: Iterable[ManifestEntry], words: Any = lambda entry: "") -> Iterator[_Code]:
-    """The code of ``entries`` that belongs to no installed distribution."""
-    for entry in entries:
+def _local(manifest: Manifest) -> Iterator[_Code]:
+    """The plugins and functions of ``manifest`` that belong to no installed distribution."""
+    flags = [(entry, "--plugin") for entry in manifest.entries]
+    flags += [(function, f"--{function.plugin.replace('_', '-')}") for function in manifest.functions]
+    for entry, flag in flags:
         if entry.source is not Source.INSTALLED:
-            yield _Code(entry.distribution, words(entry), _digest(entry.source, entry.entry_point, entry.digest))
+            yield _Code(entry.distribution, flag, _digest(entry.source, entry.entry_point, entry.digest))
 
 
 def _of_settings(resolved: Resolved) -> Iterator[tuple[str, _Code]]:
@@ -246,8 +231,7 @@ def _of_settings(resolved: Resolved) -> Iterator[tuple[str, _Code]]:
     for key, (setting, value) in resolved.values().items():
         given = (setting.name, value) if setting.section == "sglang" else value
         for name, named in _engine_flags(given) if setting.section in ("engine", "eval", "sglang") else ():
-            words = f"{setting.flag} {json.dumps(named)}" if setting.section == "sglang" else f"{setting.flag} ..."
-            code = _Code(f"{name} = {named} of {key}", words, _digest("sglang", name, json.dumps(named)))
+            code = _Code(f"{name} = {named} of {key}", setting.flag, _digest("sglang", name, json.dumps(named)))
             yield resolved.provenance[key].layer, code
 
 
@@ -262,15 +246,15 @@ def _folders(value: object) -> Iterator[Path]:
 
 def _of_model(folder: Path) -> Iterator[_Code]:
     """The Python files of a model folder, and the code on a hub that its ``auto_map`` names."""
-    words = "--trust-remote-code"
+    flag = "--trust-remote-code"
     for path in sorted(filter(Path.is_file, folder.rglob("*.py"))):
         digest = _digest("model", hashlib.sha256(path.read_bytes()).hexdigest())
-        yield _Code(f"{path}, by trust_remote_code", words, digest)
+        yield _Code(f"{path}, by trust_remote_code", flag, digest)
     for path in sorted(filter(Path.is_file, folder.glob("*.json"))):
         if b"auto_map" in (text := path.read_bytes()):
             with suppress(ValueError, RecursionError):  # transformers cannot read it either
                 for name in sorted(_on_hub(json.loads(text))):
-                    yield _Code(f"{name} of {path}, by trust_remote_code", words, _digest("hub", name))
+                    yield _Code(f"{name} of {path}, by trust_remote_code", flag, _digest("hub", name))
 
 
 def _on_hub(value: Any, *, inside: bool = False) -> set[str]:

@@ -32,13 +32,10 @@ from slime_core.track.record import PRIVATE
 JSON_FLAG = "--json"
 """Asks for JSON instead of a table; the only flag of ``slime eval`` that is no setting."""
 
-WHAT_TO_EVALUATE = """\
-eval: nothing says what to evaluate; give one of
-  slime eval RUN                            the newest checkpoint of a run folder, on that run's prompts
-  slime eval RUN/checkpoints/step-000040    one checkpoint
-  slime eval FOLDER --eval-prompt-data NAME FILE.jsonl    a Hugging Face folder
-  slime eval --eval-temperature 0           with settings alone: the small embedded model on the embedded prompts
-Each prints a table, or JSON with --json; --output-dir FOLDER keeps samples, scores and logs."""
+WHAT_TO_EVALUATE = (
+    "eval: nothing says what to evaluate; give a run folder, a checkpoint, a Hugging Face folder with "
+    "--eval-prompt-data NAME FILE, or settings alone for the small embedded model. See slime eval --help."
+)
 
 SCORES, SAMPLES, LOGS = "scores.json", "samples", "logs"
 """Files of an output folder."""

@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slime_core import __version__
 from slime_core.errors import PluginError, SlimeError, UserError
@@ -295,37 +295,24 @@ def _help(command: str, argv: Sequence[str]) -> int:
     """Print the short page, or the topic after ``--help``; plugins named with it bring their options."""
     from slime_core.config.explain import help_page, help_topic
     from slime_core.config.load import peek
+    from slime_core.plugins.discovery import installed
 
     place = next(place for place, word in enumerate(argv) if word in ("--help", "-h"))
     topic = [word for word in argv[place + 1 : place + 2] if not word.startswith("--")]
     flags = [*argv[:place], *argv[place + 1 + len(topic) :]]
     seen = peek(flags)
-    options = _options_in_spite_of_all(seen, topic)
+    options = _options(seen, [*seen.plugins, *(plugin.name for plugin in installed() if plugin.name in topic)])
     print(help_topic(topic[0], options) if topic else help_page(command, options))
     return 0
 
 
-def _options_in_spite_of_all(peek: Peek, topic: Sequence[str]) -> dict[str, type[BaseModel]]:
-    """The options classes of the plugins that load, that of ``topic`` among them; what is wrong with the others is
-    printed."""
-    from slime_core.cli.activation import Consent
-    from slime_core.plugins.activation import activate, table_of
-    from slime_core.plugins.discovery import installed
+def _options(peek: Peek, names: Sequence[str]) -> Mapping[str, type[BaseModel]]:
+    """The options classes of the plugins ``names`` and of those that the settings need; where one does not load, none,
+    and the reason is printed."""
+    from slime_core.cli.activation import activate_offered
 
-    topics = [plugin.name for plugin in installed() if plugin.name in topic]
-    left_out = set(map(table_of, peek.no_plugins))
-    named = [name for name in (*peek.plugins, *topics) if table_of(name) not in left_out]
-    attempts: dict[str, dict[str, Any]] = {name: {"names": [name]} for name in named}
-    attempts["what the settings name"] = {
-        "names": [],
-        "choices": peek.choices,
-        "flags": peek.flags,
-        "without": peek.no_plugins,
-    }
-    options: dict[str, type[BaseModel]] = {}
-    for what, wanted in attempts.items():
-        try:
-            options |= activate(**wanted, admit=Consent(peek).admit).options
-        except PluginError as broken:
-            print(f"slime: without the options of {what}: {broken}\n", file=sys.stderr)
-    return options
+    try:
+        return activate_offered(peek, names).options
+    except PluginError as broken:
+        print(f"slime: without the options of plugins: {broken}\n", file=sys.stderr)
+        return {}

@@ -167,7 +167,7 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
     ranks = job.config.num_started_ranks
     with processes(job, learner_ranks=ranks, warn=track.warn, failures=hooks.failures) as started:
         with track.timer("start"):
-            started.start_engines()
+            started.servers.start()
             learner, devices = started.start_learner(track.record.checkpoints)
             handle = started.start_sampler(learner, trains=True)
             started.join(learner)
@@ -257,7 +257,7 @@ def evaluate(job: Job, *, warn: Warn, held: Checkpoint | None = None) -> dict[st
     """
     ranks = 0 if held is None else job.config.num_learner_ranks
     with processes(job, learner_ranks=ranks, warn=warn, failures=Failures()) as started:
-        started.start_engines()
+        started.servers.start()
         learner, devices = started.start_learner(job.logs)
         sampler = started.start_sampler(learner, trains=False)
         started.join(learner)
@@ -313,7 +313,7 @@ def processes(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) -
             resolved = cluster.model_copy(update={"device": "cuda" if device == "gpu" else "cpu"})
             job = replace(job, config=job.config.model_copy(update={"cluster": resolved}))
             started = Processes(job, placement, warn=warn, failures=failures, check=session.check_alive)
-            stack.callback(session.end_in_order, started.stop)
+            stack.callback(session.end_in_order, started.servers.stop)
             yield started
         finally:
             interrupts.delay()
@@ -324,6 +324,9 @@ class Processes:
 
     Arguments:
         job: with the device that the run uses, where the user's setting is ``auto``.
+
+    Attributes:
+        servers: every engine, of the policy and of auxiliary models, and the routers.
     """
 
     def __init__(
@@ -357,15 +360,7 @@ class Processes:
             auxiliary_slots=placement.auxiliary,
         )
         watch = Supervision(self._wait, self._monitors, reachable=self._address is not None, restarts=self._restarts)
-        self._servers = EngineFleet(job.config, site, watch)
-
-    def start_engines(self) -> None:
-        """Start every engine, of the policy and of auxiliary models, and the routers.
-
-        Raises:
-            ConfigError: an external engine cannot serve this run.
-        """
-        self._servers.start()
+        self.servers = EngineFleet(job.config, site, watch)
 
     def start_learner(self, checkpoints: Path) -> tuple[AnyLearner, DevicePool]:
         """Start every rank of the learner, if there are any; returns it and the device pool."""
@@ -394,10 +389,10 @@ class Processes:
             warn=self._warn,
             failures=self._failures,
             critic=self._start_ranks("critic", CriticActor, self._placement.critic),
-            has_engines=self._servers.serves_policy,
+            has_engines=self.servers.serves_policy,
             restarts=self._restarts,
         )
-        is_colocated = config.cluster.colocate and self._servers.serves_policy
+        is_colocated = config.cluster.colocate and self.servers.serves_policy
         devices = DevicePool(self._colocate(learner) if is_colocated else None)
         settings = learner_settings(self._job)
         self._starting += learner.setup(settings, reachable=self._address is not None)
@@ -409,15 +404,15 @@ class Processes:
 
     def _colocate(self, learner: LearnerHandle) -> ColocatedDevices:
         """The devices, once the engines have started and left them, so that the learner can start."""
-        self._servers.policy.register()
-        devices = ColocatedDevices(self._servers.policy, learner)
+        self.servers.policy.register()
+        devices = ColocatedDevices(self.servers.policy, learner)
         devices.vacate()
         return devices
 
     def start_sampler(self, learner: AnyLearner, *, trains: bool) -> SamplerHandle:
         """Start the sampler, which needs the addresses of the router and of auxiliary models. ``learner`` publishes to
         engines that are started again while the run waits for the sampler."""
-        settings = sampler_settings(self._job, self._servers, trains=trains)
+        settings = sampler_settings(self._job, self.servers, trains=trains)
         actor = start_actor(self._launch("sampler"), SamplerActor, self._job.manifest)
         wait = self._wait
         take_metrics: Callable[[], dict[str, float]] = dict
@@ -428,8 +423,8 @@ class Processes:
         self._starting.append(sampler.setup(settings))
         if trains and self._job.config.eval.is_concurrent:
             actor = start_actor(self._launch("eval sampler"), SamplerActor, self._job.manifest)
-            evaluating = self._servers.evaluating
-            own = sampler_settings(self._job, self._servers, trains=False)
+            evaluating = self.servers.evaluating
+            own = sampler_settings(self._job, self.servers, trains=False)
             own = eval_sampler_settings(own, url=evaluating.ready_url(), num_engines=len(evaluating.engines))
             self._starting.append(actor.start(SamplerActor.setup, own))
             self._eval_sampler = actor
@@ -444,7 +439,7 @@ class Processes:
         """``sampler``, with concurrent evaluations if the run has them. Call it after :meth:`join`."""
         if self._eval_sampler is None:
             return sampler
-        publish, evaluating = None, self._servers.evaluating
+        publish, evaluating = None, self.servers.evaluating
         if evaluating.engines and isinstance(learner, LearnerHandle):
             publish = learner.publish_for_evaluation
             settings = self._publisher_settings(evaluating)
@@ -462,16 +457,12 @@ class Processes:
 
     def join(self, learner: AnyLearner) -> None:
         """Wait until everything has started, then connect the learner to the engines."""
-        calls = [*self._servers.policy.starts, *self._starting]
+        calls = [*self.servers.policy.starts, *self._starting]
         self._wait(calls, what="engines, learner and sampler to start")
         self._starting.clear()
-        self._servers.policy.register()
-        if isinstance(learner, LearnerHandle) and self._servers.serves_policy:
-            learner.connect(self._servers.policy.urls(), self._publisher_settings(self._servers.policy))
-
-    def stop(self) -> None:
-        """Let servers shut down; one that does not answer dies with its Ray actor."""
-        self._servers.stop()
+        self.servers.policy.register()
+        if isinstance(learner, LearnerHandle) and self.servers.serves_policy:
+            learner.connect(self.servers.policy.urls(), self._publisher_settings(self.servers.policy))
 
     def _launch(self, label: str, slot: Slot | None = None) -> Launch:
         log = self._job.logs / f"{label.removeprefix('learner ').replace(' ', '-')}.log"

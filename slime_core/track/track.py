@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, ParamSpec, Protocol, runtime_checkable
 
 from slime_core.errors import NonFiniteError
 from slime_core.track.advice import Advice
@@ -78,14 +78,16 @@ Event = PhaseStarted | StepFinished | EvalFinished | RunFinished | Warned
 Listener = Callable[[Event], None]
 
 
+P = ParamSpec("P")
+
 MAX_FAILURES = 3
 """Failures after which an observer is not called any more: a server may be unreachable for a moment, a bug stays."""
 
 
 class Observer:
-    """A context in which ``name`` may fail; ``on_give_up`` is called once, after the third failure.
+    """Something that may fail, such as a tracker; ``on_give_up`` is called once, after the third failure.
 
-    Example: ``with observer: tracker.log(step, metrics)``. Exceptions are caught; Ctrl-C and exits are not.
+    Example: ``observer.call(tracker.log, step, metrics)``. Exceptions are caught; Ctrl-C and exits are not.
     """
 
     def __init__(self, name: str, *, on_give_up: Callable[[str], None]) -> None:
@@ -93,26 +95,21 @@ class Observer:
         self.failures = 0
         self._on_give_up = on_give_up
 
-    @property
-    def active(self) -> bool:
-        """Whether it has failed less than three times."""
-        return self.failures < MAX_FAILURES
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self.failures += 1
+    def call(self, method: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call ``method``, unless three calls have failed."""
         if self.failures == MAX_FAILURES:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            self._on_give_up(
-                f"{self.name} failed {MAX_FAILURES} times and is off for the rest of the run: "
-                f"{type(error).__name__}: {error} ({where.filename}:{where.lineno}). "
-                "The run itself goes on; metrics.jsonl is complete."
-            )
-        return True
+            return
+        try:
+            method(*args, **kwargs)
+        except Exception as error:
+            self.failures += 1
+            if self.failures == MAX_FAILURES:
+                where = traceback.extract_tb(error.__traceback__)[-1]
+                self._on_give_up(
+                    f"{self.name} failed {MAX_FAILURES} times and is off for the rest of the run: "
+                    f"{type(error).__name__}: {error} ({where.filename}:{where.lineno}). "
+                    "The run itself goes on; metrics.jsonl is complete."
+                )
 
 
 class Sink(Protocol):
@@ -221,8 +218,7 @@ class Track:
 
     def __enter__(self) -> Track:
         for sink, observer in self._sinks:
-            with observer:
-                sink.start(self._run)
+            observer.call(sink.start, self._run)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -286,16 +282,13 @@ class Track:
     def emit(self, event: Event) -> None:
         """Call every listener with ``event``, except those that have failed too often."""
         for listener, observer in self._listeners:
-            if observer.active:
-                with observer:
-                    listener(event)
+            observer.call(listener, event)
 
     def close(self, error: BaseException | None = None) -> None:
         """Write pending evaluations as rows of their own, and close all trackers with ``error``."""
         self._flush_evaluations(before=None)
         for sink, observer in self._sinks:
-            with observer:
-                sink.close(error)
+            self._observer(observer.name).call(sink.close, error)  # one that is off is closed too
         self.emit(RunFinished(time.monotonic() - self._started_s))
 
     def _flush_evaluations(self, *, before: int | None) -> None:
@@ -311,15 +304,12 @@ class Track:
 
     def _log_to_sinks(self, step: int, metrics: dict[str, float]) -> None:
         for sink, observer in self._sinks:
-            if observer.active:
-                with observer:
-                    sink.log(step, dict(metrics))
+            observer.call(sink.log, step, dict(metrics))
 
     def _pass_samples_to_sinks(self, kind: Literal["train", "eval"], step: int) -> None:
         for sink, observer in self._sinks:
-            if isinstance(sink, SampleSink) and observer.active:
-                with observer:
-                    sink.samples(kind, step, read_samples(self.record.samples, kind, step))
+            if isinstance(sink, SampleSink):
+                observer.call(sink.samples, kind, step, read_samples(self.record.samples, kind, step))
 
     def _observer(self, name: str) -> Observer:
         return Observer(name, on_give_up=self.warn)

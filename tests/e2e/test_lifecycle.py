@@ -161,9 +161,8 @@ def test_a_resume_by_another_user_imports_nothing_and_says_what_to_name(
     ended = slime(run, "run", "--load", run, "--num-rollout", "3", "--watcher.folder", tmp_path)
     assert ended.code == 2
     assert "lies in a run folder and names code that no run of yours has used:" in ended.errors
-    assert (
-        f"Nothing of it was imported. Read it, and if it may run, name it again: --plugin grpo --plugin {PLUGIN}"
-        in (ended.errors)
+    assert "Nothing of it was imported. Read it, and if it may run, name it on the command line as the file does: " in (
+        ended.errors
     )
     assert not (tmp_path / "seen.jsonl").exists()
 
