@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from slime_core import __version__
 from slime_core.errors import PluginError, SlimeError, UserError
-from slime_core.plugins.discovery import COMMAND_GROUP, scan
+from slime_core.plugins.discovery import COMMAND_GROUP, OUR_DISTRIBUTIONS, distribution_of, scan
 from slime_core.plugins.loading import boundary, load_attribute
 
 if TYPE_CHECKING:
@@ -64,19 +64,6 @@ CORE_COMMANDS: Mapping[str, tuple[str, ...]] = {
     "config": ("explain", "show"),
 }
 """The core's commands and what follows them. A distribution can add to these, and cannot replace one."""
-
-OURS: Mapping[str, tuple[str, str]] = {
-    "convert": ("slime-convert", "checkpoints between Hugging Face and torch_dist, and whether two are equal"),
-    "doctor": ("slime-doctor", "whether this machine can run slime: each check, and a run of two rollouts"),
-    "models": ("slime-models", "presets of models, what memory they take, and which one a checkpoint is"),
-    "plot": ("slime-plots", "charts of runs: in the terminal, and as SVG, PNG or PDF"),
-    "samples": ("slime-plots", "samples of a run in the terminal, with a colour for each token"),
-    "report": ("slime-plots", "a page about a run, or about several"),
-    "searchr1": ("slime-searchr1", "the retriever of passages over HTTP: slime searchr1 serve"),
-    "plugins.new": ("slime-testing", "write a package with a plugin of one's own"),
-    "plugins.check": ("slime-testing", "whether a plugin is sound: imports, hooks, contracts, metadata, files"),
-}
-"""Commands of our own distributions: which one has it, and what it does; so that help can say what to install."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +172,9 @@ def find(argv: Sequence[str]) -> tuple[Command, list[str]] | None:
             )
         if found:
             return found[0], list(argv[count:])
-        if name in OURS:
-            distribution, does = OURS[name]
+        if (distribution := distribution_of(COMMAND_GROUP, name)) is not None:
             raise PluginError(
-                f"slime {' '.join(argv[:count])} ({does}) comes with {distribution}, which is not installed here.\n"
+                f"slime {' '.join(argv[:count])} comes with {distribution}, which is not installed here.\n"
                 f"Install it from a checkout of slime: pip install ./plugins/{distribution}"
             )
     return None
@@ -203,14 +189,11 @@ def added() -> list[Command]:
 
 def _added_commands() -> Iterator[str]:
     """A line for each command of a distribution: those that are installed, and ours that are not."""
-    commands = added()
-    for one in commands:
-        distribution, does = OURS.get(one.name, ("", ""))
-        does_it = f"{does} " if one.distribution == distribution else ""
-        yield f"  {'slime ' + ' '.join(one.words):<34} {does_it}({one.distribution} {one.version})"
-    for name, (distribution, does) in OURS.items():
-        if name not in [one.name for one in commands]:
-            yield f"  {'slime ' + name.replace('.', ' '):<34} {does} (not installed: plugins/{distribution})"
+    commands = {one.name: f"{one.distribution} {one.version}" for one in added()}
+    ours = ((name, one) for one, groups in OUR_DISTRIBUTIONS.items() for name in groups.get(COMMAND_GROUP, ()))
+    missing = {name: f"not installed: plugins/{distribution}" for name, distribution in ours if name not in commands}
+    for name, origin in (commands | missing).items():
+        yield f"  {'slime ' + name.replace('.', ' '):<34} ({origin})"
 
 
 # --- The core's commands ----------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from packaging.version import Version
 import slime_core
 from slime_core.plugins.discovery import (
     ARCHITECTURE_GROUP,
+    COMMAND_GROUP,
     FLAG_GROUP,
     KIND_GROUPS,
     OUR_DISTRIBUTIONS,
@@ -149,7 +150,7 @@ def test_a_name_is_claimed_for_a_plugin_of_the_same_distribution(name):
 
 
 def test_the_core_s_table_of_our_distributions_is_what_they_declare():
-    groups = {PLUGIN_GROUP, *CLAIMS}
+    groups = {PLUGIN_GROUP, COMMAND_GROUP, *CLAIMS}
     declared = {
         name: {group: sorted(names) for group, names in project(name)["entry-points"].items() if group in groups}
         for name in PLUGINS
