@@ -19,13 +19,14 @@ from pathlib import Path
 from slime_core.checkpoint.folder import find
 from slime_core.cli.activation import resolve
 from slime_core.cli.memory import Needs
-from slime_core.cli.preflight import check_machine, preflight, print_warning
+from slime_core.cli.preflight import check_files, check_machine, print_warning
 from slime_core.cli.run import options_of
 from slime_core.config.load import Resolved
 from slime_core.config.model_config import architecture_of
 from slime_core.config.schema import DebugConfig, eval_sets
 from slime_core.errors import ConfigError, UserError
 from slime_core.plugins.manifest import only_tracking
+from slime_core.plugins.manifest import table as columns
 from slime_core.plugins.selection import check_targets, has_critic
 from slime_core.track.record import PRIVATE
 
@@ -96,10 +97,9 @@ def execute(argv: Sequence[str]) -> int:
     measuring = resolved.config.eval.model_copy(update=alone)
     resolved = replace(resolved, config=resolved.config.model_copy(update={"debug": DebugConfig(), "eval": measuring}))
     folder = _requested_folder(resolved)
-    preflight(resolved.config, active.registry, trains=False, options=resolved.plugin_options)
-    if held is not None:
-        needs = Needs.of(resolved.config, trains=True, critic=has_critic(resolved.config, active.registry))
-        check_machine(resolved.config, needs)
+    check_files(resolved.config, active.registry, trains=False, options=resolved.plugin_options)
+    critic = held is not None and has_critic(resolved.config, active.registry)
+    check_machine(resolved.config, Needs.of(resolved.config, trains=held is not None, critic=critic))
     from slime_core.runtime.launch import Job, evaluate
 
     with _output(folder) as (logs, samples):
@@ -124,21 +124,19 @@ def execute(argv: Sequence[str]) -> int:
     return 0
 
 
-def table(names: Sequence[str], scores: Mapping[str, float]) -> list[str]:
+def table(names: Sequence[str], scores: Mapping[str, float]) -> str:
     """One row a set: its score, pass@k, share of truncated responses, their mean length, failed samples.
 
     Example::
 
-        set           score  pass@1  truncated  length  failed
-        arithmetic   0.3940  0.3940     0.0000     3.2       0
+        set         score   pass@1  truncated  length  failed
+        arithmetic  0.3940  0.3940  0.0000     3.2     0
     """
     found = [name for name in names if f"eval/{name}" in scores]
     starts = tuple(f"eval/{name}-pass@" for name in found)
     passed = sorted({int(one.rpartition("@")[2]) for one in scores if one.startswith(starts)})
     header = ["set", "score", *(f"pass@{k}" for k in passed), "truncated", "length", "failed"]
-    rows = [header] + [_row(name, scores, passed) for name in found]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows if found]
+    return columns([_row(name, scores, passed) for name in found], head=header) if found else ""
 
 
 def _requested_folder(resolved: Resolved) -> Path | None:
@@ -164,8 +162,8 @@ def _output(folder: Path | None) -> Iterator[tuple[Path, Path | None]]:
 
 
 def _lines(names: Sequence[str], scores: Mapping[str, float], folder: Path | None) -> Iterator[str]:
-    rows = table(names, scores)
-    yield from ["", *rows, ""] if rows else []
+    if rows := table(names, scores):
+        yield f"\n{rows}\n"
     yield from (f"{name}: {value:.4f}" for name, value in scores.items())
     if folder is not None:
         yield from ["", f"samples: {folder / SAMPLES}", f"scores: {folder / SCORES}"]

@@ -20,7 +20,6 @@ from slime_core.errors import Mistake, config_error
 from slime_core.modeling.memory import GIB
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import PromptFormats, refusals, run_view, screened
-from slime_core.plugins.selection import has_critic
 from slime_core.prompts.chat import has_processor
 from slime_core.prompts.requests import evaluation_request, template_arguments, training_request
 from slime_core.prompts.row_checks import RowChecks
@@ -39,31 +38,6 @@ NO_OPTIONS: Mapping[str, object] = {}
 def print_warning(message: str) -> None:
     """``warning: ...``, where errors are printed."""
     print(f"warning: {message}", file=sys.stderr, flush=True)
-
-
-def preflight(
-    config: RunConfig,
-    registry: Registry,
-    *,
-    trains: bool,
-    first: int = 0,
-    options: Mapping[str, object] = NO_OPTIONS,
-) -> None:
-    """Returns if nothing was found that would end the run before its first step.
-
-    Arguments:
-        trains: False: an evaluation, without learner and training prompts.
-        first: the rollout that comes next; those before it were trained before a resume.
-        options: plugin -> its options object, for prompt formats.
-
-    Raises:
-        DataError: a prompt file, or a saved rollout, with file and line.
-        PluginError: the model spec's plugin fails to say what it builds.
-        ConfigError: the start weights cannot be read, the model spec does not build all that they ask for, or this
-            machine is too small; lists all that it has too little of.
-    """
-    check_files(config, registry, trains=trains, first=first, options=options)
-    check_machine(config, Needs.of(config, trains=trains, critic=trains and has_critic(config, registry)))
 
 
 def check_files(

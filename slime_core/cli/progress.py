@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
 
+from slime_core.plugins.manifest import table
 from slime_core.track.track import EvalFinished, Event, PhaseStarted, StepFinished, Warned
 
 if TYPE_CHECKING:
@@ -97,15 +98,13 @@ def summary(
         seconds: wall time of the whole command.
         paths: what is where, ``[("metrics", Path("runs/7/metrics.jsonl"))]``.
     """
-    rows = [("evaluation", "start", "end", "change")]
+    rows = []
     for name in sorted({*start, *end}):
         if not _is_detail(name):
             before, after, digits = start.get(name), end.get(name), 0 if _counts_failures(name) else 3
             change = None if before is None or after is None else after - before
             rows.append((_label(name), _cell(before, digits), _cell(after, digits), _cell(change, digits, sign="+")))
-    width = max(len(label) for label, *_ in rows)
-    lines = [f"  {label:<{width}} {before:>8} {after:>8} {change:>8}" for label, before, after, change in rows]
-    lines = ["", *lines, ""] if len(rows) > 1 else []
+    lines = ["", table(rows, head=("evaluation", "start", "end", "change")), ""] if rows else []
     lines += [f"Took {_duration(seconds)}.", *(f"  {label}: {path}" for label, path in paths)]
     print("\n".join(lines), file=stream)
 

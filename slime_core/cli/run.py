@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.checkpoint.folder import Checkpoint, RunState, critic_part, find, newest, set_aside
 from slime_core.cli.activation import remember
-from slime_core.cli.memory import chosen
-from slime_core.cli.preflight import precision, preflight, print_warning
+from slime_core.cli.memory import Needs, chosen
+from slime_core.cli.preflight import check_files, check_machine, precision, print_warning
 from slime_core.cli.progress import Progress, summary
 from slime_core.config.explain import to_toml
 from slime_core.config.model_config import architecture_of
@@ -76,7 +76,8 @@ def _train(
     resume = resumed(config, active.registry)
     manifest = continued(active.manifest, resume, allowed=config.run.allow_plugin_change, without=active.withheld)
     step = 0 if resume is None else resume.state.step
-    preflight(config, active.registry, trains=True, first=step, options=resolved.plugin_options)
+    check_files(config, active.registry, trains=True, first=step, options=resolved.plugin_options)
+    check_machine(config, Needs.of(config, trains=True, critic=has_critic(config, active.registry)))
     options = options_of(resolved, active)
     is_new = config.run.output_dir is None or not config.run.output_dir.exists()
     settings = to_toml(resolved)

@@ -304,12 +304,6 @@ ENGINES = "engines of {size} GPUs, each on {nodes}"
 LEARNER = "tensor-parallel groups of {size} learner ranks, each on {nodes}"
 CRITIC = "tensor-parallel groups of {size} critic ranks, each on {nodes}"
 
-SMALLER = {
-    ENGINES: "--rollout-num-gpus-per-engine and --actor-num-gpus-per-node",
-    LEARNER: "--tensor-model-parallel-size, --actor-num-gpus-per-node and --rollout-num-gpus",
-    CRITIC: "--critic-tensor-model-parallel-size, --critic-num-gpus and --rollout-num-gpus",
-}
-
 
 def _blocks(
     ordered: Sequence[Seat], sizes: Sequence[int], what: str = ENGINES, *, largest_node: float = math.inf
@@ -339,7 +333,7 @@ def _take(free: dict[str, list[Seat]], size: int, num_nodes: int, sizes: Sequenc
     found = ", ".join(f"{node[0].address}: {len(node)}" for node in free.values() if node)
     raise PlacementError(
         f"The run needs {sizes.count(size)} {what.format(size=size, nodes=nodes)}, but the devices left are "
-        f"{found or 'none'}. Choose {SMALLER[what]} so that they divide a node's devices."
+        f"{found or 'none'}. Choose sizes of engines and tensor-parallel groups that divide a node's devices."
     )
 
 

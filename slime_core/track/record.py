@@ -54,7 +54,7 @@ class RunRecord:
             process was killed before it wrote it.
 
     Attributes:
-        config, plugins, metrics, tensorboard, samples, logs, checkpoints: what the module's docstring lists.
+        config, metrics, tensorboard, samples, logs, checkpoints: what the module's docstring lists.
         lock_warning: why the folder could not be locked, for people; empty: it is locked.
 
     Raises:
@@ -67,7 +67,6 @@ class RunRecord:
     ) -> None:
         self.directory = Path(directory).absolute()
         self.config = self.directory / "config.toml"
-        self.plugins = self.directory / "plugins.json"
         self.metrics = self.directory / "metrics.jsonl"
         self.tensorboard = self.directory / "tensorboard"
         self.samples = self.directory / "samples"

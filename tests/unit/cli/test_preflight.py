@@ -11,12 +11,14 @@ import pytest
 
 from slime_core.cli import preflight as room
 from slime_core.cli.memory import ENGINE_BYTES, RANK_BYTES, RUN_BYTES, SEMAPHORE_BYTES, Needs
-from slime_core.cli.preflight import check_files, machine_mistakes, preflight
+from slime_core.cli.preflight import check_files, check_machine, machine_mistakes
 from slime_core.config.load import load
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.errors import ConfigError, DataError
 from slime_core.modeling.memory import GIB
 from slime_core.plugins.activation import activate
+from slime_core.plugins.registry import Registry
+from slime_core.plugins.selection import has_critic
 from slime_core.runtime.machine import Machine
 
 LARGE = Machine(cores=64, memory=10**15, shared_memory=10**15, has_gpus=False, torch="2.13.0")
@@ -28,6 +30,12 @@ PROCESSES = RUN_BYTES + RANK_BYTES + ENGINE_BYTES
 
 def config(line: str = "", *, estimator: str = "toy") -> RunConfig:
     return load(["--advantage-estimator", estimator, *line.split()], check_rules=False).config
+
+
+def preflight(run: RunConfig, registry: Registry, *, trains: bool) -> None:
+    """Both checks, as ``slime run`` and ``slime eval`` make them."""
+    check_files(run, registry, trains=trains)
+    check_machine(run, Needs.of(run, trains=trains, critic=trains and has_critic(run, registry)))
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_tensor_parallel_groups_that_fit_no_node_any_more_are_an_error() -> None
     with pytest.raises(
         PlacementError,
         match=r"needs 2 tensor-parallel groups of 4 learner ranks, each on one node, but .* left are .*: 2, .*: 2\. "
-        r"Choose --tensor-model-parallel-size, --actor-num-gpus-per-node and --rollout-num-gpus so that",
+        r"Choose sizes of engines and tensor-parallel groups that divide a node's devices",
     ):
         assign(Layout(8, (), "gpu", tensor=4), seats=seats(a=6, b=2))
 
