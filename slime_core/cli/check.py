@@ -19,9 +19,9 @@ from slime_core.cli.activation import resolve, with_leading_config
 from slime_core.cli.memory import GpuPlan, Needs, chosen
 from slime_core.cli.plugins import because
 from slime_core.cli.preflight import (
-    auto_device,
     check_files,
     check_machine,
+    computes_on_gpus,
     finds_gpus,
     joins_a_cluster,
     precision,
@@ -77,7 +77,8 @@ def execute(argv: Sequence[str]) -> int:
     print(f"plugins: {listed(active.manifest.entries)}")
     for one in selected(config, active.registry, trains=True, architecture=architecture):
         print(f"  {one.kind.words} {one.component.name} of {one.plugin.name}, {because(one, resolved)}")
-    for line in (precision(resolved), *chosen(resolved), *auto_device(config), "\nplacement"):
+    computes = f"device {config.cluster.device}: {'cuda' if computes_on_gpus(config) else 'cpu'}"
+    for line in (computes, precision(resolved), *chosen(resolved), "\nplacement"):
         print(line)
     try:
         lines = list(placement_plan(config, needs, free_resources()))

@@ -158,20 +158,6 @@ def _gpus_at(address: str) -> int | None:
     return gpus_at(address)
 
 
-def auto_device(config: RunConfig) -> Iterator[str]:
-    """Why ``device = auto`` means what it does on a cluster that is joined; else nothing."""
-    address = cluster_address(config.cluster.ray_address)
-    if config.cluster.device != "auto" or address is None:
-        return
-    match _gpus_at(address):
-        case None:
-            yield f"device auto: no Ray cluster answers at {address} yet; it is taken to have GPUs"
-        case 0:
-            yield f"device auto: cpu, because no node of the Ray cluster at {address} has a GPU"
-        case gpus:
-            yield f"device auto: cuda, because the nodes of the Ray cluster at {address} have {gpus} GPUs"
-
-
 def precision(resolved: Resolved) -> str:
     """The type that learner and engines compute in, and where it came from."""
     origin = resolved.provenance["bf16"]

@@ -29,7 +29,6 @@ import asyncio
 import base64
 import gc
 import inspect
-import io
 import json
 import logging
 import os
@@ -448,11 +447,12 @@ def keep_output(log: Path) -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     warnings.setLevel(logging.WARNING)
     logging.basicConfig(level=logging.INFO, handlers=[records, warnings], force=True)
-    sys.stdout, sys.stderr = _Copied(sys.stdout, file), _Copied(sys.stderr, file)
+    copied: Any = _Copied
+    sys.stdout, sys.stderr = copied(sys.stdout, file), copied(sys.stderr, file)
 
 
-class _Copied(io.TextIOBase):
-    """A text stream of which ``file`` gets a copy."""
+class _Copied:
+    """A text stream of which ``file`` gets a copy; all but writing is the stream's own."""
 
     def __init__(self, stream: TextIO, file: TextIO) -> None:
         self._stream = stream
@@ -463,18 +463,8 @@ class _Copied(io.TextIOBase):
             self._file.write(text)
         return self._stream.write(text)
 
-    def flush(self) -> None:
-        self._stream.flush()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._stream.encoding
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _guarded(cls: Any, log: Path | None) -> type[Watched]:

@@ -61,7 +61,7 @@ def test_the_nodes_of_the_cluster_decide(address):
 def test_check_says_what_auto_means_there(address):
     words = ["check", "--plugin", "grpo", "--ray-address", address]
     out = in_a_new_process(f"from slime_core.cli.main import main; assert main({words}) == 0")
-    assert f"device auto: cuda, because the nodes of the Ray cluster at {address} have 4 GPUs" in out
+    assert "device auto: cuda\n" in out
     assert "2 bundles of 1 GPU + 1 CPU" in out
 
 
