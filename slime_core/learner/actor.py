@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -271,6 +271,7 @@ class EngineRestarts(Protocol):
         """Every engine holds the learner's weights."""
 
 
+@dataclass(slots=True, eq=False)
 class LearnerHandle:
     """All ranks as the loop calls them. Every wait has a name and a limit.
 
@@ -279,47 +280,36 @@ class LearnerHandle:
         wait: waits for calls under the run's limits.
         saving: where checkpoints go.
         data_ranks: which data-parallel shard each rank trains; ranks that share one copy of the model share a shard.
-        checks_equal: after the first publication, prove that it reaches every weight of the engines.
-        ahead: rollouts that are generated ahead of training; a warning explains it.
         warn: receives warnings for the user.
         failures: receives the failures of plugins' observers on any rank.
+        checks_equal: after the first publication, prove that it reaches every weight of the engines.
+        ahead: rollouts that are generated ahead of training; a warning explains it.
         critic: the ranks of a separate critic; none: it shares the learner's, or there is none.
         has_engines: False: the run only trains, so weights are not published and parity is never due.
         restarts: of the engines; None: the failure of one ends the run.
     """
 
-    def __init__(
-        self,
-        group: ActorGroup[LearnerActor],
-        *,
-        wait: Wait,
-        saving: SaveSettings,
-        data_ranks: Sequence[int],
-        checks_equal: bool = False,
-        ahead: int = 0,
-        warn: Callable[[str], None],
-        failures: Failures,
-        critic: ActorGroup[CriticActor] | None = None,
-        has_engines: bool = True,
-        restarts: EngineRestarts | None = None,
-    ) -> None:
-        self._restarts = restarts
-        self._engines: tuple[list[str], PublisherSettings] | None = None  # once connect() has returned
-        self._version = 0  # of the weights that the ranks hold
-        self._group = group
-        self._critic: ActorGroup[CriticActor] = ActorGroup(()) if critic is None else critic
-        self._wait = wait
-        self._saving = saving
-        self._saved = BackgroundSave(saving.folder, wait=wait, warn=warn)
-        self._data_ranks = list(data_ranks)
-        self._checks_equal = checks_equal
-        self._ahead = ahead
-        self._has_engines = has_engines
-        self._warn = warn
-        self._failures = failures
-        self._slow_rank = SlowRank()
-        self._warned_of_names = False
-        self._parity_was_due = False
+    group: ActorGroup[LearnerActor]
+    _: KW_ONLY
+    wait: Wait
+    saving: SaveSettings
+    data_ranks: Sequence[int]
+    warn: Callable[[str], None]
+    failures: Failures
+    checks_equal: bool = False
+    ahead: int = 0
+    critic: ActorGroup[CriticActor] = field(default_factory=lambda: ActorGroup(()))
+    has_engines: bool = True
+    restarts: EngineRestarts | None = None
+    _engines: tuple[list[str], PublisherSettings] | None = field(default=None, init=False)  # once connect() returned
+    _version: int = field(default=0, init=False)  # of the weights that the ranks hold
+    _saved: BackgroundSave = field(init=False)
+    _slow_rank: SlowRank = field(default_factory=SlowRank, init=False)
+    _warned_of_names: bool = field(default=False, init=False)
+    _parity_was_due: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._saved = BackgroundSave(self.saving.folder, wait=self.wait, warn=self.warn)
 
     def setup(self, settings: LearnerSettings, *, reachable: bool) -> list[Call[None]]:
         """Start building on every rank; the caller waits.
@@ -328,17 +318,17 @@ class LearnerHandle:
             settings: of any rank; rank, world size and address are filled in.
             reachable: the ranks, or the engines, are on several nodes.
         """
-        calls = self._setup(self._group, settings, of="learner", reachable=reachable)
-        if len(self._critic):
+        calls = self._setup(self.group, settings, of="learner", reachable=reachable)
+        if len(self.critic):
             own = replace(settings, layout=ParallelLayout.of(settings.config.critic_parallel))
-            calls += self._setup(self._critic, own, of="critic", reachable=reachable)
+            calls += self._setup(self.critic, own, of="critic", reachable=reachable)
         return calls
 
     def _setup(
         self, group: ActorGroup[RankActor], settings: LearnerSettings, *, of: str, reachable: bool
     ) -> list[Call[None]]:
         call = group[0].start(RankActor.free_address, reachable=reachable)
-        address = self._wait([call], what=f"an address for the {of}'s ranks")[0]
+        address = self.wait([call], what=f"an address for the {of}'s ranks")[0]
         own = [replace(settings, rank=rank, world_size=len(group), address=address) for rank in range(len(group))]
         return group.start_each(RankActor.setup, own)
 
@@ -348,56 +338,56 @@ class LearnerHandle:
         Arguments:
             only_evaluate: they are those of :meth:`publish_for_evaluation`.
         """
-        calls = self._group.start(LearnerActor.connect, engine_urls, settings, only_evaluate=only_evaluate)
-        self._wait(calls, what=f"learner and engines{' that only evaluate' if only_evaluate else ''} to meet")
+        calls = self.group.start(LearnerActor.connect, engine_urls, settings, only_evaluate=only_evaluate)
+        self.wait(calls, what=f"learner and engines{' that only evaluate' if only_evaluate else ''} to meet")
         if not only_evaluate:
             self._engines = engine_urls, settings
 
     def train(self, shards: list[Ref[TrainBatch]]) -> dict[str, float]:
         """Run all optimizer steps of one rollout; ``shards`` are references, one a data-parallel rank."""
         self._saved.look()
-        found = self._wait(self._critic.start(CriticActor.values, shards), what="the critic's values")
+        found = self.wait(self.critic.start(CriticActor.values, shards), what="the critic's values")
         values = [ref for rank in found for ref in rank]
         calls = [
             actor.start(LearnerActor.train, [shards[number]], values, number=number)
-            for actor, number in zip(self._group, self._data_ranks, strict=True)
+            for actor, number in zip(self.group, self.data_ranks, strict=True)
         ]
-        trained = self._wait(calls, what="training")
+        trained = self.wait(calls, what="training")
         self._version += 1
         for rank in trained:
-            self._failures.merge(rank.failures)
+            self.failures.merge(rank.failures)
         loads = [rank.load for rank in trained]
         metrics = trained[0].metrics | load_metrics(loads)
         if (message := self._slow_rank.warning(loads)) is not None:
-            self._warn(message)
-        if len(self._critic):
-            fits = self._critic.start(CriticActor.fit, self._returns(trained))
-            metrics |= self._wait(fits, what="the critic to train")[0]
+            self.warn(message)
+        if len(self.critic):
+            fits = self.critic.start(CriticActor.fit, self._returns(trained))
+            metrics |= self.wait(fits, what="the critic to train")[0]
         self._warn_of_unchecked_parity(metrics.get("parity/tokens"))
         return metrics
 
     def _returns(self, trained: Sequence[RankResult]) -> list[Ref[np.ndarray]]:
         """A reference a shard, in their order."""
         reported = sorted(
-            (number, ref) for number, rank in zip(self._data_ranks, trained, strict=True) for ref in rank.returns
+            (number, ref) for number, rank in zip(self.data_ranks, trained, strict=True) for ref in rank.returns
         )
         return [ref for _, ref in reported]
 
     def _warn_of_unchecked_parity(self, tokens: float | None) -> None:
         """Warn once if the first rollout whose parity was due could not be compared; None: it was not due."""
         if tokens == 0 and not self._parity_was_due:
-            self._warn(parity_unchecked_warning(self._ahead))
+            self.warn(parity_unchecked_warning(self.ahead))
         self._parity_was_due = self._parity_was_due or tokens is not None
 
     def publish(self, version: int) -> None:
         """Every engine holds the learner's weights, as ``version``, when this returns."""
-        if not self._has_engines:
+        if not self.has_engines:
             return
         self._version = version
-        if self._restarts is None:
+        if self.restarts is None:
             self._publish(version)
             return
-        needs_connection = self._restarts.settle()
+        needs_connection = self.restarts.settle()
         while True:
             try:
                 if needs_connection and self._engines is not None:
@@ -405,10 +395,10 @@ class LearnerHandle:
                 self._publish(version)
                 break
             except WeightSyncError:
-                needs_connection = self._restarts.settle(within_s=NOTICE_S)
+                needs_connection = self.restarts.settle(within_s=NOTICE_S)
                 if not needs_connection:  # no engine failed
                     raise
-        self._restarts.served()
+        self.restarts.served()
 
     def publish_again(self) -> None:
         """Every engine, restarted ones too, holds the weights that the ranks hold now."""
@@ -416,48 +406,48 @@ class LearnerHandle:
 
     def _publish(self, version: int) -> None:
         what = f"weights of version {version} to reach the engines"
-        proven = self._wait(self._group.start(LearnerActor.publish, version), what=what)[0]
+        proven = self.wait(self.group.start(LearnerActor.publish, version), what=what)[0]
         if proven < 1 and not self._warned_of_names:
             self._warned_of_names = True
-            self._warn(
+            self.warn(
                 f"{1 - proven:.0%} of the engines' weights have names that cannot be compared with what was sent; "
                 "that all engines agree with each other was checked"
             )
-        if self._checks_equal:
-            self._checks_equal = False
-            calls = self._group.start(LearnerActor.check_equal, version)
-            self._wait(calls, what="spoiled engines to get all weights back")
+        if self.checks_equal:
+            self.checks_equal = False
+            calls = self.group.start(LearnerActor.check_equal, version)
+            self.wait(calls, what="spoiled engines to get all weights back")
 
     def publish_for_evaluation(self, version: int) -> None:
         """Every engine that only evaluates holds the learner's weights, as ``version``, when this returns."""
-        calls = self._group.start(LearnerActor.publish_for_evaluation, version)
-        self._wait(calls, what=f"weights of version {version} to reach the engines that only evaluate")
+        calls = self.group.start(LearnerActor.publish_for_evaluation, version)
+        self.wait(calls, what=f"weights of version {version} to reach the engines that only evaluate")
 
     def sleep(self, *, keeps_weights: bool = False) -> None:
         """Every rank has moved its device memory, or all but the actor's weights, to the host when this returns."""
         what = "the learner to free memory for publishing" if keeps_weights else "the learner to leave the devices"
-        self._wait(self._group.start(LearnerActor.sleep, keeps_weights=keeps_weights), what=what)
+        self.wait(self.group.start(LearnerActor.sleep, keeps_weights=keeps_weights), what=what)
 
     def wake(self) -> None:
         """Every rank has moved everything back to its device when this returns."""
-        self._wait(self._group.start(LearnerActor.wake), what="the learner to return to the devices")
+        self.wait(self.group.start(LearnerActor.wake), what="the learner to return to the devices")
 
     def save(self, state: RunState) -> None:
         """Every rank has copied its part of a checkpoint of ``state`` when this returns, and writes it from then on.
 
         Earlier checkpoints are complete by then. Plugins' states are rank 0's.
         """
-        saving, first = self._saving, self._group[0]
+        saving, first = self.saving, self.group[0]
         self._saved.join()
         call = first.start(LearnerActor.plugin_states)
-        states = self._wait([call], what="the plugins' states on the learner")[0]
+        states = self.wait([call], what="the plugins' states on the learner")[0]
         state = replace(state, plugin_states={**state.plugin_states, Place.RANK: states})
         remove_drafts(saving.folder)
         draft = draft_of(saving.folder, state.step)
-        calls = self._group.start(LearnerActor.copy, draft, saving)
-        calls += self._critic.start(CriticActor.copy, draft)
-        self._wait(calls, what=f"a copy of step {state.step}")
-        writes = self._group.start(RankActor.write) + self._critic.start(RankActor.write)
+        calls = self.group.start(LearnerActor.copy, draft, saving)
+        calls += self.critic.start(CriticActor.copy, draft)
+        self.wait(calls, what=f"a copy of step {state.step}")
+        writes = self.group.start(RankActor.write) + self.critic.start(RankActor.write)
         self._saved.begin(first.start(LearnerActor.complete, [one.ref for one in writes], state, saving), state.step)
 
     def wait_for_save(self, *, required: bool = False) -> None:
@@ -471,14 +461,14 @@ class LearnerHandle:
     def load(self, checkpoint: Checkpoint) -> None:
         """Continue from ``checkpoint``."""
         states = checkpoint.state.plugin_states.get(Place.RANK, {})
-        calls = self._critic.start(CriticActor.load, checkpoint.path)
-        calls += self._group.start(LearnerActor.load, checkpoint.path, states)
-        self._wait(calls, what=f"the checkpoint {checkpoint.path.name}")
+        calls = self.critic.start(CriticActor.load, checkpoint.path)
+        calls += self.group.start(LearnerActor.load, checkpoint.path, states)
+        self.wait(calls, what=f"the checkpoint {checkpoint.path.name}")
 
     def close(self) -> None:
         """Every rank leaves its process groups."""
-        calls = self._group.start(LearnerActor.close) + self._critic.start(CriticActor.close)
-        self._wait(calls, what="the learner to close")
+        calls = self.group.start(LearnerActor.close) + self.critic.start(CriticActor.close)
+        self.wait(calls, what="the learner to close")
 
 
 class NoLearner:

@@ -42,15 +42,13 @@ def build_objective(
         context_group: the ranks that share every row, if there are several.
     """
     algorithm = settings.config.algorithm
-    named = [
-        NamedCorrection(_construct(registry, Kind.CORRECTION, name, settings), _label(registry, Kind.CORRECTION, name))
-        for name in algorithm.corrections
-    ]
+    named = [NamedCorrection(*_made(registry, Kind.CORRECTION, name, settings)) for name in algorithm.corrections]
+    policy_loss, label = _made(registry, Kind.POLICY_LOSS, settings.policy_loss, settings)
     generating = registry.traits(Kind.GENERATE_FUNCTION, settings.config.rollout.generate_function)
     return Objective(
-        _construct(registry, Kind.POLICY_LOSS, settings.policy_loss, settings),
+        policy_loss,
         algorithm,
-        label=_label(registry, Kind.POLICY_LOSS, settings.policy_loss),
+        label=label,
         corrections=Corrections(named),
         context_group=context_group,
         parts=parts,
@@ -69,9 +67,10 @@ def _build_estimation(registry: Registry, settings: LearnerSettings, *, context_
     traits = registry.traits(kind, name)
     if traits.scope != "token":
         return None
+    estimator, label = _made(registry, kind, name, settings)
     return TokenEstimation(
-        _construct(registry, kind, name, settings),
-        label=_label(registry, kind, name),
+        estimator,
+        label=label,
         reads=traits.columns(kl_coef=algorithm.kl_coef),
         settings=AdvantageSettings(gamma=algorithm.gamma, lambd=algorithm.lambd, kl_coef=algorithm.kl_coef),
         reduce=DataParallelSums(parallel_state.get_data_parallel_group(with_context_parallel=False)),
@@ -107,14 +106,12 @@ def build_model_spec(registry: Registry, settings: LearnerSettings, *, hooks: Li
     component = registry.model_spec(settings.architecture)
     assert component is not None, "the driver refuses a checkpoint without a model spec"
     traits: Any = component.traits
-    spec = _construct(registry, Kind.MODEL_SPEC, component.name, settings)
+    spec, label = _made(registry, Kind.MODEL_SPEC, component.name, settings)
     hooks.answers("slime_model_spec", spec=spec)
-    return NamedSpec(spec, _label(registry, Kind.MODEL_SPEC, component.name), inputs=traits.inputs)
+    return NamedSpec(spec, label, inputs=traits.inputs)
 
 
-def _construct(registry: Registry, kind: Kind, name: str, settings: LearnerSettings) -> Any:
-    return construct(registry, kind, name, settings.options, settings.run)
-
-
-def _label(registry: Registry, kind: Kind, name: str) -> str:
-    return f"{kind.words} {name!r} of {registry.owner(kind, name)}"
+def _made(registry: Registry, kind: Kind, name: str, settings: LearnerSettings) -> tuple[Any, str]:
+    """A component of a run, and its label in messages: with its plugin."""
+    component = construct(registry, kind, name, settings.options, settings.run)
+    return component, f"{kind.words} {name!r} of {registry.owner(kind, name)}"

@@ -19,7 +19,7 @@ device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -182,6 +182,7 @@ TOKENS, SUM, BEYOND, LARGEST = "parity_tokens", "parity_sum", "parity_beyond", "
 """Metrics of :func:`compare`, which ``ParityGate.check`` takes out of a step's metrics."""
 
 
+@dataclass(slots=True, eq=False)
 class Objective:
     """Policy loss, plus the divergence from the reference, minus the entropy bonus.
 
@@ -189,50 +190,37 @@ class Objective:
         policy_loss: the component that turns log-probabilities and advantages into a loss per token.
         label: the component in messages, with its plugin.
         algorithm: clip ranges and coefficients.
-        corrections: weigh the policy loss of each token and decide which tokens are left; None: none.
+        corrections: weigh the policy loss of each token and decide which tokens are left.
         context_group: the ranks that share every row, if there are several; sums over a sequence reach over them.
         parts: functions of plugins between the corrected policy loss and its sum, or in place of all this, see
-            :meth:`from_logits`; None: there are none.
+            :meth:`from_logits`.
         engine_sampled: engines sampled the tokens, so the difference from their log-probabilities is a metric.
     """
 
-    def __init__(
-        self,
-        policy_loss: PolicyLoss,
-        algorithm: AlgorithmConfig,
-        *,
-        label: str = "the policy loss",
-        corrections: Corrections | None = None,
-        context_group: Any = None,
-        parts: LossParts | None = None,
-        engine_sampled: bool = True,
-    ) -> None:
-        self.parts = parts or LossParts()
-        self.corrections = corrections or Corrections()
-        self._policy_loss = policy_loss
-        self._label = label
-        self._algorithm = algorithm
-        self._context_group = context_group
-        self._engine_sampled = engine_sampled
-        self._settings = LossSettings(
-            eps_clip=algorithm.eps_clip, eps_clip_high=algorithm.eps_clip_high, eps_clip_c=algorithm.eps_clip_c
-        )
+    policy_loss: PolicyLoss
+    algorithm: AlgorithmConfig
+    _: KW_ONLY
+    label: str = "the policy loss"
+    corrections: Corrections = field(default_factory=Corrections)
+    context_group: Any = None
+    parts: LossParts = field(default_factory=LossParts)
+    engine_sampled: bool = True
 
     @property
     def uses_reference(self) -> bool:
         """Whether micro-batches need the reference's log-probabilities."""
-        return self._algorithm.use_kl_loss
+        return self.algorithm.use_kl_loss
 
     @property
     def reads_old(self) -> bool:
         """Whether anything but the policy loss reads the old log-probabilities."""
         corrects = self.parts.correct is not None or len(self.corrections) > 0
-        return corrects or self._algorithm.use_unbiased_kl or self._algorithm.get_mismatch_metrics
+        return corrects or self.algorithm.use_unbiased_kl or self.algorithm.get_mismatch_metrics
 
     @property
     def old_from_engine(self) -> bool:
         """Whether the engine's log-probabilities are the old ones; see :meth:`take_from_engine`."""
-        return self._algorithm.use_rollout_logprobs
+        return self.algorithm.use_rollout_logprobs
 
     def take_from_engine(self, micro_batches: Iterable[MicroBatch]) -> None:
         """Use the engine's log-probabilities as the old ones; 0 where nothing is trained, where it may have none."""
@@ -242,7 +230,7 @@ class Objective:
     @property
     def entropy_has_gradient(self) -> bool:
         """Whether the entropy is part of the loss, or only measured."""
-        return self._algorithm.entropy_coef != 0
+        return self.algorithm.entropy_coef != 0
 
     def __call__(
         self, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: MicroBatch
@@ -257,8 +245,8 @@ class Objective:
             PluginError: so did a function that the run names by path.
         """
         old_U = log_probs_U.detach() if micro.old_log_probs_U is None else micro.old_log_probs_U
-        micro = subtract_teacher_kl(micro, old_U, self._algorithm.opd_kl_coef)
-        segments = _Segments(micro, self._context_group)
+        micro = subtract_teacher_kl(micro, old_U, self.algorithm.opd_kl_coef)
+        segments = _Segments(micro, self.context_group)
         output = self._policy_terms(log_probs_U, old_U, micro, segments)
         corrected = self.corrections(old_U, micro, segments, current_U=log_probs_U)
         policy_U = (output.loss_T * corrected.weights_U).where(corrected.trained_U, 0.0)
@@ -268,14 +256,14 @@ class Objective:
             policy_U, mask_U, shaped = self.parts.correct(policy_U, old_U, trained_U.float(), micro)
             trained_U = mask_U != 0
         summed_U = policy_U if self.parts.reduce is None else torch.zeros_like(policy_U)
-        loss_U = summed_U - self._algorithm.entropy_coef * entropy_U
+        loss_U = summed_U - self.algorithm.entropy_coef * entropy_U
         difference_U = (log_probs_U.detach() - micro.rollout_log_probs_U).abs()
         per_token = {"pg_loss": policy_U, "entropy_loss": entropy_U, **self._distance(difference_U)}
         if self.uses_reference:
             per_token["kl_loss"] = self._divergence(log_probs_U, old_U, micro)
-            loss_U = loss_U + self._algorithm.kl_loss_coef * per_token["kl_loss"]
+            loss_U = loss_U + self.algorithm.kl_loss_coef * per_token["kl_loss"]
         loss = _weighted(loss_U, micro.weights_U, trained_U)
-        if self._algorithm.get_mismatch_metrics:
+        if self.algorithm.get_mismatch_metrics:
             per_token |= mismatch_metrics(
                 log_probs_U if self.old_from_engine else old_U,
                 rollout_log_probs_U=micro.rollout_log_probs_U,
@@ -303,7 +291,7 @@ class Objective:
         """
         assert self.parts.of_logits is not None
         old_U = log_probs_U if micro.old_log_probs_U is None else micro.old_log_probs_U
-        micro = subtract_teacher_kl(micro, old_U, self._algorithm.opd_kl_coef)
+        micro = subtract_teacher_kl(micro, old_U, self.algorithm.opd_kl_coef)
         loss, metrics = self.parts.of_logits(logits_1TV.float(), micro)
         measured = self.measure(loss, log_probs_U, entropy_U, micro)
         return loss, MetricSums({**metrics, **measured.sums}, measured.largest)
@@ -318,7 +306,7 @@ class Objective:
         return _sums(loss, per_token, difference_U, micro, {})
 
     def _distance(self, difference_U: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {DISTANCE: difference_U} if self._engine_sampled else {}
+        return {DISTANCE: difference_U} if self.engine_sampled else {}
 
     def _policy_terms(
         self, log_probs_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch, segments: Segments
@@ -328,12 +316,16 @@ class Objective:
             old_log_probs_T=old_U,
             advantages_T=micro.advantages_U,
             mask_T=micro.mask_U,
-            settings=self._settings,
+            settings=LossSettings(
+                eps_clip=self.algorithm.eps_clip,
+                eps_clip_high=self.algorithm.eps_clip_high,
+                eps_clip_c=self.algorithm.eps_clip_c,
+            ),
             segments=segments,
         )
-        with boundary(self._label, "computing the loss of a micro-batch", error=RunError):
-            output = self._policy_loss(terms)
-        _require_losses(output, log_probs_U, self._label)
+        with boundary(self.label, "computing the loss of a micro-batch", error=RunError):
+            output = self.policy_loss(terms)
+        _require_losses(output, log_probs_U, self.label)
         return output
 
     def _divergence(self, log_probs_U: torch.Tensor, old_U: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
@@ -342,8 +334,8 @@ class Objective:
         return approximate_kl(
             log_probs_U.where(trained_U, 0.0),
             base_log_probs_T=micro.ref_log_probs_U.where(trained_U, 0.0),
-            estimator=self._algorithm.kl_loss_type,
-            sampled_log_probs_T=old_U.where(trained_U, 0.0) if self._algorithm.use_unbiased_kl else None,
+            estimator=self.algorithm.kl_loss_type,
+            sampled_log_probs_T=old_U.where(trained_U, 0.0) if self.algorithm.use_unbiased_kl else None,
         )
 
 

@@ -160,8 +160,13 @@ class _LogProbsAndEntropy(torch.autograd.Function):
         _refuse_second_derivative()
         logits_TV, rows_R, of_U, columns_U, held_U, highest_R, log_sum_R, entropy_R, *of_sets = ctx.saved_tensors
         how: _How = ctx.how
-        whole_U = slope_U if slope_U is None or how.kept is None else slope_U.where(~how.kept.cut_U, 0.0)
-        rows = _Rows.of(rows_R, of_U, highest_R, log_sum_R, entropy_R, whole_U, entropy_slope_U)
+        level_R, bends = torch.zeros_like(highest_R), []
+        if slope_U is not None:
+            level_R.index_add_(0, of_U, slope_U if how.kept is None else slope_U.where(~how.kept.cut_U, 0.0))
+        if entropy_slope_U is not None:
+            bends = [torch.zeros_like(highest_R).index_add_(0, of_U, entropy_slope_U)]
+            level_R = level_R + bends[0] * entropy_R
+        columns_KR = torch.stack([highest_R, log_sum_R, level_R, *bends])
         result_TV = _cleared(logits_TV, rows_R, consume=how.consume)
         blocks = how.blocks(len(rows_R))
         for (start, end), tokens in zip(blocks, _tokens(of_U, blocks), strict=True):
@@ -172,65 +177,34 @@ class _LogProbsAndEntropy(torch.autograd.Function):
                 ones_r = torch.cat([ones_r, entries.slopes(slope_U[tokens], *(one[tokens] for one in of_sets))])
                 rows_n, columns_n = places_r[0][entries.of_n], entries.columns_n
                 places_r = (torch.cat([places_r[0], rows_n]), torch.cat([places_r[1], columns_n]))
-            gradient_rv = _gradient(logits_TV, rows.part(start, end), ones_r, places_r, how)
+            gradient_rv = _gradient(logits_TV, rows_R[start:end], columns_KR[:, start:end], ones_r, places_r, how)
             result_TV.index_copy_(0, rows_R[start:end], gradient_rv)
             del gradient_rv
         return result_TV, None, None, None
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """``d loss / d z_v = -p_v (level + bend log p_v)`` in each of these rows, but for the chosen tokens' own part."""
-
-    numbers_R: torch.Tensor
-    highest_R: torch.Tensor
-    log_sum_R: torch.Tensor
-    level_R: torch.Tensor
-    bend_R: torch.Tensor | None
-
-    @staticmethod
-    def of(
-        rows_R: torch.Tensor,
-        of_U: torch.Tensor,
-        highest_R: torch.Tensor,
-        log_sum_R: torch.Tensor,
-        entropy_R: torch.Tensor,
-        slope_U: torch.Tensor | None,
-        entropy_slope_U: torch.Tensor | None,
-    ) -> _Rows:
-        def by_row(values_U: torch.Tensor) -> torch.Tensor:
-            return torch.zeros_like(highest_R).index_add_(0, of_U, values_U)
-
-        level_R = torch.zeros_like(highest_R) if slope_U is None else by_row(slope_U)
-        if entropy_slope_U is None:
-            return _Rows(rows_R, highest_R, log_sum_R, level_R, None)
-        bend_R = by_row(entropy_slope_U)
-        return _Rows(rows_R, highest_R, log_sum_R, level_R + bend_R * entropy_R, bend_R)
-
-    def part(self, start: int, end: int) -> _Rows:
-        bend_R = None if self.bend_R is None else self.bend_R[start:end]
-        given = (self.numbers_R, self.highest_R, self.log_sum_R, self.level_R)
-        numbers_r, highest_r, log_sum_r, level_r = (values[start:end] for values in given)
-        return _Rows(numbers_r, highest_r, log_sum_r, level_r, bend_R)
-
-
 def _gradient(
     logits_TV: torch.Tensor,
-    rows: _Rows,
+    rows_r: torch.Tensor,
+    columns_Kr: torch.Tensor,
     ones_r: torch.Tensor | None,
     places_r: tuple[torch.Tensor, torch.Tensor],
     how: _How,
 ) -> torch.Tensor:
-    """The gradient of a block, in the precision of the logits; ``ones_r`` is added at ``places_r``, the chosen tokens
-    and sets."""
-    logs_rv = _numbers(logits_TV.index_select(0, rows.numbers_R), how)
-    logs_rv.sub_(rows.highest_R[:, None]).sub_(rows.log_sum_R[:, None])
-    if rows.bend_R is None:
-        gradient_rv = logs_rv.exp_().mul_(-rows.level_R[:, None])
+    """The gradient of a block, ``-p_v (level + bend log p_v)`` in each row, in the precision of the logits.
+
+    Arguments:
+        columns_Kr: ``m``, ``log S``, level, and bend where the entropy has a gradient.
+        ones_r: added at ``places_r``, the chosen tokens and sets.
+    """
+    highest_r, log_sum_r, level_r, *bend_r = columns_Kr[:, :, None]
+    logs_rv = _numbers(logits_TV.index_select(0, rows_r), how).sub_(highest_r).sub_(log_sum_r)
+    if not bend_r:
+        gradient_rv = logs_rv.exp_().mul_(-level_r)
     else:
         gradient_rv = logs_rv.exp()
         logs_rv.clamp_(min=torch.finfo(logs_rv.dtype).min)  # 0 x inf is NaN
-        gradient_rv.mul_(logs_rv.mul_(-rows.bend_R[:, None]).sub_(rows.level_R[:, None]))
+        gradient_rv.mul_(logs_rv.mul_(-bend_r[0]).sub_(level_r))
     del logs_rv
     if ones_r is not None:
         gradient_rv.index_put_(places_r, ones_r, accumulate=True)

@@ -87,7 +87,7 @@ def _build(layout: Layout, case: Case, rank: int, address: str, folder: Path) ->
         options=given.plugin_options(case),
     )
     if case.user_loss:
-        learner._objective._policy_loss = given.sequence_loss
+        learner._objective.policy_loss = given.sequence_loss
     if case.estimated:
         corrections = learner._objective.corrections
         corrections._named += (NamedCorrection(given.sequence_correction, "sequence correction"),)

@@ -104,7 +104,7 @@ def test_a_model_spec_that_cannot_load_is_named(error, kind, message):
 def test_with_several_steps_whatever_reads_the_log_probs_of_before_gets_them(objective, reads, expected):
     settings = {name: value for name, value in objective.items() if value is True}
     named = {name: value for name, value in objective.items() if value is not True}
-    corrections, parts = named.pop("corrections", None), LossParts(**named)
+    corrections, parts = named.pop("corrections", Corrections()), LossParts(**named)
     found = Objective(Clipped(None, RunView()), AlgorithmConfig(**settings), corrections=corrections, parts=parts)
     columns = RequiredColumns(found, None, loss_reads=frozenset(reads))
     assert (columns.old(1), columns.old(2)) == expected
