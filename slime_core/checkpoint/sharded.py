@@ -211,7 +211,7 @@ class _Gathers:
     @contextmanager
     def replacing_those_of(self, optimizer: Any) -> Iterator[None]:
         """Inside the block the parts of ``optimizer`` copy their state here instead of gathering it."""
-        parts = getattr(optimizer, "chained_optimizers", [optimizer])
+        parts = optimizer.chained_optimizers
         for part in parts:
             part.get_parameter_state_dp_zero = partial(self._copy, part)
         try:
@@ -404,11 +404,8 @@ class _Into(default_planner.DefaultLoadPlanner):
     def load_bytes(self, read_item: planner.ReadItem, value: BytesIO) -> None:
         raise ValueError("it holds an object where a tensor was expected")
 
-    def resolve_tensor(self, read_item: planner.ReadItem) -> torch.Tensor:
-        found = self._target
-        for dim, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
-            found = found.narrow(dim, start, length)
-        return found
+    def lookup_tensor(self, index: metadata.MetadataIndex) -> torch.Tensor:
+        return self._target
 
 
 def sharded_tensors(chunks: Sequence[torch.nn.Module]) -> list[mapping.ShardedTensor]:

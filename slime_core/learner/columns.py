@@ -130,16 +130,12 @@ class TokenEstimation:
         """
         if "values" not in self.reads or micro_batches[0].returns_U is None:
             return None
-        returns_U = torch.zeros(count, device=micro_batches[0].mask_U.device)
-        for micro in micro_batches:
-            if (
-                micro.scale and micro.returns_U is not None
-            ):  # 0: an idle micro-batch, which repeats the samples of another one
-                found_U = _finite(micro.returns_U, micro.mask_U != 0, "returns_U: slime_before_training left")
-                micro.returns_U = returns_U[micro.places_U] = found_U
-        if self.context_group is not None:
-            dist.all_reduce(returns_U, group=self.context_group)
-        return returns_U
+        active = [micro for micro in micro_batches if micro.scale]  # 0: idle, it repeats samples of another one
+        for micro in active:
+            assert micro.returns_U is not None, "an estimator that reads values fills the returns"
+            micro.returns_U = _finite(micro.returns_U, micro.mask_U != 0, "returns_U: slime_before_training left")
+        returns = [micro.returns_U for micro in active]
+        return in_shard_order(active, returns, count=count, context_group=self.context_group)
 
 
 def fill_advantages(
@@ -170,7 +166,7 @@ def response_tokens(
     micro_batches: Sequence[MicroBatch],
     *,
     reads: AbstractSet[str],
-    settings: AdvantageSettings | None = None,
+    settings: AdvantageSettings,
     context_group: Any = None,
 ) -> ResponseTokens:
     """The estimator's input for ``shard``, in the shard's order; copies, on the device of ``micro_batches``.
@@ -183,14 +179,7 @@ def response_tokens(
         return torch.tensor(values, dtype=dtype, device=device)
 
     def computed(parts: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        values_U = torch.zeros(len(shard.loss_mask_U), device=device)
-        for micro, part_U in zip(micro_batches, parts, strict=True):
-            assert part_U is not None, "log-probabilities and values are computed before advantages are estimated"
-            values_U[micro.places_U] = part_U
-        if context_group is not None:
-            # Each token is held by one of the ranks; the others add a zero.
-            dist.all_reduce(values_U, group=context_group)
-        return values_U
+        return in_shard_order(micro_batches, parts, count=len(shard.loss_mask_U), context_group=context_group)
 
     old, reference = "log_probs" in reads, "ref_log_probs" in reads
     lengths_B = known(shard.response_lengths_B, torch.int64)
@@ -203,10 +192,30 @@ def response_tokens(
         ref_log_probs_U=computed([micro.ref_log_probs_U for micro in micro_batches]) if reference else None,
         rollout_log_probs_U=known(shard.rollout_log_probs_U, torch.float32) if "rollout_log_probs" in reads else None,
         values_U=computed([micro.values_U for micro in micro_batches]) if "values" in reads else None,
-        settings=settings or AdvantageSettings(),
+        settings=settings,
         tokens_T=known(shard.tokens_T, torch.int64) if "tokens" in reads else None,
         total_lengths_B=known(shard.lengths_B, torch.int64) if "tokens" in reads else None,
     )
+
+
+def in_shard_order(
+    micro_batches: Sequence[MicroBatch], parts: Sequence[torch.Tensor | None], *, count: int, context_group: Any
+) -> torch.Tensor:
+    """One column of ``micro_batches`` in the order of the shard, float32 [u]. Collective over ``context_group``.
+
+    Arguments:
+        parts: the column of each micro-batch, which a model or an estimator has filled.
+        count: response tokens of the shard.
+        context_group: the ranks that share every row, if there are several.
+    """
+    values_U = torch.zeros(count, device=micro_batches[0].mask_U.device)
+    for micro, part_U in zip(micro_batches, parts, strict=True):
+        assert part_U is not None, "log-probabilities and values are computed before advantages are estimated"
+        values_U[micro.places_U] = part_U
+    if context_group is not None:
+        # Each token is held by one of the ranks; the others add a zero.
+        dist.all_reduce(values_U, group=context_group)
+    return values_U
 
 
 class DataParallelSums:

@@ -29,7 +29,7 @@ from slime_core.learner.checks import (
     require_loss_weight,
     require_same_model,
 )
-from slime_core.learner.columns import response_tokens
+from slime_core.learner.columns import in_shard_order
 from slime_core.learner.critic_reshard import SampleIndex, TokenValues, gather_tokens, reshard
 from slime_core.learner.micro_batches import MicroBatch
 from slime_core.learner.objective import MetricSums, average_metrics
@@ -124,14 +124,6 @@ class Critic:
         metrics |= {f"critic_{name}": value for name, value in self.trained.step().items()}
         require_finite_metrics(metrics, rollout, of="critic_")
         return metrics
-
-    def require_finite_weights(self, rollout: int) -> None:
-        """Look at every weight of this rank; after the last step of a rollout.
-
-        Raises:
-            NonFiniteError: one holds NaN or infinity.
-        """
-        require_finite_weights(self.trained.chunks, rollout=rollout, of="critic_")
 
     def _value_loss(self, micro: MicroBatch, output_1T1: torch.Tensor) -> tuple[torch.Tensor, MetricSums]:
         old_U, returns_U = micro.values_U, micro.returns_U
@@ -324,10 +316,11 @@ class CriticRank:
         if micro_batches[0].values_U is None:
             return None
         context_group = parallel_state.get_context_parallel_group() if settings.layout.context > 1 else None
-        found = response_tokens(share, micro_batches, reads={"values"}, context_group=context_group)
-        if found.values_U is None or not reports_shard():
+        parts, count = [micro.values_U for micro in micro_batches], len(share.loss_mask_U)
+        values_U = in_shard_order(micro_batches, parts, count=count, context_group=context_group)
+        if not reports_shard():
             return None
-        return TokenValues(self._places, share.response_lengths_B, found.values_U.cpu().numpy())
+        return TokenValues(self._places, share.response_lengths_B, values_U.cpu().numpy())
 
     def fit(self, returns_U: Sequence[np.ndarray]) -> dict[str, float]:
         """Every optimizer step of the rollout whose values were computed last.
@@ -346,7 +339,7 @@ class CriticRank:
             micro.returns_U = mine_U[micro.places_U]
         rollout = self._shards[0].rollout
         results = average_metrics([self.critic.step(step, rollout=rollout) for step in self._steps])
-        self.critic.require_finite_weights(rollout)
+        require_finite_weights(self.critic.trained.chunks, rollout=rollout, of="critic_")
         self._steps, self._shards = [], ()
         return {f"train/{name}": value for name, value in results.items()}
 

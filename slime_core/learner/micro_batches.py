@@ -185,8 +185,6 @@ def make_micro_batches(
     """
     if bool((shard.lengths_B <= shard.response_lengths_B).any()):
         raise ValueError("a sample without a prompt token cannot be trained: nothing predicts its first response token")
-    if share and layout.context > 1:
-        raise ValueError("rows of shared prefixes cannot be split over context-parallel ranks")
     shared = Prefixes.of_columns(shard.prefix_order_B, shard.prefix_lengths_B, lengths_B=shard.lengths_B)
     rows = _Rows(shard, layout, context_rank, device, shared if share else None)
     budget = None
@@ -255,7 +253,7 @@ class _Rows:
             scale=1 / step.divisor,
             loss_factor=step.loss_factor,
             lengths=shard.lengths_B[members].tolist(),
-            continues=tensor(continues, torch.int32) if row.shares else None,
+            continues=tensor(continues, torch.int32) if (continues >= 0).any() else None,
             given_routes_TLK=self._given_routes(row.places_T, padding, held_T),
             kept=self._kept(take_U),
             inputs=RowInputs(shard.inputs, tuple(members.tolist())),
@@ -321,11 +319,6 @@ class PackedSequences:
     continues: np.ndarray
     predictors_U: np.ndarray
     targets_U: np.ndarray
-
-    @property
-    def shares(self) -> bool:
-        """Whether any sequence continues another."""
-        return bool((self.continues >= 0).any())
 
 
 def lay_out(shard: TrainBatch, members: np.ndarray, starts: np.ndarray, *, shared: Prefixes | None) -> PackedSequences:

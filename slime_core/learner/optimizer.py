@@ -136,12 +136,9 @@ def reset_optimizer_states(optimizer: Any) -> None:
     """Reset Adam's means and step counts to those before its first step; master weights and the schedule stay.
 
     Arguments:
-        optimizer: of Megatron, chained or not.
+        optimizer: of :func:`build_optimizer`.
     """
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        if part.is_stub_optimizer:
-            continue
-        adam = part.optimizer
+    for adam in (part.optimizer for part in optimizer.chained_optimizers):
         for state in adam.state.values():
             for value in (state[name] for name in ("exp_avg", "exp_avg_sq", "step") if name in state):
                 value.zero_()

@@ -204,7 +204,7 @@ def _device_tensors(model: Iterable[Any], optimizer: Any) -> tuple[list[torch.Te
 
     Arguments:
         model: chunks under Megatron's DistributedDataParallel.
-        optimizer: of Megatron, chained or not.
+        optimizer: of :func:`~slime_core.learner.optimizer.build_optimizer`.
     """
     gradients = [buffer.grad_data for chunk in model for buffer in [*chunk.buffers, *chunk.expert_parallel_buffers]]
     parameters = [tensor for chunk in model for tensor in [*chunk.parameters(), *chunk.module.buffers()]]
@@ -213,9 +213,7 @@ def _device_tensors(model: Iterable[Any], optimizer: Any) -> tuple[list[torch.Te
 
 def _optimizer_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
     """Master weights and state that are where the model is; those of a hybrid optimizer may be on the host."""
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        if part.is_stub_optimizer:  # of weights that are all frozen
-            continue
+    for part in optimizer.chained_optimizers:
         adams = [part.optimizer, *getattr(part.optimizer, "sub_optimizers", ())]
         held = [tensor for adam in adams for group in adam.param_groups for tensor in group["params"]]
         states = (state.values() for state in part.optimizer.state.values())

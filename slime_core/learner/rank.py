@@ -46,6 +46,7 @@ from slime_core.learner.trained_model import (
     TrainedModel,
     build_chunks,
     compute_log_probs,
+    forward_backward_policy,
     freeze,
     micro_batches_of_rank,
 )
@@ -200,7 +201,7 @@ class Learner:
             actor_steps = [self._hooked_step(step, shard, i) for i, step in enumerate(steps if trains_actor else [])]
         require_finite_weights(self.actor.chunks, rollout=shard.rollout)
         if self.critic is not None:
-            self.critic.require_finite_weights(shard.rollout)
+            require_finite_weights(self.critic.trained.chunks, rollout=shard.rollout, of="critic_")
         if trains_actor:
             self._frozen.trained(shard.rollout)
         metrics = average_metrics(actor_steps) | average_metrics(critic_steps)
@@ -286,8 +287,11 @@ class Learner:
 
     def _step(self, micro_batches: list[MicroBatch], *, rollout: int) -> dict[str, float]:
         """One optimizer step of the actor; every check that can refuse it comes before the weights change."""
+        self.actor.zero_gradients()
+        self.actor.clock.start()
         with self._replay.record_or_replay(micro_batches, ACTOR):
-            metrics = self.actor.forward_backward(micro_batches, self._objective)
+            chunk_size = self._config.learner.log_probs_chunk_size
+            metrics = forward_backward_policy(self.actor.model, micro_batches, self._objective, chunk_size=chunk_size)
         self._objective.corrections.refuse_faults(metrics, rollout=rollout)
         require_finite_metrics(metrics, rollout)
         require_loss_weight(metrics.pop("weight"), rollout)

@@ -130,7 +130,7 @@ class TrainedModel:
         chunks: what the spec built.
         model: the chunks in DDP; forward and backward passes run through these.
         optimizer, schedule: Megatron's.
-        clock: of the passes of :meth:`forward_backward`, up to the exchange of gradients.
+        clock: of the passes that start it, up to the exchange of gradients.
     """
 
     def __init__(
@@ -142,7 +142,6 @@ class TrainedModel:
         bf16 = config.model.bf16
         self._spec = spec
         self._resets_optimizer = optimizer.reset_optimizer_states
-        self._chunk_size = config.learner.log_probs_chunk_size
         self.chunks = chunks
         self.clock = ComputeClock(next(chunks[0].parameters()).device)
         self.model = wrap(chunks, bf16=bf16, before_exchange=self.clock.stop)
@@ -159,12 +158,6 @@ class TrainedModel:
 
         if self._resets_optimizer:
             reset_optimizer_states(self.optimizer)
-
-    def forward_backward(self, micro_batches: Sequence[MicroBatch], objective: Objective) -> dict[str, float]:
-        """Gradients of one optimizer step of the policy, and its metrics; see ``forward_backward_policy``."""
-        self.zero_gradients()
-        self.clock.start()
-        return forward_backward_policy(self.model, micro_batches, objective, chunk_size=self._chunk_size)
 
     def zero_gradients(self) -> None:
         """Zero Megatron's gradient buffers, to which every backward pass adds."""
@@ -600,7 +593,7 @@ def _finds(expressions: Sequence[str], name: str) -> bool:
 
 def _refuse_useless(expressions: Sequence[str], names: set[str], setting: str) -> None:
     for expression in expressions:
-        if not any(re.search(expression, name) for name in names):
+        if not any(_finds([expression], name) for name in names):
             near = difflib.get_close_matches(expression, sorted(names), n=3, cutoff=0.3) or sorted(names)[:3]
             raise ConfigError(
                 f"{setting}: {expression!r} finds none of the model's {len(names)} parameters; near it are "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from slime_core.config.learning import ParallelConfig
-from slime_core.errors import ConfigError, RunError
+from slime_core.errors import ConfigError
 
 __all__ = ["ParallelLayout", "initialize_model_parallel"]
 
@@ -148,19 +148,10 @@ def initialize_model_parallel(layout: ParallelLayout, *, seed: int) -> None:
 
     Raises:
         ConfigError: the layout does not fit the number of ranks.
-        RunError: there is no default process group, or Megatron's groups exist already.
     """
     import torch.distributed as dist
     from megatron.core import parallel_state, tensor_parallel
 
-    if not dist.is_initialized():
-        raise RunError(
-            "Megatron's process groups need torch.distributed; call torch.distributed.init_process_group first"
-        )
-    if parallel_state.model_parallel_is_initialized():
-        raise RunError(
-            "Megatron's groups exist already in this process; it holds one layout, a second one needs other processes"
-        )
     layout.data_size(dist.get_world_size())
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,

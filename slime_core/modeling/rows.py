@@ -33,7 +33,7 @@ other tokens of the chunk see only tokens of the chunk itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -45,8 +45,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.weak import WeakTensorKeyDictionary
-
-from slime_core.errors import RunError
 
 __all__ = ["Positions", "Sequences", "attend", "zigzag"]
 
@@ -268,8 +266,11 @@ class Sequences:
                 queries.append(lengths)
                 keys.append(torch.cat([lengths[:1] + start - sequence_start, lengths[1:]]))
                 places.append(torch.arange(sequence_start, start + chunk))
-            rows_K = _gathered(torch.cat(places), chunk, size) if exchanges else torch.arange(num_tokens)
-            num_keys = num_tokens * size if exchanges else num_tokens
+            rows_K, num_keys = torch.arange(num_tokens), num_tokens
+            if exchanges:
+                num_keys = num_tokens * size
+                gathered = np.concatenate([zigzag(num_keys, rank=one, size=size) for one in range(size)])
+                rows_K = torch.from_numpy(gathered.argsort())[torch.cat(places)]
             return cls(torch.cat(queries), torch.cat(keys), rows_K, num_keys, cu_seqlens.device, exchanges)
 
         return _cached(cls, cu_seqlens, num_tokens, compute)
@@ -364,14 +365,6 @@ def _positions(ends: torch.Tensor, continues: torch.Tensor | None) -> torch.Tens
     return torch.arange(int(ends[-1])) - starts.repeat_interleave(lengths)
 
 
-def _gathered(places: torch.Tensor, chunk: int, size: int) -> torch.Tensor:
-    """Convert places in the row to places in the gathered tokens of all ranks, which are in rank order."""
-    number, offset = places // chunk, places % chunk
-    late = number >= size
-    owner = torch.where(late, 2 * size - 1 - number, number)
-    return (2 * owner + late) * chunk + offset
-
-
 def zigzag(num_tokens: int, *, rank: int, size: int) -> np.ndarray:
     """Return the row's positions of the tokens of context-parallel rank ``rank`` of ``size``, in its order: int64.
 
@@ -411,7 +404,7 @@ def attend(
         scale: None: 1 / sqrt(size).
 
     Raises:
-        RunError: on CUDA, only the kernel that stores all scores supports the call.
+        RuntimeError: on CUDA, only the kernel that stores all scores supports the call.
     """
     if takes_spans(query):
         return attend_spans(query, key, value, sequences.spans, scale=scale)
@@ -467,7 +460,7 @@ def _attend_batch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: f
     visible = None if s == m else torch.ones(s, m, dtype=torch.bool, device=q.device).tril(diagonal=m - s)
     if q.is_cuda and q.size(1) != k.size(1):  # the kernel for masks and float32 does not support grouped heads
         k, v = (part.repeat_interleave(q.size(1) // part.size(1), dim=1) for part in (k, v))
-    with _linear_memory(q):
+    with sdpa_kernel(list(LINEAR)) if q.is_cuda else nullcontext():
         return scaled_dot_product_attention(
             q,
             k,
@@ -477,21 +470,3 @@ def _attend_batch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: f
             scale=scale,
             enable_gqa=q.size(1) != k.size(1),
         )
-
-
-@contextmanager
-def _linear_memory(q: torch.Tensor) -> Iterator[None]:
-    if not q.is_cuda:
-        yield
-        return
-    try:
-        with sdpa_kernel(list(LINEAR)):
-            yield
-    except RuntimeError as error:
-        if "No available kernel" not in str(error):
-            raise
-        raise RunError(
-            f"torch {torch.__version__} has no attention kernel on this GPU for {str(q.dtype).removeprefix('torch.')} "
-            f"and heads of size {q.size(-1)} that does not store the scores of all pairs of tokens; use --bf16, and "
-            f"heads of at most {LARGEST_HEAD}"
-        ) from error

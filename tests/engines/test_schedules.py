@@ -78,9 +78,8 @@ def test_a_reset_adam_steps_as_a_new_one() -> None:
 
     weight = torch.nn.Parameter(torch.ones(()))
     adam = torch.optim.AdamW([weight], lr=0.5, weight_decay=0.0)
-    stub = SimpleNamespace(is_stub_optimizer=True)
     chained: Any = SimpleNamespace(
-        chained_optimizers=[stub, SimpleNamespace(is_stub_optimizer=False, optimizer=adam)],
+        chained_optimizers=[SimpleNamespace(optimizer=adam)],
     )
     reset_optimizer_states(chained)  # nothing to forget yet
     assert step(adam, weight, 3.0) == pytest.approx(-0.5)  # Adam's first step: lr times the sign of the gradient

@@ -71,7 +71,7 @@ MESSAGE = (
 
 def test_a_spoilt_critic_names_its_own_learning_rate():
     with pytest.raises(NonFiniteError) as caught:
-        spoilt_critic().require_finite_weights(4)
+        require_finite_weights(spoilt_critic().trained.chunks, rollout=4, of="critic_")
     assert str(caught.value) == MESSAGE
 
 

@@ -18,7 +18,7 @@ class WithoutModel:
 
     model: tuple[Any, ...] = ()
     chunks: tuple[Any, ...] = ()
-    optimizer = SimpleNamespace(zero_grad=lambda: None, is_stub_optimizer=True)
+    optimizer = SimpleNamespace(zero_grad=lambda: None, chained_optimizers=())
 
 
 def test_a_rank_that_sleeps_lets_go_of_the_returns_of_the_last_rollout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import varlen
 
-from slime_core.errors import RunError
-from slime_core.modeling import rows as room
 from slime_core.modeling.rows import Gather, Sequences, attend_padded, attend_spans, takes_spans, zigzag
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -204,16 +201,3 @@ def test_torch_takes_the_call_forward_and_backward(shape):
     assert (output.shape, output.dtype) == ((tokens, heads[0] * sizes[1]), torch.bfloat16)
     gradients = torch.autograd.grad(output, parts, torch.empty_like(output))
     assert [gradient.shape for gradient in gradients] == [part.shape for part in parts]
-
-
-def test_a_call_that_would_store_all_scores_is_an_error():
-    query: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32, size=lambda _: 512)
-    wanted = r"no attention kernel on this GPU for float32 and heads of size 512 .* --bf16"
-    with pytest.raises(RunError, match=wanted), room._linear_memory(query):
-        raise RuntimeError("No available kernel. Aborting execution.")
-
-
-def test_other_errors_of_a_kernel_pass():
-    query: Any = SimpleNamespace(is_cuda=True)
-    with pytest.raises(RuntimeError, match="out of memory"), room._linear_memory(query):
-        raise RuntimeError("CUDA out of memory")

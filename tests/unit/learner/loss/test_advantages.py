@@ -146,7 +146,9 @@ def test_context_parallel_ranks_put_their_tokens_together(monkeypatch):
 
     def work(rank: int) -> None:
         (every,) = make_micro_batches(batch, layout=layout, context_rank=rank)
-        found[rank] = response_tokens(batch, annotated(every), reads={"log_probs"}, context_group=rank)
+        found[rank] = response_tokens(
+            batch, annotated(every), reads={"log_probs"}, settings=AdvantageSettings(), context_group=rank
+        )
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
     for thread in threads:
