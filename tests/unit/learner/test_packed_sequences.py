@@ -153,8 +153,3 @@ def test_without_shared_prompts_micro_batches_are_split_to_the_budget():
     (step,) = make_micro_batches(shard((0, 1, 2)), max_tokens=7)
     assert [micro.tokens_1T.tolist() for micro in step] == [[[5, 14, 7, 1, 5, 14, 8]], [[4, 14, 9]]]
     assert [micro.weights_U.tolist() for micro in step] == [[1, 1, 2], [3, 3]]
-
-
-def test_context_parallel_ranks_cannot_share():
-    with pytest.raises(ValueError, match="context-parallel"):
-        make_micro_batches(shard((0, 1)), share=True, layout=ParallelLayout(context=2))
