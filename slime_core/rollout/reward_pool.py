@@ -28,10 +28,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
@@ -44,9 +43,8 @@ from slime_core.config.secrets import (
     needed_environment,
 )
 from slime_core.errors import PluginError, RunError
-from slime_core.plugins.contracts import RunView
 from slime_core.plugins.loading import boundary
-from slime_core.rollout.reward_worker import read_frame, write_frame
+from slime_core.rollout.reward_worker import RewardPoolSettings, read_frame, write_frame
 from slime_core.runtime.supervisor import die_with
 from slime_core.types import Reward, RewardFailure, Sample
 
@@ -65,34 +63,6 @@ END_GRACE_S = 10.0
 
 Answers = list[Reward | RewardFailure] | RewardFailure
 """One for each sample of a call, or why the whole call failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class RewardPoolSettings:
-    """Settings of the reward processes.
-
-    Arguments:
-        manifest: the run's plugins, as :meth:`slime_core.plugins.manifest.Manifest.to_json` writes them.
-        options: plugin name -> its options object.
-        run: argument of every reward model.
-        num_workers: processes.
-        timeout_s: seconds that one call may take.
-        memory_gib: memory that one process and its children may use.
-        log_file: receives the output of rewards; None: it is dropped.
-    """
-
-    manifest: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    run: RunView = field(default_factory=RunView)
-    num_workers: int = 2
-    timeout_s: float = 30.0
-    memory_gib: float = 4.0
-    log_file: Path | None = None
-
-    @property
-    def memory_bytes(self) -> int:
-        """The limit of one process."""
-        return int(self.memory_gib * 2**30)
 
 
 @dataclass(slots=True, eq=False)
@@ -141,15 +111,8 @@ class RewardProcess:
     async def _connect(self, ours: socket.socket) -> None:
         reader, self._writer = await asyncio.open_connection(sock=ours)
         settings = self._settings
-        setup = {
-            "manifest": settings.manifest,
-            # Pickled: their classes are defined by plugins, which the process loads first.
-            "options": pickle.dumps(dict(settings.options)),
-            "run": settings.run.to_json(),
-            "timeout_s": settings.timeout_s,
-            "memory_bytes": settings.memory_bytes,
-            "engine_access": engine_access(),
-        }
+        # Settings inside: plugins define the classes of their options, and the process loads the plugins first.
+        setup = (settings.manifest, engine_access(), pickle.dumps(settings))
         try:
             write_frame(self._writer, pickle.dumps(setup))
             async with asyncio.timeout(START_LIMIT_S):

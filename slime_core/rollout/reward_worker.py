@@ -4,7 +4,7 @@ The process that the sampler starts is a supervisor. It forks the worker, adopts
 on SIGTERM or when the sampler dies. In the worker, calls run concurrently in one event loop, so that rewards which wait
 for a network overlap.
 
-    sampler -> process   once, a pickled dict of settings; then a pickled (call, reward model, samples) each
+    sampler -> process   once, pickled settings; then a pickled (call, reward model, samples) each
     process -> sampler   JSON, so that the sampler never unpickles what user code wrote; ``event`` is
 
         ready        it takes calls
@@ -27,7 +27,10 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import psutil  # type: ignore[import-untyped]
@@ -73,6 +76,34 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
 def write_frame(writer: asyncio.StreamWriter, content: bytes) -> None:
     """Send one frame: 8 bytes of length, then the content."""
     writer.write(len(content).to_bytes(LENGTH_BYTES) + content)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardPoolSettings:
+    """Settings of the reward processes.
+
+    Arguments:
+        manifest: the run's plugins, as :meth:`slime_core.plugins.manifest.Manifest.to_json` writes them.
+        options: plugin name -> its options object.
+        run: argument of every reward model.
+        num_workers: processes.
+        timeout_s: seconds that one call may take.
+        memory_gib: memory that one process and its children may use.
+        log_file: receives the output of rewards; None: it is dropped.
+    """
+
+    manifest: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    run: RunView = field(default_factory=RunView)
+    num_workers: int = 2
+    timeout_s: float = 30.0
+    memory_gib: float = 4.0
+    log_file: Path | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """The limit of one process."""
+        return int(self.memory_gib * 2**30)
 
 
 def main() -> None:
@@ -121,7 +152,7 @@ def _exit_with_descendants() -> None:
 async def _serve(connection: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=connection)
     try:
-        worker = _Worker(pickle.loads(await read_frame(reader)), writer)
+        worker = _Worker(await read_frame(reader), writer)
     except SlimeError as error:
         _send(writer, "broken", error=str(error))
         await writer.drain()
@@ -152,15 +183,14 @@ class _ScoresEach(Protocol):
 class _Worker:
     """The reward models of this process, each made at its first call."""
 
-    def __init__(self, setup: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        limit = setup["memory_bytes"]
+    def __init__(self, setup: bytes, writer: asyncio.StreamWriter) -> None:
+        manifest, access, settings = pickle.loads(setup)
+        self._registry: Registry = attach(Manifest.from_json(manifest))
+        set_engine_access(access)
+        self._settings: RewardPoolSettings = pickle.loads(settings)
+        limit = self._settings.memory_bytes
         # RLIMIT_DATA counts private memory; libraries reserve far more address space than they use.
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        self._registry: Registry = attach(Manifest.from_json(setup["manifest"]))
-        self._options: dict[str, Any] = pickle.loads(setup["options"])
-        self._run_view = RunView.from_json(setup["run"])
-        set_engine_access(setup["engine_access"])
-        self._timeout_s: float = setup["timeout_s"]
         self._writer = writer
         self._process = os.getpid()
         self._models: dict[str, Any] = {}
@@ -181,7 +211,7 @@ class _Worker:
         try:
             # An exception of the reward fails the samples of this call, with its own message.
             with boundary(f"reward model {name!r}", "scoring"):
-                async with asyncio.timeout(self._timeout_s):
+                async with asyncio.timeout(self._settings.timeout_s):
                     rewards = await self._model(name).score(samples)
                 answer = json.dumps(
                     {"event": "done", "call": call, "rewards": [_plain(reward) for reward in rewards]}
@@ -202,7 +232,7 @@ class _Worker:
 
     def _model(self, name: str) -> Any:
         if name not in self._models:
-            model = construct(self._registry, Kind.REWARD_MODEL, name, self._options, self._run_view)
+            model = construct(self._registry, Kind.REWARD_MODEL, name, self._settings.options, self._settings.run)
             if isinstance(model, _ScoresEach) and model.scores_each:
                 self.send("scores_each", name=name)  # before scoring, which may end the process
             self._models[name] = model

@@ -22,8 +22,9 @@ from slime_core.prompts.row_checks import RowChecks, offered_to_rows
 from slime_core.rollout.components import CheckedDataSource, ComponentRouter, RoutedComponent, Transform, Transforms
 from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.group_generator import GroupGenerator, apply_row_sampling, train_sampling
-from slime_core.rollout.reward_pool import RewardPool, RewardPoolSettings
+from slime_core.rollout.reward_pool import RewardPool
 from slime_core.rollout.reward_scoring import make_scorer
+from slime_core.rollout.reward_worker import RewardPoolSettings
 from slime_core.track.record import SampleWriter
 from slime_core.types import Sample
 

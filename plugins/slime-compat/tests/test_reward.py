@@ -13,7 +13,8 @@ from slime_compat.reward import PathReward
 from slime_compat.rollout import reach
 from slime_core import RunView, SamplerInfo
 from slime_core.errors import PluginError
-from slime_core.rollout.reward_pool import RewardFailure, RewardPool, RewardPoolSettings
+from slime_core.rollout.reward_pool import RewardFailure, RewardPool
+from slime_core.rollout.reward_worker import RewardPoolSettings
 from slime_core.types import Sample
 from tests.function_paths import resolve
 from tests.http_service import HttpService

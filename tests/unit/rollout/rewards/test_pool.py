@@ -17,7 +17,8 @@ from slime_core.config.secrets import PASS_ENV
 from slime_core.errors import PluginError
 from slime_core.plugins.discovery import CORE, PluginSource, local_file
 from slime_core.plugins.manifest import record
-from slime_core.rollout.reward_pool import RewardFailure, RewardPool, RewardPoolSettings
+from slime_core.rollout.reward_pool import RewardFailure, RewardPool
+from slime_core.rollout.reward_worker import RewardPoolSettings
 from slime_core.rollout.sampler_components import default_num_workers
 from slime_core.types import Sample
 from tests.http_service import HttpService
@@ -413,7 +414,8 @@ async def test_a_process_that_is_killed_while_it_does_nothing_is_replaced_and_le
 
 SAMPLER = """
 import asyncio, sys
-from slime_core.rollout.reward_pool import RewardPool, RewardPoolSettings
+from slime_core.rollout.reward_pool import RewardPool
+from slime_core.rollout.reward_worker import RewardPoolSettings
 from slime_core.types import Sample
 
 async def main():
