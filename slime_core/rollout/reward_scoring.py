@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from numbers import Real
 from statistics import fmean
 from typing import Any, Protocol, cast
@@ -199,7 +199,7 @@ class WeightedSum:
             found[str(term)] = value
         # A copy, because the samples of a group share the metadata of their row.
         sample.metadata = {**sample.metadata, PARTS: found}
-        total = _sum(term.weight * found[str(term)] for term, _ in self._parts)
+        total = sum(term.weight * found[str(term)] for term, _ in self._parts)
         if not math.isfinite(total):
             return RewardFailure("invalid", f"{self._written!r} of {found} is {total}; accepted is a finite number")
         return total
@@ -216,14 +216,6 @@ class WeightedSum:
         return RewardFailure(
             "invalid", f"part {term} of {self._written!r} returned {answer!r}; accepted is {accepted}{names}"
         )
-
-
-def _sum(values: Iterable[float]) -> float:
-    """Exact sum (math.fsum); NaN on overflow."""
-    try:
-        return math.fsum(values)
-    except (OverflowError, ValueError):
-        return math.nan
 
 
 def part_metrics(samples: Sequence[Sample], prefix: str) -> dict[str, float]:
