@@ -93,6 +93,7 @@ class RankActor(Watched):
         # Before setup(), whose settings hold options objects of the plugins' classes.
         self._registry = attach(manifest)
         self._copies: Sequence[StateCopy] = ()  # of the rank's state, for a checkpoint
+        self._export: Callable[[], None] | None = None  # writes the copied weights in Hugging Face's format
 
     def free_address(self, *, reachable: bool) -> str:
         """A ``host:port`` of this node, reserved for this process until it serves the ranks' store there.
@@ -111,7 +112,11 @@ class RankActor(Watched):
     def write(self) -> list[WrittenPart]:
         """Write the copies of this rank, and release them; other methods run meanwhile."""
         copies, self._copies = self._copies, ()
-        return [one.write() for one in copies]
+        export, self._export = self._export, None
+        written = [one.write() for one in copies]
+        if export is not None:
+            export()
+        return written
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +144,6 @@ class LearnerActor(RankActor):
     def __init__(self, manifest: Manifest) -> None:
         super().__init__(manifest)
         self._publishers: dict[bool, Publisher] = {}  # True: to the engines that only evaluate
-        self._export: Callable[[], None] | None = None  # writes the copied weights in Hugging Face's format
 
     def setup(self, settings: LearnerSettings) -> None:
         """Build the model and load the start weights. Collective."""
@@ -217,15 +221,6 @@ class LearnerActor(RankActor):
                 if learner.is_sender:  # the others take part in gathering it
                     weights.append((name, weight.detach().to("cpu", copy=True)))
             self._export = partial(_export, draft, weights, saving.hf_template) if learner.is_sender else None
-
-    @background
-    def write(self) -> list[WrittenPart]:
-        """Write the copies of this rank, and release them; other methods run meanwhile."""
-        written = super().write()
-        export, self._export = self._export, None
-        if export is not None:
-            export()
-        return written
 
     @background
     def complete(self, written: Sequence[Ref[list[WrittenPart]]], state: RunState, saving: SaveSettings) -> None:

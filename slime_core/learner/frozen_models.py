@@ -218,7 +218,7 @@ class RequiredColumns:
     @property
     def reference(self) -> bool:
         """Log-probabilities of the reference."""
-        return self.objective.uses_reference or "ref_log_probs" in self._estimator_reads
+        return self.objective.algorithm.use_kl_loss or "ref_log_probs" in self._estimator_reads
 
     @property
     def values(self) -> bool:
@@ -231,7 +231,7 @@ class RequiredColumns:
         With one step the actor's current log-probabilities are those before it, bit for bit: the same weights, the
         same packing. So the loss needs no second pass for them. Where the engine's are used instead, nothing needs one.
         """
-        if self.objective.old_from_engine:
+        if self.objective.algorithm.use_rollout_logprobs:
             return False
         if num_steps == 0:
             return "log_probs" in self._estimator_reads

@@ -207,30 +207,15 @@ class Objective:
     engine_sampled: bool = True
 
     @property
-    def uses_reference(self) -> bool:
-        """Whether micro-batches need the reference's log-probabilities."""
-        return self.algorithm.use_kl_loss
-
-    @property
     def reads_old(self) -> bool:
         """Whether anything but the policy loss reads the old log-probabilities."""
         corrects = self.parts.correct is not None or len(self.corrections) > 0
         return corrects or self.algorithm.use_unbiased_kl or self.algorithm.get_mismatch_metrics
 
-    @property
-    def old_from_engine(self) -> bool:
-        """Whether the engine's log-probabilities are the old ones; see :meth:`take_from_engine`."""
-        return self.algorithm.use_rollout_logprobs
-
     def take_from_engine(self, micro_batches: Iterable[MicroBatch]) -> None:
         """Use the engine's log-probabilities as the old ones; 0 where nothing is trained, where it may have none."""
         for micro in micro_batches:
             micro.old_log_probs_U = micro.rollout_log_probs_U.where(micro.mask_U != 0, 0.0)
-
-    @property
-    def entropy_has_gradient(self) -> bool:
-        """Whether the entropy is part of the loss, or only measured."""
-        return self.algorithm.entropy_coef != 0
 
     def __call__(
         self, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: MicroBatch
@@ -259,13 +244,13 @@ class Objective:
         loss_U = summed_U - self.algorithm.entropy_coef * entropy_U
         difference_U = (log_probs_U.detach() - micro.rollout_log_probs_U).abs()
         per_token = {"pg_loss": policy_U, "entropy_loss": entropy_U, **self._distance(difference_U)}
-        if self.uses_reference:
+        if self.algorithm.use_kl_loss:
             per_token["kl_loss"] = self._divergence(log_probs_U, old_U, micro)
             loss_U = loss_U + self.algorithm.kl_loss_coef * per_token["kl_loss"]
         loss = _weighted(loss_U, micro.weights_U, trained_U)
         if self.algorithm.get_mismatch_metrics:
             per_token |= mismatch_metrics(
-                log_probs_U if self.old_from_engine else old_U,
+                log_probs_U if self.algorithm.use_rollout_logprobs else old_U,
                 rollout_log_probs_U=micro.rollout_log_probs_U,
                 mask_U=micro.mask_U,
                 segments=segments,

@@ -248,7 +248,7 @@ class Learner:
         for role in self._columns.roles(num_steps, old_actor_differs=self._frozen.old_actor_differs):
             with self._frozen.weights_of(role):
                 self._fill_log_probs(micro_batches, role)
-        if self._objective.old_from_engine:
+        if self._objective.algorithm.use_rollout_logprobs:
             self._objective.take_from_engine(micro_batches)
         if self.critic is not None:
             self.critic.fill_values(micro_batches)

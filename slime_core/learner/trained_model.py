@@ -282,7 +282,7 @@ def forward_backward_policy(
         assert entropy_U is not None
         if of_logits:
             return objective.from_logits(logits_1TV, log_probs_U, entropy_U, micro)
-        return objective(log_probs_U, entropy_U if objective.entropy_has_gradient else entropy_U.detach(), micro)
+        return objective(log_probs_U, entropy_U if objective.algorithm.entropy_coef else entropy_U.detach(), micro)
 
     of_logits = objective.parts.of_logits is not None
     return forward_backward(model, micro_batches, compute_loss, all_rows=of_logits)

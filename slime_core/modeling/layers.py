@@ -277,17 +277,12 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         Returns:
             [t, heads * size] or [t, 1, heads * size].
         """
-        if query.dim() == 3:
-            return self._attend(query, key, value, packed_seq_params)
-        query, key, value = (part.squeeze(1) for part in (query, key, value))
-        return self._attend(query, key, value, packed_seq_params).unsqueeze(1)
-
-    def _attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packed: PackedSeqParams
-    ) -> torch.Tensor:
-        ends, num_tokens, group = packed.cu_seqlens_q, query.size(0), self._context
+        is_batched = query.dim() == 4
+        if is_batched:
+            query, key, value = (part.squeeze(1) for part in (query, key, value))
+        ends, num_tokens, group = packed_seq_params.cu_seqlens_q, query.size(0), self._context
         if group is None:
-            sequences = Sequences.of(ends, num_tokens=num_tokens, continues=_continues(packed))
+            sequences = Sequences.of(ends, num_tokens=num_tokens, continues=_continues(packed_seq_params))
         else:
             sequences = Sequences.of_rank(ends, num_tokens=num_tokens, rank=group.rank(), size=group.size())
         if sequences.exchanges:
@@ -295,7 +290,8 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
             pairs = torch.cat([key, value], dim=-1)
             everywhere = tensor_parallel.gather_from_sequence_parallel_region(pairs, group=group)
             key, value = everywhere.split([key.size(-1), value.size(-1)], dim=-1)
-        return attend(query, key, value, sequences, scale=self._scale)
+        output = attend(query, key, value, sequences, scale=self._scale)
+        return output.unsqueeze(1) if is_batched else output
 
 
 def _continues(packed: PackedSeqParams) -> torch.Tensor | None:
