@@ -2,8 +2,8 @@
 
 Each rule is a function that yields what is wrong.
 
-The conditions of settings (``Needs``, ``Conflicts``) come first: a message is made from the annotation alone: what was
-given, what it needs or excludes, the reason where the annotation has one, and the next step.
+The conditions of settings (``Needs``, ``Conflicts``, ``AtMost``) come first: a message is made from the annotation
+alone: what was given, what it needs or excludes, the reason where the annotation has one, and the next step.
 """
 
 from __future__ import annotations
@@ -14,19 +14,9 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import ValidationError
 
 from slime_core.config.engine_flags import ENGINES, engine_settings, values_of
-from slime_core.config.layout_rules import ENGINE_LAYOUT, MODELS, RUN_LAYOUT, SERVING, SERVING_OF_EVAL, SERVING_OF_RUN
-from slime_core.config.options import Conflicts, Needs, Relation
-from slime_core.config.rules import (
-    EVALUATION,
-    FILES,
-    FILES_OF_RUN,
-    LENGTHS,
-    LENGTHS_OF_EVAL,
-    LENGTHS_OF_RUN,
-    STEPS,
-    Rule,
-    waits_warn_first,
-)
+from slime_core.config.layout_rules import MODELS, RUN_LAYOUT, SERVING
+from slime_core.config.options import AtMost, Conflicts, Needs, Relation
+from slime_core.config.rules import EVALUATION, FILES, FILES_OF_RUN, LENGTHS, LENGTHS_OF_RUN, STEPS, Rule
 from slime_core.config.schema import DebugConfig, RunConfig
 from slime_core.config.settings import Setting, as_words
 from slime_core.errors import Mistake, PluginError
@@ -61,6 +51,21 @@ def unmet(
                     yield from _judged((setting, value), condition, found)
 
 
+def out_of_bounds(
+    values: Mapping[str, Pair], *, sections: Collection[str] | None = None, broken: Collection[str] = ()
+) -> Iterator[str]:
+    """A message for every value of the core that exceeds another one; arguments as for :func:`unmet`."""
+    usable = {key: pair for key, pair in values.items() if pair[1] is not None and key not in broken}
+    for setting, value in usable.values():
+        for bound in setting.notes(AtMost) if sections is None or setting.section in sections else ():
+            for other, most in (usable[name] for name in bound.settings if name in usable):
+                if not bound.allows(value, most):
+                    yield (
+                        f"{_shown((setting, value))} is {bound.otherwise} {_shown((other, most))}{_reason(bound)}. "
+                        f"Lower {setting.flag}, or raise {other.flag}"
+                    )
+
+
 def _find(setting: Setting, name: str, values: Mapping[str, Pair], by_flag: Mapping[str, Pair]) -> Pair | None:
     """The setting of that name, of the same plugin or with a flag of its own.
 
@@ -88,6 +93,8 @@ def stated(setting: Setting) -> Iterator[tuple[str, str]]:
         )
         lifted = f" unless {unless}" if unless else ""
         yield "needs" if is_need else "excludes", f"{names}{equals}{when}{lifted}"
+    for bound in setting.notes(AtMost):
+        yield "refused", f"{bound.otherwise} {' or '.join(bound.settings)}"
 
 
 def called(setting: Setting) -> str:
@@ -147,7 +154,7 @@ def _others(setting: Setting) -> str:
     return f"another value ({setting.accepts})"
 
 
-def _reason(condition: Relation) -> str:
+def _reason(condition: Relation | AtMost) -> str:
     return f", because {condition.because}" if condition.because else ""
 
 
@@ -181,12 +188,14 @@ def mistakes(
         config = config.model_copy(update={"debug": DebugConfig()})  # neither half of the loop runs
     rules = (*_ALWAYS, *(_OF_EVAL if purpose == "eval" else _OF_RUN))
     values = values_of(config) | dict(of_plugins or {})
+    sections = OF_EVALUATIONS if purpose == "eval" else None
     readable = _without(config, broken)
     messages = [
-        *unmet(values, sections=OF_EVALUATIONS if purpose == "eval" else None, broken=broken),
+        *unmet(values, sections=sections, broken=broken),
+        *out_of_bounds(values, sections=sections, broken=broken),
         *(message for rule in rules for message in _messages(rule, readable, is_whole=not broken)),
     ]
-    return list(map(Mistake, messages))
+    return list(map(Mistake, dict.fromkeys(messages)))
 
 
 def _without(config: RunConfig, settings: frozenset[str]) -> RunConfig:
@@ -207,7 +216,7 @@ def _messages(rule: Rule, config: RunConfig, *, is_whole: bool) -> list[str]:
         return []
 
 
-OF_EVALUATIONS = frozenset({"engine", "eval", *ENGINES})
+OF_EVALUATIONS = frozenset({"engine", "eval", "watch", *ENGINES})
 """Sections whose conditions hold for an evaluation too."""
 
 
@@ -224,14 +233,14 @@ def _there_is_eval_data(config: RunConfig) -> Iterator[str]:
         yield "eval_prompt_data: there is nothing to evaluate on; add --eval-prompt-data NAME FILE"
 
 
-_ALWAYS: tuple[Rule, ...] = (*SERVING, *ENGINE_LAYOUT, *EVALUATION, *LENGTHS, *FILES, waits_warn_first)
-_OF_EVAL: tuple[Rule, ...] = (*SERVING_OF_EVAL, *LENGTHS_OF_EVAL, _there_is_eval_data)
-_OF_RUN: tuple[Rule, ...] = (
-    *SERVING_OF_RUN,
-    *RUN_LAYOUT,
-    *STEPS,
-    *LENGTHS_OF_RUN,
-    *MODELS,
-    *FILES_OF_RUN,
-    _estimator_is_named,
-)
+def _evaluated_weights_are_known(config: RunConfig) -> Iterator[str]:
+    if config.engine.rollout_external_engine_addrs:
+        yield (
+            "rollout_external_engine_addrs: an evaluation publishes no weights, and the weights of external engines "
+            "are unknown; leave it out, so that the evaluation starts engines with its weights"
+        )
+
+
+_ALWAYS: tuple[Rule, ...] = (*SERVING, *EVALUATION, *LENGTHS, *FILES)
+_OF_EVAL: tuple[Rule, ...] = (_there_is_eval_data, _evaluated_weights_are_known)
+_OF_RUN: tuple[Rule, ...] = (*RUN_LAYOUT, *STEPS, *LENGTHS_OF_RUN, *MODELS, *FILES_OF_RUN, _estimator_is_named)

@@ -60,11 +60,7 @@ class WithoutEffect:
 
 
 def find_flag(flag: str) -> tuple[Setting, bool] | Refusal | WithoutEffect | None:
-    """The setting of ``--flag``, and whether the flag switches it off (``--no-flag``); None: the name is unknown.
-
-    Raises:
-        ConfigError: another version of an engine is installed than the pinned one, and its flags cannot be read.
-    """
+    """The setting of ``--flag``, and whether the flag switches it off (``--no-flag``); None: the name is unknown."""
     if "_" in flag:
         return None
     name = flag.removeprefix("--").replace("-", "_")

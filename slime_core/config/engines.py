@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from annotated_types import Ge, Le
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
@@ -263,7 +264,8 @@ class MegatronFlag:
     Arguments:
         home: which of Megatron's configs it sets: ``transformer`` or ``optimizer``.
         text: what it does.
-        conditions: what it needs and excludes. Megatron fails only when the model is built, or not at all.
+        conditions: what it needs and excludes, and its bounds. Megatron fails only when the model is built, or not at
+            all.
         choices: the values that a run may give; None: those of the field.
         field: what it sets; None: the field of its own name.
         value: what a switch sets where the field is no switch.
@@ -271,13 +273,14 @@ class MegatronFlag:
 
     home: str
     text: str
-    conditions: tuple[Needs | Conflicts, ...] = ()
+    conditions: tuple[object, ...] = ()
     choices: tuple[str, ...] | None = None
     field: str | None = None
     value: Any = None
 
 
 OF_FULL = Needs("recompute_granularity", equals="full")
+RATE = tuple(Field(ge=0, allow_inf_nan=False).metadata)
 OFFLOADED = (Needs("optimizer_cpu_offload"),)
 
 MEGATRON_FLAGS: Mapping[str, MegatronFlag] = {
@@ -294,7 +297,7 @@ MEGATRON_FLAGS: Mapping[str, MegatronFlag] = {
         (OF_FULL,),
     ),
     "recompute_num_layers": MegatronFlag(
-        "transformer", "Layers a chunk (uniform), or layers a pipeline stage (block).", (OF_FULL,)
+        "transformer", "Layers a chunk (uniform), or layers a pipeline stage (block).", (OF_FULL, Ge(1))
     ),
     # In Megatron's local layers; layernorm needs TransformerEngine, the others a mixture or MLA.
     "recompute_modules": MegatronFlag(
@@ -306,9 +309,9 @@ MEGATRON_FLAGS: Mapping[str, MegatronFlag] = {
     "disable_bf16_reduced_precision_matmul": MegatronFlag(
         "transformer", "Sum products of bfloat16 matrices in float32, on GPUs."
     ),
-    "decoupled_lr": MegatronFlag("optimizer", "Learning rate of embedding and output weights. Not given: lr."),
+    "decoupled_lr": MegatronFlag("optimizer", "Learning rate of embedding and output weights. Not given: lr.", RATE),
     "decoupled_min_lr": MegatronFlag(
-        "optimizer", "Where that learning rate ends. Not given: min_lr.", (Needs("decoupled_lr"),)
+        "optimizer", "Where that learning rate ends. Not given: min_lr.", (Needs("decoupled_lr"), *RATE)
     ),
     "optimizer_cpu_offload": MegatronFlag(
         "optimizer",
@@ -327,7 +330,7 @@ MEGATRON_FLAGS: Mapping[str, MegatronFlag] = {
         (Needs("optimizer_cpu_offload", because="on the GPU only TransformerEngine's Adam has it"),),
     ),
     "optimizer_offload_fraction": MegatronFlag(
-        "optimizer", "Share of the optimizer's state that is on the host, from 0 to 1. Not given: 1.", OFFLOADED
+        "optimizer", "Share of the optimizer's state that is on the host. Not given: 1.", (*OFFLOADED, Ge(0), Le(1))
     ),
     "overlap_cpu_optimizer_d2h_h2d": MegatronFlag(
         "optimizer", "Copy gradients and weights between GPU and host while other weights are updated.", OFFLOADED
@@ -424,11 +427,7 @@ def owned() -> Mapping[str, str]:
 
 @cache
 def rows_by_name() -> Mapping[str, Row]:
-    """Arguments of SGLang's parser, by every spelling, with underscores and without ``sglang_``.
-
-    Raises:
-        ConfigError: as ``tables.rows``.
-    """
+    """Arguments of SGLang's parser, by every spelling, with underscores and without ``sglang_``."""
     return {name: row for row in rows("sglang") for name in (*row.also, row.name)}
 
 

@@ -3,20 +3,48 @@ published."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from slime_core.config.options import NO_ENGINES, ONE_HALF, Conflicts, Needs, ReadBy
-from slime_core.config.section import Count, CountOrZero, Distinct, Fraction, Name, Positive, PositiveOrZero, Section
+from slime_core.config.options import NO_ENGINES, ONE_HALF, AtMost, Below, Conflicts, Needs, ReadBy
+from slime_core.config.section import (
+    Count,
+    CountOrZero,
+    Distinct,
+    Fraction,
+    Name,
+    Positive,
+    PositiveOrZero,
+    Section,
+    rejected,
+)
 
 SHARED_ACTIVATIONS = "tensor-parallel ranks share the activations"
 OF_CRITIC = ReadBy("advantage_estimator", "values")
 CHANGES_ADVANTAGES = ReadBy("policy_loss", "advantages")
 OF_REFERENCE = Needs("use_kl_loss", "kl_coef", because="only these use a reference model")
 OF_PARITY_GATE = Conflicts("parity_interval", equals=0, because="nothing is compared")
+WITHOUT_STRICT = Conflicts(
+    "true_on_policy_mode", because="that mode has bounds of its own, 1e-5 on average and 1e-4 at most"
+)
+WITHIN_DECAY = Below("lr_decay_iters", because="both count from the first optimizer step")
 OF_SEPARATE_CRITIC = Needs("critic_num_gpus", because="otherwise the critic shares the actor's ranks")
+
+
+def _regular_expression(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as problem:
+        raise rejected(
+            f"found {text!r}, no regular expression: {problem}; write a literal dot or bracket with a backslash, as \\."
+        ) from None
+    return text
+
+
+Expression = Annotated[Name, AfterValidator(_regular_expression)]
 
 
 class AlgorithmConfig(Section):
@@ -154,9 +182,9 @@ class OptimizerConfig(Section):
 
     lr: PositiveOrZero = 1e-6
     """Learning rate after warm-up."""
-    min_lr: Annotated[PositiveOrZero, Needs("lr_decay_style")] = 0.0
+    min_lr: Annotated[PositiveOrZero, Needs("lr_decay_style"), AtMost("lr", "critic_lr")] = 0.0
     """Learning rate at the end of the decay."""
-    lr_warmup_iters: CountOrZero = 0
+    lr_warmup_iters: Annotated[CountOrZero, WITHIN_DECAY] = 0
     """Optimizer steps over which the learning rate rises linearly from 0. 0: no warm-up."""
     lr_decay_style: Annotated[
         Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"], Needs("lr_wsd_decay_iters", when="WSD")
@@ -183,13 +211,13 @@ class OptimizerConfig(Section):
     """Adam: added to the denominator of the update."""
     clip_grad: PositiveOrZero = 1.0
     """Largest global norm of the gradient; larger ones are scaled down. 0: no clipping."""
-    lr_warmup_init: Annotated[PositiveOrZero, Needs("lr_warmup_iters")] = 0.0
+    lr_warmup_init: Annotated[PositiveOrZero, Needs("lr_warmup_iters"), AtMost("lr", "critic_lr")] = 0.0
     """Learning rate at the start of warm-up."""
     reset_optimizer_states: bool = False
     """Reset Adam's moments and step counts at the start of each rollout."""
-    only_train_params_name_list: Annotated[tuple[Name, ...], Conflicts("freeze_params_name_list")] = ()
+    only_train_params_name_list: Annotated[tuple[Expression, ...], Conflicts("freeze_params_name_list")] = ()
     """Train only weights whose Megatron name matches one of these regular expressions (search). Empty: all."""
-    freeze_params_name_list: tuple[Name, ...] = ()
+    freeze_params_name_list: tuple[Expression, ...] = ()
     """Freeze weights whose Megatron name matches one of these regular expressions (search)."""
 
 
@@ -203,7 +231,7 @@ class CriticConfig(Section):
     """
     critic_lr: Annotated[PositiveOrZero | None, OF_CRITIC] = None
     """Learning rate of the critic after warm-up. None: lr."""
-    critic_lr_warmup_iters: Annotated[CountOrZero | None, OF_CRITIC] = None
+    critic_lr_warmup_iters: Annotated[CountOrZero | None, OF_CRITIC, WITHIN_DECAY] = None
     """Warm-up steps of the critic's learning rate. None: lr_warmup_iters."""
     critic_weight_decay: Annotated[PositiveOrZero | None, OF_CRITIC] = None
     """Decoupled weight decay of the critic. None: weight_decay."""
@@ -211,7 +239,9 @@ class CriticConfig(Section):
     """Largest global norm of the critic's gradient. None: clip_grad."""
     value_clip: Annotated[Positive | None, OF_CRITIC] = 0.2
     """Clip range for value updates (PPO), in the unit of the rewards. None: no clipping."""
-    num_critic_only_steps: Annotated[CountOrZero, OF_CRITIC] = 0
+    num_critic_only_steps: Annotated[
+        CountOrZero, OF_CRITIC, Below("num_rollout", because="the actor has to be trained, too")
+    ] = 0
     """Number of rollouts at the start that train only the critic."""
     critic_num_gpus: Annotated[Count | None, OF_CRITIC] = None
     """Devices of a separate critic; on a CPU, processes. None: the critic shares the actor's ranks."""
@@ -354,9 +384,9 @@ class WeightsConfig(Section):
     parity_interval: CountOrZero = 1
     """Parity gate: compare log-probs of learner and engines every this many rollouts; end the run if they differ. 0:
     never."""
-    parity_mean_tolerance: Annotated[Positive | None, OF_PARITY_GATE] = None
+    parity_mean_tolerance: Annotated[Positive | None, OF_PARITY_GATE, WITHOUT_STRICT] = None
     """Parity gate: maximum mean absolute difference between log-probs of learner and engines. None: 1e-4 in float32,
     0.1 in bfloat16, 5e-3 in float32 for mixtures of experts."""
-    parity_max_tolerance: Annotated[Positive | None, OF_PARITY_GATE] = None
+    parity_max_tolerance: Annotated[Positive | None, OF_PARITY_GATE, WITHOUT_STRICT] = None
     """Parity gate: maximum absolute difference between learner and engines in one token's log-prob. None: 1e-3 in
     float32, 2 in bfloat16. In bfloat16 and for mixtures of experts, one token in 1,000 may exceed it."""

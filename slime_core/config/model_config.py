@@ -73,12 +73,6 @@ def torch_dist_folder(path: Path) -> Path | None:
     return next((place for place in places if (place / ".metadata").is_file()), None)
 
 
-def is_mixture(folder: Path | None) -> bool:
-    """Whether the model of ``folder`` chooses experts; False where there is no folder, or it cannot be read."""
-    found = None if folder is None else described(folder)
-    return found is not None and num_experts(found) > 1
-
-
 def config_folder(torch_dist: Path) -> Path | None:
     """The folder with the config.json and the tokenizer of a torch_dist folder; None: it carries none."""
     places = (torch_dist / CARRIED, torch_dist.parent / "hf")

@@ -5,6 +5,7 @@
     UsedBy      the components that read the setting
     Needs       another setting without which this one has no effect
     Conflicts   another setting that excludes this one
+    AtMost      another setting that this one may not exceed
     ReadBy      of the core: the kind of component that has to read it
     NamesCode   its value names functions by path
     Once        the setting holds for one start
@@ -150,6 +151,36 @@ class Conflicts(Relation):
     Example: ``Conflicts("colocate", because="engines and learner take turns on the same devices")``,
     ``Conflicts("parity_interval", equals=0)``, ``Conflicts("over_sampling_batch_size", unless={"max_staleness": 0})``.
     """
+
+
+class AtMost:
+    """Other settings of the core that the value may not exceed; None sets no bound.
+
+    Example: ``AtMost("lr", "critic_lr")``.
+
+    Arguments:
+        because: the reason, for messages.
+    """
+
+    otherwise = "above"
+
+    def __init__(self, *settings: str, because: str = "") -> None:
+        self.settings = settings
+        self.because = because
+
+    def allows(self, value: float, bound: float) -> bool:
+        """Whether ``value`` keeps within ``bound``."""
+        return value <= bound
+
+
+class Below(AtMost):
+    """Other settings of the core that the value has to be below."""
+
+    otherwise = "not below"
+
+    def allows(self, value: float, bound: float) -> bool:
+        """Whether ``value`` is below ``bound``."""
+        return value < bound
 
 
 @dataclass(frozen=True, slots=True)

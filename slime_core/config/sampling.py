@@ -1,29 +1,20 @@
 """Sections [data], [rollout] and [eval]: prompts, how responses are generated and rewarded, evaluations.
 
 ``rm_type``: the name of one reward model, or a weighted sum of several, such as ``0.7*math + 0.3*dapo:acc``.
-
-A file may give the sum as a table, which is read into the same text::
-
-    [rollout.rm_type]
-    math = 0.7
-    "dapo:acc" = 0.3
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
 from slime_core.config.engines import EngineGroup
-from slime_core.config.options import NO_ENGINES, ONE_HALF, Conflicts, Needs
+from slime_core.config.options import NO_ENGINES, ONE_HALF, AtMost, Conflicts, Needs
 from slime_core.config.section import All, Count, CountOrZero, Name, Positive, PositiveOrZero, Section, Share, rejected
 
 _TERM = re.compile(r"([+-]?)\s*(\d+(?:\.\d*)?|\.\d+)\s*\*\s*([A-Za-z0-9][A-Za-z0-9._+-]*?)(?::([^\s:*]+?))?\s*")
@@ -70,32 +61,16 @@ def reward_terms(written: str) -> tuple[RewardTerm, ...] | None:
     return tuple(terms)
 
 
-def _written(found: Any) -> Any:
-    """A table of weights as the text of the sum; any other value unchanged."""
-    if not isinstance(found, Mapping):
-        return found
-    wrong = [f"{name} = {weight!r}" for name, weight in found.items() if not _is_weight(weight)]
-    if wrong or not found:
-        shown = ", ".join(wrong) or "an empty table"
-        raise rejected(f"found {shown}; accepted: a table of reward models and their weights, such as math = 0.7")
-    parts = [f"{Decimal(repr(weight)):+f}*{name}" for name, weight in found.items()]
-    text = "".join(parts).removeprefix("+")
+def _readable(written: str) -> str:
     try:
-        read = reward_terms(text) or ()
-    except ValueError:
-        read = ()
-    if [str(term) for term in read] != list(found):
-        names = ", ".join(map(repr, found))
-        raise rejected(f'found the parts {names}; accepted: NAME or "NAME:KEY", such as math = 0.7, "dapo:acc" = 0.3')
-    return text
+        reward_terms(written)
+    except ValueError as error:
+        raise rejected(str(error)) from None
+    return written
 
 
-def _is_weight(found: object) -> bool:
-    return isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
-
-
-RewardSum = Annotated[Name, BeforeValidator(_written)]
-"""The text of ``rm_type``, which a file may write as a table."""
+RewardSum = Annotated[Name, AfterValidator(_readable)]
+"""The text of ``rm_type``."""
 
 
 def reward_names(written: str) -> tuple[str, ...]:
@@ -108,7 +83,8 @@ def reward_names(written: str) -> tuple[str, ...]:
 
 
 TwoOrMore = Annotated[int, Field(ge=2)]
-"""Tokens to choose from: of a single one the probability is 1, so nothing is learnt from it."""
+"""Tokens to choose from: of a single one the probability is 1, so nothing is learnt from it. Also tokens of a prompt
+and its response."""
 
 RESERVED_ARGUMENTS = frozenset(
     {
@@ -156,7 +132,7 @@ class RolloutConfig(Section):
 
     num_rollout: Count = 200
     """Number of rollouts; each is generated, trained on and published once."""
-    rollout_batch_size: Count = 32
+    rollout_batch_size: Annotated[Count, AtMost("over_sampling_batch_size")] = 32
     """Prompts per rollout."""
     n_samples_per_prompt: Count = 8
     """Responses per prompt; together they form a prompt group."""
@@ -191,10 +167,7 @@ class RolloutConfig(Section):
     """Maximum turns of the model in one conversation, for generate functions that hold conversations. None: the
     generate function decides."""
     rm_type: RewardSum = "exact_match"
-    """Component (kind reward_model) that rewards responses, or a weighted sum: 0.7*math+0.3*f1.
-
-    A file may have a table of weights: rm_type = { math = 0.7, "dapo:acc" = 0.3 }, or [rollout.rm_type].
-    """
+    """Component (kind reward_model) that rewards responses, or a weighted sum: 0.7*math+0.3*f1."""
     reward_key: Name | None = None
     """Name of the number that trains, for reward models that return several named numbers. None: the reward is one
     number."""
@@ -256,6 +229,7 @@ class RolloutConfig(Section):
     fault fails."""
     async_buffer_size: Annotated[
         CountOrZero,
+        AtMost("max_staleness", because="samples become as stale as rollouts are ahead"),
         Conflicts("colocate", because="engines and learner take turns on the same devices"),
         Conflicts("rollout_source", because="a rollout source makes whole rollouts, one when it is called"),
         Conflicts(
@@ -385,7 +359,7 @@ class EvalDataset(Section):
     """Minimum tokens of a response."""
     max_prompt_len: Count | None = None
     """Maximum tokens of a prompt; longer ones are dropped."""
-    max_context_len: Count | None = None
+    max_context_len: TwoOrMore | None = None
     """Maximum tokens of prompt plus response."""
     stop: tuple[Name, ...] | None = None
     """Texts that end a response."""
@@ -404,7 +378,7 @@ class EvalDataset(Section):
     generate_function: Name | None = None
     """Component that turns a prompt into a response."""
     rm_type: RewardSum | None = None
-    """Component that rewards responses, or a sum of several, as text or as a table of weights."""
+    """Component that rewards responses, or a sum of several."""
     reward_key: Name | None = None
     """Which of a reward model's named numbers counts; "none": rewards are plain numbers."""
     pass_threshold: Finite | None = None
@@ -445,7 +419,7 @@ class EvalConfig(Section):
     """Minimum tokens of an evaluation response."""
     eval_max_prompt_len: Count | None = None
     """Maximum tokens of an evaluation prompt; longer ones are dropped and counted. None: no limit."""
-    eval_max_context_len: Count | None = None
+    eval_max_context_len: TwoOrMore | None = None
     """Maximum tokens of an evaluation prompt plus its response. None: no such limit."""
     eval_input_key: Name | None = None
     """Field of an evaluation row with the prompt. None: input_key."""

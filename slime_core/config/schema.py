@@ -42,7 +42,7 @@ from slime_core.config.learning import (
     ParallelConfig,
     WeightsConfig,
 )
-from slime_core.config.options import NO_ENGINES, Conflicts, Needs, Once, Part, PluginSettings
+from slime_core.config.options import NO_ENGINES, AtMost, Conflicts, Needs, Once, Part, PluginSettings
 from slime_core.config.sampling import DataConfig, EvalConfig, EvalDataset, RolloutConfig
 from slime_core.config.section import Count, CountOrZero, Name, Positive, Section, Share, rejected
 
@@ -206,7 +206,7 @@ class CheckpointConfig(Section):
 class WatchConfig(Section):
     """Limits on waiting, so that nothing hangs silently."""
 
-    wait_warn_s: Positive = 60.0
+    wait_warn_s: Annotated[Positive, AtMost("wait_fail_s")] = 60.0
     """Seconds after which a wait for another process is reported, with the processes that it waits for."""
     wait_fail_s: Positive = 1800.0
     """Seconds after which a wait for another process ends the run."""

@@ -15,7 +15,6 @@ from typing import Any
 
 from slime_core.config.check import called
 from slime_core.config.engines import EngineModel
-from slime_core.config.layout_rules import recomputes
 from slime_core.config.load import Resolved
 from slime_core.config.options import KIND_NAMED_BY, ReadBy, UsedBy
 from slime_core.config.sampling import RewardTerm, reward_names, reward_terms
@@ -244,7 +243,7 @@ def _refuse_idle_replay(found: Selected, config: RunConfig) -> None:
         or settings.use_rollout_logprobs  # the rules of the settings speak
         or bool(config.provided("policy_loss"))
         or (traits.scope == "token" and "log_probs" in reads)
-        or recomputes(config)
+        or "recompute_granularity" in config.megatron.transformer  # the backward pass repeats parts of the forward pass
     )
     if config.learner.use_routing_replay and not replays:
         raise PluginError(

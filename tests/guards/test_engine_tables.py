@@ -6,16 +6,28 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-import slime_core
-from slime_core.config.tables import Engine, installed_rows
+from slime_core.config.tables import DATA, Engine
+from slime_core.cpu import serve as cpu
 
-DATA = Path(slime_core.__file__).parent / "config" / "data"
+REPO = Path(__file__).parents[2]
+
+
+def installed_rows(engine: Engine) -> dict[str, Any]:
+    """Version and names of the installed engine, which takes over the process that loads it."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.guards.engine_tables", engine]
+    ours = cpu.server_environment() if engine == "sglang" else {}
+    done = subprocess.run(command, cwd=REPO, env=os.environ | ours, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 @pytest.mark.parametrize("engine", get_args(Engine))

@@ -33,7 +33,9 @@ def test_the_embedded_run_breaks_no_rule() -> None:
 def test_a_config_json_that_names_no_architecture_is_a_mistake(text: str, found: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     (message,) = broken_rules(f"--hf-checkpoint {tmp_path}")
-    assert message.startswith(f"hf_checkpoint: {tmp_path}/config.json {found}; accepted: a Hugging Face folder")
+    assert message.startswith(
+        f"hf_checkpoint: {tmp_path} holds a config.json that {found}; accepted: a Hugging Face folder"
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,9 +55,7 @@ def test_two_evaluation_files_of_one_name_are_a_mistake(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.touch()
     (message,) = broken_rules(f"--eval-prompt-data a {file} a {file}")
-    assert (
-        message == "eval_prompt_data: 2 files are named 'a'; their metrics would have the same names; give each its own"
-    )
+    assert message == "evaluation sets: 2 are named 'a'; give each its own name"
 
 
 def test_a_run_without_an_estimator_is_refused_with_the_plugin_that_has_one() -> None:

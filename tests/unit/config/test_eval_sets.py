@@ -103,19 +103,14 @@ def test_a_wrong_table_is_reported(table: str, expected: str, folder: Path) -> N
         (
             "name='a', path='aime.jsonl', max_response_len=128",
             "",
-            "evaluation set a: max_response_len = 128, but the model reads at most 128 tokens, prompt and response "
-            "together; give less than 128",
+            "evaluation set a: max_response_len = 128, but the model reads at most max_position_embeddings = 128 "
+            "tokens, prompt and response together; give at most 127",
         ),
         (
             "name='a', path='aime.jsonl', max_context_len=129",
             "",
-            "evaluation set a: prompt and response may have 129 tokens (max_context_len), but the model reads at most "
-            "128; give at most 128, or leave it out",
-        ),
-        (
-            "name='a', path='aime.jsonl', max_context_len=1",
-            "",
-            "evaluation set a: max_context_len = 1 has no room for a prompt and a token; give 2 or more",
+            "evaluation set a: max_context_len = 129, but the model reads at most max_position_embeddings = 128 "
+            "tokens, prompt and response together; give at most 128",
         ),
         (
             "name='a', path='aime.jsonl', max_response_len=4",
@@ -123,46 +118,26 @@ def test_a_wrong_table_is_reported(table: str, expected: str, folder: Path) -> N
             "evaluation set a: min_new_tokens = 5 is above the longest response, max_response_len = 4; give at most 4",
         ),
         (
-            "name='a', path='aime.jsonl', top_p=0.9",
-            "",
-            "evaluation set a: top_p = 0.9 has no effect at temperature 0, which always takes the likeliest token; "
-            "give it a temperature, or leave one of them out",
-        ),
-        (
-            "name='a', path='aime.jsonl'",
-            "--eval-top-k 5",
-            "eval_top_k = 5 has no effect: every evaluation set is sampled at temperature 0, which always takes the "
-            "likeliest token; add --eval-temperature, or leave it out",
-        ),
-        (
             "name='a', path='aime.jsonl', model='models/judge'",
             "",
-            "evaluation set a: model = 'models/judge'; accepted: the name of an auxiliary model of the run, or the "
-            "address of an SGLang server, such as http://127.0.0.1:30000",
-        ),
-        (
-            "name='a', path='aime.jsonl', model_key_env='KEY'",
-            "",
-            "evaluation set a: model_key_env = 'KEY' has no effect without the address of a server; give model = "
-            "'http://HOST:PORT', or leave it out. Models of the run have its key",
+            "evaluation set a: model = 'models/judge'; accepted: an auxiliary model of the run (there are: none), or "
+            "the address of an SGLang server, such as http://127.0.0.1:30000",
         ),
         (
             "name='a', path='aime.jsonl', model='http://judge:1', model_key_env='sk-1234'",
             "",
-            "evaluation set a: model_key_env is no name of an environment variable; accepted is the name, such as "
-            "JUDGE_KEY, and never the key itself",
+            "evaluation set a: model_key_env names no environment variable that holds a key, which is one line of "
+            "ASCII without spaces; give the name, such as JUDGE_KEY, and export it before the run",
         ),
         (
             "name='a', path='aime.jsonl', model='http://judge:1', model_key_env='NOT_SET_HERE'",
             "",
-            "evaluation set a: model_key_env names the environment variable NOT_SET_HERE, which holds no key: one line "
-            "of ASCII without spaces. Export it before the run",
+            "evaluation set a: model_key_env names no environment variable that holds a key, which is one line of ",
         ),
         (
             "name='a', path='aime.jsonl', model='judge'",
             "",
-            "evaluation set a: model = 'judge', but the auxiliary models of the run are: none; name one of them, or "
-            "add it as a table [[engine.engine_models]]",
+            "evaluation set a: model = 'judge'; accepted: an auxiliary model of the run (there are: none), or ",
         ),
         ("name='a', path='missing.jsonl'", "", "eval_prompt_data a: "),
     ],
@@ -175,10 +150,7 @@ def test_sets_that_cannot_be_measured_are_refused(table: str, line: str, expecte
 def test_names_differ_over_both_kinds_of_sets(folder: Path) -> None:
     argv = ["--eval-prompt-data", "a", "aime.jsonl", "--eval-datasets", "name='a', path='gpqa.jsonl'"]
     (one,) = mistakes(load(argv, check_rules=False).config, purpose="eval")
-    assert (
-        one.message
-        == "eval_prompt_data: 2 files are named 'a'; their metrics would have the same names; give each its own"
-    )
+    assert one.message == "evaluation sets: 2 are named 'a'; give each its own name"
 
 
 def test_sets_with_settings_are_something_to_evaluate_on(folder: Path) -> None:

@@ -19,7 +19,7 @@ def broken_rules(line: str) -> list[str]:
         "--use-kl-loss --kl-loss-coef 0 --kl-coef 0.1",
         "--use-kl-loss --use-unbiased-kl",
         "--use-rollout-logprobs --get-mismatch-metrics",
-        "--true-on-policy-mode --parity-mean-tolerance 1e-6 --get-mismatch-metrics",
+        "--true-on-policy-mode --get-mismatch-metrics",
     ],
 )
 def test_valid_settings_break_no_rule(line):

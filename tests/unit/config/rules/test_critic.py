@@ -47,9 +47,8 @@ def test_a_critic_of_another_model_is_refused_and_its_layout_is_that_of_the_mode
     heads = found["num_attention_heads"]
     (tmp_path / "config.json").write_text(json.dumps(found | {"num_attention_heads": 6}), encoding="utf-8")
     assert broken_rules(f"--critic-load {tmp_path} --critic-num-gpus 4 --critic-tensor-model-parallel-size 4") == [
-        f"critic_load = {tmp_path}: the critic has the architecture of the actor, except for its head, but its "
-        f"config.json differs from that of {model}: num_attention_heads = 6 instead of {heads}; give a model of the "
-        "same architecture, sizes and vocabulary"
+        f"critic_load = {tmp_path}: its config.json differs from that of {model}: num_attention_heads = 6 instead of "
+        f"{heads}; give a model of the same architecture, sizes and vocabulary"
     ]
     (tmp_path / "config.json").write_text(json.dumps(found | {"torch_dtype": "bfloat16"}), encoding="utf-8")
     assert broken_rules(f"--critic-load {tmp_path}") == []

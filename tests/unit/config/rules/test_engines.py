@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from slime_core.config.check import mistakes
 from slime_core.config.engines import EngineGroup
 from slime_core.config.explain import to_toml
-from slime_core.config.layout_rules import SERVING, SERVING_OF_EVAL, SERVING_OF_RUN
 from slime_core.config.load import load
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.errors import ConfigError
@@ -46,9 +46,7 @@ def settings(folder: Path, text: str) -> RunConfig:
 
 
 def broken(config: RunConfig, *, purpose: str = "run") -> list[str]:
-    """What the rules of engines say, and no others."""
-    ours = {*SERVING, *SERVING_OF_RUN} if purpose == "run" else {*SERVING, *SERVING_OF_EVAL}
-    return [message for rule in ours for message in rule(config)]
+    return [mistake.message for mistake in mistakes(config, purpose=purpose)]
 
 
 def broken_flags(line: str, *, purpose: str = "run") -> list[str]:
@@ -89,8 +87,8 @@ def test_the_written_settings_give_the_same_engine_groups(tmp_path):
     assert hash(again) == hash(first.config)
 
 
-def test_a_group_as_a_flag_is_a_json_object():
-    found = load([*TOY, "--engine-groups", '{"num_gpus": 2}', '{"num_gpus": 1}'], check_rules=False).config
+def test_a_group_as_a_flag_is_a_json_object_or_in_toml():
+    found = load([*TOY, "--engine-groups", '{"num_gpus": 2}', "num_gpus = 1"], check_rules=False).config
     assert [group.num_gpus for group in found.engine.engine_groups] == [2, 1]
     with pytest.raises(ConfigError, match=r"--engine-groups: table 1: found 'two', input should be an object; acc"):
         load([*TOY, "--engine-groups", "two"])
@@ -129,10 +127,10 @@ def test_prefill_servers_come_first_and_the_others_decode():
 
 WRONG = {
     "[cluster]\nrollout_num_gpus = 8\n[[engine.engine_groups]]\nnum_gpus = 2\n[[engine.engine_groups]]\nnum_gpus = 4": (
-        "engine_groups have 2 + 4 = 6 GPUs, but rollout_num_gpus = 8; make the two equal"
+        "rollout_num_gpus = 8, but the engine_groups have 6 GPUs; make the two equal"
     ),
     "[cluster]\nrollout_num_gpus = 3\n[[engine.engine_groups]]\nnum_gpus = 3\nnum_gpus_per_engine = 2": (
-        "engine_groups: group 0 has num_gpus = 3, no multiple of num_gpus_per_engine = 2; change one"
+        "engine_groups: group 0: 3 GPUs are no multiple of the 2 of one engine (num_gpus_per_engine); change one"
     ),
     "[[engine.engine_groups]]\nnum_gpus = 1\noverrides = { chunked_prefil_size = 5 }": (
         "engine_groups: group 0: overrides chunked_prefil_size: SGLang has no such flag; did you mean "
@@ -146,18 +144,16 @@ WRONG = {
     ),
     '[[engine.engine_groups]]\nnum_gpus = 1\nworker_type = "prefill"': (
         "engine_groups: worker_type is prefill; accepted: regular throughout, or both prefill and decode and nothing "
-        "else, because each computes half of a request"
+        "else"
     ),
     f'[[engine.engine_models]]\nname = "a"\nmodel_path = "{MODEL}"\n[[engine.engine_models]]\nname = "a"\n'
-    f'model_path = "{MODEL}"': (
-        "engine_models: 2 models are named 'a'; requests name the model, so each needs its own name"
-    ),
+    f'model_path = "{MODEL}"': ("engine_models: 2 are named 'a'; give each its own name"),
     f'[[engine.engine_models]]\nname = "a"\nmodel_path = "{MODEL}"\nnum_gpus = 3\n'
     "engine_groups = [{ num_gpus = 1 }]": (
-        "engine_models a: its engine_groups have 1 GPUs, but num_gpus = 3; leave one out"
+        "engine_models a: num_gpus = 3, but the engine_groups have 1 GPUs; make the two equal"
     ),
     '[[engine.engine_models]]\nname = "a"\nmodel_path = "/no/model"': (
-        "engine_models a: /no/model holds no config.json; accepted: a Hugging Face folder on this machine (download a "
+        "engine_models a: /no/model is no folder; accepted: a Hugging Face folder on this machine (download a "
         "hub model first)"
     ),
 }
@@ -168,10 +164,6 @@ def test_wrong_engine_tables_are_named(tmp_path, text, message):
     assert broken(settings(tmp_path, text)) == [message]
 
 
-DRAFTS = (
-    "speculative_algorithm needs compiled kernels that SGLang has for GPUs only (its CPU server fails in "
-    "copy_all_layer_kv_cache_cpu), but device = cpu; leave it out, or run on GPUs"
-)
 EXTERNAL = "--rollout-external-engine-addrs 127.0.0.1:30000"
 
 
@@ -198,8 +190,8 @@ def test_a_model_s_name_names_files_of_its_own(tmp_path, name):
 def test_auxiliary_models_share_their_heads_evenly(tmp_path):
     judge = f'[[engine.engine_models]]\nname = "judge"\nmodel_path = "{MODEL}"\nnum_gpus_per_engine = 3'
     assert broken(settings(tmp_path, judge)) == [
-        f"engine_models judge: engines of 3 GPUs cannot share the 4 attention heads of {MODEL} evenly; accepted is a "
-        "number of GPUs that divides them"
+        "engine_models judge: num_gpus_per_engine = 3 does not divide num_attention_heads = 4, num_key_value_heads = "
+        f"2, intermediate_size = 128 of {MODEL}/config.json; give a size that does"
     ]
     assert broken(settings(tmp_path, f"{judge}\n[sglang]\nenable_dp_attention = true")) == []
 
@@ -225,7 +217,7 @@ def test_the_flags_of_an_offloaded_optimizer_reach_megatron() -> None:
         ("--optimizer-cpu-offload --use-precision-aware-optimizer", "needs bf16"),
         ("--optimizer-offload-fraction 0.5", "needs optimizer_cpu_offload"),
         ("--overlap-cpu-optimizer-d2h-h2d", "needs optimizer_cpu_offload"),
-        (f"{OFFLOADED} --optimizer-offload-fraction 1.5", "optimizer_offload_fraction = 1.5; accepted: 0 to 1"),
+        (f"{OFFLOADED} --optimizer-offload-fraction 1.5", "a number of at least 0 and at most 1"),
     ],
 )
 def test_half_an_offloaded_optimizer_is_one_mistake(line: str, mistake: str) -> None:

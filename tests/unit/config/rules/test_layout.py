@@ -46,28 +46,26 @@ def test_a_layout_that_can_be_breaks_no_rule(line: str) -> None:
     [
         (
             "--expert-model-parallel-size 4 --actor-num-gpus-per-node 4",
-            "does not divide its 6 experts; accepted: 1, 2, 3, 6",
+            "expert_model_parallel_size = 4 does not divide the 6 experts of ",
         ),
         (
             "--expert-model-parallel-size 3 --actor-num-gpus-per-node 4",
-            "does not divide the 4 groups in the 4 learner ranks of a pipeline stage; accepted: 1, 2, 4, or more "
-            "learner ranks",
+            "expert_model_parallel_size x expert_tensor_parallel_size = 3 x 1 = 3 does not divide the 4 ranks of a ",
         ),
         (
             "--expert-model-parallel-size 3 --actor-num-gpus-per-node 4 --tensor-model-parallel-size 2 "
             "--sequence-parallel",
-            "does not divide the 2 groups of 2 that share an expert (expert_tensor_parallel_size) in the 4 learner "
-            "ranks of a pipeline stage; accepted: 1, 2, or more learner ranks",
+            "expert_model_parallel_size x expert_tensor_parallel_size = 3 x 2 = 6 does not divide the 4 ranks of a ",
         ),
         (
             "--expert-model-parallel-size 3 --expert-tensor-parallel-size 3 --actor-num-gpus-per-node 4",
-            "= 3 does not divide the 4 learner ranks of a pipeline stage; accepted: 1, 2, 4",
+            "expert_model_parallel_size x expert_tensor_parallel_size = 3 x 3 = 9 does not divide the 4 ranks of a ",
         ),
     ],
 )
 def test_experts_divide_over_the_ranks_of_a_stage(line: str, says: str, tmp_path: Path) -> None:
     (message,) = broken_rules(f"{described(tmp_path, num_experts=6)} {line}")
-    assert message.endswith(says)
+    assert message.startswith(says)
 
 
 def test_tensor_parallel_ranks_share_out_experts_that_are_whole(tmp_path: Path) -> None:
@@ -85,8 +83,8 @@ def test_layers_need_not_divide_but_every_chunk_has_one(tmp_path: Path) -> None:
     assert broken_rules(f"{line} {pipeline} 3") == []
     (message,) = broken_rules(f"{line} {pipeline} 4")
     assert message.startswith(
-        "pipeline_model_parallel_size x num_virtual_stages_per_pipeline_rank = 2 x 4 = 8 divides the "
-        "num_hidden_layers = 5 of "
+        "pipeline_model_parallel_size x num_virtual_stages_per_pipeline_rank = 2 x 4 = 8 chunks, but the model has "
+        "num_hidden_layers = 5; accepted: at most 6"
     )
 
 
@@ -94,8 +92,7 @@ def test_fewer_key_value_heads_than_ranks_are_accepted_where_each_rank_gets_one(
     line = described(tmp_path, num_attention_heads=12, num_key_value_heads=3)
     assert broken_rules(f"{line} --tensor-model-parallel-size 6 --actor-num-gpus-per-node 6") == []
     (message,) = broken_rules(f"{line} --tensor-model-parallel-size 4 --actor-num-gpus-per-node 4")
-    assert "num_key_value_heads = 3" in message
-    assert message.endswith("accepted: 1, 3, 6, 12")
+    assert "= 4 does not divide num_key_value_heads = 3 of " in message
 
 
 def test_sizes_missing_from_config_json_are_not_checked(tmp_path: Path) -> None:
@@ -106,17 +103,18 @@ def test_sizes_missing_from_config_json_are_not_checked(tmp_path: Path) -> None:
 def test_a_mixture_over_tensor_ranks_shares_sequences(tmp_path: Path) -> None:
     line = f"{described(tmp_path, num_experts=6)} --actor-num-gpus-per-node 2 --tensor-model-parallel-size 2"
     assert broken_rules(line) == [
-        f"tensor_model_parallel_size = 2 with sequence_parallel = false: {tmp_path}/config.json describes a mixture of "
-        "6 experts, and Megatron trains one over tensor-parallel ranks only where they share sequences too; give "
-        "sequence_parallel = true, or tensor_model_parallel_size = 1"
+        "tensor_model_parallel_size = 2 with sequence_parallel = false: Megatron trains a mixture of 6 experts over "
+        "tensor-parallel ranks only where they share sequences too; give sequence_parallel = true, or "
+        "tensor_model_parallel_size = 1"
     ]
     assert broken_rules(f"{line} --sequence-parallel") == []
     assert broken_rules(described(tmp_path, num_experts=6)) == []
     (of_critic,) = broken_rules(
         f"{described(tmp_path, num_experts=6)} --critic-num-gpus 2 --critic-tensor-model-parallel-size 2"
     )
-    assert of_critic.startswith("critic: critic_tensor_model_parallel_size = 2 with critic_sequence_parallel = false: ")
-    assert of_critic.endswith("; give critic_sequence_parallel = true, or critic_tensor_model_parallel_size = 1")
+    assert of_critic.startswith(
+        "critic with critic_num_gpus = 2: tensor_model_parallel_size = 2 with sequence_parallel = false: "
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,7 +131,7 @@ def test_tensor_ranks_share_the_width_of_the_layers_that_are_there(more: dict[st
     line = "--actor-num-gpus-per-node 4 --sequence-parallel --tensor-model-parallel-size"
     model = described(tmp_path, **sizes, **more)
     assert broken_rules(f"{model} {line} 4") == [
-        f"tensor_model_parallel_size = 4 does not divide {bad} of {tmp_path}/config.json; accepted: 1, 2"
+        f"tensor_model_parallel_size = 4 does not divide {bad} of {tmp_path}/config.json; give a size that does"
     ]
     assert broken_rules(f"{model} {line} 2") == []
 

@@ -1,8 +1,6 @@
-"""Prints the names that Megatron-core's three configs or SGLang's parser accept, as JSON; imported by nothing.
+"""Prints the names that Megatron-core's three configs or SGLang's parser accept, as JSON.
 
-    python engine_tables.py megatron-core|sglang
-
-runs as a script, in an environment where that library imports.
+python -m tests.guards.engine_tables megatron-core|sglang
 """
 
 from __future__ import annotations
