@@ -9,7 +9,7 @@ alone: what was given, what it needs or excludes, the reason where the annotatio
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -131,27 +131,22 @@ def _exclusive(given: Pair, others: list[Pair], lifting: list[tuple[Pair, JsonVa
 
 def _missing(given: Pair, others: list[Pair], condition: Relation) -> str:
     """Several settings, of which one is enough, are named without their values, which are their defaults."""
-    out = f"or leave {_flag(given)} out"
-    first = others[0][0] if others else None
-    if first is None:
+    if not others:
         return f"{_shown(given)} needs {' or '.join(condition.settings)}{_reason(condition)}. Leave {_flag(given)} out"
     if condition.equals is not None:
-        wanted, found = as_words(condition.equals), as_words(others[0][1] if first.owner != "engine" else None)
+        (first, value), wanted = others[0], as_words(condition.equals)
+        found = as_words(value if first.owner != "engine" else None)
         needs, step = f"{called(first)} = {wanted} (got {found})", f"Give {first.flag} {wanted}"
-    elif len(others) == 1 and first.default and not first.is_sequence and first.owner != "engine":
-        needs = f"{called(first)} other than {as_words(first.default)}"
-        step = f"Give {first.flag} {_others(first)}"
     else:
-        needs = " or ".join(called(other) for other, _ in others)
+        needs = " or ".join(_beyond_default(other) for other, _ in others)
         step = f"Add {' or '.join(other.flag for other, _ in others)}"
-    return f"{_shown(given)} needs {needs}{_reason(condition)}. {step}, {out}"
+    return f"{_shown(given)} needs {needs}{_reason(condition)}. {step}, or leave {_flag(given)} out"
 
 
-def _others(setting: Setting) -> str:
-    """The values of a setting other than its default, in words: its choices, or what its type accepts."""
-    if get_origin(setting.info.annotation) is Literal:
-        return " or ".join(str(choice) for choice in get_args(setting.info.annotation) if choice != setting.default)
-    return f"another value ({setting.accepts})"
+def _beyond_default(setting: Setting) -> str:
+    """The name of a setting that has to be set; of one that has a value by default, to another."""
+    has_value = setting.default and not setting.is_sequence and setting.owner != "engine"
+    return f"{called(setting)} other than {as_words(setting.default)}" if has_value else called(setting)
 
 
 def _reason(condition: Relation | AtMost) -> str:

@@ -61,18 +61,13 @@ class PromptPath:
             DataError: its slice is empty, or counts from the end.
         """
         text = str(path)
-        found = re.fullmatch(r"(.+)@\[(-?\d*):(-?\d*)\]", text, re.DOTALL)
-        if found is None:
-            if re.fullmatch(r".+@(\[[^/\[\]]*\])?", text) and not path.exists():
-                raise DataError(f"{text}: the text after @ is no slice; accepted: @[a:b] with 0 <= a < b, no steps")
+        if found := re.fullmatch(r"(.+)@\[(\d*):(\d*)\]", text, re.DOTALL):
+            start, stop = int(found[2] or 0), int(found[3]) if found[3] else None
+            if stop is None or start < stop:
+                return cls(Path(found[1]), start, stop)
+        elif path.exists() or not re.fullmatch(r".+@(\[[^/\[\]]*\])?", text):
             return cls(path)
-        pattern, start, stop = found.groups()
-        ends = int(start or 0), int(stop) if stop else None
-        if min(ends[0], ends[1] or 0) < 0 or "-" in (start, stop):
-            raise DataError(f"{text}: a slice counts rows from the start; accepted: @[a:b] with 0 <= a < b")
-        if ends[1] is not None and ends[1] <= ends[0]:
-            raise DataError(f"{text}: the slice holds no rows; accepted: @[a:b] with 0 <= a < b")
-        return cls(Path(pattern), *ends)
+        raise DataError(f"{text}: what follows @ is no slice of rows; accepted: @[a:b] with 0 <= a < b, no steps")
 
     def files(self, formats: Collection[str] = ()) -> list[Path]:
         """The files, and the folders of a format, in the order in which they are read.

@@ -48,7 +48,4 @@ def rows(engine: Engine) -> tuple[Row, ...]:
     """Of Megatron-core, the fields of TransformerConfig, OptimizerConfig and DistributedDataParallelConfig; of SGLang,
     what its parser accepts, without the dashes."""
     table = json.loads((DATA / f"{engine}.json").read_text(encoding="utf-8"))
-    return tuple(
-        Row(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
-        for row in table["rows"]
-    )
+    return tuple(Row(**row | {key: tuple(row.get(key, ())) for key in ("choices", "also")}) for row in table["rows"])

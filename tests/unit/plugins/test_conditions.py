@@ -160,8 +160,7 @@ def test_options_that_take_effect_are_accepted(argv: Sequence[str]) -> None:
         ),
         (
             ("--sample-transforms", "a", "--mine.floor", "2"),
-            "mine.floor = 2 needs length_limit other than 5. Give --length-limit another value (a whole number "
-            "greater than 0), or leave --mine.floor out",
+            "mine.floor = 2 needs length_limit other than 5. Add --length-limit, or leave --mine.floor out",
         ),
         (
             ("--sample-transforms", "a", "--mine.words", "/w", "--reward-key", "score"),

@@ -240,5 +240,5 @@ def test_a_slice_beyond_the_last_row_reports_the_number_of_rows(tmp_path):
 @pytest.mark.parametrize("slice_", ["[0:9:2]", "[5]", "[a:b]", "[]", ""])
 def test_a_malformed_slice_of_a_path_is_named(tmp_path, slice_):
     path = write(tmp_path, '{"prompt": "q", "label": "x"}')
-    with pytest.raises(DataError, match=r"the text after @ is no slice; accepted: @\[a:b\] with 0 <= a < b"):
+    with pytest.raises(DataError, match=r"what follows @ is no slice of rows; accepted: @\[a:b\] with 0 <= a < b"):
         prompts(Path(f"{path}@{slice_}"))
