@@ -59,8 +59,8 @@ def test_options_that_reach_a_correction_are_accepted(line):
         ),
         (
             "--corrections mis --mis-clip-low 0.3",
-            "mis_clip_low = 0.3 needs mis_mode other than truncate, because mode truncate has no lower bound. Give "
-            "--mis-mode clip or mask, or leave --mis-clip-low out",
+            "mis_clip_low = 0.3 needs mis_mode other than truncate, because mode truncate has no lower bound. Add "
+            "--mis-mode, or leave --mis-clip-low out",
         ),
         (
             "--corrections tis --mis-level sequence",
