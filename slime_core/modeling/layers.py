@@ -100,11 +100,8 @@ class Routed(Protocol):
         given_routes_TLK: int8 or int16 [t, layers, k], the engine's choices, -1 where unknown; None: all unknown.
     """
 
-    @property
-    def routes(self) -> dict[int, torch.Tensor]: ...
-
-    @property
-    def given_routes_TLK(self) -> torch.Tensor | None: ...
+    routes: dict[int, torch.Tensor]
+    given_routes_TLK: torch.Tensor | None
 
 
 class KeepingRouter(TopKRouter):  # type: ignore[misc]
