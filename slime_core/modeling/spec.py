@@ -147,7 +147,7 @@ class MappedWeight:
 
     tensor: torch.Tensor
     names: tuple[str, ...]
-    _bridge: Any
+    _bridge: object
     _name: str
     _whole_name: str
 
@@ -157,10 +157,11 @@ class MappedWeight:
         Arguments:
             read: returns the full weights for Hugging Face names.
         """
+        bridge: Any = self._bridge
         held = read(list(self.names))
-        whole = self._bridge._weight_to_mcore_format(self._name, [held[name] for name in self.names])
+        whole = bridge._weight_to_mcore_format(self._name, [held[name] for name in self.names])
         size, rank = self._split
-        shares = self._bridge._weight_split_across_tp(self._name, whole, self.tensor, size)
+        shares = bridge._weight_split_across_tp(self._name, whole, self.tensor, size)
         with torch.no_grad():
             self.tensor.copy_(shares[rank])
 
@@ -170,19 +171,22 @@ class MappedWeight:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return Hugging Face name -> shape of the full weight."""
+        bridge: Any = self._bridge
         share = self.tensor.detach().to("meta")
         size, _ = self._split
         if size > 1 and getattr(self.tensor, "tensor_model_parallel", False):
-            share = self._bridge._weight_merge_across_tp(self._whole_name, [share] * size, self.tensor)
+            share = bridge._weight_merge_across_tp(self._whole_name, [share] * size, self.tensor)
         return {name: tuple(weight.shape) for name, weight in self._named(share).items()}
 
     def _named(self, whole: torch.Tensor) -> dict[str, torch.Tensor]:
-        return dict(zip(*self._bridge._weight_to_hf_format(self._whole_name, whole), strict=True))
+        bridge: Any = self._bridge
+        return dict(zip(*bridge._weight_to_hf_format(self._whole_name, whole), strict=True))
 
     @property
     def _split(self) -> tuple[int, int]:
         """(Number of ranks that share the tensor, index of this rank)."""
-        ranks = self._bridge.mpu
+        bridge: Any = self._bridge
+        ranks = bridge.mpu
         if ".mlp.experts.linear_fc" in self._name:
             return ranks.etp_size, ranks.etp_rank
         return ranks.tp_size, ranks.tp_rank
