@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -22,7 +24,7 @@ from slime_core.config.load import DEFAULT, Resolved
 from slime_core.config.options import Once
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import Setting, as_toml, as_words, core_settings, plugin_settings
-from slime_core.config.sources import CONFIG_FLAG, NO_EVAL, NO_EVAL_FLAG, of_inactive
+from slime_core.config.sources import of_inactive
 from slime_core.errors import ConfigError, nearest
 
 WIDTH: Final = 100
@@ -84,17 +86,10 @@ def explain(name: str, resolved: Resolved, inactive: Mapping[str, str] | None = 
     values = resolved.values()
     names: dict[str, str] = {}
     for key, (setting, _) in values.items():
-        names |= dict.fromkeys([key, f"{setting.section}.{setting.name}", called(setting)], key)
+        own = called(setting)
+        off = [f"no_{own}"] if setting.is_switch else []
+        names |= dict.fromkeys([key, f"{setting.section}.{setting.name}", own, *off], key)
     wanted = name.removeprefix("--").replace("-", "_")
-    if f"--{wanted}" == CONFIG_FLAG:
-        says = "is no setting: it names the file that settings are read from."
-        return f"{CONFIG_FLAG} FILE.toml\n  {says}\n  {CONFIG_HELP}."
-    if f"--{wanted.replace('_', '-')}" == NO_EVAL_FLAG:
-        stands_for = " ".join(f"--{key.replace('_', '-')} {word}" for key, word in NO_EVAL.items())
-        return f"{NO_EVAL_FLAG}\n  evaluates nothing: the same as {stands_for}."
-    switch = values.get(names.get(wanted.removeprefix("no_"), ""))
-    if wanted not in names and switch is not None and switch[0].is_switch:
-        return f"{name} is {switch[0].flag} false.\n{explain(switch[0].key, resolved)}"
     if wanted not in names and (reported := of_inactive(wanted.replace("_", "-"), inactive or {})):
         raise ConfigError(f"{name}: {reported}")
     setting = values[names[wanted]][0] if wanted in names else _of_engine(wanted, name, names)
@@ -130,14 +125,15 @@ def help_page(command: str, options: Mapping[str, type[BaseModel]] | None = None
     """``slime run --help``: what is set most, described; the rest by name; the named plugins' options in full."""
     usage = f"slime {command} {_FIRST_WORDS.get(command, '')}[--plugin NAME] [--config FILE.toml] [--setting value ...]"
     parts = [usage, *_rows([("--config PATH", CONFIG_HELP)])]
-    for section, settings in _by_section(core_settings().values()).items():
-        common = [setting for setting in settings if setting.name in COMMON]
-        others = [setting.flag for setting in settings if setting.name not in COMMON]
-        parts += ["", _title(section), *_rows(map(_short_row, common))]
-        parts += [_wrapped("also " + " ".join(others), indent=2, hanging=7)] if others else []
+    for section, settings in _sections(options).items():
+        parts += ["", _title(section)]
+        if section not in RunConfig.model_fields:
+            parts += _rows(map(_row, settings))
+            continue
+        parts += _rows(_row(setting, short=True) for setting in settings if setting.name in COMMON)
+        if others := [setting.flag for setting in settings if setting.name not in COMMON]:
+            parts.append(_wrapped("also " + " ".join(others), indent=2, hanging=7))
     parts += ["", *_rows(_ENGINE_ROWS.items())]
-    for plugin, settings in _by_section(plugin_settings(options or {}).values()).items():
-        parts += ["", _title(plugin), *_rows(map(_row, settings))]
     parts += ["", f"slime {command} --help SECTION describes all of a section, --help all everything."]
     return "\n".join(parts)
 
@@ -150,8 +146,7 @@ def help_topic(topic: str, options: Mapping[str, type[BaseModel]] | None = None)
     """
     if topic in ENGINES:
         return "\n".join(_engine_parts(topic))
-    everything = {**core_settings(), **plugin_settings(options or {})}
-    sections = _by_section(everything.values())
+    sections = _sections(options)
     wanted = list(sections) if topic == "all" else [topic]
     if wanted[0] not in sections:
         topics = ["all", *sections, *ENGINES]
@@ -162,8 +157,7 @@ def help_topic(topic: str, options: Mapping[str, type[BaseModel]] | None = None)
 
 def settings_tables(options: Mapping[str, type[BaseModel]]) -> Iterator[str]:
     """Every setting of the core and of ``options`` as Markdown: a heading and a table for each section."""
-    everything = {**core_settings(), **plugin_settings(options)}
-    for section, settings in _by_section(everything.values()).items():
+    for section, settings in _sections(options).items():
         yield f"## {_title(section)}\n\n| setting | default | |\n|---|---|---|"
         for setting in settings:
             cells = f"`{_flag(setting)}`", f"`{as_words(setting.default)}`", _does(setting)
@@ -175,11 +169,10 @@ def _does(setting: Setting) -> str:
     return " ".join((setting.info.description or "").split())
 
 
-def _by_section(settings: Iterable[Setting]) -> dict[str, list[Setting]]:
-    found: dict[str, list[Setting]] = {}
-    for setting in settings:
-        found.setdefault(setting.section, []).append(setting)
-    return found
+def _sections(options: Mapping[str, type[BaseModel]] | None) -> dict[str, list[Setting]]:
+    """Section -> its settings, of the core and then of the plugins."""
+    settings = [*core_settings().values(), *plugin_settings(options or {}).values()]
+    return {section: list(found) for section, found in groupby(settings, attrgetter("section"))}
 
 
 def _title(section: str) -> str:
@@ -190,14 +183,13 @@ def _title(section: str) -> str:
     return f"[{section}] {kind.__doc__.splitlines()[0].removesuffix('.')}"
 
 
-def _engine_parts(engine: str) -> Iterator[str]:
+def _engine_parts(engine: str) -> list[str]:
+    is_megatron = engine == "megatron"
+    of_sglang = "Types and choices; python -m sglang.launch_server --help says what each does."
+    about = "Taking effect in the learner:" if is_megatron else of_sglang
     settings = engine_settings(engine).values()
-    if engine == "megatron":
-        yield from [_title(engine), "", "Taking effect in the learner:"]
-        yield from _rows((_flag(one, short=True), _does(one)) for one in settings)
-    else:
-        yield from [_title(engine), "", "Types and choices; python -m sglang.launch_server --help says what each does."]
-        yield from _rows((_flag(one, short=True), one.accepts) for one in settings)
+    rows = ((_flag(one, short=True), _does(one) if is_megatron else one.accepts) for one in settings)
+    return [_title(engine), "", about, *_rows(rows)]
 
 
 def _flag(setting: Setting, *, short: bool = False) -> str:
@@ -206,21 +198,11 @@ def _flag(setting: Setting, *, short: bool = False) -> str:
     return f"{setting.flag} {follows}".rstrip()
 
 
-def _row(setting: Setting) -> tuple[str, str]:
-    default = as_words(setting.default)
-    tail = "" if default in ("none", "(empty)") else f" [{default}]"
-    return _flag(setting), _does(setting) + tail
-
-
-def _short_row(setting: Setting) -> tuple[str, str]:
-    """The row with as much of what it says as stays on one line: the first sentence, or its first clause."""
-    left, _ = _row(setting)
-    default = as_words(setting.default)
-    tail = "" if default in ("none", "false", "(empty)") else f" [{default}]"
-    sentence = _does(setting).split(". ")[0].removesuffix(".")
-    if len(sentence + tail) > _RIGHT:
-        sentence = sentence.split("; ")[0]
-    return left, sentence + tail
+def _row(setting: Setting, *, short: bool = False) -> tuple[str, str]:
+    """The flag, and what it does; ``short``: the first clause of that."""
+    default, text = as_words(setting.default), _does(setting)
+    text = text.split(". ")[0].split("; ")[0].removesuffix(".") if short else text
+    return _flag(setting), text + ("" if default in ("none", "(empty)") else f" [{default}]")
 
 
 def _rows(rows: Iterable[tuple[str, str]]) -> Iterator[str]:

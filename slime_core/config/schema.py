@@ -26,9 +26,9 @@ Example, as a file and as flags::
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr
 
@@ -45,8 +45,6 @@ from slime_core.config.learning import (
 from slime_core.config.options import NO_ENGINES, AtMost, Conflicts, Needs, Once, Part, PluginSettings
 from slime_core.config.sampling import DataConfig, EvalConfig, EvalDataset, RolloutConfig
 from slime_core.config.section import Count, CountOrZero, Name, Positive, Section, Share, rejected
-
-T = TypeVar("T")
 
 ARITHMETIC: Final = Path(__file__).resolve().parent.parent / "builtin" / "arithmetic"
 """Folder of the embedded task: ``model/`` is a Hugging Face folder, ``data/`` holds the prompt files."""
@@ -372,9 +370,7 @@ class RunConfig(Section):
         chosen = self.weights.update_weight_transport
         if chosen != "auto":
             return chosen
-        if not self.cluster.colocate:
-            return "distributed"
-        return "tensor"
+        return "tensor" if self.cluster.colocate else "distributed"
 
     @property
     def num_data_ranks(self) -> int:
@@ -442,7 +438,7 @@ class EvalSet:
 
     name: str
     path: Path
-    n_samples: int
+    n_samples_per_eval_prompt: int
     temperature: float
     top_p: float
     top_k: int
@@ -477,41 +473,15 @@ def eval_sets(config: RunConfig) -> tuple[EvalSet, ...]:
 
 
 def _resolved(own: EvalDataset, config: RunConfig) -> EvalSet:
-    of_all, rollout, data = config.eval, config.rollout, config.data
-    temperature = _first(own.temperature, of_all.eval_temperature)
-    # At temperature 0 nothing is left to choose from.
-    greedy = temperature == 0
-    return EvalSet(
-        name=own.name,
-        path=own.path,
-        n_samples=_first(own.n_samples_per_eval_prompt, of_all.n_samples_per_eval_prompt),
-        temperature=temperature,
-        top_p=1.0 if greedy else _first(own.top_p, of_all.eval_top_p, rollout.rollout_top_p),
-        top_k=-1 if greedy else _first(own.top_k, of_all.eval_top_k, rollout.rollout_top_k),
-        max_response_len=_first(own.max_response_len, of_all.eval_max_response_len, rollout.rollout_max_response_len),
-        min_new_tokens=_first(own.min_new_tokens, of_all.eval_min_new_tokens),
-        stop=_first(own.stop, rollout.rollout_stop),
-        stop_token_ids=_first(own.stop_token_ids, rollout.rollout_stop_token_ids),
-        repetition_penalty=own.repetition_penalty,
-        max_prompt_len=own.max_prompt_len or of_all.eval_max_prompt_len,
-        max_context_len=own.max_context_len or of_all.eval_max_context_len,
-        input_key=own.input_key or of_all.eval_input_key or data.input_key,
-        label_key=_or_none(own.label_key or of_all.eval_label_key or data.label_key),
-        metadata_key=own.metadata_key or data.metadata_key,
-        apply_chat_template=_first(own.apply_chat_template, data.apply_chat_template),
-        generate_function=own.generate_function or rollout.generate_function,
-        rm_type=own.rm_type or rollout.rm_type,
-        reward_key=_or_none(own.reward_key or of_all.eval_reward_key or rollout.reward_key),
-        pass_threshold=_first(own.pass_threshold, of_all.eval_pass_threshold),
-        model=own.model,
-    )
-
-
-def _first(*values: T | None) -> T:
-    """The first that is given; the last always is."""
-    return next(value for value in values if value is not None)
-
-
-def _or_none(name: str | None) -> str | None:
-    """A set says ``none`` where what the run has is to be without effect."""
-    return None if name == "none" else name
+    """Each setting of the set itself, else the ``eval_*`` of all sets, else that of training."""
+    settings = {**dict(config.data), **dict(config.rollout), **dict(config.eval)}
+    del settings["rollout_max_prompt_len"]  # of training prompts only
+    values: dict[str, Any] = {}
+    for name, value in own:
+        of_all = (settings.get(f"eval_{name}"), settings.get(f"rollout_{name}"), settings.get(name))
+        values[name] = next((one for one in (value, *of_all) if one is not None), None)
+    if values["temperature"] == 0:  # nothing is left to choose from
+        values |= {"top_p": 1.0, "top_k": -1}
+    # A set says "none" where what the run has is to be without effect.
+    values |= {name: None for name in ("label_key", "reward_key") if values[name] == "none"}
+    return EvalSet(**{one.name: values[one.name] for one in fields(EvalSet)})

@@ -297,10 +297,8 @@ class Setting:
         Raises:
             Unacceptable: they mean none.
         """
-        if self.optional and list(words) == ["none"]:
-            return None
-        if (self.is_pairs or self.is_tables) and list(words) == ["none"]:
-            return ()
+        if list(words) == ["none"] and (self.optional or self.is_pairs or self.is_tables):
+            return None if self.optional else ()
         if self.is_tables:
             return self.read_toml([_table(word) for word in words], base=Path())
         if self.is_pairs and len(words) % 2:

@@ -92,8 +92,7 @@ def read_command_line(
         if flag == CONFIG_FLAG:
             _take_config(words, line)
         elif flag == NO_EVAL_FLAG:
-            if words:
-                line.blame(f"{flag}: found {' '.join(words)!r}; accepted: no value")
+            _refuse_words(flag, words, line)
         elif flag in by_flag:
             _take(by_flag[flag], words, line)
         elif flag in switches:
@@ -102,8 +101,9 @@ def read_command_line(
             line.blame(f"{flag}: {reported}")
         else:
             _take_foreign(flag, words, line, by_flag)
-    if NO_EVAL_FLAG in line.flags:
-        _switch_off_evaluations(line)
+    for key, word in NO_EVAL.items() if NO_EVAL_FLAG in line.flags else ():
+        if line.words.setdefault(key, [word]) not in ([], [word]):
+            line.blame(f"{NO_EVAL_FLAG}: nothing is evaluated with it; leave it or {settings[key].flag} out", key)
     return line
 
 
@@ -148,17 +148,13 @@ def _take_once(setting: Setting, words: list[str], line: CommandLine) -> None:
 
 
 def _switch_off(setting: Setting, flag: str, words: Sequence[str], line: CommandLine) -> None:
-    if words:
-        line.blame(f"{flag}: found {' '.join(words)!r}; accepted: no value; {setting.flag} takes one", setting.key)
+    _refuse_words(flag, words, line, setting.key)
     _take_once(setting, ["false"], line)
 
 
-def _switch_off_evaluations(line: CommandLine) -> None:
-    given = [key for key in NO_EVAL if key in line.words and line.words[key] != ["none"]]
-    if given and given != ["skip_eval_before_train"]:
-        flags = ", ".join(f"--{key.replace('_', '-')}" for key in given)
-        line.blame(f"{NO_EVAL_FLAG}: nothing is evaluated with it, and {flags} asks for evaluations; leave one out")
-    line.words |= {key: [word] for key, word in NO_EVAL.items()}
+def _refuse_words(flag: str, words: Sequence[str], line: CommandLine, key: str = "") -> None:
+    if words:
+        line.blame(f"{flag}: found {' '.join(words)!r}; accepted: no value", key)
 
 
 def _take_foreign(flag: str, words: list[str], line: CommandLine, by_flag: Mapping[str, Setting]) -> None:
@@ -303,7 +299,7 @@ def _home(key: str, by_place: Places) -> str:
         case Refusal(message):
             return f"\n{message}"
         case (setting, _):
-            return f"; it belongs to [{setting.section}]{f' as {setting.name}' if setting.name != key else ''}"
+            return f"; it belongs to [{setting.section}] as {setting.name}"
     return nearest(key, [name for _, name in by_place])
 
 

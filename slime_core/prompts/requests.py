@@ -284,7 +284,7 @@ def evaluation_request(
         label_key=one.label_key,
         metadata_key=one.metadata_key,
         tool_key=config.data.tool_key,
-        n_samples_per_prompt=one.n_samples,
+        n_samples_per_prompt=one.n_samples_per_eval_prompt,
         shuffle=False,
         formats=formats,
         filter=filter,

@@ -79,7 +79,10 @@ def test_flags_that_are_settings_of_the_core_stay_so() -> None:
             "[sglang] gc_threshold: found 3; accepted: any number of values, each a whole number",
         ),
         ("[megatron]\nlr = 1e-3", "[megatron] lr: it belongs to [optimizer]"),
-        ("[model]\ndecoupled_lr = 1e-5", "[model] decoupled_lr: no such setting; it belongs to [megatron]"),
+        (
+            "[model]\ndecoupled_lr = 1e-5",
+            "[model] decoupled_lr: no such setting; it belongs to [megatron] as decoupled_lr",
+        ),
         (
             "[engine]\nsglang_log_level = 'info'",
             "[engine] sglang_log_level: no such setting; it belongs to [sglang] as log_level",
