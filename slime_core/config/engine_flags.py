@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache, partial
@@ -202,9 +202,6 @@ ADVICE_GROUP = "slime.flag_advice"
 FlagAdvice = str | Callable[[Sequence[str], Mapping[str, Any]], str | None]
 """A message, or the check of a flag without effect."""
 
-_BROKEN = (OSError, ValueError, TypeError, AttributeError, LookupError, metadata.PackageNotFoundError)
-"""Errors of metadata that is cut short or missing; ``slime plugins list`` names such a distribution."""
-
 
 @cache
 def flag_advice() -> Mapping[str, FlagAdvice]:
@@ -221,18 +218,10 @@ def flag_advice() -> Mapping[str, FlagAdvice]:
         ConfigError: a function cannot be imported or returned something else.
     """
     found: dict[str, FlagAdvice] = {}
-    for point in sorted(_declared(), key=lambda one: (one.name, one.value)):
+    for point in sorted(metadata.entry_points(group=ADVICE_GROUP), key=lambda one: (one.name, one.value)):
         for flag, message in _advice(point).items():
             found.setdefault(flag, message)
     return found
-
-
-def _declared() -> Iterator[metadata.EntryPoint]:
-    for distribution in metadata.distributions():
-        try:
-            yield from (point for point in distribution.entry_points if point.group == ADVICE_GROUP)
-        except _BROKEN:
-            continue
 
 
 def _advice(point: metadata.EntryPoint) -> Mapping[str, FlagAdvice]:

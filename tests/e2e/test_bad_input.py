@@ -172,11 +172,11 @@ ROWS = {
     ),
     "a layout that does not divide the ranks": Row(
         f"{RUN} --actor-num-gpus-per-node 3 --pipeline-model-parallel-size 2",
-        ("= 1 x 2 x 1 = 2 ranks hold one copy of the model, but", "= 1 x 3 = 3 is no multiple of 2; give"),
+        ("= 1 x 2 x 1 = 2 ranks hold one copy of the model", "and 3 ranks are no multiple of that; give 2 ranks"),
     ),
     "a layout that does not divide the model": Row(
         f"{RUN} --actor-num-gpus-per-node 3 --tensor-model-parallel-size 3",
-        ("tensor_model_parallel_size = 3 does not divide num_attention_heads = 4", "accepted: 1, 2, 4"),
+        ("tensor_model_parallel_size = 3 does not divide num_attention_heads = 4", "give a size that does"),
     ),
     "a port that another program uses": Row(
         f"{RUN} --ray-address 127.0.0.1:{{port}}",
