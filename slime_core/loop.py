@@ -102,12 +102,8 @@ def train(
     hooks: LifecycleHooks,
     stop: Termination,
 ) -> RunState:
-    """Run the remaining steps; returns the state after them. Engines serve only weights that the learner holds.
-
-    Arguments:
-        stop: a SIGTERM ends the run while it waits for the sampler; not for a rollout that keeps groups, because that
-            cannot be sampled again from its start.
-    """
+    """Run the remaining steps; returns the state after them. Engines serve only weights that the learner holds, and a
+    SIGTERM (``stop``) ends only what can be done again: a wait for the sampler, unless the rollout keeps groups."""
     saves = SaveClock(config)
     with devices.held_by("learner"):
         served = publish(learner, sampler, track, devices, hooks, version=state.step)
