@@ -192,9 +192,9 @@ class Service:
                 while len(content) <= LARGEST_ANSWER and not response.content.at_eof():
                     content += await response.content.read(LARGEST_ANSWER + 1 - len(content))
         except TimeoutError:
-            raise _RetryError("timeout", "no answer") from None
+            raise _RetryError("no answer", "timeout") from None
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
-            raise _RetryError("unreachable", type(error).__name__) from error
+            raise _RetryError(type(error).__name__, "unreachable") from error
         except aiohttp.ClientError as error:
             raise ServiceError(f"{self.shown} cannot be requested: {type(error).__name__}", "refused") from error
         return self._read(status, content, wait_s)
@@ -203,7 +203,7 @@ class Service:
         text = self._masked(content[:BODY_LOOKED_AT].decode(errors="replace"))[:BODY_SHOWN]
         if status in self._retry_statuses or status >= 500:
             waits = f", to be repeated in {wait_s:g} s" if wait_s else ""
-            raise _RetryError("unavailable", f"status {status}{waits}: {text}", wait_s, status)
+            raise _RetryError(f"status {status}{waits}: {text}", "unavailable", status, wait_s)
         if status != 200:
             raise ServiceError(f"{self.shown} refused with status {status}: {text}", "refused", status)
         if len(content) > LARGEST_ANSWER:
@@ -224,13 +224,8 @@ class Service:
         return text
 
     def _given_up(self, last: _RetryError, attempts: int) -> ServiceError:
-        return ServiceError(
-            f"{self.shown} gave no answer within {self._timeout_s:g} s and {attempts} attempts; the last one failed "
-            f"with {last.reason}",
-            last.cause,
-            last.status,
-            gave_up=True,
-        )
+        tried = f"{self._timeout_s:g} s and {attempts} attempts; the last one failed with {last}"
+        return ServiceError(f"{self.shown} gave no answer within {tried}", last.cause, last.status, gave_up=True)
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[aiohttp.ClientSession]:
@@ -247,15 +242,12 @@ class Service:
                 await session.close()
 
 
-class _RetryError(Exception):
-    """An attempt failed that may be repeated, after at least ``wait_s`` seconds."""
+class _RetryError(ServiceError):
+    """An attempt failed that may be repeated, after at least ``wait_s`` seconds; the message is the reason."""
 
-    def __init__(self, cause: str, reason: str, wait_s: float = 0.0, status: int | None = None) -> None:
-        super().__init__(reason)
-        self.cause = cause
-        self.reason = reason
+    def __init__(self, reason: str, cause: str, status: int | None = None, wait_s: float = 0.0) -> None:
+        super().__init__(reason, cause, status)
         self.wait_s = wait_s
-        self.status = status
 
 
 def _wait_s(header: str) -> float:
