@@ -20,27 +20,28 @@ LIBRARIES = ("torch", "megatron", "mbridge", "sglang", "ray")
 
 IMPORTED = """
 import importlib, inspect, json, sys
-if "megatron-core" in sys.argv[1:]:
+if "megatron" in sys.argv[1:]:
     from slime_core.cpu.megatron import install
     install()
 from slime_core.config.internals import INTERNALS
-for distribution in sys.argv[1:]:
-    for name, parts in INTERNALS[distribution].items():
-        module = importlib.import_module(name)
-        for part in parts:
-            first, _, rest = part.partition(".")
-            held = getattr(module, first, None)
-            if held is None and first not in inspect.getsource(module):
-                print(name, part)
-            elif rest and not hasattr(held, rest) and rest not in inspect.getsource(held):
-                print(name, part)
+for name, parts in INTERNALS.items():
+    if name.partition(".")[0] not in sys.argv[1:]:
+        continue
+    module = importlib.import_module(name)
+    for part in parts:
+        first, _, rest = part.partition(".")
+        held = getattr(module, first, None)
+        if held is None and first not in inspect.getsource(module):
+            print(name, part)
+        elif rest and not hasattr(held, rest) and rest not in inspect.getsource(held):
+            print(name, part)
 """
 
 
-@pytest.mark.parametrize("distributions", [("torch", "megatron-core", "mbridge"), ("ray",), ("sglang",)])
-def test_each_part_can_be_imported(distributions):
-    environment = os.environ | (server_environment() if "sglang" in distributions else {})
-    command = [sys.executable, "-W", "ignore", "-c", IMPORTED, *distributions]
+@pytest.mark.parametrize("packages", [("torch", "megatron", "mbridge"), ("ray",), ("sglang",)])
+def test_each_part_can_be_imported(packages):
+    environment = os.environ | (server_environment() if "sglang" in packages else {})
+    command = [sys.executable, "-W", "ignore", "-c", IMPORTED, *packages]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr[-2000:]
 
@@ -58,13 +59,14 @@ def test_the_versions_that_were_read_are_those_of_the_tests():
     assert {name: metadata.version(name).partition("+")[0] for name in READ_FROM} == dict(READ_FROM)
 
 
-def test_every_distribution_has_its_version():
-    assert INTERNALS.keys() <= READ_FROM.keys()
+def test_every_package_has_its_version():
+    assert {name.partition(".")[0] for name in INTERNALS} == set(LIBRARIES)
+    assert READ_FROM.keys() == {"torch", "megatron-core", "mbridge", "sglang", "ray"}
 
 
 def test_a_part_that_another_version_lacks_is_named_with_both_versions(monkeypatch):
     parts = {"megatron.core.jit": ("disable_jit_fuser", "warp_drive"), "megatron.core.gone": ("anything",)}
-    monkeypatch.setattr(internals, "INTERNALS", {"megatron-core": parts, "never-installed": {"a": ("b",)}})
+    monkeypatch.setattr(internals, "INTERNALS", {**parts, "never_installed.a": ("b",)})
     found = metadata.version("megatron-core")
     assert list(missing_internals()) == [
         f"megatron-core {found} has no {what}, which slime uses; it was written for megatron-core 0.16.1"
@@ -75,8 +77,7 @@ def test_a_part_that_another_version_lacks_is_named_with_both_versions(monkeypat
 def test_the_list_is_complete_for_imports_of_private_modules():
     """Names that start with an underscore and are imported from a library stand in the list."""
     root = Path(internals.__file__).parents[1]
-    listed = {name.split(".")[0] for parts in INTERNALS.values() for names in parts.values() for name in names}
-    listed |= {module for modules in INTERNALS.values() for module in modules}
+    listed = {name.split(".")[0] for names in INTERNALS.values() for name in names} | INTERNALS.keys()
     found = [one for path in root.rglob("*.py") for one in private_imports(ast.parse(path.read_text()))]
     assert len(found) >= 5
     assert [one for one in found if not {*one, ".".join(one)} & listed] == []
