@@ -16,10 +16,10 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from slime_core.config.check import unmet
+from slime_core.config.check import out_of_bounds, unmet
 from slime_core.config.engine_flags import engine_settings
 from slime_core.config.engines import EngineGroup
-from slime_core.config.options import Conflicts, Needs
+from slime_core.config.options import AtMost, Below, Conflicts, Needs
 from slime_core.config.sampling import EvalDataset
 from slime_core.config.settings import Setting, core_settings
 
@@ -120,6 +120,23 @@ def test_an_evaluation_looks_at_the_conditions_of_its_own_sections() -> None:
     given = values(conditions, kl_loss_coef=0.1, eval_num_gpus_per_engine=2)
     (message,) = unmet(given, sections={"eval"})
     assert message.startswith("eval_num_gpus_per_engine = 2 needs eval_num_gpus")
+
+
+def test_a_bound_holds_where_both_values_are_usable() -> None:
+    bounds = {"min_lr": [AtMost("lr", "critic_lr")], "num_critic_only_steps": [Below("num_rollout")]}
+    given = values(bounds, min_lr=2.0, lr=1.0, num_critic_only_steps=3, num_rollout=3)
+    assert list(out_of_bounds(given)) == [
+        "min_lr = 2 is above lr = 1. Lower --min-lr, or raise --lr",
+        "num_critic_only_steps = 3 is not below num_rollout = 3. Lower --num-critic-only-steps, or raise --num-rollout",
+    ]
+    assert list(out_of_bounds(given, broken={"lr", "num_critic_only_steps"})) == []
+    assert list(out_of_bounds(given, sections={"eval"})) == []
+    assert list(out_of_bounds(values(bounds, min_lr=1.0, lr=1.0, num_critic_only_steps=2, num_rollout=3))) == []
+
+
+def test_bounds_name_settings_that_exist() -> None:
+    found = [bound for setting in SETTINGS.values() for bound in setting.notes(AtMost)]
+    assert {name for bound in found for name in bound.settings} <= SETTINGS.keys()
 
 
 def text() -> str:
