@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -11,7 +12,7 @@ import psutil  # type: ignore[import-untyped]
 
 from slime_core.config.schema import RunConfig
 
-CGROUP = Path("/sys/fs/cgroup")
+CGROUP, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 SHARED = Path("/dev/shm")
 DEVICES = ("nvidia[0-9]*", "kfd", "dxg")
 """Names under /dev of NVIDIA's driver, AMD's, and that of a Windows host."""
@@ -104,9 +105,10 @@ def rank_environment(config: RunConfig, *, on_gpu: bool) -> dict[str, str]:
 
 def free_resources() -> Machine:
     """Free resources of this machine now."""
+    own = OWN_GROUP.read_text() if OWN_GROUP.exists() else ""
     return Machine(
         cores=len(os.sched_getaffinity(0)),
-        memory=min([psutil.virtual_memory().available, *_left_in_group(CGROUP)]),
+        memory=min([psutil.virtual_memory().available, *_left_in_groups(CGROUP, own)]),
         shared_memory=_free(SHARED),
         has_gpus=any(True for name in DEVICES for _ in Path("/dev").glob(name)),
         torch=metadata.version("torch"),
@@ -121,39 +123,24 @@ def _free(folder: Path) -> int | None:
     return found.f_bavail * found.f_frsize
 
 
-def _left_in_group(root: Path, own: str | None = None) -> list[int]:
-    """Bytes below the limits of this process's control groups, one for each that has a limit; the cache of files counts
-    as free.
+def _left_in_groups(root: Path, own: str) -> list[int]:
+    """Bytes below the limits of this process's control group and of those around it, one for each that has a limit; the
+    cache of files counts as free.
 
-    Source: Linux, Documentation/admin-guide/cgroup-v2.rst (memory.max, memory.current, memory.stat) and
-    cgroup-v1/memory.rst.
+    Source: Linux, Documentation/admin-guide/cgroup-v2.rst (memory.max, memory.current, memory.stat).
 
     Arguments:
         root: where the groups are mounted.
-        own: content of /proc/self/cgroup; None: read it.
+        own: content of /proc/self/cgroup.
     """
-    groups = _own_groups() if own is None else own
-    names = [line.removeprefix("0::/") for line in groups.splitlines() if line.startswith("0::/")]
-    nested = [folder for name in names for folder in ((root / name), *(root / name).parents) if root in folder.parents]
-    second = [(folder, "memory.max", "memory.current", "inactive_file") for folder in (root, *nested)]
-    first = (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-    found = [_left(*group) for group in (*second, first)]
-    return [left for left in found if left is not None]
-
-
-def _own_groups() -> str:
-    try:
-        return Path("/proc/self/cgroup").read_text()
-    except OSError:
-        return ""
-
-
-def _left(group: Path, limit: str, used: str, cache: str) -> int | None:
-    try:
-        rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return int((group / limit).read_text()) - int((group / used).read_text()) + int(rows.get(cache, 0))
-    except (OSError, ValueError):  # no such group, or "max": no limit
-        return None
+    group = root / next((line.removeprefix("0::/") for line in own.splitlines() if line.startswith("0::/")), "")
+    found = []
+    for folder in (group, *(one for one in group.parents if one.is_relative_to(root))):
+        with suppress(OSError, ValueError):  # no such group, or "max": no limit
+            rows = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+            found.append(limit - used + int(rows.get("inactive_file", 0)))
+    return found
 
 
 def family(process: int | psutil.Process) -> list[psutil.Process]:

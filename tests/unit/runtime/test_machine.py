@@ -25,33 +25,24 @@ def group(folder: Path, *, limit: str, used: int, cache: int) -> Path:
 
 def test_a_limit_leaves_what_is_below_it_and_the_cache_of_files(tmp_path: Path) -> None:
     group(tmp_path, limit="1000", used=700, cache=50)
-    assert machine._left_in_group(tmp_path, "0::/\n") == [350]
+    assert machine._left_in_groups(tmp_path, "0::/\n") == [350]
 
 
 def test_every_group_around_the_process_counts(tmp_path: Path) -> None:
     group(tmp_path / "user" / "job", limit="100", used=10, cache=0)
     group(tmp_path / "user", limit="80", used=20, cache=0)
-    assert sorted(machine._left_in_group(tmp_path, "0::/user/job\n")) == [60, 90]
+    assert sorted(machine._left_in_groups(tmp_path, "0::/user/job\n")) == [60, 90]
 
 
 def test_no_limit_is_no_number(tmp_path: Path) -> None:
     group(tmp_path, limit="max", used=700, cache=50)
-    assert machine._left_in_group(tmp_path, "0::/\n") == []
-    assert machine._left_in_group(tmp_path / "nothing", "") == []
+    assert machine._left_in_groups(tmp_path, "0::/\n") == []
+    assert machine._left_in_groups(tmp_path / "nothing", "") == []
 
 
 def test_a_machine_without_limits_has_what_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "CGROUP", tmp_path / "nothing")
     assert 0 < machine.free_resources().memory <= psutil.virtual_memory().total
-
-
-def test_a_limit_of_the_first_version_counts(tmp_path: Path) -> None:
-    folder = tmp_path / "memory"
-    folder.mkdir()
-    (folder / "memory.limit_in_bytes").write_text("500\n")
-    (folder / "memory.usage_in_bytes").write_text("450\n")
-    (folder / "memory.stat").write_text("total_inactive_file 25\n")
-    assert machine._left_in_group(tmp_path, "4:memory:/docker/1\n") == [75]
 
 
 def test_the_tightest_limit_is_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
