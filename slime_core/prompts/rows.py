@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import sys
+import textwrap
 import weakref
 from array import array
 from bisect import bisect_right
@@ -240,8 +241,8 @@ def _rows_from(start: int, tables: Iterable[PromptTable]) -> Iterator[RawRow]:
         start = 0
 
 
-MOST_FIELDS, MOST_LETTERS = 12, 40
-"""Most fields of a row, and most letters of a name, that a message shows."""
+MOST_LETTERS = 300
+"""Most letters of the names of a row's fields that a message shows."""
 
 
 def _without_gaps(value: JsonValue) -> JsonValue:
@@ -267,15 +268,16 @@ def _input(value: object) -> JsonValue:
 
 def fields_of(row: Mapping[str, object]) -> str:
     """The names of a row's fields, for a message."""
-    names = [name if len(name) <= MOST_LETTERS else f"{name[:MOST_LETTERS]}..." for name in list(row)[:MOST_FIELDS]]
-    more = [f"{len(row) - MOST_FIELDS} more"] if len(row) > MOST_FIELDS else []
-    return ", ".join([*names, *more]) or "none"
+    return textwrap.shorten(", ".join(row), MOST_LETTERS, placeholder="...") or "none"
 
 
 EXAMPLE = '{"prompt": "What is 2 + 2?", "label": "4"}'
 
-PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
-"""First bytes of compressed files."""
+OTHER_FORMS = (
+    ". Files are read as JSON Lines: unpack a compressed one, write a JSON list as lines with jq -c '.[]', and name a "
+    "Parquet file with .parquet, which slime-datasets reads"
+)
+"""Said of the first line of a file."""
 
 Prompt = str | list[dict[str, JsonValue]]
 
@@ -386,50 +388,18 @@ def content_of(raw: RawRow) -> dict[str, object]:
     """
     if not isinstance(raw.content, bytes):
         return dict(raw.content)
-    line = raw.line
-    if raw.number == 1 and (found := _other_form(raw.file, line)):
-        raise DataError(found)
+    expected = f"Expected an object such as {EXAMPLE}{OTHER_FORMS if raw.number == 1 else ''}"
     try:
-        row = json.loads(line.decode("utf-8").rstrip("\r\n"))
-        if b"\\ud" in line.lower():
+        row = json.loads(raw.line.decode("utf-8").rstrip("\r\n"))
+        if b"\\ud" in raw.line.lower():  # half of a character, which JSON can hold and text cannot
             json.dumps(row, ensure_ascii=False).encode()
+    except json.JSONDecodeError as problem:
+        raise DataError(f"{raw.place}, column {problem.colno}: not JSON ({problem.msg}). {expected}") from problem
     except (ValueError, RecursionError) as problem:
-        raise DataError(_unreadable(raw.place, problem)) from problem
+        raise DataError(f"{raw.place}: not JSON in UTF-8 ({problem}). {expected}") from problem
     if not isinstance(row, dict):
-        raise DataError(f"{raw.place}: found {type(row).__name__}, expected an object such as {EXAMPLE}")
+        raise DataError(f"{raw.place}: found {type(row).__name__}. {expected}")
     return row
-
-
-def _unreadable(place: str, problem: Exception) -> str:
-    """The mistake in a line that is no JSON."""
-    match problem:
-        case UnicodeDecodeError():
-            return f"{place}: not UTF-8 ({problem}). Name a JSON Lines file in UTF-8."
-        case UnicodeEncodeError(object=text, start=start, end=end):
-            half = f"{text[start:end]!a} is half of a character, which no text can hold"
-            return f"{place}: {half}. Write both halves, or leave it out."
-        case RecursionError():
-            found = "lists or objects too deep inside one another to be read"
-            return f"{place}: {found}. Expected an object such as {EXAMPLE}"
-        case json.JSONDecodeError():
-            return f"{place}, column {problem.colno}: not JSON ({problem.msg}). Expected an object such as {EXAMPLE}"
-        case _:
-            return f"{place}: a number too long to be read. Write numbers of more than 4,300 digits as text."
-
-
-def _other_form(file: Path, line: bytes) -> str | None:
-    """Advice for a file that is no JSON Lines, by the start of its first line; None: it may be JSON Lines."""
-    if line.startswith(b"PAR1") and file.suffix == ".parquet":
-        return f"{file} is Parquet, which plugin datasets reads; install slime-datasets, or add --plugin datasets"
-    if line.startswith(b"PAR1"):
-        return f"{file} is Parquet, and its name does not end in .parquet; give it a name that does"
-    for mark, name in PACKED.items():
-        if line.startswith(mark):
-            return f"{file} is compressed ({name}); unpack it first"
-    if line.lstrip().startswith(b"["):
-        accepted = f"accepted: JSON Lines, one object a line, such as {EXAMPLE}"
-        return f"{file} is one JSON list; {accepted}. jq -c '.[]' {file} writes them so"
-    return None
 
 
 def _field(raw: RawRow, row: dict[str, Any], key: str, flag: str) -> Any:

@@ -9,7 +9,6 @@ of their own, and prompts after the longest 1 MB of those that may be too long.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,8 +19,8 @@ from slime_core.errors import DataError
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.plugins.loading import boundary
 from slime_core.prompts.chat import PromptTokenizer
-from slime_core.prompts.row_checks import GENERATE_FUNCTION, SAMPLING_PARAMS, own_sampling
-from slime_core.prompts.rows import PromptRow, numbered_prompts, size_of
+from slime_core.prompts.row_checks import GENERATE_FUNCTION, own_sampling
+from slime_core.prompts.rows import PromptRow, numbered_prompts
 from slime_core.types import JsonValue
 from slime_core.untrusted import read_object
 
@@ -33,14 +32,11 @@ MOST_BYTES = 32 * 2**20
 MOST_TEXT = 2**20
 """Characters turned into tokens, longest prompts first; about a second."""
 
-MOST_ENCODED = 2**18
-"""Characters that are looked at for tokens that stand for what the tokenizer does not know."""
+MOST_ENCODED = 256
+"""Prompts that are looked at for tokens that stand for what the tokenizer does not know."""
 
 MANY_UNKNOWN = 0.01
 """Share of unknown tokens from which on a warning says so."""
-
-SMALL_VOCABULARY = 64
-"""Vocabularies up to this size are listed token by token in a warning."""
 
 TEMPLATE_TOKENS = 1024
 """A template is taken to add fewer to a message; such prompts are short enough without being counted."""
@@ -115,10 +111,12 @@ def screen(
             _lengths(rows[:1], room)
         for own, those in _by_response(rows, room).items():
             _refuse_long(those, replace(room, response=own), setting)
-        if not bad and sum(size_of(raw) for raw, _ in found) < most:
-            _refuse_if_all_are_long(rows, room, request.path)
-        if warn is not None and (unknown := _unknown(rows, room)):
-            warn(f"{request.path}: {unknown}")
+        if warn is not None and (share_unknown := _share_unknown(rows[:MOST_ENCODED], room)) >= MANY_UNKNOWN:
+            warn(
+                f"{request.path}: {share_unknown:.0%} of the prompt tokens stand for text that the tokenizer in "
+                f"{room.folder} does not know. The model cannot read it: write prompts in what it knows, or name "
+                "another model (--hf-checkpoint)"
+            )
     return bad
 
 
@@ -132,15 +130,10 @@ def _refuse_messages(rows: Rows) -> None:
 
 
 def _by_response(rows: Rows, room: Room) -> Mapping[int, Rows]:
-    """Longest response -> the rows that may have one of that length; a row may name its own, below the context."""
+    """Longest response -> the rows that may have one of that length; a row may name its own."""
     found: dict[int, list[tuple[str, PromptRow]]] = {}
     for place, row in rows:
         own = cast(int, own_sampling(row.metadata, of_run=None, where=place).get("max_new_tokens", room.response))
-        if own != room.response and room.context is not None and own >= room.context:
-            raise DataError(
-                f"{place}: metadata {SAMPLING_PARAMS}: max_new_tokens = {own}, and the model reads at most "
-                f"{room.context} tokens, prompt and response together; give less than {room.context}"
-            )
         found.setdefault(own, []).append((place, row))
     return found
 
@@ -161,22 +154,6 @@ def _refuse_long(rows: Rows, room: Room, setting: str) -> None:
             f"{room.response}, together {length + room.response}; the model reads at most {room.context}. Accepted are "
             f"prompts of at most {room.prompt} tokens: shorten them, {leave_out}or ask for shorter responses."
         )
-
-
-def _refuse_if_all_are_long(rows: Rows, room: Room, path: Path) -> None:
-    """Counts the shortest prompts, and where none of them is short enough, all."""
-    sized = sorted((_size(row), position) for position, (_, row) in enumerate(rows))
-    if room.leaves_out is None or not sized or sum(size for size, _ in sized) > MOST_TEXT:
-        return
-    for positions in ([position for _, position in sized[:8]], range(len(rows))):
-        lengths = _lengths([rows[position] for position in positions], room)
-        if min(lengths, default=0) <= room.leaves_out:
-            return
-    raise DataError(
-        f"{path}: all {len(rows)} prompts have more than the {room.leaves_out} tokens that a prompt may have here, the "
-        f"shortest {min(lengths)}; raise the limit (--rollout-max-prompt-len; of evaluations, --eval-max-prompt-len or "
-        "max_context_len), or shorten them"
-    )
 
 
 def _suspects(rows: Rows, most_tokens: float) -> Iterator[int]:
@@ -241,40 +218,22 @@ def _has_code(folder: Path) -> bool:
         return False
 
 
-def _unknown(rows: Rows, room: Room) -> str | None:
-    """A warning about the unknown tokens of prompts; None: there are hardly any."""
+def _share_unknown(rows: Rows, room: Room) -> float:
+    """The share of the prompts' tokens that stand for text that the tokenizer does not know."""
     prompts = _tokenizer(room) if rows and _can_be_unknown(room.folder) else None
-    if prompts is None or prompts.tokenizer.unk_token_id is None:
-        return None
-    total, left, unknown = 0, MOST_ENCODED, Counter[str]()
+    if prompts is None:
+        return 0.0
+    ids: list[int] = []
     for place, row in rows:
-        if left <= 0:
-            break
-        left -= _size(row)
         with _at(place):
-            text = prompts.text(row.prompt, tools=row.tools)
-            ids, spans = prompts.spans(text)
-        total += len(ids)
-        places = zip(ids, spans, strict=True)
-        unknown.update(text[start:end] for one, (start, end) in places if one == prompts.tokenizer.unk_token_id)
-    share = unknown.total() / max(1, total)
-    if share < MANY_UNKNOWN:
-        return None
-    shown = " ".join(repr(text)[1:-1][:20] if text.strip() else "space" for text, _ in unknown.most_common(10))
-    more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
-    known = sorted(set(prompts.tokenizer.get_vocab()) - set(prompts.tokenizer.all_special_tokens))
-    return (
-        f"{share:.0%} of the prompt tokens are {prompts.tokenizer.unk_token}: the tokenizer in {room.folder} does not "
-        f"know {shown}{more}; it knows {' '.join(known) if len(known) <= SMALL_VOCABULARY else f'{len(known)} others'}."
-        " The model cannot read them: write prompts in what it knows, or name another model (--hf-checkpoint)"
-    )
+            ids += prompts.encode(row.prompt, tools=row.tools)
+    return ids.count(prompts.tokenizer.unk_token_id) / max(1, len(ids))
 
 
 def _can_be_unknown(folder: Path) -> bool:
     """Whether the tokenizer has a token for what it does not know, and does not write it byte by byte."""
     try:
         model = read_object(folder / "tokenizer.json")["model"]
-        named = model.get("unk_token") or model.get("unk_id") is not None
-        return bool(named) and not model.get("byte_fallback")
+        return bool(model["unk_token"]) and not model.get("byte_fallback")
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return False

@@ -130,7 +130,7 @@ ROWS = {
     ),
     "an evaluation file with a bad line": Row(
         f"{RUN} --rollout-max-response-len 8 --eval-prompt-data mine prompts.jsonl",
-        ("prompts.jsonl, line 2: found list, expected an object",),
+        ("prompts.jsonl, line 2: found list. Expected an object",),
         lines(GOOD, "[]"),
     ),
     "a prompt longer than the context": Row(

@@ -60,11 +60,11 @@ def test_check_run_and_eval_warn_of_prompts_that_the_tokenizer_does_not_know(tmp
     assert main(["check", "--plugin", "grpo", "--prompt-data", mine, *own, "--eval-interval", "5"]) == 2
     warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
     assert len(warnings) == 2
-    assert all(f"{mine}: 69% of the prompt tokens are <unk>" in warning for warning in warnings)
+    assert all(f"{mine}: 69% of the prompt tokens stand for text" in warning for warning in warnings)
     assert main(["run", "--plugin", "grpo", "--prompt-data", mine, *blocked]) == 2
-    assert "69% of the prompt tokens are <unk>" in capsys.readouterr().err
+    assert "69% of the prompt tokens stand for text" in capsys.readouterr().err
     assert main(["eval", *own, "--rollout-max-response-len", "8", *blocked]) != 0
-    assert "69% of the prompt tokens are <unk>" in capsys.readouterr().err
+    assert "69% of the prompt tokens stand for text" in capsys.readouterr().err
 
 
 def test_check_reports_that_it_assumes_a_cluster_that_is_not_here() -> None:

@@ -51,7 +51,7 @@ def test_the_longest_prompt_that_fits_is_accepted_and_one_token_more_is_not(tmp_
     [
         (
             20,
-            "line 2: metadata sampling_params: max_new_tokens = 20, and the model reads at most 20 tokens, prompt and ",
+            "line 2: a prompt of 5 tokens in prompt_data, and a response may have 20, together 25; the model reads at",
         ),
         (
             16,
@@ -98,18 +98,15 @@ def warned(folder: Path, /, *prompts: str, **changed: Any) -> list[str]:
     return found
 
 
-def test_prompts_that_the_tokenizer_does_not_know_are_counted_and_named(tmp_path: Path) -> None:
+def test_prompts_that_the_tokenizer_does_not_know_are_counted(tmp_path: Path) -> None:
     (found,) = warned(tmp_path, "Add 3 to 4", "1+1")
     assert found == (
-        f"{tmp_path}/prompts.jsonl: 62% of the prompt tokens are <unk>: the tokenizer in {MODEL} does not know space d "
-        "A t o; it knows + 0 1 2 3 4 5 6 7 8 9. The model cannot read them: write prompts in what it knows, or name "
-        "another model (--hf-checkpoint)"
+        f"{tmp_path}/prompts.jsonl: 62% of the prompt tokens stand for text that the tokenizer in {MODEL} does not "
+        "know. The model cannot read it: write prompts in what it knows, or name another model (--hf-checkpoint)"
     )
     (found,) = warned(tmp_path, "Add 3 to 4", "1+1", apply_chat_template=True)
-    assert "47% of the prompt tokens are <unk>" in found  # the template adds two tokens to each
+    assert "47% of the prompt tokens" in found  # the template adds two tokens to each
     assert warned(tmp_path, *["1+1"] * 40, "a") == []
-    (found,) = warned(tmp_path, "abcdefghijklmn")
-    assert "does not know a b c d e f g h i j and 4 more; it knows" in found
 
 
 @pytest.mark.parametrize("changed", [{"unk_token": None}, {"unk_token": "<unk>", "byte_fallback": True}])
@@ -137,17 +134,6 @@ def test_a_tokenizer_with_code_of_its_own_is_left_to_the_sampler(tmp_path: Path)
     shutil.copy(MODEL / "tokenizer.json", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": "mine.Mine"}}')
     look(tmp_path, "1" * 50, folder=tmp_path)
-
-
-def test_a_limit_that_leaves_no_prompt_is_refused(tmp_path: Path) -> None:
-    look(tmp_path, "1" * 9, "1" * 5, leaves_out=5)
-    with pytest.raises(DataError) as caught:
-        look(tmp_path, "1" * 9, "1" * 6, leaves_out=5)
-    assert str(caught.value) == (
-        f"{tmp_path}/prompts.jsonl: all 2 prompts have more than the 5 tokens that a prompt may have here, the "
-        "shortest 6; raise the limit (--rollout-max-prompt-len; of evaluations, --eval-max-prompt-len or "
-        "max_context_len), or shorten them"
-    )
 
 
 def test_a_file_without_readable_rows_is_an_error_even_with_skip(tmp_path: Path) -> None:
