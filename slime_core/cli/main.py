@@ -236,7 +236,7 @@ def _config(argv: list[str]) -> int:
     match argv:
         case ["explain", name, *flags] if not _asks_help([name]):
             resolved, active = resolve(flags, checks=False)
-            print(explain(name, resolved, inactive_flags(active.registry.plugins, active.declared, is_given=False)))
+            print(explain(name, resolved, inactive_flags(active.registry.plugins, active.declared)))
         case ["show", *flags] if not _asks_help(flags):
             print(to_toml(resolve(flags)[0]), end="")
         case _:

@@ -28,7 +28,6 @@ from slime_core.plugins.discovery import (
     activated_by,
     check_bounds,
     claims_for,
-    few_ways,
     installed,
     required_by,
     resolve,
@@ -167,7 +166,7 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
     if row["architectures"]:
         notes.append(f"for checkpoints of {', '.join(row['architectures'])}")
     if row["activated_by"]:
-        notes.append(f"active with {', or '.join(few_ways(row['activated_by'], row['name']))}")
+        notes.append(f"active with {', or '.join(row['activated_by'])}")
     if row["requires"]:
         notes.append(f"brings {', '.join(row['requires'])} with it")
     yield from (f"{'':<16} {line}" for line in notes)

@@ -19,7 +19,8 @@ from slime_core.config.schema import ARITHMETIC, RunConfig, eval_sets
 from slime_core.errors import Mistake, config_error
 from slime_core.modeling.memory import GIB
 from slime_core.plugins.component import Kind
-from slime_core.plugins.construction import PromptFormats, refusals, run_view, screened
+from slime_core.plugins.construction import prompt_formats, refusals, run_view, screened
+from slime_core.plugins.contracts import PromptFormat
 from slime_core.prompts.chat import has_processor
 from slime_core.prompts.requests import evaluation_request, template_arguments, training_request
 from slime_core.prompts.row_checks import RowChecks
@@ -71,7 +72,7 @@ def check_files(
             vocab_size=whole_number(start_weights(config), "vocab_size"),
         )
         return []
-    formats = PromptFormats(registry, options, run_view(config, options))
+    formats = prompt_formats(registry, options, run_view(config, options))
     bad = _screen_training(config, registry, formats, options) if trains else []
     _screen_evaluations(config, registry, formats, options)
     unused = [name for name, path in config.eval.files if not _is_embedded(config, path)]
@@ -200,7 +201,7 @@ def _size(number: int) -> str:
 
 
 def _screen_training(
-    config: RunConfig, registry: Registry, formats: PromptFormats, options: Mapping[str, object]
+    config: RunConfig, registry: Registry, formats: Mapping[str, PromptFormat], options: Mapping[str, object]
 ) -> list[str]:
     """Look through what the run's data source reads; returns what is wrong with rows that will be left out."""
     data = config.data
@@ -230,7 +231,7 @@ def _screen_training(
 
 
 def _screen_evaluations(
-    config: RunConfig, registry: Registry, formats: PromptFormats, options: Mapping[str, object]
+    config: RunConfig, registry: Registry, formats: Mapping[str, PromptFormat], options: Mapping[str, object]
 ) -> None:
     checks = RowChecks.of(config, registry, trains=False, options=options)
     for one in eval_sets(config):

@@ -11,6 +11,7 @@ Everything here raises what a run would raise, with the same messages.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -222,9 +223,7 @@ def hook_parameters(hook: str) -> tuple[str, ...]:
     """
     if hook not in LIFECYCLE_HOOKS:
         raise PluginError(f"there is no lifecycle hook {hook!r}; there are {', '.join(LIFECYCLE_HOOKS)}")
-    specification = getattr(hooks, hook)
-    code = specification.__code__
-    return tuple(code.co_varnames[: code.co_argcount])
+    return tuple(inspect.signature(getattr(hooks, hook)).parameters)
 
 
 def core_sections() -> Sequence[str]:

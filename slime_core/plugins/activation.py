@@ -211,14 +211,12 @@ class _Start:
 
     def _check_withheld(self, names: Sequence[str], without: Sequence[str]) -> None:
         """Returns if every plugin to go without is installed or named, and is not ``core``."""
-        known = sorted({*(plugin.name for plugin in installed(self.declared)), *map(table_of, names)})
+        known = {*(plugin.name for plugin in installed(self.declared)), *map(table_of, names)} - {CORE.name}
         for name in without:
-            if table_of(name) == CORE.name:
-                raise PluginError(f"--no-plugin {name}: core is slime itself, and no run goes without it.")
             if table_of(name) not in known:
                 raise PluginError(
-                    f"--no-plugin {name}: the run names no such plugin, and none is installed{similar(name, known)}. "
-                    f"Installed or named are: {', '.join(known)}."
+                    f"--no-plugin {name}: no such plugin is named or installed{similar(name, known)}, or it is core, "
+                    f"which every run has. Accepted are: {', '.join(sorted(known))}."
                 )
 
     def add(self, needs: Iterable[Need], *, claimed: bool = False) -> bool:
@@ -280,12 +278,11 @@ class _Start:
         claimed = claimed_names(ARCHITECTURE_GROUP, self.declared)
         plugin = self._the_one(claimed.get(architecture, []), f"architecture {architecture}")
         if plugin is None:
-            ours = distribution_of(ARCHITECTURE_GROUP, architecture)
-            write = "Write a plugin that claims it, with a model spec that builds it in Megatron (docs/models.md)"
+            ours = distribution_of(ARCHITECTURE_GROUP, architecture) or "the distribution that has it"
             raise PluginError(
                 f"no active plugin has a model spec for architecture {architecture}, and no installed one claims "
                 f"it. Claimed are: {', '.join(claimed) or 'none'}.\n"
-                f"{write if ours is None else f'Install {ours}'}, or name one that has a model spec for it: "
+                f"Install {ours}, or write a plugin with a model spec for it (docs/models.md) and name it: "
                 "--plugin ./mine.py"
             )
         if plugin in registry.plugins:

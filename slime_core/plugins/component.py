@@ -20,9 +20,6 @@ SETTINGS_READ = frozenset({"gamma", "kl", "lambd"})
 OF_DIVERGENCE = frozenset({"log_probs", "ref_log_probs"})
 """The columns from which an estimator takes the divergence."""
 
-FORWARD = ("input_ids", "position_ids", "attention_mask", "packed_seq_params", "fp32_output")
-"""Arguments that the core itself passes to a model's forward."""
-
 
 @dataclass(frozen=True, slots=True)
 class Traits:
@@ -183,18 +180,6 @@ class ModelSpecTraits(Traits):
     architectures: AbstractSet[str] = frozenset()
     unsupported: str | None = None
     inputs: AbstractSet[str] = frozenset()
-
-    def __post_init__(self) -> None:
-        Traits.__post_init__(self)  # super() without arguments means the class before slots were made
-        for name in sorted(self.inputs):
-            if not name.isidentifier() or name in FORWARD:
-                raise ValueError(
-                    f"ModelSpecTraits.inputs names {name!r}; accepted are names of keyword arguments, other than "
-                    f"{', '.join(FORWARD)}"
-                )
-        if self.unsupported is not None and not TARGET.fullmatch(self.unsupported):
-            found = f"ModelSpecTraits.unsupported is {self.unsupported!r}"
-            raise ValueError(f"{found}; write it as 'package.module:function'")
 
 
 @dataclass(frozen=True, slots=True)

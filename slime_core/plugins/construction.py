@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from slime_core.config.settings import core_values
 from slime_core.errors import SlimeError
 from slime_core.plugins import hooks
 from slime_core.plugins.component import Kind
-from slime_core.plugins.contracts import PromptFormat, PromptRequest, PromptScreen, RunPlan, RunView
+from slime_core.plugins.contracts import PromptFormat, PromptScreen, PromptTable, RunView
 from slime_core.plugins.loading import FunctionSource, boundary, load_attribute
 from slime_core.plugins.registry import Registry
 
@@ -68,7 +69,7 @@ def prepare_options(
         SlimeError: it raised it.
     """
     found: dict[str, Any] = dict(options)
-    plan = run_plan(config, options)
+    plan = run_view(config, options)
     for one in registry.declarations.get(hooks.PREPARE, ()):
         name = one.plugin.name
         given = {"plan": plan, "options": options.get(name), "code": code.get(name, {})}
@@ -77,37 +78,31 @@ def prepare_options(
     return found
 
 
-def run_plan(config: RunConfig, options: Mapping[str, Any] | None = None) -> RunPlan:
-    """The plan of the run, known before anything starts.
+def run_view(config: RunConfig, options: Mapping[str, Any] | None = None, **started: Any) -> RunView:
+    """The view of the run that checks, hooks and components get; without ``started``, what is known before it starts.
 
     Arguments:
         options: plugin name -> its options object.
+        started: what :class:`~slime_core.plugins.contracts.RunView` has in addition to the plan.
     """
-    return RunPlan(**_planned(config, options or {}))
-
-
-def run_view(
-    config: RunConfig,
-    options: Mapping[str, Any] | None = None,
-    *,
-    model_folder: Path | None = None,
-    folder: Path | None = None,
-    resumed_step: int = 0,
-    models: Mapping[str, str] | None = None,
-    prompts: PromptRequest | None = None,
-) -> RunView:
-    """The argument with which the components of the run are made; see :class:`~slime_core.plugins.contracts.RunView`.
-
-    Arguments:
-        options: plugin name -> its options object.
-    """
+    rollout = config.rollout
+    models = [(plugin, one) for plugin, one in (options or {}).items() if isinstance(one, BaseModel)]
+    own = {f"{plugin}.{name}": value for plugin, one in models for name, value in one}
     return RunView(
-        **_planned(config, options or {}),
-        model_folder=model_folder,
-        folder=folder,
-        resumed_step=resumed_step,
-        models=models or {},
-        prompts=prompts,
+        seed=config.run.seed,
+        device=config.cluster.device,
+        rollout_batch_size=rollout.rollout_batch_size,
+        n_samples_per_prompt=rollout.n_samples_per_prompt,
+        max_prompt_len=config.data.rollout_max_prompt_len,
+        max_response_len=rollout.rollout_max_response_len,
+        temperature=rollout.rollout_temperature,
+        reward_key=rollout.reward_key,
+        samples_per_step=config.samples_per_step,
+        steps_per_rollout=config.steps_per_rollout,
+        num_data_ranks=config.num_data_ranks,
+        num_engines=config.num_engines,
+        settings={**without_secrets({**core_values(config), **own}), **config.of_plugins.values},
+        **started,
     )
 
 
@@ -144,56 +139,21 @@ class ProcessSettings:
         )
 
 
-def _planned(config: RunConfig, options: Mapping[str, Any]) -> dict[str, Any]:
-    rollout = config.rollout
-    models = [(plugin, one) for plugin, one in options.items() if isinstance(one, BaseModel)]
-    own = {f"{plugin}.{name}": value for plugin, one in models for name, value in one}
-    return {
-        "seed": config.run.seed,
-        "device": config.cluster.device,
-        "rollout_batch_size": rollout.rollout_batch_size,
-        "n_samples_per_prompt": rollout.n_samples_per_prompt,
-        "max_prompt_len": config.data.rollout_max_prompt_len,
-        "max_response_len": rollout.rollout_max_response_len,
-        "temperature": rollout.rollout_temperature,
-        "reward_key": rollout.reward_key,
-        "samples_per_step": config.samples_per_step,
-        "steps_per_rollout": config.steps_per_rollout,
-        "num_data_ranks": config.num_data_ranks,
-        "num_engines": config.num_engines,
-        "settings": {**without_secrets({**core_values(config), **own}), **config.of_plugins.values},
-    }
+class _Format:
+    """A prompt format that is made when its first file is opened, so that formats of other files are not imported."""
+
+    def __init__(self, make: Callable[[], PromptFormat]) -> None:
+        self._make = cache(make)
+
+    def open(self, path: Path, *, window: int | None) -> PromptTable:
+        """See :class:`~slime_core.PromptFormat`."""
+        return self._make().open(path, window=window)
 
 
-class PromptFormats(Mapping[str, PromptFormat]):
-    """Name -> prompt format, of every active plugin.
-
-    Arguments:
-        options: plugin -> its options object.
-        run: what every component is made with.
-
-    Raises:
-        PluginError: from a lookup; the format cannot be imported, does not fit its contract, or its constructor failed.
-    """
-
-    def __init__(self, registry: Registry, options: Mapping[str, object], run: RunView) -> None:
-        self._registry = registry
-        self._options = options
-        self._run = run
-        self._made: dict[str, PromptFormat] = {}
-
-    def __getitem__(self, name: str) -> PromptFormat:
-        if name not in self._made:
-            if name not in self._registry.names(Kind.PROMPT_FORMAT):
-                raise KeyError(name)
-            self._made[name] = construct(self._registry, Kind.PROMPT_FORMAT, name, self._options, self._run)
-        return self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._registry.names(Kind.PROMPT_FORMAT))
-
-    def __len__(self) -> int:
-        return len(self._registry.names(Kind.PROMPT_FORMAT))
+def prompt_formats(registry: Registry, options: Mapping[str, object], run: RunView) -> dict[str, PromptFormat]:
+    """Name -> prompt format, of every active plugin; opening a file raises as :func:`construct`."""
+    names = registry.names(Kind.PROMPT_FORMAT)
+    return {name: _Format(partial(construct, registry, Kind.PROMPT_FORMAT, name, options, run)) for name in names}
 
 
 def refusals(registry: Registry, architecture: str, config: Mapping[str, Any]) -> list[str]:

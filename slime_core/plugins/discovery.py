@@ -64,9 +64,6 @@ KIND_GROUPS: Mapping[str, str] = {
 LOCAL_MODULE = "slime_local_"
 """Start of the module name of a single-file plugin; the first characters of the file's hash follow."""
 
-MANY_WAYS = 4
-"""Ways to activate a plugin that a message lists."""
-
 _BROKEN = (OSError, ValueError, TypeError, AttributeError, LookupError, metadata.PackageNotFoundError)
 """What ``importlib_metadata`` raises on files that are cut short, in another encoding, no metadata at all, or under
 another name than that of their folder."""
@@ -404,35 +401,26 @@ def activated_by(claims: Mapping[str, Sequence[Declaration]]) -> Iterator[str]:
     yield from (f"--{name}" for name in flags)
 
 
-def few_ways(ways: Sequence[str], plugin: str) -> list[str]:
-    """The settings of :func:`activated_by`, for a message: of many only the first."""
-    if len(ways) <= MANY_WAYS:
-        return list(ways)
-    return [*ways[:MANY_WAYS], f"{len(ways) - MANY_WAYS} other settings (slime plugins show {plugin})"]
-
-
 def how_to_get(kind: str, name: str) -> str | None:
     """The next step for a component, or a prompt format, that no active plugin offers; None: nothing is known of it.
 
-    Example: ``install slime-rewards, which has it``.
+    Example: ``Install slime-rewards, which has it``.
     """
     if (group := KIND_GROUPS.get(kind)) is None:
         return None
     if plugins := claimed_names(group, scan()).get(name):
-        return f"add --plugin {plugins[0].name}: {plugins[0]} has it"
+        return f"Add --plugin {plugins[0].name}: {plugins[0]} has it"
     distribution = distribution_of(group, name)
-    return None if distribution is None else f"install {distribution}, which has it"
+    return None if distribution is None else f"Install {distribution}, which has it"
 
 
 def inactive_flags(
-    active: Collection[PluginIdentity], declared: Declared, *, is_given: bool = True, withheld: Collection[str] = ()
+    active: Collection[PluginIdentity], declared: Declared, *, withheld: Collection[str] = ()
 ) -> dict[str, str]:
     """Messages about the settings of plugins that are not ``active``: flag without dashes, or ``[plugin]`` for a table
-    of that name -> the plugin, its distribution, and what activates it; empty for the table of one that is taken away.
+    of that name -> the plugin, its distribution, and how to activate it; empty for the table of one that is taken away.
 
     Arguments:
-        is_given: the settings are given, so that a component of the plugin activates it, or the run leaves them out;
-            False: a user reads about them.
         withheld: names of the plugins that are taken away.
     """
     found = {}
@@ -442,9 +430,7 @@ def inactive_flags(
     for plugin in installed(declared):
         claims = claims_for(plugin, declared)
         if plugin not in active and claims:
-            ways = [f"--plugin {plugin.name}", *few_ways(list(activated_by(claims)), plugin.name)]
-            step = f"activate it with {' or with '.join(ways)}, or leave this out"
-            reported = f"{plugin}, which is not active; {step if is_given else f'add --plugin {plugin.name}'}"
+            reported = f"{plugin}, which is not active; add --plugin {plugin.name}, or leave this out"
             found[f"[{plugin.name}]"] = f"settings of {reported}"
             found |= {claim.name: f"a setting of {reported}" for claim in claims.get(FLAG_GROUP, ())}
     for plugin in active:

@@ -183,11 +183,9 @@ class LifecycleHooks:
             state = self._take_part(STATE, one, {"place": self._place})
             if state is None:
                 continue
-            entries: list[object] = [{key: value} for key, value in state.items()] if isinstance(state, dict) else []
-            wrong = [entry for entry in entries if not _is_json(entry)] if isinstance(state, dict) else [state]
-            if wrong:
+            if not (isinstance(state, dict) and _is_json(state)):
                 raise PluginError(
-                    f"{one.of.plugin}: {STATE} on {self._where} returned what JSON does not carry: {wrong[0]!r:.80}. "
+                    f"{one.of.plugin}: {STATE} on {self._where} returned what JSON does not carry: {state!r:.80}. "
                     "Accepted is a dict of str to dicts, lists, str, int, bool, None and finite floats.\n"
                     f"Correct {one.of.plugin.distribution}; nothing of this checkpoint was kept."
                 )

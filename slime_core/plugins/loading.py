@@ -13,19 +13,18 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from importlib.abc import InspectLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from slime_core.errors import PluginError, SlimeError, nearest
+from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.component import Component
 from slime_core.plugins.discovery import (
     LOCAL_MODULE,
@@ -105,7 +104,7 @@ def load_plugin(source: PluginSource) -> object:
     Raises:
         PluginError: importing it failed; chained, naming distribution, version, entry point and the next step.
     """
-    with boundary(source.plugin, "importing it", next_step=partial(_next_step, source.plugin), locate=True):
+    with boundary(source.plugin, "importing it", next_step=_next_step(source.plugin), locate=True):
         if source.source is Source.FILE:
             return _module_of_bytes(source)
         holder: object = load_attribute(source.plugin.entry_point)
@@ -119,7 +118,7 @@ def load_target(component: Component, plugin: PluginIdentity) -> Any:
         PluginError: the module or the attribute cannot be imported; chained, naming the plugin and the component.
     """
     action = f"importing {component.target} of component {component.name!r}"
-    with boundary(plugin, action, next_step=partial(_next_step, plugin), locate=True):
+    with boundary(plugin, action, next_step=_next_step(plugin), locate=True):
         return load_attribute(component.target)
 
 
@@ -130,40 +129,19 @@ def load_attribute(path: str) -> Any:
     return reduce(getattr, attribute.strip().split("."), loaded) if attribute.strip() else loaded
 
 
-def _next_step(plugin: PluginIdentity, failure: BaseException) -> str:
+def _next_step(plugin: PluginIdentity) -> str:
     """Advice for code of a plugin that cannot be imported."""
     if plugin.entry_point.startswith(LOCAL_MODULE):
-        return _step_of_file(plugin.distribution, failure)
-    leave = f"run without --plugin {plugin.name}"
-    if not isinstance(failure, ImportError) and place_of(failure):
-        return f"Correct that line, report it to the author of {plugin.distribution}, or {leave}."
+        return (
+            f"Correct {plugin.distribution}. It travels to other processes alone: move what it needs of files next to "
+            "it into it, or make a package: slime plugins new KIND NAME."
+        )
     if plugin.distribution.startswith("module "):
         return f"Correct {plugin.entry_point}, or the Python path that should lead to it."
-    return f"Reinstall {plugin.distribution} with what it depends on, or {leave}."
-
-
-_NO_NEIGHBOURS = (
-    "{path} travels to other processes alone, without the files next to it. Move {what} into it, or make a package: "
-    "slime plugins new KIND NAME, then pip install -e slime-NAME."
-)
-
-
-def _step_of_file(path: str, failure: BaseException) -> str:
-    """Advice for a single file, or a file of functions, that cannot be imported."""
-    wanted = failure.name if isinstance(failure, ImportError) else None
-    if isinstance(failure, ImportError) and "relative import" in str(failure):
-        return _NO_NEIGHBOURS.format(path=path, what="what it needs")
-    if not wanted:
-        return f"Correct {path}."
-    package = wanted.partition(".")[0]
-    if not isinstance(failure, ModuleNotFoundError):
-        known = [name for name in vars(sys.modules.get(wanted, sys)) if not name.startswith("_")]
-        (name,) = re.findall(r"^cannot import name '(\w+)'", str(failure)) or [""]
-        return f"Correct the import in {path}{nearest(name, known) or '.'}"
-    folder = Path(path).parent
-    if (folder / f"{package}.py").exists() or (folder / package).is_dir():
-        return _NO_NEIGHBOURS.format(path=path, what=f"the code of {package}")
-    return f"Install the distribution that has {package}: pip install {package}, or correct the import in {path}."
+    return (
+        f"Reinstall {plugin.distribution} with what it depends on, report it to its author, or run without --plugin "
+        f"{plugin.name}."
+    )
 
 
 class _BytesLoader(InspectLoader):

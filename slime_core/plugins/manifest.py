@@ -23,7 +23,7 @@ import json
 import os
 import socket
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from importlib.machinery import ModuleSpec
@@ -201,14 +201,12 @@ class Difference:
         plugin: its name.
         wanted, found: who it is on either side, with version and the start of its digest.
         what: what differs; for content, the files.
-        install: the requirement that makes it the same, ``"acme-tree==2.1"``; empty: that is no help.
     """
 
     plugin: str
     wanted: str
     found: str
     what: str
-    install: str = ""
 
     @property
     def row(self) -> tuple[str, str, str, str]:
@@ -229,9 +227,7 @@ def compare(wanted: ManifestEntry | None, found: ManifestEntry | None) -> Differ
     what = _what(wanted, found) if wanted and found else "missing" if wanted else "added"
     if some is None or not what:
         return None
-    pinned = f"{wanted.distribution}=={wanted.version}" if wanted and wanted.source is Source.INSTALLED else ""
-    installs = pinned if what in ("missing", "distribution", "version") else ""
-    return Difference(some.plugin, str(wanted or ABSENT), str(found or ABSENT), what, installs)
+    return Difference(some.plugin, str(wanted or ABSENT), str(found or ABSENT), what)
 
 
 def difference_text(by_node: Mapping[str, Sequence[Difference]]) -> str:
@@ -241,16 +237,10 @@ def difference_text(by_node: Mapping[str, Sequence[Difference]]) -> str:
         by_node: name of a node -> what it has otherwise than the driver.
     """
     rows = [(node, *one.row) for node, found in by_node.items() for one in found]
-    which = _installs([one for found in by_node.values() for one in found])
     return (
         f"{table(rows, head=('node', 'plugin', 'driver', 'found there', 'differs in'))}\n"
-        f"Install the same on every node{which}, or share one environment between the nodes."
+        "Install the same on every node, or share one environment between the nodes."
     )
-
-
-def _installs(found: Iterable[Difference]) -> str:
-    requirements = sorted({one.install for one in found if one.install})
-    return f" ({' '.join(requirements)})" if requirements else ""
 
 
 def table(rows: Sequence[Sequence[str]], *, head: Sequence[str]) -> str:
@@ -402,9 +392,16 @@ def attach(manifest: Manifest) -> Registry:
     return register([source_of(entry) for entry in manifest.entries], claimed=claimed)
 
 
-def mismatches(manifest: Manifest) -> list[Difference]:
-    """Differences of this process from ``manifest``; imports no plugin."""
-    found = [compare(entry, entry_here(entry)) for entry in (*manifest.entries, *manifest.functions)]
+def mismatches(
+    manifest: Manifest, here: Callable[[ManifestEntry], ManifestEntry | None] | None = None
+) -> list[Difference]:
+    """Differences of this process from ``manifest``; imports no plugin.
+
+    Arguments:
+        here: finds the counterpart of an entry; None: :func:`entry_here`.
+    """
+    find = here or entry_here
+    found = [compare(entry, find(entry)) for entry in (*manifest.entries, *manifest.functions)]
     return [difference for difference in found if difference is not None]
 
 
@@ -540,15 +537,14 @@ class Lock:
 
     def verify(self) -> list[Difference]:
         """Differences of the installed plugins from the lock; imports no plugin."""
-        found = [compare(entry, self._here(entry)) for entry in self.entries]
-        return [difference for difference in found if difference is not None]
+        return mismatches(self.manifest, self._here)
 
     def difference_text(self, found: Sequence[Difference]) -> str:
         """The differences as a table, and the next step."""
         rows = [one.row for one in found]
         return (
             f"{table(rows, head=('plugin', self.path.name, 'here', 'differs in'))}\n"
-            f"Install what {self.path.name} says{_installs(found)}, or rewrite it with slime plugins lock."
+            f"Install what {self.path.name} says, or rewrite it with slime plugins lock."
         )
 
     def _refuse(self, found: Sequence[Difference]) -> None:
@@ -585,24 +581,18 @@ def read_lock(path: Path) -> Lock:
             raise ValueError(f"its version is {found['version']!r}, and this slime reads {LOCK_FORMAT}")
         plugins = tuple(map(_locked_entry, found["plugin"]))
         return Lock(path, Manifest(plugins, tuple(map(_locked_entry, found.get("function", [])))))
-    except OSError as problem:
-        raise PluginError(
-            f"{path}: there is no lock of plugins here ({problem.strerror}).\n"
-            "Write one with slime plugins lock and the flags of the run, or give its path with --lock-file."
-        ) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as mistake:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as mistake:
         reason = f"no {mistake}" if isinstance(mistake, KeyError) else mistake
         raise PluginError(
-            f"{path} is no lock of plugins: {reason}.\nRewrite it with slime plugins lock and the flags of the run."
+            f"{path} is no lock of plugins: {reason}.\nWrite one with slime plugins lock and the flags of the run, or "
+            "give its path with --lock-file."
         ) from None
 
 
 def _locked_entry(row: Mapping[str, str]) -> ManifestEntry:
     source = next((one for one, parts in _LOCKED.items() if row.keys() == {"name", *parts, "sha256"}), None)
-    if source is None or not all(isinstance(value, str) for value in row.values()):
-        raise ValueError(f"an entry has the keys {', '.join(row)}")
-    if empty := [key for key, value in row.items() if not value]:
-        raise ValueError(f"an entry has nothing as {' and '.join(empty)}")
+    if source is None or not all(value and isinstance(value, str) for value in row.values()):
+        raise ValueError(f"an entry is {dict(row)}")
     name, digest = row["name"], row["sha256"]
     match source:
         case Source.FILE:

@@ -19,14 +19,9 @@ from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins import hooks
 from slime_core.plugins.component import Component, Kind
 from slime_core.plugins.discovery import (
-    KIND_GROUPS,
     PluginIdentity,
     PluginSource,
-    Source,
-    claimed_names,
     how_to_get,
-    installed,
-    scan,
     similar,
 )
 from slime_core.plugins.loading import boundary, load_plugin, load_target
@@ -186,21 +181,13 @@ class Registry:
     def _find(self, kind: Kind, name: str) -> _Declared:
         if (kind, name) in self._components:
             return self._components[kind, name]
-        offered = ", ".join(self.names(kind))
-        step = how_to_get(kind, name)
-        if step is None:
-            declared = scan()
-            claimed = claimed_names(KIND_GROUPS.get(kind, ""), declared)
-            others = sorted({one.name for one in installed(declared)} - {one.name for one in self.plugins})
-            step = (
-                f"installed plugins claim: {', '.join(claimed) or 'none'}{similar(name, claimed)}. Installed, but not "
-                f"active: {', '.join(others) or 'none'}. Name the plugin that has it with --plugin NAME; slime plugins "
-                "show NAME says what one offers"
-            )
+        step = how_to_get(kind, name) or (
+            "Name the plugin that has it with --plugin NAME; slime plugins list says what is installed"
+        )
         raise PluginError(
             f"no active plugin offers {kind.one} called {name!r}{similar(name, self.names(kind))}. The active plugins "
-            f"({', '.join(plugin.name for plugin in self.plugins)}) offer: {offered or 'none'}.\n"
-            f"{step[0].upper()}{step[1:]}."
+            f"({', '.join(plugin.name for plugin in self.plugins)}) offer: {', '.join(self.names(kind)) or 'none'}.\n"
+            f"{step}."
         )
 
 
@@ -242,15 +229,12 @@ def register(sources: Sequence[PluginSource], *, claimed: Collection[str] = ()) 
 def _check_name(source: PluginSource) -> None:
     """Returns if the plugin's options can have a section of its name in a file of settings."""
     name = source.plugin.name
-    if name in RunConfig.model_fields:
-        why = f"its options would stand in [{name}], which holds settings of the core"
-    elif _NAME.fullmatch(name) is None:
-        why = f"[{name}] is no section of a TOML file; accepted are the letters a to z, digits, - and _"
-    else:
-        return
-    is_local = source.source is not Source.INSTALLED
-    step = f"Rename the {source.source}" if is_local else f"Report it to the author of {source.plugin.distribution}"
-    raise PluginError(f"{source.plugin}: no plugin can have this name: {why}.\n{step}.")
+    if name in RunConfig.model_fields or _NAME.fullmatch(name) is None:
+        raise PluginError(
+            f"{source.plugin}: no plugin can have this name: its options would stand in [{name}], which holds settings "
+            "of the core or is no section of a TOML file; accepted are the letters a to z, digits, - and _.\n"
+            f"Rename it, or report this to the author of {source.plugin.distribution}."
+        )
 
 
 def _by_name(plugins: Iterable[PluginIdentity]) -> dict[str, PluginIdentity]:

@@ -23,8 +23,8 @@ from slime_core.config.settings import Setting, as_words, core_settings, core_va
 from slime_core.errors import Mistake, PluginError, SlimeError, config_error
 from slime_core.plugins import hooks
 from slime_core.plugins.component import SETTINGS_READ, Component, Kind
-from slime_core.plugins.construction import Code, run_plan
-from slime_core.plugins.discovery import CORE, PluginIdentity, similar
+from slime_core.plugins.construction import Code, run_view
+from slime_core.plugins.discovery import CORE, PluginIdentity
 from slime_core.plugins.loading import boundary
 from slime_core.plugins.registry import Registry
 
@@ -117,7 +117,6 @@ def check_selection(
         _refuse_unread(found, config)
         if found.kind is Kind.ADVANTAGE_ESTIMATOR:
             _refuse_unfilled(found)
-            _refuse_idle_replay(found, config)
         elif found.kind is Kind.REWARD_MODEL:
             _refuse_other_model(found, config)
         elif found.kind is Kind.CORRECTION and config.algorithm.use_rollout_logprobs:
@@ -183,16 +182,13 @@ def _refuse_other_model(found: Selected, config: RunConfig) -> None:
     who, name = _reward_by(found, config), str(config.rollout.rm_model)
     served = {model.name: model for model in config.engine.engine_models}
     others = ", ".join(f"{one} ({_gives(model)})" for one, model in sorted(served.items())) or "none"
-    if name not in served:
+    found_as = _gives(served[name]) if name in served else "not served"
+    if name not in served or wanted not in ("any", found_as):
         raise PluginError(
-            f"{who} needs the auxiliary model rm_model = {name}{similar(name, served)}, but the run serves: {others}. "
-            "Name one of them with --rm-model, or serve it: a table [[engine.engine_models]] with name and model_path."
-        )
-    if wanted not in ("any", _gives(served[name])):
-        raise PluginError(
-            f"{who} needs a model that gives {wanted}, but rm_model = {name} is served for {_gives(served[name])}. "
-            f"The run serves: {others}. Give is_embedding = {str(wanted == 'scores').lower()} in its table "
-            "[[engine.engine_models]], name another with --rm-model, or choose another reward model."
+            f"{who} needs an auxiliary model that gives {'scores or texts' if wanted == 'any' else wanted}; rm_model = "
+            f"{name}: {found_as}. The run serves: {others}. Name one of them with --rm-model, or serve it: a table "
+            "[[engine.engine_models]] with name and model_path, for scores also is_embedding = true. Or choose another "
+            "reward model."
         )
 
 
@@ -229,28 +225,6 @@ def _refuse_unread(found: Selected, config: RunConfig) -> None:
             f"{given}: no effect, because {found.kind.words} {found}, chosen by "
             f"{found.by}, does not read {column}. Leave {' and '.join(setting.flag for setting in settings)} out, or "
             f"choose another {found.kind.words}."
-        )
-
-
-def _refuse_idle_replay(found: Selected, config: RunConfig) -> None:
-    """Refuse routes that are kept for a later pass over a token where there is none; see ``RequiredColumns``."""
-    traits = found.traits
-    settings = config.algorithm
-    reads = traits.columns(kl_coef=settings.kl_coef)
-    replays = (
-        config.steps_per_rollout > 1
-        or settings.keep_old_actor
-        or settings.use_rollout_logprobs  # the rules of the settings speak
-        or bool(config.provided("policy_loss"))
-        or (traits.scope == "token" and "log_probs" in reads)
-        or "recompute_granularity" in config.megatron.transformer  # the backward pass repeats parts of the forward pass
-    )
-    if config.learner.use_routing_replay and not replays:
-        raise PluginError(
-            "use_routing_replay = true has no effect: with num_steps_per_rollout = 1 the log-probs of before the step "
-            f"are those of the step itself, and advantage estimator {found} reads "
-            "none, so the learner passes over a token once and nothing is replayed. Leave --use-routing-replay out, or "
-            "give --num-steps-per-rollout 2 or more."
         )
 
 
@@ -345,18 +319,9 @@ def _refuse_unknown_log_probs(generate: Selected, config: RunConfig, registry: R
     if given and not generate.traits.samples_from_engine:
         raise PluginError(
             f"generate_function = {generate.component.name}: the responses of {generate} are not sampled by an "
-            f"engine, so that no engine gives their log-probabilities, which are read by {', '.join(given)}. "
-            f"{_without(given)}, or choose another generate function."
+            f"engine, so that no engine gives their log-probabilities, which are read by {', '.join(given)}. Leave "
+            "these out (--parity-interval 0), or choose another generate function."
         )
-
-
-def _without(given: list[str]) -> str:
-    flags = [f"--{one.partition(' = ')[0].replace('_', '-')}" for one in given]
-    steps = ["give --parity-interval 0"] if "--parity-interval" in flags else []
-    if others := [flag for flag in flags if flag != "--parity-interval"]:
-        steps.append(f"leave {' and '.join(others)} out")
-    text = " and ".join(steps)
-    return text[0].upper() + text[1:]
 
 
 def _refuse_uncorrected(config: RunConfig, registry: Registry) -> None:
@@ -447,20 +412,16 @@ def check_numbers(config: RunConfig, registry: Registry, *, trains: bool) -> Non
         rm_type = config.rollout.rm_type
         uses = [(f"rm_type = {rm_type}", rm_type, config.rollout.reward_key), *uses]
     for where, rm_type, key in uses:
-        terms = reward_terms(rm_type)
-        for term in terms or (RewardTerm(1.0, rm_type, key),):
+        for term in reward_terms(rm_type) or (RewardTerm(1.0, rm_type, key),):
             model = _selected(registry, Kind.REWARD_MODEL, term.name, where)
             numbers = model.traits.numbers
             if not numbers or term.key in numbers:
                 continue
-            named = "none is named" if term.key is None else f"{term.key!r} is none{similar(term.key, numbers)}"
             one = min(numbers)
-            advice = f"Say which one counts: --reward-key {one}, or reward_key in the table of an evaluation set"
-            if terms is not None:
-                advice = f"Write {term.name}:{one} in the sum, or another of them"
             raise PluginError(
-                f"{where}: reward model {model} returns {', '.join(sorted(numbers))} for each response, and of these "
-                f"{named}. {advice}."
+                f"{where}: reward model {model} returns {', '.join(sorted(numbers))} for each response, and "
+                f"{term.key} is none of them. Say which one counts: --reward-key {one}, reward_key in the table of an evaluation set, or "
+                f"{term.name}:{one} in a sum."
             )
 
 
@@ -543,7 +504,7 @@ def _unread(
 
 
 def _plugin_mistakes(resolved: Resolved, registry: Registry, code: Code, *, trains: bool) -> Iterator[str]:
-    plan = run_plan(resolved.config, resolved.plugin_options)
+    plan = run_view(resolved.config, resolved.plugin_options)
     for one in registry.declarations.get(hooks.CHECK, ()):
         name = one.plugin.name
         options = resolved.plugin_options.get(name)

@@ -1,7 +1,7 @@
 """Refuses mistakes in a plugin's hooks that pluggy accepts silently, and return values that the core cannot use.
 
 Ten mistakes in hooks: a class registered in place of an instance, an attribute that is no function, a forgotten
-``@hookimpl``, another project's marker, a misspelt hook, ``async def`` where the hook is not awaited and plain ``def``
+``@hookimpl`` or another project's, a misspelt hook, ``async def`` where the hook is not awaited and plain ``def``
 where it is, a lifecycle hook with ``yield``, parameters that are never passed (positional-only, keyword-only,
 ``*args``, ``**kwargs``), and parameters with defaults.
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -77,23 +77,22 @@ def _no_function(name: str, found: Any) -> str | None:
 
 
 def _mistake(name: str, function: Callable[..., Any]) -> str | None:
-    # pluggy keeps a marker's options in an attribute of the function itself, named after the marker's project.
-    markers: dict[str, Any] = {
-        key: value for key, value in vars(function).items() if key.endswith("_impl") and isinstance(value, dict)
-    }
-    if _MARKER not in markers:
-        return _unmarked(markers) if name.startswith(_PREFIX) else None
-    options = markers[_MARKER]
+    options = vars(function).get(_MARKER)  # pluggy keeps a marker's options there
+    if options is None:
+        unmarked = (
+            "is not marked as a hook of slime, so slime would never call it.\nPut @hookimpl above it (from slime_core "
+            "import hookimpl), or rename it."
+        )
+        return unmarked if name.startswith(_PREFIX) else None
     hook = options["specname"] or name
     if hook not in hooks.HOOKS:
         return f"implements no hook of slime{similar(hook, hooks.HOOKS)}.\nHooks are: {', '.join(sorted(hooks.HOOKS))}."
     lifecycle = hooks.LIFECYCLE_HOOKS.get(hook)
-    if lifecycle is not None and lifecycle.is_async and not inspect.iscoroutinefunction(function):
-        return "is not async; this hook is awaited.\nWrite it with async def, and return."
-    is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
-    if is_async and not (lifecycle is not None and lifecycle.is_async):
-        when = "without await" if lifecycle is not None else "once, at start"
-        return f"is async; hooks are called {when}.\nWrite it with plain def; targets may be async."
+    if lifecycle is not None and lifecycle.is_async:
+        if not inspect.iscoroutinefunction(function):
+            return "is not async; this hook is awaited.\nWrite it with async def, and return."
+    elif inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        return "is async; this hook is called without await.\nWrite it with plain def; targets may be async."
     if options["wrapper"] or options["hookwrapper"]:
         return "is a hook wrapper, which would see the calls of other plugins.\nUse plain @hookimpl."
     if getattr(function, hooks.OBSERVES, False) and not (lifecycle is not None and lifecycle.may_observe):
@@ -104,29 +103,17 @@ def _mistake(name: str, function: Callable[..., Any]) -> str | None:
     return _wrong_parameter(function, known=tuple(inspect.signature(vars(hooks)[hook]).parameters))
 
 
-def _unmarked(markers: Iterable[str]) -> str:
-    if markers:
-        return (
-            f"carries the marker of another project ({', '.join(sorted(markers))}), so slime would never call it.\n"
-            "Use the one from slime: from slime_core import hookimpl."
-        )
-    return "is not marked as a hook, so slime would never call it.\nPut @hookimpl above it, or rename it."
-
-
 def _wrong_parameter(function: Callable[..., Any], *, known: tuple[str, ...]) -> str | None:
-    """The mistake in the parameters of a hook that passes the arguments ``known``; a declaration takes none."""
+    """The mistake in the parameters of a hook that passes the arguments ``known``; most declarations take none."""
     parameters = list(inspect.signature(function).parameters.values())
     if parameters and parameters[0].name in ("self", "cls"):
         parameters = parameters[1:]
-    for parameter in parameters:
-        if parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
-            kind = f"{parameter.kind.description} parameter {parameter.name!r}"
-            return f"has the {kind}, which is never passed.\nMake it a plain one, or remove it."
-        if parameter.default is not inspect.Parameter.empty:
-            return f"gives parameter {parameter.name!r} a default, which hides whether it was passed.\nRemove it."
-        if parameter.name not in known:
-            takes = f"passes {', '.join(known)}{similar(parameter.name, known)}" if known else "takes none"
-            return f"has the parameter {parameter.name!r}; this hook {takes}.\nRemove it."
+    for one in parameters:
+        is_plain = one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD and one.default is inspect.Parameter.empty
+        if not is_plain or one.name not in known:
+            found = f"has the {one.kind.description} parameter {one.name!r}"
+            passed = f"passes {', '.join(known)}" if known else "takes none"
+            return f"{found}; this hook {passed}.\nWrite plain parameters of these names, without defaults."
     return None
 
 
@@ -142,10 +129,8 @@ def checked_components(kind: Kind, found: Any) -> list[Component]:
     Raises:
         TypeError: it is no series of components whose traits fit ``kind``.
     """
-    if isinstance(found, Component):
-        raise TypeError("it returned one Component; yield it, or return a list")
-    if found is None:
-        raise TypeError("it returned None; yield Components")
+    if found is None or isinstance(found, Component):
+        raise TypeError(f"it returned {found!r}; yield Components, or return a list")
     return [_checked_component(kind, component) for component in found]
 
 
@@ -263,13 +248,10 @@ def check_fit(kind: Kind, component: Component, plugin: PluginIdentity, target: 
         found = list(misfits(kind, component, target))
     if found:
         listed = "".join(f"\n  - {mistake}" for mistake in found)
-        local = plugin.distribution.removeprefix("module ")
-        word = local if local.endswith(".py") or local != plugin.distribution else plugin.name  # as commands take it
         raise PluginError(
             f"{plugin}: {component.target} cannot be {kind.one}, which component {component.name!r} says "
-            f"it is:{listed}\n{_described(contract_of(kind, component))}\n"
-            f"Correct it, or report this to the author of {plugin.distribution}; slime plugins check {word} tells when "
-            "it is right."
+            f"it is:{listed}\nThe contract is {contract_of(kind, component).__name__} in {contracts.__name__}.\n"
+            f"Correct it, or report this to the author of {plugin.distribution}."
         )
 
 
@@ -360,15 +342,3 @@ def _signature(function: Callable[..., Any]) -> str:
 def _call(name: str, expected: Callable[..., Any]) -> str:
     positional, keywords = _parameters_of(expected)
     return f"{name}({', '.join([*positional, *(f'{keyword}=' for keyword in keywords)])})"
-
-
-def _described(contract: type) -> str:
-    calls = [
-        ("async " if inspect.iscoroutinefunction(expected) else "") + _call(name, expected)
-        for name, expected in methods_of(contract).items()
-    ]
-    built = ", ".join(_BUILT_WITH)
-    return (
-        f"The contract is {contract.__name__} in {contracts.__name__}: a class, called with ({built}), "
-        f"with {', '.join(calls)}."
-    )

@@ -31,7 +31,7 @@ from slime_core.config.section import All, Count, CountOrZero, Name, Positive, P
 from slime_core.errors import DataError, nearest
 from slime_core.plugins import hooks
 from slime_core.plugins.component import Kind
-from slime_core.plugins.construction import run_plan
+from slime_core.plugins.construction import run_view
 from slime_core.plugins.contracts import PromptFilter
 from slime_core.plugins.discovery import how_to_get, similar
 from slime_core.plugins.loading import boundary
@@ -244,7 +244,7 @@ def _mistakes_of_plugins(
     implementations = registry.declarations.get(hooks.CHECK_ROW, ())
     if not implementations:
         return None
-    plan = run_plan(config, options)
+    plan = run_view(config, options)
 
     def mistakes(metadata: Mapping[str, JsonValue]) -> Iterator[str]:
         for one in implementations:
@@ -259,26 +259,16 @@ def _mistakes_of_plugins(
 def _refuse_name(key: str, name: JsonValue, names: Mapping[str, str], *, where: str) -> None:
     kind = KINDS[key]
     given = f"{where}: metadata {key} = {name!r}"
-    for part in _parts(name, kind):
+    words = name if isinstance(name, str) else repr(name)
+    for part in reward_names(words) if kind is Kind.REWARD_MODEL else (words,):  # a weighted sum names several
         if part not in names:
-            close = similar(name, names) if isinstance(name, str) else ""
-            known = how_to_get(kind, part)
-            step = (
-                f"{known}; rows do not activate plugins" if known else "name the plugin that has it with --plugin NAME"
-            )
             raise DataError(
-                f"{given} names no {kind.words} of the run's plugins{close}. They offer: {', '.join(names)}.\n"
-                f"Correct the row, or {step}. Rows name components; a path to code is given as a flag."
+                f"{given} names no {kind.words} of the run's plugins{similar(part, names)}. They offer: "
+                f"{', '.join(names)}.\n{how_to_get(kind, part) or 'Correct the row'}. Rows name components of plugins "
+                "that the run names; a path to code is given as a flag."
             )
         if setting := names[part]:
             raise DataError(
                 f"{given}: {kind.words} {part!r} needs {setting}, which the run does not give. "
                 f"Add --{setting.replace('_', '-')}, or correct the row."
             )
-
-
-def _parts(name: JsonValue, kind: Kind) -> tuple[str, ...]:
-    """The components that a row names: a weighted sum has several. What is no text is no name."""
-    if not isinstance(name, str):
-        return (repr(name),)
-    return reward_names(name) if kind is Kind.REWARD_MODEL else (name,)

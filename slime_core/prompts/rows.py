@@ -29,6 +29,7 @@ from typing import Any, cast
 from slime_core.config.prompt_paths import JSON_LINES, PromptPath, format_of, unreadable
 from slime_core.errors import DataError
 from slime_core.plugins.contracts import PromptFormat, PromptRequest, PromptTable, RawRow, RunView
+from slime_core.plugins.contracts.rollouts import Prompt
 from slime_core.types import JsonValue
 from slime_core.untrusted import open_regular
 
@@ -278,8 +279,6 @@ OTHER_FORMS = (
     "Parquet file with .parquet, which slime-datasets reads"
 )
 """Said of the first line of a file."""
-
-Prompt = str | list[dict[str, JsonValue]]
 
 
 @dataclass(frozen=True, slots=True)

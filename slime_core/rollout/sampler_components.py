@@ -12,7 +12,7 @@ from slime_core.config.model_config import context_length, routes_shape
 from slime_core.config.schema import EvalSet
 from slime_core.generation import GenerateContext, SamplingParams
 from slime_core.plugins.component import Kind
-from slime_core.plugins.construction import ProcessSettings, PromptFormats, construct
+from slime_core.plugins.construction import ProcessSettings, construct, prompt_formats
 from slime_core.plugins.lifecycle import LifecycleHooks
 from slime_core.plugins.manifest import Manifest
 from slime_core.plugins.registry import Registry
@@ -95,7 +95,7 @@ class SamplerComponents:
         self.models = settings.model_urls
         self._context_length = config.engine.sglang_context_length or context_length(settings.folder)
         self.prompt_filter = RunFilter()
-        self.formats = PromptFormats(registry, settings.options, settings.run)
+        self.formats = prompt_formats(registry, settings.options, settings.run)
         self._reward_pool = make_pool(manifest, settings)
         self._make_reward_model = cache(partial(self.make, Kind.REWARD_MODEL))  # once, though several sums name it
         self._router = cache(self._make_router)

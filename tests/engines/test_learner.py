@@ -96,13 +96,13 @@ def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
     from slime_core.learner.rank import Learner
     from slime_core.modeling.layout import ParallelLayout
     from slime_core.plugins.activation import activate
-    from slime_core.plugins.construction import run_plan
+    from slime_core.plugins.construction import run_view
     from slime_core.plugins.loading import find_function
 
     compat = ["compat"] if job.functions else []
     active = activate([*job.plugins, *compat], architecture=job.architecture)
     sources = {option: (find_function(path, setting=option),) for option, path in job.functions.items()}
-    options = {name: PathOptions(plan=run_plan(job.config), sources=sources) for name in compat}
+    options = {name: PathOptions(plan=run_view(job.config), sources=sources) for name in compat}
     settings = LearnerSettings(
         job.config,
         job.folder,

@@ -14,14 +14,14 @@ from slime_core.config.check import unmet
 from slime_core.config.explain import to_toml
 from slime_core.config.load import load
 from slime_core.errors import ConfigError
-from slime_core.plugins.construction import run_plan
+from slime_core.plugins.construction import run_view
 from slime_core.plugins.selection import check_settings
 from slime_offpolicy.options import OffPolicyOptions
 from tests.function_paths import handed, resolve
 
 
 def options(*argv: str, **extra: object) -> PathOptions:
-    return PathOptions(plan=run_plan(load(argv, check_rules=False).config), sources={}, extra=extra)
+    return PathOptions(plan=run_view(load(argv, check_rules=False).config), sources={}, extra=extra)
 
 
 def arguments(found: PathOptions, **derived: object) -> SimpleNamespace:
@@ -47,7 +47,7 @@ def test_bounds_of_corrections_are_those_of_their_plugin_or_its_defaults() -> No
         defaults.tis_clip_low,
         defaults.opsm_delta,
     )
-    plan = run_plan(load([], check_rules=False).config, {"offpolicy": OffPolicyOptions(tis_clip=3.0)})
+    plan = run_view(load([], check_rules=False).config, {"offpolicy": OffPolicyOptions(tis_clip=3.0)})
     args = slime_arguments(plan, {})
     assert (args.tis_clip, args.tis_threshold, args.tis_clip_low) == (3.0, 3.0, 0.0)
 

@@ -8,14 +8,14 @@ from slime_compat.metrics import rollout_metrics
 from slime_compat.options import CompatOptions, PathOptions
 from slime_compat.plugin import slime_log_rollout, slime_prepare
 from slime_core.config.load import load
-from slime_core.plugins.construction import run_plan
+from slime_core.plugins.construction import run_view
 from slime_core.types import Sample, Status
 
 
 def options(**given: object) -> CompatOptions | PathOptions:
     """As a run hands them over that names no function."""
     made = CompatOptions(**given)
-    return slime_prepare(run_plan(load([], check_rules=False).config, {"compat": made}), made, {})
+    return slime_prepare(run_view(load([], check_rules=False).config, {"compat": made}), made, {})
 
 
 def sample(mask: list[int], reward: float | dict[str, float], log_probs: list[float], **more: object) -> Sample:

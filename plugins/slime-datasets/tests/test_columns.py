@@ -17,13 +17,13 @@ from slime_core import PromptRequest, RunView
 from slime_core.config.prompt_paths import PromptPath
 from slime_core.errors import DataError
 from slime_core.plugins.activation import activate
-from slime_core.plugins.construction import PromptFormats
+from slime_core.plugins.construction import prompt_formats
 from slime_core.prompts.rows import PromptRow, numbered_prompts
 from slime_datasets.columnar import ParquetTable
 from slime_datasets.options import DatasetsOptions
 from slime_datasets.streams import PromptStreams
 
-FORMATS = PromptFormats(activate(["datasets"]).registry, {}, RunView())
+FORMATS = prompt_formats(activate(["datasets"]).registry, {}, RunView())
 ORDERS: list[dict[str, Any]] = [
     {},
     {"streaming_data": True},

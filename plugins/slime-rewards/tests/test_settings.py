@@ -16,7 +16,7 @@ from slime_core.config.load import Resolved
 from slime_core.config.sampling import RolloutConfig
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, DataError, PluginError
-from slime_core.plugins.construction import run_plan
+from slime_core.plugins.construction import run_view
 from slime_rewards.checks import mistakes
 from slime_rewards.options import RewardsOptions
 
@@ -92,7 +92,7 @@ def test_a_judge_whose_context_holds_no_response_is_refused_before_the_run(tmp_p
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 128}')
     engine = EngineConfig(engine_models=(EngineModel(**{"name": "helper", "model_path": tmp_path, **model}),))
     config = RunConfig(rollout=RolloutConfig(rm_model="helper", rollout_max_response_len=response), engine=engine)
-    found = list(mistakes(run_plan(config), RewardsOptions(rm_judge_max_tokens=answer)))
+    found = list(mistakes(run_view(config), RewardsOptions(rm_judge_max_tokens=answer)))
     assert found == ([] if message is None else [message])
 
 

@@ -75,7 +75,7 @@ def test_a_setting_of_a_plugin_that_is_not_active_is_explained_once_the_plugin_i
     message = capsys.readouterr().err
     assert message.startswith(f"slime: {name}: ")
     assert "of plugin 'offpolicy' (slime-offpolicy" in message
-    assert message.endswith("which is not active; add --plugin offpolicy\n")
+    assert message.endswith("which is not active; add --plugin offpolicy, or leave this out\n")
     assert main(["config", "explain", name, "--plugin", "offpolicy"]) == 0
     assert capsys.readouterr().out.startswith("offpolicy.tis_clip = 2\n")
 

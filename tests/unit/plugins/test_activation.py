@@ -240,12 +240,12 @@ def test_a_claim_of_another_distribution_does_not_count(install):
     assert how_to_get("correction", "fade") is None
 
 
-def test_an_unknown_component_is_answered_with_the_claimed_ones(install):
+def test_an_unknown_component_is_answered_with_where_to_look(install):
     add(install)
     registry = activated("--corrections", "faded").registry
     with pytest.raises(PluginError) as caught:
         registry.find(Kind.CORRECTION, "faded")
-    assert "Installed plugins claim: fade, icepop, mis, opsm, tis, veto (did you mean 'fade'?)." in str(caught.value)
+    assert str(caught.value).endswith("slime plugins list says what is installed.")
 
 
 def test_a_component_of_an_uninstalled_distribution_of_ours_says_what_to_install(monkeypatch):
@@ -270,8 +270,8 @@ def test_a_prompt_file_activates_the_plugin_that_claims_its_suffix(install, tmp_
 def test_a_setting_of_an_inactive_plugin_is_refused_with_what_activates_it(install, tmp_path: Path):
     add(install, groups={**CLAIMS, "slime.flags": {"fade-strength": "acme"}})
     message = (
-        "a setting of plugin 'acme' (acme-dist 1.0, entry point acme.plugin), which is not active; activate it with "
-        "--plugin acme or with --rm-type length or with --corrections fade, or leave this out"
+        "a setting of plugin 'acme' (acme-dist 1.0, entry point acme.plugin), which is not active; add --plugin "
+        "acme, or leave this out"
     )
     with pytest.raises(ConfigError) as caught:
         load(["--fade-strength", "2"], inactive=activated("--fade-strength", "2").inactive)

@@ -57,21 +57,3 @@ def test_every_kind_has_its_own_traits_class_with_defaults():
 def test_a_component_survives_pickling():
     component = Component("x", target="a:b", traits=AdvantageTraits(reads={"rewards"}))
     assert pickle.loads(pickle.dumps(component)) == component
-
-
-def test_the_refusals_of_a_model_spec_are_an_import_path():
-    with pytest.raises(
-        ValueError, match=r"^ModelSpecTraits.unsupported is 'mine'; write it as 'package.module:function'$"
-    ):
-        ModelSpecTraits(unsupported="mine")
-
-
-@pytest.mark.parametrize("name", ["pixel-values", "input_ids"])
-def test_inputs_of_a_model_are_keyword_arguments_that_the_core_leaves_free(name):
-    with pytest.raises(ValueError, match=r"^ModelSpecTraits\.inputs") as caught:
-        ModelSpecTraits(inputs={"pixel_values", name})
-    assert str(caught.value) == (
-        f"ModelSpecTraits.inputs names {name!r}; accepted are names of keyword arguments, other than input_ids, "
-        "position_ids, attention_mask, packed_seq_params, fp32_output"
-    )
-    assert ModelSpecTraits(inputs={"pixel_values"}).inputs == frozenset({"pixel_values"})

@@ -14,7 +14,7 @@ from slime_core.config.sampling import RolloutConfig
 from slime_core.config.schema import ARITHMETIC, JobConfig, ModelConfig, RunConfig
 from slime_core.config.settings import core_values
 from slime_core.errors import ConfigError, PluginError
-from slime_core.plugins.construction import construct, run_plan, run_view
+from slime_core.plugins.construction import construct, run_view
 from slime_core.plugins.discovery import CORE, PluginSource, local_file
 from slime_core.plugins.registry import Registry, register
 
@@ -78,7 +78,7 @@ def test_a_constructor_that_fails_is_named_with_its_plugin(registry: Registry) -
 
 
 def test_a_plan_without_arguments_is_that_of_a_run_with_default_settings() -> None:
-    plan = run_plan(RunConfig())
+    plan = run_view(RunConfig())
     assert {one.name: getattr(RunPlan(), one.name) for one in fields(RunPlan) if one.name != "settings"} == {
         one.name: getattr(plan, one.name) for one in fields(RunPlan) if one.name != "settings"
     }
@@ -94,14 +94,14 @@ def test_a_plan_says_what_the_settings_say() -> None:
         reward_key="score",
     )
     model = ModelConfig(hf_checkpoint=Path("/model"))
-    plan = run_plan(RunConfig(run=JobConfig(seed=7), rollout=rollout, model=model))
+    plan = run_view(RunConfig(run=JobConfig(seed=7), rollout=rollout, model=model))
     assert (plan.seed, plan.rollout_batch_size, plan.n_samples_per_prompt) == (7, 3, 5)
     assert (plan.max_response_len, plan.max_prompt_len, plan.temperature) == (9, None, 0.5)
     assert (plan.reward_key, plan.settings["hf_checkpoint"]) == ("score", "/model")
 
 
 def test_settings_hold_options_of_plugins_and_no_secret() -> None:
-    settings = run_plan(RunConfig(), {"wandb": Wandb(), "none": None}).settings
+    settings = run_view(RunConfig(), {"wandb": Wandb(), "none": None}).settings
     assert {name: value for name, value in settings.items() if name.startswith("wandb")} == {
         "wandb.project": "sums",
         "wandb.label_key": "label",
@@ -113,7 +113,7 @@ def test_settings_hold_options_of_plugins_and_no_secret() -> None:
 
 def test_settings_are_read_only() -> None:
     with pytest.raises(TypeError):
-        run_plan(RunConfig()).settings["seed"] = 3  # type: ignore[index]
+        run_view(RunConfig()).settings["seed"] = 3  # type: ignore[index]
 
 
 def test_a_run_crosses_processes_without_its_prompts() -> None:

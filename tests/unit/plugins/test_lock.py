@@ -109,11 +109,14 @@ def test_a_plugin_that_only_the_lock_has_is_refused_when_the_set_is_whole(acme):
         ("plugin = 3", "no 'version'"),
         ("version = 2\nplugin = []", "its version is 2, and this slime reads 1"),
         ("version = 1", "no 'plugin'"),
-        ("version = 1\n[[plugin]]\nname = 'x'", "an entry has the keys name"),
-        ("version = 1\n[[plugin]]\nname = 'x'\nfile = 1\nsha256 = 'y'", "an entry has the keys name, file, sha256"),
+        ("version = 1\n[[plugin]]\nname = 'x'", "an entry is {'name': 'x'}"),
+        (
+            "version = 1\n[[plugin]]\nname = 'x'\nfile = 1\nsha256 = 'y'",
+            "an entry is {'name': 'x', 'file': 1, 'sha256'",
+        ),
         (
             "version = 1\n[[plugin]]\nname = 'x'\ndistribution = ''\nversion = ''\nentry_point = 'x'\nsha256 = 'y'",
-            "an entry has nothing as distribution and version",
+            "an entry is {'name': ",
         ),
         ("not toml", "Expected '=' after a key"),
     ],
@@ -123,7 +126,7 @@ def test_a_file_that_is_no_lock_is_refused_with_what_is_wrong(folder, text, mist
     with pytest.raises(PluginError) as failure:
         read_lock(Path("slime.lock"))
     assert str(failure.value).startswith(f"slime.lock is no lock of plugins: {mistake}")
-    assert str(failure.value).endswith(".\nRewrite it with slime plugins lock and the flags of the run.")
+    assert str(failure.value).endswith("or give its path with --lock-file.")
 
 
 # --- Commands ---------------------------------------------------------------------------------------------------------
@@ -177,14 +180,15 @@ def test_verify_prints_every_difference_and_fails(acme, folder, install, capsys)
         f"  acme    acme-tree 2.1 {acme_was}  acme-tree 2.1 {acme_is}  content\n"
         f"  mine    mine.py {mine}        -                           missing\n"
         f"  zeta    zeta 1.0 {zeta}       zeta 1.1 {zeta}       version\n"
-        f"Install what slime.lock says (zeta==1.0), {REMEDY}\n"
+        f"Install what slime.lock says, {REMEDY}\n"
     )
 
 
 def test_a_locked_run_without_its_lock_is_refused_with_the_way_to_one(folder, capsys):
     assert main(["run", "--locked", "--plugin", "grpo"]) == 2
     assert capsys.readouterr().err == (
-        f"slime: {folder / 'slime.lock'}: there is no lock of plugins here (No such file or directory).\n"
+        f"slime: {folder / 'slime.lock'} is no lock of plugins: [Errno 2] No such file or directory: "
+        f"'{folder / 'slime.lock'}'.\n"
         "Write one with slime plugins lock and the flags of the run, or give its path with --lock-file.\n"
     )
 

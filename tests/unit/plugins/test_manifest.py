@@ -116,9 +116,9 @@ def test_every_plugin_that_differs_is_in_the_table(acme, install):
     manifest = activate(["acme", "zeta"]).manifest
     shutil.rmtree(site / "zeta-1.0.dist-info")
     (acme / "acme/plugin.py").unlink()
-    assert [(one.plugin, one.what, one.install) for one in mismatches(manifest)] == [
-        ("acme", "content of acme/plugin.py", ""),
-        ("zeta", "missing", "zeta==1.0"),
+    assert [(one.plugin, one.what) for one in mismatches(manifest)] == [
+        ("acme", "content of acme/plugin.py"),
+        ("zeta", "missing"),
     ]
 
 
@@ -184,9 +184,7 @@ def test_another_version_is_refused_with_plugin_and_both_versions(acme):
         attach(Manifest((manifest.entries[0], replace(entry, version="2.0"))))
     content = entry.digest[:12]
     assert f"acme    acme-tree 2.0 {content}  acme-tree 2.1 {content}  version\n" in str(failure.value)
-    assert str(failure.value).endswith(
-        "Install the same on every node (acme-tree==2.0), or share one environment between the nodes."
-    )
+    assert str(failure.value).endswith("Install the same on every node, or share one environment between the nodes.")
 
 
 def test_another_version_of_the_core_is_refused():

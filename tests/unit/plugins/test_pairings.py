@@ -36,36 +36,21 @@ UNKNOWN = (
 
 
 @pytest.mark.parametrize(
-    ("line", "readers", "step"),
+    ("line", "readers"),
     [
-        ("", "parity_interval = 1", "Give --parity-interval 0"),
-        ("--parity-interval 0 --corrections tis opsm", "corrections = tis", "Leave --corrections out"),
-        ("--parity-interval 0 --use-rollout-logprobs", "use_rollout_logprobs = true", "Leave --use-rollout-logprobs o"),
-        ("--parity-interval 0 --get-mismatch-metrics", "get_mismatch_metrics = true", "Leave --get-mismatch-metrics o"),
-        (
-            "--parity-interval 0 --use-rollout-routing-replay",
-            "use_rollout_routing_replay = true",
-            "Leave --use-rollout",
-        ),
-        (
-            "--parity-interval 0 --custom-tis-function-path mine.py:tis",
-            "custom_tis_function_path = ",
-            "Leave --custom-tis-function-path out",
-        ),
-        (
-            "--true-on-policy-mode",
-            "true_on_policy_mode = true, parity_interval = 1",
-            "Give --parity-interval 0 and leave --true-on-policy-mode out",
-        ),
+        ("", "parity_interval = 1"),
+        ("--parity-interval 0 --corrections tis opsm", "corrections = tis"),
+        ("--parity-interval 0 --use-rollout-logprobs", "use_rollout_logprobs = true"),
+        ("--parity-interval 0 --get-mismatch-metrics", "get_mismatch_metrics = true"),
+        ("--parity-interval 0 --use-rollout-routing-replay", "use_rollout_routing_replay = true"),
+        ("--parity-interval 0 --custom-tis-function-path mine.py:tis", "custom_tis_function_path = "),
+        ("--true-on-policy-mode", "true_on_policy_mode = true, parity_interval = 1"),
     ],
 )
-def test_log_probs_that_no_engine_gives_are_read_by_nothing(line, readers, step):
+def test_log_probs_that_no_engine_gives_are_read_by_nothing(line, readers):
     message = refused(f"{LABELS} {line}")
     assert message.startswith(UNKNOWN + readers)
-    assert f". {step}" in message
-    assert message.endswith(" out, or choose another generate function.") or message.endswith(
-        " 0, or choose another generate function."
-    )
+    assert message.endswith(". Leave these out (--parity-interval 0), or choose another generate function.")
 
 
 @pytest.mark.parametrize(

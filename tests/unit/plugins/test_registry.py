@@ -91,11 +91,11 @@ def test_a_target_that_is_not_there_names_plugin_component_and_next_step(install
     assert str(failure.value) == (
         "plugin 'acme' (acme 2.1, entry point acme.plugin): importing acme.code:Thing of component 'length' failed "
         "with ModuleNotFoundError: No module named 'acme.code'\n"
-        "Reinstall acme with what it depends on, or run without --plugin acme."
+        "Reinstall acme with what it depends on, report it to its author, or run without --plugin acme."
     )
 
 
-def test_an_unknown_component_is_answered_with_what_there_is_and_what_was_not_named(install):
+def test_an_unknown_component_is_answered_with_what_there_is(install):
     install("acme", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": rewards("length")})
     with pytest.raises(PluginError) as failure:
         activate([]).registry.find(Kind.POLICY_LOSS, "cliped")
@@ -103,10 +103,7 @@ def test_an_unknown_component_is_answered_with_what_there_is_and_what_was_not_na
     assert text.startswith(
         "no active plugin offers a policy loss called 'cliped' (did you mean 'clipped'?). "
         "The active plugins (core) offer: clipped, sft.\n"
-        "Installed plugins claim: cispo, gspo. Installed, but not active: acme"
-    )
-    assert text.endswith(
-        "Name the plugin that has it with --plugin NAME; slime plugins show NAME says what one offers."
+        "Name the plugin that has it with --plugin NAME; slime plugins list says what is installed."
     )
 
 
@@ -116,47 +113,33 @@ def test_a_broken_import_is_chained_and_names_distribution_version_and_next_step
         activate(["acme"])
     assert re.sub(r"\(/.*/acme/", "(", str(failure.value)) == (
         "plugin 'acme' (acme 2.1, entry point acme.plugin): importing it failed with ModuleNotFoundError: No module "
-        "named 'no_such_thing' (plugin.py:1)\nReinstall acme with what it depends on, or run without --plugin acme."
+        "named 'no_such_thing' (plugin.py:1)\nReinstall acme with what it depends on, report it to its author, or run "
+        "without --plugin acme."
     )
     assert isinstance(failure.value.__cause__, ModuleNotFoundError)
 
 
-def test_an_error_of_the_authors_own_code_names_its_line_and_not_the_installation(install):
+def test_an_error_of_the_authors_own_code_names_its_line(install):
     code = {"acme/plugin.py": rewards("length"), "acme/code.py": "\n\nraise RuntimeError('no key')"}
     install("acme", plugins={"acme": "acme.plugin"}, files=code)
-    with pytest.raises(
-        PluginError, match=r"RuntimeError: no key \(/.*/acme/code\.py:3\)\nCorrect that line"
-    ) as failure:
+    with pytest.raises(PluginError, match=r"RuntimeError: no key \(/.*/acme/code\.py:3\)\n"):
         activate(["acme"]).registry.load(Kind.REWARD_MODEL, "length")
-    assert "Reinstall" not in str(failure.value)
     install("zeta", plugins={"zeta": "zeta"}, files={"zeta.py": "\nraise RuntimeError('no key')"})
     text = refusal("zeta")
-    assert re.search(
-        r"RuntimeError: no key \(/.*/zeta\.py:2\)\nCorrect that line, report it to the author of zeta", text
-    )
-    assert "Reinstall" not in text
+    assert re.search(r"RuntimeError: no key \(/.*/zeta\.py:2\)\n.*, report it to its author", text)
 
 
 @pytest.mark.parametrize(
-    ("line", "step"),
-    [
-        ("import helper", r"travels to other processes alone.* Move the code of helper into it, or make a package: "),
-        ("from . import helper", "Move what it needs into it, or make a package: slime plugins new KIND NAME"),
-        (
-            "import nothere.deep",
-            "Install the distribution that has nothere: pip install nothere, or correct the import",
-        ),
-        ("from slime_core import Componnent", r"Correct the import in /.*/mine\.py; did you mean Component\?"),
-        ("raise RuntimeError('no key')", r"Correct /.*/mine\.py\.$"),
-        ("import slime_core)", r"SyntaxError: unmatched '\)' \(mine.py, line 2\)\nCorrect /.*/mine\.py\.$"),
-    ],
+    "line", ["import helper", "from . import helper", "raise RuntimeError()", "import slime_core)"]
 )
-def test_a_single_file_that_cannot_be_imported_names_the_line_and_what_to_write(tmp_path, line, step):
+def test_a_single_file_that_cannot_be_imported_names_the_line_and_what_to_do(tmp_path, line):
     (tmp_path / "helper.py").touch()
     (tmp_path / "mine.py").write_text(f"import os\n{line}\n")
     text = refusal(str(tmp_path / "mine.py"))
-    assert f"mine.py{', line 2' if 'Syntax' in step else ':2'})\n" in text
-    assert re.search(step, text), text
+    assert (
+        f"mine.py{', line 2' if ')' in line[-1:] and '(' not in line else ':2'})\nCorrect {tmp_path}/mine.py. " in text
+    )
+    assert text.endswith("or make a package: slime plugins new KIND NAME.")
 
 
 def test_a_plugin_that_exits_while_it_is_imported_does_not_end_the_process(install):
@@ -204,8 +187,8 @@ def test_a_preset_of_two_plugins_is_neither_of_theirs_even_if_they_agree(install
     [
         (presets("['gamma']"), "it returned ['gamma']; return a dict from flag names to values"),
         (presets("{'eps-clip': 1}"), "the keys ['eps-clip'] are no flag names; write them with underscores"),
-        (rewards("length").replace("yield", "return"), "it returned one Component; yield it, or return a list"),
-        (rewards("length").replace("yield", "_ ="), "it returned None; yield Components"),
+        (rewards("length").replace("yield", "return"), "; yield Components, or return a list"),
+        (rewards("length").replace("yield", "_ ="), "it returned None; yield Components, or return a list"),
         (f"{HEAD}@hookimpl\ndef slime_register_trackers():\n    yield 'wandb'", "it yielded 'wandb'; yield Component("),
         (
             f"{HEAD}@hookimpl\ndef slime_register_trackers():\n"
@@ -294,7 +277,7 @@ def test_a_broken_local_file_is_named_by_its_path(tmp_path: Path, install):
     (tmp_path / "mine.py").write_text("from neighbour import thing\n")
     found = refusal(str(tmp_path / "mine.py"))
     assert found.startswith(f"plugin 'mine' ({tmp_path}/mine.py sha256:")
-    assert "(" + str(tmp_path / "mine.py") + ":1)\nInstall the distribution that has neighbour: " in found
+    assert "(" + str(tmp_path / "mine.py") + ":1)\nCorrect " in found
 
 
 def test_a_module_that_no_distribution_declares_can_be_named(install):
@@ -307,25 +290,13 @@ def test_one_piece_of_code_under_two_names_is_refused(install):
     assert refusal("acme", "acme.plugin").endswith("are the same code.\nName it once, as acme.")
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("data", "its options would stand in [data], which holds settings of the core"),
-        ("my plugin", "[my plugin] is no section of a TOML file; accepted are the letters a to z, digits, - and _"),
-        ("größe", "[größe] is no section of a TOML file; accepted are the letters a to z, digits, - and _"),
-    ],
-)
-def test_a_name_that_no_section_of_a_file_can_have_is_refused(tmp_path: Path, name: str, why: str):
+@pytest.mark.parametrize("name", ["data", "my plugin", "größe", "a.b"])
+def test_a_name_that_no_section_of_a_file_can_have_is_refused(tmp_path, name):
     (tmp_path / f"{name}.py").write_text(rewards("length"))
-    found = refusal(str(tmp_path / f"{name}.py"))
-    assert found.endswith(f": no plugin can have this name: {why}.\nRename the file.")
-
-
-def test_an_installed_plugin_called_like_a_section_is_its_author_s_to_rename(install):
-    install("acme", "1", plugins={"run": "acme.plugin"}, files={"acme/plugin.py": "raise SystemExit(3)"})
-    assert refusal("run") == (
-        "plugin 'run' (acme 1, entry point acme.plugin): no plugin can have this name: its options would stand in "
-        "[run], which holds settings of the core.\nReport it to the author of acme."
+    assert refusal(str(tmp_path / f"{name}.py")).endswith(
+        f"no plugin can have this name: its options would stand in [{name}], which holds settings of the core or is no "
+        "section of a TOML file; accepted are the letters a to z, digits, - and _.\n"
+        f"Rename it, or report this to the author of {tmp_path}/{name}.py."
     )
 
 
@@ -375,7 +346,7 @@ def test_an_architecture_without_a_claim_says_what_to_install(install):
     assert found.startswith(
         "no active plugin has a model spec for architecture NobodyLM, and no installed one claims it. Claimed are: Acme"
     )
-    assert "Write a plugin that claims it, with a model spec" in found
+    assert "or write a plugin with a model spec for it (docs/models.md) and name it: --plugin ./mine.py" in found
 
 
 def test_a_claim_that_the_plugin_does_not_keep_is_an_error(install):

@@ -221,31 +221,3 @@ def test_a_loss_that_is_named_counts_for_what_changes_advantages():
 @pytest.mark.parametrize("flags", [["--normalize-advantages"], ["--use-opd", "--opd-teacher-load", "teacher"]])
 def test_a_policy_loss_reads_advantages_unless_it_says_otherwise(acme, flags):
     check_selection(config(*FLAGS, *flags), acme(), trains=True)
-
-
-REPLAY = ("--advantage-estimator", "flat", "--use-routing-replay")
-
-
-def test_routes_are_kept_only_where_a_later_pass_replays_them(acme):
-    registry = acme()
-    with pytest.raises(PluginError) as failure:
-        check_selection(config(*REPLAY), registry, trains=True)
-    assert str(failure.value) == (
-        "use_routing_replay = true has no effect: with num_steps_per_rollout = 1 the log-probs of before the step are "
-        "those of the step itself, and advantage estimator 'flat' of plugin 'acme' (acme 2.1, entry point acme.plugin) "
-        "reads none, so the learner passes over a token once and nothing is replayed. Leave --use-routing-replay out, "
-        "or give --num-steps-per-rollout 2 or more."
-    )
-    layers = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-    check_selection(config(*REPLAY).with_plugins(OWN_LOSS), registry, trains=True)
-    later = ["--num-steps-per-rollout 2", "--keep-old-actor", layers]
-    for line in later:
-        check_selection(config(*REPLAY, *line.split()), registry, trains=True)
-
-
-def test_an_estimator_that_reads_log_probs_has_routes_recorded_before_the_step():
-    registry = activate(["ppo"]).registry
-    ppo = ("--advantage-estimator", "ppo", "--use-routing-replay")
-    check_selection(config(*ppo, "--kl-coef", "0.1"), registry, trains=True)
-    with pytest.raises(PluginError, match="use_routing_replay = true has no effect"):
-        check_selection(config(*ppo), registry, trains=True)

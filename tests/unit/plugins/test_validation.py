@@ -13,6 +13,7 @@ from slime_core.plugins.discovery import PluginIdentity
 from slime_core.plugins.validation import check_hooks
 
 PLUGIN = PluginIdentity("tree", "acme-tree", "2.1", "acme_tree.plugin")
+PLAIN = "\nWrite plain parameters of these names, without defaults."
 WHO = "plugin 'tree' (acme-tree 2.1, entry point acme_tree.plugin): "
 
 
@@ -59,8 +60,8 @@ def test_a_class_in_place_of_an_instance_is_refused():
 
 def test_a_forgotten_marker_is_refused():
     assert message(module(slime_register_trackers=plain)) == (
-        WHO + "slime_register_trackers is not marked as a hook, so slime would never call it.\n"
-        "Put @hookimpl above it, or rename it."
+        WHO + "slime_register_trackers is not marked as a hook of slime, so slime would never call it.\n"
+        "Put @hookimpl above it (from slime_core import hookimpl), or rename it."
     )
 
 
@@ -70,9 +71,8 @@ def test_the_marker_of_another_project_is_refused():
 
     marked = pluggy.HookimplMarker("pytest")(impl)
     assert message(module(slime_register_trackers=marked)) == (
-        WHO
-        + "slime_register_trackers carries the marker of another project (pytest_impl), so slime would never call it.\n"
-        "Use the one from slime: from slime_core import hookimpl."
+        WHO + "slime_register_trackers is not marked as a hook of slime, so slime would never call it.\n"
+        "Put @hookimpl above it (from slime_core import hookimpl), or rename it."
     )
 
 
@@ -95,7 +95,7 @@ def test_an_async_hook_is_refused():
         return []
 
     assert message(module(slime_register_trackers=impl)) == (
-        WHO + "slime_register_trackers is async; hooks are called once, at start.\n"
+        WHO + "slime_register_trackers is async; this hook is called without await.\n"
         "Write it with plain def; targets may be async."
     )
 
@@ -105,22 +105,28 @@ def test_an_async_hook_is_refused():
     [
         (
             lambda *, config: [],
-            "has the keyword-only parameter 'config', which is never passed.\nMake it a plain one, or remove it.",
+            "has the keyword-only parameter 'config'; this hook takes none." + PLAIN,
         ),
         (
             lambda config, /: [],
-            "has the positional-only parameter 'config', which is never passed.\nMake it a plain one, or remove it.",
+            "has the positional-only parameter 'config'; this hook takes none." + PLAIN,
         ),
         (
             lambda **kw: [],
-            "has the variadic keyword parameter 'kw', which is never passed.\nMake it a plain one, or remove it.",
+            "has the variadic keyword parameter 'kw'; this hook takes none." + PLAIN,
         ),
         (
             lambda *args: [],
-            "has the variadic positional parameter 'args', which is never passed.\nMake it a plain one, or remove it.",
+            "has the variadic positional parameter 'args'; this hook takes none." + PLAIN,
         ),
-        (lambda config=1: [], "gives parameter 'config' a default, which hides whether it was passed.\nRemove it."),
-        (lambda config: [], "has the parameter 'config'; this hook takes none.\nRemove it."),
+        (
+            lambda config=1: [],
+            "has the positional or keyword parameter 'config'; this hook takes none." + PLAIN,
+        ),
+        (
+            lambda config: [],
+            "has the positional or keyword parameter 'config'; this hook takes none." + PLAIN,
+        ),
     ],
 )
 def test_a_parameter_that_would_never_be_passed_is_refused(function, mistake):
@@ -142,7 +148,7 @@ def test_an_async_generator_is_refused_for_a_registration_hook():
         yield Component("t", target="a:b")
 
     assert message(module(slime_register_trackers=impl)) == (
-        WHO + "slime_register_trackers is async; hooks are called once, at start.\n"
+        WHO + "slime_register_trackers is async; this hook is called without await.\n"
         "Write it with plain def; targets may be async."
     )
 
@@ -159,26 +165,26 @@ async def asynchronous(run):
 @pytest.mark.parametrize(
     ("function", "mistake"),
     [
-        (asynchronous, "is async; hooks are called without await.\nWrite it with plain def; targets may be async."),
+        (asynchronous, "is async; this hook is called without await.\nWrite it with plain def; targets may be async."),
         (
             lambda *, options: None,
-            "has the keyword-only parameter 'options', which is never passed.\nMake it a plain one, or remove it.",
+            "has the keyword-only parameter 'options'; this hook passes run, options." + PLAIN,
         ),
         (
             lambda **kw: None,
-            "has the variadic keyword parameter 'kw', which is never passed.\nMake it a plain one, or remove it.",
+            "has the variadic keyword parameter 'kw'; this hook passes run, options." + PLAIN,
         ),
         (
             lambda *args: None,
-            "has the variadic positional parameter 'args', which is never passed.\nMake it a plain one, or remove it.",
+            "has the variadic positional parameter 'args'; this hook passes run, options." + PLAIN,
         ),
         (
             lambda options=None: None,
-            "gives parameter 'options' a default, which hides whether it was passed.\nRemove it.",
+            "has the positional or keyword parameter 'options'; this hook passes run, options." + PLAIN,
         ),
         (
             lambda option: None,
-            "has the parameter 'option'; this hook passes run, options (did you mean 'options'?).\nRemove it.",
+            "has the positional or keyword parameter 'option'; this hook passes run, options." + PLAIN,
         ),
     ],
 )

@@ -101,5 +101,5 @@ def test_a_row_that_names_what_the_run_has_not_is_a_bad_row_wherever_it_stands(
 def test_a_row_activates_no_plugin_and_says_which_one_to_add() -> None:
     with pytest.raises(DataError) as failure:
         refuse_unknown({"rm_type": "f1"}, {"rm_type": {"exact_match": ""}}, where="train.jsonl:3")
-    assert "add --plugin rewards: plugin 'rewards' (slime-rewards " in str(failure.value)
-    assert "rows do not activate plugins" in str(failure.value)
+    assert "Add --plugin rewards: plugin 'rewards' (slime-rewards " in str(failure.value)
+    assert "Rows name components of plugins that the run names" in str(failure.value)
