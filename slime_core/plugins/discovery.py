@@ -281,14 +281,10 @@ def read_code(path: Path, *, flag: str) -> bytes:
         PluginError: there is no such file, or it cannot be read.
     """
     try:
-        if path.is_file():
-            return path.read_bytes()
+        return path.read_bytes()
     except OSError as problem:
-        found = f"{type(problem).__name__}: {problem.strerror}"
-        message = f"{flag}: cannot be read ({found}); give a Python file that can."
+        message = f"{flag}: cannot be read in {Path.cwd()} ({problem.strerror}); give a Python file that can."
         raise PluginError(message) from problem
-    message = f"{flag}: there is no such file in {Path.cwd()}; give the path of a Python file."
-    raise PluginError(message)
 
 
 def local_file(content: bytes, *, path: str) -> PluginSource:

@@ -419,9 +419,9 @@ def check_numbers(config: RunConfig, registry: Registry, *, trains: bool) -> Non
                 continue
             one = min(numbers)
             raise PluginError(
-                f"{where}: reward model {model} returns {', '.join(sorted(numbers))} for each response, and "
-                f"{term.key} is none of them. Say which one counts: --reward-key {one}, reward_key in the table of an evaluation set, or "
-                f"{term.name}:{one} in a sum."
+                f"{where}: reward model {model} returns {', '.join(sorted(numbers))} for each response, and {term.key} "
+                f"is none of them. Say which one counts: --reward-key {one}, reward_key in the table of an evaluation "
+                f"set, or {term.name}:{one} in a sum."
             )
 
 

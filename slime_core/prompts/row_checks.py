@@ -28,7 +28,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from slime_core.config.sampling import reward_names
 from slime_core.config.schema import RunConfig
 from slime_core.config.section import All, Count, CountOrZero, Name, Positive, PositiveOrZero, Section, Share
-from slime_core.errors import DataError, nearest
+from slime_core.errors import DataError
 from slime_core.plugins import hooks
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import run_view
@@ -112,16 +112,12 @@ def own_sampling(metadata: Mapping[str, JsonValue], *, of_run: RunSampling | Non
         return {}
     if not isinstance(requested, dict):
         raise _refusal(where, f"found {requested!r}; accepted: an object such as {{'max_new_tokens': 16}}")
-    unknown = [key for key in requested if key not in RowSampling.model_fields]
-    if unknown:
-        known = ", ".join(RowSampling.model_fields)
-        near = nearest(str(unknown[0]), RowSampling.model_fields)
-        raise _refusal(where, f"there is no {unknown[0]!r}{near}. There are: {known}")
     try:
         given = RowSampling.model_validate(requested).model_dump(exclude_none=True)
     except ValidationError as error:
         problem = error.errors()[0]
-        raise _refusal(where, f"{problem['loc'][0]} = {requested[problem['loc'][0]]!r}: {problem['msg']}") from None
+        found = f"{problem['loc'][0]} = {requested[str(problem['loc'][0])]!r}: {problem['msg']}"
+        raise _refusal(where, f"{found}. There are: {', '.join(RowSampling.model_fields)}") from None
     if of_run is not None:
         _refuse_another_distribution(given, of_run, where)
     return given

@@ -334,7 +334,7 @@ def only(monkeypatch):
     def hide(*distributions: str) -> None:
         found = scan()
         left = tuple(one for one in found.entries if one.distribution in ("slime-rl", *distributions))
-        for module in ("activation", "discovery", "registry"):
+        for module in ("activation", "discovery"):
             monkeypatch.setattr(f"slime_core.plugins.{module}.scan", lambda: Declared(left))
 
     return hide

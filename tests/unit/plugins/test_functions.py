@@ -50,9 +50,9 @@ def test_a_class_or_a_nested_name_is_no_surprise(file: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("gone.py:f", "--custom-rm-path gone.py:f: there is no such file in"),
+        ("gone.py:f", "--custom-rm-path gone.py:f: cannot be read in"),
         ("__main__.foo", "--custom-rm-path __main__.foo: there is no package '__main__' here"),
-        ("x" * 300 + ".py:f", r"x\.py:f: cannot be read \(OSError: File name too long\); give a Python file that can"),
+        ("x" * 300 + ".py:f", r"x\.py:f: cannot be read in .* \(File name too long\)"),
         ("nowhere_at_all.f", "--custom-rm-path nowhere_at_all.f: there is no package 'nowhere_at_all' here"),
         ("f", "--custom-rm-path f: this is no path of a function; accepted are package.module.function"),
         ("a b.c", "this is no path of a function"),

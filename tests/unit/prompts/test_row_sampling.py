@@ -65,7 +65,7 @@ def test_another_distribution_is_refused_in_training_with_the_reason(requested: 
     ("requested", "message_start"),
     [
         ("greedy", "found 'greedy'; accepted: an object such as {'max_new_tokens': 16}"),
-        ({"max_tokens": 4}, f"there is no 'max_tokens'; did you mean max_new_tokens?. There are: {KNOWN}"),
+        ({"max_tokens": 4}, f"max_tokens = 4: Extra inputs are not permitted. There are: {KNOWN}"),
         ({"top_p": 2}, "top_p = 2: Input should be less than or equal to 1"),
         ({"stop": [""]}, "stop = ['']: String should have at least 1 character"),
     ],
