@@ -27,7 +27,7 @@ PROMPTS = ("chat", "numbered", "requests", "row_checks", "rows", "screen")
 
 OPS = ("groups", "log_probs", "losses", "packing", "prefixes", "whitening")
 MODELING = ("layers", "layout", "memory", "mlp", "rows", "spec")
-HARNESS = ("engines", "learner", "megatron", "plugins")
+HARNESS = ("engines", "megatron", "plugins")
 
 ROOMS = (
     *("slime_core", "slime_core.plugins.contracts", "slime_core.plugins.hooks"),

