@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from slime_core.checkpoint.folder import find
 from slime_core.cli.activation import resolve
@@ -23,7 +24,7 @@ from slime_core.cli.preflight import check_files, check_machine, print_warning
 from slime_core.cli.run import options_of
 from slime_core.config.load import Resolved
 from slime_core.config.model_config import architecture_of
-from slime_core.config.schema import DebugConfig, eval_sets
+from slime_core.config.schema import DebugConfig, EvalSet, eval_sets
 from slime_core.errors import ConfigError, UserError
 from slime_core.plugins.manifest import only_tracking
 from slime_core.plugins.manifest import table as columns
@@ -116,12 +117,18 @@ def execute(argv: Sequence[str]) -> int:
         print(f"model: {model}", file=sys.stderr if as_json else sys.stdout, flush=True)
         scores = evaluate(job, warn=print_warning, held=held)
     sets = [one for one in eval_sets(resolved.config) if f"eval/{one.name}" in scores]
-    described = {one.name: {**asdict(one), "path": str(one.path)} for one in sets}
+    described = {one.name: _described(one) for one in sets}
     report = {"model": str(model), "metrics": scores, "sets": described}
     if folder is not None:
         (folder / SCORES).write_text(f"{json.dumps(report, indent=2)}\n", encoding="utf-8")
     print(json.dumps(report, indent=2) if as_json else "\n".join(_lines([one.name for one in sets], scores, folder)))
     return 0
+
+
+def _described(one: EvalSet) -> dict[str, Any]:
+    """The settings of a set as :data:`SCORES` has them."""
+    found = {**asdict(one), "path": str(one.path)}
+    return {"n_samples": found.pop("n_samples_per_eval_prompt"), **found}
 
 
 def table(names: Sequence[str], scores: Mapping[str, float]) -> str:

@@ -37,7 +37,7 @@ def test_training_alone_is_planned_without_engines_router_and_prompts(capsys: py
     assert check("--load-debug-rollout-data", "{rollout_id}.jsonl", "--num-rollout", "2") == 0
     printed = capsys.readouterr().out
     assert "settings, rollouts and weights are right" in printed
-    assert "1 (learner ranks) + 0 x 1 (engines x devices) = 1 bundles" in printed
+    assert "1 (learner ranks) + 0 (engines x devices) = 1 bundles" in printed
     assert "engine 0" not in printed
     assert "sampler: one process, which asks for no share of its own" in printed
     place = f"{Path.cwd()}/{{rollout_id}}.jsonl"
