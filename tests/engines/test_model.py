@@ -162,11 +162,6 @@ def test_a_checkpoint_with_a_foreign_weight_is_refused(megatron, folder, hugging
         build(tmp_path, megatron)
 
 
-def test_a_misspelt_override_is_refused_with_the_nearest_field(megatron, folder):
-    with pytest.raises(ConfigError, match="did you mean 'recompute_granularity'"):
-        build(folder, megatron, recompute_granularty="full")
-
-
 def test_losses_of_a_router_that_would_be_weighted_wrongly_are_refused(megatron):
     from transformers import Qwen3MoeConfig
 
