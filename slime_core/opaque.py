@@ -75,7 +75,7 @@ def array_of(value: Any) -> Array:
     values = np.ascontiguousarray(found.values) if found.values.ndim else found.values
     if values.dtype.kind not in KINDS or not values.ndim:
         shape = f"shape {list(values.shape)} of {found.dtype}"
-        raise ValueError(f"{shape}; accepted are numbers or truth values with at least one dimension")
+        raise ValueError(f"{shape}; accepted: numbers or truth values with at least one dimension")
     return Array(values.astype(values.dtype.newbyteorder("="), copy=False), found.dtype)
 
 
@@ -142,7 +142,7 @@ def _tensor(name: str, data: bytes, shape: Sequence[int]) -> Any:
 
 
 def json_of(inputs: Any) -> Any:
-    """Arrays by name with objects for JSON in their place; what is no mapping, as it is."""
+    """Arrays by name with objects for JSON in their place; what is not a mapping, as it is."""
     if not isinstance(inputs, Mapping):
         return inputs
     return {name: as_json(value) for name, value in inputs.items()}

@@ -64,14 +64,14 @@ SHORTEST_SECRET = 4
 def url_mistakes(url: str, *, header: str | None = None) -> Iterator[str]:
     """What is wrong with the address of a service, to stand after the name of the setting; never shows a secret.
 
-    Example: ``is no address of a service; accepted is http://HOST:PORT/PATH, or the same with https``.
+    Example: ``is not an address of a service; accepted: http://HOST:PORT/PATH, or the same with https``.
 
     Arguments:
         header: the flag, with its value, by which a secret can be sent as a header instead; None: there is none.
     """
     host = _host(url)
     if host is None:
-        yield "is no address of a service; accepted is http://HOST:PORT/PATH, or the same with https"
+        yield "is not an address of a service; accepted: http://HOST:PORT/PATH, or the same with https"
         return
     instead = "" if header is None else f", or have it sent as a header with {header}"
     for what in written_out(url):
@@ -82,7 +82,7 @@ def url_mistakes(url: str, *, header: str | None = None) -> Iterator[str]:
 
 
 def _host(url: str) -> str | None:
-    """None: ``url`` is no address."""
+    """None: ``url`` is not an address."""
     try:
         parts = urlsplit(url)
         has_port = parts.port is None or parts.port > 0

@@ -45,13 +45,13 @@ def open_regular(path: Path) -> BinaryIO:
     """``path``, opened for reading.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file.
+        OSError: it cannot be opened, or is not a regular file.
     """
     # A FIFO without a writer is opened at once with O_NONBLOCK, which means nothing for regular files.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, "It is no regular file", str(path))
+        raise OSError(errno.EINVAL, "It is not a regular file", str(path))
     return os.fdopen(handle, "rb")
 
 
@@ -62,7 +62,7 @@ def read_text(path: Path, *, limit: int = MOST_JSON) -> str:
         limit: bytes that it may have.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: it cannot be read, or is not a regular file.
         ValueError: it is longer than ``limit``, or not UTF-8.
     """
     with open_regular(path) as file:

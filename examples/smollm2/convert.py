@@ -119,7 +119,7 @@ def hf_name(name: str) -> str:
             return "lm_head.weight"
         case [kind, "weight"]:
             return f"{NAMES[kind]}.weight"
-    raise ValueError(f"{name!r} is no tensor of a Llama without biases")
+    raise ValueError(f"{name!r} is not a tensor of a Llama without biases")
 
 
 def halves(matrix: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:

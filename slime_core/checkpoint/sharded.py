@@ -43,7 +43,7 @@ from slime_core.checkpoint.folder import writing
 from slime_core.errors import CheckpointError
 
 COMMON = "common.pt"
-"""The part that is no tensor: settings of parameter groups, step counts, the schedule."""
+"""The part that is not a tensor: settings of parameter groups, step counts, the schedule."""
 
 OF_ADAM = ("param", "exp_avg", "exp_avg_sq")
 TORCH_SAVE = filesystem.SerializationFormat.TORCH_SAVE
@@ -346,7 +346,7 @@ class StoredTensors:
             name = place.relative_path
             if Path(name).name != name or not (folder / name).is_file() or (folder / name).is_symlink():
                 raise CheckpointError(
-                    f"{folder / '.metadata'} says that weights are in {name!r:.80}; accepted is the name of a file in "
+                    f"{folder / '.metadata'} says that weights are in {name!r:.80}; accepted: the name of a file in "
                     "the same folder, and that file. Copy the checkpoint again from a source that you trust."
                 )
         self._tensors = {
@@ -451,7 +451,9 @@ class _Description(pickle.Unpickler):
 def _member(kind: Any, name: str) -> Any:
     """The member of an enumeration. Python 3.11.0 to 3.11.3 pickle it as a call of ``getattr``, others of its class."""
     if kind not in ENUMS:
-        raise pickle.UnpicklingError("it names builtins.getattr of what is no enumeration, which no checkpoint needs")
+        raise pickle.UnpicklingError(
+            "it names builtins.getattr of what is not an enumeration, which no checkpoint needs"
+        )
     return kind[name]
 
 

@@ -32,7 +32,7 @@ from slime_core.plugins.selection import check_targets, has_critic
 from slime_core.track.record import PRIVATE
 
 JSON_FLAG = "--json"
-"""Asks for JSON instead of a table; the only flag of ``slime eval`` that is no setting."""
+"""Asks for JSON instead of a table; the only flag of ``slime eval`` that is not a setting."""
 
 WHAT_TO_EVALUATE = (
     "eval: nothing says what to evaluate; give a run folder, a checkpoint, a Hugging Face folder with "
@@ -57,7 +57,7 @@ def expand(argv: Sequence[str]) -> list[str]:
         return ["--hf-checkpoint", str(folder), *argv[1:]]
     if not folder.is_dir():
         raise ConfigError(
-            f"{folder} is no folder; accepted: a run folder, one of its checkpoints, or a Hugging Face folder"
+            f"{folder} is not a folder; accepted: a run folder, one of its checkpoints, or a Hugging Face folder"
         )
     try:
         checkpoint = find(folder)

@@ -26,13 +26,13 @@ def execute(argv: Sequence[str]) -> int:
         RunError: the ledger does not balance; names the groups.
     """
     if len(argv) != 1 or argv[0].startswith("-"):
-        raise ConfigError(f"slime ledger {' '.join(argv)}: accepted is one run folder\n{USAGE}")
+        raise ConfigError(f"slime ledger {' '.join(argv)}; accepted: one run folder\n{USAGE}")
     run = Path(argv[0])
     samples = run / "samples"
     if not (samples / JOURNAL).is_file():
         raise ConfigError(
-            f"{samples / JOURNAL} does not exist: {run} is no folder of a run that generates, or of one before there "
-            "was a ledger. Give a folder that slime run made."
+            f"{samples / JOURNAL} does not exist: {run} is not the folder of a run that generates, or of one before "
+            "there was a ledger. Give a folder that slime run made."
         )
     checkpoint = newest(run / "checkpoints")
     if checkpoint is not None:

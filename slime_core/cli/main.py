@@ -98,7 +98,7 @@ class Command:
         with boundary(who, "importing it", next_step=step, locate=True):
             target = load_attribute(self.target)
         if not callable(target):
-            raise PluginError(f"{who}: its target is no function. Report it to the author of {self.distribution}.")
+            raise PluginError(f"{who}: its target is not a function. Report it to the author of {self.distribution}.")
         code = target(list(argv))
         if type(code) is not int:
             found = f"returned {code!r}; an exit code is wanted, an int"
@@ -146,7 +146,7 @@ def _dispatch(argv: list[str]) -> int:
         added_command, words = installed
         return added_command.run(words)
     if command not in _COMMANDS:
-        raise UserError(f"{command!r} is no command; commands are {', '.join(_COMMANDS)}. See slime --help.")
+        raise UserError(f"{command!r} is not a command; commands are {', '.join(_COMMANDS)}. See slime --help.")
     return _COMMANDS[command](rest)
 
 

@@ -126,7 +126,7 @@ def _is_detail(name: str) -> bool:
 
 
 def _counts_failures(name: str) -> bool:
-    """Whether a metric is no score but the samples of an evaluation that failed of a cause."""
+    """Whether a metric is not a score but the samples of an evaluation that failed of a cause."""
     _, own, *below = name.split("/")
     return own.endswith("-failed") and bool(below) and "=" not in below[0]
 

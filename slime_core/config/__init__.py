@@ -23,7 +23,7 @@ How it is read:
 What it is compared with:
 
     tables      the names that the pinned Megatron and SGLang know
-    engine_flags    what a name means that is no setting of the core
+    engine_flags    what a name means that is not a setting of the core
     internals    the private parts of libraries that the core touches
     model_config    what a model's ``config.json`` says
 

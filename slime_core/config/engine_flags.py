@@ -1,4 +1,4 @@
-"""Finds what a name means that is no setting of the core: one of Megatron's or SGLang's flags, or one that an installed
+"""Finds the meaning of a name that is not a setting of the core: a flag of Megatron or SGLang, or one that an installed
 distribution gives advice on or accepts without effect.
 
 The engines' names become :class:`~slime_core.config.settings.Setting` objects, so that flags and TOML are read, checked
@@ -150,7 +150,7 @@ def _of_megatron(name: str, shown: str) -> Setting | Refusal | None:
 
 
 SWITCH = Row("", "bool")
-"""A flag of Megatron's scripts whose name is no field of a config."""
+"""A flag of Megatron's scripts whose name is not a field of a config."""
 
 _UNTRIED = "the checkpoint or slime decides it, or no test shows that it takes effect with the layers built here"
 
@@ -211,8 +211,8 @@ def flag_advice() -> Mapping[str, FlagAdvice]:
         compat = "slime_compat.flags:advice"
 
     The function takes nothing and returns flag -> message. It is called only when a command line or a file holds a name
-    that is no setting. In place of a message stands a function for a flag that is accepted and changes nothing: it is
-    called as :class:`WithoutEffect` says. Where two distributions give advice on one flag, the first by name counts.
+    that is not a setting. A flag that is accepted and changes nothing maps to a function instead, which is called as
+    :class:`WithoutEffect` says. Where two distributions give advice on one flag, the first by name counts.
 
     Raises:
         ConfigError: a function cannot be imported or returned something else.

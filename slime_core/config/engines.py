@@ -268,7 +268,7 @@ class MegatronFlag:
             all.
         choices: the values that a run may give; None: those of the field.
         field: what it sets; None: the field of its own name.
-        value: what a switch sets where the field is no switch.
+        value: what a switch sets where the field is not a switch.
     """
 
     home: str

@@ -180,7 +180,7 @@ class Peek:
         locked, lock_file: whether a lock says which plugins may run, and which.
         debug_rollout_only: no learner is started, so no plugin has to build the model.
         flags: without dashes, every flag that the command line gives, and of the file every key spelt as a flag, in a
-            table that is no section of the core's with the table's name (``offpolicy.tis-clip``) -> where it stands.
+            table that is not a section of the core's with the table's name (``offpolicy.tis-clip``) -> where it stands.
         argv: the command line itself.
         config: the file that ``--config`` names, as it stands there; None: none.
     """

@@ -31,7 +31,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 """File in which Megatron records its newest checkpoint, a folder in the same place."""
 
 LARGEST = 2**31 - 1
-"""The largest size of a model's part; what is more is no size, and nothing is built from it."""
+"""The largest size of a model's part; what is more is not a size, and nothing is built from it."""
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Names of the number of experts in config.json: Qwen, Mixtral, DeepSeek."""

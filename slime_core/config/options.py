@@ -62,7 +62,7 @@ class Flag:
 
     def __post_init__(self) -> None:
         if not self.name.startswith("--") or "_" in self.name or "." in self.name or not self.name[2:]:
-            raise ValueError(f"Flag({self.name!r}): accepted is a flag with dashes, such as --length-limit")
+            raise ValueError(f"Flag({self.name!r}); accepted: a flag with dashes, such as --length-limit")
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class PromptPath:
                 return cls(Path(found[1]), start, stop)
         elif path.exists() or not re.fullmatch(r".+@(\[[^/\[\]]*\])?", text):
             return cls(path)
-        raise DataError(f"{text}: what follows @ is no slice of rows; accepted: @[a:b] with 0 <= a < b, no steps")
+        raise DataError(f"{text}: what follows @ is not a slice of rows; accepted: @[a:b] with 0 <= a < b, no steps")
 
     def files(self, formats: Collection[str] = ()) -> list[Path]:
         """The files, and the folders of a format, in the order in which they are read.
@@ -99,7 +99,7 @@ class PromptPath:
 
     @property
     def is_one(self) -> bool:
-        """Whether it names one file or folder, and is no pattern."""
+        """Whether it names one file or folder, and is not a pattern."""
         return self.pattern.exists() or not glob.has_magic(str(self.pattern))
 
 
@@ -183,4 +183,4 @@ def _refuse_no_file(path: Path) -> None:
     if not path.exists():
         raise DataError(f"{path} does not exist; {ACCEPTED}")
     if not (path.is_file() or path.is_dir()):
-        raise DataError(f"{path} is no file but a pipe or a device, whose rows come once; {ACCEPTED}")
+        raise DataError(f"{path} is not a file but a pipe or a device, whose rows come once; {ACCEPTED}")

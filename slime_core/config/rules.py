@@ -196,9 +196,9 @@ def _no_model(folder: Path | None, what: str, *, formats: str = "Hugging Face fo
     content = described(folder)
     names = None if content is None else content.get("architectures")
     if not (folder / "config.json").is_file():
-        found = "holds no config.json" if folder.is_dir() else "is no folder"
+        found = "holds no config.json" if folder.is_dir() else "is not a folder"
     elif content is None:
-        found = "holds a config.json that is no JSON object"
+        found = "holds a config.json that is not a JSON object"
     elif not (isinstance(names, list) and names and isinstance(names[0], str)):
         found = "holds a config.json that names no architecture"
     else:
@@ -219,7 +219,7 @@ def _initial_checkpoint_is_torch_dist(config: RunConfig) -> Iterator[str]:
 def _load_exists(config: RunConfig) -> Iterator[str]:
     folder = config.model.load
     if folder is not None and not folder.is_dir():
-        yield f"load: {folder} is no folder; accepted: a run folder, or one of its checkpoints"
+        yield f"load: {folder} is not a folder; accepted: a run folder, or one of its checkpoints"
 
 
 def _output_is_writable(config: RunConfig) -> Iterator[str]:

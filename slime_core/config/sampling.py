@@ -53,7 +53,7 @@ def reward_terms(written: str) -> tuple[RewardTerm, ...] | None:
     terms = [RewardTerm(float(one[1] + one[2]), one[3], one[4]) for one in found if one]
     if len(terms) < len(found):
         raise ValueError(
-            f"{written!r} is no sum of reward models; accepted is WEIGHT*NAME+WEIGHT*NAME, such as '0.7*math+0.3*f1', "
+            f"{written!r} is not a sum of reward models; accepted: WEIGHT*NAME+WEIGHT*NAME, such as '0.7*math+0.3*f1', "
             "or WEIGHT*NAME:KEY for one of several numbers, such as '0.3*dapo:acc'"
         )
     if len({str(term) for term in terms}) < len(terms):

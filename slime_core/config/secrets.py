@@ -72,7 +72,7 @@ def shown(url: str) -> str:
     """``url`` for people: scheme, host, port and path alone.
 
     Raises:
-        ValueError: it is no address.
+        ValueError: it is not an address.
     """
     parts = urlsplit(url)
     port = "" if parts.port is None else f":{parts.port}"

@@ -132,7 +132,7 @@ def as_toml(value: object) -> str:
             return f"{{ {', '.join(f'{as_toml(key)} = {as_toml(entry)}' for key, entry in value.items())} }}"
     raise PluginError(
         f"a setting of type {type(value).__name__} cannot be written to config.toml. Report it to the plugin's author; "
-        "accepted are numbers, text, paths, switches, lists and tables of them."
+        "accepted: numbers, text, paths, switches, lists and tables of them."
     )
 
 
@@ -314,7 +314,7 @@ class Setting:
         """The value that a TOML value means; paths are relative to ``base``, the folder of the file.
 
         Raises:
-            Unacceptable: it means none; ``"5"`` is no number and 1 is not true.
+            Unacceptable: it means none; ``"5"`` is not a number and 1 is not true.
         """
         if self.optional and value == "none":
             return None

@@ -306,7 +306,7 @@ def _patch_distributed_optimizer(module: Any) -> None:
     :642 requires exactly one step count, but a fresh optimizer, and a rank that trains no parameter, have none.
     :729 creates the state of a fresh hybrid optimizer by a step with random gradients, which changes the weights. :825
     gives *all* parameters one step tensor, which AdamW then increments once for each of them. :939 copies every key of
-    the live state, but "step" is no key of a checkpoint. Can go when upstream tests torch's AdamW.
+    the live state, but "step" is not a key of a checkpoint. Can go when upstream tests torch's AdamW.
     """
     if module.HAVE_APEX_OR_TE:
         return

@@ -105,7 +105,7 @@ def require_type(found: Any, expected: type, label: str) -> None:
         RunError: it is something else.
     """
     if not isinstance(found, expected):
-        raise RunError(f"{label} returned a {type(found).__name__}; accepted is a {expected.__name__}. {REPORT}")
+        raise RunError(f"{label} returned a {type(found).__name__}; accepted: a {expected.__name__}. {REPORT}")
 
 
 def require_per_token(values: Mapping[str, Any], metrics: Any, *, metrics_name: str, count: int, label: str) -> None:
@@ -121,14 +121,14 @@ def require_per_token(values: Mapping[str, Any], metrics: Any, *, metrics_name: 
     """
     if not isinstance(metrics, Mapping):
         raise RunError(
-            f"{label} returned {metrics_name} as a {type(metrics).__name__}; accepted is a dict of one number a token "
+            f"{label} returned {metrics_name} as a {type(metrics).__name__}; accepted: a dict of one number a token "
             f"by name. {REPORT}"
         )
     named = {f"{metrics_name}[{name!r}]": found for name, found in metrics.items()}
     for name, found in {**values, **named}.items():
         if not (isinstance(found, torch.Tensor) and found.shape == (count,)):
             raise RunError(
-                f"{label} returned {name} {_described(found)} for {count} response tokens; accepted is one number a "
+                f"{label} returned {name} {_described(found)} for {count} response tokens; accepted: one number a "
                 f"token. {REPORT}"
             )
 

@@ -80,7 +80,7 @@ class TokenEstimation:
         with the log-probabilities and values that the estimator reads.
 
         Raises:
-            RunError: the estimator failed, or returned what is no finite number a trained token; or it reads values and
+            RunError: the estimator failed, or returned a non-finite value for a trained token; or it reads values and
                 returned no targets for the critic.
         """
         batch = response_tokens(
@@ -105,7 +105,7 @@ class TokenEstimation:
             if found.returns_U is None:
                 raise RunError(
                     f"{label} reads values, so a critic is trained, and returned no returns_U for it to learn; "
-                    "accepted is one number a response token. Report this to the plugin's author."
+                    "accepted: one number a response token. Report this to the plugin's author."
                 )
             columns["returns_U"] = found.returns_U
         require_per_token(columns, found.metrics_U, metrics_name="metrics_U", count=len(trained_U), label=label)
@@ -260,7 +260,7 @@ def _finite(values_U: torch.Tensor, trained_U: torch.Tensor, what: str) -> torch
     wrong = int((~values_U.isfinite()).sum())
     if wrong:
         raise RunError(
-            f"{what} NaN or infinity for {wrong} of {int(trained_U.sum())} trained tokens; accepted are finite "
+            f"{what} NaN or infinity for {wrong} of {int(trained_U.sum())} trained tokens; accepted: finite "
             "numbers. Look at the rewards of this rollout, or choose another estimator with --advantage-estimator."
         )
     return values_U

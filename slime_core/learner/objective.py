@@ -398,7 +398,7 @@ def _require_losses(output: LossOutput, log_probs_U: torch.Tensor, label: str) -
     require_per_token(columns, output.metrics_T, metrics_name="metrics_T", count=len(log_probs_U), label=label)
     if log_probs_U.requires_grad and not output.loss_T.requires_grad:
         raise RunError(
-            f"{label} returned loss_T without a gradient, so it would train nothing; accepted is a loss that depends "
+            f"{label} returned loss_T without a gradient, so it would train nothing; accepted: a loss that depends "
             "on log_probs_T. Report this to the plugin's author."
         )
 

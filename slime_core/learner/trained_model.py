@@ -108,7 +108,7 @@ def build_chunks(spec: NamedSpec, *, settings: LearnerSettings, folder: Path) ->
     """
     config = described(settings.folder)
     if config is None:
-        raise ConfigError(f"{settings.folder / 'config.json'} is no JSON object; name another --hf-checkpoint")
+        raise ConfigError(f"{settings.folder / 'config.json'} is not a JSON object; name another --hf-checkpoint")
     dtype = torch.bfloat16 if settings.config.model.bf16 else torch.float32
     overrides = {"calculate_per_token_loss": True, **settings.config.megatron.transformer}
     with boundary(spec.label, "building the model", locate=True, passes=(SlimeError,)):

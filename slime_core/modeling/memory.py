@@ -107,7 +107,7 @@ class ModelSize:
             parameters: ``embedding``, ``output``, ``routed`` and ``dense``.
 
         Raises:
-            KeyError, TypeError, ValueError: a size is missing, or is no number.
+            KeyError, TypeError, ValueError: a size is missing, or is not a number.
         """
         found: Mapping[str, Any] = config
         hidden, heads = int(found["hidden_size"]), int(found["num_attention_heads"])

@@ -410,7 +410,7 @@ def spec_of_checkpoint(
     if not isinstance(spec, MBridgeSpec):
         raise ConfigError(
             f"model spec {name!r} of {registry.owner(Kind.MODEL_SPEC, name)} does not say which Hugging Face weights a "
-            "parameter is made of, so its checkpoints cannot be converted; accepted is a subclass of "
+            "parameter is made of, so its checkpoints cannot be converted; accepted: a subclass of "
             "slime_core.modeling.MBridgeSpec"
         )
     return spec

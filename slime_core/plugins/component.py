@@ -34,7 +34,7 @@ class Traits:
             is_left_out = found is None and type(None) in get_args(hint)
             if literal is not None and found not in get_args(literal) and not is_left_out:
                 accepted = ", ".join(map(repr, get_args(literal)))
-                raise ValueError(f"{type(self).__name__}.{name} is {found!r}; accepted are {accepted}")
+                raise ValueError(f"{type(self).__name__}.{name} is {found!r}; accepted: {accepted}")
 
 
 @dataclass(frozen=True, slots=True)

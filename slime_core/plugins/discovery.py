@@ -331,7 +331,8 @@ def check_bounds(plugin: PluginIdentity, versions: Mapping[str, str]) -> None:
             fits = not applies or wanted.specifier.contains(version, prereleases=True)
         except ValueError as mistake:  # packaging's errors are, those of a marker that cannot be evaluated too
             raise PluginError(
-                f"{plugin}: its metadata requires {line!r}, which is no requirement: {str(mistake).splitlines()[0]}.\n"
+                f"{plugin}: its metadata requires {line!r}, which is not a requirement: "
+                f"{str(mistake).splitlines()[0]}.\n"
                 f"Report it to the author of {plugin.distribution}, or run without --plugin {plugin.name}."
             ) from None
         if not fits:

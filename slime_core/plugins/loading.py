@@ -227,7 +227,7 @@ def find_function(path: str, *, setting: str) -> FunctionSource:
         module, _, attribute = path.rpartition(".")
     names = [*module.split("."), *([attribute] if attribute else [])]
     if not module or not all(name.isidentifier() for name in names):
-        raise PluginError(f"{flag}: this is no path of a function; accepted are {FORMS}.")
+        raise PluginError(f"{flag}: this is not a path of a function; accepted: {FORMS}.")
     package = module.partition(".")[0]
     # The program that runs is a package of its own here, found or not as it was started; no other process imports it.
     if package == "__main__" or importlib.util.find_spec(package) is None:

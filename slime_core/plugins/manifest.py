@@ -573,7 +573,7 @@ def read_lock(path: Path) -> Lock:
     """The lock in the file ``path``.
 
     Raises:
-        PluginError: there is no such file, or it is no lock.
+        PluginError: there is no such file, or it is not a lock.
     """
     try:
         found = parse_toml(read_text(path))
@@ -584,8 +584,8 @@ def read_lock(path: Path) -> Lock:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as mistake:
         reason = f"no {mistake}" if isinstance(mistake, KeyError) else mistake
         raise PluginError(
-            f"{path} is no lock of plugins: {reason}.\nWrite one with slime plugins lock and the flags of the run, or "
-            "give its path with --lock-file."
+            f"{path} is not a lock of plugins: {reason}.\nWrite one with slime plugins lock and the flags of the run, "
+            "or give its path with --lock-file."
         ) from None
 
 

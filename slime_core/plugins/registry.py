@@ -232,7 +232,7 @@ def _check_name(source: PluginSource) -> None:
     if name in RunConfig.model_fields or _NAME.fullmatch(name) is None:
         raise PluginError(
             f"{source.plugin}: no plugin can have this name: its options would stand in [{name}], which holds settings "
-            "of the core or is no section of a TOML file; accepted are the letters a to z, digits, - and _.\n"
+            "of the core or is not a section of a TOML file; accepted: the letters a to z, digits, - and _.\n"
             f"Rename it, or report this to the author of {source.plugin.distribution}."
         )
 

@@ -1,6 +1,6 @@
 """Refuses mistakes in a plugin's hooks that pluggy accepts silently, and return values that the core cannot use.
 
-Ten mistakes in hooks: a class registered in place of an instance, an attribute that is no function, a forgotten
+Ten mistakes in hooks: a class registered in place of an instance, an attribute that is not a function, a forgotten
 ``@hookimpl`` or another project's, a misspelt hook, ``async def`` where the hook is not awaited and plain ``def``
 where it is, a lifecycle hook with ``yield``, parameters that are never passed (positional-only, keyword-only,
 ``*args``, ``**kwargs``), and parameters with defaults.
@@ -65,7 +65,7 @@ def _mistakes(holder: object) -> Iterator[str]:
 
 
 def _no_function(name: str, found: Any) -> str | None:
-    """The mistake in an attribute that is no function: none, unless it looks like a hook."""
+    """The mistake in an attribute that is not a function: none, unless it looks like a hook."""
     is_marked = isinstance(inspect.getattr_static(found, _MARKER, None), dict)
     is_named = name.startswith(_PREFIX) and not inspect.ismodule(found)
     if not (is_marked or is_named):
@@ -127,7 +127,7 @@ def checked_components(kind: Kind, found: Any) -> list[Component]:
     """The components that a registration hook of ``kind`` returned or yielded, traits filled in.
 
     Raises:
-        TypeError: it is no series of components whose traits fit ``kind``.
+        TypeError: it is not a series of components whose traits fit ``kind``.
     """
     if found is None or isinstance(found, Component):
         raise TypeError(f"it returned {found!r}; yield Components, or return a list")
@@ -138,7 +138,7 @@ def checked_presets(presets: Any) -> Mapping[str, object]:
     """The presets of ``slime_presets``, checked.
 
     Raises:
-        TypeError, ValueError: it is no mapping from names of settings, or one of them chooses what code runs.
+        TypeError, ValueError: it is not a mapping from names of settings, or one of them chooses what code runs.
     """
     if not isinstance(presets, Mapping):
         raise TypeError(f"it returned {presets!r}; return a dict from flag names to values")
@@ -259,7 +259,7 @@ def misfits(kind: Kind, component: Component, target: Any) -> Iterator[str]:
     """Everything about ``target`` that its contract does not allow, in words; nothing is built or called."""
     if not inspect.isclass(target):
         found = "a function" if inspect.isroutine(target) else f"an object of type {type(target).__name__}"
-        yield f"it is {found}; accepted is a class, which is called with the plugin's options and a RunView"
+        yield f"it is {found}; accepted: a class, which is called with the plugin's options and a RunView"
         return
     yield from _unbuildable(target)
     contract = contract_of(kind, component)
@@ -285,7 +285,7 @@ def _misfit_of_method(target: type, contract: type, name: str, expected: Callabl
         return
     method = found.__func__ if isinstance(found, staticmethod | classmethod) else found
     if not callable(method):
-        yield f"{name} is no method, but of type {type(method).__name__}"
+        yield f"{name} is not a method, but of type {type(method).__name__}"
         return
     yield from _wrong_colour(name, expected, method)
     positional, keywords = _parameters_of(expected)

@@ -116,7 +116,7 @@ class PromptTokenizer:
                 text: str = self.tokenizer.apply_chat_template(list(messages), tokenize=False, **given)
             if len(text) > MOST_RENDERED:
                 raise DataError(
-                    f"it wrote {len(text):,} characters; accepted are {MOST_RENDERED:,}. Correct the template of the "
+                    f"it wrote {len(text):,} characters; accepted: {MOST_RENDERED:,}. Correct the template of the "
                     "checkpoint"
                 )
             return text

@@ -228,7 +228,7 @@ def refuse_unknown(metadata: Mapping[str, JsonValue], offered: Offered, *, where
     reward_key = metadata.get(REWARD_KEY)
     if offered and reward_key and not isinstance(reward_key, str):
         raise DataError(
-            f"{where}: metadata {REWARD_KEY} = {reward_key!r:.100} is no name; accepted is the name of one of the "
+            f"{where}: metadata {REWARD_KEY} = {reward_key!r:.100} is not a name; accepted: the name of one of the "
             "numbers that the row's reward model gives"
         )
 

@@ -443,7 +443,7 @@ def _label(raw: RawRow, row: dict[str, Any], key: str | None) -> str | None:
         return None
     label = _field(raw, row, key, "--label-key, or say with --label-key none that rows have none")
     if isinstance(label, bytes) or (isinstance(label, float) and not math.isfinite(label)):
-        found = "bytes, which are no text" if isinstance(label, bytes) else f"{label}, which is no number"
+        found = "bytes, which are no text" if isinstance(label, bytes) else f"{label}, which is not a number"
         raise DataError(
             f"{raw.place}: field {key!r} holds {found} (--label-key); accepted: text, a number, lists or objects of "
             "these, or null where there is no ground truth"
@@ -463,7 +463,7 @@ def _tools(raw: RawRow, row: dict[str, Any], key: str | None) -> list[Any] | Non
             tools = 0
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise DataError(
-            f"{raw.place}: field {key!r} is no list of tools, which are objects, as JSON or as its text (--tool-key): "
+            f"{raw.place}: field {key!r} is not a list of tools, which are objects, as JSON or its text (--tool-key): "
             f"found {json.dumps(row[str(key)], default=str)[:80]}"
         )
     return (tools if isinstance(raw.content, bytes) else list(map(_without_gaps, tools or ()))) or None

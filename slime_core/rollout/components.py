@@ -47,7 +47,7 @@ def require_samples(generator: RoutedComponent, returned: Any) -> list[Sample]:
     """The samples that ``generator`` returned, as a list.
 
     Raises:
-        PluginError: it is no sample, or no list of at least one; one that takes groups returns a list.
+        PluginError: it is not a sample, or no list of at least one; one that takes groups returns a list.
     """
     several = isinstance(returned, list | tuple)
     found = list(returned) if several else [returned]
@@ -57,7 +57,7 @@ def require_samples(generator: RoutedComponent, returned: Any) -> list[Sample]:
         accepted = "a list of at least one Sample" if generator.takes_groups else "a Sample, or a list of at least one"
         raise PluginError(
             f"{generator.plugin}: generate function {generator.name!r} returned {shown if found else 'an empty list'}; "
-            f"accepted is {accepted}: those that it was handed, finished.\nCorrect {generator.plugin.distribution}."
+            f"accepted: {accepted}: those that it was handed, finished.\nCorrect {generator.plugin.distribution}."
         )
     return found
 
@@ -66,12 +66,12 @@ def require_metrics(returned: Any, *, who: str) -> dict[str, float]:
     """The metrics that ``who`` returned, by name.
 
     Raises:
-        PluginError: it is no mapping of names to numbers.
+        PluginError: it is not a mapping of names to numbers.
     """
     try:
         return {str(name): float(value) for name, value in returned.items()}
     except (AttributeError, TypeError, ValueError):
-        raise PluginError(f"{who} returned {returned!r:.80}; accepted is a dict of metrics, name -> number.") from None
+        raise PluginError(f"{who} returned {returned!r:.80}; accepted: a dict of metrics, name -> number.") from None
 
 
 class CheckedDataSource:
@@ -97,7 +97,7 @@ class CheckedDataSource:
         if len(groups) != n or not all(map(_is_group, groups)):
             shown = f"{len(groups)} entries" if isinstance(found, list | tuple) else f"a {type(found).__name__}"
             raise PluginError(
-                f"{self._plugin}: data source {self._name!r}: next_groups({n}) returned {shown}; accepted is a list of "
+                f"{self._plugin}: data source {self._name!r}: next_groups({n}) returned {shown}; accepted: a list of "
                 f"{n} groups, each a list of at least one Sample.\nCorrect {self._plugin.distribution}."
             )
         return groups
@@ -235,7 +235,7 @@ class Transform:
         returned = self._call(list(groups))
         if not isinstance(returned, Sequence) or len(returned) != len(groups):
             count = f"{len(returned)} groups" if isinstance(returned, Sequence) else f"a {type(returned).__name__}"
-            raise self._breach(f"it returned {count} for {len(groups)} groups; accepted is one Transformed a group")
+            raise self._breach(f"it returned {count} for {len(groups)} groups; accepted: one Transformed a group")
         return list(returned)
 
     def _call(self, argument: Any) -> Any:
@@ -244,15 +244,15 @@ class Transform:
 
     def _check(self, before: Counter[Any], found: Any) -> None:
         if not isinstance(found, Transformed):
-            raise self._breach(f"it returned a {type(found).__name__}; accepted is a Transformed")
+            raise self._breach(f"it returned a {type(found).__name__}; accepted: a Transformed")
         reasons: list[Any] = [*found.changed, *([] if found.dropped is None else [found.dropped])]
         for reason in reasons:
             if not (isinstance(reason, str) and REASON.fullmatch(reason)):
-                raise self._breach(f"the reason {reason!r} is no part of a metric's name; accepted: 'zero_std'")
+                raise self._breach(f"the reason {reason!r} is not a part of a metric's name; accepted: 'zero_std'")
         counts: dict[str, Any] = dict(found.changed)
         for reason, count in counts.items():
             if not isinstance(count, int) or count < 0:
-                raise self._breach(f"changed[{reason!r}] is {count!r}; accepted is a number of samples")
+                raise self._breach(f"changed[{reason!r}] is {count!r}; accepted: a number of samples")
         if found.dropped is None:
             self._check_kept(before, found.samples)
 
@@ -309,7 +309,7 @@ def refuse_unusable(sample: Sample, key: str | None, *, who: str) -> None:
     if reward is None or not math.isfinite(reward):
         raise PluginError(
             f"{who} left sample {sample.index} of group {sample.group_index} with the reward {sample.reward!r}; "
-            "accepted is a finite number, or a dict of them with --reward-key or reward_key in the row's metadata."
+            "accepted: a finite number, or a dict of them with --reward-key or reward_key in the row's metadata."
         )
 
 
@@ -353,7 +353,7 @@ def estimate_advantages(
         advantages_B = np.asarray(found, np.float32)
     if advantages_B.shape != (len(rewards),) or not np.isfinite(advantages_B).all():
         raise RunError(
-            f"{who} returned shape {advantages_B.shape} for {len(rewards)} samples, or NaN or infinity; accepted is "
+            f"{who} returned shape {advantages_B.shape} for {len(rewards)} samples, or NaN or infinity; accepted: "
             "one finite number a sample"
         )
     return advantages_B

@@ -227,7 +227,7 @@ def pass_rates(prompts: Iterable[Sequence[bool]], *, of_all: bool = False) -> di
 
     Arguments:
         prompts: of each prompt, which of its responses solve it.
-        of_all: also for k = the most responses that a prompt has, where that is no power of two.
+        of_all: also for k = the most responses that a prompt has, where that is not a power of two.
     """
     counts = [(len(one), sum(one)) for one in prompts]
     most = max((n for n, _ in counts), default=0)

@@ -175,7 +175,7 @@ class GroupScheduler(GroupSource):
     async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
         """Add groups until the batch has enough. Groups that transforms drop are replaced (dynamic sampling, DAPO
         2503.14476, section 3.2) in at most ``rollout_max_refills`` rounds. Groups that are too old, which over-sampling
-        has kept, are always replaced: their age is no property of the prompts.
+        has kept, are always replaced: their age is not a property of the prompts.
 
         Raises:
             RunError: too few groups are kept.

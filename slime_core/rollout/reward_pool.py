@@ -286,7 +286,7 @@ def _valid(name: str, reward: Any) -> Reward | RewardFailure:
     numbers = reward.values() if isinstance(reward, dict) else [reward]
     if all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
         return {key: float(number) for key, number in reward.items()} if isinstance(reward, dict) else float(reward)
-    accepted = "accepted is a finite number, or a dict of them with --reward-key"
+    accepted = "accepted: a finite number, or a dict of them with --reward-key"
     return RewardFailure("invalid", f"reward model {name!r} returned {reward!r:.200}; {accepted}")
 
 

@@ -30,7 +30,7 @@ from slime_core.rollout.components import RoutedComponent
 from slime_core.rollout.reward_pool import RewardPool
 from slime_core.types import Reward, RewardFailure, Sample, Status
 
-ACCEPTED = "accepted is a finite number or a dict of them with --reward-key"
+ACCEPTED = "accepted: a finite number or a dict of them with --reward-key"
 
 LARGEST = sys.float_info.max
 """``math.isfinite`` raises OverflowError on larger integers."""
@@ -201,7 +201,7 @@ class WeightedSum:
         sample.metadata = {**sample.metadata, PARTS: found}
         total = sum(term.weight * found[str(term)] for term, _ in self._parts)
         if not math.isfinite(total):
-            return RewardFailure("invalid", f"{self._written!r} of {found} is {total}; accepted is a finite number")
+            return RewardFailure("invalid", f"{self._written!r} of {found} is {total}; accepted: a finite number")
         return total
 
     def _value(self, term: RewardTerm, answer: Reward | RewardFailure) -> float | RewardFailure:
@@ -214,7 +214,7 @@ class WeightedSum:
         accepted = "a finite number" if term.key is None else f"a table with a finite number {term.key!r}"
         names = f"; name one of them, such as {term.name}:{min(answer)}" if isinstance(answer, dict) and answer else ""
         return RewardFailure(
-            "invalid", f"part {term} of {self._written!r} returned {answer!r}; accepted is {accepted}{names}"
+            "invalid", f"part {term} of {self._written!r} returned {answer!r}; accepted: {accepted}{names}"
         )
 
 

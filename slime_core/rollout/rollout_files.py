@@ -170,7 +170,7 @@ def _lines(path: Path) -> Iterator[bytes]:
             if file.read(4).startswith(PICKLED):
                 raise DataError(
                     f"{path} was written by torch.save or pickle, as slime's debug files are, and reading it would run "
-                    "whatever its writer put into it; accepted is JSON Lines as --save-debug-rollout-data writes them"
+                    "whatever its writer put into it; accepted: JSON Lines as --save-debug-rollout-data writes them"
                 )
             file.seek(0)
             yield from file
@@ -183,7 +183,7 @@ def _header(path: Path, line: bytes) -> dict[str, Any]:
     if found.get("format") != FORMAT or found.get("version") != VERSION:
         shown = f"format {found.get('format')!r}, version {found.get('version')!r}"
         raise DataError(
-            f"{path}, line 1: {shown}; accepted is a rollout as --save-debug-rollout-data writes it, format "
+            f"{path}, line 1: {shown}; accepted: a rollout as --save-debug-rollout-data writes it, format "
             f"{FORMAT!r}, version {VERSION}"
         )
     kinds = {"rollout": int, "temperature": float, "trained": int, "samples": int, "cursor": dict}

@@ -201,7 +201,7 @@ def _mask(sample: Sample) -> NDArray[np.float32]:
     if not ((mask_T == 0) | (mask_T == 1)).all():
         found = mask_T[(mask_T != 0) & (mask_T != 1)][0]
         raise ValueError(
-            f"sample {sample.index}: the loss mask holds {found:g}; accepted are 1 (the token trains) and 0. To weigh "
+            f"sample {sample.index}: the loss mask holds {found:g}; accepted: 1 (the token trains) and 0. To weigh "
             "tokens, use a policy loss or a correction"
         )
     return mask_T
@@ -389,7 +389,7 @@ def _log_probs(sample: Sample) -> NDArray[np.float32]:
     return np.asarray(sample.rollout_log_probs, np.float32)
 
 
-ACCEPTED = "accepted is a table of names and arrays or tensors of numbers, [n, ...], alike but for n in all samples"
+ACCEPTED = "accepted: a table of names and arrays or tensors of numbers, [n, ...], alike but for n in all samples"
 
 
 class TrainInputs:

@@ -158,7 +158,7 @@ def last_words(message: str, logs: Path | None) -> list[str]:
 
 
 def session_folder() -> Path | None:
-    """The folder of Ray's session on this node, which outlives its processes. None: this is no process of Ray."""
+    """The folder of Ray's session on this node, which outlives its processes. None: this is not a process of Ray."""
     node: Any = worker._global_node
     return None if node is None else Path(node.get_session_dir_path())
 

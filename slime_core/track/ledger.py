@@ -317,7 +317,7 @@ def _parsed(path: Path, line: bytes) -> dict[str, Any]:
     try:
         return as_object(parse_long_json(line))
     except ValueError as problem:
-        raise CheckpointError(f"{path} holds a line that is no JSON object ({problem}): {line[:80]!r}") from problem
+        raise CheckpointError(f"{path} holds a line that is not a JSON object ({problem}): {line[:80]!r}") from problem
 
 
 def _mismatch(found: str) -> RunError:

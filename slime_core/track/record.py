@@ -335,7 +335,7 @@ def read_samples(folder: Path, kind: Literal["train", "eval"], number: int) -> I
                     yield _record(as_object(parse_json(line)), eval_set)
                 except (ValueError, LookupError, TypeError) as problem:
                     raise CheckpointError(
-                        f"{path} holds a line that is no sample ({problem!r}): {line[:80]!r}"
+                        f"{path} holds a line that is not a sample ({problem!r}): {line[:80]!r}"
                     ) from None
 
 

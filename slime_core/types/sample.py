@@ -308,7 +308,7 @@ class Sample:
         """The sample that :meth:`to_dict` described.
 
         Raises:
-            TypeError: an entry is no field of a sample.
+            TypeError: an entry is not a field of a sample.
             TypeError, ValueError, OverflowError: an entry is of another kind than its field.
         """
         given: dict[str, Any] = dict(values)

@@ -111,7 +111,7 @@ def expected_specs(folder: Path) -> dict[str, WeightSpec]:
     found: dict[str, WeightSpec] = {}
     for file in weight_files(folder):
         with _opened(file) as content:
-            for name in content.keys():  # noqa: SIM118 (it is no mapping)
+            for name in content.keys():  # noqa: SIM118 (it is not a mapping)
                 entry = content.get_slice(name)
                 if (dtype := entry.get_dtype()) not in DTYPES:
                     raise WeightSyncError(f"{file} holds weights of dtype {dtype}; known are {', '.join(DTYPES)}")
@@ -138,18 +138,18 @@ def weight_map(index: Path) -> dict[str, str]:
     """Name of a weight -> name of the file in the folder of ``index`` that holds it.
 
     Raises:
-        WeightSyncError: ``index`` cannot be read, is no index, or names files of other folders.
+        WeightSyncError: ``index`` cannot be read, is not an index, or names files of other folders.
     """
     try:
         found = as_object(read_object(index).get("weight_map"))
     except (OSError, ValueError) as error:
         raise WeightSyncError(
-            f'{index} is no index of weights: {error}. Expected is {{"weight_map": {{NAME: FILE}}}}; download it again.'
+            f'{index} is not an index of weights: {error}; accepted: {{"weight_map": {{NAME: FILE}}}}. Download it again.'
         ) from error
     for name, file in found.items():
         if not isinstance(file, str) or file in ("", ".", "..") or "/" in file or "\0" in file:
             raise WeightSyncError(
-                f"{index} says that {name!r:.80} is in {file!r:.80}; accepted is the name of a file in the same "
+                f"{index} says that {name!r:.80} is in {file!r:.80}; accepted: the name of a file in the same "
                 "folder. Download it again from a source that you trust."
             )
     return found

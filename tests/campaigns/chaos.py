@@ -228,7 +228,7 @@ def start(
 
 
 def serve(port: int) -> subprocess.Popen[bytes]:
-    """The retriever, which is no part of the run."""
+    """The retriever, which is not a part of the run."""
     words = [*SLIME, "searchr1", "serve", "--port", str(port)]
     return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

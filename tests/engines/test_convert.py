@@ -323,10 +323,10 @@ def runs_code(folder: Path) -> None:
     ("harm", "said"),
     [
         (cut_data, "cannot be loaded"),
-        (without_data, "accepted is the name of a file in the same folder, and that file"),
+        (without_data, "accepted: the name of a file in the same folder, and that file"),
         (names_outside, "says that weights are in '../"),
         (runs_code, "No code of it was run"),
-        (lambda folder: (folder / ".metadata").unlink(), "is no torch_dist checkpoint"),
+        (lambda folder: (folder / ".metadata").unlink(), "is not a torch_dist checkpoint"),
         (lambda folder: shutil.rmtree(folder / "huggingface"), "--origin-hf-dir"),
     ],
 )
@@ -367,7 +367,7 @@ def test_an_existing_target_is_replaced_only_with_overwrite(converted, source, t
     (target / "notes.txt").write_text("mine")
     words = ("torch-dist-to-hf", "--input-dir", converted, "--output-dir", target)
     assert "replace it with --overwrite" in refused(tmp_path, ConfigError, *words)
-    assert "is no checkpoint" in refused(tmp_path, ConfigError, *words, "--overwrite")
+    assert "is not a checkpoint" in refused(tmp_path, ConfigError, *words, "--overwrite")
     shutil.copy(source / "config.json", target)
     assert "replace it with --overwrite" in refused(tmp_path, ConfigError, *words)
     to_hugging_face(converted, target, "--overwrite")

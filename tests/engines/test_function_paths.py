@@ -278,7 +278,7 @@ def test_a_model_without_a_place_for_a_weight_is_refused(children, folder, code,
 
 
 def test_a_spec_that_returns_a_function_is_refused(children, folder, code, siblings):
-    message = "it returned a function; accepted is a layer spec of Megatron. .* named with --custom-model-provider-path"
+    message = "it returned a function; accepted: a layer spec of Megatron. .* named with --custom-model-provider-path"
     with pytest.raises(PluginError, match=message):
         train(children, with_paths(code, spec="no_spec"), folder, siblings)
 

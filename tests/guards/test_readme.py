@@ -37,7 +37,7 @@ COMPONENTS = {
     Kind.DATA_SOURCE: lambda config: [config.data.data_source],
 }
 """Kind -> the names of its components that a run asks for; None: none is named."""
-NOT_HERE = re.compile("does not exist|is no folder|holds no config.json|matches no file|No such file or directory")
+NOT_HERE = re.compile("does not exist|is not a folder|holds no config.json|matches no file|No such file or directory")
 """Errors that are expected because the files that the pages name do not exist."""
 
 

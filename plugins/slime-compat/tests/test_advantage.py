@@ -81,7 +81,7 @@ def test_without_a_coefficient_the_divergence_is_zero(tmp_path):
             "data['advantages'] = data['returns'] = data['rewards']",
             r"advantages has the shapes \(\), \(\); accepted is",
         ),
-        ("data['advantages'] = data['returns'] = 'high'", "advantages is a str; accepted is one tensor a sample"),
+        ("data['advantages'] = data['returns'] = 'high'", "advantages is a str; accepted: one tensor a sample"),
         ("data['nothing']", "mine.py:f: calling it failed with KeyError: 'nothing'"),
     ],
 )

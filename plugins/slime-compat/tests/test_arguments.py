@@ -69,7 +69,7 @@ def test_entries_of_the_custom_config_are_attributes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- a\n", "found list; accepted is a table of names and values"),
+        ("- a\n", "found list; accepted: a table of names and values"),
         ("lr: 1\n", "lr are settings of the run; give them as flags"),
         ("a: [\n", "cannot be read"),
     ],

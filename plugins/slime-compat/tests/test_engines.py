@@ -56,7 +56,7 @@ WRONG = {
         "its groups have 5 (policy) + 2 (other models) = 7 GPUs, but rollout_num_gpus = 8, which counts those of all "
         "its models; make the two equal"
     ),
-    "sglang: 5": "accepted is a list of models under the key sglang; found none",
+    "sglang: 5": "accepted: a list of models under the key sglang; found none",
     "sglang: [": "cannot be read",
     "sglang: [{server_groups: [{num_gpus: 8}]}]": "sglang[0]: has no name; give each model one of its own",
     "sglang: [{name: a, groups: []}]": (

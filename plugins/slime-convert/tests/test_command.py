@@ -28,7 +28,7 @@ def test_without_a_conversion_the_command_shows_all_of_them(words, capsys):
 def test_an_unknown_conversion_is_a_message_and_exit_code_two(capsys):
     assert slime(["convert", "to-gguf"]) == 2
     error = capsys.readouterr().err
-    assert "slime: slime convert to-gguf: accepted are hf-to-torch-dist, torch-dist-to-hf, verify\n" in error
+    assert "slime: slime convert to-gguf; accepted: hf-to-torch-dist, torch-dist-to-hf, verify\n" in error
 
 
 def test_help_loads_nothing_heavy():

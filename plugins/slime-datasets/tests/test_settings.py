@@ -62,7 +62,7 @@ def test_options_that_are_read_are_accepted(line: str) -> None:
         ),
         (
             f"--prompt-mix {HERE} 1 {HERE.parent / 'test_masks.py'} 2000",
-            "prompt_mix: weight 1 of 2001 is less than one prompt in 1000; accepted are larger shares",
+            "prompt_mix: weight 1 of 2001 is less than one prompt in 1000; accepted: larger shares",
         ),
         ("--prompt-mix /absent 1", "prompt_mix: /absent does not exist; accepted: a prompt file"),
         (

@@ -58,7 +58,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
     folder = run(tmp_path / "a")
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(line + "\n")
-    with pytest.raises(DataError, match=r"metrics\.jsonl:4 is no row of metrics"):
+    with pytest.raises(DataError, match=r"metrics\.jsonl:4 is not a row of metrics"):
         read(folder)
 
 

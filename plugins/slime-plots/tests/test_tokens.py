@@ -83,8 +83,8 @@ def test_a_token_has_the_version_that_sampled_it(tmp_path: Path, given: dict[str
     ("text", "message"),
     [
         ('{"group": 1}', "none of its 1 samples holds tokens. Run with --num-token-samples 8"),
-        ("no json", "is no file of samples"),
-        ('{"tokens": [1]}', "is no file of samples"),
+        ("no json", "is not a file of samples"),
+        ('{"tokens": [1]}', "is not a file of samples"),
     ],
 )
 def test_a_file_without_tokens_is_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -148,7 +148,7 @@ async def test_a_label_that_is_no_letter_is_refused(label: str) -> None:
     with pytest.raises(DataError) as failure:
         await score(MultipleChoice, "Answer: B", label)
     assert str(failure.value) == (
-        f"reward model 'gpqa': sample None of group None has the label {label!r}; accepted is the letter of the right "
+        f"reward model 'gpqa': sample None of group None has the label {label!r}; accepted: the letter of the right "
         "choice, from A to J.\nName its field with --label-key."
     )
 

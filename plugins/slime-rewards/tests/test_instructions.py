@@ -246,7 +246,7 @@ def test_arguments_of_other_kinds_are_null_and_whole_numbers_may_be_floats():
 BAD = [
     (
         row(),
-        "sample 2 of group 1: metadata instruction_id_list = []; accepted is a list of instructions, such as "
+        "sample 2 of group 1: metadata instruction_id_list = []; accepted: a list of instructions, such as "
         "['punctuation:no_comma'].\nName the metadata's field with --metadata-key, or choose another reward model.",
     ),
     (
@@ -255,7 +255,7 @@ BAD = [
     ),
     (
         row("punctuation:no_comma", arguments=[{}, {}]),
-        "sample 2 of group 1: metadata kwargs = [{}, {}]; accepted is one table for each of ['punctuation:no_comma'].",
+        "sample 2 of group 1: metadata kwargs = [{}, {}]; accepted: one table for each of ['punctuation:no_comma'].",
     ),
     (
         row("count:numbers", arguments=[{"M": 3}]),
@@ -277,7 +277,7 @@ def test_a_row_that_asks_for_nothing_known_is_refused(sample, message):
 
 def test_an_argument_without_a_meaning_is_refused_with_those_that_have_one():
     words = row("length_constraints:number_words", arguments=[{"num_words": 2, "relation": "more than"}])
-    with pytest.raises(DataError, match=r"^relation = 'more than'; accepted are 'less than' and 'at least'\.\nCorrect"):
+    with pytest.raises(DataError, match=r"^relation = 'more than'; accepted: 'less than' and 'at least'\.\nCorrect"):
         measured(words)
     with pytest.raises(DataError, match=r"^language = 'xx'; known are af, am, .*, zh, zu\.\nCorrect the row\.$"):
         measured(row("language:response_language", arguments=[{"language": "xx"}]))

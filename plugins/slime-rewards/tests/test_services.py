@@ -68,7 +68,7 @@ async def test_a_token_is_sent_as_a_header_and_no_message_repeats_it(monkeypatch
         RewardFailure("invalid", f"{service.url}/score answered with no JSON: no table: ${{RM_TOKEN}} ${{RM_KEY}}"),
         RewardFailure(
             "invalid",
-            f"{service.url}/score answered {{'note': '${{RM_TOKEN}}'}}; accepted is a finite number, or a table of "
+            f"{service.url}/score answered {{'note': '${{RM_TOKEN}}'}}; accepted: a finite number, or a table of "
             "them with --reward-key",
         ),
         1.0,
@@ -239,14 +239,14 @@ async def test_an_answer_that_is_no_reward_costs_its_sample(answer):
     with HttpService(lambda body: 1.0 if body["response"] == "b" else answer) as service:
         found, other = await remote(service).score(samples("a", "b"))
     assert other == 1.0
-    message = f"{service.url} answered {answer!r}; accepted is a finite number, or a table of them with --reward-key"
+    message = f"{service.url} answered {answer!r}; accepted: a finite number, or a table of them with --reward-key"
     assert found == RewardFailure("invalid", message)
 
 
 async def test_an_answer_to_several_that_is_no_list_of_as_many_costs_those():
     with HttpService(lambda body: [1.0]) as service:
         found = await remote(service, rm_batch_size=2).score(samples("a", "b"))
-    message = f"{service.url} answered [1.0]; accepted is a list of 2 rewards"
+    message = f"{service.url} answered [1.0]; accepted: a list of 2 rewards"
     assert found == [RewardFailure("invalid", message)] * 2
 
 
@@ -282,7 +282,7 @@ async def test_a_model_with_more_than_one_output_is_no_reward_model():
         (found,) = await served(ServedReward, service).score(samples("=2"))
     assert found.cause == "invalid"
     assert found.error.startswith("model 'helper' answered {'object': 'list', ")
-    assert found.error.endswith("; accepted is one finite number")
+    assert found.error.endswith("; accepted: one finite number")
 
 
 async def test_a_judge_is_sent_the_filled_prompt_and_its_last_score_counts():
@@ -309,7 +309,7 @@ async def test_a_judge_that_gives_no_number_costs_the_sample(text):
     with HttpService(lambda body: chat(text)) as service:
         found = await served(JudgeReward, service).score(samples("x"))
     pattern = r"(?i:score)\W*(-?\d+(?:\.\d+)?)"
-    message = f"judge 'helper' wrote {text!r}; accepted is a number where {pattern!r} finds it"
+    message = f"judge 'helper' wrote {text!r}; accepted: a number where {pattern!r} finds it"
     assert found == [RewardFailure("invalid", message)]
 
 

@@ -20,7 +20,7 @@ from slime_core.plugins.construction import run_view
 from slime_rewards.checks import mistakes
 from slime_rewards.options import RewardsOptions
 
-ADDRESS = "rm_url is no address of a service; accepted is http://HOST:PORT/PATH, or the same with https"
+ADDRESS = "rm_url is not an address of a service; accepted: http://HOST:PORT/PATH, or the same with https"
 SHOWN = (
     "{} holds {} for host written out, which the record of the run would show; export it and write ${{NAME}} in its "
     "place, or have it sent as a header with --rm-token-env NAME"
@@ -48,20 +48,20 @@ SHOWN = (
         ({"rm_url": "http://host:port/secret"}, ADDRESS),
         (
             {"rm_token_env": "Bearer secret"},
-            "rm_token_env is no name of an environment variable; accepted is the name, such as RM_TOKEN, and never the "
+            "rm_token_env is not the name of a variable; accepted: the name, such as RM_TOKEN, and never the "
             "secret itself",
         ),
         (
             {"rm_judge_pattern": "(a"},
-            "rm_judge_pattern = '(a' is no regular expression: missing ) at position 2",
+            "rm_judge_pattern = '(a' is not a regular expression: missing ) at position 2",
         ),
         (
             {"rm_judge_prompt": "lost.txt"},
-            "rm_judge_prompt = lost.txt is no file; give a text file with {prompt} and {response} in it",
+            "rm_judge_prompt = lost.txt is not a file; give a text file with {prompt} and {response} in it",
         ),
         (
             {"rm_tokenizer": "lost"},
-            "rm_tokenizer = lost is no folder; give the Hugging Face folder of the reward model",
+            "rm_tokenizer = lost is not a folder; give the Hugging Face folder of the reward model",
         ),
     ],
 )

@@ -80,10 +80,10 @@ def test_the_reward_alone_counts_its_score() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--search-url localhost:8000", "--search-url is no address of a service"),
+        ("--search-url localhost:8000", "--search-url is not an address of a service"),
         ("--search-url http://me:pw@host/retrieve", "--search-url holds a password for host written out"),
         ("--search-url http://host/${NOT_SET}", "names the environment variable NOT_SET, which is not set"),
-        ("--searchr1.corpus none.jsonl", "none.jsonl is no file"),
+        ("--searchr1.corpus none.jsonl", "none.jsonl is not a file"),
         ("--max-turns 1", "--max-turns 1 leaves no turn after a search; give 2 or more"),
         ("--searchr1.format-score 2", "--searchr1.format-score: found '2'; accepted: a number of at least 0"),
         ("--search-url http://host/retrieve --searchr1.corpus x.jsonl", "corpus"),

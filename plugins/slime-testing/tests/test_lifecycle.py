@@ -107,7 +107,7 @@ QUICK = {
         "the_hooks_of_the_sampler_leave_samples_whole",
         "neither added, nor taken",
     ),
-    "a reward that is no number": (
+    "a reward that is not a number": (
         DOUBLED,
         "samples[0].reward = float('nan')",
         "the_hooks_of_the_sampler_leave_samples_whole",

@@ -169,7 +169,7 @@ class EngineActor(ServerActor):
             wait(calls, what="the other nodes to stop", fail_after_s=PARTS_STOP_S)
 
     def bootstrap_port(self) -> int:
-        """The port where a prefill engine hands over its KV cache; 0: it is no prefill engine. The engine must have
+        """The port where a prefill engine hands over its KV cache; 0: it is not a prefill engine. The engine must have
         started."""
         return self._server.bootstrap_port
 

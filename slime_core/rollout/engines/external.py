@@ -126,7 +126,7 @@ def _report(url: str) -> EngineReport | str:
         names = dict.fromkeys(str(one["loc"][0]) for one in error.errors())
         return f"{wrong}: it reports no valid {', '.join(names)}"
     except (TypeError, ValueError):
-        return f"{wrong}: /server_info is no JSON object"
+        return f"{wrong}: /server_info is not a JSON object"
 
 
 def _worker(url: str, report: EngineReport) -> Worker:

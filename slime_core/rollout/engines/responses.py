@@ -63,7 +63,7 @@ def read_answer(content: bytes) -> list[Any]:
     rows = answer if isinstance(answer, list) else [answer]
     if not all(map(_is_response, rows)):
         text = rest.decode(errors="replace")[:BODY_SHOWN]
-        raise ValueError(f"the answer {text}, which is no response of SGLang's")
+        raise ValueError(f"the answer {text}, which is not a response of SGLang's")
     for row in rows if routes else ():
         place = row["meta_info"].get(ROUTES)
         if isinstance(place, int) and 0 <= place < len(routes):

@@ -107,7 +107,9 @@ def test_a_folder_that_holds_nothing_to_measure_is_refused(tmp_path: Path) -> No
         f"{tmp_path} holds no checkpoint: neither state.json nor a folder step-NNNNNN. Give a run folder, its "
         "checkpoints folder, or one checkpoint. A Hugging Face folder holds config.json."
     )
-    with pytest.raises(ConfigError, match=r"missing is no folder; accepted: a run folder, one of its checkpoints, or"):
+    with pytest.raises(
+        ConfigError, match=r"missing is not a folder; accepted: a run folder, one of its checkpoints, or"
+    ):
         expand([str(tmp_path / "missing")])
 
 

@@ -54,7 +54,7 @@ def test_a_malformed_index_is_refused(
     content: str, model: Path, words: list[str], stderr_of: Callable[..., str]
 ) -> None:
     (model / INDEX).write_text(content)
-    assert f"{INDEX} is no index of weights: " in stderr_of(*words)
+    assert f"{INDEX} is not an index of weights: " in stderr_of(*words)
 
 
 @pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "", "..", 3, None, ["a"]])
@@ -62,7 +62,7 @@ def test_an_index_of_files_outside_its_folder_is_refused(
     file: object, model: Path, words: list[str], stderr_of: Callable[..., str]
 ) -> None:
     (model / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": file}}))
-    assert "accepted is the name of a file in the same folder" in stderr_of(*words)
+    assert "accepted: the name of a file in the same folder" in stderr_of(*words)
 
 
 ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -158,7 +158,7 @@ def test_a_malformed_row_of_samples_is_refused(row: str, run: Path, stderr_of: C
     (run / "samples" / JOURNAL).write_text('{"take": [[0, [0]]]}\n{"close": 0}\n')
     (run / "samples" / "train-000000.jsonl").write_text(row + "\n")
     assert "holds a line that " in stderr_of("ledger", str(run), code=1)
-    with pytest.raises(CheckpointError, match="holds a line that is no sample"):
+    with pytest.raises(CheckpointError, match="holds a line that is not a sample"):
         list(read_samples(run / "samples", "train", 0))
 
 

@@ -66,9 +66,9 @@ def test_a_group_that_the_checkpoint_lacks_is_an_error(run: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "slime ledger : accepted is one run folder"),
-        (["nowhere"], "nowhere is no folder of a run that generates"),
-        (["--load", "x"], "accepted is one run folder"),
+        ([], "slime ledger ; accepted: one run folder"),
+        (["nowhere"], "nowhere is not a folder of a run that generates"),
+        (["--load", "x"], "accepted: one run folder"),
     ],
 )
 def test_anything_else_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

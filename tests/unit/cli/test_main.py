@@ -36,7 +36,7 @@ def test_a_mistake_is_a_message_and_exit_code_two(capsys: pytest.CaptureFixture[
 
 def test_an_unknown_command_lists_those_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rum"]) == 2
-    assert "'rum' is no command; commands are run, check, eval, ledger, plugins, config" in capsys.readouterr().err
+    assert "'rum' is not a command; commands are run, check, eval, ledger, plugins, config" in capsys.readouterr().err
 
 
 def test_an_unknown_plugin_is_a_message_and_exit_code_two(capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,5 +159,5 @@ def test_a_target_that_does_not_fit_ends_a_run_before_it_starts(
     )
     monkeypatch.chdir(tmp_path)
     assert main(["run", "--plugin", "grpo", str(mine), "--rm-type", "length"]) == 2
-    assert "  - it is a function; accepted is a class" in capsys.readouterr().err
+    assert "  - it is a function; accepted: a class" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]

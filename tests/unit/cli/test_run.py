@@ -136,7 +136,7 @@ def test_a_tracker_that_cannot_be_made_is_named_before_there_is_a_folder(
 def test_a_config_json_that_is_no_json_is_a_mistake(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "config.json").write_text("{")
     assert main(["run", "--plugin", "grpo", "--hf-checkpoint", "run"]) == 2
-    assert "holds a config.json that is no JSON object" in capsys.readouterr().err
+    assert "holds a config.json that is not a JSON object" in capsys.readouterr().err
 
 
 def test_the_summary_names_checkpoints_where_there_are_some(tmp_path: Path) -> None:

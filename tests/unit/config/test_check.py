@@ -23,8 +23,8 @@ def test_the_embedded_run_breaks_no_rule() -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("{", "is no JSON object"),
-        ("[]", "is no JSON object"),
+        ("{", "is not a JSON object"),
+        ("[]", "is not a JSON object"),
         ("{}", "names no architecture"),
         ('{"architectures": []}', "names no architecture"),
         ('{"architectures": "Qwen3ForCausalLM"}', "names no architecture"),

@@ -32,7 +32,7 @@ def test_the_models_of_a_sum_are_named_once():
 @pytest.mark.parametrize("written", ["math*0.7", "0.7*", "a*b", "1*math+*f1", "0.5*math:"])
 def test_a_malformed_sum_is_refused(written):
     assert refused("--rm-type", written) == (
-        f"--rm-type: {written!r} is no sum of reward models; accepted is WEIGHT*NAME+WEIGHT*NAME, such as "
+        f"--rm-type: {written!r} is not a sum of reward models; accepted: WEIGHT*NAME+WEIGHT*NAME, such as "
         "'0.7*math+0.3*f1', or WEIGHT*NAME:KEY for one of several numbers, such as '0.3*dapo:acc'"
     )
 

@@ -92,7 +92,7 @@ def test_two_claims_of_one_command_name_both_distributions(install, capsys):
             "importing it failed with ModuleNotFoundError: No module named 'acme_gone'\nReinstall acme-oak",
         ),
         ("acme_oak:gone", "importing it failed with AttributeError"),
-        ("acme_oak", "its target is no function. Report it to the author of acme-oak."),
+        ("acme_oak", "its target is not a function. Report it to the author of acme-oak."),
         ("acme_oak:silent", "returned None; an exit code is wanted, an int. Report it to the author of acme-oak."),
     ],
 )

@@ -34,12 +34,12 @@ def test_sets_in_traits_are_frozen_so_that_declarations_can_be_compared_and_hash
 
 
 def test_a_scope_that_does_not_exist_names_those_that_do():
-    with pytest.raises(ValueError, match=r"RewardTraits\.scope is 'batch'; accepted are 'sample', 'group'"):
+    with pytest.raises(ValueError, match=r"RewardTraits\.scope is 'batch'; accepted: 'sample', 'group'"):
         RewardTraits(scope="batch")
 
 
 def test_a_reward_model_asks_an_auxiliary_model_for_what_one_gives():
-    with pytest.raises(ValueError, match=r"auxiliary_model is 'logits'; accepted are 'scores', 'texts', 'any'"):
+    with pytest.raises(ValueError, match=r"auxiliary_model is 'logits'; accepted: 'scores', 'texts', 'any'"):
         RewardTraits(auxiliary_model="logits")
 
 

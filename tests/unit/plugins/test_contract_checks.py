@@ -77,7 +77,7 @@ def test_a_function_is_refused_and_so_is_an_object():
     def score(samples):
         return []
 
-    accepted = "; accepted is a class, which is called with the plugin's options and a RunView"
+    accepted = "; accepted: a class, which is called with the plugin's options and a RunView"
     assert found(score) == ["it is a function" + accepted]
     assert found(Length(None, None)) == ["it is an object of type Length" + accepted]
 
@@ -112,8 +112,8 @@ def test_an_attribute_that_is_no_method_is_named_with_its_type():
         def score(self):
             raise RuntimeError("ran")
 
-    assert found(Number) == ["score is no method, but of type int"]
-    assert found(Property) == ["score is no method, but of type property"]
+    assert found(Number) == ["score is not a method, but of type int"]
+    assert found(Property) == ["score is not a method, but of type property"]
 
 
 def test_an_abstract_class_is_named_with_what_it_leaves_out():

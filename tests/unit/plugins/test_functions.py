@@ -54,8 +54,8 @@ def test_a_class_or_a_nested_name_is_no_surprise(file: Path) -> None:
         ("__main__.foo", "--custom-rm-path __main__.foo: there is no package '__main__' here"),
         ("x" * 300 + ".py:f", r"x\.py:f: cannot be read in .* \(File name too long\)"),
         ("nowhere_at_all.f", "--custom-rm-path nowhere_at_all.f: there is no package 'nowhere_at_all' here"),
-        ("f", "--custom-rm-path f: this is no path of a function; accepted are package.module.function"),
-        ("a b.c", "this is no path of a function"),
+        ("f", "--custom-rm-path f: this is not a path of a function; accepted: package.module.function"),
+        ("a b.c", "this is not a path of a function"),
     ],
 )
 def test_a_path_that_leads_nowhere_says_what_is_accepted(path: str, message: str) -> None:

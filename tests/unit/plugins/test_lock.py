@@ -125,7 +125,7 @@ def test_a_file_that_is_no_lock_is_refused_with_what_is_wrong(folder, text, mist
     (folder / "slime.lock").write_text(text)
     with pytest.raises(PluginError) as failure:
         read_lock(Path("slime.lock"))
-    assert str(failure.value).startswith(f"slime.lock is no lock of plugins: {mistake}")
+    assert str(failure.value).startswith(f"slime.lock is not a lock of plugins: {mistake}")
     assert str(failure.value).endswith("or give its path with --lock-file.")
 
 
@@ -187,7 +187,7 @@ def test_verify_prints_every_difference_and_fails(acme, folder, install, capsys)
 def test_a_locked_run_without_its_lock_is_refused_with_the_way_to_one(folder, capsys):
     assert main(["run", "--locked", "--plugin", "grpo"]) == 2
     assert capsys.readouterr().err == (
-        f"slime: {folder / 'slime.lock'} is no lock of plugins: [Errno 2] No such file or directory: "
+        f"slime: {folder / 'slime.lock'} is not a lock of plugins: [Errno 2] No such file or directory: "
         f"'{folder / 'slime.lock'}'.\n"
         "Write one with slime plugins lock and the flags of the run, or give its path with --lock-file.\n"
     )

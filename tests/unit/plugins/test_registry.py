@@ -295,7 +295,7 @@ def test_a_name_that_no_section_of_a_file_can_have_is_refused(tmp_path, name):
     (tmp_path / f"{name}.py").write_text(rewards("length"))
     assert refusal(str(tmp_path / f"{name}.py")).endswith(
         f"no plugin can have this name: its options would stand in [{name}], which holds settings of the core or is no "
-        "section of a TOML file; accepted are the letters a to z, digits, - and _.\n"
+        "section of a TOML file; accepted: the letters a to z, digits, - and _.\n"
         f"Rename it, or report this to the author of {tmp_path}/{name}.py."
     )
 

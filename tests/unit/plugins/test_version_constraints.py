@@ -84,5 +84,7 @@ def test_a_marker_that_cannot_be_evaluated_is_the_author_s_to_mend(acme):
     with pytest.raises(PluginError) as failure:
         check_bounds(plugin, {"slime-rl": "0.1.0"})
     message = str(failure.value)
-    assert "its metadata requires \"slime-rl<0.2; sys_platform ~= 'linux'\", which is no requirement: Undef" in message
+    assert (
+        "its metadata requires \"slime-rl<0.2; sys_platform ~= 'linux'\", which is not a requirement: Undef" in message
+    )
     assert message.endswith("\nReport it to the author of acme-tree, or run without --plugin acme.")

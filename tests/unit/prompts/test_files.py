@@ -68,7 +68,7 @@ def test_a_slice_that_holds_nothing_or_counts_from_the_end_is_refused(text):
     with pytest.raises(DataError) as caught:
         PromptPath.read(Path(text))
     assert str(caught.value) == (
-        f"{text}: what follows @ is no slice of rows; accepted: @[a:b] with 0 <= a < b, no steps"
+        f"{text}: what follows @ is not a slice of rows; accepted: @[a:b] with 0 <= a < b, no steps"
     )
 
 
@@ -120,7 +120,7 @@ def test_a_pattern_means_what_a_reader_would_take_it_for(tmp_path, pattern, want
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "rows.jsonl")
     with pytest.raises(
-        DataError, match=r"rows\.jsonl is no file but a pipe or a device, whose rows come once; accepted"
+        DataError, match=r"rows\.jsonl is not a file but a pipe or a device, whose rows come once; accepted"
     ):
         source(tmp_path / "rows.jsonl")
 

@@ -141,7 +141,7 @@ def test_a_share_takes_whole_groups_from_the_front() -> None:
     [
         (1, "{", "line 1: no JSON: Expecting property name"),
         (1, "[]", "line 1: a list, not an object; save the rollout again"),
-        (1, '{"format": "other"}', "line 1: format 'other', version None; accepted is a rollout as"),
+        (1, '{"format": "other"}', "line 1: format 'other', version None; accepted: a rollout as"),
         (1, '{"format": "slime rollout", "version": 2}', "line 1: format 'slime rollout', version 2; accepted"),
         (1, '{"format": "slime rollout", "version": 1}', "line 1: rollout, temperature, trained, samples, cursor is"),
         (

@@ -117,7 +117,7 @@ def test_a_byte_order_mark_before_the_first_line_is_passed_over(tmp_path):
         (f'{{"prompt": "q", "label": {"[" * 100_000}', "line 1: not JSON in UTF-8 (maximum recursion depth exceeded"),
         (f'{{"prompt": "q", "label": {"9" * 5000}}}', "line 1: not JSON in UTF-8 (Exceeds the limit (4300 digits)"),
         (r'{"prompt": "a\ud800b", "label": "x"}', r"line 1: not JSON in UTF-8 ('utf-8' codec can't encode"),
-        ('{"prompt": "q", "label": "x", "tools": [1]}', "'tools' is no list of tools, which are objects"),
+        ('{"prompt": "q", "label": "x", "tools": [1]}', "'tools' is not a list of tools, which are objects"),
         ('{"prompt": [{"role": 7, "content": "q"}], "label": "x"}', "messages with role and content: found [{"),
         ('{"prompt": [{"role": "user", "content": null}], "label": "x"}', "messages with role and content: found [{"),
         ('{"prompt": [{"role": "user", "content": 5}], "label": "x"}', "messages with role and content: found [{"),
@@ -167,14 +167,14 @@ def test_a_label_that_is_no_number_is_refused(tmp_path, label, found):
     with pytest.raises(DataError) as caught:
         prompts(write(tmp_path, f'{{"prompt": "q", "label": {label}}}'))
     assert str(caught.value).endswith(
-        f"rows.jsonl, line 1: field 'label' holds {found}, which is no number (--label-key); accepted: text, a number, "
-        "lists or objects of these, or null where there is no ground truth"
+        f"rows.jsonl, line 1: field 'label' holds {found}, which is not a number (--label-key); accepted: text, a "
+        "number, lists or objects of these, or null where there is no ground truth"
     )
 
 
 @pytest.mark.parametrize("tools", ["[" * 100_000, f"[{'9' * 5000}]", "[1"])
 def test_a_text_that_is_no_list_of_tools_is_refused(tmp_path, tools):
-    with pytest.raises(DataError, match="line 1: field 'tools' is no list of tools, which are objects"):
+    with pytest.raises(DataError, match="line 1: field 'tools' is not a list of tools, which are objects"):
         prompts(write(tmp_path, json.dumps({"prompt": "q", "tools": tools})), label_key=None, tool_key="tools")
 
 
@@ -225,5 +225,5 @@ def test_a_slice_beyond_the_last_row_reports_the_number_of_rows(tmp_path):
 @pytest.mark.parametrize("slice_", ["[0:9:2]", "[5]", "[a:b]", "[]", ""])
 def test_a_malformed_slice_of_a_path_is_named(tmp_path, slice_):
     path = write(tmp_path, '{"prompt": "q", "label": "x"}')
-    with pytest.raises(DataError, match=r"what follows @ is no slice of rows; accepted: @\[a:b\] with 0 <= a < b"):
+    with pytest.raises(DataError, match=r"what follows @ is not a slice of rows; accepted: @\[a:b\] with 0 <= a < b"):
         prompts(Path(f"{path}@{slice_}"))

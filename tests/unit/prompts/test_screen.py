@@ -223,7 +223,7 @@ def test_rows_may_name_what_the_plugins_of_the_run_offer(tmp_path: Path) -> None
             "Add --rm-url, or correct the row.",
         ),
         ({"rm_type": "mine.py:reward"}, "rm_type = 'mine.py:reward' names no reward model of the run's plugins"),
-        ({"reward_key": 3}, "reward_key = 3 is no name; accepted is the name of one of the numbers that the row's"),
+        ({"reward_key": 3}, "reward_key = 3 is not a name; accepted: the name of one of the numbers that the row's"),
         ({"generate_function": "my.code:f"}, "generate_function = 'my.code:f' names no generate function of the run's"),
     ],
 )

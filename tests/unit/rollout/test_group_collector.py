@@ -98,7 +98,7 @@ async def test_a_reward_of_its_own_that_is_no_finite_number_fails_the_sample():
     found = await collect(generating(answer, takes_groups=True))
     assert {(sample.status, sample.reward) for sample in found} == {(Status.FAILED, None)}
     assert found[0].error == (
-        "the generate function gave the reward nan; accepted is a finite number or a dict of them with --reward-key"
+        "the generate function gave the reward nan; accepted: a finite number or a dict of them with --reward-key"
     )
 
 
@@ -173,7 +173,7 @@ async def test_a_return_value_that_is_no_sample_is_refused(takes_groups, returne
         return returned
 
     accepted = "a list of at least one Sample" if takes_groups else "a Sample, or a list of at least one"
-    what = f"generate function 'mine' returned {found}; accepted is {accepted}: those that it was handed, finished"
+    what = f"generate function 'mine' returned {found}; accepted: {accepted}: those that it was handed, finished"
     with pytest.raises(PluginError, match=rf"{WHOSE}{what}\.\nCorrect acme-rl\.$"):
         await collect(Only(generate, takes_groups=takes_groups))
 
@@ -215,7 +215,7 @@ def test_a_data_source_that_fails_is_named_with_its_plugin(method, arguments):
 def test_a_data_source_that_returns_no_groups_is_refused(returned, found):
     source = Source()
     source.next_groups = lambda n: returned  # type: ignore[method-assign]
-    what = rf"{WHOSE}data source 'mine': next_groups\(2\) returned {found}; accepted is a list of 2 groups, each a list"
+    what = rf"{WHOSE}data source 'mine': next_groups\(2\) returned {found}; accepted: a list of 2 groups, each a list"
     with pytest.raises(PluginError, match=what):
         CheckedDataSource(source, name="mine", plugin=ACME).next_groups(2)
 
@@ -312,7 +312,7 @@ async def test_a_row_says_which_of_several_rewards_counts():
     assert [sample.reward_value("score") for sample in made[:2]] == [1.0, 0.5]
     assert (made[2].status, made[2].failure_cause) == (Status.FAILED, "reward_invalid")
     assert made[2].error == (
-        "reward model 'mine' returned {'score': 1.0, 'acc': 0.5}; accepted is a finite number or a dict of them with "
+        "reward model 'mine' returned {'score': 1.0, 'acc': 0.5}; accepted: a finite number or a dict of them with "
         "--reward-key (its row names other)"
     )
     measured = await collected(GroupGenerator(*choices, rollout=RolloutConfig(reward_key="score")), evaluation=True)

@@ -150,7 +150,7 @@ async def test_the_state_of_a_source_is_in_a_checkpoint_next_to_that_of_the_prom
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('return {"rollout/rounds": self.rounds}', "return 3", "returned 3; accepted is a dict of metrics"),
+        ('return {"rollout/rounds": self.rounds}', "return 3", "returned 3; accepted: a dict of metrics"),
         ("self.rounds += 1", "raise KeyError('x')", r"rollout source 'given' failed with KeyError: 'x' \(.*given.py:"),
         ("async def fill(self, batch):", f"{PLAIN}\n    async def other(self, batch):", "fill is not async"),
     ],

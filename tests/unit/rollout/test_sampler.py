@@ -208,7 +208,7 @@ async def test_a_reward_that_is_no_finite_number_is_refused_with_the_name_of_the
             return [reward] * len(samples)
 
     sampler._collector._rewards._made["exact_match"] = RoutedComponent("exact_match", Odd(), takes_groups=False)
-    with pytest.raises(RunError, match=r"0 of 4 .* reward model 'exact_match' returned .*; accepted is a finite"):
+    with pytest.raises(RunError, match=r"0 of 4 .* reward model 'exact_match' returned .*; accepted: a finite"):
         await sampler.sample(0)
 
 

@@ -61,9 +61,7 @@ def test_a_mask_of_another_length_than_the_response_is_refused():
 
 @pytest.mark.parametrize(("entry", "found"), [(0.5, "0.5"), (2, "2"), (-1, "-1"), (float("nan"), "nan")])
 def test_a_mask_of_other_numbers_than_zero_and_one_is_refused(entry, found):
-    with pytest.raises(
-        ValueError, match=rf"sample 7: the loss mask holds {found}; accepted are 1 \(the token trains\)"
-    ):
+    with pytest.raises(ValueError, match=rf"sample 7: the loss mask holds {found}; accepted: 1 \(the token trains\)"):
         loss_masks([sample(7, prompt=1, response=3, loss_mask=[1, entry, 0])])
 
 

@@ -85,7 +85,7 @@ def test_the_images_of_a_group_travel_once() -> None:
     )
 
 
-ACCEPTED = "; accepted is a table of names and arrays or tensors of numbers, [n, ...], alike but for n in all samples"
+ACCEPTED = "; accepted: a table of names and arrays or tensors of numbers, [n, ...], alike but for n in all samples"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ ACCEPTED = "; accepted is a table of names and arrays or tensors of numbers, [n,
     [
         ([1], "[1]"),
         ({1: np.ones(1)}, "{1: array([1.])}"),
-        ({"pixels": "cat.png"}, "pixels: shape [] of str224; accepted are numbers or truth values with at least one "),
+        ({"pixels": "cat.png"}, "pixels: shape [] of str224; accepted: numbers or truth values with at least one "),
         ({"pixels": [[1], [2, 3]]}, "pixels: setting an array element with a sequence."),
         ({"pixels": np.ones((1, 3))}, "pixels of float64 [n, 3], where another sample has float32 [n, 2]"),
         ({"pixels": np.ones((1, 3), np.float32)}, "pixels of float32 [n, 3], where another sample has float32 [n, 2]"),

@@ -212,7 +212,7 @@ async def test_a_hook_that_leaves_no_number_as_reward_is_named(build):
     with pytest.raises(PluginError) as failure:
         await sampler.sample(0)
     assert str(failure.value) == (
-        "slime_after_rollout (toy) left sample 0 of group 0 with the reward nan; accepted is a finite number, or a "
+        "slime_after_rollout (toy) left sample 0 of group 0 with the reward nan; accepted: a finite number, or a "
         "dict of them with --reward-key or reward_key in the row's metadata."
     )
 
@@ -318,17 +318,17 @@ async def test_evaluations_are_not_transformed(build, tmp_path):
 @pytest.mark.parametrize(
     ("name", "bad", "wrong"),
     [
-        ("bad", "lambda samples: samples", "it returned a list; accepted is a Transformed"),
+        ("bad", "lambda samples: samples", "it returned a list; accepted: a Transformed"),
         ("bad", "lambda samples: Transformed([])", "a group that goes on is a list of at least one Sample"),
         ("bad", "lambda samples: Transformed(samples + samples)", "it returned sample 0 of group 0, which it was not"),
         (
             "bad",
             "lambda samples: Transformed(samples, dropped='a b')",
-            "the reason 'a b' is no part of a metric's name",
+            "the reason 'a b' is not a part of a metric's name",
         ),
-        ("bad", "lambda samples: Transformed(samples, changed={'x': -1})", "changed['x'] is -1; accepted is a number"),
-        ("bad_rollout", "lambda groups: groups", "it returned a list; accepted is a Transformed"),
-        ("bad_rollout", "lambda groups: []", "it returned 0 groups for 2 groups; accepted is one Transformed a group"),
+        ("bad", "lambda samples: Transformed(samples, changed={'x': -1})", "changed['x'] is -1; accepted: a number"),
+        ("bad_rollout", "lambda groups: groups", "it returned a list; accepted: a Transformed"),
+        ("bad_rollout", "lambda groups: []", "it returned 0 groups for 2 groups; accepted: one Transformed a group"),
         ("bad_rollout", "lambda groups: None", "it returned a NoneType for 2 groups"),
         (
             "bad_rollout",

@@ -48,7 +48,7 @@ def joined(
     found = [tuple(part.shape) for part in parts]
     if found != [(length,) for length in lengths]:
         raise PluginError(
-            f"{source}: {name} has the shapes {_short(found)}; accepted is one tensor a sample, with one number a "
+            f"{source}: {name} has the shapes {_short(found)}; accepted: one tensor a sample, with one number a "
             f"response token: {_short([(length,) for length in lengths])}."
         )
     return torch.cat([part.to(device=like_U.device, dtype=like_U.dtype) for part in parts]) if parts else like_U[:0]
@@ -59,7 +59,7 @@ def _tensors(source: FunctionSource, name: str, values: Any) -> list[torch.Tenso
         return [torch.as_tensor(value) for value in values]
     except (TypeError, ValueError, RuntimeError) as error:
         found = type(values).__name__
-        raise PluginError(f"{source}: {name} is a {found}; accepted is one tensor a sample ({error}).") from error
+        raise PluginError(f"{source}: {name} is a {found}; accepted: one tensor a sample ({error}).") from error
 
 
 def _short(shapes: Sequence[Any], *, most: int = 4) -> str:
@@ -76,7 +76,7 @@ def refuse_wider_mask(source: FunctionSource, mask_U: torch.Tensor, before_U: to
     wider = int(((mask_U != 0) & (before_U == 0)).sum())
     if wider:
         raise PluginError(
-            f"{source}: its loss masks train {wider} tokens that were masked; accepted are masks that leave more out."
+            f"{source}: its loss masks train {wider} tokens that were masked; accepted: masks that leave more out."
         )
 
 
@@ -91,4 +91,4 @@ def refuse_no_gradient(source: FunctionSource, loss: Any) -> torch.Tensor:
     found = type(loss).__name__
     if isinstance(loss, torch.Tensor):
         found = f"shape {tuple(loss.shape)}, {'with' if loss.requires_grad else 'without'} a gradient"
-    raise PluginError(f"{source}: the loss is {found}; accepted is a tensor of one number with a gradient.")
+    raise PluginError(f"{source}: the loss is {found}; accepted: a tensor of one number with a gradient.")

@@ -97,7 +97,7 @@ class Postprocess:
         for name in sorted(data.keys() - set(FIXED)):
             if len(data[name]) != len(shard):
                 raise PluginError(
-                    f"{self._source}: {name} has {len(data[name])} entries; accepted is one for each of the "
+                    f"{self._source}: {name} has {len(data[name])} entries; accepted: one for each of the "
                     f"{len(shard)} samples."
                 )
         self._refuse_changed(data, shard)
@@ -105,7 +105,7 @@ class Postprocess:
     def _refuse_no_list(self, name: str, found: Any) -> None:
         if not (isinstance(found, list | tuple) or (isinstance(found, torch.Tensor) and found.ndim)):
             raise PluginError(
-                f"{self._source}: {name} is a {type(found).__name__}; accepted is a list with one entry a sample."
+                f"{self._source}: {name} is a {type(found).__name__}; accepted: a list with one entry a sample."
             )
 
     def _refuse_changed(self, data: Mapping[str, Any], shard: TrainBatch) -> None:

@@ -73,7 +73,7 @@ class CustomCorrection:
         if isinstance(found, tuple) and len(found) == 3 and isinstance(found[2], Mapping):
             return found
         raise PluginError(
-            f"{self._source}: it returned {_described(found)}; accepted is a tuple of the policy loss, the loss masks "
+            f"{self._source}: it returned {_described(found)}; accepted: a tuple of the policy loss, the loss masks "
             "and a dict of metrics."
         )
 

@@ -139,7 +139,7 @@ def _entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         raise ConfigError(f"--sglang-config {path}: cannot be read: {error}. Give a YAML file.") from None
     models = found.get("sglang") if isinstance(found, Mapping) else None
     if not isinstance(models, list) or not models or not all(isinstance(one, Mapping) for one in models):
-        raise ConfigError(f"--sglang-config {path}: accepted is a list of models under the key sglang; found none")
+        raise ConfigError(f"--sglang-config {path}; accepted: a list of models under the key sglang; found none")
     for number, entry in enumerate(models):
         yield f"--sglang-config {path}: sglang[{number}]", entry
 

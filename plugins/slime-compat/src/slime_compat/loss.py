@@ -53,7 +53,7 @@ class CustomLoss:
             found = self._function(self._args, batch, logits_1TV, reduce)
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
             raise PluginError(
-                f"{self._source}: it returned a {type(found).__name__}; accepted is a tuple of the loss and a dict of "
+                f"{self._source}: it returned a {type(found).__name__}; accepted: a tuple of the loss and a dict of "
                 "metrics."
             )
         loss, metrics = refuse_no_gradient(self._source, found[0]), found[1]

@@ -53,7 +53,7 @@ class CustomProvider:
             chunk = loaded.function(pre_process=pre_process, post_process=post_process, **wanted)
         if not hasattr(chunk, "config"):
             found = type(chunk).__name__
-            raise PluginError(f"{loaded.source}: it returned a {found}; accepted is a GPTModel of Megatron.")
+            raise PluginError(f"{loaded.source}: it returned a {found}; accepted: a GPTModel of Megatron.")
         return chunk
 
 
@@ -75,7 +75,7 @@ class CustomLayers:
             found = self._function(self._args, config, vp_stage)
         if inspect.isroutine(found):
             raise PluginError(
-                f"{self._source}: it returned a function; accepted is a layer spec of Megatron. A function that builds "
+                f"{self._source}: it returned a function; accepted: a layer spec of Megatron. A function that builds "
                 "the model is named with --custom-model-provider-path."
             )
         return found

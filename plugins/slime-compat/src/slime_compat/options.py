@@ -416,7 +416,7 @@ def read_extra(path: Path | None, plan: RunPlan) -> dict[str, Any]:
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{flag}: cannot be read: {error}. Give a YAML file of names and values.") from error
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise ConfigError(f"{flag}: found {type(found).__name__}; accepted is a table of names and values.")
+        raise ConfigError(f"{flag}: found {type(found).__name__}; accepted: a table of names and values.")
     known = {name.removeprefix("compat.") for name in plan.settings}
     taken = sorted(found.keys() & known)
     if taken:

@@ -45,7 +45,7 @@ class CustomReducer:
             )
         if not callable(reduce):
             found = type(reduce).__name__
-            raise PluginError(f"{self._source}: it returned a {found}; accepted is a function of the tokens' losses.")
+            raise PluginError(f"{self._source}: it returned a {found}; accepted: a function of the tokens' losses.")
         with boundary(self._source, "calling what it returned", locate=True):
             value = reduce(trained_U)
         return refuse_no_gradient(self._source, value) * micro.scale

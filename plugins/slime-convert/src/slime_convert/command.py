@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         print(OVERVIEW)
         return 0
     if argv[0] not in _COMMANDS:
-        raise ConfigError(f"slime convert {argv[0]}: accepted are {', '.join(_COMMANDS)}\n{OVERVIEW}")
+        raise ConfigError(f"slime convert {argv[0]}; accepted: {', '.join(_COMMANDS)}\n{OVERVIEW}")
     add_arguments, run = _COMMANDS[argv[0]]
     parser = argparse.ArgumentParser(prog=f"slime convert {argv[0]}", allow_abbrev=False)
     add_arguments(parser)

@@ -166,7 +166,7 @@ def _open_torch_dist(
     folder = torch_dist_folder(path)
     if folder is None:
         raise ConfigError(
-            f"{path} is no torch_dist checkpoint: it holds no .metadata; accepted are a torch_dist folder, one of "
+            f"{path} is not a torch_dist checkpoint: it holds no .metadata; accepted: a torch_dist folder, one of "
             "Megatron with iter_NNNNNNN or release in it, and a run or a checkpoint of a run"
         )
     template = origin or carried_folder(folder)
@@ -279,7 +279,7 @@ def _carry(source: Path, draft: Path, casts: Mapping[str, str]) -> None:
 
 def _refuse_target(target: Path, source: Path, how: Conversion) -> None:
     if not source.is_dir():
-        raise ConfigError(f"{source} is no folder; accepted is a checkpoint on this machine")
+        raise ConfigError(f"{source} is not a folder; accepted: a checkpoint on this machine")
     if source.resolve().is_relative_to(target.resolve()):
         raise ConfigError(f"{target} is or contains the checkpoint to convert; choose another target")
     if not target.exists() or (target.is_dir() and next(target.iterdir(), None) is None):
@@ -287,7 +287,7 @@ def _refuse_target(target: Path, source: Path, how: Conversion) -> None:
     if not how.overwrites:
         raise ConfigError(f"{target} exists; choose another target, or replace it with --overwrite")
     if torch_dist_folder(target) is None and not (target / "config.json").is_file():
-        raise ConfigError(f"{target} exists and is no checkpoint; --overwrite replaces checkpoints only")
+        raise ConfigError(f"{target} exists and is not a checkpoint; --overwrite replaces checkpoints only")
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def config_of(folder: Path) -> dict[str, JsonValue]:
     found = read_object(folder / "config.json")
     if found is None:
         raise ConfigError(
-            f"{folder / 'config.json'} is missing, or no JSON object; accepted is a Hugging Face folder on this machine"
+            f"{folder / 'config.json'} is missing, or no JSON object; accepted: a Hugging Face folder on this machine"
         )
     if method := found.get("quantization_config"):
         name = method.get("quant_method") if isinstance(method, dict) else method

@@ -89,7 +89,7 @@ class ParquetTable(_Counted):
         import pyarrow.parquet as pq
 
         if not path.is_file() and path.exists():  # opening a FIFO would block
-            raise DataError(f"{path} is no regular file; name a Parquet file")
+            raise DataError(f"{path} is not a regular file; name a Parquet file")
         try:
             self._file = pq.ParquetFile(path, buffer_size=BUFFER)
             groups = self._file.metadata

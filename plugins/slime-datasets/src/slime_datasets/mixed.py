@@ -84,7 +84,7 @@ def shares(weights: Sequence[float]) -> list[int]:
     if min(counts) == 0:
         weight = weights[counts.index(0)]
         raise DataError(
-            f"prompt_mix: weight {weight:g} of {sum(weights):g} is less than one prompt in {BLOCK}; accepted are "
+            f"prompt_mix: weight {weight:g} of {sum(weights):g} is less than one prompt in {BLOCK}; accepted: "
             "larger shares"
         )
     divisor = math.gcd(*counts)

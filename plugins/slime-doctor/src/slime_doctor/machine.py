@@ -82,7 +82,7 @@ def cores(count: int, load: float) -> Finding:
 def available_memory() -> int:
     """Bytes that new processes can have, within the limit of this process's control group."""
     found = int(psutil.virtual_memory().available)
-    try:  # Linux, Documentation/admin-guide/cgroup-v2.rst; "max" is no number
+    try:  # Linux, Documentation/admin-guide/cgroup-v2.rst; "max" is not a number
         group = Path("/sys/fs/cgroup")
         left = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
     except (OSError, ValueError):

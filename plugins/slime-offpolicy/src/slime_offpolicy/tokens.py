@@ -102,7 +102,7 @@ def require_bounds(name: str, low: float, high: float) -> None:
         ValueError: not 0 <= ``low`` <= ``high``.
     """
     if not 0.0 <= low <= high:
-        raise ValueError(f"{name}_low is {low} and {name} is {high}; accepted are 0 <= {name}_low <= {name}")
+        raise ValueError(f"{name}_low is {low} and {name} is {high}; accepted: 0 <= {name}_low <= {name}")
 
 
 def require_one_shape(columns: dict[str, torch.Tensor]) -> None:

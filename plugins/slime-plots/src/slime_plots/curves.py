@@ -100,7 +100,7 @@ def _row(path: Path, number: int, line: str) -> tuple[int, dict[str, float]]:
         return step, {metric: float(value) for metric, value in row.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
-            f'{path}:{number} is no row of metrics, such as {{"step": 0, "train/loss": 0.5}}: {error!r}.\n'
+            f'{path}:{number} is not a row of metrics, such as {{"step": 0, "train/loss": 0.5}}: {error!r}.\n'
             "Remove the line, or give the folder of another run."
         ) from error
 

@@ -103,7 +103,7 @@ def sampled_rows(run: Path) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:
             rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
             yield int(file.stem.removeprefix("train-")), rows
         except ValueError as problem:
-            raise DataError(f"{file} is no file of samples: {problem}. Remove it, or give another run.") from problem
+            raise DataError(f"{file} is not a file of samples: {problem}. Remove it, or give another run.") from problem
 
 
 def distribution(title: str, values: Mapping[int, Sequence[float]]) -> go.Figure:

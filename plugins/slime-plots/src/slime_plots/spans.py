@@ -97,7 +97,7 @@ def _spans(file: Path) -> Iterable[Span]:
             step = None if row["step"] is None else int(row["step"])
             yield Span(str(row["name"]), step, float(row["start"]), float(row["seconds"]))
         except (ValueError, LookupError, TypeError) as error:
-            raise DataError(f"{file}:{number} is no span of a timeline: {error!r}. Remove the line.") from error
+            raise DataError(f"{file}:{number} is not a span of a timeline: {error!r}. Remove the line.") from error
 
 
 Intervals = Sequence[tuple[float, float]]

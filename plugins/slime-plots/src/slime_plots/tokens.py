@@ -93,7 +93,7 @@ def read_tokens(file: Path) -> Iterator[Tokens]:
         found = [_tokens(row) for row in rows if "tokens" in row]
     except (OSError, ValueError, LookupError, TypeError) as problem:
         raise DataError(
-            f"{file} is no file of samples: {problem!r}. Give one of RUN/samples, or the folder of a run."
+            f"{file} is not a file of samples: {problem!r}. Give one of RUN/samples, or the folder of a run."
         ) from problem
     if not found:
         raise DataError(f"{file}: none of its {len(rows)} samples holds tokens. Run with --num-token-samples 8.")

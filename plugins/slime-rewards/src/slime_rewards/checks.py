@@ -27,7 +27,7 @@ def mistakes(plan: RunPlan, options: RewardsOptions) -> Iterator[str]:
     yield from _of_token(options)
     yield from _of_judge(options)
     if options.rm_tokenizer is not None and not options.rm_tokenizer.is_dir():
-        yield f"rm_tokenizer = {options.rm_tokenizer} is no folder; give the Hugging Face folder of the reward model"
+        yield f"rm_tokenizer = {options.rm_tokenizer} is not a folder; give the Hugging Face folder of the reward model"
     yield from _too_long_to_judge(plan, options)
 
 
@@ -48,7 +48,7 @@ def _of_token(options: RewardsOptions) -> Iterator[str]:
         return
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         yield (
-            "rm_token_env is no name of an environment variable; accepted is the name, such as RM_TOKEN, and never the "
+            "rm_token_env is not the name of a variable; accepted: the name, such as RM_TOKEN, and never the "
             "secret itself"
         )
     elif name not in os.environ:
@@ -70,9 +70,9 @@ def _of_judge(options: RewardsOptions) -> Iterator[str]:
         try:
             regex.compile(pattern)
         except regex.error as error:
-            yield f"rm_judge_pattern = {pattern!r} is no regular expression: {error}"
+            yield f"rm_judge_pattern = {pattern!r} is not a regular expression: {error}"
     if prompt is not None and not prompt.is_file():
-        yield f"rm_judge_prompt = {prompt} is no file; give a text file with {{prompt}} and {{response}} in it"
+        yield f"rm_judge_prompt = {prompt} is not a file; give a text file with {{prompt}} and {{response}} in it"
 
 
 def _too_long_to_judge(plan: RunPlan, options: RewardsOptions) -> Iterator[str]:

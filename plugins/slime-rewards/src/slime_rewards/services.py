@@ -115,7 +115,7 @@ class RemoteReward:
             return [_failure(error, _retry_hint(error))] * len(samples)
         found = answer if self._batch > 1 else [answer]
         if not isinstance(found, list) or len(found) != len(samples):
-            mistake = f"{service.quote(answer)}; accepted is a list of {len(samples)} rewards"
+            mistake = f"{service.quote(answer)}; accepted: a list of {len(samples)} rewards"
             return [RewardFailure("invalid", mistake)] * len(samples)
         return [self._reward(service, one) for one in found]
 
@@ -128,7 +128,7 @@ class RemoteReward:
         if named and all(_is_number(one) for one in named.values()):
             return {name: float(one) for name, one in named.items()}
         return RewardFailure(
-            "invalid", f"{service.quote(found)}; accepted is a finite number, or a table of them with --reward-key"
+            "invalid", f"{service.quote(found)}; accepted: a finite number, or a table of them with --reward-key"
         )
 
 
@@ -167,7 +167,7 @@ class ServedReward:
         match answer:
             case {"data": [{"embedding": [found]}]} if _is_number(found):
                 return float(found)
-        return RewardFailure("invalid", f"model {self._name!r} answered {answer!r:.200}; accepted is one finite number")
+        return RewardFailure("invalid", f"model {self._name!r} answered {answer!r:.200}; accepted: one finite number")
 
     def _text(self, sample: Sample) -> str:
         if self._folder is None:
@@ -218,7 +218,7 @@ class JudgeReward:
         match answer:
             case {"choices": [{"message": {"content": str(text)}}]}:
                 return await self._number(text)
-        return RewardFailure("invalid", f"judge {self._name!r} answered {answer!r:.200}; accepted is a chat completion")
+        return RewardFailure("invalid", f"judge {self._name!r} answered {answer!r:.200}; accepted: a chat completion")
 
     async def _number(self, text: str) -> Reward | RewardFailure:
         answered = f"judge {self._name!r} wrote {text[-200:]!r}"
@@ -231,7 +231,7 @@ class JudgeReward:
             )
         if math.isfinite(number):
             return number
-        return RewardFailure("invalid", f"{answered}; accepted is a number where {self._pattern.pattern!r} finds it")
+        return RewardFailure("invalid", f"{answered}; accepted: a number where {self._pattern.pattern!r} finds it")
 
     def _last_number(self, text: str) -> float:
         """Return the last number that the pattern finds, or NaN. Runs in a thread and releases the interpreter's lock,
@@ -274,7 +274,7 @@ def _retry_hint(error: ServiceError) -> str:
 def _service(url: str, options: RewardsOptions, run: RunView, **own: Any) -> Service:
     timeout_s = run.settings.get("reward_timeout_s", TIMEOUT_S)
     if not isinstance(timeout_s, int | float):
-        raise TypeError(f"reward_timeout_s is {timeout_s!r}; accepted is a number of seconds")
+        raise TypeError(f"reward_timeout_s is {timeout_s!r}; accepted: a number of seconds")
     return Service(url, timeout_s=timeout_s, max_in_flight=options.rm_concurrency, **own)
 
 

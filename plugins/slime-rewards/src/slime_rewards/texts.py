@@ -93,7 +93,7 @@ def _right_choice(sample: Sample) -> str:
     if found is None:
         raise DataError(
             f"reward model 'gpqa': sample {sample.index} of group {sample.group_index} has the label {label!r:.100}; "
-            "accepted is the letter of the right choice, from A to J.\nName its field with --label-key."
+            "accepted: the letter of the right choice, from A to J.\nName its field with --label-key."
         )
     return found[1].upper()
 

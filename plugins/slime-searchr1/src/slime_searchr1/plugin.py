@@ -107,7 +107,7 @@ def slime_check(plan: RunPlan, options: SearchOptions) -> Iterator[str]:
         for name in missing_secrets(url):
             yield f"--search-url names the environment variable {name}, which is not set; export it before the run"
     if options.corpus is not None and not options.corpus.is_file():
-        yield f"--searchr1.corpus {options.corpus} is no file; give a JSON Lines file of passages"
+        yield f"--searchr1.corpus {options.corpus} is not a file; give a JSON Lines file of passages"
     if _is_ours(plan.settings.get("generate_function")):
         if plan.settings.get("max_turns") == 1:
             yield "--max-turns 1 leaves no turn after a search; give 2 or more"

@@ -122,7 +122,7 @@ class DataSourceSuite(ComponentSuite):
         seen: list[str] = []
 
         def one_bad_row(path: Path, *, setting: str, share: float = 1.0) -> list[str]:
-            require(0 < share <= 1, f"share = {share}; accepted is a part of what is looked at otherwise")
+            require(0 < share <= 1, f"share = {share}; accepted: a part of what is looked at otherwise")
             seen.append(f"{path}, line 2: found by the core in {setting}")
             return seen[-1:]
 

@@ -21,7 +21,7 @@ class Verdict:
 
     Arguments:
         check: name of the check.
-        status: ``skipped``: not checked, and this is no problem; ``warning``: correct, with a reservation.
+        status: ``skipped``: not checked, and this is not a problem; ``warning``: correct, with a reservation.
         reason: explanation; may be empty if the status is ok.
     """
 

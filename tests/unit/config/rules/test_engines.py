@@ -153,7 +153,7 @@ WRONG = {
         "engine_models a: num_gpus = 3, but the engine_groups have 1 GPUs; make the two equal"
     ),
     '[[engine.engine_models]]\nname = "a"\nmodel_path = "/no/model"': (
-        "engine_models a: /no/model is no folder; accepted: a Hugging Face folder on this machine (download a "
+        "engine_models a: /no/model is not a folder; accepted: a Hugging Face folder on this machine (download a "
         "hub model first)"
     ),
 }

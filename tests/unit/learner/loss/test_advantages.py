@@ -200,7 +200,7 @@ def test_masked_tokens_may_get_anything():
 
 def test_a_trained_token_without_a_finite_advantage_is_refused():
     message = (
-        r"advantage estimator 'mine' of X returned NaN or infinity for 2 of 6 trained tokens; accepted are finite "
+        r"advantage estimator 'mine' of X returned NaN or infinity for 2 of 6 trained tokens; accepted: finite "
         r"numbers\. Look at the rewards of this rollout, or choose another estimator with --advantage-estimator\."
     )
     with pytest.raises(RunError, match=message):
@@ -208,7 +208,7 @@ def test_a_trained_token_without_a_finite_advantage_is_refused():
 
 
 def test_another_number_of_advantages_than_tokens_is_refused():
-    message = r"'mine' of X returned advantages_U of shape \(4,\) for 9 response tokens; accepted is one number a token"
+    message = r"'mine' of X returned advantages_U of shape \(4,\) for 9 response tokens; accepted: one number a token"
     with pytest.raises(RunError, match=message):
         fill_with(Estimator(lambda values_U: values_U[:4]))
 
@@ -225,9 +225,9 @@ def test_a_metric_needs_one_number_a_token():
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (None, "returned a NoneType; accepted is a TokenAdvantages"),
+        (None, "returned a NoneType; accepted: a TokenAdvantages"),
         (TokenAdvantages([0.0] * 9), "returned advantages_U as a list for 9 response tokens"),
-        (TokenAdvantages(torch.zeros(9), metrics_U=None), "returned metrics_U as a NoneType; accepted is a dict"),
+        (TokenAdvantages(torch.zeros(9), metrics_U=None), "returned metrics_U as a NoneType; accepted: a dict"),
     ],
 )
 def test_an_estimator_that_returns_something_else_is_named(returned, message):
@@ -430,8 +430,8 @@ def test_without_a_critic_there_are_neither_values_nor_returns():
 @pytest.mark.parametrize(
     ("more", "mistake"),
     [
-        (None, "reads values, so a critic is trained, and returned no returns_U for it to learn; accepted is one "),
-        (math.nan, "returned NaN or infinity for 6 of 6 trained tokens; accepted are finite numbers"),
+        (None, "reads values, so a critic is trained, and returned no returns_U for it to learn; accepted: one "),
+        (math.nan, "returned NaN or infinity for 6 of 6 trained tokens; accepted: finite numbers"),
     ],
 )
 def test_returns_that_a_critic_cannot_learn_are_refused(more, mistake):

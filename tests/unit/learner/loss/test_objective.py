@@ -362,17 +362,17 @@ def test_without_old_log_probs_the_weight_is_one_and_still_has_a_gradient():
     ("loss", "message"),
     [
         (lambda terms: 1 / 0, "computing the loss of a micro-batch failed with ZeroDivisionError: division by zero"),
-        (lambda terms: terms.log_probs_T, "returned a Tensor; accepted is a LossOutput"),
+        (lambda terms: terms.log_probs_T, "returned a Tensor; accepted: a LossOutput"),
         (lambda terms: LossOutput(terms.log_probs_T.sum()), r"returned loss_T of shape () for 3 response tokens"),
         (lambda terms: LossOutput([1.0, 2.0, 3.0]), "returned loss_T as a list for 3 response tokens"),
-        (lambda terms: LossOutput(terms.log_probs_T, [1.0]), "returned metrics_T as a list; accepted is a dict of one"),
+        (lambda terms: LossOutput(terms.log_probs_T, [1.0]), "returned metrics_T as a list; accepted: a dict of one"),
         (
             lambda terms: LossOutput(terms.log_probs_T, {"ratio": terms.log_probs_T.mean()}),
-            "returned metrics_T['ratio'] of shape () for 3 response tokens; accepted is one number a token. Report",
+            "returned metrics_T['ratio'] of shape () for 3 response tokens; accepted: one number a token. Report",
         ),
         (
             lambda terms: LossOutput(terms.log_probs_T.detach()),
-            "returned loss_T without a gradient, so it would train nothing; accepted is a loss that depends on log_pro",
+            "returned loss_T without a gradient, so it would train nothing; accepted: a loss that depends on log_pro",
         ),
     ],
 )
@@ -389,7 +389,7 @@ def test_a_policy_loss_that_breaks_its_contract_is_named(loss, message):
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        (None, "correction 0 returned a NoneType; accepted is a CorrectionOutput. Report this to the plugin's author."),
+        (None, "correction 0 returned a NoneType; accepted: a CorrectionOutput. Report this to the plugin's author."),
         (CorrectionOutput(1.0, torch.ones(3), {}), "correction 0 returned weights_T as a float for 3 response tokens"),
         (
             CorrectionOutput(torch.ones(3), torch.ones(3), None),

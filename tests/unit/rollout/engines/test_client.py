@@ -322,9 +322,9 @@ def ok(body: bytes) -> bytes:
     ("content", "cause", "message"),
     [
         (b"220 mail.example ESMTP\r\n\r\n", "engine_malformed", "no HTTP"),
-        (ok(b"null"), "engine_malformed", "null, which is no response of SGLang's"),
-        (ok(b"{}"), "engine_malformed", "{}, which is no response of SGLang's"),
-        (ok(b'[{"meta_info": {}}, 3]'), "engine_malformed", "which is no response of SGLang's"),
+        (ok(b"null"), "engine_malformed", "null, which is not a response of SGLang's"),
+        (ok(b"{}"), "engine_malformed", "{}, which is not a response of SGLang's"),
+        (ok(b'[{"meta_info": {}}, 3]'), "engine_malformed", "which is not a response of SGLang's"),
         (ok(b'{"output_ids": [3], "meta_info": {"finish_reason": null}}'), "engine_malformed", "null}}, which is no"),
     ],
 )

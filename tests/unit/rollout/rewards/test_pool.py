@@ -200,15 +200,15 @@ async def test_rewards_come_back_in_order_and_named_ones_as_numbers(pool: Reward
         ("eat", "memory", r"reward model 'mean' took more than .* GiB \(--reward-memory-gib\)"),
         ("raise", "ValueError", "reward model 'mean': no such answer"),
         ("service", "OSError", r"with url: /score\?\*\*\* \(Caused by X\)$"),
-        ("nan", "invalid", "reward model 'mean' returned nan; accepted is a finite number, or a dict"),
-        ("none", "invalid", "reward model 'mean' returned None; accepted is a finite number"),
+        ("nan", "invalid", "reward model 'mean' returned nan; accepted: a finite number, or a dict"),
+        ("none", "invalid", "reward model 'mean' returned None; accepted: a finite number"),
         ("circle", "RecursionError", "reward model 'mean'"),
         ("cancelled", "CancelledError", "^reward model 'mean': it raised CancelledError$"),
         ("left", "GeneratorExit", "^reward model 'mean': it raised GeneratorExit$"),
         ("interrupted", "KeyboardInterrupt", "it raised KeyboardInterrupt$"),
         ("half", "ValueError", r"^reward model 'mean': \\ud83d$"),
         ("deaf", "crash", "ended its process"),
-        ("text", "invalid", "reward model 'mean' returned 'good'; accepted is a finite number"),
+        ("text", "invalid", "reward model 'mean' returned 'good'; accepted: a finite number"),
     ],
 )
 async def test_a_reward_that_misbehaves_costs_its_own_sample(
@@ -289,7 +289,7 @@ TOO_MUCH = {
     "long": ("invalid", "reward model 'mean' returned 'xxxx"),
     "long error": ("ValueError", "reward model 'mean': xxxx"),
     "huge": ("OverflowError", "reward model 'mean': int too large to convert to float"),
-    "nan in a dict": ("invalid", "reward model 'mean' returned {'score': 1.0, 'format': nan}; accepted is a finite"),
+    "nan in a dict": ("invalid", "reward model 'mean' returned {'score': 1.0, 'format': nan}; accepted: a finite"),
 }
 
 

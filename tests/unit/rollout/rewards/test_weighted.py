@@ -49,13 +49,13 @@ async def test_a_failed_part_fails_its_sample_with_its_cause_and_its_name():
 async def test_a_part_that_is_no_number_is_named_with_what_is_accepted():
     found, _ = await summed("1*a", Given(float("nan"), {"acc": 1.0}))
     assert [one.error for one in found] == [
-        "part a of '1*a' returned nan; accepted is a finite number",
-        "part a of '1*a' returned {'acc': 1.0}; accepted is a finite number; name one of them, such as a:acc",
+        "part a of '1*a' returned nan; accepted: a finite number",
+        "part a of '1*a' returned {'acc': 1.0}; accepted: a finite number; name one of them, such as a:acc",
     ]
     found, _ = await summed("1*a:b", Given(1.0, {"acc": 1.0}))
     assert [one.error for one in found] == [
-        "part a:b of '1*a:b' returned 1.0; accepted is a table with a finite number 'b'",
-        "part a:b of '1*a:b' returned {'acc': 1.0}; accepted is a table with a finite number 'b'; name one of them, "
+        "part a:b of '1*a:b' returned 1.0; accepted: a table with a finite number 'b'",
+        "part a:b of '1*a:b' returned {'acc': 1.0}; accepted: a table with a finite number 'b'; name one of them, "
         "such as a:acc",
     ]
     assert {one.cause for one in found} == {"invalid"}
@@ -63,6 +63,6 @@ async def test_a_part_that_is_no_number_is_named_with_what_is_accepted():
 
 async def test_a_sum_that_is_no_number_costs_its_sample():
     found, _ = await summed("1000*a+1*b", Given(1e306, 1.7e305, 1.0), Given(0.0, 1.7e308, 2.0))
-    message = "'1000*a+1*b' of {'a': 1e+306, 'b': 0.0} is inf; accepted is a finite number"
+    message = "'1000*a+1*b' of {'a': 1e+306, 'b': 0.0} is inf; accepted: a finite number"
     assert found[0] == RewardFailure("invalid", message)
     assert (found[1].cause, found[2]) == ("invalid", 1002.0)

@@ -57,12 +57,12 @@ def instructions_of(sample: Sample) -> list[Instruction]:
     names, arguments = metadata.get(IDS), metadata.get(ARGUMENTS)
     if not _is_list(names) or not names:
         raise DataError(
-            f"{where}: metadata {IDS} = {names!r}; accepted is a list of instructions, such as "
+            f"{where}: metadata {IDS} = {names!r}; accepted: a list of instructions, such as "
             "['punctuation:no_comma'].\nName the metadata's field with --metadata-key, or choose another reward model."
         )
     given = [{}] * len(names) if arguments is None else arguments
     if not _is_list(given) or len(given) != len(names):
-        raise DataError(f"{where}: metadata {ARGUMENTS} = {given!r}; accepted is one table for each of {names}.")
+        raise DataError(f"{where}: metadata {ARGUMENTS} = {given!r}; accepted: one table for each of {names}.")
     return [_instruction(name, one or {}, where) for name, one in zip(names, given, strict=True)]
 
 

@@ -85,9 +85,7 @@ def compare(count: int, relation: str, wanted: int) -> bool:
         DataError: the relation is neither.
     """
     if relation not in RELATIONS:
-        raise DataError(
-            f"relation = {relation!r}; accepted are {' and '.join(map(repr, RELATIONS))}.\nCorrect the row."
-        )
+        raise DataError(f"relation = {relation!r}; accepted: {' and '.join(map(repr, RELATIONS))}.\nCorrect the row.")
     return count < wanted if relation == RELATIONS[0] else count >= wanted
 
 
