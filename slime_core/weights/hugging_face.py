@@ -144,7 +144,8 @@ def weight_map(index: Path) -> dict[str, str]:
         found = as_object(read_object(index).get("weight_map"))
     except (OSError, ValueError) as error:
         raise WeightSyncError(
-            f'{index} is not an index of weights: {error}; accepted: {{"weight_map": {{NAME: FILE}}}}. Download it again.'
+            f'{index} is not an index of weights: {error}; accepted: {{"weight_map": {{NAME: FILE}}}}. '
+            "Download it again."
         ) from error
     for name, file in found.items():
         if not isinstance(file, str) or file in ("", ".", "..") or "/" in file or "\0" in file:
