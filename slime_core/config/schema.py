@@ -26,9 +26,9 @@ Example, as a file and as flags::
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, PrivateAttr
 
@@ -45,6 +45,8 @@ from slime_core.config.learning import (
 from slime_core.config.options import NO_ENGINES, AtMost, Conflicts, Needs, Once, Part, PluginSettings
 from slime_core.config.sampling import DataConfig, EvalConfig, EvalDataset, RolloutConfig
 from slime_core.config.section import Count, CountOrZero, Name, Positive, Section, Share, rejected
+
+T = TypeVar("T")
 
 ARITHMETIC: Final = Path(__file__).resolve().parent.parent / "builtin" / "arithmetic"
 """Folder of the embedded task: ``model/`` is a Hugging Face folder, ``data/`` holds the prompt files."""
@@ -473,15 +475,41 @@ def eval_sets(config: RunConfig) -> tuple[EvalSet, ...]:
 
 
 def _resolved(own: EvalDataset, config: RunConfig) -> EvalSet:
-    """Each setting of the set itself, else the ``eval_*`` of all sets, else that of training."""
-    settings = {**dict(config.data), **dict(config.rollout), **dict(config.eval)}
-    del settings["rollout_max_prompt_len"]  # of training prompts only
-    values: dict[str, Any] = {}
-    for name, value in own:
-        of_all = (settings.get(f"eval_{name}"), settings.get(f"rollout_{name}"), settings.get(name))
-        values[name] = next((one for one in (value, *of_all) if one is not None), None)
-    if values["temperature"] == 0:  # nothing is left to choose from
-        values |= {"top_p": 1.0, "top_k": -1}
-    # A set says "none" where what the run has is to be without effect.
-    values |= {name: None for name in ("label_key", "reward_key") if values[name] == "none"}
-    return EvalSet(**{one.name: values[one.name] for one in fields(EvalSet)})
+    """Take each setting from the set itself, else from the ``eval_*`` of all sets, else from training."""
+    of_all, rollout, data = config.eval, config.rollout, config.data
+    temperature = _first(own.temperature, of_all.eval_temperature)
+    greedy = temperature == 0  # top_p and top_k have nothing to choose from
+    return EvalSet(
+        name=own.name,
+        path=own.path,
+        n_samples_per_eval_prompt=_first(own.n_samples_per_eval_prompt, of_all.n_samples_per_eval_prompt),
+        temperature=temperature,
+        top_p=1.0 if greedy else _first(own.top_p, of_all.eval_top_p, rollout.rollout_top_p),
+        top_k=-1 if greedy else _first(own.top_k, of_all.eval_top_k, rollout.rollout_top_k),
+        max_response_len=_first(own.max_response_len, of_all.eval_max_response_len, rollout.rollout_max_response_len),
+        min_new_tokens=_first(own.min_new_tokens, of_all.eval_min_new_tokens),
+        stop=_first(own.stop, rollout.rollout_stop),
+        stop_token_ids=_first(own.stop_token_ids, rollout.rollout_stop_token_ids),
+        repetition_penalty=own.repetition_penalty,
+        max_prompt_len=own.max_prompt_len or of_all.eval_max_prompt_len,
+        max_context_len=own.max_context_len or of_all.eval_max_context_len,
+        input_key=own.input_key or of_all.eval_input_key or data.input_key,
+        label_key=_unless_none(own.label_key or of_all.eval_label_key or data.label_key),
+        metadata_key=own.metadata_key or data.metadata_key,
+        apply_chat_template=_first(own.apply_chat_template, data.apply_chat_template),
+        generate_function=own.generate_function or rollout.generate_function,
+        rm_type=own.rm_type or rollout.rm_type,
+        reward_key=_unless_none(own.reward_key or of_all.eval_reward_key or rollout.reward_key),
+        pass_threshold=_first(own.pass_threshold, of_all.eval_pass_threshold),
+        model=own.model,
+    )
+
+
+def _first(*values: T | None) -> T:
+    """Return the first value that is given; the last one always is."""
+    return next(value for value in values if value is not None)
+
+
+def _unless_none(name: str | None) -> str | None:
+    """Return None for the text ``none``, with which a set leaves out a key of training."""
+    return None if name == "none" else name

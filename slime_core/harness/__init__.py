@@ -4,9 +4,10 @@
     engines        a real SGLang server, and the client by which a run asks engines, real or fake
                    (``slime_testing.fake_engine``)
     megatron       Megatron in the process of a test; a small shard and its micro-batches, as hooks on ranks get them
+    learner        one optimizer step on given samples, on real learner ranks
 
-The names below are imported from here; ``engines`` and ``megatron`` by their modules, because they load aiohttp, numpy
-or torch.
+The names below are imported from here; ``engines``, ``megatron`` and ``learner`` by their modules, because they load
+aiohttp, numpy or torch.
 
 Also of the core: ``installed`` and ``find_plugin`` (installed plugins, and what ``--plugin NAME`` means),
 ``check_bounds`` (versions that a plugin accepts), ``editable_source``, ``boundary`` (a plugin's

@@ -20,7 +20,7 @@ from slime_core.plugins.contracts import PromptRequest
 from slime_core.plugins.loading import boundary
 from slime_core.prompts.chat import PromptTokenizer
 from slime_core.prompts.row_checks import GENERATE_FUNCTION, own_sampling
-from slime_core.prompts.rows import PromptRow, numbered_prompts
+from slime_core.prompts.rows import PromptRow, numbered_prompts, size_of
 from slime_core.types import JsonValue
 from slime_core.untrusted import read_object
 
@@ -111,6 +111,8 @@ def screen(
             _lengths(rows[:1], room)
         for own, those in _by_response(rows, room).items():
             _refuse_long(those, replace(room, response=own), setting)
+        if not bad and sum(size_of(raw) for raw, _ in found) < most:
+            _refuse_if_all_are_long(rows, room, request.path)
         if warn is not None and (share_unknown := _share_unknown(rows[:MOST_ENCODED], room)) >= MANY_UNKNOWN:
             warn(
                 f"{request.path}: {share_unknown:.0%} of the prompt tokens stand for text that the tokenizer in "
@@ -154,6 +156,22 @@ def _refuse_long(rows: Rows, room: Room, setting: str) -> None:
             f"{room.response}, together {length + room.response}; the model reads at most {room.context}. Accepted are "
             f"prompts of at most {room.prompt} tokens: shorten them, {leave_out}or ask for shorter responses."
         )
+
+
+def _refuse_if_all_are_long(rows: Rows, room: Room, path: Path) -> None:
+    """Raise DataError if no prompt is short enough; the shortest are counted first, and usually one of them is."""
+    sized = sorted((_size(row), position) for position, (_, row) in enumerate(rows))
+    if room.leaves_out is None or not sized or sum(size for size, _ in sized) > MOST_TEXT:
+        return
+    for positions in ([position for _, position in sized[:8]], range(len(rows))):
+        lengths = _lengths([rows[position] for position in positions], room)
+        if min(lengths, default=0) <= room.leaves_out:
+            return
+    raise DataError(
+        f"{path}: all {len(rows)} prompts have more than the {room.leaves_out} tokens that a prompt may have here, the "
+        f"shortest {min(lengths)}; raise the limit (--rollout-max-prompt-len; of evaluations, --eval-max-prompt-len or "
+        "max_context_len), or shorten them"
+    )
 
 
 def _suspects(rows: Rows, most_tokens: float) -> Iterator[int]:

@@ -26,6 +26,7 @@ from slime_core.harness import (
     run_info,
 )
 from slime_core.harness.engines import connect, real_engine
+from slime_core.harness.learner import train_step
 from slime_testing.fake_engine import FakeEngine
 
 SOURCE = """
@@ -170,7 +171,7 @@ def test_every_name_of_the_room_is_described_and_typed():
     named = {name: getattr(harness, name) for name in harness.__all__}
     functions = {name: found for name, found in named.items() if inspect.isfunction(found)}
     functions |= {f"ActivePlugin.{name}": one for name, one in inspect.getmembers(ActivePlugin, inspect.isfunction)}
-    functions |= {"connect": connect, "real_engine": real_engine}
+    functions |= {"connect": connect, "real_engine": real_engine, "train_step": train_step}
     public = {name: one for name, one in functions.items() if name.rpartition(".")[2][0] != "_"}
     assert len(public) > 15
     for name, function in public.items():

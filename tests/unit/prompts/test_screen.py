@@ -245,3 +245,14 @@ def test_rows_with_a_generate_function_of_their_own_have_no_limit_of_length(tmp_
     row = {"prompt": "1" * 50, "metadata": {"generate_function": "single_turn"}}
     path.write_text(json.dumps(row) + "\n")
     screen(request(path, filter=RowChecks(OFFERED)), room=room(), setting="prompt_data")
+
+
+def test_a_limit_that_leaves_no_prompt_is_refused(tmp_path: Path) -> None:
+    look(tmp_path, "1" * 9, "1" * 5, leaves_out=5)
+    with pytest.raises(DataError) as caught:
+        look(tmp_path, "1" * 9, "1" * 6, leaves_out=5)
+    assert str(caught.value) == (
+        f"{tmp_path}/prompts.jsonl: all 2 prompts have more than the 5 tokens that a prompt may have here, the "
+        "shortest 6; raise the limit (--rollout-max-prompt-len; of evaluations, --eval-max-prompt-len or "
+        "max_context_len), or shorten them"
+    )
