@@ -93,7 +93,7 @@ worker process."""
 LEFTOVER_GRACE_S = 5.0
 BUSY = (
     "Its services have 30 s to answer. Free some CPU cores and memory, or join a cluster that runs already with "
-    "--ray-address."
+    "--ray-address. If the path of a socket is too long, name a shorter folder, such as TMPDIR=/tmp."
 )
 PROBE_LIMIT_S = 3.0
 
