@@ -3,6 +3,7 @@ of."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,6 +31,7 @@ from slime_core.rollout.engines.external import discover
 from slime_core.rollout.engines.fleet import with_head_bias
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import RewardFailure, Sample
+from slime_core.weights.engine_control import call
 from slime_rewards.options import RewardsOptions
 from slime_rewards.services import ServedReward
 from slime_testing.fake_engine import FakeEngine
@@ -106,6 +108,19 @@ def test_a_run_finds_an_external_engine(engine: Any) -> None:
         found("--bf16")
     with pytest.raises(ConfigError, match=r"start it with --enable-return-routed-experts"):
         found("--use-rollout-routing-replay")
+
+
+def test_an_engine_that_read_weights_from_a_folder_that_is_gone_serves_another_run(engine: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "version-1"
+    shutil.copytree(engine.model, folder)
+    url, config = engine.server.url, load(["--advantage-estimator", "toy"], check_rules=False).config
+    try:
+        call(url, "/update_weights_from_disk", {"model_path": str(folder)}, timeout_s=60)
+        shutil.rmtree(folder)
+        assert call(url, "/model_info", timeout_s=60)["model_path"] == str(folder)
+        assert discover([url.removeprefix("http://")], config, engine.model) == [Worker(url)]
+    finally:
+        call(url, "/update_weights_from_disk", {"model_path": str(engine.model)}, timeout_s=60)
 
 
 async def test_the_routes_of_an_engine_are_those_that_the_learner_takes(megatron: Any, tmp_path: Path) -> None:

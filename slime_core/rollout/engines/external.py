@@ -117,7 +117,8 @@ def _report(url: str) -> EngineReport | str:
     wrong = "it does not answer as an SGLang server"
     try:
         found: dict[str, Any] = {}
-        for path in ("/server_info", "/model_info"):
+        # Last the settings of its start: /model_info names the folder of the last update, which may be gone.
+        for path in ("/model_info", "/server_info"):
             found |= call(url, path, timeout_s=ANSWER_LIMIT_S)
         return EngineReport.model_validate(found)
     except WeightSyncError as error:
