@@ -35,7 +35,17 @@ from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins.manifest import listed
 from slime_core.plugins.selection import check_targets, has_critic, selected
 from slime_core.prompts.requests import BadRows
-from slime_core.runtime.layout import Assignment, Capacity, Device, Layout, Plan, Seat, assign, plan, requested_layout
+from slime_core.runtime.layout import (
+    Assignment,
+    Capacity,
+    Device,
+    Layout,
+    PlacedBundle,
+    Plan,
+    assign,
+    plan,
+    requested_layout,
+)
 from slime_core.runtime.machine import Machine, free_resources, nccl_environment, rank_environment
 
 USAGE = """\
@@ -153,10 +163,10 @@ def placement_plan(config: RunConfig, needs: Needs, machine: Machine) -> Iterato
     machines = expected_machines(config, layout, machine)
     cpus, gpus = machines.count * machines.cpus, machines.count * machines.gpus
     made = plan(layout, capacity=Capacity(cpus=cpus, gpus=gpus, largest_node_gpus=machines.gpus))
-    seats = assign(layout, seats=_seats(made, machines))
+    assigned = assign(layout, bundles=_placed_bundles(made, machines))
     yield f"{made}"
     yield f"on {machines}" if not machines.assumed else f"{machines}"
-    yield from _rows(config, layout, seats)
+    yield from _rows(config, layout, assigned)
     if config.debug.generates:
         yield "sampler, router: one process each, which ask for no share of their own"
     else:
@@ -174,51 +184,51 @@ def placement_plan(config: RunConfig, needs: Needs, machine: Machine) -> Iterato
     yield half_of(config) or f"weights travel to the engines by: {config.transport}"
 
 
-def _seats(made: Plan, machines: Machines) -> list[Seat]:
-    """The seats if Ray packs bundles: one machine after the other."""
+def _placed_bundles(made: Plan, machines: Machines) -> list[PlacedBundle]:
+    """Return the bundles as Ray packs them: one machine after the other."""
     each = machines.gpus or -(-made.layout.bundles // machines.count)
     found = []
     for number in range(made.layout.bundles):
         node, place = divmod(number, each)
         name = f"machine {node}" if machines.assumed else "this machine"
-        # Seats are ordered by address; these stand in for addresses that are not known yet.
+        # Bundles are ordered by address; these stand in for addresses that are not known yet.
         address = f"{node}" if machines.assumed else HERE
-        found.append(Seat(number, name, address, f"{place}" if machines.gpus else None))
+        found.append(PlacedBundle(number, name, address, f"{place}" if machines.gpus else None))
     return found
 
 
-def _rows(config: RunConfig, layout: Layout, seats: Assignment) -> Iterator[str]:
-    yield from _ranks("learner rank", ParallelLayout.of(config.parallel), seats.learner)
-    if seats.critic:
-        yield from _ranks("critic rank", ParallelLayout.of(config.critic_parallel), seats.critic)
+def _rows(config: RunConfig, layout: Layout, assigned: Assignment) -> Iterator[str]:
+    yield from _ranks("learner rank", ParallelLayout.of(config.parallel), assigned.learner)
+    if assigned.critic:
+        yield from _ranks("critic rank", ParallelLayout.of(config.critic_parallel), assigned.critic)
     if config.engine.rollout_external_engine_addrs:
         yield f"  external engines: {', '.join(config.engine.rollout_external_engine_addrs)}"
     names = []
-    for number, block in enumerate(seats.engines):
-        ranks = [str(rank) for rank, seat in enumerate(seats.learner) if seat in block]
+    for number, block in enumerate(assigned.engines):
+        ranks = [str(rank) for rank, bundle in enumerate(assigned.learner) if bundle in block]
         shares = f", shares with learner rank{'s' * (len(ranks) != 1)} {', '.join(ranks) or 'none'}"
         names.append((f"engine {number}", shares if layout.colocated else ""))
     for model in config.engine.engine_models:
         names += [(model.name, ", its own weights")] * sum(group.num_engines for group in model.groups)
     evaluating = sum(group.num_engines for group in config.eval_groups)
     names += [(f"eval engine {number}", ", evaluations alone") for number in range(evaluating)]
-    for (name, purpose), block in zip(names, (*seats.engines, *seats.auxiliary), strict=True):
+    for (name, purpose), block in zip(names, (*assigned.engines, *assigned.auxiliary), strict=True):
         size = f"tensor parallel over {len(block)}" if len(block) > 1 else "whole"
         yield f"  {name:<16} {_place(*block):<28} {size}{purpose}"
 
 
-def _ranks(name: str, cut: ParallelLayout, seats: Sequence[Seat]) -> Iterator[str]:
-    for rank, seat in enumerate(seats):
-        at = cut.coordinates(rank, world_size=len(seats))
+def _ranks(name: str, cut: ParallelLayout, bundles: Sequence[PlacedBundle]) -> Iterator[str]:
+    for rank, bundle in enumerate(bundles):
+        at = cut.coordinates(rank, world_size=len(bundles))
         where = ", ".join(f"{axis} {place}" for axis, place in at.items())
-        yield f"  {f'{name} {rank}':<16} {_place(seat):<28} {where}"
+        yield f"  {f'{name} {rank}':<16} {_place(bundle):<28} {where}"
 
 
-def _place(*block: Seat) -> str:
-    devices = [seat.device for seat in block if seat.device is not None]
+def _place(*block: PlacedBundle) -> str:
+    devices = [bundle.device for bundle in block if bundle.device is not None]
     if devices:
         return f"{block[0].node}, GPU {', '.join(devices)}"
-    return f"{block[0].node}, bundle {', '.join(str(seat.bundle) for seat in block)}"
+    return f"{block[0].node}, bundle {', '.join(str(bundle.index) for bundle in block)}"
 
 
 def _gpus_here() -> int:

@@ -1,18 +1,18 @@
-"""Ray: the cluster of a run, its actors and every wait for them; nothing else asks Ray for machines.
+"""Ray: the cluster of a run, its actors and every wait for them; no other package asks Ray for machines.
 
     launch         starts the processes of a run, runs the loop, and stops them
-    session        a Ray cluster for the length of a run: its own, or one that is running; whether its nodes have the
-                   driver's plugins and inputs
-    supervisor     the program between an actor and its server, which cleans up after it; processes that end with others
-    layout         the devices that a run needs, divided into bundles; arithmetic, no Ray
-    placement      the placement group, and the processes of its bundles
-    actors         one actor, or several as one: started in a slot, called through the methods of their class; stacks
-                   and errors of actors on the driver
-    waiting        every wait has a name, reports late calls, and ends; SIGTERM, which ends some waits
+    session        a Ray cluster for the length of a run: a new one, or one that is running; checks that its nodes have
+                   the driver's plugins and inputs
+    supervisor     the program between an actor and its server, which ends the server after the actor has died
+    layout         the devices that a run needs, divided into bundles, and which process gets which bundle
+    placement      the placement group, and the placement of each actor in it
+    actors         one actor, or a group of actors: started at its placement, called through the methods of its class;
+                   stacks and errors of actors on the driver
+    waiting        waits for calls, each with a name and a limit; reports late calls; ends some waits on SIGTERM
     device_pool    which role holds the devices
     machine        free resources of this machine, before anything is started
 
 The rule between them: nothing outside this package calls ``ray.get`` or ``ray.wait`` on a started call, a
 :class:`~.actors.Call` that knows its actor. Only :func:`~.waiting.wait` takes its result, so every wait has a name and
-a limit. ``device_pool``, ``layout`` and ``machine`` import no Ray.
+a limit. ``device_pool``, ``layout`` and ``machine`` do not import Ray, except :func:`~.layout.device_of` when called.
 """

@@ -1,10 +1,10 @@
-"""One actor: started in a slot, watched, called through the methods of its class.
+"""One actor: started at its placement, watched, called through the methods of its class.
 
     Watched       the base class of everything that runs as an actor: answers even while it is busy
     control       marks further methods that do
     background    marks methods that run at the same time as others
     start_actor   the only place that creates actors
-    Launch        its name, slot and environment variables
+    Launch        its name, placement and environment variables
     Actor         a handle with the actor's class and its name in messages
     ActorGroup    several actors of one class, called as one
     Call          a method that was started, and on which actor
@@ -63,7 +63,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from slime_core import errors
 from slime_core.config.secrets import EngineAccess, engine_access, set_engine_access
 from slime_core.errors import NodeDied, ProcessDied, RemoteError, SlimeError
-from slime_core.runtime.placement import Slot
+from slime_core.runtime.placement import ActorPlacement
 
 TAIL_LINES = 15
 """Lines kept of a remote traceback: the innermost frames and the message."""
@@ -383,24 +383,27 @@ class Launch:
 
     Arguments:
         label: its name in messages, ``"engine 1"``.
-        slot: the seat it takes and the environment that seat needs; None: anywhere, no core and no device.
+        placement: its bundle, resources and environment; None: anywhere, without a core or a device.
         env: further environment variables of the process. With none it starts in 0.2-0.5 s, otherwise in about 1 s.
         log: file into which what its Python code prints and logs is copied; None: none.
     """
 
     label: str
-    slot: Slot | None = None
+    placement: ActorPlacement | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     log: Path | None = None
 
 
 def start_actor(launch: Launch, cls: Callable[P, W], /, *args: P.args, **kwargs: P.kwargs) -> Actor[W]:
     """Start ``cls(*args, **kwargs)``, a class of actors, in its own process and return at once."""
-    slot = launch.slot
-    variables = {**(slot.env if slot else {}), **launch.env}
-    options: dict[str, Any] = {"num_cpus": slot.cpus if slot else 0, "num_gpus": slot.gpus if slot else 0}
-    if slot is not None:
-        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(slot.group, slot.seat.bundle)
+    placement = launch.placement
+    variables = {**(placement.env if placement else {}), **launch.env}
+    options: dict[str, Any] = {
+        "num_cpus": placement.cpus if placement else 0,
+        "num_gpus": placement.gpus if placement else 0,
+    }
+    if placement is not None:
+        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(placement.group, placement.bundle.index)
     if variables:
         options["runtime_env"] = {"env_vars": variables}
     as_actor: Any = ray.remote  # its annotations leave concurrency_groups out

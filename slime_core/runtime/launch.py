@@ -1,10 +1,10 @@
 """Starts the processes of a run, runs the loop, and stops them, also after a failure.
 
     Ray session, placement
-      engines    one actor each; the server it starts is a process of its own
+      engines    one actor per engine; it starts the server as a separate process
       router     in front of the engines
-      sampler    one actor; another for concurrent evaluations
-      learner    one actor a rank; a separate critic has actors of its own
+      sampler    one actor; a second one for concurrent evaluations
+      learner    one actor per rank; a separate critic has separate actors
 
 Engines, learner and sampler start at the same time, so the start takes as long as the slowest of them. Only where
 learner and engines share devices does the learner wait until the engines have started and released them. A run that
@@ -55,7 +55,7 @@ from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, Watched, 
 from slime_core.runtime.device_pool import ColocatedDevices, DevicePool
 from slime_core.runtime.layout import device_of, requested_layout, require_device_support
 from slime_core.runtime.machine import cpu_threads, rank_environment
-from slime_core.runtime.placement import Placement, Slot, nearest_ranks, place
+from slime_core.runtime.placement import ActorPlacement, Placement, nearest_ranks, place
 from slime_core.runtime.session import Session, head_address, inspect_nodes, require_inputs
 from slime_core.runtime.waiting import RunWait, Terminated, Termination
 from slime_core.track.record import RunRecord
@@ -121,7 +121,7 @@ class Job:
 
 
 def learner_settings(job: Job) -> LearnerSettings:
-    """Settings of every rank of the learner."""
+    """Make the settings of every rank of the learner."""
     return LearnerSettings(
         config=job.config,
         folder=job.model,
@@ -137,7 +137,7 @@ def learner_settings(job: Job) -> LearnerSettings:
 
 
 def sampler_settings(job: Job, servers: EngineFleet, *, trains: bool) -> SamplerSettings:
-    """Settings of the sampler; waits for the router and for auxiliary models."""
+    """Make the settings of the sampler; waits for the router and for auxiliary models."""
     return SamplerSettings(
         config=job.config,
         folder=job.model,
@@ -158,7 +158,7 @@ def sampler_settings(job: Job, servers: EngineFleet, *, trains: bool) -> Sampler
 
 
 def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState:
-    """Train until the run has had all its rollouts; returns where it then stands.
+    """Train until the run has had all its rollouts; return its state after them.
 
     Arguments:
         resume: continue from this checkpoint.
@@ -218,12 +218,12 @@ SAVING = "SIGTERM: the run saves step {step} and ends. A second SIGTERM ends it 
 
 
 def _is_saved(record: RunRecord, step: int) -> bool:
-    """Whether there is nothing to save after ``step`` steps."""
+    """Return whether a checkpoint already holds the state after ``step`` steps."""
     return step <= max(by_step(record.checkpoints), default=record.resumed_step or 0)
 
 
 def _loop_config(config: RunConfig, *, evaluates_start: bool = False) -> RunConfig:
-    """The settings of the loop: a run that only generates or only trains publishes nothing after the start.
+    """Return the settings of the loop: a run that only generates or only trains publishes nothing after the start.
 
     Arguments:
         evaluates_start: evaluate the start weights, whatever ``skip_eval_before_train`` says.
@@ -236,7 +236,7 @@ def _loop_config(config: RunConfig, *, evaluates_start: bool = False) -> RunConf
 
 
 def _has_lost_evaluation(config: RunConfig, track: Track, step: int) -> bool:
-    """Whether the evaluation after ``step`` steps was due, and its scores were lost when the resumed run stopped."""
+    """Return whether an evaluation was due after ``step`` steps whose scores were lost when the resumed run stopped."""
     record = track.record
     return is_due(config.eval.eval_interval, step) and record.resumed_step == step and not record.pending_evaluation
 
@@ -250,10 +250,10 @@ def _restore(resume: Checkpoint, learner: LearnerHandle, sampler: SamplerHandle,
 
 
 def evaluate(job: Job, *, warn: Warn, held: Checkpoint | None = None) -> dict[str, float]:
-    """The scores of the weights in ``job.model`` on every evaluation set; no learner is started.
+    """Evaluate the weights in ``job.model`` on every evaluation set; without ``held`` no learner is started.
 
     Arguments:
-        held: a checkpoint whose weights are measured instead; a learner loads it and publishes them.
+        held: a checkpoint whose weights are evaluated instead; a learner loads and publishes them.
     """
     ranks = 0 if held is None else job.config.num_learner_ranks
     with processes(job, learner_ranks=ranks, warn=warn, failures=Failures()) as started:
@@ -288,7 +288,7 @@ DELAYED_SIGNALS = 1
 
 @contextmanager
 def processes(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) -> Iterator[Processes]:
-    """A Ray cluster with room for the processes of ``job``, all of which have ended after the block."""
+    """Provide a Ray cluster and a placement for the processes of ``job``; end all of them after the block."""
     cluster = job.config.cluster
     with DelayedInterrupts() as interrupts, ExitStack() as stack:
         try:
@@ -320,7 +320,7 @@ def processes(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) -
 
 
 class Processes:
-    """The run's other processes: engines, learner, samplers; and the calls that still start them.
+    """The processes of the run besides the driver (engines, learner, samplers), and the calls that are starting them.
 
     Arguments:
         job: with the device that the run uses, where the user's setting is ``auto``.
@@ -356,14 +356,14 @@ class Processes:
             model=job.model,
             logs=job.logs,
             on_gpus=self._on_gpus,
-            slots=placement.engines,
-            auxiliary_slots=placement.auxiliary,
+            placements=placement.engines,
+            auxiliary_placements=placement.auxiliary,
         )
         watch = Supervision(self._wait, self._monitors, reachable=self._address is not None, restarts=self._restarts)
         self.servers = EngineFleet(job.config, site, watch)
 
     def start_learner(self, checkpoints: Path) -> tuple[AnyLearner, DevicePool]:
-        """Start every rank of the learner, if there are any; returns it and the device pool."""
+        """Start every rank of the learner, if there are any; return the learner and the device pool."""
         if not self._placement.learner:
             return NoLearner(), DevicePool()
         ranks = self._start_ranks("learner", LearnerActor, self._placement.learner)
@@ -398,20 +398,22 @@ class Processes:
         self._starting += learner.setup(settings, reachable=self._address is not None)
         return learner, devices
 
-    def _start_ranks(self, role: str, cls: Callable[[Manifest], W], slots: Sequence[Slot]) -> ActorGroup[W]:
-        launches = [self._launch(f"{role} rank {rank}", slot) for rank, slot in enumerate(slots)]
+    def _start_ranks(
+        self, role: str, cls: Callable[[Manifest], W], placements: Sequence[ActorPlacement]
+    ) -> ActorGroup[W]:
+        launches = [self._launch(f"{role} rank {rank}", placement) for rank, placement in enumerate(placements)]
         return ActorGroup(tuple(start_actor(launch, cls, self._job.manifest) for launch in launches))
 
     def _colocate(self, learner: LearnerHandle) -> ColocatedDevices:
-        """The devices, once the engines have started and left them, so that the learner can start."""
+        """Wait until the engines have started, and release their devices, so that the learner can start."""
         self.servers.policy.register()
         devices = ColocatedDevices(self.servers.policy, learner)
         devices.vacate()
         return devices
 
     def start_sampler(self, learner: AnyLearner, *, trains: bool) -> SamplerHandle:
-        """Start the sampler, which needs the addresses of the router and of auxiliary models. ``learner`` publishes to
-        engines that are started again while the run waits for the sampler."""
+        """Start the sampler, which needs the addresses of the router and of auxiliary models. While the run waits for
+        the sampler, ``learner`` publishes to engines that have restarted."""
         settings = sampler_settings(self._job, self.servers, trains=trains)
         actor = start_actor(self._launch("sampler"), SamplerActor, self._job.manifest)
         wait = self._wait
@@ -436,7 +438,7 @@ class Processes:
         restarts.serve(publish)
 
     def add_concurrent_evaluation(self, sampler: SamplerHandle, learner: AnyLearner, track: Track) -> AnySampler:
-        """``sampler``, with concurrent evaluations if the run has them. Call it after :meth:`join`."""
+        """Return ``sampler``, with concurrent evaluations if the run has them; to be called after :meth:`join`."""
         if self._eval_sampler is None:
             return sampler
         publish, evaluating = None, self.servers.evaluating
@@ -464,15 +466,15 @@ class Processes:
         if isinstance(learner, LearnerHandle) and self.servers.serves_policy:
             learner.connect(self.servers.policy.urls(), self._publisher_settings(self.servers.policy))
 
-    def _launch(self, label: str, slot: Slot | None = None) -> Launch:
+    def _launch(self, label: str, placement: ActorPlacement | None = None) -> Launch:
         log = self._job.logs / f"{label.removeprefix('learner ').replace(' ', '-')}.log"
-        return Launch(label, slot, rank_environment(self._job.config, on_gpu=self._on_gpus), log)
+        return Launch(label, placement, rank_environment(self._job.config, on_gpu=self._on_gpus), log)
 
     def _publisher_settings(self, servers: ModelServers) -> PublisherSettings:
-        """Settings of the publisher, which sends weights to ``servers``; the first rank fills in its address."""
+        """Make the settings of the publisher that sends weights to ``servers``; the first rank fills in its address."""
         config, ranks = self._job.config, servers.ranks
         gpus = self._wait(servers.engines.start(EngineActor.gpus), what="the engines' GPUs")
-        holders = nearest_ranks(servers.slots, self._placement.learner)
+        holders = nearest_ranks(servers.placements, self._placement.learner)
         return PublisherSettings(
             model=self._job.model,
             dtype="bfloat16" if config.model.bf16 else "float32",
@@ -492,10 +494,13 @@ class DelayedInterrupts:
     """Delays Ctrl-C and SIGTERM while a run stops, because they ask for the stop that they would interrupt.
 
     ``with DelayedInterrupts() as interrupts:`` lets signals through until :meth:`delay` is called in the block. From
-    then on to the end of the block the first signal prints a message, and becomes a ``KeyboardInterrupt`` after the
-    block, unless the block fails anyway, with an error after which no run restarts. The second one is a
-    ``KeyboardInterrupt`` at once. A signal that is ignored, as Ctrl-C in the background of a shell, still is. Python
-    handles signals in the main thread only: in another thread nothing is delayed.
+    then on to the end of the block:
+
+    - The first signal prints a message. After the block it becomes a ``KeyboardInterrupt``, unless the block raised an
+      error after which a run does not restart: that error is raised.
+    - The second signal raises ``KeyboardInterrupt`` at once.
+    - A signal that was ignored before, such as Ctrl-C in the background of a shell, stays ignored.
+    - In a thread other than the main one, where Python handles no signals, nothing is delayed.
     """
 
     def __init__(self) -> None:

@@ -1,10 +1,11 @@
-"""The devices that a run needs, divided into bundles: arithmetic, without a cluster.
+"""The devices that a run needs, divided into Ray's bundles; :mod:`.placement` and ``slime check`` call it.
 
-A *bundle* is one device (and the core that drives it), or on a CPU a share of the cores. A *seat* is where a bundle
-landed. The learner's ranks take the first seats, a separate critic the next ones, and each engine takes
-``devices_per_engine`` seats of one node, so that tensor-parallel traffic stays inside a node; one that is larger than
-every node takes equal parts of several. Colocated engines take the learner's seats. The sampler and the router need no
-device: they mostly wait.
+A *bundle* is one device and the core that drives it, or on a CPU a share of the cores. :func:`assign` gives each bundle
+that Ray has placed to a process. An engine gets bundles of one node, so that tensor-parallel traffic stays inside a
+node; an engine that is larger than every node gets equal parts of several. Colocated engines share the learner's
+bundles. The sampler and the router need no device: they mostly wait.
+
+All of it is arithmetic; only :func:`device_of` asks the cluster, and imports Ray when it is called.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Layout:
         learner_ranks: processes that train, one device each.
         engines: devices of each inference server of the policy; on a CPU, its processes. Empty: the run only trains.
         device: ``"cpu"`` or ``"gpu"``.
-        colocated: engines sit on the learner's devices.
+        colocated: engines share the learner's devices.
         critic_ranks: processes of a separate critic, one device each, which they do not share.
         auxiliary: as ``engines``, of auxiliary models and of those that only evaluate; they do not share their devices.
         tensor, critic_tensor: consecutive ranks of learner and critic that share every layer (tensor parallelism).
@@ -100,7 +101,7 @@ class Plan:
         return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
 
     @property
-    def tenant(self) -> tuple[float, float]:
+    def resources_per_actor(self) -> tuple[float, float]:
         """Cores and GPUs that one actor takes of its bundle: half of it where a learner rank and an engine share it."""
         if not self.layout.colocated:
             return self.cpus, self.gpus
@@ -113,17 +114,17 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """The node and the devices of one bundle.
+class PlacedBundle:
+    """A bundle that Ray has placed: its node and its device.
 
     Arguments:
-        bundle: index in the placement group.
+        index: position of the bundle in the placement group.
         node: the cluster's name of the node.
         address: IP address of the node.
         device: the GPU's index or identifier on its node, as CUDA_VISIBLE_DEVICES takes it; None on a CPU.
     """
 
-    bundle: int
+    index: int
     node: str
     address: str
     device: str | None = None
@@ -131,26 +132,26 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The seats of each process: one a rank of the learner and of a separate critic, in rank order, and a row for each
-    engine, of the policy and auxiliary."""
+    """The bundles of each process: one bundle per rank of the learner and of a separate critic, in rank order, and one
+    tuple of bundles per engine of the policy and of auxiliary models."""
 
-    learner: tuple[Seat, ...]
-    engines: tuple[tuple[Seat, ...], ...]
-    critic: tuple[Seat, ...] = ()
-    auxiliary: tuple[tuple[Seat, ...], ...] = ()
+    learner: tuple[PlacedBundle, ...]
+    engines: tuple[tuple[PlacedBundle, ...], ...]
+    critic: tuple[PlacedBundle, ...] = ()
+    auxiliary: tuple[tuple[PlacedBundle, ...], ...] = ()
 
 
 def device_of(config: RunConfig) -> Device:
-    """The device of learner and engines; ``auto``: GPUs if the cluster has any."""
+    """Return the device of learner and engines; ``auto``: GPUs if the cluster has any."""
     setting = config.cluster.device
     return "gpu" if setting == "cuda" or (setting == "auto" and _can_use_gpus(config)) else "cpu"
 
 
 def require_device_support(config: RunConfig, layout: Layout) -> None:
-    """Return if every setting works on the device of ``layout``.
+    """Raise ConfigError if a setting does not work on the device of ``layout``.
 
     Raises:
-        ConfigError: one does not. Conflicts between settings alone have been refused before.
+        ConfigError: see above. Conflicts that need no device have been refused before.
     """
     if layout.device == "gpu" and layout.colocated and config.transport == "distributed":
         raise ConfigError(
@@ -173,7 +174,7 @@ def require_device_support(config: RunConfig, layout: Layout) -> None:
 
 
 def _can_use_gpus(config: RunConfig) -> bool:
-    from slime_core.runtime.session import cluster_gpus  # brings Ray, which a look at the settings does without
+    from slime_core.runtime.session import cluster_gpus  # imported here because it loads Ray; this file is light
 
     # The CPU build of torch says so in its version; importing torch to ask would cost the driver seconds. The driver of
     # a joined cluster may be on a node without a GPU, with another build than the nodes that compute.
@@ -182,11 +183,11 @@ def _can_use_gpus(config: RunConfig) -> bool:
 
 
 def requested_layout(config: RunConfig, device: Device, *, learner_ranks: int) -> Layout:
-    """The layout that the settings request: learner, critic, the policy's engines and auxiliary ones.
+    """Return the layout that the settings request: learner, critic, the policy's engines and auxiliary engines.
 
     Arguments:
-        device: what ``config.cluster.device`` was resolved to.
-        learner_ranks: processes that train; 0: none do.
+        device: the device that :func:`device_of` returned.
+        learner_ranks: processes that train; 0: the run does not train.
     """
     engines, auxiliary = (
         tuple(group.size for group in groups for _ in range(group.num_engines))
@@ -205,13 +206,13 @@ def requested_layout(config: RunConfig, device: Device, *, learner_ranks: int) -
 
 
 def plan(layout: Layout, *, capacity: Capacity) -> Plan:
-    """The bundles that hold ``layout``, or an error with the arithmetic when the cluster cannot hold them.
+    """Return the request for the bundles of ``layout``.
 
     On a CPU each bundle asks for ``min(1, cores / processes)``: more processes than cores share them rather than fail.
     On GPUs nothing is shared.
 
     Raises:
-        PlacementError: the cluster has too few devices or cores.
+        PlacementError: the cluster has too few devices or cores; the message has the arithmetic.
     """
     if layout.bundles < 1:
         raise PlacementError(f"The layout has no process: {layout}. Give --actor-num-gpus-per-node at least 1.")
@@ -248,22 +249,28 @@ def _gpu_plan(layout: Layout, capacity: Capacity) -> Plan:
     return Plan(layout, cpus=1, gpus=1, largest_node=capacity.largest_node_gpus)
 
 
-def assign(layout: Layout, *, seats: Sequence[Seat], largest_node: float = math.inf) -> Assignment:
-    """Seats ordered by node and device: engines take whole blocks from the last node backwards, the learner the rest.
+def assign(layout: Layout, *, bundles: Sequence[PlacedBundle], largest_node: float = math.inf) -> Assignment:
+    """Assign the placed bundles, ordered by node and device, to the processes of ``layout``.
 
-    Engines, and the learner's tensor-parallel groups, take blocks on one node; whichever has the larger blocks chooses
-    first. Engines choose from the end so that the learner's ranks stay together. Colocated, both choose from all seats,
-    from the first node on. A separate critic takes the last of the seats that the others leave. Auxiliary engines
-    choose before all others, from the end. A tensor-parallel group that is larger than every node spans nodes, and so
-    does an engine, with equal parts on as few nodes as can hold it.
+    Order of assignment:
+
+    1. auxiliary engines, from the last node backwards;
+    2. engines or learner: first the one with the larger blocks on one node, then the other one. A block is an engine or
+       a tensor-parallel group of learner ranks. Engines are assigned from the last node backwards, so that the
+       learner's ranks stay together; the learner from the first node on. Colocated, both are assigned the same bundles,
+       from the first node on;
+    3. a separate critic: the first bundles that learner and engines leave; colocated, the last ones.
+
+    An engine that is larger than every node gets equal parts of as few nodes as can hold it. A tensor-parallel group
+    that is larger than every node spans nodes.
 
     Arguments:
-        largest_node: seats that the largest node can hold, whatever is free.
+        largest_node: number of bundles that the largest node can hold, free or not.
 
     Raises:
-        PlacementError: the free seats of the nodes do not add up to whole engines, or whole tensor-parallel groups.
+        PlacementError: the free bundles of the nodes do not add up to whole engines, or whole tensor-parallel groups.
     """
-    ordered = sorted(seats, key=_order)
+    ordered = sorted(bundles, key=_order)
     tensor, critic_tensor = _group_size(ordered, layout.tensor), _group_size(ordered, layout.critic_tensor)
     of_engines = partial(_blocks, largest_node=largest_node)
     auxiliary = of_engines(ordered, layout.auxiliary)
@@ -284,20 +291,20 @@ def assign(layout: Layout, *, seats: Sequence[Seat], largest_node: float = math.
     return Assignment(learner, engines, critic, auxiliary)
 
 
-def _without(ordered: Sequence[Seat], blocks: Sequence[Sequence[Seat]]) -> list[Seat]:
-    return [seat for seat in ordered if not any(seat in block for block in blocks)]
+def _without(ordered: Sequence[PlacedBundle], blocks: Sequence[Sequence[PlacedBundle]]) -> list[PlacedBundle]:
+    return [bundle for bundle in ordered if not any(bundle in block for block in blocks)]
 
 
-def _group_size(ordered: Sequence[Seat], tensor: int) -> int:
-    """Seats on one node that a tensor-parallel group takes; 1: it is larger than every node."""
-    largest = max(Counter(seat.node for seat in ordered).values(), default=0)
+def _group_size(ordered: Sequence[PlacedBundle], tensor: int) -> int:
+    """Return how many bundles of one node a tensor-parallel group needs; 1 if the group is larger than every node."""
+    largest = max(Counter(bundle.node for bundle in ordered).values(), default=0)
     return tensor if tensor <= largest else 1
 
 
-def _first_ranks(ordered: Sequence[Seat], count: int, tensor: int, what: str) -> tuple[Seat, ...]:
-    """The seats of ``count`` ranks from the first node on, each tensor-parallel group of them on one node."""
+def _first_ranks(ordered: Sequence[PlacedBundle], count: int, tensor: int, what: str) -> tuple[PlacedBundle, ...]:
+    """Take the bundles of ``count`` ranks from the first node on, each tensor-parallel group on one node."""
     blocks = _blocks(ordered[::-1], [tensor] * (count // tensor), what)
-    return tuple(seat for block in reversed(blocks) for seat in block)
+    return tuple(bundle for block in reversed(blocks) for bundle in block)
 
 
 ENGINES = "engines of {size} GPUs, each on {nodes}"
@@ -306,26 +313,28 @@ CRITIC = "tensor-parallel groups of {size} critic ranks, each on {nodes}"
 
 
 def _blocks(
-    ordered: Sequence[Seat], sizes: Sequence[int], what: str = ENGINES, *, largest_node: float = math.inf
-) -> tuple[tuple[Seat, ...], ...]:
-    """A block of seats for each of ``sizes``, the last of them from the end: on one node, or, where it is larger than
-    ``largest_node``, in equal parts on several."""
-    free: dict[str, list[Seat]] = {}
-    for seat in ordered:
-        free.setdefault(seat.node, []).append(seat)
-    chosen = [_take(free, size, _num_nodes(size, largest_node), sizes, what) for size in reversed(sizes)]
-    return tuple(chosen[::-1])
+    ordered: Sequence[PlacedBundle], sizes: Sequence[int], what: str = ENGINES, *, largest_node: float = math.inf
+) -> tuple[tuple[PlacedBundle, ...], ...]:
+    """Take a block of bundles for each of ``sizes``, the last block from the end: on one node or, if it is larger than
+    ``largest_node``, in equal parts on several nodes."""
+    free: dict[str, list[PlacedBundle]] = {}
+    for bundle in ordered:
+        free.setdefault(bundle.node, []).append(bundle)
+    blocks = [_take(free, size, _num_nodes(size, largest_node), sizes, what) for size in reversed(sizes)]
+    return tuple(blocks[::-1])
 
 
 def _num_nodes(size: int, largest_node: float) -> int:
     return next((nodes for nodes in range(1, size) if size % nodes == 0 and size // nodes <= largest_node), size)
 
 
-def _take(free: dict[str, list[Seat]], size: int, num_nodes: int, sizes: Sequence[int], what: str) -> tuple[Seat, ...]:
+def _take(
+    free: dict[str, list[PlacedBundle]], size: int, num_nodes: int, sizes: Sequence[int], what: str
+) -> tuple[PlacedBundle, ...]:
     part = size // num_nodes
     holding = [node for node in reversed(free.values()) if len(node) >= part][:num_nodes]
     if len(holding) == num_nodes:
-        block = [seat for node in holding for seat in node[-part:]]
+        block = [bundle for node in holding for bundle in node[-part:]]
         for node in holding:
             del node[-part:]
         return tuple(sorted(block, key=_order))
@@ -337,8 +346,8 @@ def _take(free: dict[str, list[Seat]], size: int, num_nodes: int, sizes: Sequenc
     )
 
 
-def _order(seat: Seat) -> tuple[list[tuple[int, str]], str, list[tuple[int, str]], int]:
-    return _natural(seat.address), seat.node, _natural(seat.device or ""), seat.bundle
+def _order(bundle: PlacedBundle) -> tuple[list[tuple[int, str]], str, list[tuple[int, str]], int]:
+    return _natural(bundle.address), bundle.node, _natural(bundle.device or ""), bundle.index
 
 
 def _natural(text: str) -> list[tuple[int, str]]:

@@ -124,13 +124,13 @@ def _free(folder: Path) -> int | None:
 
 
 def _left_in_groups(root: Path, own: str) -> list[int]:
-    """Bytes below the limits of this process's control group and of those around it, one for each that has a limit; the
-    cache of files counts as free.
+    """Return the free bytes below the memory limit of this process's control group and of each of its parents that has
+    a limit. The file cache counts as free.
 
     Source: Linux, Documentation/admin-guide/cgroup-v2.rst (memory.max, memory.current, memory.stat).
 
     Arguments:
-        root: where the groups are mounted.
+        root: mount point of the control groups.
         own: content of /proc/self/cgroup.
     """
     group = root / next((line.removeprefix("0::/") for line in own.splitlines() if line.startswith("0::/")), "")
@@ -144,7 +144,7 @@ def _left_in_groups(root: Path, own: str) -> list[int]:
 
 
 def family(process: int | psutil.Process) -> list[psutil.Process]:
-    """``process``, or that of this id, and its descendants; empty: it has ended."""
+    """Return ``process`` (or the process of this id) and its descendants; empty if it has ended."""
     try:
         root = psutil.Process(process) if isinstance(process, int) else process
         return [root, *root.children(recursive=True)]
@@ -153,12 +153,12 @@ def family(process: int | psutil.Process) -> list[psutil.Process]:
 
 
 def runs(process: psutil.Process) -> bool:
-    """Whether ``process`` has not ended; one that no process has reaped has."""
+    """Return whether ``process`` is alive; a zombie is not."""
     return bool(process.is_running() and status(process) not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD))
 
 
 def status(process: psutil.Process) -> str:
-    """One of psutil's constants."""
+    """Return the process's status, one of psutil's constants."""
     try:
         return str(process.status())
     except psutil.NoSuchProcess:

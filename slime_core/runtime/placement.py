@@ -1,4 +1,4 @@
-"""The placement group of a run, and the processes of its bundles."""
+"""The placement group of a run, and the placement of each actor in its bundles; :mod:`.launch` calls it."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slime_core.errors import PlacementError
-from slime_core.runtime.layout import Capacity, Layout, Plan, Seat, assign, plan
+from slime_core.runtime.layout import Capacity, Layout, PlacedBundle, Plan, assign, plan
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """A seat that an actor can be started in: what it takes of the bundle, and the devices it sees.
+class ActorPlacement:
+    """Where an actor is started: its bundle, the resources that it takes of the bundle, and the devices it sees.
 
     Arguments:
         group: the placement group.
-        seat: which bundle, where.
-        block: all seats of the process or engine, node by node; the first is ``seat``.
-        cpus, gpus: what the actor takes.
-        env: environment variables that show the actor its devices: all those of its engine on this node.
-        further: of an engine over several nodes, a slot on each of the others.
+        bundle: the bundle in which the actor runs.
+        block: all bundles of the process or engine, node by node; the first is ``bundle``.
+        cpus, gpus: resources of the actor.
+        env: environment variables that show the actor its devices: all devices of its engine on this node.
+        further: for an engine over several nodes, a placement on each further node.
     """
 
     group: PlacementGroup
-    seat: Seat
+    bundle: PlacedBundle
     cpus: float
     gpus: float
     env: dict[str, str] = field(default_factory=dict)
-    block: tuple[Seat, ...] = ()
-    further: tuple[Slot, ...] = ()
+    block: tuple[PlacedBundle, ...] = ()
+    further: tuple[ActorPlacement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One slot a rank of the learner and of a separate critic, in rank order, and one an engine, of the policy and
-    auxiliary; as a context manager it releases them at the end."""
+    """The placement of every actor: one per rank of the learner and of a separate critic, in rank order, and one per
+    engine of the policy and of auxiliary models. As a context manager it releases the bundles at the end."""
 
     plan: Plan
-    learner: tuple[Slot, ...]
-    engines: tuple[Slot, ...]
+    learner: tuple[ActorPlacement, ...]
+    engines: tuple[ActorPlacement, ...]
     group: PlacementGroup
-    critic: tuple[Slot, ...] = ()
-    auxiliary: tuple[Slot, ...] = ()
+    critic: tuple[ActorPlacement, ...] = ()
+    auxiliary: tuple[ActorPlacement, ...] = ()
 
     def __enter__(self) -> Placement:
         return self
@@ -60,8 +60,8 @@ class Placement:
     @property
     def nodes(self) -> set[str]:
         """Ids of the nodes with a process that reads a model."""
-        slots = (*self.learner, *self.engines, *self.critic, *self.auxiliary)
-        return {seat.node for slot in slots for seat in slot.block}
+        placements = (*self.learner, *self.engines, *self.critic, *self.auxiliary)
+        return {bundle.node for placement in placements for bundle in placement.block}
 
     def release(self) -> None:
         """Release all bundles; every actor in them dies."""
@@ -69,10 +69,10 @@ class Placement:
 
 
 def place(layout: Layout, *, timeout_s: float = 60.0) -> Placement:
-    """Bundles for everything in ``layout``, all or none.
+    """Reserve bundles for everything in ``layout``, all or none.
 
     Arguments:
-        timeout_s: how long to wait for devices that other jobs hold.
+        timeout_s: longest time to wait for devices that other jobs hold.
 
     Raises:
         PlacementError: at once if the cluster is too small; after ``timeout_s`` if other jobs hold the devices.
@@ -89,40 +89,40 @@ def place(layout: Layout, *, timeout_s: float = 60.0) -> Placement:
             "`ray list placement-groups` show what holds them. Wait for it, or lower --rollout-num-gpus or "
             "--actor-num-gpus-per-node."
         )
-    seats = assign(layout, seats=_seats(group, wanted), largest_node=wanted.largest_node)
+    assigned = assign(layout, bundles=_placed_bundles(group, wanted), largest_node=wanted.largest_node)
     return Placement(
         wanted,
-        learner=tuple(_slot(group, wanted, (seat,)) for seat in seats.learner),
-        engines=tuple(_slot(group, wanted, block) for block in seats.engines),
+        learner=tuple(_actor_placement(group, wanted, (bundle,)) for bundle in assigned.learner),
+        engines=tuple(_actor_placement(group, wanted, block) for block in assigned.engines),
         group=group,
-        critic=tuple(_slot(group, wanted, (seat,)) for seat in seats.critic),
-        auxiliary=tuple(_slot(group, wanted, block) for block in seats.auxiliary),
+        critic=tuple(_actor_placement(group, wanted, (bundle,)) for bundle in assigned.critic),
+        auxiliary=tuple(_actor_placement(group, wanted, block) for block in assigned.auxiliary),
     )
 
 
-def nearest_ranks(engines: Sequence[Slot], learner: Sequence[Slot]) -> tuple[tuple[int, ...], ...]:
-    """For each seat of each engine, the learner rank that shares it, or else the first on its node, or else rank 0."""
-    shares = {slot.seat.bundle: rank for rank, slot in enumerate(learner)}
-    on_node = {slot.seat.node: rank for rank, slot in reversed(list(enumerate(learner)))}
+def nearest_ranks(engines: Sequence[ActorPlacement], learner: Sequence[ActorPlacement]) -> tuple[tuple[int, ...], ...]:
+    """Return, for each bundle of each engine, the learner rank that shares it, or the first rank on its node, or 0."""
+    shares = {placement.bundle.index: rank for rank, placement in enumerate(learner)}
+    on_node = {placement.bundle.node: rank for rank, placement in reversed(list(enumerate(learner)))}
     return tuple(
-        tuple(shares.get(seat.bundle, on_node.get(seat.node, 0)) for seat in engine.block) for engine in engines
+        tuple(shares.get(bundle.index, on_node.get(bundle.node, 0)) for bundle in engine.block) for engine in engines
     )
 
 
 def capacity() -> Capacity:
-    """The resources of the cluster's living nodes in total, in use or not."""
+    """Return the total resources of the cluster's living nodes, in use or not."""
     nodes: list[dict[str, float]] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = [node.get("GPU", 0.0) for node in nodes]
     cpus = [node.get("CPU", 0.0) for node in nodes]
     return Capacity(sum(cpus), sum(gpus), max(gpus, default=0.0), max(cpus, default=0.0))
 
 
-def _seats(group: PlacementGroup, wanted: Plan) -> list[Seat]:
+def _placed_bundles(group: PlacementGroup, wanted: Plan) -> list[PlacedBundle]:
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
     count = wanted.layout.bundles
     devices = _devices(group, count=count) if wanted.gpus else [None] * count
-    return [Seat(index, nodes[index], addresses[nodes[index]], devices[index]) for index in range(count)]
+    return [PlacedBundle(index, nodes[index], addresses[nodes[index]], devices[index]) for index in range(count)]
 
 
 def _devices(group: PlacementGroup, *, count: int) -> Sequence[str | None]:
@@ -137,15 +137,15 @@ def _visible_device() -> str:
     return str(ray.get_runtime_context().get_accelerator_ids()["GPU"][0])
 
 
-def _slot(group: PlacementGroup, wanted: Plan, block: tuple[Seat, ...]) -> Slot:
-    cpus, gpus = wanted.tenant
-    nodes = [tuple(part) for _, part in groupby(block, key=lambda seat: seat.node)]
-    first, *further = (Slot(group, part[0], cpus, gpus, env=_visible(part), block=part) for part in nodes)
+def _actor_placement(group: PlacementGroup, wanted: Plan, block: tuple[PlacedBundle, ...]) -> ActorPlacement:
+    cpus, gpus = wanted.resources_per_actor
+    nodes = [tuple(part) for _, part in groupby(block, key=lambda bundle: bundle.node)]
+    first, *further = (ActorPlacement(group, part[0], cpus, gpus, env=_visible(part), block=part) for part in nodes)
     return replace(first, block=block, further=tuple(further))
 
 
-def _visible(block: tuple[Seat, ...]) -> dict[str, str]:
-    devices = [seat.device for seat in block if seat.device is not None]
+def _visible(block: tuple[PlacedBundle, ...]) -> dict[str, str]:
+    devices = [bundle.device for bundle in block if bundle.device is not None]
     if not devices:
         return {}
     # An actor runs in one bundle but its engine uses several devices: Ray must not restrict it to the bundle's.

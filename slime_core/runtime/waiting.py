@@ -1,9 +1,9 @@
-"""Every wait has a name, reports calls that are late, and ends.
+"""Waits for calls of actors: each wait has a name, reports late calls, and has a limit.
 
 A silent hang is the most common complaint about distributed training. So after ``warn_after_s`` a wait reports the
 pending calls, for how long they run, and the stacks of their actors (read through the actors' control threads); after
-``fail_after_s`` it raises the same as an error. An actor that died or raised ends the wait at once, even while others
-are still working, and so does a background task that failed. Waiting happens in short slices, so Ctrl-C works.
+``fail_after_s`` it raises the same as an error. An actor that died or raised ends the wait at once, even while other
+actors are still working, and so does a background task that failed. Waiting happens in short slices, so Ctrl-C works.
 
 :class:`Termination` is about SIGTERM, which schedulers send before they end a job: the run saves what it trained, and
 ends. The weights belong to a whole number of rollouts while the run waits for the sampler, and only then. So the signal
@@ -53,20 +53,20 @@ log = logging.getLogger(__name__)
 
 
 class Recovery(Protocol):
-    """Replaces processes that failed, so that their failure ends no wait. Used by the driver's thread alone."""
+    """Replaces processes that failed, so that their failure ends no wait. Only the driver's thread uses it."""
 
     def monitors(self) -> Sequence[Call[object]]:
-        """Calls whose failure :meth:`accept` may take."""
+        """Return the calls whose failure :meth:`accept` may recover."""
 
     def accept(self, call: Call[object], error: SlimeError) -> bool:
-        """Whether ``call`` is one of :meth:`monitors`, whose process is replaced.
+        """Return whether ``call`` is one of :meth:`monitors`; then its process is being replaced.
 
         Raises:
-            SlimeError: it has been replaced too often.
+            SlimeError: the process has been replaced too often.
         """
 
     def poll(self) -> None:
-        """Finish what has been replaced meanwhile; raises as :meth:`accept` does."""
+        """Finish the replacements that are ready; raises as :meth:`accept` does."""
 
 
 def wait(
@@ -80,13 +80,13 @@ def wait(
     fail_after_s: float = FAIL_AFTER_S,
     on_warn: Callable[[str], None] = log.warning,
 ) -> list[R]:
-    """The results of ``calls``, in their order, as soon as all have ended.
+    """Wait until all ``calls`` have ended; return their results in their order.
 
     Arguments:
         what: name of the wait, as it reads after "Waiting for".
-        also: background calls; one that fails meanwhile ends the wait with its error, one that returns is ignored.
-        recovery: replaces processes that fail meanwhile; None: there is nothing to replace.
-        check: called every half second; what it raises ends the wait.
+        also: background calls. If such a call fails, its error ends the wait; if it returns, it is ignored.
+        recovery: replaces processes that fail during the wait; None: a failure ends the wait.
+        check: called every half second; its error ends the wait.
         warn_after_s: report after this many seconds, and again at 2, 4, 8 times that.
         fail_after_s: give up after this many seconds.
         on_warn: receives each report: the pending calls, and the stacks of their actors.
@@ -126,12 +126,12 @@ def wait(
 
 
 def has_ended(call: Call[object]) -> bool:
-    """Whether ``call`` has returned or failed; looks, and waits for nothing."""
+    """Return at once whether ``call`` has returned or failed."""
     return bool(_ready([call.ref], within_s=0))
 
 
 class Wait(Protocol):
-    """Waits for calls, under limits that are given."""
+    """A function that waits for calls, with limits of its own."""
 
     def __call__(self, calls: Sequence[Call[R]], /, *, what: str) -> list[R]:
         """Wait for ``calls``, as :func:`wait` does."""
@@ -139,7 +139,7 @@ class Wait(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunWait:
-    """A :class:`Wait` under the limits of a run.
+    """A :class:`Wait` with the limits of a run.
 
     Arguments:
         limits: when to warn, and when to give up.
@@ -213,12 +213,12 @@ def _result(call: Call[R]) -> R:
 
 
 def _raise_cause(others: dict[Ref[Any], Call[object]], recovery: Recovery | None, *, own: Set[Ref[Any]]) -> None:
-    """Return if no call of ``others`` fails soon, or if what failed is replaced. One that does is the cause of another
-    failure: where a server died, its own error is raised, and not that of its client.
+    """If a call of ``others`` fails within CAUSE_LIMIT_S and is not recovered, raise its error: it is the cause of the
+    failure at hand. So the error of a server that died is raised, and not that of its client.
 
     Arguments:
-        own: those of ``others`` that belong to the wait itself, as other ranks. They fail together; only a rank whose
-            process died is the cause.
+        own: the calls of ``others`` that belong to the wait itself, such as those of other ranks. They fail together;
+            only a rank whose process died is the cause.
     """
     deadline_s = time.monotonic() + CAUSE_LIMIT_S
     while others and (ready := _ready([*others], within_s=max(0.0, deadline_s - time.monotonic()))):
@@ -266,10 +266,12 @@ class Terminated(KeyboardInterrupt):
 class Termination:
     """Waits with the first SIGTERM for a moment at which the weights are those after a whole step.
 
-    ``with Termination() as stop:`` takes the signal over; ``with stop.allowed():`` is such a moment, which it ends with
-    :class:`Terminated`; so does the death of a process while the signal waits. The second SIGTERM is a
-    ``KeyboardInterrupt`` at once. In another thread than the main one, where Python handles no signals, nothing
-    changes.
+    ``with Termination() as stop:`` handles the signal; ``with stop.allowed():`` is such a moment:
+
+    - The first SIGTERM, inside or before such a block, raises :class:`Terminated` in the block.
+    - The death of a process after the first SIGTERM becomes :class:`Terminated` instead of a restart.
+    - The second SIGTERM raises ``KeyboardInterrupt`` at once.
+    - In a thread other than the main one, where Python handles no signals, nothing changes.
     """
 
     def __init__(self) -> None:
@@ -290,7 +292,7 @@ class Termination:
 
     @contextmanager
     def allowed(self, is_allowed: bool = True) -> Iterator[None]:
-        """A signal that came before, or comes now, ends the block; False: no signal does."""
+        """Let a signal that has come, or comes now, end the block. False: no signal ends it."""
         self._is_allowed = is_allowed
         try:
             if self._requested and is_allowed:

@@ -304,9 +304,9 @@ def test_the_stacks_of_an_async_actor_show_where_its_tasks_are_suspended(ray_ses
     assert "in inner\n    await asyncio.sleep(3600)" in text
 
 
-def test_an_actor_in_a_slot_sees_its_environment(placed: Placement) -> None:
+def test_an_actor_sees_its_environment(placed: Placement) -> None:
     actor = start_actor(Launch("engine 0", placed.engines[0], {"OMP_NUM_THREADS": "1"}), Worker, 4)
-    assert wait([actor.start(Worker.variable, "OMP_NUM_THREADS"), actor.start(Worker.add, 1)], what="the slot") == [
+    assert wait([actor.start(Worker.variable, "OMP_NUM_THREADS"), actor.start(Worker.add, 1)], what="the calls") == [
         "1",
         5,
     ]
@@ -322,14 +322,16 @@ def placed(ray_session: Session) -> Iterator[Placement]:
 def test_two_processes_on_two_cores_take_a_core_each(placed: Placement) -> None:
     assert (len(placed.learner), len(placed.engines)) == (1, 1)
     assert placed.plan.bundle == {"CPU": 1.0}
-    assert {placed.learner[0].seat.bundle, placed.engines[0].seat.bundle} == {0, 1}
+    assert {placed.learner[0].bundle.index, placed.engines[0].bundle.index} == {0, 1}
     assert placed.learner[0].env == {}
 
 
 def test_more_processes_than_cores_share_them(ray_session: Session) -> None:
     with place(Layout(learner_ranks=4, engines=(1,))) as placement:
         assert placement.plan.bundle == {"CPU": 0.4}
-        actors = [start_actor(Launch(f"rank {r}", slot), Worker, 2) for r, slot in enumerate(placement.learner)]
+        actors = [
+            start_actor(Launch(f"rank {r}", placement), Worker, 2) for r, placement in enumerate(placement.learner)
+        ]
         assert wait([actor.start(Worker.add, 0) for actor in actors], what="four ranks") == [2, 2, 2, 2]
 
 

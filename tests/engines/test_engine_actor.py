@@ -17,8 +17,8 @@ from slime_core.errors import EngineError
 from slime_core.rollout.engines import keyed
 from slime_core.rollout.engines.actors import EngineActor, RouterActor, start_engine, start_router
 from slime_core.rollout.engines.engine import EngineSettings, RouterClient, RouterSettings, Worker
-from slime_core.runtime.layout import Seat
-from slime_core.runtime.placement import Slot
+from slime_core.runtime.layout import PlacedBundle
+from slime_core.runtime.placement import ActorPlacement
 from slime_core.runtime.waiting import wait
 from slime_core.weights.engine_control import EngineControl, call
 from tests.processes import left_of, runs, words
@@ -58,20 +58,22 @@ def test_no_server_is_left_when_its_actor_is_killed(ray_session: Any, engine: An
 
 
 @pytest.fixture
-def two_slots(ray_session: Any) -> Iterator[Slot]:
+def two_placements(ray_session: Any) -> Iterator[ActorPlacement]:
     """As an engine over two nodes has them, both on this one."""
     group = placement_group([{"CPU": 0.1}] * 2)
     ray.get(group.ready(), timeout=60)
-    first, second = (Slot(group, Seat(number, f"node {number}", "127.0.0.1"), 0.1, 0) for number in range(2))
+    first, second = (
+        ActorPlacement(group, PlacedBundle(number, f"node {number}", "127.0.0.1"), 0.1, 0) for number in range(2)
+    )
     yield replace(first, further=(second,))
     remove_placement_group(group)
 
 
 def test_the_parts_of_an_engine_over_two_nodes_serve_together_and_end_together(
-    engine: Any, two_slots: Slot, tmp_path: Path
+    engine: Any, two_placements: ActorPlacement, tmp_path: Path
 ) -> None:
     settings = EngineSettings(engine.model, tmp_path / "log", name="engine 7", dtype="float32", tensor_parallel=2)
-    actor = start_engine(settings, slot=two_slots)
+    actor = start_engine(settings, placement=two_placements)
     (url,) = wait([actor.start(EngineActor.start)], what="engine 7")
     send_key_to(url)
     watching = actor.start(EngineActor.watch)

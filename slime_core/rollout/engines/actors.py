@@ -1,4 +1,4 @@
-"""Ray actors that run a server: the actor holds the placement slot and the devices, the server dies with the actor.
+"""Ray actors that run a server: the actor has the placement and the devices; the server dies with the actor.
 
     EngineActor, RouterActor  start and watch one server
     Restarts                  starts servers that died or hang again, in the same place and at the same address
@@ -8,7 +8,7 @@ driver through the wait that it would end otherwise. From there on
 
     leave     the router sends no further requests to the server
     stop      the actor ends with all processes of the server; the sampler's client retries its requests elsewhere
-    launch    after a pause that doubles, a new actor starts the server in the same slot, at the same address
+    launch    after a pause that doubles, a new actor starts the server in the same bundle, at the same address
     weights   an engine of the policy waits until the learner has published to it
     join      the router sends requests to it again
 
@@ -34,7 +34,7 @@ from slime_core.errors import EngineError, NodeDied, ServerDied, SlimeError
 from slime_core.rollout.engines.engine import EngineSettings, Router, RouterSettings, SGLangServer
 from slime_core.rollout.engines.server import Server, free_ports
 from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, Watched, control, start_actor
-from slime_core.runtime.placement import Slot
+from slime_core.runtime.placement import ActorPlacement
 from slime_core.runtime.waiting import has_ended, wait
 from slime_core.weights.engine_control import EngineControl, PauseMode
 
@@ -118,14 +118,18 @@ class EngineActor(ServerActor):
 
     _server: SGLangServer
 
-    def __init__(self, settings: EngineSettings, *, reachable: bool = False, further: Sequence[Slot] = ()) -> None:
+    def __init__(
+        self, settings: EngineSettings, *, reachable: bool = False, further: Sequence[ActorPlacement] = ()
+    ) -> None:
         host = _host(settings.host, reachable)
         settings = replace(settings, host=host)
         if further:
             meeting = f"{host}:{free_ports(1, host=host)[0]}"
             settings = replace(settings, num_nodes=1 + len(further), meeting_address=meeting)
         self._on_gpus = settings.device != "cpu"
-        self._parts = ActorGroup(tuple(_start_part(settings, rank, slot) for rank, slot in enumerate(further, 1)))
+        self._parts = ActorGroup(
+            tuple(_start_part(settings, rank, placement) for rank, placement in enumerate(further, 1))
+        )
         self._part_failure: SlimeError | None = None
         super().__init__(SGLangServer(settings))
 
@@ -217,21 +221,23 @@ class RouterActor(ServerActor):
         super().__init__(Router(replace(settings, host=_host(settings.host, reachable))))
 
 
-def start_engine(settings: EngineSettings, *, slot: Slot | None = None, reachable: bool = False) -> Actor[EngineActor]:
-    """Start an actor for one server in ``slot`` and return at once; call :meth:`ServerActor.start` on it, then
+def start_engine(
+    settings: EngineSettings, *, placement: ActorPlacement | None = None, reachable: bool = False
+) -> Actor[EngineActor]:
+    """Start an actor for one server in ``placement`` and return at once; call :meth:`ServerActor.start` on it, then
     :meth:`ServerActor.watch`.
 
     Arguments:
         reachable: listen on the node's own address, so that other nodes can reach it; otherwise on ``settings.host``.
     """
-    further = slot.further if slot is not None else ()
-    return start_actor(Launch(settings.name, slot), EngineActor, settings, reachable=reachable, further=further)
+    further = placement.further if placement is not None else ()
+    return start_actor(Launch(settings.name, placement), EngineActor, settings, reachable=reachable, further=further)
 
 
-def _start_part(settings: EngineSettings, rank: int, slot: Slot) -> Actor[EngineActor]:
+def _start_part(settings: EngineSettings, rank: int, placement: ActorPlacement) -> Actor[EngineActor]:
     log_file = settings.log_file.with_stem(f"{settings.log_file.stem}-node-{rank}")
     own = replace(settings, node_rank=rank, name=f"{settings.name} node {rank}", log_file=log_file)
-    return start_engine(own, slot=slot, reachable=True)
+    return start_engine(own, placement=placement, reachable=True)
 
 
 def start_router(settings: RouterSettings, *, reachable: bool = False) -> Actor[RouterActor]:
@@ -262,7 +268,7 @@ class RestartableServer(Generic[S]):
 
     Arguments:
         name: for messages and metrics, ``"engine 1"``.
-        launch: starts an actor for it, always in the same slot, and returns at once.
+        launch: starts an actor for it, always in the same placement, and returns at once.
         leave: takes it out of its router, without waiting.
         join: adds it to its router, without waiting.
         needs_weights: a restarted one has to get the learner's weights before it may join.

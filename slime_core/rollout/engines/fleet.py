@@ -44,7 +44,7 @@ from slime_core.rollout.engines.external import ExternalWatcher, discover, requi
 from slime_core.rollout.engines.server import HANG_LIMIT_S, HealthCheck
 from slime_core.runtime.actors import ActorGroup, Call
 from slime_core.runtime.machine import cpu_threads, nccl_environment, openmp_environment
-from slime_core.runtime.placement import Slot
+from slime_core.runtime.placement import ActorPlacement
 from slime_core.runtime.waiting import Wait
 from slime_core.runtime.waiting import wait as wait_for
 from slime_core.untrusted import read_object
@@ -60,16 +60,16 @@ class Site:
         model: Hugging Face folder of the policy.
         logs: folder of their logs.
         on_gpus: whether they compute on GPUs.
-        slots: of the policy's engines, group by group.
-        auxiliary_slots: of the auxiliary models' engines, model by model, group by group; then of those that only
+        placements: of the policy's engines, group by group.
+        auxiliary_placements: of the auxiliary models' engines, model by model, group by group; then of those that only
             evaluate.
     """
 
     model: Path
     logs: Path
     on_gpus: bool
-    slots: Sequence[Slot]
-    auxiliary_slots: Sequence[Slot] = ()
+    placements: Sequence[ActorPlacement]
+    auxiliary_placements: Sequence[ActorPlacement] = ()
 
 
 def policy_engines(config: RunConfig, site: Site) -> list[EngineSettings]:
@@ -217,14 +217,14 @@ class ModelServers:
     Arguments:
         name: for messages about waiting: ``"the engines"``.
         settings: one for each engine to start. Without any, and without ``others``, the model is not served.
-        slots: one for each of these engines.
+        placements: one for each of these engines.
         watch: how to wait for them.
         router: settings of a router to start, or the URL of an external one; None: requests go to the engine directly.
         others: external engines.
         is_trained: the engines get the learner's weights.
 
     Attributes:
-        slots: of the engines that were started here.
+        placements: of the engines that were started here.
         ranks: number of processes of each engine, in the order of :meth:`urls`.
     """
 
@@ -232,7 +232,7 @@ class ModelServers:
         self,
         name: str,
         settings: Sequence[EngineSettings],
-        slots: Sequence[Slot],
+        placements: Sequence[ActorPlacement],
         watch: Supervision,
         *,
         router: RouterSettings | str | None = None,
@@ -241,19 +241,19 @@ class ModelServers:
     ) -> None:
         self._name = name
         self._watch = watch
-        self.slots = slots
+        self.placements = placements
         self._settings = settings
         self._others = others
         self.ranks = (*(one.tensor_parallel for one in settings), *(one.ranks for one in others))
         self._engines = [
             RestartableServer(
                 one.name,
-                launch=partial(start_engine, one, slot=slot, reachable=watch.reachable),
+                launch=partial(start_engine, one, placement=placement, reachable=watch.reachable),
                 leave=partial(self._remove, number),
                 join=partial(self._add_engine, number),
                 needs_weights=is_trained,
             )
-            for number, (one, slot) in enumerate(zip(settings, slots, strict=True))
+            for number, (one, placement) in enumerate(zip(settings, placements, strict=True))
         ]
         self._router = self._own_router(router) if isinstance(router, RouterSettings) else None
         self._client = RouterClient(router) if isinstance(router, str) else None
@@ -442,13 +442,13 @@ class EngineFleet:
         if engine.sglang_router_ip is not None:
             router = f"http://{engine.sglang_router_ip}:{engine.sglang_router_port}"
         self.policy = ModelServers(
-            "the engines", settings, site.slots, self._watch, router=router, others=others, is_trained=True
+            "the engines", settings, site.placements, self._watch, router=router, others=others, is_trained=True
         )
-        slots = iter(site.auxiliary_slots)
+        placements = iter(site.auxiliary_placements)
         for model in engine.engine_models:
             settings = model_engines(config, site, model)
             what = f"the engines of {model.name}"
-            self.models[model.name] = self._auxiliary(what, model.name, settings, slots, self._watch)
+            self.models[model.name] = self._auxiliary(what, model.name, settings, placements, self._watch)
         what = "the engines that only evaluate"
         settings = _engines(
             config,
@@ -459,7 +459,7 @@ class EngineFleet:
             context_length=config.engine.sglang_context_length,
         )
         # They hold the weights of one evaluation, which nobody publishes to them again while it lasts.
-        self.evaluating = self._auxiliary(what, "eval", settings, slots, replace(self._watch, restarts=None))
+        self.evaluating = self._auxiliary(what, "eval", settings, placements, replace(self._watch, restarts=None))
 
     def stop(self) -> None:
         """Stop every server that the run started. External ones keep running; an external router forgets the
@@ -487,10 +487,15 @@ class EngineFleet:
         return tuple(self.policy.urls()) if self._config.learner.use_rollout_routing_replay else ()
 
     def _auxiliary(
-        self, what: str, name: str, settings: Sequence[EngineSettings], slots: Iterator[Slot], watch: Supervision
+        self,
+        what: str,
+        name: str,
+        settings: Sequence[EngineSettings],
+        placements: Iterator[ActorPlacement],
+        watch: Supervision,
     ) -> ModelServers:
         router = self._router(f"router-{name}", settings) if len(settings) > 1 else None
-        return ModelServers(what, settings, list(islice(slots, len(settings))), watch, router=router)
+        return ModelServers(what, settings, list(islice(placements, len(settings))), watch, router=router)
 
     def _router(self, log: str, engines: Sequence[EngineSettings | Worker]) -> RouterSettings:
         """Settings of a router whose log file is ``log``.log."""

@@ -1,4 +1,4 @@
-"""Engine groups and auxiliary models as bundles and seats."""
+"""Engine groups and auxiliary models as bundles, and where Ray places them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,26 @@ from slime_core.config.engines import EngineGroup, EngineModel, SGLangConfig
 from slime_core.config.sampling import EvalConfig
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, PlacementError
-from slime_core.runtime.layout import Capacity, Layout, Seat, assign, plan, requested_layout, require_device_support
+from slime_core.runtime.layout import (
+    Capacity,
+    Layout,
+    PlacedBundle,
+    assign,
+    plan,
+    requested_layout,
+    require_device_support,
+)
 
 LAYOUT = Layout(2, (1, 2), "gpu", auxiliary=(2, 1))
 
 
-def seats(**nodes: int) -> list[Seat]:
+def bundles(**nodes: int) -> list[PlacedBundle]:
     places = [(node, place) for node, count in nodes.items() for place in range(count)]
-    return [Seat(index, node, node.strip("n"), str(place)) for index, (node, place) in enumerate(places)]
+    return [PlacedBundle(index, node, node.strip("n"), str(place)) for index, (node, place) in enumerate(places)]
 
 
 def numbers(blocks: object) -> list[list[int]]:
-    return [[seat.bundle for seat in block] for block in blocks]  # type: ignore[attr-defined]
+    return [[bundle.index for bundle in block] for block in blocks]  # type: ignore[attr-defined]
 
 
 def config(**changes: object) -> RunConfig:
@@ -62,24 +70,24 @@ def test_external_engines_need_no_seat():
 
 
 def test_auxiliary_models_take_seats_after_the_engines_and_the_learner_the_first():
-    found = assign(LAYOUT, seats=seats(n1=8))
-    assert [seat.bundle for seat in found.learner] == [0, 1]
+    found = assign(LAYOUT, bundles=bundles(n1=8))
+    assert [bundle.index for bundle in found.learner] == [0, 1]
     assert numbers(found.engines) == [[2], [3, 4]]
     assert numbers(found.auxiliary) == [[5, 6], [7]]
 
 
 def test_no_engine_straddles_two_nodes():
-    found = assign(LAYOUT, seats=seats(n1=4, n2=4))
+    found = assign(LAYOUT, bundles=bundles(n1=4, n2=4))
     assert numbers(found.auxiliary) == [[5, 6], [7]]
     assert numbers(found.engines) == [[4], [2, 3]]
-    assert [seat.bundle for seat in found.learner] == [0, 1]
+    assert [bundle.index for bundle in found.learner] == [0, 1]
 
 
 def test_colocated_only_the_policy_shares():
     layout = Layout(4, (2, 1, 1), "gpu", colocated=True, auxiliary=(2,))
     assert layout.bundles == 6
-    found = assign(layout, seats=seats(n1=6))
-    assert [seat.bundle for seat in found.learner] == [0, 1, 2, 3]
+    found = assign(layout, bundles=bundles(n1=6))
+    assert [bundle.index for bundle in found.learner] == [0, 1, 2, 3]
     assert numbers(found.engines) == [[0, 1], [2], [3]]
     assert numbers(found.auxiliary) == [[4, 5]]
 
@@ -87,19 +95,19 @@ def test_colocated_only_the_policy_shares():
 def test_an_engine_that_is_larger_than_every_node_takes_equal_parts_of_as_few_as_hold_it():
     layout = Layout(2, (6, 6), "gpu", auxiliary=(2,))
     wanted = plan(layout, capacity=Capacity(64, 20, 4))
-    found = assign(layout, seats=seats(n1=4, n2=4, n3=4, n4=4, n5=4), largest_node=wanted.largest_node)
+    found = assign(layout, bundles=bundles(n1=4, n2=4, n3=4, n4=4, n5=4), largest_node=wanted.largest_node)
     assert numbers(found.auxiliary) == [[18, 19]]
     assert numbers(found.engines) == [[1, 2, 3, 5, 6, 7], [9, 10, 11, 13, 14, 15]]
-    assert [seat.node for seat in found.engines[0]] == ["n1"] * 3 + ["n2"] * 3
-    assert [seat.bundle for seat in found.learner] == [0, 4]
+    assert [bundle.node for bundle in found.engines[0]] == ["n1"] * 3 + ["n2"] * 3
+    assert [bundle.index for bundle in found.learner] == [0, 4]
 
 
 def test_an_engine_that_a_node_could_hold_is_not_spread():
     layout = Layout(0, (4,), "gpu")
     with pytest.raises(PlacementError, match="4 GPUs, each on one node, but the devices left are 1: 2, 2: 2"):
-        assign(layout, seats=seats(n1=2, n2=2), largest_node=8)
+        assign(layout, bundles=bundles(n1=2, n2=2), largest_node=8)
     with pytest.raises(PlacementError, match="4 GPUs, each on 2 nodes, 2 on each, but the devices left are 1: 3, 2: 1"):
-        assign(layout, seats=seats(n1=3, n2=1), largest_node=3)
+        assign(layout, bundles=bundles(n1=3, n2=1), largest_node=3)
 
 
 def test_separate_prefill_and_decode_engines_are_refused_without_gpus():

@@ -117,8 +117,8 @@ def workers_of(stand: Stand) -> list[dict[str, Any]]:
 def servers(config: RunConfig, tmp_path: Path, *, on_gpus: bool = False) -> EngineFleet:
     policy = sum(group.num_engines for group in config.engine_groups)
     auxiliary = sum(group.num_engines for group in config.auxiliary_groups)
-    slots: Any = [None] * policy, [None] * auxiliary
-    site = Site(MODEL, tmp_path, on_gpus=on_gpus, slots=slots[0], auxiliary_slots=slots[1])
+    placements: Any = [None] * policy, [None] * auxiliary
+    site = Site(MODEL, tmp_path, on_gpus=on_gpus, placements=placements[0], auxiliary_placements=placements[1])
     found = EngineFleet(config, site, Supervision(wait=lambda calls, **_: list(calls), monitors=[]))
     found.start()
     return found
