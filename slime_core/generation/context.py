@@ -1,10 +1,12 @@
-"""The argument of generate functions: the engines, the tokenizer, and the state of the run.
+"""The context that a generate function gets: the engines, the tokenizer, and the settings of the run.
 
 GenerateContext   holds them; starts trajectories
 Client, Encoder, InputProcessor   its Protocols, which rollout and prompts implement
 Parents           maps the samples that a generate function returns to those that it was given
-generate_group    one response to each sample of a group; fresh samples share one request
+generate_group    generates one response to each sample of a group; fresh samples share one request
 run_all           awaits several calls concurrently
+
+``SamplerComponents.context`` makes the context; ``GroupAttempt`` passes it to generate functions.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class Client(Protocol):
         ...
 
     async def engine_url(self) -> str:
-        """URL of one engine, for endpoints of SGLang that routers do not have, such as ``/parse_function_call``."""
+        """Return the URL of one engine, for endpoints that routers do not have, such as ``/parse_function_call``."""
         ...
 
     async def generate(
@@ -47,14 +49,13 @@ class Client(Protocol):
         extra: Mapping[str, JsonValue] | None = None,
         session: str | None = None,
     ) -> list[Generation]:
-        """``n`` responses to one prompt.
+        """Generate ``n`` responses to one prompt.
 
         Arguments:
             input_ids: the prompt.
             sampling: how tokens are sampled.
             n: number of responses.
-            timeout_s: seconds until there must be an answer, whatever the engine does; None: the client's own limit,
-                which counts from the engine's last progress.
+            timeout_s: fixed limit in seconds; None: the client's limit, which counts from the engine's last progress.
             extra: further fields of SGLang's request (``image_data``, ``lora_path``).
             session: id of the conversation; its requests go to one engine where ``sglang_router_policy`` supports it.
 
@@ -70,7 +71,7 @@ class Encoder(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Ids that the model has an embedding for."""
+        """Number of ids that the model has an embedding for."""
         ...
 
     @property
@@ -81,10 +82,10 @@ class Encoder(Protocol):
     def encode(
         self, prompt: str | list[dict[str, JsonValue]], *, tools: Sequence[JsonValue] | None = None
     ) -> list[int]:
-        """Token ids of a prompt, rendered by the chat template where the run uses it.
+        """Return the token ids of a prompt, rendered by the chat template where the run uses it.
 
         Raises:
-            DataError: chat messages without a template, a prompt of no tokens, or the template refuses the prompt.
+            DataError: chat messages without a template, a prompt without tokens, or the template refuses the prompt.
         """
         ...
 
@@ -95,11 +96,11 @@ class Encoder(Protocol):
         after: int | None = None,
         tools: Sequence[JsonValue] | None = None,
     ) -> list[int]:
-        """Token ids that continue a conversation after a turn of the assistant, by the chat template: the end of that
-        turn, ``messages``, and the start of the assistant's next turn.
+        """Return the token ids that continue a conversation after a turn of the assistant, by the chat template: the
+        end of that turn, ``messages``, and the start of the assistant's next turn.
 
         Arguments:
-            after: the last id so far; a token that ends the turn is not repeated.
+            after: the last id so far; if it already ends the turn, the end is not repeated.
             tools: descriptions of functions, for the chat template.
 
         Raises:
@@ -108,24 +109,24 @@ class Encoder(Protocol):
         ...
 
     def encode_text(self, text: str) -> list[int]:
-        """Token ids of ``text`` as it stands: no chat template, no special tokens added."""
+        """Return the token ids of ``text`` unchanged: no chat template, no special tokens added."""
         ...
 
     def encode_response(self, text: str) -> list[int]:
-        """Token ids of a response: ``text`` and the end-of-sequence token, if there is one."""
+        """Return the token ids of a response: ``text`` and the end-of-sequence token, if there is one."""
         ...
 
     def decode(self, ids: list[int]) -> str:
-        """Text of ids, special tokens left out."""
+        """Return the text of ``ids`` without special tokens."""
         ...
 
     def decode_all(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens included."""
+        """Return the text of ``ids`` with special tokens."""
         ...
 
 
 class ProcessedPrompt(Protocol):
-    """A prompt with images as the trained model reads it."""
+    """A prompt with images, as the input of the trained model."""
 
     @property
     def ids(self) -> list[int]:
@@ -148,7 +149,7 @@ class InputProcessor(Protocol):
         *,
         tools: Sequence[JsonValue] | None = None,
     ) -> ProcessedPrompt:
-        """``prompt`` with ``inputs``, as ``Sample.multimodal_inputs`` holds them.
+        """Process ``prompt`` and ``inputs`` (``Sample.multimodal_inputs``).
 
         Raises:
             DataError: the images cannot be read, or the processor refuses them.
@@ -163,14 +164,14 @@ class GenerateContext:
     Arguments:
         client: sends token ids to the engines.
         encoder: prompt to ids, ids to text.
-        evaluation: whether the samples are only measured.
-        rollout: number of the rollout; of an evaluation, the number of steps done.
-        masks_resumed: tokens of an aborted response are not trained after it resumes; those added are.
+        evaluation: whether the samples are of an evaluation.
+        rollout: number of the rollout; for an evaluation, the training steps done.
+        masks_resumed: when an aborted response resumes, its earlier tokens are not trained; new tokens are.
         models: name -> URL of every auxiliary model.
-        processor: makes the trained model's inputs of a prompt's images; None: samples keep what they are given.
-        max_response_len: tokens that a response may have, all turns and appended text together; the core sets it to
-            ``sampling.max_new_tokens``. None: no limit but the context length.
-        context_length: tokens that the model reads at most. None: unknown.
+        processor: turns a prompt's images into inputs of the trained model; None: the inputs of samples stay unchanged.
+        max_response_len: longest response in tokens, over all turns and appended text; the core sets it to
+            ``sampling.max_new_tokens``. None: only the context length limits it.
+        context_length: longest sequence of the model in tokens. None: unknown.
     """
 
     client: Client
@@ -184,13 +185,13 @@ class GenerateContext:
     context_length: int | None = None
 
     def start(self, sample: Sample, *, prompt_ids: Sequence[int] | None = None) -> Trajectory:
-        """The response to ``sample``, to be generated turn by turn.
+        """Start the response to ``sample``, which is then generated turn by turn.
 
-        An aborted sample continues with the tokens that it has: finished turns are restored, and the next
-        :meth:`Trajectory.generate` continues the turn that was aborted.
+        An aborted sample resumes with the tokens that it has: finished turns are restored, and the next
+        :meth:`Trajectory.generate` resumes the aborted turn.
 
         Arguments:
-            sample: changed by :meth:`Trajectory.finish` only.
+            sample: only :meth:`Trajectory.finish` changes it.
             prompt_ids: token ids of its prompt; None: the encoder computes them.
 
         Raises:
@@ -199,7 +200,7 @@ class GenerateContext:
         return Trajectory(self, sample, prompt_ids=prompt_ids)
 
     def model_url(self, name: str, endpoint: str = "") -> str:
-        """The address of auxiliary model ``name``, followed by ``endpoint``: a judge, say.
+        """Return the URL of auxiliary model ``name`` (such as a judge), followed by ``endpoint``.
 
         Raises:
             ConfigError: the run serves no such model.
@@ -209,13 +210,13 @@ class GenerateContext:
 
 @dataclass(frozen=True, slots=True)
 class Parents:
-    """The arguments of a generate function, with their numbers, which the function may change in place.
+    """The samples that a generate function was given, with their ``index``, because the function may change it.
 
-    Example, samples 4 and 5 of group 3 became two siblings each, numbered 0 and 1 by the function::
+    Example, the function turned each of samples 4 and 5 of group 3 into two siblings, and numbered them 0 and 1::
 
         parents = Parents.of(group)
         parents.adopt(made)
-        [one.index for one in made] == [4, 4, 5, 5]
+        [sample.index for sample in made] == [4, 4, 5, 5]
 
     Arguments:
         samples: in order, at least one.
@@ -227,18 +228,18 @@ class Parents:
 
     @staticmethod
     def of(samples: Sequence[Sample]) -> Parents:
-        """The parents with the indices that ``samples`` have now."""
+        """Record ``samples`` with their current ``index``."""
         return Parents(tuple(samples), tuple(sample.index for sample in samples))
 
     def adopt(self, made: Sequence[Sample]) -> None:
-        """Give every sample of ``made`` the number of the one that it was made from, and a group where it has none.
+        """Give every sample of ``made`` the ``index`` of its parent, and the group of the parents if it has no group.
 
-        Siblings are those of the parent among them, or of the one whose number they all have. The others, as they come,
-        are those of the parents that have none yet; what is left then is the last one's.
+        The parent of siblings is the parent that is one of them, or the parent whose index they all have. The other
+        siblings are assigned, in order, to the parents without samples, and the rest to the last parent.
         """
         generations = _generations(made)
-        own = {id(parent): number for parent, number in self}
-        claims = [self._claim(siblings, own) for siblings in generations]
+        parent_numbers = {id(parent): number for parent, number in self}
+        claims = [self._claim(siblings, parent_numbers) for siblings in generations]
         free = iter([number for number in self.numbers if number not in claims])
         for siblings, claim in zip(generations, claims, strict=True):
             number = next(free, self.numbers[-1]) if claim is None else claim
@@ -248,37 +249,37 @@ class Parents:
         for sample, number in self:
             sample.index = number
 
-    def _claim(self, siblings: PromptGroup, own: Mapping[int, int | None]) -> int | None:
+    def _claim(self, siblings: PromptGroup, parent_numbers: Mapping[int, int | None]) -> int | None:
         if len(self.numbers) == 1:
             return self.numbers[0]
-        itself = {own[id(sample)] for sample in siblings if id(sample) in own}
-        found = itself or {sample.index for sample in siblings if sample.index is not None}
-        return next(iter(found)) if len(found) == 1 and found <= set(self.numbers) else None
+        of_parents = {parent_numbers[id(sample)] for sample in siblings if id(sample) in parent_numbers}
+        numbers = of_parents or {sample.index for sample in siblings if sample.index is not None}
+        return next(iter(numbers)) if len(numbers) == 1 and numbers <= set(self.numbers) else None
 
     def __iter__(self) -> Iterator[tuple[Sample, int | None]]:
         return zip(self.samples, self.numbers, strict=True)
 
 
 def _generations(made: Sequence[Sample]) -> list[PromptGroup]:
-    """Samples that share a ``rollout_id`` together, each other one alone, in the order of their coming."""
-    found: dict[Hashable, PromptGroup] = {}
+    """Group samples by ``rollout_id``, in order; a sample without one is a generation of its own."""
+    generations: dict[Hashable, PromptGroup] = {}
     for place, sample in enumerate(made):
         key = ("alone", place) if sample.rollout_id is None else ("rollout", sample.rollout_id)
-        found.setdefault(key, []).append(sample)
-    return list(found.values())
+        generations.setdefault(key, []).append(sample)
+    return list(generations.values())
 
 
 async def generate_group(context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
-    """One turn for every sample of a prompt group that is not finished: fresh samples share one request, an aborted one
-    continues with a request of its own.
+    """Generate one turn for every unfinished sample of a prompt group. Fresh samples share one request; each aborted
+    sample resumes with a separate request.
 
-    An engine that fails costs the samples of its request: they are ``FAILED``.
+    If an engine fails, the samples of its request are ``FAILED``.
 
     Returns:
-        ``samples``, finished or ``ABORTED`` or ``FAILED``.
+        ``samples``, each finished, ``ABORTED`` or ``FAILED``.
 
     Raises:
-        RequestRefused: an engine will never take such a request.
+        RequestRefused: the engine refused the request, and would refuse it again.
         DataError: the encoder refuses the prompt, or its images cannot be read.
     """
     unfinished = [sample for sample in samples if not is_finished(sample)]
@@ -317,7 +318,7 @@ async def _resume(context: GenerateContext, sample: Sample, sampling: SamplingPa
 
 @contextmanager
 def _failures_of(samples: Sequence[Sample]) -> Iterator[None]:
-    """Without an answer of an engine the samples have failed; a request that it refuses is an error."""
+    """Context in which an :class:`EngineError` fails ``samples``; a refused request is raised."""
     try:
         yield
     except RequestRefused:
@@ -331,9 +332,9 @@ T = TypeVar("T")
 
 
 async def run_all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of ``works``, awaited concurrently, in their order.
+    """Await ``works`` concurrently; return their results in order.
 
-    If one raises, the others are cancelled and its error is raised at once, without waiting until they have ended.
+    If one of them raises, cancel the others and raise its error at once, without waiting for them to end.
     """
     tasks = [asyncio.ensure_future(work) for work in works]
     try:

@@ -1,19 +1,25 @@
-"""One request to an engine, its answer, and what a sample records of it.
+"""Sampling parameters, the record of one response, and the functions that write it into a sample.
 
 SamplingParams   how the tokens of a response are sampled
 Generation       one response, exactly as the engine sampled it
-Kept             which tokens top-p and top-k left to sample from at each position (truncated-sampling mask)
-until_stop       cuts a response at a stop condition that the engine does not report
-engine_inputs    what a sample adds to a request
-fail, keep       record in a sample that no engine answered; what its tokens were sampled from
+Kept             truncated-sampling mask: the tokens that top-p and top-k left at each position; joined: concatenates
+                 masks; keep, mask_of: write it to a sample and read it
+until_stop       truncates a response at a stop condition that the engine does not report
+engine_inputs    the fields that a sample adds to a request
+added            sums counters of speculative decoding
+is_finished, fail   whether a sample has its whole response; records that no engine answered
+routes_of, join_routes, pad_routes   the experts of a mixture that took each token
+
+:mod:`.context` and :mod:`.trajectory` use these around a request, ``rollout/engines`` makes a Generation of an answer.
 
 An engine (sglang 0.5.23, srt/managers/schedule_batch.py) does not see every end of a response that was interrupted. It
 looks only at the tokens of one request, so it misses a stop text (or a match of ``stop_regex``) that starts in the
 tokens before (tail_str). And it does not look at the last tokens of an aborted request, so it misses a stop text or a
-stop id there (update_finish_state). ``until_stop`` finds both, and leaves out what was sampled after it. That changes
-no log-probability: the tokens up to the stop have the distribution that they have without an interruption. Sampling the
-last tokens before the interruption again, so that the engine sees a stop text whole, would change it: tokens that could
-start one would have to be sampled twice to stay, and would be rarer than their log-probabilities say.
+stop id there (update_finish_state). ``until_stop`` finds both, and drops the tokens that were sampled after the stop.
+That changes no log-probability: the tokens up to the stop have the distribution that they have without an interruption.
+Sampling the last tokens before the interruption again, so that the engine sees the whole stop text, would change it:
+tokens that could start a stop text would have to be sampled twice to remain, and would be rarer than their
+log-probabilities say.
 """
 
 from __future__ import annotations
@@ -34,8 +40,8 @@ if TYPE_CHECKING:
 
     from slime_core.generation.context import Encoder
 
-MAX_KEPT = 64
-"""Default of :attr:`SamplingParams.max_kept`; each kept token costs about 30 bytes of an answer for every position."""
+MAX_MASK_TOKENS = 64
+"""Default of :attr:`SamplingParams.max_kept`; each token of a mask takes about 30 bytes of the answer per position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +52,18 @@ class SamplingParams:
 
     Arguments:
         temperature: 0 takes the likeliest token; log-probabilities are those of the distribution *after* this scaling.
-        top_p: keep the likeliest tokens up to this mass; 1 keeps all.
-        top_k: keep that many; -1 keeps all.
+        top_p: sample from the likeliest tokens up to this mass; 1: from all.
+        top_k: sample from this many of the likeliest tokens; -1: from all.
         max_new_tokens: longest turn in tokens.
-        min_new_tokens: no end before that many.
-        stop: texts that end a turn; the match is kept in the ids.
-        stop_token_ids: ids that end a turn, in addition to the tokenizer's end-of-sequence token; kept in the ids.
+        min_new_tokens: shortest turn in tokens.
+        stop: texts that end a turn; the ids include the match.
+        stop_token_ids: ids that end a turn, in addition to the tokenizer's end-of-sequence token; the ids include them.
         ignore_eos: continue after the end-of-sequence token.
         extra: further fields of SGLang's sampling parameters (``json_schema``, ``repetition_penalty``); they take
             precedence.
-        max_kept: most tokens that top_p keeps, where top_k does not say it; with it, log-probabilities are those after
-            truncation, and the kept tokens are recorded. None: log-probabilities are those before truncation, as in an
-            evaluation.
+        max_kept: most tokens of the truncated-sampling mask at a position, where top_k sets no limit. The mask is
+            recorded, and log-probabilities are normalised over it. None: no mask is requested; log-probabilities are
+            those before truncation, as in an evaluation.
     """
 
     temperature: float = 1.0
@@ -69,10 +75,10 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     extra: Mapping[str, JsonValue] = field(default_factory=dict)
-    max_kept: int | None = MAX_KEPT
+    max_kept: int | None = MAX_MASK_TOKENS
 
     def fields(self, *, n: int) -> dict[str, JsonValue]:
-        """The ``sampling_params`` of SGLang's request for ``n`` responses."""
+        """Return the ``sampling_params`` of SGLang's request for ``n`` responses."""
         return {
             "n": n,
             "temperature": self.temperature,
@@ -83,7 +89,7 @@ class SamplingParams:
             "stop": list(self.stop),
             "stop_token_ids": list(self.stop_token_ids),
             "ignore_eos": self.ignore_eos,
-            # The engine's text is only read by people: keep all of it.
+            # The engine's text is for people: include special tokens and stop texts.
             "skip_special_tokens": False,
             "spaces_between_special_tokens": False,
             "no_stop_trim": True,
@@ -93,37 +99,41 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kept:
-    """The tokens that were kept at each position of a response of t tokens.
+    """The truncated-sampling mask of a response of t tokens: the tokens that top-p and top-k left at each position.
 
-    Example, of two tokens, the first sampled from 7 and 2, the second from all: ``Kept(array("i", [7, 2]), array("i",
-    [0, 2, 2]))``.
+    Example, of two tokens, the first sampled from 7 and 2, the second from the whole vocabulary: ``Kept(array("i", [7,
+    2]), array("i", [0, 2, 2]))``.
 
     Arguments:
-        token_ids: int32 [s], position after position, the likeliest first.
-        offsets: int32 [t + 1], where each position starts and the last one ends; a position without any kept all.
+        token_ids: int32 [s], concatenated over the positions, the likeliest first.
+        offsets: int32 [t + 1], where each position starts, and the end of the last position. A position without ids was
+            sampled from the whole vocabulary.
     """
 
     token_ids: array[int]
     offsets: array[int]
 
     def until(self, count: int) -> Kept:
-        """The part of the first ``count`` tokens."""
+        """Return the mask of the first ``count`` tokens."""
         return Kept(self.token_ids[: self.offsets[count]], self.offsets[: count + 1])
 
 
 def joined(parts: Sequence[tuple[Kept | None, int]]) -> Kept | None:
-    """The kept tokens of a response of several parts, each with its number of tokens; None: all tokens, everywhere.
+    """Concatenate the truncated-sampling masks of the parts of a response, each with its number of tokens.
 
-    Example: of three ids that a tool wrote, and one id sampled from 7 and 2: ``joined([(None, 3), (kept, 1)])`` has the
+    Example: for three ids that a tool wrote and one id sampled from 7 and 2, ``joined([(None, 3), (mask, 1)])`` has the
     offsets 0 0 0 0 2.
+
+    Returns:
+        None if no part has a mask.
     """
-    if all(kept is None for kept, _ in parts):
+    if all(mask is None for mask, _ in parts):
         return None
     token_ids, offsets = array("i"), array("i", [0])
-    for kept, count in parts:
-        ends = kept.offsets[1:] if kept is not None else [0] * count
+    for mask, count in parts:
+        ends = mask.offsets[1:] if mask is not None else [0] * count
         offsets.extend([offsets[-1] + end for end in ends])
-        token_ids.extend(kept.token_ids if kept is not None else ())
+        token_ids.extend(mask.token_ids if mask is not None else ())
     return Kept(token_ids, offsets)
 
 
@@ -132,25 +142,25 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One response.
+    """One response of an engine.
 
     Example, ``72`` and the end token, sampled from weights of version 3: ``Generation(array("i", [12, 7, 1]),
     array("f", [-0.39, -0.0, -0.0]), "stop", ("3",), "72<|end|>")``.
 
     Arguments:
         token_ids: int32, exactly what the engine sampled.
-        log_probs: float32, natural, one a token.
+        log_probs: float32, natural, one per token.
         finish_reason: ``stop``: an end token or stop text; ``length``: ``max_new_tokens`` reached; ``abort``: the
             request was aborted, with the tokens so far.
         weight_versions: of the weights that sampled the tokens, oldest first, each once.
-        weight_spans: which of them sampled which tokens, ``(version, start, end)`` with ``end`` excluded.
-        text: decoded by the engine; empty when its tokenizer was left out.
-        routed_experts: int8 (or int16, for numbers above 127) [prompt + response - 1, layers, k], which experts of a
-            mixture each token took; None: not
-            requested.
-        spec_info: counters of speculative decoding; None: the engine does none.
-        kept: what each token was sampled from, which ``log_probs`` are about; None: from all.
-        prompt_tokens: that the engine read, placeholders of images included; None: it does not say.
+        weight_spans: the version that sampled each token, as ``(version, start, end)`` with ``end`` excluded.
+        text: decoded by the engine; empty if the engine has no tokenizer.
+        routed_experts: int8 (or int16, for numbers above 127) [prompt + response - 1, layers, k], the experts of a
+            mixture that took each token; None: not requested.
+        spec_info: counters of speculative decoding; None: the engine does not speculate.
+        kept: truncated-sampling mask; ``log_probs`` are normalised over it. None: over the whole vocabulary.
+        prompt_tokens: number of prompt tokens that the engine read, placeholders of images included; None: not
+            reported.
     """
 
     token_ids: array[int]
@@ -165,9 +175,9 @@ class Generation:
     prompt_tokens: int | None = field(default=None, compare=False)
 
     def until(self, count: int) -> Generation:
-        """The first ``count`` of its tokens, as if the response had stopped there; the engine's text is left out."""
+        """Return the first ``count`` tokens, as if the response had stopped there, without the engine's text."""
         spans = tuple((name, start, min(end, count)) for name, start, end in self.weight_spans if start < count)
-        kept, routes = self.kept, self.routed_experts
+        mask, routes = self.kept, self.routed_experts
         return replace(
             self,
             token_ids=self.token_ids[:count],
@@ -177,7 +187,7 @@ class Generation:
             text="",
             routed_experts=None if routes is None else routes[: len(routes) - len(self.token_ids) + count],
             weight_spans=spans,
-            kept=None if kept is None else kept.until(count),
+            kept=None if mask is None else mask.until(count),
         )
 
 
@@ -186,49 +196,48 @@ NOTHING = Generation(array("i"), array("f"), "abort")
 
 
 def added(first: SpecInfo | None, second: SpecInfo | None) -> SpecInfo | None:
-    """The counters of both, for a sample that several answers make up."""
+    """Return the sum of both counters, for a sample that consists of several answers."""
     if first is None or second is None:
         return first or second
     return SpecInfo(*map(add, astuple(first), astuple(second)))
 
 
 LAST_STEP = 64
-"""Tokens at the end of an aborted response that the engine has not looked at; more than one with speculative
+"""Tokens at the end of an aborted response that the engine has not checked for a stop; more than one with speculative
 decoding."""
 
 
 PATTERN_TOKENS = 256
-"""Tokens in which a pattern is looked for, where it may match one that ended before. An engine takes as many as the
-longest match has characters, which for most patterns is all of them, at each token once more."""
+"""Number of tokens that are searched for a match of ``stop_regex``. An engine searches as many as the longest match has
+characters, which for most patterns means the whole response, again at each token."""
 
 
 def until_stop(before: Sequence[int], answer: Generation, sampling: SamplingParams, encoder: Encoder) -> Generation:
-    """``answer`` up to where the response ends, as one that has stopped there; unchanged where the engine has reported
-    it all.
+    """Return ``answer`` up to its first stop condition; unchanged if the engine has reported the stop itself.
 
     Arguments:
-        before: the tokens of the response before ``answer``; empty at its start.
+        before: the tokens of the response before ``answer``; empty if the response starts with it.
         sampling: the sampling parameters of the whole response.
     """
-    was_ended = answer.finish_reason == "abort"
-    if not was_ended and not before:
-        return answer  # one request sampled it all, and the engine has looked at every token
+    was_aborted = answer.finish_reason == "abort"
+    if not was_aborted and not before:
+        return answer  # one request sampled the whole response, and the engine has checked every token
     fields = sampling.fields(n=1)
     texts, patterns = _listed(fields["stop"]), _listed(fields.get("stop_regex"))
     # Each token is at least one byte of the text, so a stop text has no more tokens than bytes.
     reach = max([len(text.encode()) for text in texts] + [PATTERN_TOKENS] * bool(patterns), default=0)
     ids = answer.token_ids
-    stops = fields["stop_token_ids"] if was_ended and not fields["ignore_eos"] else ()
+    stops = fields["stop_token_ids"] if was_aborted and not fields["ignore_eos"] else ()
     stop_ids = set(stops) if isinstance(stops, Sequence) else set()
-    unseen = len(ids) - LAST_STEP if was_ended else len(ids)
+    num_checked = len(ids) - LAST_STEP if was_aborted else len(ids)
     tail = list(before[max(0, len(before) - reach) :])
-    if not stop_ids and not (reach and (was_ended or tail)):
-        return answer  # the engine has looked at every token
+    if not stop_ids and not (reach and (was_aborted or tail)):
+        return answer  # the engine has checked every token
     for count, token in enumerate(ids, 1):
-        is_looked_at = reach and (count > unseen or (tail and count < reach))
-        seen = encoder.decode_all([*tail, *ids[:count]][-reach - 1 :]) if is_looked_at else ""
-        is_stop = any(text in seen for text in texts) or any(re.search(one, seen) for one in patterns)
-        if token in stop_ids or (is_looked_at and is_stop):
+        is_searched = reach and (count > num_checked or (tail and count < reach))
+        end = encoder.decode_all([*tail, *ids[:count]][-reach - 1 :]) if is_searched else ""
+        is_stop = any(text in end for text in texts) or any(re.search(pattern, end) for pattern in patterns)
+        if token in stop_ids or (is_searched and is_stop):
             return answer.until(count)
     return answer
 
@@ -236,7 +245,7 @@ def until_stop(before: Sequence[int], answer: Generation, sampling: SamplingPara
 def _listed(given: JsonValue) -> list[str]:
     if isinstance(given, str):
         return [given]
-    return [str(one) for one in given] if isinstance(given, Sequence) else []
+    return [str(entry) for entry in given] if isinstance(given, Sequence) else []
 
 
 FINISHED = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
@@ -247,24 +256,24 @@ UNANSWERED = "engine"
 
 
 def is_finished(sample: Sample) -> bool:
-    """Whether its response is whole."""
+    """Whether the response of ``sample`` is complete."""
     return sample.status in (Status.COMPLETED, Status.TRUNCATED)
 
 
 def fail(sample: Sample, failure: EngineError) -> None:
-    """``sample`` has no response, because of ``failure``; it is not trained on."""
+    """Mark ``sample`` as failed because of ``failure``; it is not trained on."""
     sample.status, sample.error = Status.FAILED, str(failure)
     sample.failure_cause = failure.cause if isinstance(failure, RequestFailed) else UNANSWERED
 
 
 def keep(sample: Sample, kept: Kept | None) -> None:
-    """Record in ``sample`` what its response was sampled from; None: from all tokens."""
+    """Record the truncated-sampling mask of the response in ``sample``; None: no truncation."""
     sample.rollout_top_p_token_ids = None if kept is None else TokenIds(kept.token_ids)
     sample.rollout_top_p_token_offsets = None if kept is None else TokenIds(kept.offsets)
 
 
-def kept_of(sample: Sample) -> Kept | None:
-    """The tokens that the response of ``sample`` was sampled from, as :func:`keep` recorded them; None: all tokens."""
+def mask_of(sample: Sample) -> Kept | None:
+    """Return the truncated-sampling mask that :func:`keep` recorded in ``sample``; None: no truncation."""
     ids, offsets = sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets
     return None if ids is None or offsets is None else Kept(array("i", ids), array("i", offsets))
 
@@ -276,10 +285,10 @@ class EngineInputs(TypedDict, total=False):
 
 
 def engine_inputs(sample: Sample) -> EngineInputs:
-    """Arguments of a request that carry the sample's inputs other than text, as its file holds them; empty: none.
+    """Return the arguments of a request that carry the sample's inputs other than text; empty: it has none.
 
-    Example: of ``multimodal_inputs = {"image": ["cat.png"]}``, ``{"extra": {"image_data": ["cat.png"]}}``, as SGLang
-    names it.
+    Example: ``multimodal_inputs = {"image": ["cat.png"]}`` gives ``{"extra": {"image_data": ["cat.png"]}}``, SGLang's
+    field.
     """
     inputs = sample.multimodal_inputs
     if not isinstance(inputs, dict) or not inputs:
@@ -288,27 +297,27 @@ def engine_inputs(sample: Sample) -> EngineInputs:
 
 
 def routes_of(sample: Sample) -> NDArray[np.int8 | np.int16] | None:
-    """The experts that the sample's tokens took; a file gives them as lists."""
-    import numpy as np  # here: the edges of the core load no numpy
+    """Return the experts that took the sample's tokens as an array; a sample read from a file has lists."""
+    import numpy as np  # here, so that importing this module does not load numpy
 
     routes = sample.rollout_routed_experts
     return np.asarray(routes, np.int16) if isinstance(routes, list) else routes
 
 
-def joined_routes(
+def join_routes(
     before: NDArray[np.int8 | np.int16] | None, routes: NDArray[np.int8 | np.int16] | None
 ) -> NDArray[np.int8 | np.int16] | None:
-    """Tokens so far keep the experts that they took then; what was added since comes from the newest answer."""
+    """Extend ``before`` with the experts of the tokens that the newest answer added."""
     if before is None or routes is None:
         return routes if before is None else before
     import numpy as np
 
-    joined: NDArray[np.int8 | np.int16] = np.concatenate([before, routes[len(before) :]])
-    return joined
+    all_routes: NDArray[np.int8 | np.int16] = np.concatenate([before, routes[len(before) :]])
+    return all_routes
 
 
-def padded_routes(routes: NDArray[np.int8 | np.int16] | None, count: int) -> NDArray[np.int8 | np.int16] | None:
-    """``routes`` with -1 for tokens that were added after the last turn, which no engine read."""
+def pad_routes(routes: NDArray[np.int8 | np.int16] | None, count: int) -> NDArray[np.int8 | np.int16] | None:
+    """Pad ``routes`` with -1 to ``count`` tokens: no engine read the tokens added after the last turn."""
     if routes is None or len(routes) >= count:
         return routes
     import numpy as np

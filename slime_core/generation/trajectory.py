@@ -1,12 +1,13 @@
-"""One response, generated turn by turn.
+"""One response, generated turn by turn; generate functions start it with ``GenerateContext.start``.
 
-    Trajectory      prompt ids, then turns of the model and text that others add, in one list of ids
-    BranchError     a request whose prompt does not continue the recorded ids
-    Turn            what ``Trajectory.generate`` returns
-    Interrupted     ends a generate function whose turn was aborted
+    Trajectory      the prompt ids, then the model's turns and appended text, in one list of ids
+    BranchError     raised for a request whose prompt does not continue the recorded ids
+    Turn            one turn of the model, the result of ``Trajectory.generate``
+    Interrupted     raised when a turn was aborted; ends the generate function
 
-A position is trained (mask 1) with the engine's log-probability, or it is not (mask 0) and has log-probability 0.0. The
-one exception: tokens of an aborted response that a run does not train after a resume (``masks_resumed``) keep theirs.
+A trained position (mask 1) has the engine's log-probability; any other position (mask 0) has log-probability 0.0. One
+exception: with ``masks_resumed``, the earlier tokens of a resumed response have mask 0 and the engine's
+log-probability.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from slime_core.generation.sampling import (
     SamplingParams,
     added,
     engine_inputs,
+    join_routes,
     joined,
-    joined_routes,
     keep,
-    kept_of,
-    padded_routes,
+    mask_of,
+    pad_routes,
     routes_of,
     until_stop,
 )
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from slime_core.generation.context import GenerateContext, ProcessedPrompt
 
 NO_ROOM = "too_long"
-"""Cause of a failure: the prompt leaves no room for a response."""
+"""Cause of a failure: the prompt fills the context."""
 
 NOT_GENERATED = "not_generated"
 """Cause of a failure: the generate function finished a trajectory without a single token."""
@@ -59,9 +60,9 @@ class Turn:
     Example: ``Turn("72", [12, 7, 1], [-0.39, 0.0, 0.0], "stop")``.
 
     Arguments:
-        text: decoded, special tokens left out; a matched stop text is included.
+        text: decoded, without special tokens; a matched stop text is included.
         token_ids: as the engine returned them.
-        log_probs: natural, one a token.
+        log_probs: natural, one per token.
         finish_reason: ``stop``: an end token or stop text; ``length``: a budget was reached.
     """
 
@@ -74,8 +75,9 @@ class Turn:
 class Interrupted(RunError):
     """A turn was aborted: its request ended before the response did.
 
-    A generate function lets it pass. The core takes ``sample``, which is ``ABORTED`` and holds the tokens so far; it is
-    given to the function again where its traits say ``resumes``, and else restarted.
+    A generate function must not catch it. The core takes ``sample``, which is ``ABORTED`` and holds the tokens so far.
+    If the function's traits say ``resumes``, it gets the sample again and resumes it; otherwise the sample is
+    restarted.
     """
 
     def __init__(self, message: str, sample: Sample) -> None:
@@ -90,7 +92,7 @@ class BranchError(DataError):
     """The prompt of a request does not start with the ids of the conversation that it should continue.
 
     Arguments:
-        position: of the first id that differs, prompt included.
+        position: position of the first id that differs, prompt included.
     """
 
     def __init__(self, message: str, position: int) -> None:
@@ -99,9 +101,9 @@ class BranchError(DataError):
 
 
 class Trajectory:
-    """The response to one sample, made by :meth:`GenerateContext.start`; the sample is changed by :meth:`finish` only.
+    """The response to one sample, made by :meth:`GenerateContext.start`. Only :meth:`finish` changes the sample.
 
-    Example, a calculator that the model calls::
+    Example, the model calls a calculator::
 
         trajectory = context.start(sample)
         while trajectory.num_turns < 4 and not trajectory.is_full:
@@ -120,14 +122,14 @@ class Trajectory:
         self._context = context
         self._sample = sample
         have = sample.response_length
-        # What the engine is sent: it puts an image's further placeholders in by itself.
+        # The prompt for the engine, which inserts the further placeholders of images.
         if prompt_ids is not None:
             self._sent_prompt = list(prompt_ids)
         elif have and not (context.processor is not None and sample.multimodal_train_inputs):
             self._sent_prompt = list(sample.tokens[: sample.prompt_length])
         else:
             self._sent_prompt = context.encoder.encode(sample.prompt, tools=tools_of(sample.metadata))
-        # What is trained.
+        # The prompt for the trained model.
         self._prompt = list(sample.tokens[: sample.prompt_length]) if have else self._sent_prompt
         self._processed: ProcessedPrompt | None = None
         self._ids: list[int] = list(sample.tokens[sample.prompt_length :]) if have else []
@@ -135,7 +137,8 @@ class Trajectory:
         # None: all positions are trained.
         self._mask: list[int] | None = list(sample.loss_mask) if have and sample.loss_mask is not None else None
         self._masks_restored = bool(have) and context.masks_resumed
-        self._kept: list[tuple[Kept | None, int]] = [(kept_of(sample), have)] if have else []
+        # Truncated-sampling masks of the parts of the response, each with its number of tokens.
+        self._truncation_masks: list[tuple[Kept | None, int]] = [(mask_of(sample), have)] if have else []
         self._versions = list(sample.weight_versions) if have else []
         self._spans = list(sample.weight_spans) if have else []
         self._routes = routes_of(sample) if have else None
@@ -159,30 +162,30 @@ class Trajectory:
 
     @property
     def num_turns(self) -> int:
-        """Finished turns of the model. After a resume, turns without text between them count as one."""
+        """Number of finished turns of the model. After a resume, turns without text between them count as one."""
         return self._num_turns
 
     @property
     def remaining(self) -> int:
-        """Tokens that the response has left: of ``max_response_len`` and of the context length."""
+        """Tokens that the response may still grow by, given ``max_response_len`` and the context length."""
         return max(0, min(self._response_room, self._context_room))
 
     @property
     def is_full(self) -> bool:
-        """Whether the response has no token left."""
+        """Whether the response may not grow."""
         return self.remaining == 0
 
     @property
     def text(self) -> str:
-        """The response so far, special tokens left out."""
+        """The response so far, without special tokens."""
         return self._context.encoder.decode(self._ids)
 
     async def generate(self, sampling: SamplingParams) -> Turn:
-        """The model's next turn, or the rest of the one that was aborted; then the turn is returned whole.
+        """Generate the model's next turn, or resume the aborted turn; return the whole turn.
 
         ``sampling.max_new_tokens`` limits the turn, :attr:`remaining` the response. The first request of a response is
-        not shortened to the context length: an engine refuses a prompt that leaves too little room. Without room, the
-        turn ends with ``length`` without a request.
+        not shortened to the context length: the engine refuses a prompt that is too long for it. If the response is
+        full, the turn ends with ``length`` without a request.
 
         Raises:
             Interrupted: the turn was aborted.
@@ -206,23 +209,22 @@ class Trajectory:
     def append_text(self, text: str) -> None:
         """Add text that the model did not write, such as a tool's answer: mask 0, log-probability 0.0.
 
-        The text is encoded as it stands, without the chat template. Its tokens count against the budget: those beyond
-        :attr:`remaining` are left out, and the response is truncated.
+        The text is encoded unchanged, without the chat template. Its tokens count against the budget: those beyond
+        :attr:`remaining` are dropped, and the response is truncated.
         """
         ids = self._context.encoder.encode_text(text)
         self.append_ids(ids, [0] * len(ids))
 
     def append_message(self, *messages: Mapping[str, JsonValue]) -> None:
-        """Add messages of the user or of tools as the chat template continues a conversation; mask 0, log-probability
-        0.0.
+        """Add messages of the user or of tools, rendered by the chat template; mask 0, log-probability 0.0.
 
-        Example: ``trajectory.append_message({"role": "tool", "content": "72"})``. Messages that come together, such as
-        the answers of two tools, are added by one call. They end the model's turn and open its next one. Earlier turns
-        stay as they were sampled, also where the template would render them in another way (without their reasoning).
-        Tokens beyond :attr:`remaining` are left out, and the response is truncated.
+        Example: ``trajectory.append_message({"role": "tool", "content": "72"})``. Add messages that belong together,
+        such as the answers of two tools, with one call: the messages end the model's turn and open its next turn.
+        Earlier turns stay as they were sampled, even if the template would render them differently (without their
+        reasoning). Tokens beyond :attr:`remaining` are dropped, and the response is truncated.
 
         Raises:
-            ValueError: the next turn is the model's already.
+            ValueError: the model's next turn is open already.
             DataError: the run applies no chat template, or the template refuses the messages.
         """
         if self._is_models_turn:
@@ -234,18 +236,18 @@ class Trajectory:
         self._is_models_turn = True
 
     def extend_to(self, prompt_ids: Sequence[int]) -> None:
-        """Continue with the whole prompt of the next request, as an agent outside sends it; what is new has mask 0.
+        """Append the new part of ``prompt_ids``, the whole prompt of an external agent's next request, with mask 0.
 
         Arguments:
-            prompt_ids: they start with :attr:`token_ids`.
+            prompt_ids: must start with :attr:`token_ids`.
 
         Raises:
-            BranchError: they do not, and the trajectory stays as it is.
+            BranchError: ``prompt_ids`` does not; the trajectory is unchanged.
         """
         have = self.token_ids
         if list(prompt_ids[: len(have)]) != have:
             pairs = enumerate(zip(have, prompt_ids, strict=False))
-            position = next((at for at, (one, other) in pairs if one != other), len(prompt_ids))
+            position = next((at for at, (ours, theirs) in pairs if ours != theirs), len(prompt_ids))
             raise BranchError(
                 f"{_who(self._sample)}: the prompt of {len(prompt_ids)} ids differs at {position} from the "
                 f"conversation of {len(have)} ids that it continues",
@@ -256,14 +258,14 @@ class Trajectory:
         self._is_models_turn = True
 
     def fork(self, at: int | None = None) -> Trajectory:
-        """A second continuation of the response so far, for a sibling of the sample.
+        """Return a second trajectory that continues the response so far, for a sibling of the sample.
 
-        The shared tokens are trained here and have mask 0 in the fork. Both samples get one ``rollout_id``, so that
-        they count once in the loss and among the rewards of the group; a generate function returns both. Its traits
-        must not say ``resumes``: an abort leaves one of them.
+        The shared tokens are trained in this trajectory and have mask 0 in the fork. Both samples get one
+        ``rollout_id``, so that they count once in the loss and among the rewards of the group; a generate function
+        returns both. Its traits must not say ``resumes``, because an aborted function passes on only one sample.
 
         Arguments:
-            at: response ids that are shared; None: all.
+            at: number of response ids that are shared; None: all.
         """
         sample = self._sample
         if sample.rollout_id is None:
@@ -272,7 +274,7 @@ class Trajectory:
         other = copy(self)
         other._sample = replace(sample, metadata=deepcopy(sample.metadata), non_generation_time=0.0)
         other._ids, other._log_probs, other._mask = self._ids[:at], [0.0] * at, [0] * at
-        other._kept = [(None, at)]
+        other._truncation_masks = [(None, at)]
         other._spans = [(name, start, min(end, at)) for name, start, end in self._spans if start < at]
         other._versions = list(dict.fromkeys(name for name, _, _ in other._spans)) or list(self._versions)
         other._routes = None if self._routes is None or not at else self._routes[: len(self._prompt) + at - 1]
@@ -284,12 +286,12 @@ class Trajectory:
 
     @asynccontextmanager
     async def tool_time(self, limit_s: float | None = None) -> AsyncIterator[None]:
-        """Measure what is not generation, such as a tool's call, as ``Sample.non_generation_time``.
+        """Measure the block, such as a tool call, and add its time to ``Sample.non_generation_time``.
 
         Example: ``async with trajectory.tool_time(30): answer = await search(query)``.
 
         Arguments:
-            limit_s: seconds until the block is cancelled; None: no limit.
+            limit_s: seconds after which the block is cancelled; None: no limit.
 
         Raises:
             TimeoutError: ``limit_s`` passed.
@@ -305,8 +307,8 @@ class Trajectory:
         """Add tokens that no engine sampled, with log-probability 0.0.
 
         Arguments:
-            ids: token ids; those beyond :attr:`remaining` are left out, and the response is truncated.
-            mask: one entry an id, 1 where it is trained, as in supervised fine-tuning.
+            ids: token ids; those beyond :attr:`remaining` are dropped, and the response is truncated.
+            mask: one entry per id, 1 where it is trained, as in supervised fine-tuning.
 
         Raises:
             ValueError: ids and mask differ in length.
@@ -316,13 +318,13 @@ class Trajectory:
         room = self.remaining
         added = list(ids[:room])
         self._extend(added, [0.0] * len(added), list(mask[:room]))
-        self._kept.append((None, len(added)))
+        self._truncation_masks.append((None, len(added)))
         self._turn_start = len(self._ids)
         if len(ids) > room or (self.is_full and not all(mask)):
             self._ending = "length"
 
     async def read_inputs(self) -> None:
-        """Take the prompt and its images as the trained model reads them; :meth:`generate` does so by itself.
+        """Process the prompt and its images for the trained model; :meth:`generate` calls it.
 
         Raises:
             DataError: the images cannot be read, or the processor refuses them.
@@ -338,10 +340,10 @@ class Trajectory:
                 raise DataError(f"{_who(sample)}: {problem}") from problem
 
     def finish(self) -> Sample:
-        """The sample with this response, and its status.
+        """Write this response and its status into the sample; return the sample.
 
-        ``COMPLETED``: the last turn ended by itself. ``TRUNCATED``: a budget ended the last turn, or added text fills
-        the response. ``ABORTED``: the last turn was aborted. ``FAILED``: there is no response.
+        ``COMPLETED``: an end token or stop text ended the last turn. ``TRUNCATED``: a budget ended the last turn, or
+        added text fills the response. ``ABORTED``: the last turn was aborted. ``FAILED``: there is no response.
         """
         sample = self._sample
         sample.non_generation_time += self._tool_time
@@ -359,24 +361,24 @@ class Trajectory:
         return sample
 
     def finish_turns(self) -> list[Sample]:
-        """A sample for each turn of the model, so that each may have a reward of its own; without a turn, as
+        """Return one sample per turn of the model, so that each may have its own reward; without a turn, as
         :meth:`finish`.
 
-        Each has the conversation up to the end of its turn, and only this turn is trained. They share one
-        ``rollout_id``, so together they count once in the loss and among the rewards of the group. Earlier tokens are
-        read again for each: n equal turns cost the training (n + 1) / 2 times as much as one sample of all.
+        Each sample has the conversation up to the end of its turn, and only this turn is trained. The samples share one
+        ``rollout_id``, so they count once in the loss and among the rewards of the group. Training reads the earlier
+        tokens again for each sample: n equal turns cost (n + 1) / 2 times as much as one sample of all turns.
         """
         whole = self.finish()
         mask = self._mask or [1] * len(self._ids)
         turns = [(start, end) for start, end in self._turns() if any(mask[start:end])]
-        return [self._turn_alone(start, end, is_last=(start, end) == turns[-1]) for start, end in turns] or [whole]
+        return [self._sample_of_turn(start, end, is_last=(start, end) == turns[-1]) for start, end in turns] or [whole]
 
-    def _turn_alone(self, start: int, end: int, *, is_last: bool) -> Sample:
+    def _sample_of_turn(self, start: int, end: int, *, is_last: bool) -> Sample:
         other = self.fork(end)
         other._log_probs[start:] = self._log_probs[start:end]
         other._mask = [*[0] * start, *(self._mask or [1] * end)[start:end]]
-        kept = joined(self._kept)
-        other._kept = [(kept if kept is None else kept.until(end), end)]
+        mask = joined(self._truncation_masks)
+        other._truncation_masks = [(mask if mask is None else mask.until(end), end)]
         other._ending = self._ending if is_last else "stop"
         other._tool_time = self._sample.non_generation_time if is_last else 0.0
         other._spec_info = self._spec_info if is_last else None
@@ -393,7 +395,7 @@ class Trajectory:
         return sys.maxsize if limit is None else limit - len(self._prompt) - len(self._ids)
 
     def _limited(self, sampling: SamplingParams) -> SamplingParams | None:
-        """``sampling`` for the rest of the turn; None: there is no room."""
+        """Return ``sampling`` for the rest of the turn; None: the response is full."""
         have = len(self._ids) - self._turn_start
         room = min(sampling.max_new_tokens - have, self._response_room)
         if self._ids:
@@ -411,7 +413,7 @@ class Trajectory:
             self._processed, self._prompt = processed, processed.ids
 
     def _take(self, answer: Generation, sampling: SamplingParams) -> FinishReason:
-        """Add what an engine returned; why it ended."""
+        """Append an engine's answer; return its finish reason."""
         read = answer.prompt_tokens
         if self._processed is not None and not self._ids and read not in (None, len(self._prompt)):
             raise RunError(
@@ -427,8 +429,8 @@ class Trajectory:
             self._versions = list(dict.fromkeys([*self._versions, *answer.weight_versions]))
             self._spans += [(name, have + start, have + end) for name, start, end in answer.weight_spans]
         self._extend(more, list(answer.log_probs), [1] * len(more))
-        self._kept.append((answer.kept, len(more)))
-        self._routes = joined_routes(self._routes, answer.routed_experts)
+        self._truncation_masks.append((answer.kept, len(more)))
+        self._routes = join_routes(self._routes, answer.routed_experts)
         self._spec_info = added(self._spec_info, answer.spec_info)
         self._ending = answer.finish_reason
         return answer.finish_reason
@@ -452,20 +454,20 @@ class Trajectory:
         return Turn(self._context.encoder.decode(ids), ids, log_probs, reason)
 
     def _restored_turns(self) -> tuple[int, int]:
-        """The start of the aborted turn in the response, and the number of finished turns."""
+        """Return the start of the aborted turn in the response, and the number of finished turns."""
         turns = self._turns()
         is_in_turn = bool(turns) and turns[-1][1] == len(self._ids)
         return (turns[-1][0], len(turns) - 1) if is_in_turn else (len(self._ids), len(turns))
 
     def _turns(self) -> list[tuple[int, int]]:
-        """Start and end of each turn of the model in the response."""
+        """Return the start and end of each turn of the model in the response."""
         sampled = [False] * len(self._ids)
         for _, start, end in self._spans:
             sampled[start:end] = [True] * (end - start)
-        if not self._spans:  # not recorded: added text is what is not trained and has log-probability 0
+        if not self._spans:  # not recorded: untrained tokens with log-probability 0 are added text
             mask = self._mask or [1] * len(self._ids)
             sampled = [bool(mask[at]) or log_prob != 0 for at, log_prob in enumerate(self._log_probs)]
-        edges = [at for at, (one, other) in enumerate(pairwise([False, *sampled, False])) if one != other]
+        edges = [at for at, (before, after) in enumerate(pairwise([False, *sampled, False])) if before != after]
         return list(zip(edges[::2], edges[1::2], strict=True))
 
     def _record(self) -> None:
@@ -476,9 +478,9 @@ class Trajectory:
         if self._mask is not None:
             sample.loss_mask = Mask(self._mask)
         sample.weight_versions, sample.weight_spans = list(self._versions), list(self._spans)
-        sample.rollout_routed_experts = padded_routes(self._routes, len(sample.tokens) - 1)
+        sample.rollout_routed_experts = pad_routes(self._routes, len(sample.tokens) - 1)
         sample.spec_info = self._spec_info or SpecInfo()
-        keep(sample, joined(self._kept))
+        keep(sample, joined(self._truncation_masks))
         if self._processed is not None:
             sample.multimodal_train_inputs = dict(self._processed.inputs)
 

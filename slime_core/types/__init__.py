@@ -1,4 +1,4 @@
-"""The records that cross rooms, and the shape legend of the whole project.
+"""The records that packages exchange, and the shape legend of the whole project.
 
     sample   Sample, Status, SpecInfo, PromptGroup: what user code sees and what is generated; TokenIds, LogProbs, Mask:
              flat arrays that behave like lists; SampleRecord: one row of a run's files of samples; JsonValue
@@ -6,11 +6,13 @@
              TrainBatch, StepPlan: what is trained
 
 Shapes are read off names: P prompts, G samples of one prompt, B samples, T tokens (ragged or packed), U response
-tokens, V vocabulary entries, R data-parallel ranks. ``rewards_B`` is one number a sample, ``log_probs_T`` one a packed
-token.
+tokens, V vocabulary entries, R data-parallel ranks. ``rewards_B`` is one number per sample, ``log_probs_T`` one per
+packed token.
 
-A *prompt group* is the list of samples that answer one prompt. A *rollout* is one generation step over P prompt groups.
-A *shard* (:class:`TrainBatch`) is what one data-parallel rank trains of one rollout.
+A *prompt group* is the list of samples that answer one prompt. A *rollout* is the samples that one iteration of the
+training loop trains on: P prompt groups. A *generation* is one call of the engine or of a generate function for one
+sample; it may return several samples (*siblings*), which share a ``rollout_id``. slime named this field; it numbers
+generations, not rollouts. A *shard* (:class:`TrainBatch`) is the part of a rollout that one data-parallel rank trains.
 """
 
 from slime_core.types.rollout import GroupedRewards, Reward, RewardFailure, StepPlan, TrainBatch

@@ -1,4 +1,7 @@
-"""The records of a rollout: rewards of its samples, one by one and as columns, and the shard that a rank trains."""
+"""The records of a rollout: the reward of each sample, the rewards as columns, and the shard that a rank trains.
+
+Reward models return the first, advantage estimators read the second, the sampler builds the third for the learner.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ Reward = float | dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class RewardFailure:
-    """Why a sample has no reward; a reward model may return it in place of one, so that its other samples keep theirs.
+    """Why a sample has no reward; a reward model may return it for one sample and rewards for the others.
 
     Example: ``RewardFailure("timeout", "the judge gave no answer within 30 s")``.
 
@@ -27,7 +30,7 @@ class RewardFailure:
             the name of an exception.
         error: the message for people.
         lost: set by the core: the reward process ended, or ran out of memory, so another call may have caused it.
-        own: set by the core: no other call can have caused it, because the process worked on this call alone until its
+        own: set by the core: no other call can have caused it, because the process worked only on this call until the
             time limit.
     """
 
@@ -39,7 +42,7 @@ class RewardFailure:
 
 @dataclass(frozen=True, slots=True)
 class GroupedRewards:
-    """The rewards of B samples and which prompt group each belongs to; samples of a group may stand anywhere.
+    """The rewards of B samples and the prompt group of each; samples of a group need not be adjacent.
 
     Example, two groups of two::
 
@@ -51,8 +54,8 @@ class GroupedRewards:
         groups_B: int64, the samples' ``group_index``; any integers.
         lengths_B: int64, response tokens.
         mask_sums_B: int64, response tokens that are trained.
-        rollouts_B: int64, which rollout each sample is of; samples that one generation fanned out into share it, and
-            it counts once in its group. Any integers. None: each sample is a rollout of its own.
+        rollouts_B: int64, the generation that made each sample; siblings share the number, and a generation counts once
+            in its group. Any integers. None: each sample has a generation of its own.
 
     Raises:
         ValueError: the columns differ in shape, or a reward is NaN or infinite.
@@ -65,10 +68,10 @@ class GroupedRewards:
     rollouts_B: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
-        columns = {one.name: getattr(self, one.name) for one in fields(self)}
+        columns = {column.name: getattr(self, column.name) for column in fields(self)}
         shapes = {name: column.shape for name, column in columns.items() if column is not None}
         if set(shapes.values()) != {(len(self.rewards_B),)}:
-            raise ValueError(f"every column holds one number a sample; found the shapes {shapes}")
+            raise ValueError(f"every column holds one number per sample; found the shapes {shapes}")
         if len(self) and not math.isfinite(float(abs(self.rewards_B).max())):
             raise ValueError("a reward is NaN or infinite; the reward model must return finite numbers")
 
@@ -78,11 +81,11 @@ class GroupedRewards:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The division of one optimizer step of a shard: ``micro_batches[m]`` lists positions of the shard's samples.
+    """The micro-batches of one optimizer step of a shard: ``micro_batches[m]`` lists positions of the shard's samples.
 
-    ``divisor`` is the last of the divisors inside the step's loss weights, over all ranks: its rollouts with a trained
-    token, or, where tokens are averaged, its trained tokens; at least 1. ``loss_factor`` multiplies the loss and no
-    other metric: 1, but where responses are divided by a constant number of tokens.
+    ``divisor`` is the last of the divisors inside the step's loss weights, over all ranks: the number of generations
+    with a trained token or, where tokens are averaged, of trained tokens; at least 1. ``loss_factor`` multiplies the
+    loss and no other metric. It is 1 unless responses are divided by a constant number of tokens.
     """
 
     micro_batches: tuple[tuple[int, ...], ...]
@@ -99,27 +102,28 @@ class TrainBatch:
 
     Arguments:
         rollout: number of the rollout.
-        tokens_T: int32 [t], all samples one after the other.
+        tokens_T: int32 [t], the tokens of all samples, concatenated.
         lengths_B, response_lengths_B: int64 [b].
         loss_mask_U: int8 [u], 1 trains.
         loss_weights_B: float32 [b]; the loss of a step is ``sum_b loss_weights_B[b] * sum_u loss_mask_U * loss_U``
-            over the samples of *all* ranks: every divisor (samples, tokens, siblings) is already inside, so packing,
-            order, micro-batches and ranks cannot change it.
+            over the samples of *all* ranks. The weights include every divisor (samples, tokens, siblings), so packing,
+            order, micro-batches and ranks cannot change the loss.
         rollout_log_probs_U: float32 [u], the engine's.
         columns_B: further per-sample columns by name, float32 [b]: ``rewards``, and ``advantages`` unless the learner
-            is the one that estimates them.
+            estimates them.
         steps: one plan for each optimizer step.
         indices_B: int64 [b], the samples' ``index``, for records.
-        temperature: what the logits are divided by, as the engine did.
-        weight_version_B: int64 [b], the version of the weights that sampled the whole response; -1 where several did,
-            or an unknown one. None: unknown for all.
-        prefix_order_B: int64 [b], the samples in an order in which those that start with the same tokens follow each
-            other; the plans count such tokens once for a micro-batch. None: every sample has all its tokens.
+        temperature: the engine's; the learner divides its logits by it.
+        weight_version_B: int64 [b], the version of the weights that sampled the whole response; -1: several versions,
+            or an unknown one, sampled it. None: unknown for all.
+        prefix_order_B: int64 [b], an order of the samples in which those that start with the same tokens are adjacent;
+            the plans count such tokens once per micro-batch. None: no sample shares tokens.
         prefix_lengths_B: int64 [b], for each place in this order the tokens shared with the sample before.
         routes_TLK: int8 or int16 [t, layers, k], the experts that the engine took for each token in each layer; -1 for
             the last token of a sample, which no engine read. None: not requested.
-        kept_counts_U: int64 [u], how many tokens each response token was sampled from; 0: all. None: all, everywhere.
-        kept_ids_S: int64 [s], those tokens, response token after response token.
+        kept_counts_U: int64 [u], the truncated-sampling mask: how many tokens top-p and top-k left at each response
+            token; 0: sampled from the whole vocabulary. None: no token has a mask.
+        kept_ids_S: int64 [s], the ids of these tokens, concatenated over the response tokens.
         inputs: what samples carry for the model in addition to tokens; names, dtypes and shapes after the first
             dimension are those of the whole rollout, the same on every rank.
     """

@@ -1,7 +1,8 @@
-"""One response to one prompt: the public record, with the field names of slime's samples; and what its fields hold.
+"""One response to one prompt: the public record :class:`Sample`, with the field names of slime's samples.
 
-Token ids, log-probabilities and masks are flat arrays (:class:`Numbers`) that behave like the lists that user code
-expects. :class:`SampleRecord` is a sample as trackers read it from a run's files.
+User code (generate functions, rewards, hooks) gets it; the sampler fills it in. Token ids, log-probabilities and masks
+are flat arrays (:class:`Numbers`) that behave like the lists that user code expects. :class:`SampleRecord` is a sample
+as trackers read it from a run's files.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ JsonValue = Union[None, bool, int, float, str, Sequence["JsonValue"], Mapping[st
 
 
 class Numbers(array):  # type: ignore[type-arg]
-    """A flat array that reads, adds and compares like a list of numbers, at 1 to 4 bytes an entry."""
+    """A flat array that reads, adds and compares like a list of numbers, with 1 to 4 bytes per entry."""
 
     __slots__ = ()
     code = "i"
@@ -44,8 +45,8 @@ class Numbers(array):  # type: ignore[type-arg]
         return self
 
     def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
-        return type(self)(found) if isinstance(index, slice) else found
+        value = super().__getitem__(index)
+        return type(self)(value) if isinstance(index, slice) else value
 
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, Sequence | array) else NotImplemented
@@ -132,38 +133,40 @@ class Sample:
     Arguments:
         group_index: number of the prompt group within the run; groups are identified by this, never by position.
         index: number of the sample within the run.
-        rollout_id: of a group, siblings that one generation fanned out into share it and are one rollout; None: alone.
+        rollout_id: number of the generation that made the sample, unique in its group. Samples of one generation
+            (siblings) share it and count once. None: the only sample of its generation.
         prompt: text, or chat messages ``[{"role": ..., "content": ...}]``.
         tokens: prompt ids followed by response ids, exactly as the engine saw and returned them.
         response: the decoded response; for reading, never re-tokenised.
         response_length: number of response ids at the end of ``tokens``.
         label: ground truth for the reward.
         reward: a number, or named numbers.
-        loss_mask: one entry a response id, 1 trains, 0 (tool output) does not; None: all ones.
+        loss_mask: one entry per response id, 1 trains, 0 (tool output) does not; None: all ones.
         status: see :class:`Status`.
-        multimodal_inputs: kind of input, such as ``image`` -> what the data holds of it, for the engine.
+        multimodal_inputs: kind of input, such as ``image`` -> the data row's value, for the engine.
         multimodal_train_inputs: for the model that is trained: name -> array or tensor, see :mod:`slime_core.opaque`.
-        metadata: the data row's own fields; ``generate_function`` and ``rm_type`` name components of the run's plugins
+        metadata: the fields of the data row; ``generate_function`` and ``rm_type`` name components of the run's plugins
             for this row, ``reward_key`` one of the named rewards, see :mod:`slime_core.prompts.row_checks`.
-        generate_function_path: slime's name for the former, which goes before it; a component's name, never a path.
+        generate_function_path: slime's name for ``generate_function``, with precedence over it; the name of a
+            component, never a path.
         weight_versions: the versions of the weights that produced the response, oldest first.
-        weight_spans: which of them sampled which tokens of the response, ``(version, start, end)`` with ``end``
+        weight_spans: the version that sampled each token of the response, as ``(version, start, end)`` with ``end``
             excluded; tokens that no engine sampled are in no span. Empty: not recorded; one version then sampled the
             whole response.
         rollout_log_probs: the engine's log-probability of each response id, in the distribution that it was sampled
-            from: after division by the temperature, and over what top-p and top-k left.
-        rollout_top_p_token_ids: the tokens that they left at each position of the response, position by position; None:
-            all.
-        rollout_top_p_token_offsets: where each position starts in these ids, followed by the end of the last one; a
-            position without ids, such as one that a tool wrote, was sampled from all tokens.
-        rollout_routed_experts: int8 or int16 [tokens - 1, layers, experts a token], which experts of a mixture took it;
-            None: it was not requested (``use_rollout_routing_replay``).
+            from: after division by the temperature, and normalised over the tokens that top-p and top-k left.
+        rollout_top_p_token_ids: the truncated-sampling mask: the tokens that top-p and top-k left at each position of
+            the response, concatenated; None: no mask, the whole vocabulary everywhere.
+        rollout_top_p_token_offsets: where each position starts in these ids, followed by the end of the last position;
+            a position without ids, such as one that a tool wrote, has no mask.
+        rollout_routed_experts: int8 or int16 [tokens - 1, layers, experts per token], the experts of a mixture that
+            took each token; None: not requested (``use_rollout_routing_replay``).
         remove_sample: keep the sample out of the loss; it still counts in its group's statistics.
-        custom_rm_path: a field of slime's samples, kept and written down; nothing reads it. A sample's own reward
-            model stands under ``rm_type`` in its metadata.
-        session_id: of a conversation, for functions that route requests by it.
+        custom_rm_path: a field of slime's samples, stored and written to files; nothing reads it. ``rm_type`` in the
+            metadata names the reward model of a sample.
+        session_id: id of a conversation, for functions that route requests by it.
         error: why the sample failed, for ``FAILED``.
-        failure_cause: of which kind that was, as ``rollout/failures/CAUSE`` counts it: ``engine``, ``timeout``.
+        failure_cause: the kind of failure, as ``rollout/failures/CAUSE`` counts it: ``engine``, ``timeout``.
     """
 
     group_index: int | None = None
@@ -206,12 +209,12 @@ class Sample:
         return len(self.tokens) - self.response_length
 
     def reward_key(self, default: str | None = None) -> str | None:
-        """Which of several named rewards counts: the one that the row's metadata names, else ``default``."""
+        """Return the name of the reward that counts: the one in the row's metadata, else ``default``."""
         named = self.metadata.get(REWARD_KEY)
-        return str(named) if named else default  # what is no text names no reward
+        return str(named) if named else default
 
     def reward_value(self, key: str | None = None) -> float:
-        """The reward as one number: itself, or its entry ``key``, unless the row's metadata names another.
+        """Return the reward as one number: itself, or its entry ``key``; a key in the row's metadata takes precedence.
 
         Raises:
             ValueError: the sample has no reward, or holds named rewards and ``key`` is not one of them.
@@ -228,7 +231,7 @@ class Sample:
         return float(self.reward)
 
     def get_reward_value(self, args: RewardArguments) -> float:
-        """The reward as one number: itself, or its entry ``args.reward_key``; raises like :meth:`reward_value`."""
+        """Return the reward as one number, as :meth:`reward_value` does with ``args.reward_key``."""
         return self.reward_value(args.reward_key)
 
     @property
@@ -247,14 +250,14 @@ class Sample:
         text: str = "",
         update_terminal_info: bool = True,
     ) -> None:
-        """Add tokens to the end of the response; ``tokens`` has to hold the prompt's ids already.
+        """Add tokens to the end of the response; the prompt's ids must be in ``Sample.tokens`` already.
 
         Arguments:
-            args: not needed; slime's functions pass it.
+            args: ignored; slime's functions pass it.
             tokens: ids that the engine sampled, or ids of an observation.
             log_probs: natural, one per id that the engine sampled; None for an observation, whose ids do not train.
             trainable: False: an observation.
-            meta_info: of the engine's answer: how it ended and which weights sampled it.
+            meta_info: ``meta_info`` of the engine's answer: its finish reason and weight versions.
             text: for reading.
             update_terminal_info: take the status from ``meta_info``.
 
@@ -263,9 +266,9 @@ class Sample:
         """
         ids, sampled = list(tokens), None if log_probs is None else list(log_probs)
         if trainable is (sampled is None) or (sampled is not None and len(sampled) != len(ids)):
-            found = "no log-probs" if sampled is None else f"{len(sampled)} log-probs"
+            given = "no log-probs" if sampled is None else f"{len(sampled)} log-probs"
             accepted = "one for each token" if trainable else "none, since it does not train"
-            raise ValueError(f"sample {self.index}: {len(ids)} more response tokens with {found}; accepted: {accepted}")
+            raise ValueError(f"sample {self.index}: {len(ids)} more response tokens with {given}; accepted: {accepted}")
         self.tokens = TokenIds([*self.tokens, *ids])
         self.loss_mask = Mask([*self._mask_so_far(), *([int(trainable)] * len(ids))])
         self.rollout_log_probs = LogProbs([*(self.rollout_log_probs or ()), *(sampled or [0.0] * len(ids))])
@@ -282,9 +285,11 @@ class Sample:
 
     def _take_over(self, meta_info: Mapping[str, Any], added: int, *, is_last: bool) -> None:
         spans = meta_info.get("weight_versions") or [{"version": meta_info.get("weight_version")}]
-        self.weight_versions += [one["version"] for one in spans if one["version"] not in (None, *self.weight_versions)]
+        self.weight_versions += [
+            span["version"] for span in spans if span["version"] not in (None, *self.weight_versions)
+        ]
         offset = self.response_length - added
-        places = [(one["version"], one.get("start", 0), one.get("end", added)) for one in spans]
+        places = [(span["version"], span.get("start", 0), span.get("end", added)) for span in spans]
         self.weight_spans += [
             (name, offset + start, offset + end) for name, start, end in places if name and end > start
         ]
@@ -294,22 +299,22 @@ class Sample:
             self.status = ends[reason["type"] if isinstance(reason, dict) else reason]
 
     def to_dict(self) -> dict[str, JsonValue]:
-        """Every field by name, for JSON: arrays as lists, opaque ones as objects; :meth:`from_dict` reads it again."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        """Return every field by name, for JSON: arrays as lists, opaque ones as objects. :meth:`from_dict` reads it."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         plain = {name: list(value) if isinstance(value, Numbers) else value for name, value in values.items()}
         experts: Any = self.rollout_routed_experts
         plain["rollout_routed_experts"] = experts if experts is None or isinstance(experts, list) else experts.tolist()
         plain["multimodal_train_inputs"] = json_of(self.multimodal_train_inputs)
-        counters = {one.name: getattr(self.spec_info, one.name) for one in fields(self.spec_info)}
+        counters = {entry.name: getattr(self.spec_info, entry.name) for entry in fields(self.spec_info)}
         return {**plain, "status": self.status.value, "spec_info": counters}
 
     @staticmethod
     def from_dict(values: Mapping[str, JsonValue]) -> Sample:
-        """The sample that :meth:`to_dict` described.
+        """Return the sample that :meth:`to_dict` described.
 
         Raises:
             TypeError: an entry is not a field of a sample.
-            TypeError, ValueError, OverflowError: an entry is of another kind than its field.
+            TypeError, ValueError, OverflowError: an entry has another type than its field.
         """
         given: dict[str, Any] = dict(values)
         numbers = {name: kind(given[name]) for name, kind in NUMBERS.items() if given.get(name) is not None}
@@ -335,12 +340,12 @@ class SampleRecord:
         group, index: as :class:`~slime_core.types.Sample` has them.
         status: ``completed``, ``truncated``, ``aborted`` or ``failed``.
         response_length: tokens.
-        weight_versions: which weights produced it, in order.
+        weight_versions: versions of the weights that produced it, oldest first.
         eval_set: name of the evaluation set; None: the sample was generated for training.
-        dropped: why a sample transform left it out of training; None: it was not left out.
+        dropped: why it was left out of training; None: it was not.
         cause: why it failed; None: it did not.
         error: the message of that failure.
-        masked: whether its tokens are kept out of the loss.
+        masked: whether the loss ignores its tokens.
     """
 
     group: int | None
@@ -361,10 +366,10 @@ class SampleRecord:
 
 
 def label_text(sample: Sample, reward: str) -> str:
-    """The label as text, without surrounding white space.
+    """Return the label as text, without surrounding white space.
 
     Raises:
-        DataError: there is none for reward model ``reward`` to compare with.
+        DataError: the sample has no label for reward model ``reward`` to compare with.
     """
     if sample.label is None:
         raise DataError(
@@ -372,5 +377,5 @@ def label_text(sample: Sample, reward: str) -> str:
             "with.\n"
             "Name the label's field with --label-key, or choose another reward model."
         )
-    # From a data source of the user's own it may be a number.
+    # A data source of the user may give a number.
     return str(sample.label).strip()

@@ -17,12 +17,12 @@ def test_a_batch_counts_its_samples():
 
 
 def test_columns_of_different_length_are_refused_with_their_shapes():
-    with pytest.raises(ValueError, match=r"one number a sample; found the shapes .*'groups_B': \(1,\)"):
+    with pytest.raises(ValueError, match=r"one number per sample; found the shapes .*'groups_B': \(1,\)"):
         batch([1, 0], [0])
 
 
 def test_a_matrix_of_rewards_is_refused():
-    with pytest.raises(ValueError, match="one number a sample"):
+    with pytest.raises(ValueError, match="one number per sample"):
         batch([[1, 0], [0, 1]], [[0, 0], [1, 1]])
 
 
