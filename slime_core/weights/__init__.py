@@ -8,12 +8,12 @@
                     checkpoints
 
 The rule between the parts: nothing is sent before :func:`~.publisher.require_matching_specs` has passed, because a
-weight of a wrong shape kills a server, and no engine resumes before all of them have loaded everything.
+weight of a wrong shape kills a server; and no engine resumes before all engines have loaded all weights.
 
-The driver writes :class:`PublisherSettings`. So this file, ``engine_control`` and ``hugging_face`` do not import
-torch before they use it; ``publisher`` and ``transports`` do.
+The driver creates :class:`PublisherSettings` and does not load torch. So this file, ``engine_control`` and
+``hugging_face`` import torch only in functions that use it; ``publisher`` and ``transports`` import it at the top.
 
-PUBLIC are the names in ``__all__``, for programs that read and write Hugging Face folders; the files are not.
+PUBLIC: the names in ``__all__``, for programs that read and write Hugging Face folders. The modules are private.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ class PublisherSettings:
     Arguments:
         model: Hugging Face folder that the engines were started from.
         dtype: of the engines' weights, torch's name.
-        bytes_limit: largest bucket; with ``gloo`` at most ``CPU_BUCKET_BYTES``.
+        bytes_limit: largest bucket in bytes; with ``gloo`` at most ``CPU_BUCKET_BYTES``.
         backend: ``nccl`` where learner and engines have GPUs, else ``gloo``.
-        devices_per_engine: processes of one engine; one number for all engines, or one for each.
+        devices_per_engine: processes of one engine; one number for all engines, or one per engine.
         address: of the learner's first rank as the engines see it; that rank binds it.
         timeout_s: limit of every call.
-        transport: how weights travel; ``tensor`` only to engines on the machine of the rank that holds their copy.
+        transport: how weights travel; ``tensor`` needs each engine on the machine of the rank that shares its weights.
         disk_folder: for ``disk``: a folder that learner and engines see.
-        engine_gpus: for ``tensor`` on GPUs: UUID of the GPU of each process of each engine, one tuple an engine; empty:
-            they read the weights from the machine's memory, which is slower.
-        holders: for ``tensor``: the learner rank whose memory each process of each engine reads, one tuple an engine;
-            empty: the first rank's.
+        engine_gpus: for ``tensor`` on GPUs: UUID of the GPU of each process of each engine, one tuple per engine;
+            empty: the processes read the weights from host memory, which is slower.
+        holders: for ``tensor``: the learner rank whose memory each process of each engine reads, one tuple per engine;
+            empty: the first rank.
         pause_mode: whether requests in flight are aborted, retracted or kept.
-        resumes: whether the publisher resumes the engines after an update; False: its caller does.
+        resumes: whether the publisher resumes the engines after an update; False: the caller does.
     """
 
     model: Path

@@ -1,6 +1,7 @@
-"""Control calls to the inference servers over HTTP: to all engines at the same time, each call with a time limit.
+"""Control calls to the inference servers over HTTP: to all engines concurrently, each call with a time limit.
 
-Plain blocking calls, for a learner rank and for the sampler alike. All engines answer 200 or the call raises.
+The calls block; a call raises unless all engines answer 200. The publisher (on a learner rank) uses
+:class:`EngineControl` for weights, engine actors use it for pauses and memory.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 PauseMode = Literal["abort", "retract", "in_place"]
-"""Requests in flight are aborted with the tokens that they have; retracted and recomputed later, so that the cache can
-be flushed; or kept in place."""
+"""``abort``: requests in flight return the tokens that they have. ``retract``: they are recomputed later, so the cache
+can be flushed. ``in_place``: they keep their cache and resume."""
 
 GRACE_S = 1.0
-"""Seconds that other calls get to end after one has failed."""
+"""Seconds to wait for the other calls after one call has failed."""
 
 ACCEPTED = range(200, 300)
 SHA_DIGITS, XXH3_DIGITS = 16, 32
-"""Hexadecimal digits of a weight's digest: 8 bytes of SGLang's SHA-256; XXH3 of a server on a CPU that slime starts."""
+"""Hexadecimal digits of a weight's digest: 8 bytes of SGLang's SHA-256; XXH3 from servers that slime starts on a
+CPU."""
 
 BODY_SHOWN = 400
 """Characters of a refusal that an error quotes."""
@@ -42,7 +44,7 @@ BODY_SHOWN = 400
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Weights of one dtype that are sent together, in this order."""
+    """Weights of one dtype that are sent in one message, in this order."""
 
     specs: tuple[WeightSpec, ...]
 
@@ -56,15 +58,15 @@ class Sending(Protocol):
     """A started broadcast, such as ``torch.distributed.Work``."""
 
     def wait(self) -> Any:
-        """Returns when it is done."""
+        """Wait until it is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineChecksums:
-    """Checksums of one engine's weights: ``ranks[r]`` maps its own names of weights to hexadecimal digits.
+    """Checksums of one engine's weights: ``ranks[r]`` maps the engine's parameter names to hexadecimal digits.
 
-    The engine's names are those of its fused parameters (``qkv_proj``, ``gate_up_proj``). ``total`` stands for all
-    ranks.
+    The engine fuses parameters (``qkv_proj``, ``gate_up_proj``), so its names differ from Hugging Face names. ``total``
+    is the checksum over all ranks.
     """
 
     url: str
@@ -73,24 +75,27 @@ class EngineChecksums:
 
     @property
     def digits(self) -> int:
-        """Hexadecimal digits of a digest, which tell its hash."""
+        """Hexadecimal digits of a digest; the number identifies the hash function."""
         fast = any(len(digest) == XXH3_DIGITS for of_rank in self.ranks for digest in of_rank.values())
         return XXH3_DIGITS if fast else SHA_DIGITS
 
 
 PROMPT_S = 60.0
-"""Limit in seconds of calls that an engine answers after its current forward pass. While it is paused, its health
-checks do not notice that its scheduler hangs: they cannot tell that from loading weights."""
+"""Limit in seconds of calls that an engine answers after its current forward pass. It detects a hanging scheduler: the
+health checks of a paused engine cannot, because loading weights looks the same to them."""
 
 
 class EngineControl:
-    """Controls the servers at ``urls`` (``http://host:port``) together.
+    """Controls the servers at ``urls`` (``http://host:port``); every call goes to all of them.
 
     Arguments:
         urls: all engines, in the order of their ranks in an update group.
         timeout_s: limit of one call.
         ranks_per_engine: processes of one engine that join an update group (its tensor parallel size); one number for
-            all engines, or one for each. ``ranks`` holds one for each.
+            all engines, or one per engine.
+
+    Attributes:
+        ranks: these numbers, one per engine.
     """
 
     def __init__(
@@ -104,7 +109,7 @@ class EngineControl:
         self.ranks = tuple(each)
         self._timeout_s = timeout_s
         self._keeps_cache = False
-        # Two calls an engine: a broadcast may still be on its way when the group is torn down.
+        # Two calls per engine: a broadcast may still be in transit when the group is torn down.
         self._threads = ThreadPoolExecutor(2 * len(self.urls), thread_name_prefix="engine-control")
 
     def close(self) -> None:
@@ -114,7 +119,7 @@ class EngineControl:
     # --- Generation --------------------------------------------------------------------------------------------------
 
     def pause(self, mode: PauseMode = "retract") -> None:
-        """No engine generates from here on; requests are held until :meth:`resume`.
+        """Stop generation on all engines; new requests wait until :meth:`resume`.
 
         Engines that are paused in place keep their cache, and requests in flight resume with it: an update then flushes
         nothing, even if requested. So run them with ``--disable-radix-cache``, or new requests would reuse keys and
@@ -124,7 +129,7 @@ class EngineControl:
         self._all("/pause_generation", {"mode": mode}, limit_s=PROMPT_S)
 
     def resume(self) -> None:
-        """All engines generate again and resume the requests that they held."""
+        """Let all engines generate again and resume the waiting requests."""
         self._all("/continue_generation", {})
 
     def flush_cache(self) -> None:
@@ -134,21 +139,20 @@ class EngineControl:
     # --- Updates -----------------------------------------------------------------------------------------------------
 
     def begin_update(self) -> None:
-        """The engines accept weights."""
+        """Prepare all engines to accept weights."""
         self._all("/begin_weight_update", {}, limit_s=PROMPT_S)
 
     def end_update(self, *, limit_s: float = math.inf) -> None:
-        """The engines post-process the new weights; within ``limit_s`` seconds, where that is less than the limit of a
-        call."""
+        """Let all engines post-process the new weights; ``limit_s`` lowers the limit of the call."""
         self._all("/end_weight_update", {}, limit_s=limit_s)
 
     def init_group(
         self, *, master_address: str, master_port: int, group: str, backend: str, rank_offset: int = 1
     ) -> None:
-        """Every engine has joined the update group; the first takes ranks from ``rank_offset`` on, the next ones
-        those after it.
+        """Let every engine join the update group. The first engine takes the ranks from ``rank_offset`` on, the next
+        engine the ranks after these.
 
-        Rank 0 has to join at the same time: :func:`slime_core.weights.transports.UpdateGroup` does both.
+        Rank 0 has to join concurrently: :class:`slime_core.weights.transports.UpdateGroup` does both.
         """
         common = {
             "master_address": master_address,
@@ -161,7 +165,7 @@ class EngineControl:
         self._each("/init_weights_update_group", [common | {"rank_offset": offset} for offset in offsets])
 
     def destroy_group(self, group: str) -> None:
-        """Every engine has left the update group."""
+        """Let every engine leave the update group."""
         self._all("/destroy_weights_update_group", {"group_name": group})
 
     def update_from_distributed(
@@ -172,18 +176,18 @@ class EngineControl:
         send: Callable[[], Sending],
         version: str | None = None,
     ) -> None:
-        """Every engine has received and loaded ``bucket``.
+        """Broadcast ``bucket`` to all engines, and wait until all of them have loaded it.
 
         Arguments:
             bucket: names, dtypes and shapes of the weights.
             group: name of the update group.
             send: starts the broadcast of the flattened bucket from rank 0 and returns at once.
-            version: with the last bucket: from now on the engines report their tokens under this version, and they drop
-                keys and values, unless they are paused in place. None: more buckets follow.
+            version: with the last bucket: the engines report their tokens under this version from now on, and drop keys
+                and values unless they are paused in place. None: more buckets follow.
 
         Raises:
-            WeightSyncError: an engine refused or died; the broadcast is then not waited for, and the group cannot be
-                used any more.
+            WeightSyncError: an engine refused or died. The call then does not wait for the broadcast, and the group is
+                unusable.
         """
         body = {
             "names": bucket.names,
@@ -198,38 +202,38 @@ class EngineControl:
         sending.wait()
 
     def update_from_tensor(self, payloads: Sequence[Sequence[str]], *, version: str | None = None) -> None:
-        """Every engine has loaded a bucket whose bytes it shares with this process.
+        """Let all engines load a bucket from memory that they share with learner ranks.
 
         Arguments:
-            payloads: for each engine, for each of its processes, the pickle that it reads (``transports.py``).
+            payloads: for each process of each engine, the pickle that it reads (``transports.py``).
             version: as in :meth:`update_from_distributed`.
         """
         bodies = [self._loading(version) | {"serialized_named_tensors": list(of_engine)} for of_engine in payloads]
         self._each("/update_weights_from_tensor", bodies)
 
     def _loading(self, version: str | None) -> dict[str, Any]:
-        """What calls that load a bucket have in common."""
+        """Return the fields that all calls that load a bucket have."""
         flushes = version is not None and not self._keeps_cache
         body: dict[str, Any] = {"load_format": "flattened_bucket", "flush_cache": flushes}
         return body if version is None else {**body, "weight_version": version}
 
     def update_from_disk(self, folder: Path, *, version: str) -> None:
-        """Every engine has loaded the Hugging Face folder ``folder``, reports ``version`` and, unless it is paused in
-        place, has flushed its cache.
+        """Let all engines load the Hugging Face folder ``folder``, report ``version`` and, unless they are paused in
+        place, flush their cache.
 
-        Needs no update session. An engine that finds no weights there refuses and keeps its weights.
+        Needs no :meth:`begin_update`. An engine that finds no weights in the folder refuses and keeps its weights.
         """
         body = {"model_path": str(folder), "weight_version": version, "flush_cache": not self._keeps_cache}
         self._all("/update_weights_from_disk", body)
 
     def set_version(self, version: str) -> None:
-        """From now on the engines report their tokens under ``version``."""
+        """Let all engines report their tokens under ``version`` from now on."""
         self._all("/update_weight_version", {"new_version": version, "abort_all_requests": False})
 
     # --- Memory ------------------------------------------------------------------------------------------------------
 
     def release_memory(self, *tags: str) -> None:
-        """Every engine releases the memory of ``tags``; the cache, if it is among them, is dropped.
+        """Release the memory of ``tags`` on all engines; releasing the cache drops its entries.
 
         A server dies, instead of refusing, if it generates meanwhile (sglang 0.5.23,
         srt/managers/scheduler_components/weight_updater.py): the engines must be idle, or paused other than
@@ -241,7 +245,7 @@ class EngineControl:
         self._all("/release_memory_occupation", {"tags": list(tags)})
 
     def resume_memory(self, *tags: str) -> None:
-        """Every engine has memory for ``tags`` again; weights and cache that were in it are lost, so publish next.
+        """Allocate memory for ``tags`` on all engines again. Its former contents are lost, so publish weights next.
 
         A server dies, instead of refusing, if one of ``tags`` was not released.
 
@@ -253,30 +257,30 @@ class EngineControl:
     # --- State -------------------------------------------------------------------------------------------------------
 
     def check_alive(self) -> None:
-        """All engines answer."""
+        """Raise WeightSyncError if an engine does not answer."""
         self._all("/model_info")
 
     def version(self) -> str:
-        """The version of the weights that every engine serves.
+        """Return the version of the weights that the engines serve.
 
         Raises:
-            WeightSyncError: they serve different ones.
+            WeightSyncError: they serve different versions.
         """
-        found = [answer["weight_version"] for answer in self._all("/model_info")]
-        if len(set(found)) > 1:
-            raise WeightSyncError(f"The engines serve different weights: {dict(zip(self.urls, found, strict=True))}")
-        return str(found[0])
+        versions = [answer["weight_version"] for answer in self._all("/model_info")]
+        if len(set(versions)) > 1:
+            raise WeightSyncError(f"The engines serve different weights: {dict(zip(self.urls, versions, strict=True))}")
+        return str(versions[0])
 
     def checksum(self) -> tuple[EngineChecksums, ...]:
-        """Checksums of each engine's weights. 4 to 8 ms for a model of 0.5 MB; works while paused."""
+        """Return the checksums of each engine's weights: 4 to 8 ms for a model of 0.5 MB; works while paused."""
         answers = self._all("/weights_checker", {"action": "checksum"})
         return tuple(
             EngineChecksums(url, answer["per_engine_checksum"], tuple(rank["checksums"] for rank in answer["ranks"]))
             for url, answer in zip(self.urls, answers, strict=True)
         )
 
-    def spoil(self) -> None:
-        """Every engine holds random numbers in the place of all weights that :meth:`checksum` reports."""
+    def overwrite(self) -> None:
+        """Overwrite all weights that :meth:`checksum` reports with random numbers, on all engines."""
         self._all("/weights_checker", {"action": "reset_tensors"})
 
     # --- Calls -------------------------------------------------------------------------------------------------------
@@ -300,19 +304,19 @@ class EngineControl:
         # slower get a moment to end, so that they do not overlap with the next call of the caller.
         ended, others = wait(calls, return_when=FIRST_EXCEPTION)
         wait(others, timeout=GRACE_S)
-        for one in ended:
-            one.result()
-        return [one.result() for one in calls]
+        for ended_call in ended:
+            ended_call.result()
+        return [each.result() for each in calls]
 
 
 def call(
     url: str, path: str, body: Mapping[str, Any] | None = None, *, method: str | None = None, timeout_s: float
 ) -> Any:
-    """The JSON (or else the text) that the server at ``url`` answers at ``path``; arguments as of :func:`request`.
+    """Call the server at ``url``; return its JSON answer, or the text if it is not JSON. Arguments as :func:`request`.
 
     Raises:
         EngineSilent: no answer within ``timeout_s`` seconds, or no connection.
-        WeightSyncError: a refusal.
+        WeightSyncError: the server refused.
     """
     try:
         status, text = request(url, path, body, method=method, timeout_s=timeout_s)
@@ -330,7 +334,7 @@ def call(
 def request(
     url: str, path: str, body: Mapping[str, Any] | None = None, *, method: str | None = None, timeout_s: float
 ) -> tuple[int, str]:
-    """Status and text that the server at ``url`` answers at ``path``.
+    """Send a request to ``path`` of the server at ``url``; return status and text of the answer.
 
     Arguments:
         url: ``http://host:port``.
@@ -352,18 +356,18 @@ def request(
         connection.close()
 
 
-# --- Where processes meet ---------------------------------------------------------------------------------------------
+# --- Rendezvous -------------------------------------------------------------------------------------------------------
 
 
 _reserved: dict[tuple[str, int], socket.socket] = {}
-"""Sockets that reserve ports for later stores, by address and port."""
+"""Address and port -> the socket that reserves the port for a later store."""
 
 
 def reserve_port(address: str) -> int:
-    """A port of ``address`` that no other process can take until this one, or a fork of it, serves a store there.
+    """Reserve a free port of ``address`` until this process, or a fork of it, serves a store there; return the port.
 
     Raises:
-        OSError: ``address`` is not of this machine.
+        OSError: ``address`` is not an address of this machine.
     """
     listener = socket.create_server((address, 0), family=_family(address))
     port = int(listener.getsockname()[1])
@@ -372,22 +376,22 @@ def reserve_port(address: str) -> int:
 
 
 def serve_store(address: str, *, world_size: int, timeout: timedelta, port: int = 0) -> TCPStore:
-    """The rendezvous store of ``world_size`` processes, served by this one on ``address`` and no other interface.
+    """Serve the rendezvous store of ``world_size`` processes on ``address`` and no other interface; return at once.
 
-    Returns at once; the others connect with ``TCPStore(address, store.port, world_size, is_master=False)``.
+    The other processes connect with ``TCPStore(address, store.port, world_size, is_master=False)``.
 
     Arguments:
-        address: IP address of this process as the others see it.
-        world_size: number of processes, this one included.
+        address: IP address of this process as the other processes see it.
+        world_size: number of processes, this process included.
         timeout: limit of every later wait in the store.
-        port: to listen on, such as one that was reserved; 0: a free one.
+        port: port to listen on, such as one from :func:`reserve_port`; 0: a free port.
 
     Raises:
-        OSError: ``address`` is not of this machine, or the port is taken.
+        OSError: ``address`` is not an address of this machine, or the port is taken.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    # Without a socket the store listens on all interfaces. It owns the socket that it is given, and closes it.
+    # Without a socket the store listens on all interfaces. It takes over this socket and closes it.
     listener = _reserved.pop((address, port), None) or socket.create_server(
         (address, port), family=_family(address), backlog=world_size
     )

@@ -1,7 +1,7 @@
-"""Hugging Face folders: the headers of weights that others wrote, and folders that a run writes.
+"""Hugging Face folders: reads the headers of a checkpoint's weights, and writes folders for disk and checkpoints.
 
 A safetensors file starts with the length of its header, then the header as JSON, then the bytes of the weights
-(safetensors, "Format"). Reading looks at headers only, because files may be large.
+(safetensors, "Format"). Reading reads headers only, because files may be large.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ DTYPES = {
 ITEM_BYTES = dict(DTYPES.values())
 
 INDEX = "model.safetensors.index.json"
-"""Names the file of each weight, where there are several."""
+"""File that names the file of each weight, if there are several."""
 
 SHARD_BYTES = 5 * 10**9
 """Size at which a new file starts, as in transformers."""
 
 HEADER_BYTES = 128 * 2**10
-"""Bytes that each file has for its header, which is written last: for about a thousand weights."""
+"""Bytes reserved for the header of a file, which is written last: enough for about a thousand weights."""
 
 COPY_BYTES = 64 * 2**20
 """Bytes of a weight that are copied from a GPU at once."""
 
 ENTRY_BYTES = 160
-"""Bytes that a header needs for one weight, its name aside, at most."""
+"""Upper bound of the bytes that a header needs for one weight, without its name."""
 
 COPIED = (
     "config.json",
@@ -72,7 +72,7 @@ COPIED = (
     "chat_template.json",
     "*.py",
 )
-"""Files of a model beside its weights: what describes it, its tokenizer, its chat template, its own code."""
+"""Files of a model other than its weights: its configuration, tokenizer, chat template and code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,29 +101,29 @@ class WeightSpec:
 
 
 def expected_specs(folder: Path) -> dict[str, WeightSpec]:
-    """The weights that an engine started from ``folder`` expects: those of its safetensors files, by name.
+    """Return the weights that an engine started from ``folder`` expects: those of its safetensors files, by name.
 
     Reads the headers only.
 
     Raises:
         WeightSyncError: there is no safetensors file in ``folder``, or a header cannot be read.
     """
-    found: dict[str, WeightSpec] = {}
+    specs: dict[str, WeightSpec] = {}
     for file in weight_files(folder):
         with _opened(file) as content:
             for name in content.keys():  # noqa: SIM118 (it is not a mapping)
                 entry = content.get_slice(name)
                 if (dtype := entry.get_dtype()) not in DTYPES:
                     raise WeightSyncError(f"{file} holds weights of dtype {dtype}; known are {', '.join(DTYPES)}")
-                found[name] = WeightSpec(name, DTYPES[dtype][0], tuple(entry.get_shape()))
-    return found
+                specs[name] = WeightSpec(name, DTYPES[dtype][0], tuple(entry.get_shape()))
+    return specs
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint: those that its index names, or all.
+    """Return the safetensors files of a checkpoint: those that its index names; without an index, all.
 
     Raises:
-        WeightSyncError: there is none, or the index is none or names files of other folders.
+        WeightSyncError: the folder has no such file, or the index is malformed or names files of other folders.
     """
     files = sorted(folder.glob("*.safetensors"))
     index = folder / INDEX
@@ -135,33 +135,33 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """Name of a weight -> name of the file in the folder of ``index`` that holds it.
+    """Read an index: name of a weight -> name of the file, in the folder of ``index``, that holds it.
 
     Raises:
         WeightSyncError: ``index`` cannot be read, is not an index, or names files of other folders.
     """
     try:
-        found = as_object(read_object(index).get("weight_map"))
+        file_names = as_object(read_object(index).get("weight_map"))
     except (OSError, ValueError) as error:
         raise WeightSyncError(
             f'{index} is not an index of weights: {error}; accepted: {{"weight_map": {{NAME: FILE}}}}. '
             "Download it again."
         ) from error
-    for name, file in found.items():
+    for name, file in file_names.items():
         if not isinstance(file, str) or file in ("", ".", "..") or "/" in file or "\0" in file:
             raise WeightSyncError(
                 f"{index} says that {name!r:.80} is in {file!r:.80}; accepted: the name of a file in the same "
                 "folder. Download it again from a source that you trust."
             )
-    return found
+    return file_names
 
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """``file``, whose header and size have been checked, so that names, dtypes and shapes can be read.
+    """Context that opens ``file`` and checks its header and size, to read names, dtypes and shapes.
 
     Raises:
-        WeightSyncError: it is incomplete, or no safetensors file.
+        WeightSyncError: ``file`` is incomplete, or not a safetensors file.
     """
     try:
         open_regular(file).close()  # the library would wait for the writer of a FIFO
@@ -174,26 +174,27 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def require_complete_files(folder: Path) -> None:
-    """Return if the size of every safetensors file of the checkpoint is that of its header.
+    """Check that every safetensors file of the checkpoint has the size that its header states.
 
     Raises:
-        WeightSyncError: one differs, as after an interrupted download; or there is none, or a header cannot be read.
+        WeightSyncError: a size differs, as after an interrupted download; or the folder has no such file, or a header
+            cannot be read.
     """
     expected_specs(folder)
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """uint8 [bytes]: the bytes of a tensor, uncopied if it is contiguous."""
+    """Return the bytes of a tensor, uint8 [bytes]; not copied if it is contiguous."""
     import torch
 
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor on the CPU, uncopied if it is contiguous. Do not keep them longer than ``tensor``.
+    """Return the bytes of a CPU tensor, not copied if it is contiguous. Do not keep them longer than ``tensor``.
 
-    DLPack, because memory that ``Tensor.numpy`` has seen cannot be released by its owner any more (torch's "not
-    resizable"), as an offloaded learner does.
+    Uses DLPack: after ``Tensor.numpy`` the owner cannot release the memory any more (torch's "not resizable"), and an
+    offloaded learner has to.
     """
     import numpy as np
 
@@ -201,7 +202,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def spec_of(name: str, tensor: torch.Tensor) -> WeightSpec:
-    """The spec of ``tensor`` under ``name``."""
+    """Return the spec of ``tensor`` under ``name``."""
     return WeightSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
@@ -211,29 +212,30 @@ def spec_of(name: str, tensor: torch.Tensor) -> WeightSpec:
 def write(folder: Path, weights: Iterable[tuple[str, torch.Tensor]], *, template: Path) -> None:
     """Write a folder that transformers and SGLang load: ``weights`` and the small files of ``template``.
 
-    Each weight is written when it comes, so that no copy of the model is made.
+    Each weight is written as soon as ``weights`` yields it, so no copy of the model is made.
 
     Arguments:
         weights: full tensors under Hugging Face names.
         template: folder whose config and tokenizer belong to the weights.
     """
-    whole = HuggingFaceFolder(folder)
+    export = HuggingFaceFolder(folder)
     for name, weight in weights:
-        whole.add({name: weight})
-    whole.finish(template=template)
+        export.add({name: weight})
+    export.finish(template=template)
 
 
 class HuggingFaceFolder:
     """Writes a loadable folder: :meth:`add` weights, then :meth:`finish`.
 
-    Several ranks can write parts of one folder: all of them :meth:`close`, and one finishes with the parts of all.
+    Several ranks can write parts of one folder: every rank calls :meth:`close`, and one rank calls :meth:`finish` with
+    the parts of all ranks.
 
     Arguments:
-        folder: is created, and must not exist, unless ``rank`` is given.
-        rank: of several that write into the folder, which exists.
+        folder: is created and must not exist; with ``rank``, it must exist.
+        rank: number of this rank, if several ranks write into the folder.
 
     Raises:
-        OSError: it exists, or cannot be made.
+        OSError: the folder exists, or cannot be created.
     """
 
     def __init__(self, folder: Path, *, rank: int | None = None) -> None:
@@ -259,16 +261,16 @@ class HuggingFaceFolder:
             self._open.append(name, weight)
 
     def close(self) -> list[WrittenFile]:
-        """The files that this object wrote, complete, under provisional names."""
+        """Complete the last file; return the files that this object wrote, under provisional names."""
         self._end_part()
         return self._parts
 
     def finish(self, *, template: Path, parts: Sequence[WrittenFile] | None = None) -> None:
-        """Give every file its final name, and copy the small ones; transformers and SGLang can load the folder then.
+        """Give every file its final name, and copy the small files; transformers and SGLang can then load the folder.
 
         Arguments:
             template: folder whose config and tokenizer belong to the weights.
-            parts: the files of all ranks; None: this object wrote all.
+            parts: the files of all ranks; None: this object wrote all files.
         """
         parts = self.close() if parts is None else parts
         if len(parts) == 1:
@@ -290,7 +292,7 @@ class HuggingFaceFolder:
 
 
 def copy_small_files(template: Path, folder: Path) -> None:
-    """Copy what is in a Hugging Face folder beside its weights."""
+    """Copy the files of a Hugging Face folder other than its weights."""
     for file in (file for pattern in COPIED for file in sorted(template.glob(pattern))):
         if file.is_file():
             shutil.copyfile(file, folder / file.name)
@@ -298,7 +300,7 @@ def copy_small_files(template: Path, folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A file that was written under a provisional name, because its final one holds the number of files."""
+    """A file under a provisional name, because the final name contains the number of files."""
 
     path: Path
     names: tuple[str, ...]
@@ -306,7 +308,7 @@ class WrittenFile:
 
 
 class _OpenPart:
-    """A safetensors file that grows: room for the header, then the weights; the header is written at the end.
+    """A safetensors file that is being written: reserved bytes, then the weights; :meth:`close` fills in the header.
 
     A header may end in spaces (safetensors, "Format").
     """
@@ -319,7 +321,8 @@ class _OpenPart:
         path.touch(exist_ok=False)
 
     def has_room(self, name: str, weight: torch.Tensor) -> bool:
-        """Whether ``weight`` can be appended: a file has a size, and a weight lies at a multiple of its item size."""
+        """Whether ``weight`` can be appended: files have a size limit, and weights start at a multiple of their item
+        size."""
         fits = self._nbytes + weight.nbytes <= SHARD_BYTES and self._nbytes % weight.itemsize == 0
         return fits and self._header + len(json.dumps(name)) + ENTRY_BYTES <= HEADER_BYTES - 64
 

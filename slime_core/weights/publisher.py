@@ -1,14 +1,16 @@
 """One publication from pause to resume: plan once, send in buckets, and compare every engine's checksums.
 
+The learner's ranks call :class:`Publisher`.
+
 An engine reports one digest for each of *its* parameters. On a CPU that is a hash of the parameter's bytes, so the
 sender can compute it too: 128 bits of XXH3 from a server that slime starts (``cpu/stand_ins/_slime_server.py``), the
 first 8 bytes of SHA-256 from any other (sglang 0.5.23, srt/managers/mm_utils.py, ``tensor_hash``). Either shows that
-the bytes arrived. Neither has to resist forgery, because an engine that lies could report any digest. Fused:
-query, key and value weights end up one below the other in ``qkv_proj``, gate and up in ``gate_up_proj``. All of an
-engine's processes hold parts of one size; what a weight lacks for that is filled up with zeros: rows of embedding and
-output weights, heads, and the intermediate size, of which each process has a multiple of 32
-(srt/configs/update_config.py, ``adjust_config_with_unaligned_cpu_tp``). That proves the bytes end to end, through
-transport, naming, cutting and fusing. On a GPU the digest is another one: then the engines' agreement is what is left.
+the bytes arrived. Neither has to resist forgery, because a malicious engine could report any digest. The engine
+concatenates the rows of query, key and value weights in ``qkv_proj``, and of gate and up in ``gate_up_proj``. All
+processes of an engine hold parts of one size, padded with zeros: rows of embedding and output weights, heads, and the
+intermediate size, of which each process has a multiple of 32 (srt/configs/update_config.py,
+``adjust_config_with_unaligned_cpu_tp``). The comparison proves the bytes end to end, through transport, naming,
+sharding and fusing. On a GPU the engine's digest differs, so only the engines are compared with each other.
 """
 
 from __future__ import annotations
@@ -55,9 +57,9 @@ VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
 WIDE = (".gate_proj.", ".up_proj.", ".down_proj.")
 HEADS = (".q_proj.", ".k_proj.", ".v_proj.", ".o_proj.")
 COLUMNS = (".o_proj.weight", ".down_proj.weight")
-UNCUT = (".o_proj.bias", ".down_proj.bias")
+UNSHARDED = (".o_proj.bias", ".down_proj.bias")
 """Weights that an engine splits over its processes: VOCABULARY by tokens, WIDE by intermediate size, HEADS by heads; by
-rows, COLUMNS by columns. UNCUT and all other weights are whole in every process (srt/layers/linear.py,
+rows, COLUMNS by columns. Every process holds UNSHARDED and all other weights whole (srt/layers/linear.py,
 ``QKVParallelLinear``, ``MergedColumnParallelLinear``, ``RowParallelLinear``)."""
 
 VOCABULARY_ROWS = 64
@@ -77,13 +79,14 @@ than the engine to receive them. Small buckets also let the learner prepare one 
 def require_matching_specs(
     specs: Sequence[WeightSpec], expected: Mapping[str, WeightSpec], *, tied: bool = False, dtype: str | None = None
 ) -> None:
-    """Return if ``specs`` can be sent to engines that expect ``expected``.
+    """Check that ``specs`` can be sent to engines that expect ``expected``.
 
     Arguments:
         specs: of the weights to send.
-        expected: those of the checkpoint that the engines were started from.
-        tied: the model uses its embedding as output weight: that one may be absent on either side.
-        dtype: what the engines compute in, if not in the dtype of their checkpoint; both are accepted, an engine casts.
+        expected: specs of the checkpoint that the engines were started from.
+        tied: the model uses its embedding as output weight, so the output weight may be absent on either side.
+        dtype: the dtype in which the engines compute, if it is not that of their checkpoint; both are accepted, because
+            an engine casts.
 
     Raises:
         WeightSyncError: weights are missing, unknown, duplicate, or of another shape or dtype; lists them.
@@ -108,10 +111,10 @@ def require_matching_specs(
 
 
 def plan_buckets(specs: Sequence[WeightSpec], *, bytes_limit: int) -> list[Bucket]:
-    """Every weight in exactly one bucket, in the order in which the buckets are complete when weights arrive as in
+    """Assign every weight to a bucket. Buckets are in the order in which they fill up when weights arrive as in
     ``specs``.
 
-    Inside a bucket the order of ``specs`` is kept. At most one bucket a dtype is open at a time.
+    A bucket keeps the order of ``specs``. At most one bucket per dtype is open at a time.
 
     Arguments:
         specs: all weights in the order of the export.
@@ -121,7 +124,7 @@ def plan_buckets(specs: Sequence[WeightSpec], *, bytes_limit: int) -> list[Bucke
     opened: dict[str, list[WeightSpec]] = {}
     for spec in specs:
         current = opened.setdefault(spec.dtype, [])
-        if current and sum(one.nbytes for one in current) + spec.nbytes > bytes_limit:
+        if current and sum(weight.nbytes for weight in current) + spec.nbytes > bytes_limit:
             done.append(Bucket(tuple(current)))
             current.clear()
         current.append(spec)
@@ -129,11 +132,11 @@ def plan_buckets(specs: Sequence[WeightSpec], *, bytes_limit: int) -> list[Bucke
 
 
 def require_agreement(held: Sequence[EngineChecksums]) -> None:
-    """Return if all engines hold the same weights. Engines with the same number of processes and the same hash can be
-    compared.
+    """Check that all engines hold the same weights. Compares engines with the same number of processes and the same
+    hash.
 
     Raises:
-        WeightSyncError: names the first engine that differs, and the weights it differs in.
+        WeightSyncError: an engine differs; names the first such engine and the weights that differ.
     """
     firsts: dict[tuple[int, int], EngineChecksums] = {}
     for other in held:
@@ -145,34 +148,33 @@ def require_agreement(held: Sequence[EngineChecksums]) -> None:
             )
 
 
-def require_spoiled(began: Sequence[EngineChecksums], spoiled: Sequence[EngineChecksums]) -> None:
-    """Return if every weight of every process of every engine differs from ``began``.
+def require_all_overwritten(before: Sequence[EngineChecksums], overwritten: Sequence[EngineChecksums]) -> None:
+    """Check that every weight of every process of every engine differs from ``before``.
 
     Raises:
-        WeightSyncError: names the weights of the first engine that do not; a publication could not be seen in them.
+        WeightSyncError: an engine still holds a weight, so the check could not detect that it is not published; names
+            the weights of the first such engine.
     """
-    for before, after in zip(began, spoiled, strict=True):
-        kept = sorted(
-            {name for a, b in zip(before.ranks, after.ranks, strict=True) for name in a if a[name] == b[name]}
-        )
-        if kept:
+    for old, new in zip(before, overwritten, strict=True):
+        same = sorted({name for a, b in zip(old.ranks, new.ranks, strict=True) for name in a if a[name] == b[name]})
+        if same:
             raise WeightSyncError(
-                f"The check of publications overwrites all weights of an engine, but {before.url} still holds "
-                f"{_listed(kept)} afterwards. Leave --check-weight-update-equal out for this model."
+                f"The check of publications overwrites all weights of an engine, but {old.url} still holds "
+                f"{_listed(same)} afterwards. Leave --check-weight-update-equal out for this model."
             )
 
 
-def require_restored(began: Sequence[EngineChecksums], ended: Sequence[EngineChecksums]) -> None:
-    """Return if every process of every engine holds the same weights as in ``began``.
+def require_restored(before: Sequence[EngineChecksums], after: Sequence[EngineChecksums]) -> None:
+    """Check that every process of every engine holds the same weights as in ``before``.
 
     Raises:
-        WeightSyncError: names the first engine's weights that differ.
+        WeightSyncError: an engine differs; names the first such engine and the weights that differ.
     """
-    for before, after in zip(began, ended, strict=True):
-        lost = _different(before.ranks, after.ranks)
+    for old, new in zip(before, after, strict=True):
+        lost = _different(old.ranks, new.ranks)
         if lost:
             raise WeightSyncError(
-                f"Weights were spoiled and published again; {before.url} does not hold what it began with: {lost}. "
+                f"Weights were spoiled and published again; {old.url} does not hold what it began with: {lost}. "
                 "They are not published, or not as the checkpoint has them: compare the model spec's export with the "
                 "engine's load_weights."
             )
@@ -181,14 +183,14 @@ def require_restored(began: Sequence[EngineChecksums], ended: Sequence[EngineChe
 class SentWeights:
     """Digests of the sent weights, under the engines' names; add every weight once, in any order.
 
-    Keeps a fused parameter's pieces only until the last of them is added, and copies none of them.
+    Keeps the pieces of a fused parameter, uncopied, until the last piece is added.
 
     Arguments:
-        dtype: of the engines' weights, torch's name; the engines convert what they receive.
+        dtype: of the engines' weights, torch's name; the engines convert the weights that they receive.
         ranks: processes of one engine (its tensor parallel size).
-        kv_heads: key-value heads of the model; they, and the query heads of each, are padded to a multiple of
-            ``ranks``. 0: they are one already.
-        digits: of the engines' digests, in hexadecimal, which tell the hash.
+        kv_heads: key-value heads of the model; they, and their query heads, are padded to a multiple of ``ranks``. 0:
+            no padding is needed.
+        digits: hexadecimal digits of the engines' digests, which identify the hash function.
     """
 
     def __init__(self, *, dtype: str, ranks: int = 1, kv_heads: int = 0, digits: int = SHA_DIGITS) -> None:
@@ -201,10 +203,10 @@ class SentWeights:
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Add the digests of ``tensor``, sent under the Hugging Face name ``name``."""
-        contents = self._cut(name, tensor)
-        own = next((part for part in FUSED if f".{part}." in name), None)
-        fused, position, count = ("", 0, 1) if own is None else FUSED[own]
-        whole = name if own is None else name.replace(own, fused)
+        contents = self._shard(name, tensor)
+        piece = next((part for part in FUSED if f".{part}." in name), None)
+        fused, position, count = ("", 0, 1) if piece is None else FUSED[piece]
+        whole = name if piece is None else name.replace(piece, fused)
         pieces = self._pieces.setdefault(whole, {})
         pieces[position] = contents
         if len(pieces) == count:
@@ -213,11 +215,11 @@ class SentWeights:
                 digests[whole] = _digest((pieces[index][rank] for index in range(count)), self._digits)
 
     def verify(self, held: EngineChecksums) -> int:
-        """The number of the engine's weights that equal the sent ones; the other weights have names that are not known
-        here.
+        """Compare the engine's weights with the sent weights; return how many could be compared. The other weights have
+        names that this class does not know.
 
         Raises:
-            WeightSyncError: a weight differs from the sent one.
+            WeightSyncError: a weight differs from the sent weight.
         """
         if len(held.ranks) != self._ranks:
             return 0
@@ -230,19 +232,20 @@ class SentWeights:
             raise WeightSyncError(f"After the update {held.url} does not hold what was sent: {_listed(sorted(wrong))}")
         return known
 
-    def _cut(self, name: str, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The shard of ``tensor`` of each rank."""
-        kept = tensor.detach().to("cpu", getattr(torch, self._dtype))
-        if not any(part in name for part in (*VOCABULARY, *WIDE, *HEADS)) or name.endswith(UNCUT):
-            return [kept] * self._ranks
+    def _shard(self, name: str, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return each rank's shard of ``tensor``."""
+        full = tensor.detach().to("cpu", getattr(torch, self._dtype))
+        if not any(part in name for part in (*VOCABULARY, *WIDE, *HEADS)) or name.endswith(UNSHARDED):
+            return [full] * self._ranks
         across = int(name.endswith(COLUMNS))
-        shape = list(kept.shape)
-        shape[across] = self._padded(name, shape[across]) - shape[across]
-        whole = torch.cat([kept, kept.new_zeros(shape)], across) if shape[across] else kept
-        return whole.tensor_split(self._ranks, across)
+        shape = list(full.shape)
+        shape[across] = self._padded_length(name, shape[across]) - shape[across]
+        padded = torch.cat([full, full.new_zeros(shape)], across) if shape[across] else full
+        return padded.tensor_split(self._ranks, across)
 
-    def _padded(self, name: str, length: int) -> int:
-        """Rows or columns that the engine's processes hold together, padding included, of ``length`` that were sent."""
+    def _padded_length(self, name: str, length: int) -> int:
+        """Return the rows or columns that the engine's processes hold in total, padding included, for ``length`` sent
+        rows or columns."""
         if any(part in name for part in HEADS):
             return length // self._kv_heads * _multiple(self._kv_heads, self._ranks)
         if any(part in name for part in WIDE):
@@ -281,20 +284,20 @@ Sent = dict[tuple[int, int], SentWeights]
 
 
 class Publisher:
-    """Sends from the learner's first rank. The other ranks take part in gathering, and with ``holders`` each hands out
-    its own copy.
+    """Sends the learner's weights to the engines. The first rank sends; the other ranks take part in gathering. With
+    ``holders`` each rank shares its copy with engine processes.
 
     Arguments:
         engine_urls: all engines.
         settings: see :class:`PublisherSettings`.
         weights: one pass over the learner's weights, for the plan; iterated by every rank.
-        sends: whether this rank is the one that sends.
+        sends: whether this rank sends.
         on_written: for ``disk``: called on every rank with each version's folder, before any engine reads it;
             with None on ranks that do not send.
 
     Raises:
-        WeightSyncError: the learner's weights are not what the engines take, found before anything was sent; or the
-            transport cannot reach an engine.
+        WeightSyncError: the engines expect other weights, found before anything was sent; or the transport cannot reach
+            an engine.
     """
 
     def __init__(
@@ -331,19 +334,19 @@ class Publisher:
             self._transport = TensorTransport(engine_urls, control=None, holders=holders, gpus=gpus)
 
     def publish(self, weights: NamedWeights, *, version: str) -> float:
-        """Every engine holds ``weights`` and reports ``version`` when this returns; it generates again if the settings
-        say so.
+        """Pause the engines, send ``weights`` as ``version``, and check that every engine holds them. Resume the
+        engines if the settings say so.
 
-        Generation is paused meanwhile; the settings decide about requests in flight.
+        The settings decide what happens to requests in flight.
 
         Returns:
-            The share of the engines' weights whose checksums were compared with what was sent, 1 on a CPU; also 1 on
-            GPUs and on ranks that only gather, which compare nothing.
+            The share of the engines' weights whose checksums were compared with the sent weights: 1 on a CPU. GPUs and
+            ranks that only gather compare nothing and return 1 too.
 
         Raises:
-            NonFiniteError: a weight is NaN or infinite; no engine was given a complete update.
-            WeightSyncError: an engine refused, or does not hold the weights. Engines stay paused, and the publisher is
-                closed: another one must publish, or the run end.
+            NonFiniteError: a weight is NaN or infinite; no engine got a complete update.
+            WeightSyncError: an engine refused, or does not hold the weights. Engines stay paused, and this publisher is
+                closed: a new publisher must publish, or the run must end.
         """
         if self._control is None:
             if self._transport is not None:
@@ -362,11 +365,11 @@ class Publisher:
             self._transport.start(version)
             with _on_one_thread() if self._settings.backend == "gloo" else nullcontext():
                 sent = self._send(self._transport, remaining)
-            self._transport.end()
+            self._transport.commit()
         except WeightSyncError:
             for _ in remaining:  # the other ranks gather to the end
                 continue
-            with suppress(WeightSyncError):  # engines that are still alive end the update that they have begun
+            with suppress(WeightSyncError):  # engines that are still alive end the update
                 self._control.end_update(limit_s=ABANDON_S)
             self.close()
             raise
@@ -378,8 +381,8 @@ class Publisher:
     def check_equal(self, weights: NamedWeights, *, version: str) -> None:
         """Overwrite all weights of the engines, publish ``weights``, and require the same checksums as before.
 
-        Call it while the engines are idle and hold ``weights`` already: with the checkpoint that both started from, or
-        after :meth:`publish`. Every process of every engine is compared, bit for bit.
+        Call it while the engines are idle and hold ``weights`` already: at the start, when engines and learner hold the
+        same checkpoint, or after :meth:`publish`. Every process of every engine is compared, bit for bit.
 
         Raises:
             NonFiniteError: as in :meth:`publish`.
@@ -389,8 +392,8 @@ class Publisher:
             self.publish(weights, version=version)
             return
         before = self._control.checksum()
-        self._control.spoil()
-        require_spoiled(before, self._control.checksum())
+        self._control.overwrite()
+        require_all_overwritten(before, self._control.checksum())
         self.publish(weights, version=version)
         require_restored(before, self._control.checksum())
 
@@ -403,9 +406,9 @@ class Publisher:
             self._control.close()
 
     def _send(self, transport: Transport, weights: NamedWeights) -> Sent:
-        """The checksums that the engines must report."""
-        sent = self._uncounted()
-        digests = Background("digests")  # hashes release the interpreter: they cost no time while a core is free
+        """Send all buckets; return the checksums that the engines must report."""
+        sent = self._new_digests()
+        digests = Background("digests")  # hashing releases the GIL, so it costs no time while a core is free
         try:
             for number, (bucket, tensors) in enumerate(_filled(self._buckets, weights), start=1):
                 for name, tensor in zip(bucket.names, tensors, strict=True):
@@ -415,13 +418,13 @@ class Publisher:
             digests.finish()
         finally:
             digests.close()
-            transport.finish()
+            transport.drain()
         return sent
 
-    def _uncounted(self) -> Sent:
-        """For each kind of engine, the checksums of no weight yet; empty: they cannot be computed here."""
+    def _new_digests(self) -> Sent:
+        """Return empty checksums for each kind of engine; none if checksums cannot be computed here."""
         settings = self._settings
-        # Engines on GPUs report another digest than those that can be computed here.
+        # Engines on GPUs report a digest that cannot be computed here.
         if settings.backend != "gloo" or self._control is None:
             return {}
         heads = int(self._config.get("num_key_value_heads") or 0)
@@ -432,9 +435,9 @@ class Publisher:
         }
 
     def _prove(self, control: EngineControl, sent: Sent, version: str) -> float:
-        found = control.version()
-        if found != version:
-            raise WeightSyncError(f"Weights of version {version} were sent; the engines report version {found}")
+        served = control.version()
+        if served != version:
+            raise WeightSyncError(f"Weights of version {version} were sent; the engines report version {served}")
         checksums = control.checksum()
         require_agreement(checksums)
         if not sent:
@@ -471,10 +474,10 @@ def _filled(buckets: Sequence[Bucket], weights: NamedWeights) -> Iterator[tuple[
         number, spec = buckets_of.get(name, (None, None))
         if number is None or spec != spec_of(name, weight):
             raise WeightSyncError(f"{spec_of(name, weight)} was exported as {name}; planned was {spec}")
-        found = incomplete.setdefault(number, {})
-        found[name] = weight
-        if len(found) == len(buckets[number].specs):
-            yield buckets[number], [found[planned] for planned in buckets[number].names]
+        tensors = incomplete.setdefault(number, {})
+        tensors[name] = weight
+        if len(tensors) == len(buckets[number].specs):
+            yield buckets[number], [tensors[planned] for planned in buckets[number].names]
             del incomplete[number]
             done += 1
     if done != len(buckets):
@@ -483,8 +486,8 @@ def _filled(buckets: Sequence[Bucket], weights: NamedWeights) -> Iterator[tuple[
 
 @contextmanager
 def _on_one_thread() -> Iterator[None]:
-    """torch computes with one thread. A weight is copied and added up so quickly that more of them mostly wait for each
-    other, and they spin meanwhile, on cores that an engine needs."""
+    """Context in which torch uses one thread. Copying and summing a weight is so short that more threads mostly wait
+    for each other, and they spin meanwhile on cores that an engine needs."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -495,14 +498,13 @@ def _on_one_thread() -> Iterator[None]:
 
 def _add(sent: Sequence[SentWeights], bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:
     for name, tensor in zip(bucket.names, tensors, strict=True):
-        for one in sent:
-            one.add(name, tensor)
+        for digests in sent:
+            digests.add(name, tensor)
 
 
 def _require_finite(name: str, tensor: torch.Tensor) -> None:
-
-    # A sum with a NaN or an infinity is not finite, and takes one pass without memory. A finite weight's sum may
-    # overflow; then every element is looked at.
+    # The sum needs one pass and no memory, and is not finite if an element is NaN or infinite. The sum of finite
+    # elements may overflow, so then every element is inspected.
     total = tensor.sum(dtype=torch.float32) if tensor.is_floating_point() else None
     if total is not None and not bool(total.isfinite()) and not bool(tensor.isfinite().all()):
         raise NonFiniteError(

@@ -1,15 +1,16 @@
 """Three ways in which the bytes of a publication reach the engines.
 
-    DistributedTransport   one broadcast a bucket over a process group of learner rank 0 and all engines
-    TensorTransport        one block of memory a bucket and learner rank, which the engines beside the rank read
-    DiskTransport          a Hugging Face folder for each version, which the engines read
+    DistributedTransport   one broadcast per bucket over a process group of learner rank 0 and all engines
+    TensorTransport        one block of shared memory per bucket and learner rank, read by the engine processes that
+                           ``holders`` assigns to the rank (on the same machine)
+    DiskTransport          one Hugging Face folder per version, which the engines read
 
-A transport carries weights that :class:`~slime_core.weights.publisher.Publisher` has compared with the plan, in the
-planned buckets. After :meth:`Transport.end` all engines report the version and have flushed the cache of earlier
-weights; checksums then prove what they hold, for every transport.
+:class:`~slime_core.weights.publisher.Publisher` compares the weights with the plan and sends them through a transport,
+in the planned buckets: ``start``, one ``send`` per bucket, ``drain``, ``commit``. After :meth:`Transport.commit` all
+engines report the version and have flushed the cache of earlier weights.
 
-**Shared memory.** A server takes, for each of its processes, a pickle of one flat tensor and a list of what lies where
-in it (sglang 0.5.23, srt/model_executor/model_runner_components/weight_updater.py,
+**Shared memory.** A server takes, for each of its processes, a pickle of one flat tensor and a list of the positions of
+the weights in it (sglang 0.5.23, srt/model_executor/model_runner_components/weight_updater.py,
 ``_update_weights_from_flattened_bucket``). Of the tensor the pickle holds a handle only; its bytes are in shared
 memory:
 
@@ -64,19 +65,19 @@ from slime_core.weights.hugging_face import HuggingFaceFolder, flat_bytes
 
 
 class Background:
-    """Runs calls in a thread of its own, one after the other, while its owner prepares the next."""
+    """Runs calls in a separate thread, one after the other, while its owner prepares the next call."""
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, name)
         self._running: Future[None] | None = None
 
     def start(self, call: Callable[[], None]) -> None:
-        """Start ``call`` once the one before it has returned; raises what that one raised."""
+        """Wait for the previous call, raise its error if it failed, and start ``call``."""
         self.finish()
         self._running = self._thread.submit(call)
 
     def finish(self) -> None:
-        """Return once no call is running; raises what the last one raised, once."""
+        """Wait for the running call; raise its error if it failed."""
         running, self._running = self._running, None
         if running is not None:
             running.result()
@@ -118,7 +119,7 @@ class UpdateGroup:
         world_size = 1 + sum(control.ranks)
         # Rank 0 serves it: it has to live as long as the group.
         self._store = store = serve_store(address, world_size=world_size, timeout=limit)
-        self.name = f"slime-weights-{store.port}"  # torch takes each name once a process
+        self.name = f"slime-weights-{store.port}"  # torch accepts each name once per process
         with ThreadPoolExecutor(1, thread_name_prefix="update-group") as thread:
             engines = thread.submit(
                 control.init_group, master_address=address, master_port=store.port, group=self.name, backend=backend
@@ -135,8 +136,8 @@ class UpdateGroup:
             engines.result()
 
     def broadcast(self, flat: torch.Tensor) -> Sending:
-        """Start sending ``flat`` to every engine; returns at once. Keep the tensor until the result has been waited
-        for."""
+        """Start sending ``flat`` to every engine, and return at once. Keep the tensor until you have waited for the
+        result."""
         sending: Sending | None = dist.broadcast(flat, src=0, group=self._process_group, async_op=True)
         if sending is None:
             raise WeightSyncError(f"update group {self.name}: this process is not a member")
@@ -165,22 +166,23 @@ def _create(name: str, *, backend: Backend, store: Any, world_size: int, timeout
 
 
 def flatten(tensors: Sequence[torch.Tensor], *, into: torch.Tensor | None = None) -> torch.Tensor:
-    """uint8 [bytes]: the bytes of ``tensors`` one after the other, a copy on their device.
+    """Concatenate the bytes of ``tensors`` on their device, uint8 [bytes]; a copy.
 
     Arguments:
-        into: uint8 of the same size, which receives them. None: the copy is new memory.
+        into: uint8 of the same size that receives the bytes. None: the copy is new memory.
     """
     return torch.cat([flat_bytes(tensor) for tensor in tensors], out=into)
 
 
 class ReusedMemory:
-    """Host memory that buckets use one after the other. New pages for each would take longer than filling them."""
+    """Host memory that buckets use one after the other. Allocating new pages per bucket would take longer than filling
+    them."""
 
     def __init__(self) -> None:
         self._memory: torch.Tensor | None = None
 
     def fill(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """uint8 [bytes]: the bytes of ``tensors``, until the next call."""
+        """Return the bytes of ``tensors``, uint8 [bytes], valid until the next call."""
         nbytes = sum(tensor.nbytes for tensor in tensors)
         if self._memory is None or len(self._memory) < nbytes:
             self.free()
@@ -188,7 +190,7 @@ class ReusedMemory:
         return flatten(tensors, into=self._memory[:nbytes])
 
     def free(self) -> None:
-        """Release it."""
+        """Release the memory."""
         self._memory = None
 
     def _allocate(self, nbytes: int) -> torch.Tensor:
@@ -196,11 +198,11 @@ class ReusedMemory:
 
 
 class Transport(ABC):
-    """Carries publications to all engines, one at a time; used by the learner's first rank, and by every rank where
-    others hold what engines read (:class:`TensorTransport`).
+    """Carries publications to all engines, one at a time. The learner's first rank uses it; so does every rank if
+    engines read the memory of several ranks (:class:`TensorTransport`).
 
     Arguments:
-        control: the engines; None: this rank shares memory only.
+        control: the engines; None: this rank only shares memory.
         buffers: used in turn, because without GPUs one bucket is sent or read while the next is filled.
     """
 
@@ -218,7 +220,7 @@ class Transport(ABC):
 
     @abstractmethod
     def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
-        """Send ``tensors``, the weights of ``bucket`` in its order, and do not change them before :meth:`finish`.
+        """Send ``tensors``, the weights of ``bucket`` in its order. Do not change them before :meth:`drain`.
 
         Without GPUs it may return before the engines have loaded them, so that the caller can gather the next bucket.
 
@@ -226,12 +228,12 @@ class Transport(ABC):
             last: no bucket follows.
 
         Raises:
-            WeightSyncError: an engine refused or died, at this bucket or the one before it, or the bytes cannot be
-                carried.
+            WeightSyncError: an engine refused or died, at this bucket or the previous bucket, or the bytes cannot be
+                sent.
         """
 
-    def finish(self) -> None:
-        """Nothing is on its way any more, and no memory is shared; to be called after the last bucket, or a failure.
+    def drain(self) -> None:
+        """Wait for buckets in transit and free shared memory; call it after the last bucket or a failure.
 
         Raises:
             WeightSyncError: an engine refused or died.
@@ -242,26 +244,26 @@ class Transport(ABC):
             for buffer in self._buffers:
                 buffer.free()
 
-    def end(self) -> None:
-        """Finish: every engine holds the weights, reports the version and has flushed its cache.
+    def commit(self) -> None:
+        """Let the engines switch to the new version and flush their cache.
 
         Raises:
-            WeightSyncError: an engine refused or died, or the bytes cannot be carried.
+            WeightSyncError: an engine refused or died, or the bytes cannot be sent.
         """
         if self._control is not None:
             self._control.end_update()
 
     def close(self) -> None:
-        """Release everything, on this side and on the engines'."""
+        """Release all resources, in this process and on the engines."""
         self._background.close()
 
 
 class DistributedTransport(Transport):
-    """Weights travel by broadcast: over any network, to engines on devices of their own.
+    """A :class:`Transport` by broadcast, over any network, to engines on devices other than the learner's.
 
     Arguments:
         control: the engines.
-        group: spans this process and all of them; closed with the transport.
+        group: this process and all processes of the engines; closed with the transport.
     """
 
     _control: EngineControl
@@ -271,25 +273,23 @@ class DistributedTransport(Transport):
         self._group = group
 
     def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
-        """See the base class."""
         on_gpu = tensors[0].is_cuda
         send = partial(self._group.broadcast, flatten(tensors) if on_gpu else self._flat(tensors))
         version = self._version if last else None
         update = partial(
             self._control.update_from_distributed, bucket, group=self._group.name, send=send, version=version
         )
-        if on_gpu:  # on which gathering and sending would share streams
+        if on_gpu:  # gathering and sending would share streams
             update()
         else:
             self._background.start(update)
 
     def close(self) -> None:
-        """See the base class."""
         super().close()
         self._group.close()
 
     def _flat(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The bytes of ``tensors``, until the next call but one; a single weight is sent from where it is."""
+        """Return the bytes of ``tensors``, valid until the next call but one; a single weight is not copied."""
         if len(tensors) == 1:
             return flat_bytes(tensors[0])
         self._buffers.reverse()
@@ -313,13 +313,13 @@ class TensorTransport(Transport):
 
     Arguments:
         urls: all engines.
-        control: of these; None on every rank but the first.
+        control: of these engines; None on every rank but the first.
         holders: for each process of each engine, the learner rank whose memory it reads.
-        gpus: UUID of the GPU of each of these processes, in the same form; empty: not known, all of them read from
+        gpus: UUID of the GPU of each of these processes, in the same form; empty: unknown, so all processes read from
             /dev/shm.
 
     Raises:
-        WeightSyncError: an engine that this rank serves runs elsewhere.
+        WeightSyncError: an engine that reads this rank's memory runs on another machine.
     """
 
     def __init__(
@@ -344,16 +344,16 @@ class TensorTransport(Transport):
         _require_local([urls[engine] for engine in dict.fromkeys(engine for engine, _ in self._places)])
 
     def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
-        """See the base class. Collective, unless the first rank holds everything."""
+        """Send as the base class says. Collective, unless the engines read only the first rank's memory."""
         overlaps = self._is_alone and not tensors[0].is_cuda
         if overlaps:
             self._buffers.reverse()
         copies = _shared(tensors, self._gpus, self._buffers[0])
-        own = {place: _payload(bucket, copy) for place, copy in zip(self._places, copies, strict=True)}
-        found = own if self._is_alone else _gathered(own)
+        payloads_here = {place: _payload(bucket, copy) for place, copy in zip(self._places, copies, strict=True)}
+        gathered = payloads_here if self._is_alone else _gather(payloads_here)
         if self._control is not None:
             payloads = [
-                [found[engine, process] for process in range(len(of))] for engine, of in enumerate(self._holders)
+                [gathered[engine, process] for process in range(len(of))] for engine, of in enumerate(self._holders)
             ]
             update = partial(self._control.update_from_tensor, payloads, version=self._version if last else None)
             if overlaps:
@@ -361,9 +361,9 @@ class TensorTransport(Transport):
             else:
                 update()
         if not self._is_alone:
-            dist.barrier()  # the engines have read what this rank shares
+            dist.barrier()  # after it, the engines have read the memory of this rank
         if tensors[0].is_cuda:
-            del copies, own
+            del copies, payloads_here
             torch.cuda.ipc_collect()  # frees blocks that the engines have closed
 
 
@@ -372,15 +372,15 @@ Payloads = dict[tuple[int, int], str]
 
 
 def held_by_first_rank(holders: Sequence[Sequence[int]]) -> bool:
-    """Whether the learner's first rank holds what all engines read."""
+    """Whether all engines read the memory of the learner's first rank."""
     return not any(any(of_engine) for of_engine in holders)
 
 
-def _gathered(own: Payloads) -> Payloads:
-    """The payloads of all ranks, on the first one; nothing on the others."""
-    found: list[Payloads] | None = [{} for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else None
-    dist.gather_object(own, found)
-    return {place: payload for payloads in found or () for place, payload in payloads.items()}
+def _gather(payloads: Payloads) -> Payloads:
+    """Return the payloads of all ranks on the first rank, and nothing on the other ranks."""
+    by_rank: list[Payloads] | None = [{} for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else None
+    dist.gather_object(payloads, by_rank)
+    return {place: payload for of_rank in by_rank or () for place, payload in of_rank.items()}
 
 
 def _require_local(urls: Sequence[str]) -> None:
@@ -394,7 +394,7 @@ def _require_local(urls: Sequence[str]) -> None:
 
 
 def _is_here(host: str) -> bool:
-    """Whether ``host`` is an address of this machine: only those can be bound."""
+    """Whether ``host`` is an address of this machine: other addresses cannot be bound."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -405,7 +405,7 @@ def _is_here(host: str) -> bool:
 
 
 def _shared(tensors: Sequence[torch.Tensor], gpus: Sequence[str], block: ReusedMemory) -> list[torch.Tensor]:
-    """For each process on one of ``gpus``, a flat copy of ``tensors`` that it can read: on its GPU, or in ``block``."""
+    """Copy ``tensors`` to flat memory that the process of each of ``gpus`` can read: on that GPU or in ``block``."""
     copies = {}
     if tensors[0].is_cuda:
         flat = flatten(tensors)
@@ -419,12 +419,12 @@ def _shared(tensors: Sequence[torch.Tensor], gpus: Sequence[str], block: ReusedM
 class SharedBlock(ReusedMemory):
     """A file of /dev/shm that buckets use one after the other.
 
-    Its name is removed when it is freed, although an engine may never have opened it, and its memory when the last
-    process closes it. :meth:`fill` raises a WeightSyncError where /dev/shm has too little room.
+    :meth:`free` removes its name, even if no engine has opened it; its memory is released when the last process closes
+    it. :meth:`fill` raises a WeightSyncError if /dev/shm is too full.
     """
 
     def free(self) -> None:
-        """Remove its name, and release it in this process."""
+        """Remove the file's name, and release the memory in this process."""
         if self._memory is not None:
             self._memory = None
             self._file.unlink(missing_ok=True)
@@ -440,7 +440,7 @@ class SharedBlock(ReusedMemory):
 
 
 def _new_shared(nbytes: int) -> torch.UntypedStorage:
-    """New shared memory, as torch.multiprocessing's file_system strategy has it."""
+    """Allocate shared memory, as torch.multiprocessing's file_system strategy does."""
     free = shutil.disk_usage(SHARED).free
     if nbytes > free:  # writing to a full /dev/shm is no error but a SIGBUS
         raise WeightSyncError(
@@ -461,11 +461,11 @@ LONGEST_SOCKET = 107
 
 
 def start_helper(folder: Path) -> None:
-    """Start torch's helper of shared memory, with its socket below ``folder``; it serves this process from now on.
+    """Start torch's helper for shared memory, with its socket below ``folder``; it serves this process from now on.
 
-    The helper leaves its folder behind where it is killed, so ``folder`` is one that is removed or kept as a whole.
-    Where its path is too long for a socket, nothing is started: the first share does so, in the folder for temporary
-    files.
+    A killed helper leaves its folder behind, so give a ``folder`` that is removed or kept as a whole. If the path is
+    too long for a socket, this function starts nothing; torch starts the helper at first use, in the folder for
+    temporary files.
     """
     if len(os.fsencode(folder)) + len(HELPER_SOCKET) > LONGEST_SOCKET:
         return
@@ -479,14 +479,14 @@ def start_helper(folder: Path) -> None:
 
 
 def _storage(nbytes: int) -> torch.UntypedStorage:
-    found: torch.UntypedStorage = torch.UntypedStorage._new_using_filename_cpu(nbytes)
-    return found
+    storage: torch.UntypedStorage = torch.UntypedStorage._new_using_filename_cpu(nbytes)
+    return storage
 
 
 def _payload(bucket: Bucket, flat: torch.Tensor) -> str:
-    """The payload of one process of a server: base64 of a pickle, which can be read only once."""
+    """Return the payload of one process of a server: base64 of a pickle, which can be read only once."""
     strategy = get_sharing_strategy()
-    # The other strategy passes file descriptors, which needs a common parent process: the server would die.
+    # The default strategy passes file descriptors, which needs a common parent process: the server would die.
     set_sharing_strategy("file_system")
     try:
         buffer = io.BytesIO()
@@ -497,7 +497,7 @@ def _payload(bucket: Bucket, flat: torch.Tensor) -> str:
 
 
 def _places(bucket: Bucket) -> Iterator[SimpleNamespace]:
-    """The attributes of ``FlattenedTensorMetadata`` (srt/weight_sync/tensor_bucket.py), one a weight."""
+    """Yield the attributes of ``FlattenedTensorMetadata`` (srt/weight_sync/tensor_bucket.py) of each weight."""
     start = 0
     for spec in bucket.specs:
         yield SimpleNamespace(
@@ -515,7 +515,7 @@ class _Pickler(ForkingPickler):
     """Names a GPU by its UUID; everything else as torch.multiprocessing does."""
 
     def reducer_override(self, value: Any) -> Any:
-        """What the pickle of a CUDA tensor holds; ``NotImplemented`` for anything else."""
+        """Reduce a CUDA tensor; return ``NotImplemented`` for any other object."""
         if not (isinstance(value, torch.Tensor) and value.is_cuda):
             return NotImplemented
         rebuild, arguments = reduce_tensor(value)
@@ -529,14 +529,15 @@ def _visible_gpus() -> dict[str, torch.device]:
 
 
 class DiskTransport(Transport):
-    """A :class:`Transport` through a folder of its own inside ``folder``, which is
-    removed when the transport is closed; several runs may share ``folder``.
+    """A :class:`Transport` through a new folder inside ``folder``, which is removed when the transport is closed.
+    Several runs may share ``folder``.
 
-    Only the version that the engines hold stays there, because a server that fails to load the next one reads it again.
+    Only the version that the engines hold stays there, because a server that fails to load the next version reads it
+    again.
 
     Arguments:
-        control: the engines; they see ``folder`` under the same path, and may read what this user writes.
-        folder: made if it is missing.
+        control: the engines; they see ``folder`` under the same path, and may read files of this user.
+        folder: created if it is missing.
         template: folder whose config and tokenizer belong to the weights.
         on_written: called with the folder of each version before any engine reads it.
     """
@@ -550,29 +551,26 @@ class DiskTransport(Transport):
         self._template = template
         self._on_written = on_written
         self._folder = folder.resolve()
-        self._own: Path | None = None
+        self._own_folder: Path | None = None
         self._held: Path | None = None
 
     def start(self, version: str) -> None:
-        """See the base class."""
         self._version = version
         with self._writing():
-            if self._own is None:
+            if self._own_folder is None:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                self._own = Path(tempfile.mkdtemp(prefix="slime-weights-", dir=self._folder))
-            self._draft = self._own / "draft"
+                self._own_folder = Path(tempfile.mkdtemp(prefix="slime-weights-", dir=self._folder))
+            self._draft = self._own_folder / "draft"
             shutil.rmtree(self._draft, ignore_errors=True)
             self._export = HuggingFaceFolder(self._draft)
 
     def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
-        """See the base class."""
         with self._writing():
             self._export.add(dict(zip(bucket.names, tensors, strict=True)))
             if last:
                 self._export.finish(template=self._template)
 
-    def end(self) -> None:
-        """See the base class."""
+    def commit(self) -> None:
         whole, before = self._draft.with_name(f"version-{self._version}"), self._held
         with self._writing():
             shutil.rmtree(whole, ignore_errors=True)
@@ -585,13 +583,12 @@ class DiskTransport(Transport):
             shutil.rmtree(before, ignore_errors=True)
 
     def close(self) -> None:
-        """See the base class."""
         super().close()
         self._remove()
 
     def _remove(self) -> None:
-        if self._own is not None:
-            shutil.rmtree(self._own, ignore_errors=True)
+        if self._own_folder is not None:
+            shutil.rmtree(self._own_folder, ignore_errors=True)
 
     def _load(self, folder: Path) -> None:
         try:
@@ -605,10 +602,10 @@ class DiskTransport(Transport):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """The block writes files; if it fails, everything that was written is removed.
+        """Context for writing files; if it fails, all files of this transport are removed.
 
         Raises:
-            WeightSyncError: the block failed; says why.
+            WeightSyncError: writing failed; says why.
         """
         from safetensors import SafetensorError
 

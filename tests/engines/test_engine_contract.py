@@ -311,7 +311,7 @@ def test_a_folder_without_weights_is_refused_and_changes_nothing(control: Engine
 
 def test_spoiled_weights_differ_until_they_are_loaded_again(control: EngineControl) -> None:
     (held,) = control.checksum()
-    control.spoil()
+    control.overwrite()
     (spoiled,) = control.checksum()
     assert all(spoiled.ranks[0][name] != digest for name, digest in held.ranks[0].items())
     control.update_from_disk(MODEL, version="default")

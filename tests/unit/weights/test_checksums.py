@@ -10,7 +10,7 @@ import xxhash
 
 from slime_core.errors import WeightSyncError
 from slime_core.weights.engine_control import SHA_DIGITS, XXH3_DIGITS, EngineChecksums
-from slime_core.weights.publisher import SentWeights, require_agreement, require_restored, require_spoiled
+from slime_core.weights.publisher import SentWeights, require_agreement, require_all_overwritten, require_restored
 
 
 def digest(*tensors: torch.Tensor) -> str:
@@ -117,9 +117,9 @@ def test_heads_are_filled_up_where_processes_outnumber_those_of_keys_and_values(
 
 def test_spoiled_weights_have_to_differ_in_every_process() -> None:
     began = [of_ranks({"a": "1", "b": "2"}, {"a": "3", "b": "4"})]
-    require_spoiled(began, [of_ranks({"a": "5", "b": "6"}, {"a": "7", "b": "8"})])
+    require_all_overwritten(began, [of_ranks({"a": "5", "b": "6"}, {"a": "7", "b": "8"})])
     with pytest.raises(WeightSyncError, match="http://a still holds b afterwards"):
-        require_spoiled(began, [of_ranks({"a": "5", "b": "6"}, {"a": "7", "b": "4"})])
+        require_all_overwritten(began, [of_ranks({"a": "5", "b": "6"}, {"a": "7", "b": "4"})])
 
 
 def test_restored_weights_have_to_be_equal_in_every_process() -> None:

@@ -33,7 +33,7 @@ def send(transport: DiskTransport, version: str, value: float) -> None:
     transport.start(version)
     for number, bucket in enumerate(BUCKETS):
         transport.send(bucket, [torch.full((4096,), value + number)], last=bucket is BUCKETS[-1])
-    transport.end()
+    transport.commit()
 
 
 def test_each_version_is_a_whole_folder_and_only_the_last_stays(control, tmp_path):

@@ -66,8 +66,8 @@ class Engines:
         held = {name: self.digest(self.held[name]) for name in (NORM, OUTPUT) if name in self.held}
         return (EngineChecksums("http://one", "total", (held | ({NORM: "spoilt"} if self.spoils else {}),)),)
 
-    def spoil(self):
-        self.calls.append("spoil")
+    def overwrite(self):
+        self.calls.append("overwrite")
         self.held = {name: torch.rand_like(weight) for name, weight in self.held.items()}
 
 
@@ -212,7 +212,7 @@ def test_buckets_for_cpus_are_small_enough_for_memory_that_is_reused(engines, tm
 def test_spoiled_weights_that_are_published_again_are_equal(engines, weights):
     engines.held = dict(weights)
     publisher(weights).check_equal(weights.items(), version="0")
-    assert engines.calls[:4] == ["checksum", "spoil", "checksum", "pause retract"]
+    assert engines.calls[:4] == ["checksum", "overwrite", "checksum", "pause retract"]
     assert engines.calls[-2:] == ["resume", "checksum"]
 
 
@@ -228,7 +228,7 @@ def test_a_weight_that_is_not_published_is_not_equal_and_named(engines, weights,
 
 def test_weights_that_cannot_be_spoiled_are_an_error(engines, weights):
     engines.held = dict(weights)
-    engines.spoil = lambda: None
+    engines.overwrite = lambda: None
     with pytest.raises(WeightSyncError, match=f"still holds {OUTPUT}, {NORM} after"):
         publisher(weights).check_equal(weights.items(), version="0")
     assert "pause retract" not in engines.calls

@@ -78,11 +78,11 @@ def test_every_process_reads_each_bucket_from_one_of_two_blocks_that_are_gone_af
     transport.start("7")
     for number in range(4):
         transport.send(BUCKET, [TENSORS[0] + number, TENSORS[1]], last=number == 3)
-    transport.finish()
+    transport.drain()
     norms = [f"norm [{number}.0, {number + 1}.0, {number + 2}.0, {number + 3}.0]\n" for number in range(4)]
     assert control.read == [(norm + "gate [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]\n") * 2 for norm in norms]
     assert (len(control.payloads[0]), len(set(control.names)), shared_names()) == (2, 2, [])
-    transport.end()
+    transport.commit()
     control.close()
 
 
@@ -91,11 +91,11 @@ def test_the_last_bucket_brings_the_version(engine):
     transport = transport_of(control)
     transport.start("7")
     transport.send(BUCKET, TENSORS, last=False)
-    transport.finish()
+    transport.drain()
     assert control.version() == "default"
     transport.send(BUCKET, TENSORS, last=True)
-    transport.finish()
-    transport.end()
+    transport.drain()
+    transport.commit()
     assert control.version() == "7"
     control.close()
 
@@ -106,7 +106,7 @@ def test_shared_memory_is_freed_when_an_engine_refuses(engine):
     transport = transport_of(control)
     transport.send(BUCKET, TENSORS, last=True)
     with pytest.raises(WeightSyncError, match="must run between"):
-        transport.finish()
+        transport.drain()
     assert (shared_names(), get_sharing_strategy()) == ([], strategy)
     control.close()
 
@@ -117,7 +117,7 @@ def test_the_learners_own_weights_are_not_shared(engine):
     source = [torch.zeros(4), torch.zeros(2, 3)]
     transport.start("7")
     transport.send(BUCKET, source, last=True)
-    transport.finish()
+    transport.drain()
     assert not any(tensor.is_shared() for tensor in source)
     control.close()
 
@@ -217,8 +217,8 @@ transport = TensorTransport(urls, control=control, holders=((1,), (0, 1)))
 bucket = Bucket((WeightSpec("norm", "float32", (2,)),))
 transport.start("7")
 transport.send(bucket, [torch.full((2,), 10.0 + rank)], last=True)
-transport.finish()
-transport.end()
+transport.drain()
+transport.commit()
 dist.destroy_process_group()
 """
 
