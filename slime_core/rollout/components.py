@@ -299,10 +299,11 @@ class Transforms:
 
 
 def refuse_unusable(sample: Sample, key: str | None, *, who: str) -> None:
-    """Returns if ``sample`` can be trained on.
+    """Raise PluginError if ``sample`` cannot be trained on.
 
     Raises:
-        PluginError: it has no finite reward under the key of its row, or else under ``key``; says who left it so.
+        PluginError: ``sample`` has no finite reward under the key of its row, or else under ``key``; names ``who`` as
+            the cause.
     """
     own = sample.reward_key(key)
     reward = sample.reward.get(own or "") if isinstance(sample.reward, dict) else sample.reward

@@ -1,4 +1,6 @@
-"""Generates and rewards prompt groups: all samples concurrently, every failure on its own sample.
+"""Generates and rewards prompt groups: all samples concurrently; a failure fails one sample, not its group.
+
+The group scheduler (through ``sampler.GroupRunner``) and evaluations call :class:`GroupGenerator`.
 
     train_sampling, eval_sampling, apply_row_sampling   sampling parameters of a run, an evaluation set, a row
     prepare_group    resumes the aborted samples of a group where the generate function can, and resets the others
@@ -6,7 +8,8 @@
     GroupAttempt     calls the generate function, the hooks and the reward model for the samples of one group
 
 A row may name its own generate function and reward model (:mod:`slime_core.prompts.row_checks`). A reward model that
-takes one sample scores it as soon as it is generated; one that takes groups waits for the whole group, with retries.
+takes one sample scores it as soon as it is generated; a reward model that takes groups scores the group after all
+retries.
 
 A failure of the engines fails the samples of that call only. Any other exception of a generate function ends the run,
 because it is a bug of its plugin.
@@ -35,16 +38,16 @@ from slime_core.rollout.engines.client import ABORT_INTERVAL_S, OVERLOADED
 from slime_core.rollout.reward_scoring import RewardDispatcher
 from slime_core.types import PromptGroup, Sample, Status
 
-NAMED = frozenset(one.name for one in fields(SamplingParams)) - {"extra", "max_kept"}
+SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams)) - {"extra", "max_kept"}
 
 
 def truncates(rollout: RolloutConfig) -> bool:
-    """Whether top-p or top-k leaves something out to sample from."""
+    """Whether top-p or top-k truncates the vocabulary."""
     return rollout.rollout_top_p < 1 or rollout.rollout_top_k != -1
 
 
 def train_sampling(config: RunConfig, *, end_ids: tuple[int, ...]) -> SamplingParams:
-    """Sampling parameters of training, from ``[rollout]``; the model's ``end_ids`` end a response too."""
+    """Return the sampling parameters of training, from ``[rollout]``; the model's ``end_ids`` end a response too."""
     rollout = config.rollout
     return SamplingParams(
         temperature=rollout.rollout_temperature,
@@ -58,7 +61,7 @@ def train_sampling(config: RunConfig, *, end_ids: tuple[int, ...]) -> SamplingPa
 
 
 def eval_sampling(one: EvalSet, *, end_ids: tuple[int, ...]) -> SamplingParams:
-    """Sampling parameters of an evaluation set."""
+    """Return the sampling parameters of an evaluation set."""
     penalty = one.repetition_penalty
     return SamplingParams(
         temperature=one.temperature,
@@ -76,24 +79,24 @@ def eval_sampling(one: EvalSet, *, end_ids: tuple[int, ...]) -> SamplingParams:
 def apply_row_sampling(
     sample: Sample, context: GenerateContext, sampling: SamplingParams
 ) -> tuple[GenerateContext, SamplingParams]:
-    """``context`` and ``sampling`` with what the sample's row wants instead, as a generate function gets them; see
+    """Return ``context`` and ``sampling`` with the overrides of the sample's row applied; see
     :mod:`slime_core.prompts.row_checks`.
 
-    Ids of the row that end a response do so in addition to those of ``sampling``, among which are the model's.
+    ``stop_token_ids`` of the row are added to those of ``sampling``, which include the model's.
 
     Raises:
-        DataError: it wants what does not exist, or what cannot be trained on.
+        DataError: the row names an unknown sampling parameter, or one that training does not allow.
     """
     of_run = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
     where = f"sample {sample.index} of group {sample.group_index}"
-    own = own_sampling(sample.metadata, of_run=None if context.evaluation else of_run, where=where)
-    sampling = _with(sampling, own) if own else sampling
+    overrides = own_sampling(sample.metadata, of_run=None if context.evaluation else of_run, where=where)
+    sampling = _with(sampling, overrides) if overrides else sampling
     return replace(context, max_response_len=sampling.max_new_tokens), sampling
 
 
-def _with(sampling: SamplingParams, own: Mapping[str, Any]) -> SamplingParams:
-    named = {key: value for key, value in own.items() if key in NAMED}
-    extra = {key: value for key, value in own.items() if key not in NAMED}
+def _with(sampling: SamplingParams, overrides: Mapping[str, Any]) -> SamplingParams:
+    named = {key: value for key, value in overrides.items() if key in SAMPLING_FIELDS}
+    extra = {key: value for key, value in overrides.items() if key not in SAMPLING_FIELDS}
     if "stop_token_ids" in named:
         named["stop_token_ids"] = (*named["stop_token_ids"], *sampling.stop_token_ids)
     return replace(sampling, **named, extra={**sampling.extra, **extra})
@@ -111,7 +114,7 @@ GENERATED = (
 def reset_sample(sample: Sample) -> None:
     """Remove the response and the reward of an earlier attempt.
 
-    A pending sample keeps what its data source gave it; only its reward is removed.
+    A pending sample keeps the fields that its data source set; only its reward is removed.
     """
     fresh = Sample()
     for name in GENERATED if sample.status is not Status.PENDING else ("reward",):
@@ -122,27 +125,28 @@ def prepare_group(group: PromptGroup, generator: RoutedComponent, reward: Routed
     """Make ``group`` ready for its generate function.
 
     Arguments:
-        resumes: aborted responses continue (``partial_rollout``), where ``generator`` can. Finished samples of the
+        resumes: aborted responses resume (``partial_rollout``), if ``generator`` supports it. Finished samples of the
             group keep their response, and their reward unless ``reward`` compares the samples of a group.
 
-    One generation may have returned several samples of one ``rollout_id``. If one of them cannot stay, a single sample
+    One generation may have returned several samples of one ``rollout_id``. If one of them must restart, a single sample
     replaces them all, because the restarted generation returns all of them again. ``group`` is changed in place.
     """
     was_aborted = resumes and any(sample.status is Status.ABORTED for sample in group)
     stay = [was_aborted and _stays(sample, generator) for sample in group]
-    gone = [one for one, stays in zip(group, stay, strict=True) if not stays and one.status is not Status.PENDING]
-    again = {one.rollout_id for one in gone} - {None}
-    stay = [stays and one.rollout_id not in again for one, stays in zip(group, stay, strict=True)]
-    for sample, stays in zip(group, stay, strict=True):
-        if not stays:
+    pairs = list(zip(group, stay, strict=True))
+    regenerated_ids = {
+        sample.rollout_id for sample, stays in pairs if not stays and sample.status is not Status.PENDING
+    } - {None}
+    for sample, stays in pairs:
+        if not stays or sample.rollout_id in regenerated_ids:
             reset_sample(sample)
         elif reward.takes_groups:
             sample.reward = None
-    group[:] = _keep_first_of(group, again)
+    group[:] = _keep_first_of(group, regenerated_ids)
 
 
 def _keep_first_of(group: PromptGroup, generations: set[int | None]) -> list[Sample]:
-    """``group`` with only the first sample of each of ``generations``."""
+    """Return ``group`` with only the first sample of each of ``generations``."""
     kept, seen = [], set()
     for sample in group:
         if sample.rollout_id not in generations:
@@ -161,10 +165,10 @@ def _stays(sample: Sample, generator: RoutedComponent) -> bool:
 
 
 FINAL = {*OVERLOADED.values(), "reward_refused", "reward_too_long"}
-"""Causes of failures after which a sample is not generated again: an engine or a service refused (4xx)."""
+"""Causes of failures after which a sample is not retried: an engine or a service refused the request (4xx)."""
 
 NOT_RETURNED = "not_returned"
-"""Cause of a failure: the generate function left the sample out."""
+"""Cause of a failure: the generate function did not return the sample."""
 
 
 class GroupGenerator:
@@ -172,8 +176,8 @@ class GroupGenerator:
 
     Arguments:
         generators, rewards: the components to choose from.
-        rollout: says which of several rewards trains, and what a failed sample does.
-        hooks: of plugins that see samples before they are rewarded; None: there are none.
+        rollout: settings; ``reward_key``, ``failed_samples`` and ``partial_rollout`` are read.
+        hooks: called with samples before they are rewarded; None: no hooks.
 
     Attributes:
         dispatcher: calls the reward models, and counts samples without a reward.
@@ -196,27 +200,27 @@ class GroupGenerator:
         self._retries: Counter[str] = Counter()
 
     def prepare_group(self, group: PromptGroup, *, is_stale: bool = False) -> None:
-        """Make ``group`` ready to be generated: aborted responses resume if the run resumes them, others restart.
+        """Prepare ``group`` for generation: aborted responses resume if the run resumes them; other samples restart.
 
         Arguments:
-            is_stale: its tokens are too old to be trained, so it restarts.
+            is_stale: the tokens of the group are too old to be trained, so it restarts.
         """
         generator, reward = self._generators.of(group[0]), self._rewards.of(group[0])
         prepare_group(group, generator, reward, resumes=self._rollout.partial_rollout and not is_stale)
 
     async def collect(self, context: GenerateContext, group: PromptGroup, sampling: SamplingParams) -> PromptGroup:
-        """``group``, generated and rewarded; the client bounds the requests in flight.
+        """Generate and reward ``group``; return its samples. The client bounds the requests in flight.
 
         A sample that no engine answered in time is ``FAILED``, with the reason.
 
         Raises:
-            RequestRefused: an engine will never take such a request.
-            RunError: a reward model that runs here returned too few or too many rewards.
+            RequestRefused: an engine refused the request, and would refuse it again.
+            RunError: a reward model that runs in this process returned too few or too many rewards.
             PluginError: a generate function failed or returned no sample, or the processes of reward models cannot load
                 the plugins.
             DataError: a row names a component that no active plugin offers.
         """
-        # The samples of a prompt share its row, and so what the row names.
+        # The samples of a prompt share its row, and so the components that it names.
         generator, reward = self._generators.of(group[0]), self._rewards.of(group[0])
         context, sampling = apply_row_sampling(group[0], context, sampling)
         attempt = GroupAttempt(
@@ -239,14 +243,12 @@ class GroupGenerator:
         return samples
 
     async def reward_missing(self, groups: Sequence[PromptGroup]) -> None:
-        """Score the samples that have no reward yet, of groups that a rollout source made; raises as :meth:`collect`
-        does."""
+        """Score the samples without a reward, in groups of a rollout source. Raises as :meth:`collect`."""
         missing = [[sample for sample in group if sample.reward is None] for group in groups]
         await run_all(self.dispatcher.score(self._rewards.of(samples[0]), samples) for samples in missing if samples)
 
     def take_metrics(self) -> dict[str, float]:
-        """Since the last call, by cause: samples without a reward of their own, and samples that were generated
-        again."""
+        """Return, since the last call and by cause, the number of samples without a reward and of retried samples."""
         failures, retries, self._retries = self.dispatcher.take_failures(), self._retries, Counter()
         return {
             **{f"rollout/reward_failures/{cause}": count for cause, count in failures.items()},
@@ -256,23 +258,23 @@ class GroupGenerator:
     async def _resume_aborted(
         self, attempt: GroupAttempt, reward: RoutedComponent, samples: list[Sample]
     ) -> list[Sample]:
-        """``samples`` of an evaluation; aborted ones resume, unless they have got no token for as long as a request may
-        stand still.
+        """Resume the aborted samples of an evaluation until all finish, or until none has grown for
+        ``rollout_request_timeout_s``.
 
         Over-sampling aborts every request in flight, including those of a concurrent evaluation
         (``eval_interleaved``).
         """
         limit_s, grown_s, tokens = self._rollout.rollout_request_timeout_s, time.monotonic(), 0
         while any(sample.status is Status.ABORTED for sample in samples) and time.monotonic() < grown_s + limit_s:
-            if (found := sum(sample.response_length for sample in samples)) > tokens:
-                grown_s, tokens = time.monotonic(), found
+            if (total := sum(sample.response_length for sample in samples)) > tokens:
+                grown_s, tokens = time.monotonic(), total
             await asyncio.sleep(ABORT_INTERVAL_S)
             prepare_group(samples, attempt.generator, reward, resumes=True)
             samples = await attempt.generate(samples)
         return samples
 
     async def _retry_failed(self, attempt: GroupAttempt, samples: list[Sample]) -> list[Sample]:
-        """``samples``; failed ones are generated again, at most ``failed_sample_retries`` times."""
+        """Generate failed samples again, at most ``failed_sample_retries`` times; return all samples."""
         for _ in range(self._num_retries):
             failed = [sample for sample in samples if _is_repeatable(sample)]
             if not failed:
@@ -291,15 +293,15 @@ def _is_repeatable(sample: Sample) -> bool:
 
 
 def mark_missing_failed(given: PromptGroup, made: PromptGroup) -> list[Sample]:
-    """The samples of ``given`` that the generate function did not return, as failed ones."""
-    there = {sample.index for sample in made}
-    lost = [sample for sample in given if sample.index not in there]
+    """Return the samples of ``given`` that the generate function did not return, marked as failed."""
+    returned = {sample.index for sample in made}
+    lost = [sample for sample in given if sample.index not in returned]
     error = "the generate function did not return it"
     return [replace(one, status=Status.FAILED, reward=None, error=error, failure_cause=NOT_RETURNED) for one in lost]
 
 
 def _place_in(group: PromptGroup) -> Callable[[Sample], int]:
-    """Sort key: the place of a sample in ``group``, by its number; unknown numbers come last."""
+    """Return a sort key: the position of a sample in ``group``, by its number; unknown numbers come last."""
     places = {sample.index: place for place, sample in enumerate(group)}
     return lambda sample: places.get(sample.index, len(places))
 
@@ -310,9 +312,9 @@ class GroupAttempt:
 
     Arguments:
         generator: the generate function.
-        reward: scores each sample as soon as it is generated; None: they are scored later, as a group.
+        reward: scores each sample as soon as it is generated; None: the group is scored later.
         context, sampling: the other arguments of ``generator``.
-        hooks: of plugins that see samples before they are rewarded; None: there are none.
+        hooks: called with samples before they are rewarded; None: no hooks.
         dispatcher: calls ``reward``.
     """
 
@@ -324,10 +326,10 @@ class GroupAttempt:
     dispatcher: RewardDispatcher
 
     async def generate(self, group: PromptGroup) -> list[Sample]:
-        """The samples of ``group``, generated; those that are finished already stay as they are.
+        """Generate the unfinished samples of ``group``; return all samples.
 
         Raises:
-            RequestRefused: an engine will never take such a request.
+            RequestRefused: an engine refused the request, and would refuse it again.
             PluginError: the generate function failed or returned no sample.
         """
         if self.generator.takes_groups:
@@ -336,7 +338,7 @@ class GroupAttempt:
         return [sample for answer in answers for sample in answer]
 
     async def _generate(self, samples: PromptGroup) -> list[Sample]:
-        """The samples of one call; it is left out for a single sample that is finished already."""
+        """Call the generate function once, unless ``samples`` is one finished sample; score the result."""
         finished = {id(sample) for sample in samples if is_finished(sample)}
         if self.generator.takes_groups or not finished:
             samples = await self._call_hooks(await self._call(samples), finished=finished)
@@ -345,7 +347,7 @@ class GroupAttempt:
         return await self.dispatcher.score(self.reward, samples, evaluation=self.context.evaluation)
 
     async def _call(self, samples: PromptGroup) -> list[Sample]:
-        """The samples that the generate function returns for ``samples``: a group, or a single one, by its scope."""
+        """Call the generate function with ``samples``: a group, or a single sample, by its scope."""
         finished = [is_finished(sample) for sample in samples]
         parents = Parents.of(samples)
         argument = samples if self.generator.takes_groups else samples[0]
@@ -358,29 +360,31 @@ class GroupAttempt:
             answer = _aborted(samples) if self.generator.takes_groups else interrupted.sample
         except EngineError as failure:
             # Samples that were finished before the call keep their response.
-            answer = [one if is_done else _failed(one, failure) for one, is_done in zip(samples, finished, strict=True)]
+            pairs = zip(samples, finished, strict=True)
+            answer = [sample if is_done else _failed(sample, failure) for sample, is_done in pairs]
         made = require_samples(self.generator, answer)
         parents.adopt(made)
         return made
 
     async def _call_hooks(self, samples: list[Sample], *, finished: set[int]) -> list[Sample]:
-        """Samples after the plugins that see those that have an answer; the ``finished`` ones, by id, were seen."""
+        """Call ``slime_after_generate`` with finished samples, except those whose ids are in ``finished``."""
         hooks = self.hooks
         if hooks is None or not hooks.implementers("slime_after_generate"):
             return samples
-        answered = [is_finished(one) and id(one) not in finished for one in samples]
-        hooked = iter(await run_all(hooks.after_generate(one, self.context) for one in compress(samples, answered)))
-        return [next(hooked) if is_seen else one for one, is_seen in zip(samples, answered, strict=True)]
+        is_new = [is_finished(sample) and id(sample) not in finished for sample in samples]
+        calls = (hooks.after_generate(sample, self.context) for sample in compress(samples, is_new))
+        hooked = iter(await run_all(calls))
+        return [next(hooked) if new else sample for sample, new in zip(samples, is_new, strict=True)]
 
 
 def _aborted(samples: PromptGroup) -> list[Sample]:
-    """The samples of a group that a generate function left when a turn was aborted."""
+    """Mark the pending samples of a group as aborted, because the generate function ended at an aborted turn."""
     for sample in samples:
         sample.status = Status.ABORTED if sample.status is Status.PENDING else sample.status
     return samples
 
 
 def _failed(sample: Sample, failure: EngineError) -> Sample:
-    found = replace(sample)
-    fail(found, failure)
-    return found
+    failed = replace(sample)
+    fail(failed, failure)
+    return failed

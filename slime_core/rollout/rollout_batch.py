@@ -124,9 +124,9 @@ class _Passed:
     """A group that the transforms which see one group have kept.
 
     Arguments:
-        given: what of it could be trained, as it came.
-        early: as those transforms left it.
-        late: as those left it that see the rollout; until they have decided, as it is.
+        given: its trainable samples, before any transform.
+        early: the result of these transforms.
+        late: the result of the transforms that see the rollout; ``early`` until they have run.
     """
 
     given: PromptGroup
@@ -135,7 +135,7 @@ class _Passed:
 
     @property
     def left(self) -> PromptGroup:
-        """Its samples that are written as they are: it is kept, or was dropped as a whole once others were seen."""
+        """Samples of a group that is kept, or that a whole-rollout transform dropped."""
         return (self.late if self.late.dropped is None else self.early).samples
 
     @property

@@ -228,15 +228,15 @@ def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 MOST_BYTES = 256 * 2**20
-"""Looked through before anything starts, about three seconds of parsing; what comes after is read when it is due."""
+"""Bytes of files that are checked before the run starts, in about three seconds; later files are checked when read."""
 
 
 def screen_rollouts(template: Path, rollouts: range, *, temperature: float, vocab_size: int | None) -> None:
-    """Returns if nothing wrong was found in the files of ``rollouts``.
+    """Check the files of ``rollouts`` before a run trains them.
 
     Arguments:
         template: see :func:`rollout_file`.
-        temperature: that the run divides logits by.
+        temperature: the run divides logits by it.
         vocab_size: of the model; None: unknown.
 
     Raises:

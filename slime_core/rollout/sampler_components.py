@@ -206,7 +206,7 @@ class SamplerComponents:
             await self._reward_pool.close()
 
     def _make_router(self, kind: Kind, default: str) -> ComponentRouter:
-        """The components of a kind that rows may name, and the one of the others."""
+        """Make a router over the components of ``kind`` that rows may name, with ``default`` for other rows."""
         make = partial(self.make, kind)
         if kind is Kind.REWARD_MODEL:
             make = partial(make_scorer, registry=self._registry, make=self._make_reward_model, pool=self._reward_pool)

@@ -1,7 +1,7 @@
 """From finished samples to one shard a data-parallel rank: loss weights, balance and packing are decided here, once.
 
 BatchPlan      how samples are divided into optimizer steps, shards and micro-batches
-batch_metrics  how even that division is
+batch_metrics  measures the balance of that division
 loss_masks     which tokens train; rollout_numbers: which samples share a mean
 grouped_rewards   rewards as an advantage estimator receives them
 make_shards    builds the shards
@@ -124,8 +124,8 @@ class BatchPlan:
 
 
 def batch_metrics(shards: Sequence[TrainBatch], plan: BatchPlan) -> dict[str, float]:
-    """How even the cut is, averaged over optimizer steps: the busiest rank over the mean one, 1 at best; the share of
-    rows that is padding; and micro-batches a rank, without those that only fill a schedule up."""
+    """Measure the balance of the batch plan, averaged over optimizer steps: the load of the busiest rank over the mean
+    load, 1 at best; the share of padding in rows; micro-batches per rank, without those that only fill a schedule."""
     rows = [
         [[_lengths(shard, micro) for micro in shard.steps[step].micro_batches] for shard in shards]
         for step in range(plan.num_steps)
@@ -316,7 +316,7 @@ def _planned(
         weights_B[step] = loss_weights(*of_step, per_token=per_token)
         divisor = loss_divisor(*of_step, per_token=per_token)
         factor = loss_factor(*of_step, token_divisor=plan.token_divisor, counts_masked=plan.counts_masked)
-        for steps, micro_batches in zip(ranks, _cut(step, lengths, shared, plan), strict=True):
+        for steps, micro_batches in zip(ranks, _make_micro_batches(step, lengths, shared, plan), strict=True):
             steps.append(StepPlan(tuple(map(tuple, micro_batches)), divisor, factor))
     return weights_B, ranks
 
@@ -341,8 +341,10 @@ def _shared(samples: Sequence[Sample]) -> Prefixes | None:
     return shared if shared.saved >= LEAST_SAVED else None
 
 
-def _cut(step: list[int], lengths: list[int], shared: Prefixes | None, plan: BatchPlan) -> list[list[list[int]]]:
-    """The micro-batches of each rank in one optimizer step."""
+def _make_micro_batches(
+    step: list[int], lengths: list[int], shared: Prefixes | None, plan: BatchPlan
+) -> list[list[list[int]]]:
+    """Divide the samples of one optimizer step into each rank's micro-batches."""
     if shared is not None:
         return shared.plan(step, num_ranks=plan.num_ranks, max_tokens=plan.budget)
     return [plan.pack(members, lengths) for members in balance(step, list(map(plan.cost, lengths)), plan.num_ranks)]

@@ -334,10 +334,11 @@ class Restarts:
         return [one.watching for one in self._servers if one.watching is not None]
 
     def accept(self, call: Call[object], error: SlimeError) -> bool:
-        """Whether the server that ``call`` watches is replaced. One whose node is gone is not: its address is, too.
+        """Replace the server that ``call`` watches; return whether it did. A server whose node died is not replaced,
+        because its address is gone.
 
         Raises:
-            EngineError: it has been replaced too often.
+            EngineError: the server has been replaced too often.
         """
         failed = [] if isinstance(error, NodeDied) else [one for one in self._servers if one.watching == call]
         for one in failed:

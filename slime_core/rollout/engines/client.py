@@ -127,10 +127,10 @@ class GenerateClient:
         extra = {**({ROUTES: True} if self._routes else {}), **(extra or {})}
         copied = len(ids) <= COPIED_TOKENS and not extra  # fields of extra may belong to one prompt, such as its images
         fields = sampling.fields(n=1 if copied else n)
-        cut = Truncation.of(fields, most=sampling.max_kept, vocab_size=self._vocab_size)
-        top_logprobs = {} if cut is None else {"top_logprobs_num": cut.top_k}
-        if cut is not None:
-            fields["top_k"] = cut.top_k
+        truncation = Truncation.of(fields, most=sampling.max_kept, vocab_size=self._vocab_size)
+        top_logprobs = {} if truncation is None else {"top_logprobs_num": truncation.top_k}
+        if truncation is not None:
+            fields["top_k"] = truncation.top_k
         more = {"sampling_params": fields, "return_logprob": True, **top_logprobs, **extra}
         prompts = [ids] * n if copied else [ids]
         async with self._in_flight:
@@ -140,7 +140,7 @@ class GenerateClient:
                 limit = _Limit(self._timeout_s if timeout_s is None else timeout_s, follows_progress=timeout_s is None)
                 rows = await self._post_rows(prompts, more, n, limit, session)
         routes = self._routes if extra.get(ROUTES) else None
-        return [NOTHING] * n if rows is None else [read_generation(row, routes, cut) for row in rows]
+        return [NOTHING] * n if rows is None else [read_generation(row, routes, truncation) for row in rows]
 
     async def engine_url(self) -> str:
         """As :meth:`slime_core.generation.Client.engine_url` says."""
@@ -224,7 +224,7 @@ class GenerateClient:
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
             return _Failure(repr(error), "engine_connection")
         except aiohttp.ClientResponseError as error:
-            return _Failure(f"an answer that is no HTTP: {error!r}", MALFORMED)
+            return _Failure(f"a response that is not valid HTTP: {error!r}", MALFORMED)
         finally:
             sending.cancel()
         if status == HTTPStatus.OK:

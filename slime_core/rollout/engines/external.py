@@ -1,9 +1,11 @@
 """External engines: the user started them, and names them with ``--rollout-external-engine-addrs``.
 
-    discover         compares what they report with what the run needs, before it starts any process
-    ExternalWatcher  polls them during the run: one that is gone, or that another run has updated, ends the run
+    discover         compares their reports with the needs of the run, before the run starts any process
+    ExternalWatcher  polls them during the run: an engine that is gone, or that another run has updated, ends the run
+    require_eval_servers_reachable  checks the external servers that evaluation sets name (``model = URL``)
 
-Weights are published to them as to the run's own engines. They keep running after the run, with its last weights.
+:mod:`.fleet` calls all three. External engines get weights like the engines that the run starts. They keep running
+after the run, with its last weights.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ START_IT = "Start the server there first, or correct the address in the table of
 
 
 class EngineReport(BaseModel, protected_namespaces=()):
-    """What an engine says of itself at ``/server_info`` and ``/model_info``, as far as a run needs it."""
+    """The fields of ``/server_info`` and ``/model_info`` that a run needs."""
 
     model_path: str = Field(min_length=1)
     architectures: list[str] | None = None
@@ -81,14 +83,14 @@ def discover(addresses: Sequence[str], config: RunConfig, model: Path) -> list[W
     return found
 
 
-def require_reachable(servers: Mapping[str, str]) -> None:
-    """Return if a server accepts connections at every address; sends no request.
+def require_eval_servers_reachable(servers: Mapping[str, str]) -> None:
+    """Check that the server of every evaluation set accepts connections; send no request.
 
     Arguments:
-        servers: evaluation set -> URL of the server that answers it.
+        servers: evaluation set -> URL of its server.
 
     Raises:
-        ConfigError: lists every set whose server does not.
+        ConfigError: a server cannot be reached; lists all such sets.
     """
     with ThreadPoolExecutor(max(1, len(servers))) as threads:
         reasons = list(threads.map(_connection_error, servers.values()))
@@ -102,7 +104,7 @@ def require_reachable(servers: Mapping[str, str]) -> None:
 
 
 def _connection_error(url: str) -> str:
-    """Why no connection can be made; empty: it can."""
+    """Return why no connection to ``url`` can be made; empty: it can."""
     address = urlsplit(url)
     port = {"http": http.client.HTTP_PORT, "https": http.client.HTTPS_PORT}[address.scheme]
     try:
@@ -113,7 +115,7 @@ def _connection_error(url: str) -> str:
 
 
 def _report(url: str) -> EngineReport | str:
-    """The engine's own report; a text instead says why there is none."""
+    """Request the engine's report; a text instead says why there is none."""
     wrong = "it does not answer as an SGLang server"
     try:
         found: dict[str, Any] = {}
@@ -137,7 +139,7 @@ def _worker(url: str, report: EngineReport) -> Worker:
 
 
 def _reasons(report: EngineReport, config: RunConfig, model: Path) -> list[str]:
-    """Why an engine that reports this cannot serve the run; empty: it can."""
+    """Return why an engine with this report cannot serve the run; empty: it can."""
     found = _other_model(report, model)
     ranks, needed = report.tp_size, config.cluster.rollout_num_gpus_per_engine
     if ranks != needed:
@@ -211,7 +213,7 @@ class ExternalWatcher(Watched):
 
     @control
     def watch(self) -> None:
-        """Never returns; its error ends the waits of the run.
+        """Poll until an engine fails; the error ends the waits of the run.
 
         Raises:
             EngineError: as :meth:`poll`.
@@ -223,10 +225,12 @@ class ExternalWatcher(Watched):
             time.sleep(POLL_INTERVAL_S)
 
     def poll(self) -> None:
-        """Return if all of them answer and hold weights of this run. A slow one is left to the limits of requests.
+        """Check that all engines answer and hold weights of this run. A slow engine is not an error here: requests have
+        their own limits.
 
         Raises:
-            EngineError: one refused connections several times in a row, hangs, or holds older weights than before.
+            EngineError: an engine refused connections several times in a row, hangs, or holds older weights than
+                before.
         """
         for url in self._hung:
             raise EngineError(
@@ -243,7 +247,7 @@ class ExternalWatcher(Watched):
                 self._compare(url, str(reported.get("weight_version", "") if isinstance(reported, dict) else ""))
 
     def watch_answers(self, url: str, *, limit_s: float = HANG_LIMIT_S) -> None:
-        """Return when the engine at ``url`` hangs; then :meth:`poll` raises."""
+        """Wait until the engine at ``url`` hangs, and record it; :meth:`poll` then raises."""
         while not is_hung(url, limit_s=limit_s):
             time.sleep(PROBE_INTERVAL_S)
         self._hung.append(url)

@@ -40,7 +40,7 @@ from slime_core.rollout.engines.actors import (
     start_router,
 )
 from slime_core.rollout.engines.engine import EngineSettings, RouterClient, RouterSettings, Worker
-from slime_core.rollout.engines.external import ExternalWatcher, discover, require_reachable, start_watch
+from slime_core.rollout.engines.external import ExternalWatcher, discover, require_eval_servers_reachable, start_watch
 from slime_core.rollout.engines.server import HANG_LIMIT_S, HealthCheck
 from slime_core.runtime.actors import ActorGroup, Call
 from slime_core.runtime.machine import cpu_threads, nccl_environment, openmp_environment
@@ -432,7 +432,9 @@ class EngineFleet:
         """
         config, site = self._config, self._site
         sets = config.eval.eval_datasets
-        require_reachable({one.name: one.model for one in sets if one.model is not None and "/" in one.model})
+        require_eval_servers_reachable(
+            {one.name: one.model for one in sets if one.model is not None and "/" in one.model}
+        )
         addresses = config.engine.rollout_external_engine_addrs if config.debug.generates else ()
         others = discover(addresses, config, site.model) if addresses else []
         if not (config.engine_groups or others):

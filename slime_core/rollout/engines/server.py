@@ -189,7 +189,7 @@ class Server(ABC):
         return self._process is not None and not self._ended.is_set()
 
     def check_alive(self) -> None:
-        """Returns if the program runs.
+        """Check that the program runs.
 
         Raises:
             EngineError: it ended; the message ends with the last lines of its log.

@@ -13,7 +13,7 @@ from slime_core.config.load import load
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import ConfigError
 from slime_core.rollout.engines.engine import Worker
-from slime_core.rollout.engines.external import discover, require_reachable
+from slime_core.rollout.engines.external import discover, require_eval_servers_reachable
 from slime_testing.fake_engine import FakeEngine
 
 MODEL = ARITHMETIC / "model"
@@ -128,12 +128,12 @@ def test_an_address_without_a_server_is_an_error(engine):
 
 
 def test_an_evaluation_that_no_engine_serves_is_refused(engine):
-    require_reachable({})
-    require_reachable({"aime": engine.url, "gsm8k": f"{engine.url}/"})
+    require_eval_servers_reachable({})
+    require_eval_servers_reachable({"aime": engine.url, "gsm8k": f"{engine.url}/"})
     url = engine.url
     engine.stop()
     with pytest.raises(ConfigError) as failure:
-        require_reachable({"aime": url, "gsm8k": "http://127.0.0.1:99999"})
+        require_eval_servers_reachable({"aime": url, "gsm8k": "http://127.0.0.1:99999"})
     first, aime, gsm8k, last = str(failure.value).splitlines()
     assert first == "no server answers these evaluation sets:"
     assert aime.startswith(f"  evaluation set aime: model = {url}: ConnectionRefusedError: ")
