@@ -4,10 +4,10 @@
     ConcurrentEvalSampler  the same with evaluations that run while the learner trains, one at a time: a separate
                            sampler uses separate engines, or those of the policy
 
-The rule of concurrent evaluations: the weights that one measures stay as they are until it has ended. Engines of its
-own get the learner's when it starts. The policy's engines get new ones, or leave devices that they share with the
-learner, when it has ended. A checkpoint is written when it has ended, so that a run that resumes there neither lacks
-its row nor has it twice.
+The rule of concurrent evaluations: the weights that an evaluation measures do not change until it has ended. Engines
+that only evaluate get the learner's weights when an evaluation starts. The policy's engines get new weights, or release
+the devices that they share with the learner, after it has ended. A checkpoint is also written after it has ended, so
+that a run that resumes there has the evaluation's row exactly once.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class SamplerHandle:
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """One evaluation: after how many steps, of which weights, and the call that makes it."""
+    """An evaluation in flight: the training steps before it, the version of its weights, and its call."""
 
     step: int
     version: int

@@ -44,10 +44,11 @@ def component_boundary(plugin: PluginIdentity, action: str) -> AbstractContextMa
 
 
 def require_samples(generator: RoutedComponent, returned: Any) -> list[Sample]:
-    """The samples that ``generator`` returned, as a list.
+    """Return the samples that ``generator`` returned, as a list.
 
     Raises:
-        PluginError: it is not a sample, or no list of at least one; one that takes groups returns a list.
+        PluginError: ``returned`` is neither a sample nor a non-empty list of samples; a generator that takes groups
+            must return a list.
     """
     several = isinstance(returned, list | tuple)
     found = list(returned) if several else [returned]
@@ -63,7 +64,7 @@ def require_samples(generator: RoutedComponent, returned: Any) -> list[Sample]:
 
 
 def require_metrics(returned: Any, *, who: str) -> dict[str, float]:
-    """The metrics that ``who`` returned, by name.
+    """Return the metrics that ``who`` returned, by name.
 
     Raises:
         PluginError: it is not a mapping of names to numbers.

@@ -179,7 +179,7 @@ def _flops(folder: Path) -> ForwardFlops:
 
 
 def loss_masks(samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
-    """One float32 mask [response length] a sample: its own, all ones without one, all zeros for a removed sample.
+    """Return one float32 mask [response length] per sample: its mask, all ones without, all zeros if it is removed.
 
     Raises:
         ValueError: a mask and its response differ in length, or a mask holds something else than 0 and 1.
@@ -223,7 +223,7 @@ def rollout_numbers(samples: Sequence[Sample]) -> NDArray[np.int64]:
 def grouped_rewards(
     samples: Sequence[Sample], masks: Sequence[NDArray[np.float32]], *, key: str | None
 ) -> GroupedRewards:
-    """What a sample-scope advantage estimator sees of these samples."""
+    """Return the rewards of ``samples`` as a sample-scope advantage estimator gets them."""
     return GroupedRewards(
         rewards_B=np.array([sample.reward_value(key) for sample in samples], np.float32),
         groups_B=np.array([sample.group_index for sample in samples], np.int64),

@@ -365,7 +365,7 @@ class Restarts:
         """Wait until no engine of the policy is down; returns whether any of them has to get weights.
 
         Arguments:
-            within_s: also wait so long for an engine to fail, because its client may notice first.
+            within_s: also wait up to so many seconds for an engine to fail, because its client may notice first.
 
         Raises:
             EngineError: a server has been replaced too often.
@@ -387,7 +387,7 @@ class Restarts:
                 raise
 
     def served(self) -> None:
-        """Every engine holds the learner's weights; those that waited for them get requests."""
+        """Let restarted engines get requests, now that every engine holds the learner's weights."""
         unserved, self._unserved = self._unserved, []
         for one in unserved:
             if not one.is_down:

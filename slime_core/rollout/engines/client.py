@@ -467,14 +467,14 @@ class RequestAborter:
             await asyncio.sleep(ABORT_INTERVAL_S)
 
     async def engines(self) -> list[str]:
-        """URLs of the engines of the router; an engine itself has no such list."""
+        """Return the URLs of the router's engines; for an engine, its own URL."""
         match await self.get(f"{self._url}/workers"):
             case (200, {"workers": [*entries]}):
                 return [entry["url"] for entry in entries if isinstance(entry, dict) and "url" in entry]
         return [self._url]
 
     async def get(self, url: str) -> tuple[int, Any]:
-        """Status and parsed answer at ``url``; status 0: there was none."""
+        """Send a GET; return status and parsed answer. Status 0: no answer."""
         return await self._call("GET", url)
 
     async def _call(self, method: str, url: str) -> tuple[int, Any]:
@@ -518,9 +518,9 @@ class EngineProgress:
         self._looked_s: dict[str, float] = {}
 
     async def last_s(self, url: str, *, interval_s: float) -> float:
-        """When (``time.monotonic``) an engine behind ``url`` was last seen to have computed or to be paused; 0: never.
+        """Return when (``time.monotonic``) an engine behind ``url`` last computed or was paused; 0: never.
 
-        Looks, unless another request has within ``interval_s``.
+        Queries the engines, unless another request did within ``interval_s``.
         """
         now_s = time.monotonic()
         if now_s - self._looked_s.get(url, -interval_s) >= interval_s:
