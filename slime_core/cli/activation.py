@@ -39,7 +39,7 @@ ENGINE_CODE = ("custom_weight_loader", "forward_hooks")
 def resolve(
     argv: Sequence[str], *, purpose: Literal["run", "eval"] = "run", checks: bool = True
 ) -> tuple[Resolved, ActivePlugins]:
-    """The settings and the plugins of a command line.
+    """Return the settings and the plugins of a command line.
 
     Arguments:
         checks: False, for reading about settings: neither the rules between them nor a plugin for the model is needed.
@@ -62,17 +62,17 @@ def resolve(
 
 
 def activate_offered(peek: Peek, names: Sequence[str]) -> ActivePlugins:
-    """The plugins ``names`` and those that the settings need, for reading about them: whatever model is trained."""
+    """Activate the plugins ``names`` and those that the settings need, to show their settings; no model is needed."""
     return activate(names, choices=peek.choices, flags=peek.flags, without=peek.no_plugins, admit=Consent(peek).admit)
 
 
 def with_leading_config(argv: Sequence[str]) -> list[str]:
-    """``argv`` with ``--config`` before a file that leads it."""
+    """Return ``argv`` with ``--config`` before a leading file name."""
     return [*argv] if not argv or argv[0].startswith("-") else ["--config", *argv]
 
 
 def with_settings_of_loaded_run(argv: Sequence[str]) -> list[str]:
-    """``argv``, and where ``--load`` stands in it without ``--config``, the settings of the run that is resumed.
+    """Return ``argv``; if it has ``--load`` without ``--config``, add the settings of the run that is resumed.
 
     Raises:
         ConfigError: the folder to load holds no checkpoint.
@@ -86,10 +86,10 @@ def with_settings_of_loaded_run(argv: Sequence[str]) -> list[str]:
 
 
 def activate_named(peek: Peek, *, is_locked: bool = True) -> ActivePlugins:
-    """The plugins that the command line names, those that they require, and those that claim what else it names.
+    """Activate the plugins that the command line names, those that these require, and those that claim other names.
 
     Arguments:
-        is_locked: the plugins must be as a lock says that the command line names.
+        is_locked: check the plugins against the lock, if the command line names one.
 
     Raises:
         PluginError: one cannot be found or loaded, is not as the lock says, or a run folder names code that this user
@@ -142,25 +142,25 @@ class _Code:
 
 @dataclass(frozen=True, slots=True)
 class Consent:
-    """Refuses the code that the settings of a run folder name, of which there is no sign that this user knows it."""
+    """Refuses code that a run folder's settings name, unless this user has run it or names it on the command line."""
 
     peek: Peek
 
     def admit(self, manifest: Manifest) -> None:
-        """Look at plugins and functions before they are imported.
+        """Check plugins and functions before they are imported.
 
         Raises:
             PluginError: some of them are not known; says how to name them.
         """
         if (config := self._of_run_folder) is not None:
-            # What the command line says, and not the file, is the user's own word.
+            # The command line comes from the user; the file may not.
             _refuse_unknown(
                 [one for one in _local(manifest) if self.peek.flags.get(one.flag.removeprefix("--")) != one.flag],
                 config,
             )
 
     def check(self, resolved: Resolved) -> None:
-        """Look at the code that model folders hold and engines import.
+        """Check the code that model folders hold and engines import.
 
         Raises:
             PluginError: as :meth:`admit`.
@@ -170,7 +170,7 @@ class Consent:
 
     @property
     def _of_run_folder(self) -> Path | None:
-        """The file with the settings, where it lies in a run folder."""
+        """The file with the settings, if it is in a run folder."""
         config = self.peek.config
         if config is None:
             return None
@@ -180,7 +180,7 @@ class Consent:
 
 
 def remember(manifest: Manifest, resolved: Resolved) -> None:
-    """Record the code of a run that starts, so that resuming and evaluating it takes no further words."""
+    """Record the code of a run that starts, so that a resume or an evaluation needs no further flags."""
     found = {code.digest: code.shown for code in [*_local(manifest), *(code for _, code in _of_settings(resolved))]}
     try:
         for digest, shown in found.items():

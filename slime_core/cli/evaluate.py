@@ -36,7 +36,7 @@ JSON_FLAG = "--json"
 
 WHAT_TO_EVALUATE = (
     "eval: nothing says what to evaluate; give a run folder, a checkpoint, a Hugging Face folder with "
-    "--eval-prompt-data NAME FILE, or settings alone for the small embedded model. See slime eval --help."
+    "--eval-prompt-data NAME FILE, or settings alone for the small built-in model. See slime eval --help."
 )
 
 SCORES, SAMPLES, LOGS = "scores.json", "samples", "logs"

@@ -37,7 +37,7 @@ INTERRUPTED = 130
 OVERVIEW = """\
 slime: reinforcement learning of language models, with Megatron-core and SGLang
 
-  slime run --plugin grpo            train; without a model and prompts, a small embedded task
+  slime run --plugin grpo            train; without a model and prompts, a small built-in task
   slime check run.toml               what slime run would find wrong, and what it would start where; starts nothing
   slime eval RUN                     measure a run's newest checkpoint, or a model, on held-out prompts
 
@@ -223,9 +223,9 @@ def _check(argv: list[str]) -> int:
 
 
 def _ledger(argv: list[str]) -> int:
-    from slime_core.cli import ledger
+    from slime_core.cli import ledger_command
 
-    return 0 if _printed(ledger.USAGE, argv) else ledger.execute(argv)
+    return 0 if _printed(ledger_command.USAGE, argv) else ledger_command.execute(argv)
 
 
 def _config(argv: list[str]) -> int:

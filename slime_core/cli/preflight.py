@@ -49,10 +49,10 @@ def check_files(
     first: int = 0,
     options: Mapping[str, object] = NO_OPTIONS,
 ) -> list[str]:
-    """Returns if the model can be built, and prompts, or rollouts that are read in their place, are fit for it.
+    """Check that the model can be built, and that prompts, or recorded rollouts, are valid for it.
 
     Returns:
-        What is wrong with rows that the run will leave out (``on_bad_data = skip``), as far as was looked.
+        The mistakes in rows that the run will leave out (``on_bad_data = skip``), of those rows that were read.
 
     Raises:
         ConfigError: the model spec does not build something that the checkpoint asks for; lists all of it.
@@ -117,10 +117,10 @@ def _unseen_images(config: RunConfig, registry: Registry, architecture: str | No
 
 
 def check_machine(config: RunConfig, needs: Needs) -> None:
-    """Returns if this machine has what the run needs, or other machines are to have it.
+    """Raise ConfigError if this machine is too small for the run; a run on other machines is not checked.
 
     Raises:
-        ConfigError: it is too small; lists all that it has too little of.
+        ConfigError: lists every resource of which the machine has too little.
     """
     # What other machines have is Ray's to say, and the placement's.
     machine = free_resources()

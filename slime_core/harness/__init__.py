@@ -1,7 +1,7 @@
-"""PUBLIC. What test kits stand on: slime-testing, and anybody's own tests.
+"""PUBLIC. Building blocks of test kits, for slime-testing and for your own tests.
 
     plugins        activate a plugin as a run does: its components, options and hooks; again in another process
-    engines        a real SGLang server, and the client by which a run asks engines, real or fake
+    engines        a real SGLang server, and the client with which a run calls engines, real or fake
                    (``slime_testing.fake_engine``)
     megatron       Megatron in the process of a test; a small shard and its micro-batches, as hooks on ranks get them
     learner        one optimizer step on given samples, on real learner ranks
@@ -9,8 +9,8 @@
 The names below are imported from here; ``engines``, ``megatron`` and ``learner`` by their modules, because they load
 aiohttp, numpy or torch.
 
-Also of the core: ``installed`` and ``find_plugin`` (installed plugins, and what ``--plugin NAME`` means),
-``check_bounds`` (versions that a plugin accepts), ``editable_source``, ``boundary`` (a plugin's
+Also of the core: ``installed`` and ``find_plugin`` (installed plugins, and the plugin of ``--plugin NAME``),
+``check_bounds`` (version constraints of a plugin), ``editable_source``, ``boundary`` (a plugin's
 failure as a PluginError that names it), ``import_plugin`` and ``check_hooks`` (the first two steps of ``activate``
 alone, for kits that report on each step), ``LIFECYCLE_HOOKS`` with ``STATE`` and ``RESTORE``, ``LifecycleHooks``.
 """

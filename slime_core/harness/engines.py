@@ -15,11 +15,11 @@ __all__ = ["connect", "real_engine"]
 
 
 def connect(url: str, *, vocab_size: int | None = None, timeout_s: float = 20.0) -> AbstractAsyncContextManager[Client]:
-    """The client by which a run asks engines, to be entered with ``async with``.
+    """Make the client with which a run calls engines; enter it with ``async with``.
 
     Arguments:
         url: of an engine, fake or real, or of a router.
-        vocab_size: ids of an answer have to be below it; None: any are taken.
+        vocab_size: token ids of a response must be below it; None: not checked.
         timeout_s: longest time for one request, from the engine's last progress on.
     """
     return GenerateClient(url, timeout_s=timeout_s, vocab_size=vocab_size)
@@ -29,7 +29,7 @@ def connect(url: str, *, vocab_size: int | None = None, timeout_s: float = 20.0)
 def real_engine(
     model: Path, *, logs: Path, dtype: str = "auto", device: Literal["cpu", "cuda"] = "cpu"
 ) -> Iterator[str]:
-    """A real SGLang server of ``model`` in a process of its own; yields its URL. It starts in about ten seconds.
+    """Start a real SGLang server of ``model`` in a separate process and yield its URL. It starts in about ten seconds.
 
     Arguments:
         model: Hugging Face folder with weights and tokenizer.

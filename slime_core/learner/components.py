@@ -85,7 +85,7 @@ def loss_parts(hooks: LifecycleHooks, learner: LearnerInfo) -> LossParts:
         PluginError: two of them replace the same part, or one returned something else than a ``LossParts``.
     """
     merged, plugins = LossParts(), hooks.implementers("slime_loss_parts")
-    for found in hooks.answers("slime_loss_parts", learner=learner):
+    for found in hooks.results("slime_loss_parts", learner=learner):
         if not isinstance(found, LossParts):
             raise PluginError(f"slime_loss_parts of {plugins} returned {found!r:.80}; return a LossParts, or None.")
         if twice := sorted(merged.given & found.given):
@@ -107,7 +107,7 @@ def build_model_spec(registry: Registry, settings: LearnerSettings, *, hooks: Li
     assert component is not None, "the driver refuses a checkpoint without a model spec"
     traits: Any = component.traits
     spec, label = _made(registry, Kind.MODEL_SPEC, component.name, settings)
-    hooks.answers("slime_model_spec", spec=spec)
+    hooks.results("slime_model_spec", spec=spec)
     return NamedSpec(spec, label, inputs=traits.inputs)
 
 

@@ -258,7 +258,7 @@ class Learner:
                 micro.values_U = known_U[micro.places_U]
         normalizes = self._config.algorithm.normalize_advantages
         fill_advantages(self._estimation, shard, micro_batches, normalizes=normalizes)
-        self.hooks.answers("slime_before_training", shard=shard, steps=steps)
+        self.hooks.results("slime_before_training", shard=shard, steps=steps)
         if self._estimation is not None:
             self.returns_U = self._estimation.returns_of(micro_batches, count=len(shard.loss_mask_U))
         if (saved := self._config.debug.save_debug_train_data) is not None:

@@ -406,7 +406,7 @@ def spec_of_checkpoint(
     run = run_view(RunConfig(model=ModelConfig(trust_remote_code=trust_remote_code)), model_folder=folder)
     spec = construct(registry, Kind.MODEL_SPEC, name, {}, run)
     hooks = LifecycleHooks(registry, place=Place.RANK, options={}, where="building a model")
-    hooks.answers("slime_model_spec", spec=spec)
+    hooks.results("slime_model_spec", spec=spec)
     if not isinstance(spec, MBridgeSpec):
         raise ConfigError(
             f"model spec {name!r} of {registry.owner(Kind.MODEL_SPEC, name)} does not say which Hugging Face weights a "

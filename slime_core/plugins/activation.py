@@ -48,7 +48,7 @@ from slime_core.plugins.manifest import Manifest, record
 from slime_core.plugins.registry import Registry, register
 
 Admit = Callable[[Manifest], None]
-"""Looks at what is about to be imported, and raises where that may not be."""
+"""Checks the code that is about to be imported; raises if it must not be."""
 
 Choices = Callable[[Registry], Sequence[Choice]]
 """The components and prompt formats that a run's settings name, which depend on what active plugins offer."""
@@ -59,7 +59,7 @@ Code = Callable[[Registry], Sequence[NamedCode]]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A plugin that a run has by need; prints as ``grpo is active because searchr1 requires it``."""
+    """A plugin that a run needs without naming it; prints as ``grpo is active because searchr1 requires it``."""
 
     plugin: PluginIdentity
     why: str
@@ -83,8 +83,8 @@ class ActivePlugins:
 
     Arguments:
         registry: the components.
-        manifest: hand it to every actor, and to every checkpoint.
-        by_need: the plugins that the run does not name, and why each is active; print them at start.
+        manifest: to be passed to every actor and stored in every checkpoint.
+        by_need: the plugins that the run does not name, and why each is active; printed at start.
         functions: plugin -> option -> the functions that it names by path.
         withheld: names of the plugins that ``--no-plugin`` takes away.
         declared: the installed metadata, as the activation found it.
@@ -124,8 +124,8 @@ class ActivePlugins:
 
 
 def table_of(name: str) -> str:
-    """The name of a plugin that a run writes as ``name``, which is also that of its table in a file: of
-    ``slime-grpo:grpo``, ``./grpo.py`` and ``grpo`` grpo."""
+    """Return the name of the plugin ``name``, which is also that of its table in a file: ``grpo`` for
+    ``slime-grpo:grpo``, ``./grpo.py`` and ``grpo``."""
     return Path(name).stem if name.endswith(".py") else name.rpartition(":")[2].replace(".", "_")
 
 
@@ -150,15 +150,15 @@ def activate(
             repeats are ignored.
         architecture: of the checkpoint's ``config.json``; None: no model is going to be built.
         choices: the components and prompt formats that the settings name; None: none.
-        flags: the settings that are given: flag without dashes -> where it stands, the flag itself or a place in a
+        flags: the settings that are given: flag without dashes -> where it is given, the flag itself or a place in a
             file.
         code: the functions that options name by path, which the manifest holds too; None: none.
         without: plugins to go without, named or needed.
         admit: called with the manifest before any of it is imported; None: everything may be.
 
     Raises:
-        PluginError: a plugin cannot be found or loaded, two claim the same thing, no plugin fits the architecture, a
-            bound does not hold, or something needs what ``without`` takes away.
+        PluginError: a plugin cannot be found or loaded, two claim the same name, no plugin fits the architecture, a
+            version constraint is violated, or something needs a plugin that ``without`` takes away.
     """
     start = _Start(names, without)
     start.add(start.needed_by_flags(flags or {}), claimed=True)
@@ -194,7 +194,7 @@ def _chosen(choices: Choices | None, registry: Registry) -> Iterator[Choice]:
 
 
 class _Start:
-    """The steps of one activation, over one look at the metadata.
+    """The steps of one activation, with one scan of the metadata.
 
     Starts with ``core``, the named plugins that are not withheld, and what they require.
     """
@@ -210,7 +210,7 @@ class _Start:
         self._take_required(claimed=False)
 
     def _check_withheld(self, names: Sequence[str], without: Sequence[str]) -> None:
-        """Returns if every plugin to go without is installed or named, and is not ``core``."""
+        """Raise PluginError if a plugin to go without is ``core``, or is neither installed nor named."""
         known = {*(plugin.name for plugin in installed(self.declared)), *map(table_of, names)} - {CORE.name}
         for name in without:
             if table_of(name) not in known:
@@ -220,10 +220,10 @@ class _Start:
                 )
 
     def add(self, needs: Iterable[Need], *, claimed: bool = False) -> bool:
-        """Take the plugins of ``needs``, and what they require, as far as they are not there; whether any was not.
+        """Add the plugins of ``needs`` that are missing, and what they require; return whether any was missing.
 
         Arguments:
-            claimed: they, and what they require, bring neither presets nor trackers.
+            claimed: the added plugins bring neither presets nor trackers.
         """
         before = len(self._sources)
         for need in needs:
@@ -233,7 +233,7 @@ class _Start:
         return len(self._sources) > before
 
     def needed_by_flags(self, flags: Mapping[str, str]) -> Iterator[Need]:
-        """The plugins that flags, and settings of a file, by themselves activate."""
+        """Yield the plugins that flags, and settings of a file, activate by themselves."""
         for flag, where in flags.items():
             is_flag = where == f"--{flag}"
             found = claimants(self._activating(flag, in_file=not is_flag), self.declared)
@@ -256,7 +256,7 @@ class _Start:
         return [claim for claim in claims if claim.activates or (in_file and not is_of_core)]
 
     def needed_by_choices(self, choices: Iterable[Choice], registry: Registry) -> Iterator[Need]:
-        """The plugins that claim what is chosen and not offered."""
+        """Yield the plugins that claim a chosen component that no active plugin offers."""
         for choice in choices:
             if registry.offers(Kind(choice.kind), choice.name):
                 continue
@@ -272,7 +272,7 @@ class _Start:
                 yield Need(plugin, why)
 
     def needed_by_architecture(self, architecture: str | None, registry: Registry) -> Iterator[Need]:
-        """The plugin that claims the architecture, where no active one has a model spec for it."""
+        """Yield the plugin that claims the architecture, if no active plugin has a model spec for it."""
         if architecture is None or registry.model_spec(architecture) is not None:
             return
         claimed = claimed_names(ARCHITECTURE_GROUP, self.declared)
@@ -281,7 +281,7 @@ class _Start:
             ours = distribution_of(ARCHITECTURE_GROUP, architecture) or "the distribution that has it"
             raise PluginError(
                 f"no active plugin has a model spec for architecture {architecture}, and no installed one claims "
-                f"it. Claimed are: {', '.join(claimed) or 'none'}.\n"
+                f"it. Claimed architectures: {', '.join(claimed) or 'none'}.\n"
                 f"Install {ours}, or write a plugin with a model spec for it (docs/models.md) and name it: "
                 "--plugin ./mine.py"
             )
@@ -293,13 +293,13 @@ class _Start:
         yield Need(plugin, f"the model's architecture {architecture} needs it")
 
     def _the_one(self, found: Sequence[PluginIdentity], what: str) -> PluginIdentity | None:
-        """The one plugin among ``found`` that is not withheld; None: nothing is found.
+        """Return the one plugin of ``found`` that is not withheld; None if ``found`` is empty.
 
         Arguments:
-            what: needs the plugin, for messages.
+            what: what needs the plugin, for messages.
 
         Raises:
-            PluginError: several are left, or none of those that were found.
+            PluginError: several are left, or all of ``found`` are withheld.
         """
         left = [plugin for plugin in found if plugin.name not in self.withheld]
         if len(left) > 1:
@@ -312,7 +312,7 @@ class _Start:
         return left[0] if left else None
 
     def load(self, admit: Admit | None) -> tuple[Registry, Manifest]:
-        """Check what can be checked from outside, then import."""
+        """Check versions and consent, then import the plugins."""
         of_distributions = [source.plugin for source in self._sources if source.source is Source.INSTALLED]
         versions = {plugin.distribution: plugin.version for plugin in of_distributions}
         for plugin in of_distributions:
@@ -323,12 +323,12 @@ class _Start:
         return register(self._sources, claimed=self._claimed), manifest
 
     def record(self, code: Sequence[PluginSource] = ()) -> Manifest:
-        """The manifest of what is active, and of ``code`` that options name."""
+        """Make the manifest of the active plugins and of ``code`` that options name."""
         needs = {need.plugin.name: need.why for need in self.needs}
         return record(self._sources, code, needs=needs, claimed=self._claimed)
 
     def _take_required(self, *, claimed: bool) -> None:
-        """Take what the plugins require, and what that requires."""
+        """Add the plugins that the active plugins require, directly or not."""
         for source in self._sources:  # grows while it is walked
             for name in required_by(source.plugin, self.declared):
                 if any(one.plugin.name == name for one in self._sources):

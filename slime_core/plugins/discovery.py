@@ -1,4 +1,4 @@
-"""Which plugins are installed, and what they claim, from the metadata of distributions: nothing here imports a plugin.
+"""Finds the installed plugins and their claims in the metadata of distributions; imports no plugin.
 
 Entry points in slime's groups:
 
@@ -12,16 +12,16 @@ Entry points in slime's groups:
     slime.flags       buffer-data = "datasets:activates" giving --buffer-data activates plugin datasets
 
 :data:`KIND_GROUPS` lists the groups of component names, :data:`OUR_DISTRIBUTIONS` what our own distributions have, for
-messages where one is not installed; a test compares it with their claims. A distribution claims names for its own
-plugins only, so that none can make a run load another's plugin, or stop one. Of two copies of one distribution on the
-path, only the first is what an import would find, so only that one counts.
+messages where such a distribution is not installed; a test compares it with their claims. A claim counts only for a
+plugin of the same distribution. So installing a distribution cannot make a run load, or fail to load, the plugin of
+another distribution. Of two copies of a distribution on the path only the first counts, as in an import.
 
 Where two distributions declare one plugin name, a run writes ``distribution:name``. It may also name a file
 (``./mine.py``) or a module (``my_lab.plugin``) that no distribution declares.
 
 A distribution's own ``Requires-Dist`` is evaluated against the versions that the plugin runs with. An installer checks
-these once, and not at all with ``--no-deps``, after a later upgrade of the core alone, or for what stands on the path
-without having been installed.
+these once, and not at all with ``--no-deps``, after a later upgrade of the core alone, or for a distribution on
+the path that was not installed.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Declared:
 
 
 def scan() -> Declared:
-    """The declarations of all distributions on ``sys.path``."""
+    """Read the declarations of all distributions on ``sys.path``."""
     entries: list[Declaration] = []
     unreadable: list[str] = []
     for distribution in metadata.Distribution.discover():
@@ -175,7 +175,7 @@ def entry_point_of(distribution: str, group: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PluginIdentity:
-    """Who a plugin is, for messages and records.
+    """The identity of a plugin, for messages and records.
 
     Example: ``PluginIdentity("grpo", "slime-grpo", "0.1.0", "slime_grpo.plugin")`` prints as
     ``plugin 'grpo' (slime-grpo 0.1.0, entry point slime_grpo.plugin)``.
@@ -222,7 +222,7 @@ class PluginSource:
 
 
 def installed(declared: Declared | None = None) -> list[PluginIdentity]:
-    """Every plugin that installed metadata declares, and ``core``, by name; two of one name are both listed.
+    """Return ``core`` and every plugin that installed metadata declares, sorted by name; names may repeat.
 
     Arguments:
         declared: an earlier scan; None: scan now.
@@ -236,8 +236,8 @@ def installed(declared: Declared | None = None) -> list[PluginIdentity]:
 
 
 def resolve(name: str, declared: Declared | None = None) -> PluginSource:
-    """The plugin of ``--plugin NAME``: an installed one, alone or as ``distribution:name``, a ``.py`` file, or a dotted
-    module; imports nothing.
+    """Find the plugin of ``--plugin NAME``: an installed one (``name`` or ``distribution:name``), a ``.py`` file, or a
+    dotted module; imports nothing.
 
     Raises:
         PluginError: no such plugin or file, or two distributions declare the name.
@@ -255,8 +255,8 @@ def resolve(name: str, declared: Declared | None = None) -> PluginSource:
     if "." in name and all(part.isidentifier() for part in name.split(".")):
         return PluginSource(module_identity(name, name=name.replace(".", "_")), Source.MODULE)
     names = sorted({f"{one.distribution}:{one.name}" if colon else one.name for one in candidates})
-    known = f"Installed are: {', '.join(names)}" if names else f"{distribution!r} is no distribution with a plugin"
-    broken = f" Unreadable is: {'; '.join(declared.unreadable)}." if declared.unreadable else ""
+    known = f"Installed plugins: {', '.join(names)}" if names else f"{distribution!r} is no distribution with a plugin"
+    broken = f" Could not read: {'; '.join(declared.unreadable)}." if declared.unreadable else ""
     raise PluginError(
         f"--plugin {name}: no installed plugin is called that{similar(name, names)}. "
         f"{known}.{broken}\n"
@@ -266,13 +266,13 @@ def resolve(name: str, declared: Declared | None = None) -> PluginSource:
 
 
 def claimed_by_several(found: Sequence[PluginIdentity]) -> str:
-    """The end of a message about a name that several plugins have, and how a run says which one it means."""
+    """Return the end of a message about a name that several plugins have: how to name the plugin that is meant."""
     forms = " or ".join(f"--plugin {plugin.distribution}:{plugin.name}" for plugin in found)
     return f"{' and '.join(map(str, found))} claim one name.\nName the one that is meant: {forms}."
 
 
 def read_code(path: Path, *, flag: str) -> bytes:
-    """The bytes of a Python file that a run names.
+    """Read the bytes of a Python file that a run names.
 
     Arguments:
         flag: how the run names it, for messages.
@@ -309,14 +309,14 @@ def similar(name: str, names: Iterable[str]) -> str:
 
 
 def check_bounds(plugin: PluginIdentity, versions: Mapping[str, str]) -> None:
-    """Returns if the bounds of the plugin's distribution hold; one without bounds accepts everything.
+    """Raise PluginError if a version constraint of the plugin's distribution is violated.
 
     Arguments:
         plugin: of an installed distribution.
         versions: distribution -> version, of ``slime-rl`` and of the other active plugins.
 
     Raises:
-        PluginError: a version is outside its bound, or a requirement of the distribution cannot be read.
+        PluginError: a version violates a constraint, or a requirement of the distribution cannot be read.
     """
     found = {canonicalize_name(name): (name, version) for name, version in versions.items()}
     try:
@@ -347,7 +347,7 @@ def check_bounds(plugin: PluginIdentity, versions: Mapping[str, str]) -> None:
 
 
 def distribution_of(group: str, name: str) -> str | None:
-    """Our distribution that has ``name`` in a group of entry points; None: none has.
+    """Return our distribution that has ``name`` in a group of entry points, or None.
 
     Example: ``distribution_of("slime.models", "LlamaForCausalLM")`` is ``"slime-models"``.
     """
@@ -355,12 +355,12 @@ def distribution_of(group: str, name: str) -> str | None:
 
 
 def is_for(claim: Declaration, plugin: PluginIdentity) -> bool:
-    """Whether the claim is made for ``plugin`` by its own distribution: no other one's counts."""
+    """Return whether the distribution of ``plugin`` itself makes the claim for it; other claims do not count."""
     return claim.plugin == plugin.name and plugin.is_of(claim.distribution)
 
 
 def claimants(claims: Iterable[Declaration], declared: Declared) -> list[PluginIdentity]:
-    """The plugins that the claims are made for, by name, then distribution."""
+    """Return the plugins that the claims are made for, by name, then distribution."""
     wanted = list(claims)
     return [plugin for plugin in installed(declared) if any(is_for(claim, plugin) for claim in wanted)]
 
@@ -375,19 +375,19 @@ def claimed_names(group: str, declared: Declared) -> dict[str, list[PluginIdenti
 
 
 def claims_for(plugin: PluginIdentity, declared: Declared) -> dict[str, list[Declaration]]:
-    """Group -> what the distribution of ``plugin`` claims for it, by name; groups without a claim are left out."""
+    """Return group -> the claims that the distribution of ``plugin`` makes for it, by name; only groups with claims."""
     groups = (ARCHITECTURE_GROUP, *KIND_GROUPS.values(), FLAG_GROUP)
     found = {group: [claim for claim in declared.group(group) if is_for(claim, plugin)] for group in groups}
     return {group: claims for group, claims in found.items() if claims}
 
 
 def required_by(plugin: PluginIdentity, declared: Declared) -> list[str]:
-    """The names of the plugins that ``plugin`` requires, sorted."""
+    """Return the names of the plugins that ``plugin`` requires, sorted."""
     return [entry.name for entry in declared.group(REQUIRES_GROUP) if is_for(entry, plugin)]
 
 
 def activated_by(claims: Mapping[str, Sequence[Declaration]]) -> Iterator[str]:
-    """The settings that activate the plugin of these claims: ``--corrections tis, icepop``, ``--buffer-data``."""
+    """Yield the settings that activate the plugin of these claims: ``--corrections tis, icepop``, ``--buffer-data``."""
     flags = [claim.name for claim in claims.get(FLAG_GROUP, ()) if claim.activates]
     for setting, kind in KIND_NAMED_BY.items():
         names = [claim.name for claim in claims.get(KIND_GROUPS[kind], ())]
@@ -399,7 +399,7 @@ def activated_by(claims: Mapping[str, Sequence[Declaration]]) -> Iterator[str]:
 
 
 def how_to_get(kind: str, name: str) -> str | None:
-    """The next step for a component, or a prompt format, that no active plugin offers; None: nothing is known of it.
+    """Return the next step for a component or prompt format that no active plugin offers; None if no plugin is known.
 
     Example: ``Install slime-rewards, which has it``.
     """
@@ -414,11 +414,12 @@ def how_to_get(kind: str, name: str) -> str | None:
 def inactive_flags(
     active: Collection[PluginIdentity], declared: Declared, *, withheld: Collection[str] = ()
 ) -> dict[str, str]:
-    """Messages about the settings of plugins that are not ``active``: flag without dashes, or ``[plugin]`` for a table
-    of that name -> the plugin, its distribution, and how to activate it; empty for the table of one that is taken away.
+    """Return messages about the settings of plugins that are not ``active``. The key is the flag without dashes, or
+    ``[plugin]`` for a table; the message names the plugin, its distribution and how to activate it. The message for the
+    table of a withheld plugin is empty.
 
     Arguments:
-        withheld: names of the plugins that are taken away.
+        withheld: names of the plugins that ``--no-plugin`` takes away.
     """
     found = {}
     for distribution, groups in OUR_DISTRIBUTIONS.items():

@@ -1,10 +1,10 @@
-"""Calls the lifecycle hooks of one process: frozen at start, in the run's order of plugins, at the cost of a loop.
+"""Calls the lifecycle hooks of one process. The implementations are fixed at start, in the run's order of plugins.
 
-    LifecycleHooks    who implements which hook here, and how each is called
-    Failures          what observers got wrong, on its way to the driver
+    LifecycleHooks    the implementations of each hook in this process, and how each is called
+    Failures          errors of observers, which are sent to the driver
     lifetime          the block between a run's start and its end
 
-A participant's exception leaves as a ``PluginError`` and ends the run. An observer's is recorded; after
+A participant's exception becomes a ``PluginError`` and ends the run. An observer's exception is recorded; after
 :data:`MAX_FAILURES` of them the observer is not called again for that hook in that process.
 """
 
@@ -37,37 +37,37 @@ PlaceStates = Mapping[str, JsonValue]
 
 @dataclass(slots=True)
 class Failures:
-    """Errors of observers since this was last emptied; survives pickling.
+    """Errors of observers since the last :meth:`take`; survives pickling.
 
     Example: ``Failures(Counter(plots=1), ["plugin 'plots' (...): slime_after_weight_sync on the driver failed ..."])``.
 
     Arguments:
         counts: plugin name -> failures.
-        warnings: one text a failure, for people.
+        warnings: one text per failure, for the user.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     warnings: list[str] = field(default_factory=list)
 
     def add(self, plugin: str, warning: str) -> None:
-        """One more failure of ``plugin``."""
+        """Record a failure of ``plugin``."""
         self.counts[plugin] += 1
         self.warnings.append(warning)
 
     def merge(self, other: Failures) -> None:
-        """All of ``other`` as well, such as what another process sent."""
+        """Add the failures in ``other``, such as those of another process."""
         self.counts += other.counts
         self.warnings += other.warnings
 
     def report(self, warn: Callable[[str], None]) -> dict[str, float]:
-        """Hand every warning to ``warn``; returns the counts as metrics ``plugins/failures/NAME``, and is empty."""
+        """Pass every warning to ``warn``, return the counts as metrics ``plugins/failures/NAME``, and empty this."""
         taken = self.take()
         for warning in taken.warnings:
             warn(warning)
         return {f"plugins/failures/{name}": float(count) for name, count in taken.counts.items()}
 
     def take(self) -> Failures:
-        """Everything recorded so far; nothing of it is left here."""
+        """Return everything recorded so far, and empty this."""
         taken = Failures(self.counts, self.warnings)
         self.counts = Counter()
         self.warnings = []
@@ -96,7 +96,7 @@ class LifecycleHooks:
 
     Arguments:
         registry: the active plugins; the order of ``registry.plugins`` is the order of calls.
-        place: where this process stands; hooks of other places are not called here.
+        place: the place of this process; hooks of other places are not called here.
         options: plugin name -> its options object.
         where: the place in words, for messages; None: the place's name.
     """
@@ -126,21 +126,21 @@ class LifecycleHooks:
             else:
                 self._take_part(hook, one, arguments)
 
-    def answers(self, hook: str, **arguments: object) -> list[object]:
-        """The results of the implementations of ``hook``, without None; as :meth:`call` otherwise.
+    def results(self, hook: str, **arguments: object) -> list[object]:
+        """Call every implementation of ``hook``, as :meth:`call` does; return the results that are not None.
 
         Raises:
             SlimeError: one that an implementation raised, as it is.
             PluginError: an implementation failed otherwise.
         """
-        found: list[object] = []
+        results: list[object] = []
         for one in self._frozen[hook]:
             with self._blamed(hook, one):
-                found.append(one(arguments))
-        return [answer for answer in found if answer is not None]
+                results.append(one(arguments))
+        return [result for result in results if result is not None]
 
     async def first(self, hook: str, **arguments: object) -> object:
-        """The first result that is not None of an ``async`` hook's implementations; None: there is none.
+        """Return the first result of an ``async`` hook's implementations that is not None, or None.
 
         Raises:
             SlimeError: one that an implementation raised, as it is.
@@ -154,7 +154,7 @@ class LifecycleHooks:
         return None
 
     async def after_generate(self, sample: Sample, context: GenerateContext) -> Sample:
-        """``sample`` as the implementations of ``slime_after_generate`` leave it, each handed what the one before left.
+        """Pass ``sample`` through the implementations of ``slime_after_generate``, in order, and return the result.
 
         Raises:
             SlimeError: one that an implementation raised, as it is.
@@ -169,11 +169,11 @@ class LifecycleHooks:
         return sample
 
     def implementers(self, hook: str) -> str:
-        """The names of the plugins that implement ``hook``, in the order of calls; empty if none does."""
+        """Return the names of the plugins that implement ``hook``, in the order of calls; empty if none does."""
         return ", ".join(one.of.plugin.name for one in self._frozen[hook])
 
     def states(self) -> dict[str, JsonValue]:
-        """The states of the plugins at this place, for a checkpoint, by plugin name.
+        """Return the states of the plugins at this place, for a checkpoint, by plugin name.
 
         Raises:
             PluginError: a plugin failed, or returned something that JSON does not carry as it is.
@@ -193,7 +193,7 @@ class LifecycleHooks:
         return found
 
     def restore(self, states: PlaceStates) -> None:
-        """Hand each plugin what its ``slime_checkpoint_state`` returned at this place.
+        """Give each plugin the state that its ``slime_checkpoint_state`` returned at this place.
 
         Raises:
             PluginError: a plugin failed.
@@ -231,11 +231,11 @@ class LifecycleHooks:
 
 @contextmanager
 def lifetime(hooks: LifecycleHooks, run: RunInfo, *, warn: Callable[[str], None]) -> Iterator[None]:
-    """The block between the hooks of a run's start and end; its own error is never hidden by theirs.
+    """Call the hooks of a run's start and end around the block; an error of the block is never hidden by theirs.
 
     Arguments:
         hooks: of the driver.
-        warn: receives what observers got wrong since the last report.
+        warn: receives the failures of observers since the last report.
     """
     error: BaseException | None = None
     try:
@@ -250,7 +250,7 @@ def lifetime(hooks: LifecycleHooks, run: RunInfo, *, warn: Callable[[str], None]
 
 
 def unclaimed_states(states: Mapping[str, PlaceStates], registry: Registry) -> Iterator[str]:
-    """One text for each state of a checkpoint that no active plugin takes back; it is left out of the run.
+    """Yield a text for each state of a checkpoint that no active plugin restores; the run goes without it.
 
     Arguments:
         states: place -> plugin name -> state.

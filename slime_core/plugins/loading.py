@@ -53,7 +53,7 @@ def boundary(
         who: printed first; a ``PluginIdentity`` prints as name, distribution, version and entry point.
         action: what was going on, such as ``"importing it"``.
         error: what is raised, chained to the plugin's own exception.
-        next_step: what the reader should do; a function of the exception where that depends on it.
+        next_step: advice to the user; a function of the exception if it depends on the exception.
         locate: also say in which file and line it was raised; not of an error of ours, which says what is wrong itself.
         passes: what the block may raise as it is, such as ``(SlimeError,)`` where the core's own code runs in it.
     """
@@ -75,7 +75,7 @@ def boundary(
 
 
 def _is_cancellation(failure: BaseException) -> bool:
-    from asyncio import CancelledError  # here: it takes longer to import than the rest of this room
+    from asyncio import CancelledError  # here: it takes longer to import than the rest of this package
 
     return isinstance(failure, KeyboardInterrupt | CancelledError | GeneratorExit)
 
@@ -99,7 +99,7 @@ _LOADING = str(Path(__file__))
 
 
 def load_plugin(source: PluginSource) -> object:
-    """The module or object that holds the plugin's hooks.
+    """Import the module or object that holds the plugin's hooks.
 
     Raises:
         PluginError: importing it failed; chained, naming distribution, version, entry point and the next step.
@@ -112,7 +112,7 @@ def load_plugin(source: PluginSource) -> object:
 
 
 def load_target(component: Component, plugin: PluginIdentity) -> Any:
-    """The object at the component's ``target``.
+    """Import the object at the component's ``target``.
 
     Raises:
         PluginError: the module or the attribute cannot be imported; chained, naming the plugin and the component.
@@ -123,7 +123,7 @@ def load_target(component: Component, plugin: PluginIdentity) -> Any:
 
 
 def load_attribute(path: str) -> Any:
-    """The object at ``package.module:attribute``, or the module ``package.module``; raises as the import does."""
+    """Import the object at ``package.module:attribute``, or the module ``package.module``; raises as imports do."""
     module, _, attribute = path.partition(":")
     loaded = importlib.import_module(module.strip())
     return reduce(getattr, attribute.strip().split("."), loaded) if attribute.strip() else loaded
@@ -211,7 +211,7 @@ class FunctionSource:
 
 
 def find_function(path: str, *, setting: str) -> FunctionSource:
-    """The function at ``path``; imports nothing.
+    """Find the function at ``path``; imports nothing.
 
     Raises:
         PluginError: the file or the package does not exist, or ``path`` has no known form.

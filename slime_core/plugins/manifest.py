@@ -520,18 +520,18 @@ class Lock:
         return LOCK_HEAD + tomli_w.dumps(tables)
 
     def admit(self, manifest: Manifest) -> None:
-        """Returns if everything in ``manifest`` stands in the lock; the lock may hold more.
+        """Check that the lock holds everything in ``manifest``; it may hold more.
 
         Raises:
-            ManifestMismatch: with a table of what does not.
+            ManifestMismatch: with a table of the entries that it lacks.
         """
         self._refuse([one for one in self._differences(manifest) if one.found != ABSENT])
 
     def check(self, manifest: Manifest) -> None:
-        """Returns if the lock and ``manifest`` hold the same.
+        """Check that the lock and ``manifest`` hold the same.
 
         Raises:
-            ManifestMismatch: with a table of what differs.
+            ManifestMismatch: with a table of the differences.
         """
         self._refuse(self._differences(manifest))
 

@@ -104,11 +104,11 @@ class Registry:
         return found
 
     def offers(self, kind: Kind, name: str) -> bool:
-        """Whether an active plugin offers the component; ``name`` may be ``plugin:component``."""
+        """Return whether an active plugin offers the component; ``name`` may be ``plugin:component``."""
         return (kind, name) in self._components
 
     def find(self, kind: Kind, name: str) -> Component:
-        """The component of that kind and name, its traits filled in.
+        """Return the component of that kind and name, its traits filled in.
 
         Arguments:
             name: of the component, or ``plugin:component``.
@@ -119,15 +119,15 @@ class Registry:
         return self._find(kind, name).component
 
     def traits(self, kind: Kind, name: str) -> Any:
-        """The traits of the component, of the class that its kind has; raises like :meth:`find`."""
+        """Return the traits of the component, an instance of its kind's traits class; raises like :meth:`find`."""
         return self._find(kind, name).component.traits
 
     def owner(self, kind: Kind, name: str) -> PluginIdentity:
-        """The plugin that offers the component; raises like :meth:`find`."""
+        """Return the plugin that offers the component; raises like :meth:`find`."""
         return self._find(kind, name).plugin
 
     def options_of(self, plugin: str, options: Mapping[str, object] | None) -> Any:
-        """The options object of a plugin: the one in ``options``, by name, else its defaults; None: it has none."""
+        """Return the options object of a plugin: that in ``options``, or its defaults; None if it has no options."""
         own = (options or {}).get(plugin)
         return self.options[plugin]() if own is None and plugin in self.options else own
 
@@ -154,7 +154,7 @@ class Registry:
                 yield kind, entry.component
 
     def load(self, kind: Kind, name: str) -> Any:
-        """The object at the component's target, imported in this process and checked against the contract of its kind.
+        """Import the object at the component's target and check it against the contract of its kind.
 
         Raises:
             PluginError: like :meth:`find`; or the import failed, or the target does not fit its contract, naming
@@ -166,7 +166,7 @@ class Registry:
         return target
 
     def model_spec(self, architecture: str) -> Component | None:
-        """The model spec whose traits hold ``architecture``, or None.
+        """Return the model spec whose traits hold ``architecture``, or None.
 
         Raises:
             PluginError: two active plugins offer one.
@@ -227,7 +227,7 @@ def register(sources: Sequence[PluginSource], *, claimed: Collection[str] = ()) 
 
 
 def _check_name(source: PluginSource) -> None:
-    """Returns if the plugin's options can have a section of its name in a file of settings."""
+    """Raise PluginError if no section of a settings file can have the plugin's name."""
     name = source.plugin.name
     if name in RunConfig.model_fields or _NAME.fullmatch(name) is None:
         raise PluginError(
@@ -265,7 +265,7 @@ def _add(manager: pluggy.PluginManager, source: PluginSource, who: Mapping[str, 
 def _implementations(
     manager: pluggy.PluginManager, hook: str, who: Mapping[str, PluginIdentity]
 ) -> tuple[Implementation, ...]:
-    """Who implements ``hook``, in the order of ``who``; called one by one, so that a failure has an owner."""
+    """Return the implementations of ``hook``, in the order of ``who``; each is called alone: a failure has an owner."""
     found: dict[str, Implementation] = {}
     for impl in manager.subset_hook_caller(hook, ()).get_hookimpls():
         plugin, function = who[impl.plugin_name], impl.function
@@ -281,8 +281,8 @@ def _implementations(
 def _components(
     implemented: Mapping[str, Sequence[Implementation]], claimed: Collection[str]
 ) -> dict[tuple[Kind, str], _Declared]:
-    """What ``plugin:component`` means; and what a name without a plugin means: of the plugins that offer it, the one
-    that is not ``claimed``."""
+    """Map ``plugin:component`` to the component, and each plain name to the component of the plugin that offers it; if
+    several plugins do, to that of the plugin that is not ``claimed``."""
     offered: list[tuple[Kind, _Declared]] = []
     for hook, kind in hooks.REGISTRATION_HOOKS.items():
         for one in implemented[hook]:

@@ -1,8 +1,8 @@
-"""Whether the components that a run names exist, do what their kind promises and fit together, and every setting that
-it gives takes effect.
+"""Checks the components that a run names (they exist, fulfil the contract of their kind, and fit together), and that
+every setting of the run takes effect.
 
-The annotation of a plugin's setting may name others (:mod:`slime_core.config.check`) and the components that read it.
-What no annotation can say, such as an order between two numbers, a plugin says in ``slime_check``.
+The annotation of a plugin's setting may name other settings (:mod:`slime_core.config.check`) and the components that
+read it. A plugin checks everything else, such as an order between two numbers, in ``slime_check``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FILLED = {
         {"rewards", "lengths", "mask", "tokens", "log_probs", "ref_log_probs", "rollout_log_probs", "values"}
     ),
 }
-"""Columns that an advantage estimator is handed, by its scope."""
+"""Columns that an advantage estimator receives, by its scope."""
 
 SELECTED_BY = {setting: Kind(kind) for setting, kind in KIND_NAMED_BY.items() if setting != "policy_loss"}
 """Setting -> the kind whose components it names; the policy loss may follow from the estimator."""
@@ -61,12 +61,12 @@ class Selected:
 
     @property
     def traits(self) -> Any:
-        """Of the component, of the class that its kind has."""
+        """The traits of the component, an instance of its kind's traits class."""
         return self.component.traits
 
     @property
     def is_heavy(self) -> bool:
-        """Whether it runs on learner ranks, so that importing its target may take seconds; checked where loaded."""
+        """Whether it runs on learner ranks; importing its target may take seconds, so it is checked when loaded."""
         return self.kind in HEAVY or (self.kind is Kind.ADVANTAGE_ESTIMATOR and self.traits.scope == "token")
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class Selected:
 
 
 def selected(config: RunConfig, registry: Registry, *, trains: bool, architecture: str | None) -> Iterator[Selected]:
-    """Every component that the run uses.
+    """Yield every component that the run uses.
 
     Arguments:
         architecture: of the start weights; None: no model is built.
@@ -102,7 +102,7 @@ def selected(config: RunConfig, registry: Registry, *, trains: bool, architectur
 def check_selection(
     config: RunConfig, registry: Registry, *, trains: bool, options: Mapping[str, object] | None = None
 ) -> None:
-    """Returns if every component that ``config`` names can be used.
+    """Raise PluginError if a component that ``config`` names cannot be used.
 
     Arguments:
         trains: False: an evaluation, which needs neither prompts nor an advantage estimator.
@@ -127,7 +127,7 @@ def check_selection(
 
 
 def has_critic(config: RunConfig, registry: Registry) -> bool:
-    """Whether the run's advantage estimator reads the values of a critic, so that one is trained.
+    """Return whether the run trains a critic, because its advantage estimator reads values.
 
     Raises:
         PluginError: no active plugin offers the estimator.
@@ -138,8 +138,8 @@ def has_critic(config: RunConfig, registry: Registry) -> bool:
 def missing_setting(
     kind: Kind, name: str, config: RunConfig, registry: Registry, options: Mapping[str, object] | None = None
 ) -> str | None:
-    """The setting that the component cannot do without and that the run does not give, as its flag without dashes;
-    None: it has all.
+    """Return the setting that the component requires and the run does not give, as its flag without dashes; None if
+    nothing is missing.
 
     Arguments:
         options: plugin name -> its options object; of a plugin that is not there, the defaults.
@@ -242,7 +242,7 @@ def _refuse_equal_policies(found: Selected) -> None:
 def check_targets(
     config: RunConfig, registry: Registry, *, trains: bool, architecture: str | None, heavy: bool = False
 ) -> None:
-    """Import what the run uses and hold it to its contract, except for what the core's own tests hold to it.
+    """Import the targets of the components that the run uses and check their contracts, except those of the core.
 
     Arguments:
         heavy: also targets that may import torch and Megatron, which takes seconds.
@@ -256,7 +256,7 @@ def check_targets(
 
 
 def _named(config: RunConfig, setting: str) -> tuple[str, ...]:
-    """The names that a setting holds, wherever among the sections it stands."""
+    """Return the names that a setting holds, in whatever section it is."""
     value = next(dict(section)[setting] for _, section in config if setting in type(section).model_fields)
     if value is None:
         return ()
@@ -264,7 +264,7 @@ def _named(config: RunConfig, setting: str) -> tuple[str, ...]:
 
 
 def _names(kind: Kind, written: str) -> tuple[str, ...]:
-    """The components that a text of a setting names: of reward models, all parts of a sum."""
+    """Return the components that the text of a setting names; for reward models, all parts of a sum."""
     return reward_names(written) if kind is Kind.REWARD_MODEL else (written,)
 
 
@@ -273,7 +273,7 @@ def _selected(registry: Registry, kind: Kind, name: str, by: str) -> Selected:
 
 
 def policy_loss(config: RunConfig, registry: Registry) -> str:
-    """The policy loss of a run: the one that it names, or the one that its advantage estimator pairs with.
+    """Return the policy loss of a run: the one that it names, or the one that its advantage estimator pairs with.
 
     Raises:
         PluginError: no active plugin offers the estimator.
@@ -293,10 +293,10 @@ def _estimator(config: RunConfig, registry: Registry) -> Selected:
 
 
 def check_pairings(config: RunConfig, registry: Registry) -> None:
-    """Returns if the components of a run that trains go together, as far as their traits say.
+    """Raise PluginError if the traits of the components of a training run do not fit together.
 
     Raises:
-        PluginError: one needs what another does not make; names the settings, the components and the next step.
+        PluginError: a component needs something that no other component provides; names settings and components.
     """
     if config.rollout.rollout_source is not None:
         return
@@ -325,7 +325,8 @@ def _refuse_unknown_log_probs(generate: Selected, config: RunConfig, registry: R
 
 
 def _refuse_uncorrected(config: RunConfig, registry: Registry) -> None:
-    """Refuse to correct stale samples with nothing that knows who sampled them; without a list, a rule has spoken."""
+    """Refuse to correct stale samples with corrections that do not compare learner and engine. A rule between settings
+    refuses an empty list."""
     settings, names = config.algorithm, config.algorithm.corrections
     knows = settings.use_rollout_logprobs or config.provided("correction")
     if config.rollout.stale_samples != "correct" or knows or not names:
@@ -339,7 +340,7 @@ def _refuse_uncorrected(config: RunConfig, registry: Registry) -> None:
 
 
 def _reading_the_engine(config: RunConfig, registry: Registry) -> Iterator[str]:
-    """The parts of the run that need an engine's log-probabilities, or other facts about tokens that it sampled."""
+    """Yield the settings that need an engine's log-probabilities, or other data about tokens that it sampled."""
     for name in config.algorithm.corrections:
         if registry.traits(Kind.CORRECTION, name).compares_engine:
             yield f"corrections = {name}"
@@ -402,10 +403,10 @@ def _refuse_equal_rewards(generate: Selected, estimator: Selected, config: RunCo
 
 
 def check_numbers(config: RunConfig, registry: Registry, *, trains: bool) -> None:
-    """Returns if one of the numbers that each reward model declares is named, by the run and its evaluation sets.
+    """Raise PluginError if the run, or an evaluation set, names none of the numbers that its reward model declares.
 
     Raises:
-        PluginError: none is named, or one that is not among them. Without one, no response would have a reward.
+        PluginError: no number is named, or one that the model does not return: no response would have a reward.
     """
     uses = [(f"evaluation set {one.name}", one.rm_type, one.reward_key) for one in eval_sets(config)]
     if trains:
@@ -436,7 +437,7 @@ def check_settings(
     code: Code | None = None,
     trains: bool = True,
 ) -> None:
-    """Returns if every setting that a training run gives takes effect, and no plugin finds fault with them.
+    """Raise ConfigError if a setting of a training run has no effect, or a plugin refuses the settings.
 
     Arguments:
         architecture: of the start weights; None: not known, so that no model spec counts as used.
@@ -444,8 +445,8 @@ def check_settings(
         trains: False: an evaluation, which may be given the settings of a run; only plugins judge those.
 
     Raises:
-        ConfigError: lists what has no effect, what excludes each other, and what plugins say.
-        PluginError: a plugin's ``slime_check`` failed, or an annotation names what is not there.
+        ConfigError: lists the settings without effect, the conflicts, and the messages of plugins.
+        PluginError: a plugin's ``slime_check`` failed, or an annotation names a component that does not exist.
     """
     unused = _without_effect(resolved, registry, architecture) if trains else ()
     found = [*unused, *_plugin_mistakes(resolved, registry, code or {}, trains=trains)]
@@ -489,7 +490,7 @@ def _without_effect(resolved: Resolved, registry: Registry, architecture: str | 
 def _unread(
     setting: Setting, condition: UsedBy, registry: Registry, used: AbstractSet[tuple[Kind, str]], *, by_rows: bool
 ) -> Kind | None:
-    """The first kind of the components in ``condition``, none of which is used; None: one is.
+    """Return the first kind of the components in ``condition`` if none of them is used; None if one is.
 
     Arguments:
         by_rows: rows of data may choose them, where they are reward models.

@@ -239,7 +239,7 @@ def methods_of(contract: type) -> dict[str, Callable[..., Any]]:
 
 
 def check_fit(kind: Kind, component: Component, plugin: PluginIdentity, target: Any) -> None:
-    """Returns if ``target``, which ``component`` of ``plugin`` names, can be built and called as its contract says.
+    """Raise PluginError if ``target`` of ``component`` cannot be built and called as its contract says.
 
     Raises:
         PluginError: it cannot; names the plugin, the component, all that does not fit, and the contract.

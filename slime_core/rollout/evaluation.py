@@ -95,7 +95,7 @@ class Evaluation:
             metrics |= {f"eval/{name}-left_out": float(one.num_left_out)} if own.longest_prompt else {}
             rewards = [sample.reward_value(own.reward_key) for sample in samples]
             sets[name] = EvalSamples(samples, rewards, [sample.status is Status.TRUNCATED for sample in samples])
-        logged = hooks.answers("slime_log_evaluation", step=context.rollout, sets=sets, metrics=metrics)
+        logged = hooks.results("slime_log_evaluation", step=context.rollout, sets=sets, metrics=metrics)
         return {} if any(logged) else metrics
 
     async def close(self) -> None:

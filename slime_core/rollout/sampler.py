@@ -171,7 +171,7 @@ class Sampler(EvalSampler):
         if not self._rollouts.is_replay:
             per_second = metrics["rollout/response_tokens"] / rollout_s
             metrics["perf/tokens_per_gpu_per_sec"] = per_second / self._config.num_rollout_gpus
-        logged = self.hooks.answers(
+        logged = self.hooks.results(
             "slime_log_rollout", rollout=rollout, samples=batch.samples, metrics=metrics, seconds=rollout_s
         )
         warnings += self._components.prompt_filter.news()
@@ -229,7 +229,7 @@ class Sampler(EvalSampler):
 
     def _select_train_samples(self, trained: list[Sample], rollout: int) -> TrainSamples:
         """``trained``, or the samples with which a plugin replaces it (``slime_before_shards``)."""
-        found = self.hooks.answers("slime_before_shards", rollout=rollout, samples=trained)
+        found = self.hooks.results("slime_before_shards", rollout=rollout, samples=trained)
         selected = found[0] if found else TrainSamples(trained)
         if len(found) > 1 or not isinstance(selected, TrainSamples):
             plugins = self.hooks.implementers("slime_before_shards")

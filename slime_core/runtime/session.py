@@ -143,7 +143,7 @@ class Session:
         return self
 
     def check_alive(self) -> None:
-        """Return if GCS and raylet of the session's own cluster run; Ray's calls may wait minutes for a dead one.
+        """Raise NodeDied if GCS or raylet of the session's own cluster has ended; Ray's calls may wait minutes for it.
 
         Raises:
             NodeDied: one has ended; names it.
@@ -381,7 +381,7 @@ def head_address() -> str | None:
 
 
 def inspect_nodes(manifest: Manifest, *, limit_s: float = LOOK_LIMIT_S) -> None:
-    """Returns if every living node of the cluster has exactly the plugins of ``manifest`` and can load them.
+    """Raise ManifestMismatch if a living node of the cluster has other plugins than ``manifest``, or cannot load them.
 
     Actors refuse plugins that differ from the driver's, but one actor at a time, and only when it starts: after engines
     have loaded their weights. Here one task a node, in a worker process like theirs, attaches the manifest and reports.
@@ -437,7 +437,7 @@ def mismatch_text(differing: Mapping[str, Sequence[Difference]], broken: Mapping
 
 
 def require_inputs(node_ids: Collection[str], paths: Sequence[Path], *, limit_s: float = LOOK_LIMIT_S) -> None:
-    """Returns if every node of ``node_ids`` has all ``paths``, in one task a node.
+    """Raise ConfigError if a node of ``node_ids`` lacks one of ``paths``; runs one task per node.
 
     Raises:
         ConfigError: names every node that lacks one, and what it lacks.

@@ -1,10 +1,9 @@
 """The run folder, metrics, readable samples, and the accounting of prompts.
 
-    track        rows, timers, trackers and listeners, as the loop uses them; the metrics of one step; events;
-                 TensorBoard
+    track        the metrics logger of the loop: rows, timers, trackers, listeners, events, TensorBoard
     record       the run folder: config, metrics.jsonl (a row is on disk when its step ends), logs, checkpoints; one
-                 file of readable samples a rollout or evaluation set; what each process did when
-    advice       warnings about metrics that say a run will not learn
+                 file of readable samples per rollout or evaluation set; the timeline of each process
+    advice       warnings about metrics that show that a run will not learn
     ledger       prompt accounting: where every prompt group ended, from the files of the run folder
 
 The rule: **row k of every tracker describes the weights of version k**, the weights after k training steps. So
@@ -16,9 +15,9 @@ may be older, by at most its staleness bound):
     {"step": 2, "eval/arithmetic": 0.46}
 
 An evaluation before training belongs to row 0. An evaluation after training step k measures version k + 1 and waits for
-row k + 1; the one after the last step gets a row of its own at the end. A row is written when its step has ended, so
-steps are unique and rise. A concurrent evaluation is added to its row when it has ended, however
-many rows follow by then. :class:`~.track.EvalFinished` reports every evaluation at once.
+row k + 1; the evaluation after the last step gets a separate row. A row is written when its step has ended, so steps
+are unique and rise. A concurrent evaluation is added to its row when it has ended, even if later rows exist by then.
+:class:`~.track.EvalFinished` reports every evaluation at once.
 
 Names: ``rollout/raw_reward``, ``rollout/response_len/mean``, ``rollout/truncated_ratio``, ``train/loss``,
 ``train/pg_loss``, ``train/grad_norm``, ``train/train_rollout_logprob_abs_diff``, ``perf/<phase>_time`` (seconds),

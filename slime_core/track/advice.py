@@ -1,7 +1,7 @@
-"""Warnings about metrics that say a run will not learn, each once with what to look at.
+"""Warnings about metrics that show that a run will not learn, each once and with advice.
 
-A sign must hold for several rows in a row, because single rollouts are noisy; only a gradient of 0 and rewards that
-time out count at once. The bounds are rules of thumb: a run that they warn about goes on.
+A sign must hold for several consecutive rows, because single rollouts are noisy; only a gradient of 0 and rewards that
+time out count at once. The limits are rules of thumb: a warning does not end the run.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 ROWS = 3
-"""Rows in a row that a sign must hold."""
+"""Consecutive rows for which a sign must hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A metric that says something is wrong.
+    """A metric whose values can show that something is wrong.
 
     Arguments:
-        metric: without it a row says nothing.
-        holds: whether value and first value of the run are bad.
-        text: what to look at; ``{value}``, ``{first}`` and ``{step}`` stand for numbers.
-        rows: how many rows in a row it must hold.
+        metric: name of the metric; rows without it are skipped.
+        holds: condition on the value and the first value of the run.
+        text: the warning; ``{value}``, ``{first}`` and ``{step}`` are replaced by numbers.
+        rows: consecutive rows for which it must hold.
     """
 
     metric: str
@@ -109,7 +109,7 @@ class Advice:
         self._held = dict.fromkeys((sign.metric for sign in SIGNS), 0)
 
     def of(self, step: int, metrics: Mapping[str, float]) -> list[str]:
-        """The warnings that the row of ``step`` gives rise to."""
+        """Return the warnings for the row of ``step``."""
         found = []
         for sign in [sign for sign in self._open if sign.metric in metrics]:
             value = metrics[sign.metric]
@@ -122,7 +122,7 @@ class Advice:
 
 
 def _why(metrics: Mapping[str, float]) -> str:
-    """Why a gradient is 0, where the row knows it."""
+    """Return why the gradient is 0, if the row shows it."""
     if "rollout/raw_reward" not in metrics or metrics.get("rollout/zero_std_groups") != 1:
         return ""
     return f": all responses to a prompt got the same reward, on average {metrics['rollout/raw_reward']:.3f}"

@@ -1,4 +1,4 @@
-"""The metrics of a run: rows, timers, trackers and listeners.
+"""The metrics of a run: rows, timers, trackers and listeners. The driver opens a :class:`Track`; the loop writes to it.
 
     with Track(record) as track:
         track.evaluation(0, sampler.evaluate())
@@ -172,20 +172,21 @@ def _finite(name: str, value: float) -> float:
 
 
 class Track:
-    """Rows to ``metrics.jsonl``, to TensorBoard and to further trackers; events to listeners.
+    """The metrics logger of a run: writes a row per step to ``metrics.jsonl``, to TensorBoard and to further trackers,
+    and sends events to listeners.
 
-    ``metrics.jsonl`` is the record: failing to write it ends the run. The others only observe: one that fails three
-    times is off for the rest of the run, and :class:`~.events.Warned` says so once.
+    ``metrics.jsonl`` is the record: failing to write it ends the run. Trackers and listeners only observe: after three
+    failures such an observer is off for the rest of the run, and one :class:`Warned` reports it.
 
     Arguments:
         record: the run folder.
         tensorboard: also write TensorBoard events.
         trackers: further trackers by name.
-        run: what trackers are started with.
+        run: the view of the run with which trackers are started.
         listeners: called with every event, in the driver's thread.
 
     Attributes:
-        num_steps: of the run that have a row; 0 before the first step of this process.
+        num_steps: steps of the run that have a row; 0 before the first step of this process.
     """
 
     def __init__(
@@ -226,8 +227,8 @@ class Track:
 
     @contextmanager
     def step(self, step: int) -> Iterator[Metrics]:
-        """The metrics of ``step``; its row is written when the block ends. When the block fails, it is written only if
-        a checkpoint holds the step, because then no resume does the step again."""
+        """Collect the metrics of ``step`` in the block, and write its row at the end. If the block fails, the row is
+        written only if a checkpoint holds the step, because then no resume repeats the step."""
         assert self._step is None, f"step {step} starts inside step {self._step}"
         self._flush_evaluations(before=step)
         self._step, self._metrics = step, Metrics()
@@ -249,7 +250,7 @@ class Track:
 
     @contextmanager
     def timer(self, phase: str) -> Iterator[None]:
-        """Announces ``phase``; its seconds add to ``perf/<phase>_time`` of the step around it."""
+        """Send :class:`PhaseStarted` and add the seconds of the block to ``perf/<phase>_time`` of the current step."""
         self.emit(PhaseStarted(phase, self._step))
         started_s = time.monotonic()
         yield

@@ -27,7 +27,7 @@ PROMPTS = ("chat", "numbered", "requests", "row_checks", "rows", "screen")
 
 OPS = ("groups", "log_probs", "losses", "packing", "prefixes", "whitening")
 MODELING = ("layers", "layout", "memory", "mlp", "rows", "spec")
-HARNESS = ("engines", "megatron", "plugins")
+HARNESS = ("engines", "learner", "megatron", "plugins")
 
 ROOMS = (
     *("slime_core", "slime_core.plugins.contracts", "slime_core.plugins.hooks"),
@@ -116,4 +116,4 @@ def test_every_module_of_a_public_room_is_looked_at(room: str) -> None:
 def test_fields_methods_and_hooks_are_looked_at() -> None:
     found = {where for room in ROOMS for where, _ in hints(room)}
     assert {"Sample.metadata", "GenerateContext.start(return)", "slime_run_start(run)"} <= found
-    assert {"PlaceStates()", "LifecycleHooks.answers(return)", "RMSNorm.__init__(config)"} <= found
+    assert {"PlaceStates()", "LifecycleHooks.results(return)", "RMSNorm.__init__(config)"} <= found

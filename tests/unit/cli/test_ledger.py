@@ -67,7 +67,7 @@ def test_a_group_that_the_checkpoint_lacks_is_an_error(run: Path, capsys: pytest
     ("words", "message"),
     [
         ([], "slime ledger ; accepted: one run folder"),
-        (["nowhere"], "nowhere is not a folder of a run that generates"),
+        (["nowhere"], "nowhere is not the folder of a run that generates"),
         (["--load", "x"], "accepted: one run folder"),
     ],
 )

@@ -68,5 +68,5 @@ def test_columns_may_be_changed_before_training(tmp_path):
     )
     shard, steps = small_shard()
     hooks = LifecycleHooks(activate([str(file)]).registry, place=Place.RANK, options={})
-    assert hooks.answers("slime_before_training", shard=shard, steps=steps) == []
+    assert hooks.results("slime_before_training", shard=shard, steps=steps) == []
     assert [micro.advantages_U.tolist() for step in steps for micro in step] == [[2.0, 2.0], [-2.0]]

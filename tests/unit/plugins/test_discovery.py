@@ -74,7 +74,7 @@ def test_a_distribution_before_the_name_says_which_one_is_meant(install):
 @pytest.mark.parametrize(
     ("name", "found"),
     [
-        ("acme-tree:bush", " (did you mean 'acme-tree:tree'?). Installed are: acme-tree:tree."),
+        ("acme-tree:bush", " (did you mean 'acme-tree:tree'?). Installed plugins: acme-tree:tree."),
         ("missing:tree", ". 'missing' is no distribution with a plugin."),
         (":grpo", ". '' is no distribution with a plugin."),
         ("mine.py:obj", ". 'mine.py' is no distribution with a plugin."),
@@ -125,7 +125,7 @@ def test_broken_metadata_hides_its_own_plugins_only_and_is_reported_where_one_is
     assert "tree" not in names
     with pytest.raises(PluginError) as failure:
         resolve("tree")
-    assert f"Unreadable is: a distribution in {site} (" in str(failure.value)
+    assert f"Could not read: a distribution in {site} (" in str(failure.value)
     assert problem in str(failure.value)
 
 

@@ -132,7 +132,7 @@ def test_a_hook_that_takes_part_by_its_answer_cannot_be_marked_as_an_observer(pl
 def test_answers_come_in_the_order_of_plugins_without_those_that_say_nothing(plugin):
     bodies = {"one": "return 1", "two": "return None", "three": "return 3"}
     names = [plugin(name, hook("log_rollout", "samples", body=body)) for name, body in bodies.items()]
-    assert made(*names, place=Place.SAMPLER).answers("slime_log_rollout", samples=[]) == [1, 3]
+    assert made(*names, place=Place.SAMPLER).results("slime_log_rollout", samples=[]) == [1, 3]
 
 
 async def test_an_async_hook_stops_at_the_first_answer(plugin):
@@ -170,7 +170,7 @@ def test_an_error_of_slimes_own_passes_a_hook_that_answers_as_it_is(plugin):
     body = "from slime_core.errors import RunError; raise RunError('too few rows')"
     hooks = made(plugin("toy", hook("before_shards", body=body)), place=Place.SAMPLER)
     with pytest.raises(RunError, match=r"^too few rows$"):
-        hooks.answers("slime_before_shards", rollout=0, samples=[])
+        hooks.results("slime_before_shards", rollout=0, samples=[])
 
 
 def test_an_observer_that_fails_is_recorded_and_off_after_the_third_time(plugin):

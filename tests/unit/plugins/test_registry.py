@@ -294,8 +294,8 @@ def test_one_piece_of_code_under_two_names_is_refused(install):
 def test_a_name_that_no_section_of_a_file_can_have_is_refused(tmp_path, name):
     (tmp_path / f"{name}.py").write_text(rewards("length"))
     assert refusal(str(tmp_path / f"{name}.py")).endswith(
-        f"no plugin can have this name: its options would stand in [{name}], which holds settings of the core or is no "
-        "section of a TOML file; accepted: the letters a to z, digits, - and _.\n"
+        f"no plugin can have this name: its options would stand in [{name}], which holds settings of the core or is "
+        "not a section of a TOML file; accepted: the letters a to z, digits, - and _.\n"
         f"Rename it, or report this to the author of {tmp_path}/{name}.py."
     )
 
@@ -344,7 +344,8 @@ def test_an_architecture_without_a_claim_says_what_to_install(install):
     install("acme", plugins={"acme": "acme.plugin"}, claims={"AcmeLM": "acme"}, files={"acme/plugin.py": ""})
     found = refusal(architecture="NobodyLM")
     assert found.startswith(
-        "no active plugin has a model spec for architecture NobodyLM, and no installed one claims it. Claimed are: Acme"
+        "no active plugin has a model spec for architecture NobodyLM, and no installed one claims it. "
+        "Claimed architectures: Acme"
     )
     assert "or write a plugin with a model spec for it (docs/models.md) and name it: --plugin ./mine.py" in found
 

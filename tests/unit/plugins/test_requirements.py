@@ -144,7 +144,7 @@ def test_a_claim_for_another_s_plugin_imports_nothing(install):
     assert message.startswith(
         "no active plugin has a model spec for architecture AcmeLM, and no installed one claims it."
     )
-    assert "AcmeLM" not in message.partition("Claimed are: ")[2].splitlines()[0]
+    assert "AcmeLM" not in message.partition("Claimed architectures: ")[2].splitlines()[0]
     assert "slime-grpo" not in message
 
 

@@ -69,8 +69,8 @@ def test_a_bound_that_cannot_be_read_is_refused(acme):
     with pytest.raises(PluginError) as failure:
         check_bounds(acme("slime-rl >> 0.1"), {"slime-rl": "0.1.0"})
     assert str(failure.value).startswith(
-        "plugin 'acme' (acme-tree 2.1, entry point acme): its metadata requires 'slime-rl >> 0.1', which is no "
-        "requirement: "
+        "plugin 'acme' (acme-tree 2.1, entry point acme): its metadata requires 'slime-rl >> 0.1', which is not "
+        "a requirement: "
     )
     assert str(failure.value).endswith("Report it to the author of acme-tree, or run without --plugin acme.")
 

@@ -18,7 +18,7 @@ def test_all_differences_of_all_nodes_are_one_table_and_broken_plugins_follow():
         "  two (10.0.0.2)    acme    acme-tree 2.1 aaaa     acme-tree 2.0 bbbb     version\n"
         "  two (10.0.0.2)    grpo    slime-grpo 0.1.0 cccc  slime-grpo 0.1.0 dddd  content of slime_grpo/losses.py\n"
         "  three (10.0.0.3)  grpo    slime-grpo 0.1.0 cccc  slime-grpo 0.1.0 dddd  content of slime_grpo/losses.py\n"
-        "Install the same on every node , or share one environment between the nodes.\n"
+        "Install the same on every node, or share one environment between the nodes.\n"
         "on node four (10.0.0.4): plugin 'acme' (acme-tree 2.1, entry point acme): importing it failed"
     )
 

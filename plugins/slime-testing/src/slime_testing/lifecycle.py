@@ -140,15 +140,15 @@ def _finish(hooks: LifecycleHooks, rollout: int, samples: list[Sample]) -> list[
     """Call the hooks that a run's sampler calls after a rollout and in an evaluation; return the trained samples."""
     hooks.call("slime_after_collect", rollout=rollout, groups=[samples[:2], samples[2:]], prompts=_NoPrompts())
     ready: list[TrainSamples] = []
-    for answer in hooks.answers("slime_before_shards", rollout=rollout, samples=samples):
+    for answer in hooks.results("slime_before_shards", rollout=rollout, samples=samples):
         if not isinstance(answer, TrainSamples):
             raise PropertyViolation(f"slime_before_shards returned {answer!r:.80}; return TrainSamples, or None")
         ready.append(answer)
     metrics = {"rollout/raw_reward": 0.5}
-    hooks.answers("slime_log_rollout", rollout=rollout, samples=samples, metrics=metrics, seconds=1.0)
+    hooks.results("slime_log_rollout", rollout=rollout, samples=samples, metrics=metrics, seconds=1.0)
     rewards, truncated = [0.0] * len(samples), [False] * len(samples)
     sets = {"prompts": EvalSamples(samples, rewards, truncated)}
-    hooks.answers("slime_log_evaluation", step=rollout, sets=sets, metrics={"eval/prompts": 0.0})
+    hooks.results("slime_log_evaluation", step=rollout, sets=sets, metrics={"eval/prompts": 0.0})
     return ready
 
 

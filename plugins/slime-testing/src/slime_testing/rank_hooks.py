@@ -105,7 +105,7 @@ class Rank:
         self._synchronised(hook, lambda: self._hooks.call(hook, **arguments))
 
     def _collect_answers(self, hook: str, **arguments: Any) -> None:
-        self._synchronised(hook, lambda: self._hooks.answers(hook, **arguments))
+        self._synchronised(hook, lambda: self._hooks.results(hook, **arguments))
 
     def _save_states(self) -> None:
         if self._rank == 0:
