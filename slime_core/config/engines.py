@@ -23,13 +23,13 @@ from pydantic_core import PydanticCustomError
 
 from slime_core.config.options import Conflicts, Needs
 from slime_core.config.section import (
-    Count,
-    CountOrZero,
     Distinct,
     EngineSection,
     Name,
-    Positive,
-    PositiveOrZero,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
     Section,
     Value,
     rejected,
@@ -66,9 +66,9 @@ class EngineGroup(Section):
     Example, two engines of two GPUs each: ``EngineGroup(num_gpus=4, num_gpus_per_engine=2)``.
     """
 
-    num_gpus: Count
+    num_gpus: PositiveInt
     """GPUs of the group; on a CPU, server processes."""
-    num_gpus_per_engine: Count | None = None
+    num_gpus_per_engine: PositiveInt | None = None
     """GPUs per engine. None: as its model says, or rollout_num_gpus_per_engine."""
     worker_type: WorkerType = "regular"
     """regular: whole requests. prefill: only prompts. decode: only what follows."""
@@ -121,9 +121,9 @@ class EngineModel(Section):
     """Name under which functions and reward models find it."""
     model_path: Path
     """Hugging Face folder with weights and tokenizer."""
-    num_gpus: Count | None = None
+    num_gpus: PositiveInt | None = None
     """GPUs of all its engines, in addition to the policy's. None: the sum of its groups, or 1."""
-    num_gpus_per_engine: Count | None = None
+    num_gpus_per_engine: PositiveInt | None = None
     """GPUs per engine. None: 1."""
     is_embedding: bool = False
     """Serve scores or embeddings instead of text, as a reward model does."""
@@ -147,9 +147,9 @@ class EngineConfig(Section):
 
     sglang_mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of an engine's memory for weights and KV cache. None: SGLang decides."""
-    sglang_context_length: Count | None = None
+    sglang_context_length: PositiveInt | None = None
     """Maximum tokens of prompt plus response. None: as the model's config.json says."""
-    engine_start_timeout_s: Positive = 300.0
+    engine_start_timeout_s: PositiveFloat = 300.0
     """Seconds until a starting engine must answer."""
     use_fault_tolerance: Annotated[
         bool | None,
@@ -165,13 +165,13 @@ class EngineConfig(Section):
     ] = None
     """Start engines and the router again when they die or hang; False: that ends the run. None: with two engines or
     more."""
-    engine_max_restarts: CountOrZero = 3
+    engine_max_restarts: NonNegativeInt = 3
     """Restarts of one engine, or of the router, within an hour, after which its next failure ends the run."""
-    rollout_health_check_interval: Positive = 10.0
+    rollout_health_check_interval: PositiveFloat = 10.0
     """Seconds between two probes of an engine."""
-    rollout_health_check_timeout: Positive = 15.0
+    rollout_health_check_timeout: PositiveFloat = 15.0
     """Seconds that an engine's scheduler has to answer one probe; after three failed ones in a row it hangs."""
-    rollout_health_check_first_wait: PositiveOrZero = 0.0
+    rollout_health_check_first_wait: NonNegativeFloat = 0.0
     """Seconds from an engine's start to its first probe; raise it where its first requests compile kernels for long."""
     engine_groups: tuple[EngineGroup, ...] = ()
     """Groups of the policy's engines with settings of their own; together they have rollout_num_gpus. Empty: all alike.
@@ -185,7 +185,7 @@ class EngineConfig(Section):
     is_embedding, dtype, overrides, engine_groups.
     """
     prefill_num_servers: Annotated[
-        Count | None, Conflicts("engine_groups", because="both set which engines only prefill")
+        PositiveInt | None, Conflicts("engine_groups", because="both set which engines only prefill")
     ] = None
     """Number of engines that only prefill; the others only decode. Needs GPUs. None: all do both."""
     rollout_external_engine_addrs: Annotated[

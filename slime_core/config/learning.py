@@ -11,13 +11,13 @@ from pydantic import AfterValidator, Field
 
 from slime_core.config.options import NO_ENGINES, ONE_HALF, AtMost, Below, Conflicts, Needs, ReadBy
 from slime_core.config.section import (
-    Count,
-    CountOrZero,
     Distinct,
-    Fraction,
+    FractionBelowOne,
     Name,
-    Positive,
-    PositiveOrZero,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
     Section,
     rejected,
 )
@@ -57,19 +57,19 @@ class AlgorithmConfig(Section):
     advantage estimator names."""
     eps_clip: Annotated[float, Field(ge=0, le=1)] = 0.2
     """Lower PPO clip range: the importance ratio is clipped to [1 - eps_clip, 1 + eps_clip_high]."""
-    eps_clip_high: PositiveOrZero | None = None
+    eps_clip_high: NonNegativeFloat | None = None
     """Upper PPO clip range. None: eps_clip."""
     eps_clip_c: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """Dual clip: the loss of a token with negative advantage A is at most eps_clip_c * |A|. None: no bound."""
     use_kl_loss: bool = False
     """Add the KL divergence from the reference model to the loss; the reference takes the memory of a second model."""
-    kl_loss_coef: Annotated[PositiveOrZero, Needs("use_kl_loss")] = 0.0
+    kl_loss_coef: Annotated[NonNegativeFloat, Needs("use_kl_loss")] = 0.0
     """Weight of the KL divergence from the reference model in the loss. 0 with use_kl_loss: the divergence is only
     measured."""
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "low_var_kl"
     """Estimator of the KL divergence in the loss. low_var_kl: k3, clamped. k1 is for measuring: on samples of the actor
     itself its gradient has expectation 0."""
-    entropy_coef: PositiveOrZero = 0.0
+    entropy_coef: NonNegativeFloat = 0.0
     """Weight of the entropy bonus. 0: entropy is only measured."""
     use_unbiased_kl: Annotated[
         bool,
@@ -80,7 +80,7 @@ class AlgorithmConfig(Section):
     calculate_per_token_loss: bool = False
     """Average the loss over all tokens of a step. False: over each response, then over responses."""
     loss_token_divisor: Annotated[
-        Positive | None, Conflicts("calculate_per_token_loss", because="both set the divisor of the loss")
+        PositiveFloat | None, Conflicts("calculate_per_token_loss", because="both set the divisor of the loss")
     ] = None
     """Divide each response's loss by this many tokens, whatever its length (Dr. GRPO). None: by its own tokens."""
     count_masked_rollouts: Annotated[
@@ -100,7 +100,7 @@ class AlgorithmConfig(Section):
     lambd: Annotated[float, Field(ge=0, le=1), ReadBy("advantage_estimator", "lambd")] = 1.0
     """Lambda of generalised advantage estimation (GAE), for estimators with a critic. 1: returns minus values."""
     kl_coef: Annotated[
-        PositiveOrZero,
+        NonNegativeFloat,
         ReadBy("advantage_estimator", "kl"),
         Conflicts("kl_loss_coef", because="the divergence would count twice"),
     ] = 0.0
@@ -149,12 +149,12 @@ class AlgorithmConfig(Section):
     ] = False
     """On-policy distillation: subtract the KL divergence from a teacher model from each token's advantage. The teacher
     takes the memory of a second model."""
-    opd_kl_coef: Annotated[PositiveOrZero, Needs("use_opd")] = 1.0
+    opd_kl_coef: Annotated[NonNegativeFloat, Needs("use_opd")] = 1.0
     """Weight of the divergence from the teacher in on-policy distillation."""
     opd_teacher_load: Annotated[Path | None, Needs("use_opd")] = None
     """Hugging Face folder of the teacher for on-policy distillation, of the policy's architecture and vocabulary. None:
     no teacher."""
-    ref_update_interval: Annotated[Count | None, OF_REFERENCE] = None
+    ref_update_interval: Annotated[PositiveInt | None, OF_REFERENCE] = None
     """Copy the actor into the reference every this many rollouts. None: the reference never changes."""
     keep_old_actor: Annotated[
         bool,
@@ -180,11 +180,11 @@ class AlgorithmConfig(Section):
 class OptimizerConfig(Section):
     """Adam and the learning-rate schedule."""
 
-    lr: PositiveOrZero = 1e-6
+    lr: NonNegativeFloat = 1e-6
     """Learning rate after warm-up."""
-    min_lr: Annotated[PositiveOrZero, Needs("lr_decay_style"), AtMost("lr", "critic_lr")] = 0.0
+    min_lr: Annotated[NonNegativeFloat, Needs("lr_decay_style"), AtMost("lr", "critic_lr")] = 0.0
     """Learning rate at the end of the decay."""
-    lr_warmup_iters: Annotated[CountOrZero, WITHIN_DECAY] = 0
+    lr_warmup_iters: Annotated[NonNegativeInt, WITHIN_DECAY] = 0
     """Optimizer steps over which the learning rate rises linearly from 0. 0: no warm-up."""
     lr_decay_style: Annotated[
         Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"], Needs("lr_wsd_decay_iters", when="WSD")
@@ -193,25 +193,25 @@ class OptimizerConfig(Section):
 
     inverse-square-root: proportional to sqrt(lr_warmup_iters / steps done), at least min_lr.
     """
-    lr_decay_iters: Annotated[Count | None, Needs("lr_decay_style")] = None
+    lr_decay_iters: Annotated[PositiveInt | None, Needs("lr_decay_style")] = None
     """Optimizer steps until the learning rate is min_lr. None: all steps of the run."""
-    lr_wsd_decay_iters: Annotated[Count | None, Needs("lr_decay_style", equals="WSD")] = None
+    lr_wsd_decay_iters: Annotated[PositiveInt | None, Needs("lr_decay_style", equals="WSD")] = None
     """Optimizer steps of the final decay of WSD. None: there is no such decay."""
     lr_wsd_decay_style: Annotated[
         Literal["linear", "cosine", "exponential", "minus_sqrt"], Needs("lr_decay_style", equals="WSD")
     ] = "exponential"
     """Shape of the final decay of WSD."""
-    weight_decay: PositiveOrZero = 0.1
+    weight_decay: NonNegativeFloat = 0.1
     """Decoupled weight decay (AdamW)."""
-    adam_beta1: Fraction = 0.9
+    adam_beta1: FractionBelowOne = 0.9
     """Adam: decay rate of the running mean of gradients."""
-    adam_beta2: Fraction = 0.999
+    adam_beta2: FractionBelowOne = 0.999
     """Adam: decay rate of the running mean of squared gradients."""
-    adam_eps: Positive = 1e-8
+    adam_eps: PositiveFloat = 1e-8
     """Adam: added to the denominator of the update."""
-    clip_grad: PositiveOrZero = 1.0
+    clip_grad: NonNegativeFloat = 1.0
     """Largest global norm of the gradient; larger ones are scaled down. 0: no clipping."""
-    lr_warmup_init: Annotated[PositiveOrZero, Needs("lr_warmup_iters"), AtMost("lr", "critic_lr")] = 0.0
+    lr_warmup_init: Annotated[NonNegativeFloat, Needs("lr_warmup_iters"), AtMost("lr", "critic_lr")] = 0.0
     """Learning rate at the start of warm-up."""
     reset_optimizer_states: bool = False
     """Reset Adam's moments and step counts at the start of each rollout."""
@@ -229,23 +229,23 @@ class CriticConfig(Section):
 
     Its vocabulary head is not used. None: the actor's weights.
     """
-    critic_lr: Annotated[PositiveOrZero | None, OF_CRITIC] = None
+    critic_lr: Annotated[NonNegativeFloat | None, OF_CRITIC] = None
     """Learning rate of the critic after warm-up. None: lr."""
-    critic_lr_warmup_iters: Annotated[CountOrZero | None, OF_CRITIC, WITHIN_DECAY] = None
+    critic_lr_warmup_iters: Annotated[NonNegativeInt | None, OF_CRITIC, WITHIN_DECAY] = None
     """Warm-up steps of the critic's learning rate. None: lr_warmup_iters."""
-    critic_weight_decay: Annotated[PositiveOrZero | None, OF_CRITIC] = None
+    critic_weight_decay: Annotated[NonNegativeFloat | None, OF_CRITIC] = None
     """Decoupled weight decay of the critic. None: weight_decay."""
-    critic_clip_grad: Annotated[PositiveOrZero | None, OF_CRITIC] = None
+    critic_clip_grad: Annotated[NonNegativeFloat | None, OF_CRITIC] = None
     """Largest global norm of the critic's gradient. None: clip_grad."""
-    value_clip: Annotated[Positive | None, OF_CRITIC] = 0.2
+    value_clip: Annotated[PositiveFloat | None, OF_CRITIC] = 0.2
     """Clip range for value updates (PPO), in the unit of the rewards. None: no clipping."""
     num_critic_only_steps: Annotated[
-        CountOrZero, OF_CRITIC, Below("num_rollout", because="the actor has to be trained, too")
+        NonNegativeInt, OF_CRITIC, Below("num_rollout", because="the actor has to be trained, too")
     ] = 0
     """Number of rollouts at the start that train only the critic."""
-    critic_num_gpus: Annotated[Count | None, OF_CRITIC] = None
+    critic_num_gpus: Annotated[PositiveInt | None, OF_CRITIC] = None
     """Devices of a separate critic; on a CPU, processes. None: the critic shares the actor's ranks."""
-    critic_tensor_model_parallel_size: Annotated[Count | None, OF_CRITIC, OF_SEPARATE_CRITIC] = None
+    critic_tensor_model_parallel_size: Annotated[PositiveInt | None, OF_CRITIC, OF_SEPARATE_CRITIC] = None
     """tensor_model_parallel_size of a separate critic. None: as the actor."""
     critic_sequence_parallel: Annotated[
         bool | None,
@@ -255,21 +255,21 @@ class CriticConfig(Section):
         Conflicts("critic_tensor_model_parallel_size", equals=1, when=True, because=SHARED_ACTIVATIONS),
     ] = None
     """sequence_parallel of a separate critic. None: as the actor."""
-    critic_pipeline_model_parallel_size: Annotated[Count | None, OF_CRITIC, OF_SEPARATE_CRITIC] = None
+    critic_pipeline_model_parallel_size: Annotated[PositiveInt | None, OF_CRITIC, OF_SEPARATE_CRITIC] = None
     """pipeline_model_parallel_size of a separate critic. None: as the actor."""
-    critic_context_parallel_size: Annotated[Count | None, OF_CRITIC, OF_SEPARATE_CRITIC] = None
+    critic_context_parallel_size: Annotated[PositiveInt | None, OF_CRITIC, OF_SEPARATE_CRITIC] = None
     """context_parallel_size of a separate critic. None: as the actor."""
 
 
 class LearnerConfig(Section):
     """How a rollout is split into optimizer steps and micro-batches."""
 
-    global_batch_size: Count | None = None
+    global_batch_size: PositiveInt | None = None
     """Samples per optimizer step. None: rollout_batch_size x n_samples_per_prompt / num_steps_per_rollout."""
-    num_steps_per_rollout: Count | None = None
+    num_steps_per_rollout: PositiveInt | None = None
     """Optimizer steps per rollout. None: from global_batch_size, or 1."""
     max_tokens_per_gpu: Annotated[
-        Count,
+        PositiveInt,
         Conflicts("micro_batch_size", unless="hard_token_budget", because="micro_batch_size counts samples instead"),
     ] = 8192
     """Maximum tokens of a packed micro-batch on one rank; a longer sample gets a micro-batch of its own.
@@ -279,7 +279,7 @@ class LearnerConfig(Section):
     hard_token_budget: bool = False
     """Refuse a run whose longest sequence does not fit max_tokens_per_gpu, instead of giving it a micro-batch of its
     own."""
-    micro_batch_size: Count | None = None
+    micro_batch_size: PositiveInt | None = None
     """Maximum samples of a micro-batch, of any length; switches shared_prompts off.
 
     None: as many as fit in max_tokens_per_gpu.
@@ -289,7 +289,7 @@ class LearnerConfig(Section):
 
     False: by tokens.
     """
-    log_probs_chunk_size: Count | None = 1024
+    log_probs_chunk_size: PositiveInt | None = 1024
     """Response tokens whose vocabulary-sized logits are in memory at once. None: all of a micro-batch."""
     shared_prompts: Literal["auto", "off"] = "auto"
     """Pack the tokens with which several samples start, prompts and earlier turns, once for all of them. auto: where
@@ -312,29 +312,29 @@ class LearnerConfig(Section):
 class ParallelConfig(Section):
     """How the learner's model is split over its ranks; the remaining factor is data parallel."""
 
-    tensor_model_parallel_size: Count = 1
+    tensor_model_parallel_size: PositiveInt = 1
     """Tensor parallelism: ranks that share every matrix."""
     sequence_parallel: bool = False
     """Sequence parallelism: tensor-parallel ranks also share the activations between matrices.
 
     With tensor_model_parallel_size 1 it changes nothing, as in Megatron.
     """
-    pipeline_model_parallel_size: Count = 1
+    pipeline_model_parallel_size: PositiveInt = 1
     """Pipeline parallelism: ranks that share the stack of layers."""
     num_virtual_stages_per_pipeline_rank: Annotated[
-        Count, Needs("pipeline_model_parallel_size", because="interleaving needs several pipeline ranks")
+        PositiveInt, Needs("pipeline_model_parallel_size", because="interleaving needs several pipeline ranks")
     ] = 1
     """Virtual pipeline stages per rank (interleaved schedule). 1: not interleaved."""
-    context_parallel_size: Count = 1
+    context_parallel_size: PositiveInt = 1
     """Context parallelism: ranks that share every sequence."""
-    expert_model_parallel_size: Count = 1
+    expert_model_parallel_size: PositiveInt = 1
     """Expert parallelism: ranks that share the experts of a mixture.
 
     Times expert_tensor_parallel_size it divides the ranks of a pipeline stage. A separate critic uses the same size if
     its ranks are divisible by it, else every rank holds all experts.
     """
     expert_tensor_parallel_size: Annotated[
-        Count | None,
+        PositiveInt | None,
         Needs("expert_model_parallel_size", because="Megatron cuts experts that all ranks hold as the other matrices"),
     ] = None
     """Ranks that share every matrix of an expert. None: tensor_model_parallel_size.
@@ -366,9 +366,9 @@ reach by rounding alone."""
 class WeightsConfig(Section):
     """Publishing the learner's weights to the engines."""
 
-    update_weights_interval: CountOrZero = 1
+    update_weights_interval: NonNegativeInt = 1
     """Publish every this many rollouts. 0: only before the first."""
-    update_weight_buffer_size: Count = 512 * 1024**2
+    update_weight_buffer_size: PositiveInt = 512 * 1024**2
     """Largest bucket of weights in bytes; a larger tensor gets a bucket of its own. Without GPUs at most 30 MiB."""
     update_weight_transport: Literal["auto", "distributed", "tensor", "disk"] = "auto"
     """Transport of weights: broadcast, shared memory, or files.
@@ -381,12 +381,12 @@ class WeightsConfig(Section):
         False
     )
     """After the first publication, overwrite the engines' weights, publish again, and compare."""
-    parity_interval: CountOrZero = 1
+    parity_interval: NonNegativeInt = 1
     """Parity gate: compare log-probs of learner and engines every this many rollouts; end the run if they differ. 0:
     never."""
-    parity_mean_tolerance: Annotated[Positive | None, OF_PARITY_GATE, WITHOUT_STRICT] = None
+    parity_mean_tolerance: Annotated[PositiveFloat | None, OF_PARITY_GATE, WITHOUT_STRICT] = None
     """Parity gate: maximum mean absolute difference between log-probs of learner and engines. None: 1e-4 in float32,
     0.1 in bfloat16, 5e-3 in float32 for mixtures of experts."""
-    parity_max_tolerance: Annotated[Positive | None, OF_PARITY_GATE, WITHOUT_STRICT] = None
+    parity_max_tolerance: Annotated[PositiveFloat | None, OF_PARITY_GATE, WITHOUT_STRICT] = None
     """Parity gate: maximum absolute difference between learner and engines in one token's log-prob. None: 1e-3 in
     float32, 2 in bfloat16. In bfloat16 and for mixtures of experts, one token in 1,000 may exceed it."""

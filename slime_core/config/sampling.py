@@ -15,7 +15,17 @@ from pydantic import AfterValidator, Field
 
 from slime_core.config.engines import EngineGroup
 from slime_core.config.options import NO_ENGINES, ONE_HALF, AtMost, Conflicts, Needs
-from slime_core.config.section import All, Count, CountOrZero, Name, Positive, PositiveOrZero, Section, Share, rejected
+from slime_core.config.section import (
+    FractionAboveZero,
+    MinusOne,
+    Name,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    rejected,
+)
 
 _TERM = re.compile(r"([+-]?)\s*(\d+(?:\.\d*)?|\.\d+)\s*\*\s*([A-Za-z0-9][A-Za-z0-9._+-]*?)(?::([^\s:*]+?))?\s*")
 _BETWEEN = re.compile(r"(?<=[^\s+-])\s*(?=[+-]\s*[\d.]+\s*\*)")
@@ -130,31 +140,31 @@ MultimodalKeys = Annotated[Name, AfterValidator(_multimodal_keys)]
 class RolloutConfig(Section):
     """How responses are generated and rewarded."""
 
-    num_rollout: Count = 200
+    num_rollout: PositiveInt = 200
     """Number of rollouts; each is generated, trained on and published once."""
-    rollout_batch_size: Annotated[Count, AtMost("over_sampling_batch_size")] = 32
+    rollout_batch_size: Annotated[PositiveInt, AtMost("over_sampling_batch_size")] = 32
     """Prompts per rollout."""
-    n_samples_per_prompt: Count = 8
+    n_samples_per_prompt: PositiveInt = 8
     """Responses per prompt; together they form a prompt group."""
-    rollout_temperature: Positive = 1.0
+    rollout_temperature: PositiveFloat = 1.0
     """Sampling temperature; the learner divides its logits by it, too."""
-    rollout_top_p: Share = 1.0
+    rollout_top_p: FractionAboveZero = 1.0
     """Nucleus sampling: keep the likeliest tokens up to this probability mass. 1: all.
 
     The engine records the kept tokens of each position, and the learner's log-probs are over those only.
     """
-    rollout_top_k: All | TwoOrMore = -1
+    rollout_top_k: MinusOne | TwoOrMore = -1
     """Keep the k likeliest tokens; log-probs as for rollout_top_p. -1: all."""
     rollout_max_kept_tokens: TwoOrMore = 64
     """Maximum tokens that rollout_top_p keeps where rollout_top_k is not set; the engine samples from no others.
 
     The engine returns that many per position, about 30 bytes each. Evaluations have no such bound.
     """
-    rollout_max_response_len: Count = 1024
+    rollout_max_response_len: PositiveInt = 1024
     """Maximum tokens of a response; longer ones are truncated."""
     rollout_stop: tuple[Name, ...] = ()
     """Texts that end a response. Empty: only the end-of-sequence token does."""
-    rollout_stop_token_ids: tuple[CountOrZero, ...] = ()
+    rollout_stop_token_ids: tuple[NonNegativeInt, ...] = ()
     """Token ids that end a response, in addition to the tokenizer's end-of-sequence token."""
     rollout_source: Annotated[
         Name | None,
@@ -181,10 +191,10 @@ class RolloutConfig(Section):
 
     Dropped groups are counted by reason and replaced by groups of other prompts. Evaluations are not transformed.
     """
-    rollout_max_refills: CountOrZero = 100
+    rollout_max_refills: NonNegativeInt = 100
     """Rounds of new prompts that may replace dropped groups; then the run ends. 0: train on the groups that are
     left."""
-    over_sampling_batch_size: Count | None = None
+    over_sampling_batch_size: PositiveInt | None = None
     """Over-sampling: prompts to start at once when groups are missing, at least rollout_batch_size. None: the missing
     ones.
 
@@ -215,20 +225,20 @@ class RolloutConfig(Section):
     drop_sample: train the others of the group, with group statistics over those. drop_group: another prompt replaces
     the group. retry: generate the sample again, unless it was refused (4xx), then drop it.
     """
-    failed_sample_retries: Annotated[Count, Needs("failed_samples", equals="retry")] = 2
+    failed_sample_retries: Annotated[PositiveInt, Needs("failed_samples", equals="retry")] = 2
     """Maximum number of times that a failed sample is generated again, with failed_samples = retry."""
-    reward_num_workers: Count | None = None
+    reward_num_workers: PositiveInt | None = None
     """Processes that score responses; each can have several waiting calls in flight.
 
     None: one per two cores of the sampler's machine, 2 to 16. As many again repeat lost calls after a process died.
     """
-    reward_timeout_s: Positive = 30.0
+    reward_timeout_s: PositiveFloat = 30.0
     """Seconds that scoring one response may take. Then the scoring process is killed, and only that sample fails."""
-    reward_memory_gib: Positive = 4.0
+    reward_memory_gib: PositiveFloat = 4.0
     """Memory limit of a process that scores responses, in GiB. Beyond it the process is killed, and only the sample at
     fault fails."""
     async_buffer_size: Annotated[
-        CountOrZero,
+        NonNegativeInt,
         AtMost("max_staleness", because="samples become as stale as rollouts are ahead"),
         Conflicts("colocate", because="engines and learner take turns on the same devices"),
         Conflicts("rollout_source", because="a rollout source makes whole rollouts, one when it is called"),
@@ -245,7 +255,7 @@ class RolloutConfig(Section):
     1: one rollout ahead. Such samples are older than the weights that train on them: see max_staleness.
     """
     max_staleness: Annotated[
-        CountOrZero | None, Conflicts(*ONE_HALF, because="learner and engines do not both run")
+        NonNegativeInt | None, Conflicts(*ONE_HALF, because="learner and engines do not both run")
     ] = None
     """Maximum staleness: trained rollouts between the weights that sampled a sample's first token and those it trains.
 
@@ -275,9 +285,9 @@ class RolloutConfig(Section):
 
     in_place: they continue with the KV cache of the old weights. abort: they are aborted and their prompts requeued.
     """
-    sglang_server_concurrency: Count = 64
+    sglang_server_concurrency: PositiveInt = 64
     """Requests in flight per engine; the rest wait in the sampler."""
-    rollout_request_timeout_s: Positive = 300.0
+    rollout_request_timeout_s: PositiveFloat = 300.0
     """Seconds without an answer and without progress of the engine after which a generation request has failed."""
 
     @property
@@ -309,9 +319,9 @@ class DataConfig(Section):
     """Further arguments of the chat template, as JSON: '{"enable_thinking": false}'."""
     rollout_shuffle: bool = True
     """Shuffle the prompts again each epoch, by the seed. False: file order."""
-    rollout_max_prompt_len: Count | None = None
+    rollout_max_prompt_len: PositiveInt | None = None
     """Leave out prompts longer than this many tokens, and count them. None: keep all."""
-    num_data_workers: Annotated[CountOrZero, Needs("rollout_max_prompt_len")] = 0
+    num_data_workers: Annotated[NonNegativeInt, Needs("rollout_max_prompt_len")] = 0
     """Processes that tokenize prompts to apply rollout_max_prompt_len. 0: the sampler does it. Above 0, a
     rollout_max_prompt_len that is not given is the model's context minus rollout_max_response_len."""
     on_bad_data: Literal["fail", "skip"] = "fail"
@@ -345,27 +355,27 @@ class EvalDataset(Section):
     """Name of the set in metrics."""
     path: Path
     """Prompt file; relative to the file that names it."""
-    n_samples_per_eval_prompt: Count | None = None
+    n_samples_per_eval_prompt: PositiveInt | None = None
     """Responses per prompt."""
-    temperature: PositiveOrZero | None = None
+    temperature: NonNegativeFloat | None = None
     """Sampling temperature. 0: greedy."""
-    top_p: Share | None = None
+    top_p: FractionAboveZero | None = None
     """Keep the likeliest tokens up to this probability mass."""
-    top_k: All | Count | None = None
+    top_k: MinusOne | PositiveInt | None = None
     """Keep the k likeliest tokens. -1: all."""
-    max_response_len: Count | None = None
+    max_response_len: PositiveInt | None = None
     """Longest response in tokens."""
-    min_new_tokens: CountOrZero | None = None
+    min_new_tokens: NonNegativeInt | None = None
     """Minimum tokens of a response."""
-    max_prompt_len: Count | None = None
+    max_prompt_len: PositiveInt | None = None
     """Maximum tokens of a prompt; longer ones are dropped."""
     max_context_len: TwoOrMore | None = None
     """Maximum tokens of prompt plus response."""
     stop: tuple[Name, ...] | None = None
     """Texts that end a response."""
-    stop_token_ids: tuple[CountOrZero, ...] | None = None
+    stop_token_ids: tuple[NonNegativeInt, ...] | None = None
     """Token ids that end a response, in addition to the end of sequence."""
-    repetition_penalty: Positive | None = None
+    repetition_penalty: PositiveFloat | None = None
     """SGLang's; 1 is none."""
     input_key: Name | None = None
     """Field of a row with the prompt."""
@@ -401,23 +411,23 @@ class EvalConfig(Section):
     """Named evaluation sets: NAME FILE. Empty: only eval_datasets."""
     eval_datasets: Annotated[tuple[EvalDataset, ...], WITH_ENGINES] = ()
     """Further evaluation sets with their own settings: tables with at least name and path."""
-    eval_interval: Annotated[Count | None, OF_SETS, WITH_ENGINES] = None
+    eval_interval: Annotated[PositiveInt | None, OF_SETS, WITH_ENGINES] = None
     """Evaluate before the first rollout, after every this many, and at the end. None: never."""
     skip_eval_before_train: bool = False
     """Do not evaluate the start weights."""
-    n_samples_per_eval_prompt: Count = 1
+    n_samples_per_eval_prompt: PositiveInt = 1
     """Responses per evaluation prompt; the score is their mean, and pass@k is logged for k up to this."""
-    eval_temperature: PositiveOrZero = 0.0
+    eval_temperature: NonNegativeFloat = 0.0
     """Sampling temperature of evaluation. 0: greedy."""
-    eval_top_p: Share | None = None
+    eval_top_p: FractionAboveZero | None = None
     """Nucleus sampling of evaluation. None: rollout_top_p; greedy, all."""
-    eval_top_k: All | Count | None = None
+    eval_top_k: MinusOne | PositiveInt | None = None
     """Keep the k likeliest tokens in evaluation. None: rollout_top_k; greedy, all."""
-    eval_max_response_len: Count | None = None
+    eval_max_response_len: PositiveInt | None = None
     """Maximum tokens of an evaluation response. None: rollout_max_response_len."""
-    eval_min_new_tokens: CountOrZero = 0
+    eval_min_new_tokens: NonNegativeInt = 0
     """Minimum tokens of an evaluation response."""
-    eval_max_prompt_len: Count | None = None
+    eval_max_prompt_len: PositiveInt | None = None
     """Maximum tokens of an evaluation prompt; longer ones are dropped and counted. None: no limit."""
     eval_max_context_len: TwoOrMore | None = None
     """Maximum tokens of an evaluation prompt plus its response. None: no such limit."""
@@ -430,7 +440,7 @@ class EvalConfig(Section):
     eval_pass_threshold: Finite = 1.0
     """Minimum reward of a solved response, in pass@k."""
     eval_num_gpus: Annotated[
-        Count | None,
+        PositiveInt | None,
         OF_SETS,
         Conflicts("eval_interleaved", because="with it the policy's engines evaluate"),
         Conflicts("colocate", because="the learner sleeps when an evaluation starts; --eval-interleaved works with it"),
@@ -438,7 +448,7 @@ class EvalConfig(Section):
     ] = None
     """GPUs of engines that only evaluate, concurrently with training; on a CPU, server processes. None: no such
     engines."""
-    eval_num_gpus_per_engine: Annotated[Count | None, Needs("eval_num_gpus")] = None
+    eval_num_gpus_per_engine: Annotated[PositiveInt | None, Needs("eval_num_gpus")] = None
     """GPUs per engine that only evaluates. None: rollout_num_gpus_per_engine."""
     eval_interleaved: Annotated[bool, OF_SETS, WHILE_TRAINING] = False
     """Evaluate on the policy's engines while generation and training continue; new weights wait for it.

@@ -44,7 +44,15 @@ from slime_core.config.learning import (
 )
 from slime_core.config.options import NO_ENGINES, AtMost, Conflicts, Needs, Once, Part, PluginSettings
 from slime_core.config.sampling import DataConfig, EvalConfig, EvalDataset, RolloutConfig
-from slime_core.config.section import Count, CountOrZero, Name, Positive, Section, Share, rejected
+from slime_core.config.section import (
+    FractionAboveZero,
+    Name,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    rejected,
+)
 
 T = TypeVar("T")
 
@@ -94,7 +102,7 @@ class JobConfig(Section):
     """Folder for metrics, config and checkpoints. None: outputs/JOB-TIME in the working directory."""
     job_name: Annotated[Name, AfterValidator(_folder_name)] = "run"
     """Name of the run in its folder and its records."""
-    seed: CountOrZero = 1234
+    seed: NonNegativeInt = 1234
     """Seed of initialisation, data order and sampling."""
     plugins: tuple[Name, ...] = ()
     """Plugins of the run, by name, module or .py file; named by flag, they replace those of the file."""
@@ -106,10 +114,10 @@ class JobConfig(Section):
     """The lock that --locked reads and slime plugins lock writes; naming it means --locked. None: slime.lock here."""
     allow_plugin_change: Annotated[bool, Once()] = False
     """Resume although plugins or slime have changed since the checkpoint; recorded in plugins.json."""
-    max_restarts: CountOrZero = 3
+    max_restarts: NonNegativeInt = 3
     """How often the run restarts from its newest checkpoint after a process, a node or Ray died; a new checkpoint
     resets the count. 0: it ends."""
-    num_token_samples: CountOrZero = 8
+    num_token_samples: NonNegativeInt = 8
     """How many rows of each file in samples/, the first ones, also hold token ids, loss mask and log-probs."""
     progress: Literal["auto", "live", "lines", "none"] = "auto"
     """What is printed while running: one line a step; live: above a bar. auto: live on a terminal, else lines."""
@@ -157,16 +165,16 @@ class ClusterConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where learner and engines compute. auto: cuda if a node of the joined Ray cluster has a GPU, or without
     one if this machine has and torch is a CUDA build; else cpu."""
-    actor_num_nodes: Count = 1
+    actor_num_nodes: PositiveInt = 1
     """Nodes that train."""
-    actor_num_gpus_per_node: Count = 1
+    actor_num_gpus_per_node: PositiveInt = 1
     """Learner ranks per node, one GPU each; on a CPU, processes."""
-    rollout_num_gpus: Count = 1
+    rollout_num_gpus: PositiveInt = 1
     """GPUs of all engines together; on a CPU, server processes.
 
     Not given: those of one engine; with colocate, all of the learner's devices.
     """
-    rollout_num_gpus_per_engine: Count = 1
+    rollout_num_gpus_per_engine: PositiveInt = 1
     """GPUs per engine (its tensor parallel size); on a CPU, processes."""
     colocate: Annotated[
         bool,
@@ -175,7 +183,7 @@ class ClusterConfig(Section):
         ),
     ] = False
     """Learner and engines share devices in turns; rollout_num_gpus must not exceed the learner's."""
-    gpu_memory_gib: Positive | None = None
+    gpu_memory_gib: PositiveFloat | None = None
     """Memory of one GPU in GiB, by which a run that does not fit is refused. None: what nvidia-smi says here.
 
     Where neither says it, slime check prints what a GPU has to hold, and nothing is refused.
@@ -187,14 +195,16 @@ class ClusterConfig(Section):
 class CheckpointConfig(Section):
     """Saving; a checkpoint is always written at the end of a run."""
 
-    save_interval: Annotated[Count | None, WHERE_TRAINED] = None
+    save_interval: Annotated[PositiveInt | None, WHERE_TRAINED] = None
     """Save every this many rollouts. None: only at the end, at SIGTERM, and as save_interval_minutes says."""
-    save_interval_minutes: Positive | None = 30.0
+    save_interval_minutes: PositiveFloat | None = 30.0
     """Also save after the first rollout that ends this many minutes after the last checkpoint; the next checkpoint
     replaces it. None: never."""
-    save_keep_last: Annotated[Count | None, Needs("save_interval", because="all other checkpoints are replaced")] = None
+    save_keep_last: Annotated[
+        PositiveInt | None, Needs("save_interval", because="all other checkpoints are replaced")
+    ] = None
     """Checkpoints of save_interval that stay on disk, the newest ones. None: all."""
-    save_keep_every: Annotated[Count | None, Needs("save_keep_last", because="otherwise all stay")] = None
+    save_keep_every: Annotated[PositiveInt | None, Needs("save_keep_last", because="otherwise all stay")] = None
     """Checkpoints after a multiple of this many rollouts stay, however old they are. None: as save_keep_last says."""
     async_save: bool = True
     """Training waits for a copy of the state in host memory, and goes on while that is written; the next save and the
@@ -206,9 +216,9 @@ class CheckpointConfig(Section):
 class WatchConfig(Section):
     """Limits on waiting, so that nothing hangs silently."""
 
-    wait_warn_s: Annotated[Positive, AtMost("wait_fail_s")] = 60.0
+    wait_warn_s: Annotated[PositiveFloat, AtMost("wait_fail_s")] = 60.0
     """Seconds after which a wait for another process is reported, with the processes that it waits for."""
-    wait_fail_s: Positive = 1800.0
+    wait_fail_s: PositiveFloat = 1800.0
     """Seconds after which a wait for another process ends the run."""
 
 
@@ -248,7 +258,7 @@ class DebugConfig(Section):
 
     None: rollouts are generated.
     """
-    load_debug_rollout_data_subsample: Annotated[Share | None, Needs("load_debug_rollout_data")] = None
+    load_debug_rollout_data_subsample: Annotated[FractionAboveZero | None, Needs("load_debug_rollout_data")] = None
     """Share of each loaded rollout's prompt groups that is trained on. None: all."""
     save_debug_train_data: Annotated[TrainDataPath | None, WHERE_TRAINED] = None
     """File for what each learner rank trained, safetensors; {rollout_id} and {rank} stand for their numbers.

@@ -82,13 +82,13 @@ def _of_a_size(number: int) -> int:
     return number
 
 
-Count = Annotated[int, Field(ge=1), AfterValidator(_of_a_size)]
-CountOrZero = Annotated[int, Field(ge=0), AfterValidator(_of_a_size)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-PositiveOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-All = Annotated[int, Field(ge=-1, le=-1)]
-Share = Annotated[float, Field(gt=0, le=1)]
+PositiveInt = Annotated[int, Field(ge=1), AfterValidator(_of_a_size)]
+NonNegativeInt = Annotated[int, Field(ge=0), AfterValidator(_of_a_size)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
+MinusOne = Annotated[int, Field(ge=-1, le=-1)]
+FractionAboveZero = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
 
 

@@ -27,7 +27,16 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from slime_core.config.sampling import reward_names
 from slime_core.config.schema import RunConfig
-from slime_core.config.section import All, Count, CountOrZero, Name, Positive, PositiveOrZero, Section, Share
+from slime_core.config.section import (
+    FractionAboveZero,
+    MinusOne,
+    Name,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+)
 from slime_core.errors import DataError
 from slime_core.plugins import hooks
 from slime_core.plugins.component import Kind
@@ -65,25 +74,25 @@ def _listed(value: object) -> object:
 class RowSampling(Section):
     """The fields of ``sampling_params``, under the names of SGLang; those left out are the run's."""
 
-    max_new_tokens: Count | None = None
+    max_new_tokens: PositiveInt | None = None
     """Longest response in tokens."""
-    min_new_tokens: CountOrZero | None = None
+    min_new_tokens: NonNegativeInt | None = None
     """No end before that many tokens."""
     stop: Annotated[tuple[Name, ...], BeforeValidator(_listed)] | None = None
     """Text or texts that end a response."""
-    stop_token_ids: Annotated[tuple[CountOrZero, ...], BeforeValidator(_listed)] | None = None
+    stop_token_ids: Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_listed)] | None = None
     """Ids that end a response, in addition to the end of sequence."""
     ignore_eos: bool | None = None
     """Continue after the end of sequence."""
-    temperature: PositiveOrZero | None = None
+    temperature: NonNegativeFloat | None = None
     """0 takes the likeliest token."""
-    top_p: Share | None = None
+    top_p: FractionAboveZero | None = None
     """Keep the likeliest tokens up to this probability mass."""
-    top_k: All | Count | None = None
+    top_k: MinusOne | PositiveInt | None = None
     """Keep the k likeliest tokens. -1: all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Keep tokens of at least this share of the likeliest one's probability."""
-    repetition_penalty: Positive | None = None
+    repetition_penalty: PositiveFloat | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     """Penalties on tokens that occurred before."""
