@@ -5,7 +5,7 @@ files and shards preserve all three.
 
     as_json, from_json    in files: an object with dtype, shape and the bytes in base 64; reading runs nothing
     array_of              a tensor, array or list of user code as a NumPy array and the name of its dtype
-    column, part          in shards: every array once, and for each sample the place of its own
+    column, part          in shards: every distinct array once, and for each sample the place of its array
 
 NumPy has no bfloat16 and no 8-bit floats. Such numbers are held as integers of the same bits, under the dtype's name.
 """
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 ARRAY = "__array__"
-"""Key of an object that stands for an array: its dtype; ``shape`` and the bytes in base 64 are further keys."""
+"""Key of an object that encodes an array: its dtype; ``shape`` and the bytes in base 64 are further keys."""
 
 KINDS = "biuf"
 """Kinds of the accepted NumPy dtypes: truth values, integers, floats."""
 
 BITS = {1: "uint8", 2: "int16"}
-"""Bytes of a number that NumPy does not know -> what holds them."""
+"""Bytes of a number whose dtype NumPy lacks -> the NumPy dtype that holds its bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Opaque:
 
 
 def array_of(value: Any) -> Array:
-    """``value`` (a tensor, an array, or lists of numbers) as an array.
+    """Convert ``value`` (a tensor, an array, or lists of numbers) to an array.
 
     Raises:
         ValueError: it has no first dimension, or does not hold numbers.
@@ -96,7 +96,7 @@ def _held(value: Any) -> Array:
 
 
 def as_json(value: Any) -> Any:
-    """An object for JSON that stands for the tensor or array ``value``; what is neither, or of no numbers, as it is."""
+    """Return an object for JSON that encodes the tensor or array ``value``; any other value unchanged."""
     import numpy as np
 
     torch = sys.modules.get("torch")
@@ -111,10 +111,10 @@ def as_json(value: Any) -> Any:
 
 
 def from_json(found: dict[str, Any]) -> Any:
-    """The array that ``found`` stands for (a tensor where NumPy has no such dtype); another object, as it is.
+    """Decode the array in ``found`` (a tensor if NumPy lacks the dtype); return any other object unchanged.
 
     Raises:
-        ValueError, TypeError: it stands for no array of numbers.
+        ValueError, TypeError: it does not encode an array of numbers.
     """
     if ARRAY not in found:
         return found
@@ -142,14 +142,14 @@ def _tensor(name: str, data: bytes, shape: Sequence[int]) -> Any:
 
 
 def json_of(inputs: Any) -> Any:
-    """Arrays by name with objects for JSON in their place; what is not a mapping, as it is."""
+    """Replace the arrays in a mapping by objects for JSON; return any other value unchanged."""
     if not isinstance(inputs, Mapping):
         return inputs
     return {name: as_json(value) for name, value in inputs.items()}
 
 
 def read_json(inputs: Any) -> Any:
-    """What :func:`json_of` was given; arrays that are read already stay."""
+    """Undo :func:`json_of`; arrays that are decoded already stay."""
     if not isinstance(inputs, Mapping):
         return inputs
     return {name: from_json(value) if isinstance(value, dict) else value for name, value in inputs.items()}
@@ -159,7 +159,7 @@ def read_json(inputs: Any) -> Any:
 
 
 def column(parts: Sequence[np.ndarray], dtype: str) -> Opaque:
-    """The column of samples that have ``parts``, at least one, each [n, ...], of one dtype and equal shapes after n."""
+    """Make the column of samples with ``parts``: at least one array [n, ...], of one dtype and equal shapes after n."""
     import numpy as np
 
     starts: dict[bytes, int] = {}
@@ -178,7 +178,7 @@ def column(parts: Sequence[np.ndarray], dtype: str) -> Opaque:
 
 
 def part(of: Opaque, sample: int) -> np.ndarray:
-    """The rows of one sample, a view."""
+    """Return the rows of one sample, a view."""
     start, count = int(of.starts_B[sample]), int(of.counts_B[sample])
     return of.values[start : start + count]
 

@@ -1,7 +1,7 @@
-"""Reads files and texts that others wrote: every size is bounded before anything is built from it.
+"""Reads untrusted files and texts, and limits foreign code: every size is bounded before anything is built from it.
 
-What is wrong comes out as an OSError or a ValueError whose message says it; the caller adds the name of the setting.
-A FIFO, a device or a folder is an OSError, so that nothing waits for a writer.
+Mistakes raise an OSError or a ValueError with the reason; the caller adds the name of the setting. A FIFO, a device or
+a folder raises an OSError, so that no reader waits for a writer.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ MOST_JSON = 64 * 2**20
 """Bytes of a JSON file that describes something: a model's index has about 10 MiB at most."""
 
 LOOK_S = 0.05
-"""Seconds between two looks at the time that a thread has taken; without work, none are taken."""
+"""Seconds between two checks of the CPU time of a limited thread; without a limited block there are no checks."""
 
 MOST_PARTS = 32
-"""Parts of a dotted key; tomllib takes quadratic time and memory for them."""
+"""Most parts of a dotted key; tomllib takes quadratic time and memory for them."""
 
 _PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
 _DOTTED = re.compile(rf"(?<![\w-]){_PART}(?:\.[ \t]*+{_PART}){{{MOST_PARTS}}}")
@@ -42,7 +42,7 @@ _HUGE = re.compile(r"0[xob][0-9A-Fa-f_]{400}|(?<!\d)\d{400}")
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """``path``, opened for reading.
+    """Open ``path`` for reading.
 
     Raises:
         OSError: it cannot be opened, or is not a regular file.
@@ -56,10 +56,10 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_text(path: Path, *, limit: int = MOST_JSON) -> str:
-    """The UTF-8 text of a file.
+    """Read the UTF-8 text of a file.
 
     Arguments:
-        limit: bytes that it may have.
+        limit: largest size of the file in bytes.
 
     Raises:
         OSError: it cannot be read, or is not a regular file.
@@ -73,7 +73,7 @@ def read_text(path: Path, *, limit: int = MOST_JSON) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What a JSON text says.
+    """Parse a JSON text.
 
     Raises:
         ValueError: it is not JSON, or nested too deeply.
@@ -85,7 +85,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_long_json(text: bytes) -> Any:
-    """As :func:`parse_json`, in a quarter of the time; whole numbers of more than 64 bits become floats."""
+    """Parse as :func:`parse_json`, in a quarter of the time; whole numbers of more than 64 bits become floats."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -93,10 +93,10 @@ def parse_long_json(text: bytes) -> Any:
 
 
 def as_object(value: object) -> dict[str, Any]:
-    """``value`` where it is an object.
+    """Return ``value``, which must be a JSON object.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is not an object.
     """
     if not isinstance(value, dict):
         raise ValueError(f"it holds {_kind(value)} where an object is expected")
@@ -104,12 +104,12 @@ def as_object(value: object) -> dict[str, Any]:
 
 
 def read_object(path: Path, *, limit: int = MOST_JSON) -> dict[str, Any]:
-    """The object in a JSON file; raises as :func:`read_text`, :func:`parse_json` and :func:`as_object`."""
+    """Read the object in a JSON file; raises as :func:`read_text`, :func:`parse_json` and :func:`as_object`."""
     return as_object(parse_json(read_text(path, limit=limit)))
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """What a TOML text says.
+    """Parse a TOML text.
 
     Raises:
         ValueError: it is not TOML, nested too deeply, or has keys of too many parts.
@@ -126,10 +126,10 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 @contextmanager
 def limited(*, seconds: float, nbytes: int) -> Iterator[None]:
-    """A block of foreign code that may take ``seconds`` of CPU time and ``nbytes`` more memory.
+    """Limit a block of foreign code to ``seconds`` of CPU time and ``nbytes`` more memory.
 
-    Blocks of several threads run one after the other. The limit of memory is that of the process, so what other threads
-    take meanwhile counts too. A single operation that does not return to the interpreter is bounded by memory only.
+    Blocks of several threads run one after the other. The memory limit applies to the process, so the allocations of
+    other threads count too. A single operation that does not return to the interpreter is bounded by memory only.
 
     Raises:
         TimeoutError: it takes longer.
@@ -140,7 +140,7 @@ def limited(*, seconds: float, nbytes: int) -> Iterator[None]:
 
 
 _ONE_AT_A_TIME = threading.RLock()
-"""Or one thread would restore the limit that another one has set."""
+"""Serialises limited blocks: otherwise one thread would restore the memory limit that another has set."""
 
 
 @contextmanager
@@ -158,7 +158,7 @@ def _memory(nbytes: int) -> Iterator[None]:
 
 @contextmanager
 def _raised_after(seconds: float) -> Iterator[None]:
-    """Another thread raises the error in this one, because only the main thread could have a signal for it."""
+    """Let another thread raise the error in this one, because only the main thread can receive a signal for it."""
     _WATCH.start(seconds)
     is_raised = False
     try:
@@ -171,8 +171,8 @@ def _raised_after(seconds: float) -> Iterator[None]:
 
 
 class _Watch:
-    """Looks at the CPU time of the one thread that is in such a block. Its own thread stays, because starting one takes
-    longer than most blocks, and sleeps while there is no block."""
+    """Watcher of the CPU time of the thread that is in a limited block. The watching thread is kept, because starting a
+    thread takes longer than most blocks; it sleeps while there is no block."""
 
     def __init__(self) -> None:
         self._changing = threading.Lock()
@@ -217,7 +217,7 @@ _WATCH = _Watch()
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """``error`` in ``thread`` as soon as that runs Python code; None: what waits to be raised there is forgotten."""
+    """Raise ``error`` in ``thread`` when it next runs Python code; None: discard the error that waits to be raised."""
     argument = None if error is None else ctypes.py_object(error)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), argument)
 

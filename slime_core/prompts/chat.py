@@ -1,10 +1,10 @@
-"""From a prompt, and from its images, to token ids with the checkpoint's own tokenizer or processor.
+"""Encodes prompts and their images with the checkpoint's tokenizer or processor; the sampler calls it.
 
-The engine is sent the prompt as the tokenizer makes it, with one placeholder an image, and the images; it puts as many
-placeholders in as an image has patches. The learner gets the ids with all of these, which the processor makes here, and
-the images as numbers. Both run the same processor; that they read the same prompt is held by its number of tokens.
+The engine gets the images and the prompt as the tokenizer makes it, with one placeholder per image, and expands each
+placeholder to one per patch. The learner gets the expanded ids and the images as tensors, both from the processor in
+this file. Engine and learner run the same processor; the number of prompt tokens shows that they read the same prompt.
 
-One thread does the work, so that requests in flight do not wait for it, and no two of them meet in the tokenizer.
+One thread runs the processor, so that requests in flight do not wait for it and the tokenizer has one caller at a time.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ MOST_RENDERED = 64 * 2**20
 
 
 class PromptTokenizer:
-    """Turns prompts into tokens.
+    """Encoder of prompts with a tokenizer alone.
 
     Arguments:
-        tokenizer: of transformers.
-        folder: Hugging Face folder that holds it.
+        tokenizer: a tokenizer of transformers.
+        folder: Hugging Face folder of the tokenizer.
         apply_chat_template: render prompts with the tokenizer's template; a text prompt becomes one user message.
         template_arguments: further arguments of the template, such as ``{"enable_thinking": False}``.
 
@@ -75,10 +75,10 @@ class PromptTokenizer:
             raise DataError(f"--apply-chat-template needs a chat template, but the tokenizer in {folder} has none")
 
     def encode(self, prompt: Prompt, *, tools: Sequence[JsonValue] | None = None) -> list[int]:
-        """Token ids of the prompt, ready to be continued by the model.
+        """Return the token ids of the prompt, ready to be continued by the model.
 
         Arguments:
-            tools: descriptions of functions, for the chat template; without one they are left out.
+            tools: descriptions of functions, for the chat template; ignored without one.
 
         Raises:
             DataError: chat messages without ``--apply-chat-template``, or a prompt of no tokens; or the
@@ -91,7 +91,7 @@ class PromptTokenizer:
         return ids
 
     def text(self, prompt: Prompt, *, tools: Sequence[JsonValue] | None = None) -> str:
-        """The prompt as the tokenizer reads it: rendered, where there is a template; raises as :meth:`encode`."""
+        """Return the prompt as the tokenizer reads it: rendered, if there is a template; raises as :meth:`encode`."""
         if self.uses_template:
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             return self.render(messages, tools=tools, asks=True)
@@ -102,13 +102,13 @@ class PromptTokenizer:
     def render(
         self, messages: Sequence[Mapping[str, JsonValue]], *, tools: Sequence[JsonValue] | None = None, asks: bool
     ) -> str:
-        """Text of a conversation by the chat template.
+        """Render a conversation with the chat template.
 
         Arguments:
-            asks: end where the assistant starts to answer.
+            asks: end with the header of the assistant's turn (``add_generation_prompt``).
 
         Raises:
-            DataError: the template refuses it, with its words.
+            DataError: the template refuses it; the message quotes the template's error.
         """
         with boundary(f"the chat template in {self.folder}", "rendering a conversation", error=DataError):
             given = {"tools": list(tools) if tools else None, "add_generation_prompt": asks, **self._arguments}
@@ -122,10 +122,10 @@ class PromptTokenizer:
             return text
 
     def spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Token ids of a rendered ``text``, and of each the characters [start, end) that it covers.
+        """Return the token ids of a rendered ``text``, and the characters [start, end) that each id covers.
 
         Raises:
-            DataError: the tokenizer cannot say the latter; it has no ``tokenizer.json``.
+            DataError: the tokenizer has no ``tokenizer.json``, and only that maps tokens to characters.
         """
         if not self.tokenizer.is_fast:
             raise DataError(
@@ -136,7 +136,7 @@ class PromptTokenizer:
 
 
 class PromptEncoder(PromptTokenizer):
-    """Encodes prompts, and decodes responses for people and rewards to read.
+    """Encoder of prompts and decoder of responses.
 
     Arguments:
         folder: Hugging Face folder that holds config and tokenizer.
@@ -144,8 +144,8 @@ class PromptEncoder(PromptTokenizer):
         trust_remote_code: let transformers run Python code that the folder carries.
 
     Attributes:
-        arguments: those that an encoder like this one is made with, as JSON has them.
-        vocab_size: ids the model has an embedding for; more than the tokenizer has where the embedding is padded.
+        arguments: arguments that make an equal encoder in another process, as JSON.
+        vocab_size: number of embeddings of the model; more than the tokenizer has ids if the embedding is padded.
         end_ids: every id at which an engine ends a response by itself: the tokenizer's, and those that ``config.json``
             and ``generation_config.json`` name.
     """
@@ -177,12 +177,12 @@ class PromptEncoder(PromptTokenizer):
 
     @property
     def end_of_sequence(self) -> int | None:
-        """Id of the token that ends a response; None: the tokenizer has none."""
+        """The id of the token that ends a response; None: the tokenizer has none."""
         end: int | None = self.tokenizer.eos_token_id
         return end
 
     def encode_text(self, text: str) -> list[int]:
-        """Token ids of ``text`` as it stands: no chat template, no special tokens added."""
+        """Return the token ids of ``text``, without chat template and added special tokens."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def encode_messages(
@@ -192,12 +192,12 @@ class PromptEncoder(PromptTokenizer):
         after: int | None = None,
         tools: Sequence[JsonValue] | None = None,
     ) -> list[int]:
-        """Token ids that continue a conversation after a turn of the assistant: what the chat template writes after
-        the content of that turn.
+        """Return the token ids that continue a conversation after a turn of the assistant: those that the chat
+        template writes after the content of that turn.
 
         Arguments:
-            messages: of the user or of tools, at least one.
-            after: the last id so far; where it ends a turn and the template writes the same token, it is not repeated.
+            messages: messages of the user or of tools, at least one.
+            after: the last id so far; if it ends a turn and the template writes the same token, it is not repeated.
             tools: descriptions of functions, for the chat template.
 
         Raises:
@@ -218,22 +218,22 @@ class PromptEncoder(PromptTokenizer):
         return self.encode_text(rest)
 
     def encode_response(self, text: str) -> list[int]:
-        """Token ids of a response that the model is to give: ``text`` and the token that ends it, if there is one."""
+        """Return the token ids of a target response: ``text`` and the end token, if the tokenizer has one."""
         ids = self.encode_text(text)
         return ids if self.end_of_sequence is None else [*ids, self.end_of_sequence]
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the id is of a token that stands for no text, such as the end of a turn."""
+        """Whether the id is that of a special token, such as the end of a turn."""
         added: dict[int, Any] = self.tokenizer.added_tokens_decoder
         return token_id in added and bool(added[token_id].special)
 
     def decode_all(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens and spaces as they are."""
+        """Decode ids, with special tokens and spaces unchanged."""
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     def decode(self, ids: list[int]) -> str:
-        """Text of response ids, special tokens left out."""
+        """Decode response ids without special tokens."""
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
@@ -252,15 +252,15 @@ FILES = ("processor_config.json", "preprocessor_config.json")
 """A Hugging Face folder with one of these has a processor of images."""
 
 OF_TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
-"""What a processor returns of the text; the learner's model has it from the tokens of the sample."""
+"""Outputs of a processor for the text; the learner has them from the tokens of the sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Processed:
-    """A prompt as the model that is trained reads it.
+    """A prompt as the trained model reads it.
 
     Arguments:
-        ids: of the prompt, each image with all its placeholders.
+        ids: ids of the prompt, with all placeholders of each image.
         inputs: name -> tensor, such as ``pixel_values``; ``Sample.multimodal_train_inputs``.
     """
 
@@ -277,7 +277,7 @@ class InputProcessor:
     """The processor of a checkpoint.
 
     Arguments:
-        encoder: of the same checkpoint; it renders prompts.
+        encoder: encoder of the same checkpoint; it renders prompts.
         trust_remote_code: let transformers run Python code that the folder carries.
 
     Raises:
@@ -295,10 +295,10 @@ class InputProcessor:
     async def __call__(
         self, prompt: Prompt, inputs: Mapping[str, JsonValue], *, tools: Sequence[JsonValue] | None = None
     ) -> Processed:
-        """``prompt`` with its ``inputs``, as :attr:`Sample.multimodal_inputs` holds them: images by path or in base 64.
+        """Process ``prompt`` with its ``inputs`` (:attr:`Sample.multimodal_inputs`): images by path or in base 64.
 
         Raises:
-            DataError: they are not images that can be read, or the processor refuses them, with its words.
+            DataError: the inputs are not readable images, or the processor refuses them; the message quotes its error.
         """
         text = self._encoder.text(prompt, tools=tools)
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._processed, text, inputs)

@@ -1,9 +1,9 @@
 """Makes the requests for prompt files from the settings of a run, selects the prompts that are short enough, and counts
-the rows that are left out.
+the rows that are left out. The sampler and the checks before a run call it.
 
-Tokens of prompts are counted in this process or in several. A counting process (``python -m
-slime_core.prompts.requests``) reads lines of JSON, each a list of ``[prompt, tools]``, and answers each with a line of
-numbers; it ends with its input, so that none outlives the process that started it.
+Prompt tokens are counted in this process or in worker processes. A worker (``python -m slime_core.prompts.requests``)
+reads lines of JSON, each a list of ``[prompt, tools]``, and writes one line of token counts for each. It exits at the
+end of its input, so it does not outlive the process that started it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PromptWithTools = tuple[Prompt, list[JsonValue] | None]
 """A prompt and its tools."""
 
 CHUNK = 64
-"""Prompts that a process is sent at once."""
+"""Prompts in one message to a worker process."""
 
 MOST_REPORTED = 3
 """New bad rows that one message lists."""
@@ -73,7 +73,7 @@ class BadRows:
             self._write(text)
 
     def news(self) -> list[str]:
-        """The first few since the last call, and where the others are written."""
+        """Return the first bad rows since the last call, and where the others are written."""
         reported, more = self._new, self._num_new - len(self._new)
         self._new, self._num_new = [], 0
         there = "" if self._path is None else f"; the first {MOST_WRITTEN:,} of all stand in {self._path}"
@@ -87,12 +87,12 @@ class BadRows:
 
 
 class RunFilter(PromptFilter):
-    """Which prompts a run uses, for training or in an evaluation; counts the others, for metrics and messages.
+    """Filter for the prompts of a run or of an evaluation; counts the rows that are left out.
 
     Arguments:
-        checks: of what rows ask for.
-        longest: most tokens of a prompt; None: all prompts are short enough.
-        lengths: counts the tokens of prompts, where there is a limit.
+        checks: checks of the rows' metadata; None: every row passes.
+        longest: largest number of tokens of a prompt; None: no limit.
+        lengths: counts the tokens of prompts; needed with ``longest``.
         bad_rows: the file for messages about rows that cannot be read; None: none is written.
     """
 
@@ -130,15 +130,15 @@ class RunFilter(PromptFilter):
         self._bad_rows.add(mistake)
 
     def count(self, reason: str) -> int:
-        """Rows that were left out for ``reason``."""
+        """Return the number of rows that were left out for ``reason``."""
         return self._counts[reason]
 
     def metrics(self) -> dict[str, float]:
-        """``data/left_out/REASON`` -> rows so far, each once however often its epoch comes round."""
+        """Return ``data/left_out/REASON`` -> rows so far; a row counts once, not once per epoch."""
         return {f"data/left_out/{reason}": float(count) for reason, count in sorted(self._counts.items())}
 
     def news(self) -> list[str]:
-        """A message for each reason that has more than twice the rows of its last message."""
+        """Return a message for each reason whose count has more than doubled since its last message."""
         new = [reason for reason, count in sorted(self._counts.items()) if count > 2 * self._reported.get(reason, 0)]
         self._reported |= {reason: self._counts[reason] for reason in new}
         return ["\n  ".join([self._text(reason), *(self._bad_rows.news() if reason == BAD else [])]) for reason in new]
@@ -151,12 +151,12 @@ class PromptLengths:
     """Counts the tokens of prompts.
 
     Arguments:
-        encoder: counts in this process; other processes make one like it.
-        num_workers: processes that count, which start with the first prompts; 0: this one counts.
+        encoder: counts in this process; worker processes make an equal one.
+        num_workers: worker processes, started with the first prompts; 0: this process counts.
 
     Raises:
-        DataError: a prompt cannot be turned into tokens; says why, and the caller where it stands.
-        RunError: a process ended.
+        DataError: a prompt cannot be turned into tokens; the message has the reason, the caller adds file and line.
+        RunError: a worker process ended.
     """
 
     def __init__(self, encoder: PromptEncoder, *, num_workers: int = 0) -> None:
@@ -165,7 +165,7 @@ class PromptLengths:
         self._workers: list[_Worker] = []
 
     def __call__(self, prompts: Sequence[PromptWithTools]) -> list[int]:
-        """The tokens of each prompt, in order."""
+        """Count the tokens of each prompt, in order."""
         if not self._num_workers:
             return _count(self._encoder, prompts)
         chunks = [prompts[start : start + CHUNK] for start in range(0, len(prompts), CHUNK)]
@@ -173,11 +173,12 @@ class PromptLengths:
             self._workers.append(_Worker(self._encoder))
         with ThreadPoolExecutor(max(1, len(self._workers))) as threads:
             shares = [chunks[place :: len(self._workers)] for place in range(len(self._workers))]
-            found = list(threads.map(_Worker.answers, self._workers, shares))
-        return [count for number in range(len(chunks)) for count in found[number % len(found)][number // len(found)]]
+            counts = list(threads.map(_Worker.count, self._workers, shares))
+        size = len(counts)
+        return [count for number in range(len(chunks)) for count in counts[number % size][number // size]]
 
     def close(self) -> None:
-        """End the processes."""
+        """End the worker processes."""
         while self._workers:
             self._workers.pop().end()
 
@@ -188,17 +189,17 @@ class _Worker:
     def __init__(self, encoder: PromptEncoder) -> None:
         command = [sys.executable, "-m", "slime_core.prompts.requests", json.dumps(encoder.arguments)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._asks = cast(IO[str], self._process.stdin)
-        self._tells = cast(IO[str], self._process.stdout)
+        self._stdin = cast(IO[str], self._process.stdin)
+        self._stdout = cast(IO[str], self._process.stdout)
 
-    def answers(self, chunks: Sequence[Sequence[PromptWithTools]]) -> list[list[int]]:
-        return [self._answer(chunk) for chunk in chunks]
+    def count(self, chunks: Sequence[Sequence[PromptWithTools]]) -> list[list[int]]:
+        return [self._count_chunk(chunk) for chunk in chunks]
 
-    def _answer(self, chunk: Sequence[PromptWithTools]) -> list[int]:
+    def _count_chunk(self, chunk: Sequence[PromptWithTools]) -> list[int]:
         try:
-            self._asks.write(json.dumps(chunk, default=str) + "\n")
-            self._asks.flush()
-            answer = json.loads(self._tells.readline())
+            self._stdin.write(json.dumps(chunk, default=str) + "\n")
+            self._stdin.flush()
+            answer = json.loads(self._stdout.readline())
         except (OSError, ValueError):
             raise RunError(
                 f"a process that counts the tokens of prompts ended (exit code {self._process.wait()}); its output "
@@ -209,8 +210,8 @@ class _Worker:
         return list(answer)
 
     def end(self) -> None:
-        for pipe in (self._asks, self._tells):
-            with suppress(OSError):  # closing writes what is left, which a process that has ended does not take
+        for pipe in (self._stdin, self._stdout):
+            with suppress(OSError):  # close() flushes, which fails if the process has ended
                 pipe.close()
         self._process.wait()
 
@@ -220,7 +221,7 @@ def _count(encoder: PromptEncoder, prompts: Sequence[PromptWithTools]) -> list[i
 
 
 def main(arguments: str) -> None:
-    """The counting process."""
+    """Run a worker process: count the tokens of the prompts on standard input."""
     given = json.loads(arguments)
     encoder = PromptEncoder(Path(given.pop("folder")), **given)
     for line in iter(sys.stdin.readline, ""):
@@ -236,7 +237,7 @@ if __name__ == "__main__":
 
 
 def template_arguments(data: DataConfig) -> dict[str, JsonValue]:
-    """Arguments of the chat template in addition to the messages."""
+    """Return the arguments of the chat template in addition to the messages."""
     return dict(json.loads(data.apply_chat_template_kwargs))
 
 
@@ -248,13 +249,13 @@ def training_request(
     *,
     vocab_size: int | None = None,
 ) -> PromptRequest:
-    """The request to the run's data source, for training.
+    """Make the request to the run's data source, for training.
 
     Arguments:
         path: of the prompts.
         filter: which prompts the run uses.
         formats: name -> how prompt files are read, in addition to JSON Lines.
-        vocab_size: ids that the model has; None: not known.
+        vocab_size: number of ids that the model has; None: unknown.
     """
     data = config.data
     return PromptRequest(
@@ -275,16 +276,16 @@ def training_request(
 
 
 def evaluation_request(
-    config: RunConfig, one: EvalSet, filter: PromptFilter, formats: Mapping[str, PromptFormat]
+    config: RunConfig, eval_set: EvalSet, filter: PromptFilter, formats: Mapping[str, PromptFormat]
 ) -> PromptRequest:
-    """The request for the prompts of one evaluation set, in the order of the file."""
+    """Make the request for the prompts of one evaluation set, in the order of the file."""
     return PromptRequest(
-        path=one.path,
-        input_key=one.input_key,
-        label_key=one.label_key,
-        metadata_key=one.metadata_key,
+        path=eval_set.path,
+        input_key=eval_set.input_key,
+        label_key=eval_set.label_key,
+        metadata_key=eval_set.metadata_key,
         tool_key=config.data.tool_key,
-        n_samples_per_prompt=one.n_samples_per_eval_prompt,
+        n_samples_per_prompt=eval_set.n_samples_per_eval_prompt,
         shuffle=False,
         formats=formats,
         filter=filter,

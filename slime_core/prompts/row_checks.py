@@ -1,21 +1,20 @@
 """Checks what a row of a prompt file requests: generate function, reward model and sampling of its samples.
 
-A row is looked at where it is read, so that ``on_bad_data`` decides about it, wherever it stands.
+Rows are checked when they are read, so ``on_bad_data`` applies to every row, not only to those read before the run.
 
 ``{"prompt": "2+2", "label": "4", "metadata": {"rm_type": "exact_match", "generate_function": "single_turn"}}``
 
-    generate_function, rm_type   the name of a component of a plugin that the run has named
-    reward_key                   which of the named numbers of its reward model counts
+    generate_function, rm_type   the name of a component of an active plugin
+    reward_key                   which of the named numbers of the row's reward model counts
 
-It is never a path to code, so that data cannot make a run execute what the run did not ask for. What else a row may
-say, plugins check (``slime_check_row``). A row without a name, or with null or an empty text, takes what the run's
-settings name.
+A name is never a path to code, so a data file cannot make a run execute other code. Plugins check further metadata in
+``slime_check_row``. For a key that a row lacks, or that holds null or an empty string, the run's settings apply.
 
 ``{"prompt": "2+2", "label": "4", "metadata": {"sampling_params": {"max_new_tokens": 16, "stop": ["\\n"]}}}``
 
 In an evaluation a row may set all sampling parameters. A run trains on one distribution, since the learner divides all
-its logits by one temperature and compares its log-probabilities with those of the engines: there a row decides where a
-response ends, and may repeat, not change, what decides how likely a token is.
+its logits by one temperature and compares its log-probabilities with those of the engines: there a row may set
+where a response ends, and may repeat but not change the parameters that determine token probabilities.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ ENDS = frozenset({"max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", 
 
 
 def own_sampling(metadata: Mapping[str, JsonValue], *, of_run: RunSampling | None, where: str) -> dict[str, JsonValue]:
-    """The sampling parameters of the row, by the names of :class:`RowSampling`; empty: none.
+    """Return the sampling parameters of the row, by the names of :class:`RowSampling`; empty: none.
 
     Arguments:
         of_run: sampling of the run that trains on the row; None: an evaluation.
@@ -155,21 +154,20 @@ REWARD_MODEL = "rm_type"
 KINDS = {GENERATE_FUNCTION: Kind.GENERATE_FUNCTION, REWARD_MODEL: Kind.REWARD_MODEL}
 
 Offered = Mapping[str, Mapping[str, str]]
-"""Key of a row's metadata -> the names it may hold, each with the setting that it needs and the run does not give, or
-nothing."""
+"""Metadata key -> allowed names -> the setting that this component requires and the run lacks; empty: none."""
 
 
 RowMistakes = Callable[[Mapping[str, JsonValue]], Iterator[str]]
-"""A mistake in a row's metadata."""
+"""Checks the metadata of one row; yields a message for each mistake."""
 
 
 class RowChecks(PromptFilter):
-    """Refuses rows whose metadata requests what the run cannot do; selects all others.
+    """Filter that refuses rows whose metadata requests what the run cannot do, and selects all other rows.
 
     Arguments:
         offered: what rows may name.
         of_run: sampling of a run that trains on the rows, which they may not change; None: an evaluation.
-        mistakes: what else is wrong with a row; None: nothing is.
+        mistakes: further checks of a row, those of plugins; None: there are none.
     """
 
     def __init__(
@@ -183,11 +181,11 @@ class RowChecks(PromptFilter):
     def of(
         cls, config: RunConfig, registry: Registry, *, trains: bool, options: Mapping[str, object] | None = None
     ) -> RowChecks:
-        """The checks of the rows of a run.
+        """Make the checks of the rows of a run.
 
         Arguments:
-            trains: False: they are only measured.
-            options: plugin name -> its options object; of a plugin that is not there, the defaults.
+            trains: whether the run trains on the rows; False: they are evaluated.
+            options: plugin name -> its options object; a plugin without an entry has its defaults.
         """
         rollout = config.rollout
         of_run = {
@@ -209,10 +207,13 @@ class RowChecks(PromptFilter):
 def offered_to_rows(
     config: RunConfig, registry: Registry, options: Mapping[str, object] | None = None
 ) -> dict[str, dict[str, str]]:
-    """The components that rows may name; as in slime, rows do not choose the reward where a plugin scores every sample.
+    """Return the components that rows may name.
+
+    Rows may not name a reward model where an option of a plugin (such as ``--custom-rm-path``) provides it, as in
+    THUDM's slime.
 
     Arguments:
-        options: plugin name -> its options object; of a plugin that is not there, the defaults.
+        options: plugin name -> its options object; a plugin without an entry has its defaults.
     """
     found = {GENERATE_FUNCTION: dict.fromkeys(registry.names(Kind.GENERATE_FUNCTION), "")}
     if not config.provided("reward_model"):
@@ -223,13 +224,10 @@ def offered_to_rows(
 
 
 def refuse_unknown(metadata: Mapping[str, JsonValue], offered: Offered, *, where: str) -> None:
-    """Returns if what ``metadata`` names can be had.
+    """Raise DataError if ``metadata`` names a component that no active plugin offers, or that lacks a setting.
 
     Arguments:
         where: the row, for the message.
-
-    Raises:
-        DataError: no active plugin offers it; says what it may be.
     """
     for key, names in offered.items():
         if name := metadata.get(key):
@@ -245,18 +243,19 @@ def refuse_unknown(metadata: Mapping[str, JsonValue], offered: Offered, *, where
 def _mistakes_of_plugins(
     config: RunConfig, registry: Registry, options: Mapping[str, object] | None = None
 ) -> RowMistakes | None:
-    """The checks of rows by the plugins of a run (``slime_check_row``); None: no plugin checks rows."""
+    """Return the checks of rows by the plugins of a run (``slime_check_row``); None: no plugin checks rows."""
     implementations = registry.declarations.get(hooks.CHECK_ROW, ())
     if not implementations:
         return None
     plan = run_view(config, options)
 
     def mistakes(metadata: Mapping[str, JsonValue]) -> Iterator[str]:
-        for one in implementations:
-            given = {"metadata": metadata, "plan": plan, "options": registry.options_of(one.plugin.name, options)}
-            with boundary(one.plugin, f"calling {hooks.CHECK_ROW}", locate=True):
-                found = list(one(given) or ())
-            yield from found
+        for check_row in implementations:
+            plugin = check_row.plugin
+            given = {"metadata": metadata, "plan": plan, "options": registry.options_of(plugin.name, options)}
+            with boundary(plugin, f"calling {hooks.CHECK_ROW}", locate=True):
+                messages = list(check_row(given) or ())
+            yield from messages
 
     return mistakes
 
