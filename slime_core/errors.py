@@ -182,20 +182,20 @@ DEATHS = (ProcessDied, ServerDied, EngineSilent)
 
 
 LETTERS = 4
-"""With fewer, a beginning says little."""
+"""Fewest letters of a name that is completed."""
 
 _NEXT_STEP = "slime config explain KEY says what a setting does and accepts."
 
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One thing that is wrong.
+    """One mistake in the settings.
 
     Arguments:
-        message: where it stands, what was found, what would be accepted.
-        key: the setting that has no usable value because of it, so that rules which read it stay silent; empty: none.
-        ending: the end of the message, where finding it takes long. A command reads its line several times, each time
-            with the settings of more plugins, and reports the mistakes of the last time only.
+        message: the place, what was found, what is accepted.
+        key: the setting without a usable value, so that rules that read it are not checked; empty: none.
+        ending: computes the end of the message, if that is slow. A command parses its arguments several times, each
+            time with the settings of more plugins, and reports only the mistakes of the last time.
     """
 
     message: str
@@ -207,7 +207,7 @@ class Mistake:
 
 
 def config_error(mistakes: Sequence[Mistake]) -> ConfigError:
-    """One error that lists all of them, each once, and says where to read more."""
+    """Make one error that lists all mistakes, each once, with the next step."""
     messages = list(dict.fromkeys(map(str, mistakes)))
     count = "1 mistake" if len(messages) == 1 else f"{len(messages)} mistakes"
     listed = "\n".join(f"  - {message}".replace("\n", "\n    ") for message in messages)
@@ -215,8 +215,9 @@ def config_error(mistakes: Sequence[Mistake]) -> ConfigError:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``; did you mean x?`` of the only one of ``known`` that starts with ``name``, or a close one; else nothing."""
+    """Return ``; did you mean x?`` for the only name in ``known`` that starts with ``name``, or for a similar one; else
+    an empty string."""
     known = list(known)
-    completions = [one for one in known if len(name) >= LETTERS and one.startswith(name)]
+    completions = [candidate for candidate in known if len(name) >= LETTERS and candidate.startswith(name)]
     close = completions if len(completions) == 1 else difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else ""

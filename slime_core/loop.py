@@ -111,7 +111,7 @@ def train(
         evaluate(sampler, track, step=state.step, served=served, stop=stop)
     for step in range(state.step, saves.total):
         with track.step(step) as metrics, completing_save_after_failure(learner):
-            with track.timer("rollout"), stop.allowed(not config.rollout.keeps_groups):
+            with track.timer("rollout"), stop.allowed(not config.rollout.has_groups_across_rollouts):
                 rollout = sampler.sample(step)
             metrics.update(rollout.metrics)
             with devices.held_by("learner"):

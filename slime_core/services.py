@@ -5,11 +5,11 @@ all its attempts. No connection and 5xx are retried with growing pauses. A refus
 except the statuses in ``retry_statuses``. A retry waits at least as long as the service says in Retry-After. Messages
 show addresses without user, password and query, which may be secrets.
 
-``model_url`` gives the address of an auxiliary model (``--rm-model``, ``[[engine.engine_models]]``), ``with_secrets``
-fills in the environment variables that a URL names. Engines and routers of the run require its key:
-``Service`` sends it, and a request made otherwise adds ``engine_headers(url)``; where it does not, ``refused_key``
-recognises the refusal. Before a run, ``url_mistakes`` and ``missing_secrets`` judge a URL that a setting gives, and
-``shown`` is what messages show of it. A request without an answer raises :class:`~slime_core.errors.ServiceError`.
+``model_url`` returns the address of an auxiliary model (``--rm-model``, ``[[engine.engine_models]]``), ``with_secrets``
+fills in the environment variables that a URL names. Engines and routers of the run require its key: ``Service`` sends
+it, requests by other clients add ``engine_headers(url)``, and ``refused_key`` recognises the refusal of a request
+without it. Before a run, ``url_mistakes`` and ``missing_secrets`` check a URL that a setting gives, and ``shown`` is
+the URL in messages. A request without an answer raises :class:`~slime_core.errors.ServiceError`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LARGEST_ANSWER = 16 * 2**20
 """Bytes of the largest answer that is read."""
 
 BODY_LOOKED_AT = 2**16
-"""Bytes of an answer in which secrets are masked before it is quoted."""
+"""Bytes of an answer that are read for a quotation, and in which secrets are masked."""
 
 BODY_SHOWN = 200
 """Characters of an answer that an error quotes."""
@@ -62,7 +62,7 @@ SHORTEST_SECRET = 4
 
 
 def url_mistakes(url: str, *, header: str | None = None) -> Iterator[str]:
-    """What is wrong with the address of a service, to stand after the name of the setting; never shows a secret.
+    """Yield the mistakes in the address of a service, to follow the name of the setting; no message shows a secret.
 
     Example: ``is not an address of a service; accepted: http://HOST:PORT/PATH, or the same with https``.
 
@@ -74,15 +74,15 @@ def url_mistakes(url: str, *, header: str | None = None) -> Iterator[str]:
         yield "is not an address of a service; accepted: http://HOST:PORT/PATH, or the same with https"
         return
     instead = "" if header is None else f", or have it sent as a header with {header}"
-    for what in written_out(url):
+    for secret in written_out(url):
         yield (
-            f"holds {what} for {host} written out, which the record of the run would show; export it and write "
+            f"holds {secret} for {host} written out, which the record of the run would show; export it and write "
             f"${{NAME}} in its place{instead}"
         )
 
 
 def _host(url: str) -> str | None:
-    """None: ``url`` is not an address."""
+    """Return the host of ``url``; None: it is not an address."""
     try:
         parts = urlsplit(url)
         has_port = parts.port is None or parts.port > 0
@@ -92,12 +92,12 @@ def _host(url: str) -> str | None:
 
 
 def missing_secrets(url: str) -> list[str]:
-    """The environment variables that ``url`` names and that are not set in this process."""
+    """Return the environment variables that ``url`` names and that are not set in this process."""
     return list(unset(*secret_names(url)))
 
 
 def with_secrets(url: str) -> str:
-    """``url`` with every ``${NAME}`` replaced by that environment variable, so that no setting has to hold a secret.
+    """Replace every ``${NAME}`` in ``url`` by that environment variable, so that no setting has to hold a secret.
 
     Raises:
         ConfigError: a variable is not set.
@@ -123,7 +123,7 @@ def _token(name: str, url: str) -> str:
 
 
 class Service:
-    """A service that answers JSON with JSON. Overlapping requests share connections, which close after the last.
+    """Client of a service that answers JSON with JSON. Overlapping requests share connections, closed after the last.
 
     Arguments:
         url: where requests are posted; it may name environment variables, see :func:`with_secrets`.
@@ -131,7 +131,7 @@ class Service:
         max_in_flight: concurrent requests.
         token_env: environment variable whose value is sent as ``Authorization: Bearer``; None: no such header.
         retry_statuses: refusals (4xx) after which the request is repeated.
-        retries: False: one attempt a request.
+        retries: whether failed attempts are repeated.
 
     Attributes:
         shown: the URL as messages show it, without secrets.
@@ -152,8 +152,8 @@ class Service:
     ) -> None:
         self.shown = shown(url)
         self._url = with_secrets(url)
-        own = engine_headers(self._url)  # where an engine of the run answers
-        self._headers = own if token_env is None else {"Authorization": f"Bearer {_token(token_env, url)}"}
+        headers = engine_headers(self._url)  # not empty if the URL is that of an engine of the run
+        self._headers = headers if token_env is None else {"Authorization": f"Bearer {_token(token_env, url)}"}
         self._secrets = {name: os.environ[name].strip() for name in [*secret_names(url), *filter(None, [token_env])]}
         self._timeout_s = timeout_s
         self._max_in_flight = max_in_flight
@@ -163,7 +163,7 @@ class Service:
         self._session: aiohttp.ClientSession | None = None
 
     async def ask(self, body: JsonValue) -> JsonValue:
-        """The service's answer to ``body``.
+        """Post ``body`` and return the service's answer.
 
         Raises:
             ServiceError: there is no answer, or none that can be used.
@@ -214,11 +214,11 @@ class Service:
             raise ServiceError(f"{self.shown} answered with no JSON: {text}", "invalid", status) from None
 
     def quote(self, answer: JsonValue) -> str:
-        """The start of ``answer`` for a message, secrets masked."""
+        """Return the start of ``answer`` for a message, with secrets masked."""
         return f"{self.shown} answered {self._masked(repr(answer))[:BODY_SHOWN]}"
 
     def _masked(self, text: str) -> str:
-        """``text`` without the secrets, which a service may repeat in its answer."""
+        """Mask the secrets in ``text``; a service may repeat them in its answer."""
         for name, value in self._secrets.items():
             text = text.replace(value, "${" + name + "}") if len(value) >= SHORTEST_SECRET else text
         return text
@@ -243,7 +243,7 @@ class Service:
 
 
 class _RetryError(ServiceError):
-    """An attempt failed that may be repeated, after at least ``wait_s`` seconds; the message is the reason."""
+    """Failure of an attempt that may be repeated after at least ``wait_s`` seconds; the message is the reason."""
 
     def __init__(self, reason: str, cause: str, status: int | None = None, wait_s: float = 0.0) -> None:
         super().__init__(reason, cause, status)
@@ -251,7 +251,7 @@ class _RetryError(ServiceError):
 
 
 def _wait_s(header: str) -> float:
-    """Seconds that Retry-After asks for, as a number or as a date (RFC 9110, section 10.2.3); 0: neither."""
+    """Parse Retry-After, a number of seconds or a date (RFC 9110, section 10.2.3), into seconds; 0: neither."""
     if header.isascii() and header.isdecimal():
         return float(header)
     try:

@@ -1,9 +1,9 @@
-"""The rules between settings, and whether the files they name are there; quick, and without anything heavy imported.
+"""Checks the conditions and the rules between settings, and the files that they name. ``load`` calls it; it is quick
+and imports nothing heavy.
 
-Each rule is a function that yields what is wrong.
-
-The conditions of settings (``Needs``, ``Conflicts``, ``AtMost``) come first: a message is made from the annotation
-alone: what was given, what it needs or excludes, the reason where the annotation has one, and the next step.
+The conditions of settings (``Needs``, ``Conflicts``, ``AtMost``) come first. Their messages are made from the
+annotation alone: what was given, what it needs or excludes, the reason if the annotation has one, and the next step.
+Then come the rules, functions that yield messages.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Pair = tuple[Setting, Any]
 def unmet(
     values: Mapping[str, Pair], *, sections: Collection[str] | None = None, broken: Collection[str] = ()
 ) -> Iterator[str]:
-    """A message for every condition that does not hold.
+    """Yield a message for every condition that does not hold.
 
     Arguments:
-        values: setting key -> (setting, value), of the core, of the active plugins, and what is given of the engines'.
-        sections: whose conditions to look at; None: of all.
-        broken: keys of settings whose value is not what the user meant; conditions on them are left alone.
+        values: setting key -> (setting, value), of the core, of the active plugins, and those given of the engines.
+        sections: sections whose conditions are checked; None: all.
+        broken: keys of settings whose value could not be read; conditions on them are not checked.
 
     Raises:
         PluginError: a plugin's setting names one that does not exist.
@@ -54,7 +54,7 @@ def unmet(
 def out_of_bounds(
     values: Mapping[str, Pair], *, sections: Collection[str] | None = None, broken: Collection[str] = ()
 ) -> Iterator[str]:
-    """A message for every value of the core that exceeds another one; arguments as for :func:`unmet`."""
+    """Yield a message for every value of the core that exceeds its bound; arguments as for :func:`unmet`."""
     usable = {key: pair for key, pair in values.items() if pair[1] is not None and key not in broken}
     for setting, value in usable.values():
         for bound in setting.notes(AtMost) if sections is None or setting.section in sections else ():
@@ -67,9 +67,9 @@ def out_of_bounds(
 
 
 def _find(setting: Setting, name: str, values: Mapping[str, Pair], by_flag: Mapping[str, Pair]) -> Pair | None:
-    """The setting of that name, of the same plugin or with a flag of its own.
+    """Find the setting of that name, of the same plugin or by its flag.
 
-    None: the core names a setting of a plugin that is not active, so nothing can have set it.
+    None: the core names a setting of a plugin that is not active, so no layer can have set it.
     """
     own = values.get(f"{setting.section}.{name}") if setting.of_plugin else None
     found = own or by_flag.get(f"--{name.replace('_', '-')}")
@@ -82,7 +82,7 @@ def _find(setting: Setting, name: str, values: Mapping[str, Pair], by_flag: Mapp
 
 
 def stated(setting: Setting) -> Iterator[tuple[str, str]]:
-    """The conditions of a setting in words: ``("needs", "use_kl_loss or kl_coef")``, ``("excludes", "colocate")``."""
+    """Yield the conditions of a setting in words, such as ``("needs", "use_kl_loss or kl_coef")``."""
     for condition in setting.notes(Relation):
         is_need = isinstance(condition, Needs)
         names = (" or " if is_need else ", ").join(condition.settings)
@@ -98,7 +98,7 @@ def stated(setting: Setting) -> Iterator[tuple[str, str]]:
 
 
 def called(setting: Setting) -> str:
-    """The name in messages: the flag's, without dashes."""
+    """Return the name of a setting in messages: its flag, without dashes."""
     return setting.flag.removeprefix("--").replace("-", "_")
 
 
@@ -130,7 +130,7 @@ def _exclusive(given: Pair, others: list[Pair], lifting: list[tuple[Pair, JsonVa
 
 
 def _missing(given: Pair, others: list[Pair], condition: Relation) -> str:
-    """Several settings, of which one is enough, are named without their values, which are their defaults."""
+    """Several settings, of which one is enough, are named without their values: all have their defaults."""
     if not others:
         return f"{_shown(given)} needs {' or '.join(condition.settings)}{_reason(condition)}. Leave {_flag(given)} out"
     if condition.equals is not None:
@@ -144,7 +144,7 @@ def _missing(given: Pair, others: list[Pair], condition: Relation) -> str:
 
 
 def _beyond_default(setting: Setting) -> str:
-    """The name of a setting that has to be set; of one that has a value by default, to another."""
+    """The name of a setting that has to be set, with the default that is not enough, if there is one."""
     has_value = setting.default and not setting.is_sequence and setting.owner != "engine"
     return f"{called(setting)} other than {as_words(setting.default)}" if has_value else called(setting)
 
@@ -159,7 +159,7 @@ def _shown(pair: Pair) -> str:
 
 
 def _flag(pair: Pair) -> str:
-    """The flag that gave the value: of a switch that is off, the one that turns it off."""
+    """The flag that sets this value: ``--no-NAME`` for a switch that is off, else ``--NAME``."""
     setting, value = pair
     return setting.flag.replace("--", "--no-", 1) if setting.is_switch and value is False else setting.flag
 
@@ -171,16 +171,16 @@ def mistakes(
     broken: frozenset[str] = frozenset(),
     of_plugins: Mapping[str, tuple[Setting, Any]] | None = None,
 ) -> list[Mistake]:
-    """Every condition and every rule that ``config`` breaks.
+    """Return a mistake for every condition and every rule that ``config`` breaks.
 
     Arguments:
         purpose: ``run``, or ``eval``, which trains nothing.
-        broken: settings whose value could not be read, which therefore have their defaults here. Conditions on them
-            are not judged, and rules that read one are silent, because the default is not what was meant.
-        of_plugins: setting key -> (setting, value), of the active plugins.
+        broken: settings whose value could not be read and which therefore have their defaults here. Conditions on them
+            and rules that read them are not checked, because the user meant another value.
+        of_plugins: setting key -> (setting, value) of the options of active plugins.
     """
     if purpose == "eval":
-        config = config.model_copy(update={"debug": DebugConfig()})  # neither half of the loop runs
+        config = config.model_copy(update={"debug": DebugConfig()})  # an evaluation neither trains nor samples rollouts
     rules = (*_ALWAYS, *(_OF_EVAL if purpose == "eval" else _OF_RUN))
     values = values_of(config) | dict(of_plugins or {})
     sections = OF_EVALUATIONS if purpose == "eval" else None

@@ -1,8 +1,8 @@
-"""Finds the meaning of a name that is not a setting of the core: a flag of Megatron or SGLang, or one that an installed
-distribution gives advice on or accepts without effect.
+"""Looks up names that are not settings of the core: flags of Megatron or SGLang, and flags for which an installed
+distribution has advice, or which it accepts without effect.
 
 The engines' names become :class:`~slime_core.config.settings.Setting` objects, so that flags and TOML are read, checked
-and explained as for the core's own. The tables are opened only when a name asks for it.
+and explained as for the core's own. The tables are read only when a name is looked up.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slime_core.config.tables import Row, rows
 from slime_core.errors import ConfigError
 
 ENGINES: Mapping[str, str] = {"megatron": "Megatron", "sglang": "SGLang"}
-"""Section -> whose names it holds."""
+"""Section -> the engine whose names it holds."""
 
 _SGLANG = "sglang_"
 _INSTEAD = re.compile(r"\bwrite --[a-z0-9-]+$")
@@ -38,29 +38,29 @@ _MULTIPLES = {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A name that is known and not accepted; the message says why."""
+    """A name that is known but not accepted, with the reason."""
 
     message: str
 
     def given(self, words: Sequence[str]) -> str:
-        """The message; where it ends with the flag to write in place of this one, ``words`` follow that."""
+        """Return the message; if it ends with the flag to write instead, append ``words``."""
         return " ".join([self.message, *words]) if _INSTEAD.search(self.message) else self.message
 
 
 @dataclass(frozen=True, slots=True)
 class WithoutEffect:
-    """A name that is accepted and changes nothing, if it is true of the model.
+    """A flag that is accepted but has no effect, provided that it is true of the model.
 
     Arguments:
-        check: called with the words after the flag and the object in the checkpoint's ``config.json``; returns what is
-            wrong, or None.
+        check: called with the words after the flag and the object in the checkpoint's ``config.json``; returns a
+            message if the flag is not true of the model, else None.
     """
 
     check: Callable[[Sequence[str], Mapping[str, Any]], str | None]
 
 
 def find_flag(flag: str) -> tuple[Setting, bool] | Refusal | WithoutEffect | None:
-    """The setting of ``--flag``, and whether the flag switches it off (``--no-flag``); None: the name is unknown."""
+    """Find the setting of ``--flag``, and whether the flag turns it off (``--no-flag``); None: the name is unknown."""
     if "_" in flag:
         return None
     name = flag.removeprefix("--").replace("-", "_")
@@ -74,7 +74,7 @@ def find_flag(flag: str) -> tuple[Setting, bool] | Refusal | WithoutEffect | Non
 
 
 def find_key(section: str, name: str) -> Setting | Refusal | None:
-    """The setting of ``name`` in the table ``[megatron]`` or ``[sglang]``; None: that engine does not know it."""
+    """Find the setting of ``name`` in the table ``[megatron]`` or ``[sglang]``; None: that engine does not know it."""
     if section == "sglang":
         return _of_sglang(name, name)
     home = core_settings().get(name)
@@ -95,7 +95,7 @@ def engine_settings(section: str) -> Mapping[str, Setting]:
 
 
 def values_of(config: RunConfig) -> dict[str, tuple[Setting, Any]]:
-    """Setting key -> (setting, value): the core's in the order of ``schema``, then those that the run gives engines."""
+    """Return setting key -> (setting, value): the core's in the order of ``schema``, then those given for engines."""
     of_core = core_values(config)
     found = {key: (setting, of_core[key]) for key, setting in core_settings().items()}
     for engine, section in {"megatron": config.megatron, "sglang": config.sglang}.items():
@@ -106,7 +106,7 @@ def values_of(config: RunConfig) -> dict[str, tuple[Setting, Any]]:
 
 
 def known_flags() -> list[str]:
-    """Every flag that :func:`find_flag` knows, to find the nearest to a misspelt one."""
+    """Return every flag that :func:`find_flag` knows, to find the nearest to a misspelt one."""
     engines = [*MEGATRON_FLAGS, *(_SGLANG + name for name in rows_by_name())]
     return [*flag_advice(), *("--" + name.replace("_", "-") for name in engines)]
 
@@ -205,14 +205,14 @@ FlagAdvice = str | Callable[[Sequence[str], Mapping[str, Any]], str | None]
 
 @cache
 def flag_advice() -> Mapping[str, FlagAdvice]:
-    """Flag with its dashes -> the message for a user who writes it, as installed distributions declare them::
+    """Return flag with its dashes -> the message for a user who writes it, as installed distributions declare them::
 
         [project.entry-points."slime.flag_advice"]
         compat = "slime_compat.flags:advice"
 
     The function takes nothing and returns flag -> message. It is called only when a command line or a file holds a name
-    that is not a setting. A flag that is accepted and changes nothing maps to a function instead, which is called as
-    :class:`WithoutEffect` says. Where two distributions give advice on one flag, the first by name counts.
+    that is not a setting. A flag that is accepted but has no effect maps to a function instead of a message; see
+    :class:`WithoutEffect`. Where two distributions give advice on one flag, the first by name counts.
 
     Raises:
         ConfigError: a function cannot be imported or returned something else.

@@ -1,9 +1,9 @@
 """Rules of models and engines: models divide over ranks and devices, those in addition to the actor fit it, groups of
 engines add up, and the engines' own flags fit the checkpoint.
 
-What divides what is Megatron-core 0.16's (``TransformerConfig.__post_init__``, ``initialize_model_parallel``) and, for
-an engine, SGLang 0.5's; both would say so only after they have started. Critic, reference, teacher and routing replay
-are compared by ``config.json``.
+The divisibility rules are those of Megatron-core 0.16 (``TransformerConfig.__post_init__``,
+``initialize_model_parallel``) and of SGLang 0.5, which report violations only after they have started. Critic,
+reference, teacher and routing replay are compared by ``config.json``. ``check`` calls the rules.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ MODELS: tuple[Rule, ...] = (
 
 
 CUT_OTHERWISE = frozenset({"enable_dp_attention", "dp_size", "attn_cp_size"})
-"""SGLang's flags by which attention is not cut over all processes of an engine."""
+"""SGLang's flags by which attention is not sharded over all processes of an engine."""
 
 
 def _started_groups(config: RunConfig) -> Iterator[tuple[str, Path, EngineGroup]]:
@@ -288,8 +288,8 @@ def _overrides_are_flags(config: RunConfig) -> Iterator[str]:
                     yield f"{where}: overrides {name}: {error}"
 
 
-def _prefill_meets_decode(config: RunConfig) -> Iterator[str]:
-    """Each of the two computes half of a request."""
+def _prefill_and_decode_come_in_pairs(config: RunConfig) -> Iterator[str]:
+    """Prefill engines compute the prompt of a request and decode engines its response, so a run needs both."""
     fleets = {f"engine_models {model.name}": model.groups for model in config.engine.engine_models}
     for where, groups in {"engine_groups": config.engine_groups, **fleets}.items():
         kinds = {group.worker_type for group in groups}
@@ -310,8 +310,8 @@ def _prefill_leaves_some_to_decode(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _half_requests_have_a_way(config: RunConfig) -> Iterator[str]:
-    """Separate prefill and decode engines hand requests on over a router of the run, and the KV cache over GPUs."""
+def _prefill_and_decode_are_connected(config: RunConfig) -> Iterator[str]:
+    """Separate prefill and decode engines pass requests through a router of the run, and the KV cache between GPUs."""
     if not any(group.worker_type != "regular" for _, _, group in _started_groups(config)):
         return
     starts_late = config.splits_prefill and config.engine.sglang_router_ip is not None
@@ -344,8 +344,8 @@ SERVING: tuple[Rule, ...] = (
     _groups_add_up,
     _engines_share_models_evenly,
     _overrides_are_flags,
-    _prefill_meets_decode,
+    _prefill_and_decode_come_in_pairs,
     _prefill_leaves_some_to_decode,
-    _half_requests_have_a_way,
+    _prefill_and_decode_are_connected,
     _copies_need_attention,
 )

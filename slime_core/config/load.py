@@ -1,7 +1,7 @@
-"""Lays the layers of settings over each other: default < embedded default < plugin preset < file < flag.
+"""Merges the layers of settings: default < built-in demo < model < plugin preset < file < flag. Commands call it.
 
-Two passes, because plugins bring settings: :func:`peek` finds out which plugins are named, without judging anything;
-the caller activates them and hands their presets and options classes to :func:`load`, which judges everything.
+It takes two passes, because plugins add settings: :func:`peek` reads which plugins are named and reports no mistakes;
+the caller activates them and passes their presets and options classes to :func:`load`, which reports all mistakes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slime_core.config.model_config import context_length, described, start_weig
 from slime_core.config.options import KIND_NAMED_BY, DerivedSetting, NamesCode, Part, PluginSettings
 from slime_core.config.prompt_paths import prompt_formats
 from slime_core.config.sampling import reward_names
-from slime_core.config.schema import ARITHMETIC, EMBEDDED_DEFAULTS, OF_EVALUATIONS, OF_THE_MODEL, RunConfig
+from slime_core.config.schema import ARITHMETIC, DEMO_DEFAULTS, OF_EVALUATIONS, OF_THE_MODEL, RunConfig
 from slime_core.config.secrets import without_secrets
 from slime_core.config.settings import (
     Contested,
@@ -44,9 +44,9 @@ FindsGPUs = Callable[[str | None], bool]
 
 
 Derive = Callable[[Mapping[str, BaseModel], Mapping[str, JsonValue]], Iterable[tuple[str, DerivedSetting]]]
-"""Settings of the core that follow from the options of plugins: called with plugin -> its options object, and with the
-settings of the core as far as presets, file and flags say them; yields plugin and setting, one after the other. Raises
-ConfigError where an option cannot be understood."""
+"""Derives settings of the core from the options of plugins. Arguments: plugin -> its options object, and the settings
+of the core that presets, file and flags give. Yields pairs of a plugin and a setting; raises ConfigError for an option
+that it cannot read."""
 
 
 class Offered(Protocol):
@@ -67,12 +67,12 @@ class Provenance:
     """The origin of a value; prints as ``flag --lr``, ``file run.toml:3``, ``preset of plugin grpo``, ``default``.
 
     Arguments:
-        layer: which layer set it.
-        where: the flag, the file with line, the plugin, or the entry of the model's ``config.json``; empty for the two
-            kinds of default.
+        layer: the layer that set it.
+        where: the flag, the file with line, the plugin, or the entry of the model's ``config.json``; empty for
+            defaults, those of the built-in demo included.
     """
 
-    layer: Literal["default", "embedded default", "model", "preset", "file", "flag"]
+    layer: Literal["default", "built-in demo", "model", "preset", "file", "flag"]
     where: str = ""
 
     def __str__(self) -> str:
@@ -89,13 +89,13 @@ _PEEKED = ("plugins", "hf_checkpoint", "no_plugins", "locked", "lock_file", "deb
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """All settings of a run, and where each came from.
+    """All settings of a run, and the origin of each.
 
     Arguments:
         config: the core's settings.
         plugin_options: plugin -> its options object, for every named plugin that has options.
-        provenance: setting key (``lr``, ``grpo.std_normalization``, ``megatron.decoupled_lr``) -> where its value came
-            from; of the engines' only those that were given.
+        provenance: setting key (``lr``, ``grpo.std_normalization``, ``megatron.decoupled_lr``) -> the origin of its
+            value; of the engines' settings only those that were given.
     """
 
     config: RunConfig
@@ -118,14 +118,14 @@ PROMPT_FORMAT = "prompt_format"
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A name that the settings give.
+    """A component or prompt format that the settings name.
 
     Example: ``--corrections tis`` is ``Choice("correction", "tis", "--corrections")``.
 
     Arguments:
-        kind: of component, as :class:`~slime_core.plugins.component.Kind` spells it, or :data:`PROMPT_FORMAT`.
-        name: of the component, ``plugin:component``, or the prompt format.
-        where: what names it, for messages.
+        kind: kind of component, as :class:`~slime_core.plugins.component.Kind` spells it, or :data:`PROMPT_FORMAT`.
+        name: the component, ``plugin:component``, or the prompt format.
+        where: the flag or the place in a file that names it, for messages.
     """
 
     kind: str
@@ -175,14 +175,14 @@ class Peek:
 
     Arguments:
         plugins: the named plugins; those on the command line replace those of the file.
-        hf_checkpoint: the folder of the start weights, whose architecture may need a plugin; None: the embedded model.
-        no_plugins: plugins to go without.
-        locked, lock_file: whether a lock says which plugins may run, and which.
+        hf_checkpoint: the folder of the start weights, whose architecture may need a plugin; None: the built-in model.
+        no_plugins: plugins that are left out.
+        locked, lock_file: whether a lock restricts the plugins, and its file.
         debug_rollout_only: no learner is started, so no plugin has to build the model.
-        flags: without dashes, every flag that the command line gives, and of the file every key spelt as a flag, in a
-            table that is not a section of the core's with the table's name (``offpolicy.tis-clip``) -> where it stands.
+        flags: flag without dashes -> its place, for the flags of the command line and the keys of the file, spelt as
+            flags; a key of a table that is not a section of the core has the table's name (``offpolicy.tis-clip``).
         argv: the command line itself.
-        config: the file that ``--config`` names, as it stands there; None: none.
+        config: the file that ``--config`` names; None: none.
     """
 
     plugins: tuple[str, ...] = ()
@@ -196,19 +196,19 @@ class Peek:
     config: Path | None = None
 
     def choices(self, offered: Offered) -> list[Choice]:
-        """The components and prompt formats that flags, file, evaluation sets and presets name; where several layers
-        say what a setting is, the last of them.
+        """Return the components and prompt formats that flags, file, evaluation sets and presets name. Of several
+        layers that give a setting, the last one counts.
 
         Arguments:
-            offered: by the plugins that are active so far.
+            offered: settings and presets of the plugins that are active so far.
         """
         return list(self._read(offered).choices())
 
     def code(self, offered: Offered) -> list[NamedCode]:
-        """The functions that options name by path.
+        """Return the functions that options name by path.
 
         Arguments:
-            offered: by the active plugins.
+            offered: settings and presets of the active plugins.
         """
         return list(self._read(offered).code())
 
@@ -218,7 +218,7 @@ class Peek:
 
 
 def peek(argv: Sequence[str]) -> Peek:
-    """The plugins and the model that flags or file name; mistakes are left for :func:`load` to report."""
+    """Read the plugins and the model that flags or file name; :func:`load` reports the mistakes."""
     reading = _Reading(dict(core_settings()))
     line = read_command_line(argv, core_settings())
     document = _document(line, reading)
@@ -244,17 +244,17 @@ def load(
     check_rules: bool = True,
     finds_gpus: FindsGPUs = lambda _: False,
 ) -> Resolved:
-    """The settings that ``argv`` and the file it names mean, validated.
+    """Read and validate the settings of ``argv`` and of the file that it names.
 
     Arguments:
         argv: flags after the command word.
-        presets: setting name -> (value, plugin that sets it), of the named plugins. One that several of them set
-            needs a word of the file or of a flag.
+        presets: setting name -> (value, plugin that sets it), of the named plugins. A setting that several plugins
+            preset must be given by the file or a flag.
         plugin_options: plugin -> its options class, of the active plugins.
-        inactive: flag without dashes, or plugin in brackets -> what to say of it, for plugins that are not active.
-        derive: what options mean for settings of the core; None: nothing.
-        purpose: whose rules to check; an evaluation needs no advantage estimator.
-        check_rules: False leaves out the rules between settings and the look at files.
+        inactive: flag without dashes, or plugin in brackets -> the message for it, for plugins that are not active.
+        derive: derives settings of the core from options; None: none are derived.
+        purpose: the command whose rules are checked; an evaluation needs no advantage estimator.
+        check_rules: whether rules between settings, and files, are checked.
         finds_gpus: decides ``device = auto``, for defaults that depend on the device.
 
     Raises:
@@ -276,7 +276,7 @@ def load(
 
 @dataclass(slots=True)
 class _Reading:
-    """Values as far as they are read, later layers over earlier ones, and what was wrong on the way."""
+    """The values that are read so far, later layers over earlier ones, and the mistakes."""
 
     settings: dict[str, Setting]
     values: dict[str, Any] = field(default_factory=dict)
@@ -296,7 +296,7 @@ class _Reading:
         self.mistakes.append(Mistake(message, key))
 
     def read_presets(self, presets: Presets) -> None:
-        """Take presets for what neither the file nor a flag says."""
+        """Read the presets of settings that neither the file nor a flag gives."""
         flags = {setting.flag: key for key, setting in self.settings.items()}
         for name, (value, plugin) in presets.items():
             flag = f"--{name.replace('_', '-')}"
@@ -330,7 +330,7 @@ class _Reading:
             self._put(setting, Provenance("flag", setting.flag), partial(setting.read_flag, words), setting.flag)
 
     def read_derived(self, options: Options, derive: Derive) -> None:
-        """Settings of the core that follow from the options of plugins."""
+        """Set the settings of the core that follow from the options of plugins."""
         made = {}
         for plugin, kind in options.items():
             with suppress(ValidationError):  # reported by build
@@ -457,24 +457,24 @@ class _Reading:
         if found == "bfloat16" and (device == "cuda" or finds_gpus(self.values.get("ray_address"))):
             self._set("bf16", True, Provenance("model", "dtype = bfloat16, on GPUs"))
 
-    def fill_embedded(self) -> None:
+    def fill_demo_defaults(self) -> None:
         """Set the defaults of the built-in demo where nothing else is given: those of its model where no model is
         named, those of its task where no prompts are named either."""
         named = ["prompt_data", *(key for key, setting in self.settings.items() if setting.names_prompts)]
         if self._is_named("hf_checkpoint"):
             return
-        defaults: Mapping[str, object] = EMBEDDED_DEFAULTS
+        defaults: Mapping[str, object] = DEMO_DEFAULTS
         if any(map(self._is_named, named)):
             defaults = OF_THE_MODEL
             sets = [key for key, setting in self.settings.items() if "evaluation" in setting.provides]
             # A run of the model that asks for evaluations and names no set is evaluated on the task's.
             if self.values.get("eval_interval") and not any(map(self._is_named, [*sets, *_EVAL_SETS])):
-                defaults = {**OF_THE_MODEL, "eval_prompt_data": EMBEDDED_DEFAULTS["eval_prompt_data"]}
+                defaults = {**OF_THE_MODEL, "eval_prompt_data": DEMO_DEFAULTS["eval_prompt_data"]}
         # A run that reads rollouts from files starts no engine, and evaluations need one.
         reads = self.values.get("debug_train_only") or self.values.get("load_debug_rollout_data") is not None
         for key, value in defaults.items():
             if key not in self.values and not (reads and key in OF_EVALUATIONS):
-                self._set(key, value, Provenance("embedded default"))
+                self._set(key, value, Provenance("built-in demo"))
 
     def _is_named(self, key: str) -> bool:
         return self.values.get(key) not in (None, ()) or key in self.broken
@@ -537,7 +537,7 @@ def _read_layers(
     reading.read_presets(presets)
     if derive is not None:
         reading.read_derived(options, derive)
-    reading.fill_embedded()
+    reading.fill_demo_defaults()
     reading.follow_model()
     reading.follow_devices()
     return reading

@@ -49,7 +49,7 @@ def architecture_of(folder: Path | None) -> str | None:
     """The architecture in ``config.json``; None: it names none, or cannot be read.
 
     Arguments:
-        folder: None: the embedded model's.
+        folder: Hugging Face folder; None: the built-in model's.
     """
     try:
         return str((described(folder or ARITHMETIC / "model") or {})["architectures"][0])
@@ -80,7 +80,7 @@ def config_folder(torch_dist: Path) -> Path | None:
 
 
 def start_weights(config: RunConfig) -> Path:
-    """The folder of the start weights, the user's or the embedded one."""
+    """The folder of the start weights: hf_checkpoint, or the built-in model."""
     return config.model.hf_checkpoint or ARITHMETIC / "model"
 
 

@@ -97,7 +97,7 @@ def _context_fits_the_model(config: RunConfig) -> Iterator[str]:
 
 
 def _responses_fit_the_context(config: RunConfig) -> Iterator[str]:
-    yield from _too_long(config, "rollout_max_response_len", config.rollout.rollout_max_response_len, room=1)
+    yield from _too_long(config, "rollout_max_response_len", config.rollout.rollout_max_response_len, reserved=1)
 
 
 def _evaluations_fit_the_context(config: RunConfig) -> Iterator[str]:
@@ -105,26 +105,26 @@ def _evaluations_fit_the_context(config: RunConfig) -> Iterator[str]:
     settings = config.eval
     if settings.eval_max_response_len is None:
         yield from _responses_fit_the_context(config)
-    yield from _too_long(config, "eval_max_response_len", settings.eval_max_response_len, room=1)
+    yield from _too_long(config, "eval_max_response_len", settings.eval_max_response_len, reserved=1)
     yield from _too_long(config, "eval_max_context_len", settings.eval_max_context_len)
     for one in (each for each in settings.eval_datasets if each.model is None):
         where = f"evaluation set {one.name}"
-        yield from _too_long(config, f"{where}: max_response_len", one.max_response_len, room=1)
+        yield from _too_long(config, f"{where}: max_response_len", one.max_response_len, reserved=1)
         yield from _too_long(config, f"{where}: max_context_len", one.max_context_len)
 
 
-def _too_long(config: RunConfig, name: str, tokens: int | None, *, room: int = 0) -> Iterator[str]:
-    """A message if ``tokens`` and ``room`` more do not fit what engines read, prompt and response together."""
+def _too_long(config: RunConfig, name: str, tokens: int | None, *, reserved: int = 0) -> Iterator[str]:
+    """A message if ``tokens`` plus ``reserved`` exceed the context of the engines, prompt and response together."""
     context, source = _context(config)
-    if tokens is not None and context is not None and tokens + room > context:
+    if tokens is not None and context is not None and tokens + reserved > context:
         yield (
             f"{name} = {tokens}, but the model reads at most {source} = {context} tokens, prompt and response "
-            f"together; give at most {context - room}"
+            f"together; give at most {context - reserved}"
         )
 
 
 def _context(config: RunConfig) -> tuple[int | None, str]:
-    """Tokens that engines read, and the name of what says so."""
+    """The context of the engines in tokens, and the name of the setting or field that gives it."""
     requested, read = config.engine.sglang_context_length, context_length(start_weights(config))
     if requested is not None and (read is None or requested < read):
         return requested, "sglang_context_length"

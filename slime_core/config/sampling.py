@@ -291,9 +291,9 @@ class RolloutConfig(Section):
     """Seconds without an answer and without progress of the engine after which a generation request has failed."""
 
     @property
-    def keeps_groups(self) -> bool:
-        """Whether groups of other rollouts may be in the sampler's hands while one is sampled; if not, a rollout that
-        is interrupted can be sampled again from its start."""
+    def has_groups_across_rollouts(self) -> bool:
+        """Whether the sampler may hold groups of other rollouts while it samples a rollout. If not, an interrupted
+        rollout can be sampled again from its start."""
         return self.async_buffer_size > 0 or self.partial_rollout or self.rollout_source is not None
 
 
@@ -302,7 +302,7 @@ class DataConfig(Section):
 
     prompt_data: Path | None = None
     """Prompts: a JSON Lines or Parquet file, a folder of such, a folder that datasets saved, a pattern such as
-    'data/*.jsonl'; @[a:b] after it takes rows a to b-1. None: the embedded arithmetic problems."""
+    'data/*.jsonl'; @[a:b] after it takes rows a to b-1. None: the built-in arithmetic problems."""
     input_key: Name = "prompt"
     """Field of a row with the prompt: text, or chat messages."""
     label_key: Name | None = "label"
@@ -345,8 +345,8 @@ SetName = Annotated[Name, AfterValidator(_set_name)]
 
 
 class EvalDataset(Section):
-    """One evaluation set with settings of its own; what it leaves out is that of ``eval_*``, then of ``[rollout]`` and
-    ``[data]``.
+    """One evaluation set with its own settings; a setting that it leaves out is that of ``eval_*``, else of
+    ``[rollout]`` or ``[data]``.
 
     Example: ``[[eval.eval_datasets]]`` with ``name = "aime"``, ``path = "aime.jsonl"``, ``temperature = 0.6``.
     """
@@ -458,14 +458,14 @@ class EvalConfig(Section):
 
     @property
     def is_concurrent(self) -> bool:
-        """Whether training goes on while an evaluation is under way."""
+        """Whether training continues during an evaluation."""
         return self.eval_interleaved or self.eval_num_gpus is not None
 
     def groups(self, *, num_gpus_per_engine: int) -> tuple[EngineGroup, ...]:
-        """Engines that only evaluate, as one group or none.
+        """Return the group of the engines that only evaluate, if there are any.
 
         Arguments:
-            num_gpus_per_engine: of an engine where eval_num_gpus_per_engine is not given.
+            num_gpus_per_engine: size of an engine if eval_num_gpus_per_engine is not given.
         """
         if self.eval_num_gpus is None:
             return ()

@@ -1,16 +1,16 @@
-"""Every setting of a run, typed and frozen: one class a section, one field a setting; and what follows from several,
-such as every evaluation set with all that decides it.
+"""Every setting of a run, typed and frozen: one class per section, one field per setting; and values that follow from
+several settings, such as each evaluation set with its settings resolved.
 
-Here are the sections ``[run]``, ``[model]``, ``[cluster]``, ``[checkpoint]``, ``[watch]`` and ``[debug]``, and the
-defaults of the built-in demo; the other classes stand in ``sampling``, ``learning`` and ``engines``.
+This file has the sections ``[run]``, ``[model]``, ``[cluster]``, ``[checkpoint]``, ``[watch]`` and ``[debug]``, and the
+defaults of the built-in demo; the other classes are in ``sampling``, ``learning`` and ``engines``.
 
 A section is a TOML table of the same name. The flag of a field is its name with dashes (``lr_warmup_iters`` is
 ``--lr-warmup-iters``); names are unique across sections, so flags need no prefix. Fields keep slime's names, and
 Megatron's where slime took them from there.
 
 A field says its unit and what None and 0 mean in its description, which is also its line in ``slime run --help``.
-There is no field for a feature that does not exist. ``[megatron]`` and ``[sglang]`` hold what a run says to the engines
-under their own names.
+There is no field for a feature that does not exist. ``[megatron]`` and ``[sglang]`` hold settings of the
+engines under the engines' names.
 
 Example, as a file and as flags::
 
@@ -57,7 +57,7 @@ from slime_core.config.section import (
 T = TypeVar("T")
 
 ARITHMETIC: Final = Path(__file__).resolve().parent.parent / "builtin" / "arithmetic"
-"""Folder of the embedded task: ``model/`` is a Hugging Face folder, ``data/`` holds the prompt files."""
+"""Folder of the built-in demo: ``model/`` is a Hugging Face folder, ``data/`` holds the prompt files."""
 
 OF_THE_MODEL: Final[dict[str, object]] = {
     "lr": 3e-4,
@@ -70,7 +70,7 @@ OF_THE_MODEL: Final[dict[str, object]] = {
 }
 """Setting to value; the unit of each is that of its field. They hold for the built-in model with any prompts."""
 
-EMBEDDED_DEFAULTS: Final[dict[str, object]] = {
+DEMO_DEFAULTS: Final[dict[str, object]] = {
     **OF_THE_MODEL,
     "num_rollout": 80,
     "eval_interval": 20,
@@ -207,7 +207,7 @@ class CheckpointConfig(Section):
     save_keep_every: Annotated[PositiveInt | None, Needs("save_keep_last", because="otherwise all stay")] = None
     """Checkpoints after a multiple of this many rollouts stay, however old they are. None: as save_keep_last says."""
     async_save: bool = True
-    """Training waits for a copy of the state in host memory, and goes on while that is written; the next save and the
+    """Training waits for a copy of the state in host memory, and continues while that is written; the next save and the
     end of the run wait for the files. False: training waits for them."""
     save_hf: bool = True
     """Also write each checkpoint's weights as a Hugging Face folder."""
@@ -241,7 +241,7 @@ TrainDataPath = Annotated[Path, _template("{rollout_id}", "{rank}")]
 
 
 class DebugConfig(Section):
-    """One half of the loop alone, and what crosses between the halves, on disk."""
+    """Rollouts alone or training alone, and rollouts on disk."""
 
     debug_rollout_only: Annotated[
         bool, Conflicts(*NO_ENGINES, because="neither learner nor engines would be started")

@@ -1,4 +1,8 @@
-"""Base of every group of settings: frozen, compared by value, unknown names refused. Also bounded numbers."""
+"""Base classes of every group of settings (frozen, compared by value, unknown names refused) and bounded number types.
+
+Importing this module raises a PluginError if an installed distribution has unreadable metadata, because pydantic reads
+the metadata of all distributions.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +17,18 @@ from slime_core.errors import PluginError
 
 
 def _require_readable_distributions() -> None:
-    """pydantic reads the entry points of every installed distribution for the first model; torch does so too."""
+    """Make a model: for the first one pydantic reads the entry points of all distributions, and so does torch."""
     try:
         create_model("First")
     except (OSError, ValueError, TypeError, AttributeError, LookupError):
-        for one in metadata.distributions():
+        for distribution in metadata.distributions():
             try:
-                _ = one.entry_points
+                _ = distribution.entry_points
             except (OSError, ValueError, TypeError, AttributeError, LookupError) as problem:
                 raise PluginError(
-                    f"a distribution in {one.locate_file('')} cannot be read ({type(problem).__name__}: {problem}), "
-                    "and pydantic and torch read all. Reinstall it, or remove it; slime plugins list still works"
+                    f"a distribution in {distribution.locate_file('')} cannot be read "
+                    f"({type(problem).__name__}: {problem}), and pydantic and torch read all. "
+                    "Reinstall it, or remove it; slime plugins list still works"
                 ) from problem
         raise
 
@@ -35,7 +40,7 @@ REJECTED = "rejected"
 
 
 def rejected(text: str) -> PydanticCustomError:
-    """The error of a validator whose ``text`` says what was found and what is accepted."""
+    """Make the error of a validator; ``text`` says what was found and what is accepted."""
     return PydanticCustomError(REJECTED, "{text}", {"text": text})
 
 
@@ -58,12 +63,12 @@ class PluginOptions(Section):
             limit: Annotated[int, Field(gt=0), Flag("--length-limit"), UsedBy("length")] = 100
             \"\"\"Tokens up to which a response costs nothing.\"\"\"
 
-    Without ``Flag`` the flag is ``--PLUGIN.limit``; in files a setting stands in ``[PLUGIN]``.
+    Without ``Flag`` the flag is ``--PLUGIN.limit``; in files the setting is in ``[PLUGIN]``.
     """
 
 
 class EngineSection(Section):
-    """Settings under an engine's own names; only those that were given, since the engine has defaults of its own.
+    """Settings under the names of an engine; holds those that were given, since the engine has defaults for the others.
 
     Example: ``given = (("recompute_granularity", "full"),)``.
     """

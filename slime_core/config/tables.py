@@ -1,7 +1,7 @@
 """The names that Megatron-core's configs and SGLang's parser know, with their types, for the pinned versions.
 
-They lie in ``data/``, so that checking a flag loads no engine; ``python -m tests.guards.test_engine_tables`` writes
-them. What they mean here, and which of them a run may set, is decided in ``engines``.
+The tables are files in ``data/``, so that checking a flag loads no engine; ``python -m
+tests.guards.test_engine_tables`` writes them. ``engines`` decides which of the names a run may set.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DATA = Path(__file__).resolve().parent / "data"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One name.
+    """One name of an engine's settings.
 
     Example: ``Row("attention_backend", "str", choices=("triton", "torch_native"), default="triton")``.
 
@@ -29,7 +29,7 @@ class Row:
             text can say); with ``*``: several of them.
         choices: the only values; empty: any of the type.
         default: the engine's own, as text; empty: none.
-        home: which config of Megatron has the field: ``transformer``, ``optimizer`` or ``ddp``.
+        home: the config of Megatron that has the field: ``transformer``, ``optimizer`` or ``ddp``.
         also: other spellings.
         negatable: the engine's parser knows ``--no-name`` too.
     """
@@ -45,7 +45,7 @@ class Row:
 
 @cache
 def rows(engine: Engine) -> tuple[Row, ...]:
-    """Of Megatron-core, the fields of TransformerConfig, OptimizerConfig and DistributedDataParallelConfig; of SGLang,
-    what its parser accepts, without the dashes."""
+    """Return the names of an engine: for Megatron-core the fields of TransformerConfig, OptimizerConfig and
+    DistributedDataParallelConfig, for SGLang the flags of its parser, without dashes."""
     table = json.loads((DATA / f"{engine}.json").read_text(encoding="utf-8"))
     return tuple(Row(**row | {key: tuple(row.get(key, ())) for key in ("choices", "also")}) for row in table["rows"])

@@ -1,10 +1,11 @@
-"""Prompts by their number in the run, and groups of them: what data sources that read files have in common.
+"""Prompts by their number in the run, and their groups: the shared base of data sources that read files.
 
-    Stream           prompt ``n`` is the same prompt however often, and after whatever restart
+    Stream           prompts by number; number ``n`` is the same prompt after every restart
     Held             a stream of rows that are all in memory, shuffled by epoch
-    NumberedPrompts  a data source that hands out a stream's prompts in the order of their numbers
+    NumberedPrompts  a data source that returns the prompts of a stream in the order of their numbers
 
-Plugin ``datasets`` reads rows as they are needed, and mixes streams.
+The built-in data source reads all rows at the start. Plugin ``datasets`` reads rows when they are needed, and mixes
+streams.
 """
 
 from __future__ import annotations
@@ -35,39 +36,39 @@ __all__ = [
 ]
 
 TOO_LONG, BAD, EMPTY = "too_long", "bad", "empty"
-"""Why rows are left out; empty lines are not counted."""
+"""Reasons for which rows are left out; empty lines are not counted."""
 
 
 class Stream(Protocol):
     """Prompts by their number."""
 
     def at(self, number: int) -> PromptRow:
-        """Prompt ``number`` of the run."""
+        """Return prompt ``number`` of the run."""
         ...
 
     def prepare(self, stop: int) -> None:
-        """Make ready what comes before prompt ``stop``."""
+        """Prepare the prompts before number ``stop``."""
         ...
 
     def identity(self) -> dict[str, JsonValue]:
-        """Everything that determines which prompt a number means; it must be equal on a resume."""
+        """Return everything that determines the prompt of a number; it must be equal on a resume."""
         ...
 
     def state(self, numbers: Sequence[int]) -> dict[str, JsonValue]:
-        """Further state for :meth:`restore`, from which the prompts ``numbers`` are found fast."""
+        """Return further state for :meth:`restore`, with which the prompts ``numbers`` are found fast."""
         ...
 
     def restore(self, state: Mapping[str, JsonValue]) -> None:
-        """Continue from where ``state`` was taken."""
+        """Continue from ``state``."""
         ...
 
     def __len__(self) -> int:
-        """Prompts of one pass."""
+        """Return the number of prompts of one epoch."""
         ...
 
 
 class Held:
-    """Every row in memory, and the order of one epoch."""
+    """A stream of rows that are all in memory."""
 
     def __init__(self, request: PromptRequest) -> None:
         self._request = request
@@ -88,7 +89,7 @@ class Held:
         return self._rows[self._order(epoch)[place]]
 
     def prepare(self, stop: int) -> None:
-        """Everything is there."""
+        """Do nothing: all rows are in memory."""
 
     def identity(self) -> dict[str, JsonValue]:
         """See :class:`Stream`."""
@@ -99,12 +100,12 @@ class Held:
         return {"prompts": len(self._rows), "digest": digest.hexdigest(), "seed": seed, "shuffle": shuffle}
 
     def state(self, numbers: Sequence[int]) -> dict[str, JsonValue]:
-        """Empty: the files determine the prompts."""
+        """Return no further state: the files determine the prompts."""
         del numbers
         return {}
 
     def restore(self, state: Mapping[str, JsonValue]) -> None:
-        """Nothing to take over."""
+        """Do nothing: there is no further state."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -120,13 +121,13 @@ class Held:
 
 
 def select_short(request: PromptRequest, rows: Sequence[PromptRow], places: Sequence[str]) -> Sequence[bool]:
-    """For each row, whether its prompt is short enough.
+    """Return for each row whether its prompt is short enough.
 
     Arguments:
         places: file and line of each row.
 
     Raises:
-        DataError: one of them cannot be turned into tokens; says which.
+        DataError: a prompt cannot be turned into tokens; names file and line.
     """
     if not rows:
         return []
@@ -144,7 +145,7 @@ def report_left_out(request: PromptRequest, reason: str, count: int, mistakes: S
     """Report ``count`` rows that were left out.
 
     Arguments:
-        mistakes: what is wrong with them, each with file and line.
+        mistakes: the mistakes of these rows, each with file and line.
     """
     if reason != EMPTY and count:
         request.filter.count_left_out(reason, count)
@@ -153,7 +154,7 @@ def report_left_out(request: PromptRequest, reason: str, count: int, mistakes: S
 
 
 def nothing_left(request: PromptRequest, rows: int, *, bad: int) -> DataError:
-    """The error of a request of which no prompt is left.
+    """Make the error of a request of which no prompt is left.
 
     Arguments:
         rows: that there are, empty lines aside.
@@ -168,19 +169,19 @@ def nothing_left(request: PromptRequest, rows: int, *, bad: int) -> DataError:
 
 
 def requested(run: RunView) -> PromptRequest:
-    """The request that the data source fulfils."""
+    """Return the request that the data source fulfils."""
     if run.prompts is None:
         raise ValueError("a data source was made with a RunView without prompts; give it a PromptRequest")
     return run.prompts
 
 
 class NumberedPrompts:
-    """A data source that hands out every prompt of a stream in the order of its numbers; numbers groups and samples
-    through the whole run. Groups that are put back come again under their old numbers.
+    """A data source that returns the prompts of a stream in the order of their numbers, and numbers groups and samples
+    through the whole run. It returns groups that were put back again, under their old numbers.
 
     Arguments:
         stream: prompts by their number.
-        request: what the run asks its data source for.
+        request: the request of the run.
     """
 
     def __init__(self, stream: Stream, request: PromptRequest) -> None:
@@ -195,31 +196,31 @@ class NumberedPrompts:
         return len(self._stream)
 
     def next_groups(self, n: int) -> list[PromptGroup]:
-        """The next ``n`` groups: those that were put back first, then new ones."""
-        again, self._returned = self._returned[:n], self._returned[n:]
-        fresh = range(self._next, self._next + n - len(again))
+        """Return the next ``n`` groups: first those that were put back, then new ones."""
+        returned, self._returned = self._returned[:n], self._returned[n:]
+        fresh = range(self._next, self._next + n - len(returned))
         self._stream.prepare(fresh.stop)
         self._next = fresh.stop
-        return [self._group(number) for number in [*again, *fresh]]
+        return [self._group(number) for number in [*returned, *fresh]]
 
     def put_back(self, groups: Sequence[PromptGroup]) -> None:
-        """Take unfinished groups back; they are handed out first, under their old numbers, as new samples.
+        """Take unfinished groups back; :meth:`next_groups` returns them first, under their old numbers, as new samples.
 
         Raises:
-            RunError: a group has no number, or no sample, so that nothing says which prompt it is of.
+            RunError: a group has no number, or no sample, so its prompt is unknown.
         """
         self._returned.extend([_number(group) for group in groups])
 
     def state(self) -> dict[str, JsonValue]:
-        """The number of the next new group, the groups that were put back, and all that decides what a number means."""
+        """Return the number of the next new group, the groups that were put back, and the identity of the stream."""
         place = self._stream.state(self._returned)
         return {"next": self._next, "returned": list(self._returned), **self._order_comes_from, **place}
 
     def restore(self, state: Mapping[str, JsonValue]) -> None:
-        """Continue where ``state()`` was taken.
+        """Continue from ``state``.
 
         Raises:
-            CheckpointError: prompts, seed, shuffling or group size are others than when the state was taken.
+            CheckpointError: prompts, seed, shuffling or group size differ from those of the state.
         """
         found = self._order_comes_from
         differ = [f"{key} was {state.get(key)}, is {value}" for key, value in found.items() if state.get(key) != value]
@@ -232,7 +233,7 @@ class NumberedPrompts:
         self._next, self._returned = cast(int, state["next"]), list(cast(list[int], state["returned"]))
 
     def _group(self, number: int) -> PromptGroup:
-        """Group ``number`` of the run; the number alone says which prompt, so that it can be made again."""
+        """Make group ``number`` of the run; it depends on the number alone, so it can be made again."""
         row = self._stream.at(number)
         size = self._request.n_samples_per_prompt
         return [
@@ -249,7 +250,7 @@ class NumberedPrompts:
 
 
 def _copied(value: Any) -> Any:
-    """``value`` with lists and objects of its own; ``copy.deepcopy`` takes seven times as long for what JSON holds."""
+    """Copy ``value`` deeply; ``copy.deepcopy`` takes seven times as long for JSON values."""
     if type(value) is dict:
         return {key: _copied(one) for key, one in value.items()}
     if type(value) is list:

@@ -13,8 +13,8 @@ A name is never a path to code, so a data file cannot make a run execute other c
 ``{"prompt": "2+2", "label": "4", "metadata": {"sampling_params": {"max_new_tokens": 16, "stop": ["\\n"]}}}``
 
 In an evaluation a row may set all sampling parameters. A run trains on one distribution, since the learner divides all
-its logits by one temperature and compares its log-probabilities with those of the engines: there a row may set
-where a response ends, and may repeat but not change the parameters that determine token probabilities.
+its logits by one temperature and compares its log-probabilities with those of the engines: there a row may set where
+a response ends, and may repeat but not change the parameters that determine token probabilities.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Rows of prompt files by their number, without holding a file in memory, and the prompts that they hold; every mistake
-names file and line.
+"""Reads rows of prompt files by number, without holding a file in memory, and makes prompts of them; every mistake
+names file and line. ``numbered``, ``screen`` and plugin ``datasets`` call it.
 
-:class:`LineIndex` knows where every 64th line of a file starts, as far as the file was read. :class:`Sizes` checks that
-files stay as they were found. Plugin ``datasets`` keeps indexes, and reads rows in any order.
+:class:`LineIndex` has the offset of every 64th line of a file, as far as the file was read. :class:`Sizes` checks that
+files do not change during a run.
 
-Columns know kinds that JSON lacks, and write null where only other rows have a value: a table of Arrow gives all its
-objects the same fields. ``_without_gaps``, ``_label`` and ``_input`` bring both to one form.
+Columnar files have types that JSON lacks, and give all objects of a column the same fields, with null where a row has
+no value. ``_without_gaps``, ``_label`` and ``_input`` bring rows of both kinds of files to one form.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ __all__ = [
 ]
 
 EVERY = 64
-"""Lines from one known beginning to the next; so many are read at most to come to a line between."""
+"""Lines between two indexed offsets; at most so many are read to reach a line."""
 
 ENDS = 2**16
-"""Bytes at the beginning and at the end of a file that its stamp is taken from."""
+"""Bytes at the start and at the end of a file that its stamp covers."""
 
 
 class LineIndex:
-    """``offsets`` at which ``lines`` start, sorted, and how far the file has been read.
+    """Sorted ``offsets`` at which ``lines`` start, and how far the file has been read.
 
     Example: ``extend(64, 7000, is_end=False)`` says that line 64, counted from 0, starts at byte 7000.
     """
@@ -72,16 +72,16 @@ class LineIndex:
         self.lines = array("q", [0])
         self.offsets = array("q", [0])
         self.frontier = (0, 0)
-        """Lines that are known, and where the next one starts."""
+        """Number of lines that were read, and the offset of the next line."""
         self.is_whole = False
 
     def nearest(self, line: int) -> tuple[int, int]:
-        """The last known line at or before ``line``, and where it starts."""
+        """Return the last indexed line at or before ``line``, and its offset."""
         place = bisect_right(self.lines, line) - 1
         return self.lines[place], self.offsets[place]
 
     def extend(self, line: int, offset: int, *, is_end: bool) -> None:
-        """The file is known up to ``line``, which starts at ``offset`` or, with ``is_end``, is not there."""
+        """Record that the file was read up to ``line``, which starts at ``offset``; ``is_end``: the file ends there."""
         self.frontier, self.is_whole = (line, offset), is_end
         if not is_end:
             self.lines.append(line)
@@ -89,7 +89,7 @@ class LineIndex:
 
 
 def stamp_of(path: Path) -> str:
-    """Size of the file and SHA-256 of its first and last 64 KiB; the same wherever the file lies."""
+    """Return the size of the file and the SHA-256 of its first and last 64 KiB; independent of the path."""
     digest, size = hashlib.sha256(), path.stat().st_size
     with path.open("rb") as stream:
         digest.update(stream.read(ENDS))
@@ -101,8 +101,8 @@ def stamp_of(path: Path) -> str:
 class Sizes:
     """Sizes of files in bytes when they were opened.
 
-    Rows of a file that changes have no numbers, no resumed run would find its place in it, and what is mapped into
-    memory and then cut ends the process that touches it.
+    A file that changes has no stable row numbers, so a resumed run could not find its place in it; and reading a
+    memory-mapped file that was truncated kills the process.
 
     Raises:
         OSError: a file is not there.
@@ -112,11 +112,7 @@ class Sizes:
         self._sizes = {file: file.stat().st_size for file in files}
 
     def check(self) -> None:
-        """Returns if they have as many now, or are gone: what is open can still be read.
-
-        Raises:
-            DataError: one has become longer or shorter.
-        """
+        """Raise DataError if a file has become longer or shorter. A deleted file passes: it is open and can be read."""
         for file, before in self._sizes.items():
             now = before
             with suppress(OSError):
@@ -133,13 +129,13 @@ AT_ONCE = 256
 
 
 class JsonLines:
-    """The prompt format of JSON Lines, one object a line."""
+    """The prompt format of JSON Lines, one object per line."""
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
 
     def open(self, path: Path, *, window: int | None) -> PromptTable:
-        """See :class:`~slime_core.PromptFormat`; lines are found in any order alike."""
+        """See :class:`~slime_core.PromptFormat`; ``window`` has no effect."""
         del window
         return LineTable(path)
 
@@ -148,7 +144,7 @@ class LineTable:
     """The lines of a file; the last may lack its line feed.
 
     Raises:
-        DataError: the file cannot be read; or, from any method, it has become longer or shorter since.
+        DataError: the file cannot be read; from any method: the file has become longer or shorter.
     """
 
     def __init__(self, path: Path) -> None:
@@ -162,18 +158,18 @@ class LineTable:
         self.index = LineIndex()
 
     def reaches(self, row: int) -> bool:
-        """Reads on from where the file is known as far as ``row``."""
+        """Index the file up to ``row``; return whether it has that row."""
         while not self.index.is_whole and row >= self.index.frontier[0]:
             self._read_on()
         return row < self.index.frontier[0]
 
     def total(self) -> int:
-        """The number of lines; reads the file to its end."""
+        """Return the number of lines; reads the file to its end."""
         self.reaches(sys.maxsize)
         return self.index.frontier[0]
 
     def read(self, start: int, stop: int) -> Iterator[RawRow]:
-        """See :class:`~slime_core.PromptTable`; finds the beginning by the nearest line that is known."""
+        """See :class:`~slime_core.PromptTable`; starts from the nearest indexed line."""
         line, offset = self.index.nearest(start)
         self._sizes.check()
         stream = self._stream
@@ -207,11 +203,11 @@ def open_tables(
     window: int | None = 0,
     lines: Callable[[Path], PromptTable] = LineTable,
 ) -> tuple[PromptPath, list[PromptTable]]:
-    """The files that ``path`` names, and which of their rows it means; see :mod:`slime_core.config.prompt_paths`.
+    """Open the files that ``path`` names; also return the parsed path (:mod:`slime_core.config.prompt_paths`).
 
     Arguments:
-        formats: name -> how its files are read; a file of none of them is read as JSON Lines.
-        window: how far from file order rows will be read; see :class:`~slime_core.PromptFormat`.
+        formats: name -> reader of its files; a file of no known format is read as JSON Lines.
+        window: largest distance from file order in which rows are read; see :class:`~slime_core.PromptFormat`.
         lines: opens JSON Lines.
 
     Raises:
@@ -226,7 +222,7 @@ def open_tables(
 
 
 def rows_in_order(where: PromptPath, tables: Iterable[PromptTable]) -> Iterator[RawRow]:
-    """The rows that ``where`` means, one file after the other."""
+    """Yield the rows that ``where`` selects, one file after the other."""
     stop = None if where.stop is None else where.stop - where.start
     return islice(_rows_from(where.start, tables), stop)
 
@@ -247,7 +243,7 @@ MOST_LETTERS = 300
 
 
 def _without_gaps(value: JsonValue) -> JsonValue:
-    """``value`` with no null under a key of an object in it, at any depth: what is missing is not there.
+    """Remove keys with null from the objects in ``value``, at any depth.
 
     Example: ``[{"type": "text", "image": None}]`` is ``[{"type": "text"}]``; a template that looks for images by
     ``'image' in part`` would find one otherwise.
@@ -258,8 +254,8 @@ def _without_gaps(value: JsonValue) -> JsonValue:
 
 
 def _input(value: object) -> JsonValue:
-    """An image and the like as a request can carry it: bytes, and what the datasets library writes for an image
-    (``{"bytes": ..., "path": ...}``), as base 64; the path where there are no bytes. Lists, one by one."""
+    """Convert an image or other input for a request: bytes, and the datasets library's ``{"bytes": ..., "path": ...}``,
+    become base 64, or the path if there are no bytes. Lists are converted item by item."""
     if isinstance(value, list):
         return [_input(one) for one in value]
     if isinstance(value, Mapping) and value.keys() == {"bytes", "path"}:
@@ -268,7 +264,7 @@ def _input(value: object) -> JsonValue:
 
 
 def fields_of(row: Mapping[str, object]) -> str:
-    """The names of a row's fields, for a message."""
+    """Return the names of a row's fields, for a message."""
     return textwrap.shorten(", ".join(row), MOST_LETTERS, placeholder="...") or "none"
 
 
@@ -278,7 +274,7 @@ OTHER_FORMS = (
     ". Files are read as JSON Lines: unpack a compressed one, write a JSON list as lines with jq -c '.[]', and name a "
     "Parquet file with .parquet, which slime-datasets reads"
 )
-"""Said of the first line of a file."""
+"""Advice in the message about the first line of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,9 +285,9 @@ class PromptRow:
 
     Arguments:
         prompt: text, or chat messages with ``role`` and ``content``.
-        label: the ground truth as text; None where the row has none.
-        metadata: the row's own fields for rewards and reports; under ``tools`` those that the chat template is given.
-        inputs: kind -> what the row holds of images and the like, as it stands there; None: nothing.
+        label: the ground truth as text; None: the row has none.
+        metadata: further fields for rewards and reports; ``tools`` holds the tools for the chat template.
+        inputs: kind -> the row's images or other inputs, unchanged; None: it has none.
     """
 
     prompt: Prompt
@@ -306,11 +302,11 @@ class PromptRow:
 
 
 TOOLS = "tools"
-"""Key of a sample's metadata, as in slime."""
+"""Key of a sample's metadata, as in THUDM's slime."""
 
 
 def tools_of(metadata: Mapping[str, JsonValue]) -> list[JsonValue] | None:
-    """The tools that the chat template is given: objects under ``tools``. None: there are none, or something else."""
+    """Return the tools for the chat template: the objects under ``tools``. None: there are none, or other values."""
     tools = metadata.get(TOOLS)
     return tools if isinstance(tools, list) and tools and all(isinstance(tool, dict) for tool in tools) else None
 
@@ -318,15 +314,14 @@ def tools_of(metadata: Mapping[str, JsonValue]) -> list[JsonValue] | None:
 def numbered_prompts(
     request: PromptRequest, *, most_bytes: int | None = None, bad: list[str] | None = None
 ) -> Iterator[tuple[RawRow, PromptRow]]:
-    """All prompts of a request, each with where it stands; empty lines are passed over.
+    """Yield all prompts of a request, each with its raw row, which has file and line; empty lines are skipped.
 
     Arguments:
-        most_bytes: read up to this size, and the row in which it lies; None: read all.
-        bad: takes the mistakes of rows that cannot be read, which are passed over; None: they are raised.
+        most_bytes: stop after the row that exceeds this size; None: read all.
+        bad: list to which the mistakes of unreadable rows are added; None: the first mistake is raised.
 
     Raises:
-        DataError: nothing can be read there or no row is, or a row lacks a field or holds something else than is read
-            here.
+        DataError: a file cannot be read, there is no row, or a row lacks a field or has a value of a wrong type.
     """
     rows = seen = 0
     where, tables = open_tables(request.path, request.formats)
@@ -414,7 +409,7 @@ def _prompt(raw: RawRow, row: dict[str, Any], key: str) -> Prompt:
             f"{raw.place}: field {key!r} is neither text nor a list of messages with role and content: found "
             f"{json.dumps(prompt, default=str)[:80]}"
         )
-    if _says_nothing(prompt):
+    if _is_blank(prompt):
         raise DataError(
             f"{raw.place}: the prompt in field {key!r} is empty, so that there is nothing to answer. Write one, or "
             "take the row out; of training data, --on-bad-data skip leaves such rows out and names them"
@@ -475,7 +470,7 @@ def _inputs(raw: RawRow, row: dict[str, Any], request: PromptRequest) -> dict[st
 
 
 def is_chat(prompt: object) -> bool:
-    """Whether it is a list of chat messages, each with role and content."""
+    """Whether ``prompt`` is a list of chat messages, each with role and content."""
     return (
         isinstance(prompt, list)
         and bool(prompt)
@@ -489,9 +484,9 @@ def _is_message(message: dict[str, Any]) -> bool:
     return isinstance(role, str) and (isinstance(content, str | list) or (content is None and role != "user"))
 
 
-def _says_nothing(prompt: Prompt) -> bool:
-    """Whether there is nothing but blanks in it, or in all of its messages."""
+def _is_blank(prompt: Prompt) -> bool:
+    """Whether the prompt, or every message of it, is blank."""
     if isinstance(prompt, str):
         return not prompt.strip()
-    reported = [value for message in prompt for key, value in message.items() if key not in ("role", "name")]
-    return not any(one.strip() if isinstance(one, str) else one for one in reported)
+    contents = [value for message in prompt for key, value in message.items() if key not in ("role", "name")]
+    return not any(value.strip() if isinstance(value, str) else value for value in contents)

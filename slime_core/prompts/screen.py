@@ -1,9 +1,9 @@
-"""Looks through a prompt file before anything expensive starts: rows that cannot be read, prompts that are too long,
-characters that the tokenizer does not know.
+"""Checks a prompt file before anything expensive starts: rows that cannot be read, prompts that are too long, and
+characters that the tokenizer does not know. The commands that start or check a run call it.
 
-The lengths are those of the checkpoint's ``tokenizer.json`` and chat template, read without torch (1 s). Left out, and
-left to the sampler and the engines: what comes after the first 32 MB of a file, tokenizers of other kinds or with code
-of their own, and prompts after the longest 1 MB of those that may be too long.
+Lengths are counted with the checkpoint's ``tokenizer.json`` and chat template, without torch (1 s). Not checked here,
+but by the sampler and the engines: rows after the first 32 MB of a file, tokenizers of other kinds or with Python code,
+and, of the prompts that may be too long, those after the longest 1 MB.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from slime_core.untrusted import read_object
 __all__ = ["Room", "screen"]
 
 MOST_BYTES = 32 * 2**20
-"""Half a second of parsing."""
+"""Bytes of a file that are checked; half a second of parsing."""
 
 MOST_TEXT = 2**20
 """Characters turned into tokens, longest prompts first; about a second."""
 
 MOST_ENCODED = 256
-"""Prompts that are looked at for tokens that stand for what the tokenizer does not know."""
+"""Prompts in which unknown tokens are counted."""
 
 MANY_UNKNOWN = 0.01
-"""Share of unknown tokens from which on a warning says so."""
+"""Share of unknown tokens from which on there is a warning."""
 
 TEMPLATE_TOKENS = 1024
-"""A template is taken to add fewer to a message; such prompts are short enough without being counted."""
+"""Most tokens that a template is assumed to add to a prompt; it decides which prompts need no count."""
 
 Rows = Sequence[tuple[str, PromptRow]]
 """File and line of each row, and the row."""

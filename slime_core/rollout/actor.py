@@ -60,7 +60,7 @@ class SamplerActor(Watched):
     async def setup(self, settings: SamplerSettings) -> None:
         """Load data, tokenizer and components."""
         show_tasks()
-        self._keeps_groups = settings.config.rollout.keeps_groups
+        self._keeps_groups = settings.config.rollout.has_groups_across_rollouts
         send_key_to(settings.router_url, *settings.engine_urls, *settings.model_urls.values())
         with uncollected(allocations=ALLOCATIONS):
             if settings.trains:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from slime_core.config.explain import COMMON, explain, help_page, help_topic, to_toml
 from slime_core.config.load import Resolved, load
-from slime_core.config.schema import EMBEDDED_DEFAULTS
+from slime_core.config.schema import DEMO_DEFAULTS
 from slime_core.config.settings import _NO_NAMES, core_settings
 from slime_core.errors import ConfigError
 
@@ -91,7 +91,7 @@ def test_any_text_and_any_number_survives_the_file(stop: list[str], rate: float,
 def test_the_written_file_says_where_each_value_came_from() -> None:
     lines = to_toml(resolve("--seed", "7")).splitlines()
     assert "seed = 7  # flag --seed" in lines
-    assert f"lr = {EMBEDDED_DEFAULTS['lr']}  # embedded default" in lines
+    assert f"lr = {DEMO_DEFAULTS['lr']}  # built-in demo" in lines
     assert "# ray_address is not set" in lines
 
 

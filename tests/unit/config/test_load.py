@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from slime_core.config.explain import to_toml
 from slime_core.config.load import Resolved, load, peek
-from slime_core.config.schema import ARITHMETIC, EMBEDDED_DEFAULTS
+from slime_core.config.schema import ARITHMETIC, DEMO_DEFAULTS
 from slime_core.errors import ConfigError
 
 
@@ -62,12 +62,12 @@ def test_every_value_knows_where_it_came_from(tmp_path: Path) -> None:
     file = write(tmp_path, "\n[algorithm]\neps_clip_high = 0.6\n")
     origin = resolve("--eps-clip 0.7", file=file, presets={"entropy_coef": (0.5, "toy")}).provenance
     keys = ("eps_clip", "eps_clip_high", "entropy_coef", "lr", "seed")
-    expected = ["flag --eps-clip", "file run.toml:3", "preset of plugin toy", "embedded default", "default"]
+    expected = ["flag --eps-clip", "file run.toml:3", "preset of plugin toy", "built-in demo", "default"]
     assert [str(origin[key]) for key in keys] == expected
 
 
 def test_embedded_defaults_apply_where_neither_model_nor_prompts_are_named() -> None:
-    assert resolve().config.rollout.num_rollout == EMBEDDED_DEFAULTS["num_rollout"]
+    assert resolve().config.rollout.num_rollout == DEMO_DEFAULTS["num_rollout"]
     assert resolve("--prompt-data mine.jsonl").config.rollout.num_rollout == 200
     assert resolve("--hf-checkpoint model").config.eval.eval_prompt_data == ()
 
@@ -75,8 +75,8 @@ def test_embedded_defaults_apply_where_neither_model_nor_prompts_are_named() -> 
 def test_settings_of_the_built_in_model_apply_to_other_prompts_too() -> None:
     config = resolve("--prompt-data mine.jsonl").config
     assert config.data.apply_chat_template
-    assert config.optimizer.lr == EMBEDDED_DEFAULTS["lr"]
-    assert config.rollout.rollout_max_response_len == EMBEDDED_DEFAULTS["rollout_max_response_len"]
+    assert config.optimizer.lr == DEMO_DEFAULTS["lr"]
+    assert config.rollout.rollout_max_response_len == DEMO_DEFAULTS["rollout_max_response_len"]
     assert (config.eval.eval_interval, config.eval.eval_prompt_data) == (None, ())
     other = resolve("--prompt-data mine.jsonl --hf-checkpoint model").config
     assert (other.data.apply_chat_template, other.optimizer.lr) == (False, 1e-6)

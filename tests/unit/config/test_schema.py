@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from slime_core.config.learning import AlgorithmConfig, CriticConfig, LearnerConfig
 from slime_core.config.sampling import RolloutConfig
-from slime_core.config.schema import ARITHMETIC, EMBEDDED_DEFAULTS, RunConfig
+from slime_core.config.schema import ARITHMETIC, DEMO_DEFAULTS, RunConfig
 from slime_core.config.section import EngineSection
 from slime_core.config.settings import core_settings
 
@@ -78,7 +78,7 @@ def test_samples_and_steps_follow_from_each_other(learner: LearnerConfig, sample
 
 
 def test_embedded_defaults_are_settings_and_their_files_exist() -> None:
-    assert EMBEDDED_DEFAULTS.keys() <= core_settings().keys()
+    assert DEMO_DEFAULTS.keys() <= core_settings().keys()
     assert (ARITHMETIC / "model" / "config.json").is_file()
     assert (ARITHMETIC / "data" / "held_out.jsonl").is_file()
 
