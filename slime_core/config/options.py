@@ -1,20 +1,19 @@
 """Properties that the annotation of a setting may declare, in addition to the values that it takes.
 
-    Flag        a flag without the plugin's name, and the section of files in which the setting once stood
-    NamesPrompts    its paths are prompt files
+    Flag        a flag without the plugin's name, and the former section of the setting in files
+    NamesPrompts    the paths of the setting are prompt files
     UsedBy      the components that read the setting
     Needs       another setting without which this one has no effect
     Conflicts   another setting that excludes this one
     AtMost      another setting that this one may not exceed
-    ReadBy      of the core: the kind of component that has to read it
-    NamesCode   its value names functions by path
+    ReadBy      for settings of the core: the kind of component that has to read it
+    NamesCode   the value names functions by path
     Once        the setting holds for one start
-    Provides    what the plugin does in place of the core where the setting is set
+    Provides    tasks that the plugin does in place of the core if the setting is set
 
-A condition speaks where its setting has another value than its default; the messages are made in one place
-(:mod:`slime_core.config.check`).
+A condition is checked if its setting differs from its default; :mod:`slime_core.config.check` makes the messages.
 
-This file loads without pydantic: ``slime plugins list`` needs it.
+This file does not import pydantic, because ``slime plugins list`` must work without it.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ KIND_NAMED_BY = {
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag without the plugin's name in it.
+    """A flag without the plugin's name.
 
     Arguments:
-        name: as the command line spells it, ``--length-limit``.
-        section: of files in which the setting stood before it belonged to the plugin, and is still read; None: none.
-        value: what stands for the value in help, such as ``URL``; None: what its type says.
+        name: the flag, such as ``--length-limit``.
+        section: former section of the setting in files, which is still read; None: none.
+        value: placeholder of the value in help, such as ``URL``; None: that of its type.
     """
 
     name: str
@@ -74,13 +73,13 @@ class NamesPrompts:
 class UsedBy:
     """Components of the plugin that read the setting; a run that uses none of them and sets it is refused.
 
-    Rows of prompt files may name reward models, so that a setting of theirs is not refused where the run names the
-    plugin (``--plugin``).
+    Rows of prompt files may name reward models, so a setting of a reward model is accepted if the run names the plugin
+    (``--plugin``).
 
     Arguments:
-        required: they cannot do without it; a run that uses one of them and leaves the setting at its default is
-            refused.
-        kind: of the components, as ``generate_function``, where components of several kinds share a name; None: any.
+        required: whether a run is refused that uses one of the components and leaves the setting at its default.
+        kind: kind of the components, such as ``generate_function``, if components of several kinds share a name; None:
+            any.
     """
 
     def __init__(self, *components: str, required: bool = False, kind: str | None = None) -> None:
@@ -94,13 +93,13 @@ class UsedBy:
 Part = Literal["correction", "evaluation", "policy_loss", "reward_model", "rewards", "rollouts", "training_signal"]
 """Tasks that a plugin can do in place of the core.
 
-    correction        weighs tokens of other weights than today's
+    correction        weighs tokens that older weights sampled
     evaluation        implements ``slime_evaluate``, so that no evaluation set is needed
-    policy_loss       computes the loss, so that what only the core's loss reads has no effect
+    policy_loss       computes the loss, so that settings that only the core's loss reads have no effect
     reward_model      scores every sample, also those whose row names a reward model
     rewards           may give samples rewards before the reward model scores them
     rollouts          makes whole rollouts, unless recorded ones are read
-    training_signal   changes what is trained on, so that equal rewards may still train something
+    training_signal   changes the training signal, so that equal rewards may have a gradient
 """
 
 
@@ -108,13 +107,13 @@ class Relation:
     """A condition that relates a setting to others.
 
     Arguments:
-        settings: their names, of the same plugin, of the core, or with a flag of their own.
-        equals: the value of theirs that counts; None: any other than the default.
-        when: the only value of this setting for which it holds; None: any other than the default.
-        unless: other settings, any of which lifts the condition: name -> the value that counts, None for any other than
-            the default. A name alone is short for ``{name: None}``.
+        settings: names of the other settings, of the same plugin or of the core, or a flag's name with underscores.
+        equals: the value of the other settings that counts; None: any value except the default.
+        when: the only value of this setting for which the condition holds; None: any value except the default.
+        unless: other settings, any of which lifts the condition: name -> the value that counts, None for any value
+            except the default. A name alone is short for ``{name: None}``.
         because: the reason, for messages: ``engines and learner take turns on the same devices``.
-        part: met where an option of a plugin provides it; see :class:`Provides`.
+        part: the condition does not apply if an option of a plugin provides this part; see :class:`Provides`.
     """
 
     def __init__(
@@ -146,7 +145,7 @@ class Needs(Relation):
 
 
 class Conflicts(Relation):
-    """Other settings of which none may be set too.
+    """Other settings that may not be set together with this one.
 
     Example: ``Conflicts("colocate", because="engines and learner take turns on the same devices")``,
     ``Conflicts("parity_interval", equals=0)``, ``Conflicts("over_sampling_batch_size", unless={"max_staleness": 0})``.
@@ -206,9 +205,9 @@ class NamesCode:
     """The setting names functions by path: ``file.py:function``, ``file.py``, ``package.module.function`` or
     ``package.module:function``; in a tuple, several.
 
-    Before anything is imported, the core looks for each of them and records its code with that of the plugins, so that
-    every process runs the same and a lock or a resume notices a change. The hooks ``slime_check`` and ``slime_prepare``
-    are handed the functions as :class:`~slime_core.FunctionSource`. A preset may not set such a setting. Because the
+    Before importing them, the core finds the functions and records their code with that of the plugins, so that every
+    process runs the same code and a lock or a resume notices a change. The hooks ``slime_check`` and ``slime_prepare``
+    receive the functions as :class:`~slime_core.FunctionSource`. A preset may not set such a setting. Because the
     core does not know what such a function reads, no setting of the run is refused for having no reader.
 
     Arguments:

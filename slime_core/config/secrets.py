@@ -1,20 +1,20 @@
 """Secrets of a run: settings name the environment variable that holds one, and never hold it themselves.
 
-What a setting says is written into the run folder, shown by ``slime check`` and handed to trackers.
+The values of settings are written into the run folder, shown by ``slime check`` and passed to trackers.
 
-One secret the run makes itself: the key without which its engines and routers answer 401.
+The run makes one secret itself: the key without which its engines and routers answer 401.
 
-    key_of_run     the driver makes the key, or takes that of the user from SLIME_ENGINE_KEY
-    EngineAccess   the key and those addresses; every actor and every reward process of the run gets it when it starts
-    send_key_to    requests to these addresses carry the key
-    add_key        requests to a server that is none of the run carry a key of its own
-    engine_headers the headers of a request to an address: the key, where the address is one of the run
-    refused_key    what to do about an error that such a refusal raised in the code of a plugin
-    key_advice     what to do about a server that refuses the key
+    key_of_run     makes the key of a run, in the driver, or reads the user's from SLIME_ENGINE_KEY
+    EngineAccess   the key and the addresses that get it; every actor and reward process receives it when it starts
+    send_key_to    adds addresses of the run, whose requests carry the key
+    add_key        adds the address and the key of a server outside the run
+    engine_headers returns the headers of a request to an address: the key, if the address is known
+    refused_key    returns advice for an error that a refusal raised in the code of a plugin
+    key_advice     yields advice for a server that refuses the key
 
-The key is a state of the process, like the environment variable that a user sets, so that no setting, no record and no
-command line holds it. A request to any other address never carries it. The keys of external servers that evaluation
-sets name are kept in the same way.
+The key is state of the process, like an environment variable, so that no setting, record or command line holds it. A
+request to any other address never carries it. The keys of external servers that evaluation sets name are kept in the
+same way.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ _OPTION_OF_SECRET = re.compile(
 
 
 def secret_names(text: str) -> list[str]:
-    """The environment variables that ``text`` names, in order."""
+    """Return the environment variables that ``text`` names, in order."""
     return SECRET.findall(text)
 
 
 def shown(url: str) -> str:
-    """``url`` for people: scheme, host, port and path alone.
+    """Return ``url`` as messages show it: scheme, host, port and path.
 
     Raises:
         ValueError: it is not an address.
@@ -80,13 +80,13 @@ def shown(url: str) -> str:
 
 
 def unset(*names: str) -> Iterator[str]:
-    """The environment variables among ``names`` that are not set in this process."""
+    """Yield the environment variables among ``names`` that are not set in this process."""
     yield from (name for name in names if name not in os.environ)
 
 
 def written_out(url: str) -> Iterator[str]:
-    """Parts of ``url`` that may be a secret in plain text, named without it: user, password, and every
-    value of the query, because services name their secrets as they like (``code``, ``sig``, ``k``).
+    """Yield names for the parts of ``url`` that may be a secret in plain text: user, password, and every value of the
+    query, because services use any name for a secret (``code``, ``sig``, ``k``).
 
     Example: of ``http://me:x@host/?token=y``, "a password" and "token".
     """
@@ -102,15 +102,15 @@ def written_out(url: str) -> Iterator[str]:
 
 
 def without_queries(text: str) -> str:
-    """``text`` with the query of every address in it as ``?***``: libraries write addresses into their errors."""
+    """Replace the query of every address in ``text`` by ``?***``: libraries write addresses into their errors."""
     return _QUERY.sub(r"\1?***", text)
 
 
 def needed_environment(*also: str) -> dict[str, str]:
-    """The part of this process's environment that an engine, a router or a reward process gets.
+    """Return the part of this process's environment that an engine, a router or a reward process gets.
 
-    That is what Python, its libraries and SGLang read, without names of secrets such as ``HF_TOKEN``; and without
-    conditions what ``also`` and the environment variable :data:`PASS_ENV` name.
+    It has the variables that Python, its libraries and SGLang read, except secrets such as ``HF_TOKEN``, and all
+    variables that ``also`` and the environment variable :data:`PASS_ENV` name.
 
     Arguments:
         also: names, or patterns such as ``MY_*``.
@@ -118,24 +118,24 @@ def needed_environment(*also: str) -> dict[str, str]:
     requested = [*also, *os.environ.get(PASS_ENV, "").replace(",", " ").split()]
     found = {}
     for name, value in os.environ.items():
-        is_needed = any(fnmatchcase(name, one) for one in _NEEDED) and not _OPTION_OF_SECRET.fullmatch(name)
-        if is_needed or any(fnmatchcase(name, one) for one in requested):
+        is_needed = any(fnmatchcase(name, pattern) for pattern in _NEEDED) and not _OPTION_OF_SECRET.fullmatch(name)
+        if is_needed or any(fnmatchcase(name, pattern) for pattern in requested):
             found[name] = value
     return found
 
 
 def named_variables(settings: Mapping[str, JsonValue]) -> list[str]:
-    """The environment variables that settings name as holders of secrets: ``${NAME}`` in a text, ``..._env = NAME``."""
+    """Return the environment variables that settings name for secrets: ``${NAME}`` in a text, ``..._env = NAME``."""
     by_name = [value for name, value in settings.items() if name.endswith("_env") and isinstance(value, str)]
     return [*secret_names(json.dumps(settings, default=dict)), *by_name]
 
 
 def without_secrets(settings: Mapping[str, object]) -> dict[str, JsonValue]:
-    """Setting name -> value as JSON has it, for all that hold no secret.
+    """Return setting name -> value for JSON, for all settings that hold no secret.
 
-    An option called like a secret is left out unless its text only names environment variables, and so is every value
-    that JSON does not have (pydantic's ``SecretStr``). Of an address that writes a secret out, scheme, host, port and
-    path stay.
+    An option with the name of a secret is left out unless its text is a reference to an environment variable. Values
+    that JSON cannot represent (pydantic's ``SecretStr``) are left out. An address with a secret is reduced to scheme,
+    host, port and path.
     """
     found = {}
     for name, value in settings.items():
@@ -147,7 +147,7 @@ def without_secrets(settings: Mapping[str, object]) -> dict[str, JsonValue]:
 
 
 def _json(value: object) -> JsonValue:
-    """``value`` as JSON has it, paths as text; raises TypeError for what JSON does not have."""
+    """Convert ``value`` for JSON, paths as text; raises TypeError for a value that JSON cannot represent."""
     if isinstance(value, BaseModel):
         return {name: _json(entry) for name, entry in value}
     if isinstance(value, Mapping):
@@ -162,7 +162,7 @@ def _json(value: object) -> JsonValue:
 
 
 def without_secret(text: str) -> str:
-    """``text``; of an address that writes a secret out, scheme, host, port and path."""
+    """Reduce an address with a secret to scheme, host, port and path; return any other text unchanged."""
     if "://" not in text:
         return text
     try:
@@ -182,8 +182,8 @@ class EngineAccess:
     """The key and the addresses with which a process calls the engines of its run.
 
     Arguments:
-        key: what they require; None: nothing, or this process belongs to no run.
-        addresses: ``host:port`` of every server that it is sent to.
+        key: key of the run; None: its engines require none, or this process belongs to no run.
+        addresses: ``host:port`` of every server that gets the key.
         others: ``host:port`` of a server that is none of the run -> the key of that server.
     """
 
@@ -206,14 +206,14 @@ def engine_access() -> EngineAccess:
 
 
 def set_engine_access(access: EngineAccess) -> None:
-    """From now on servers that this process starts require ``access.key``, and its requests carry it."""
+    """Set the key that servers started by this process require, and that its requests carry."""
     global _access
     _access = access
 
 
 @contextmanager
 def key_of_run() -> Iterator[None]:
-    """A key for the length of a run: that in :data:`ENGINE_KEY`, or a new one.
+    """Return the key of a run: the value of :data:`ENGINE_KEY`, or a new key.
 
     Raises:
         ConfigError: the variable holds no text that a header can carry.
@@ -234,13 +234,13 @@ def key_of_run() -> Iterator[None]:
 
 
 def send_key_to(*urls: str) -> None:
-    """Requests to the servers at ``urls``, engines and routers of the run, carry the key."""
+    """Send the key with requests to ``urls``, engines and routers of the run."""
     addresses = {urlsplit(url).netloc for url in urls if url}
     set_engine_access(replace(_access, addresses=_access.addresses | addresses))
 
 
 def add_key(url: str, variable: str) -> None:
-    """Requests to ``url``, a server that is none of the run, carry the key in the environment variable ``variable``.
+    """Send the key in the environment variable ``variable`` with requests to ``url``, a server outside the run.
 
     Raises:
         ConfigError: the variable holds no key.
@@ -252,14 +252,14 @@ def add_key(url: str, variable: str) -> None:
 
 
 def is_key(text: str | None) -> bool:
-    """Whether a header can carry it."""
+    """Whether a header can carry ``text`` as a key."""
     return bool(text) and text is not None and text.isascii() and text.isprintable() and " " not in text
 
 
 def engine_headers(url: str) -> dict[str, str]:
-    """The headers that a request to ``url`` needs: ``Authorization``, if a server of the run answers there; else none.
+    """Return the headers that a request to ``url`` needs: ``Authorization`` for a server of the run, else none.
 
-    A generate function or reward that calls an engine by itself adds them to its request.
+    A generate function or reward that calls an engine without :class:`Service` adds them to its request.
     """
     address = urlsplit(url).netloc
     if address in _access.others:
@@ -270,7 +270,7 @@ def engine_headers(url: str) -> dict[str, str]:
 
 
 def refused_key(failure: BaseException) -> str:
-    """Advice where ``failure``, an error of any HTTP library, is the answer 401 of a server; empty: it is not."""
+    """Return advice if ``failure``, an error of any HTTP library, is a server's answer 401; else an empty string."""
     response = getattr(failure, "response", None)  # of requests and httpx
     answers = (getattr(failure, "status", None), getattr(response, "status_code", None), getattr(failure, "code", None))
     if HTTPStatus.UNAUTHORIZED not in answers or _access.key is None:
@@ -282,10 +282,10 @@ def refused_key(failure: BaseException) -> str:
 
 
 def key_advice(status: int, url: str | None = None) -> Iterator[str]:
-    """Advice where a server answered with ``status``, if that is a refusal of the key.
+    """Yield advice if ``status``, the answer of a server, is a refusal of the key.
 
     Arguments:
-        url: of the server; None: it is one of the run.
+        url: address of the server; None: a server of the run.
     """
     if status not in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return

@@ -1,14 +1,14 @@
 """Reads settings from a command line and a TOML file.
 
-A command line becomes words for each flag; what the words mean is decided in ``settings``.
-Accepted are ``--flag value``, ``--flag=value``, several values where the setting is a sequence (and the flag again for
-more), and for switches ``--flag``, ``--flag false`` and ``--no-flag``. Abbreviations are not: a flag that is added
-later must not change what a script means.
+``load`` calls it. It splits a command line into flags with words, which ``settings`` converts to values. Accepted are
+``--flag value``, ``--flag=value``, several values if the setting is a sequence (and the flag again for more), and for
+switches ``--flag``, ``--flag false`` and ``--no-flag``. Abbreviations are refused: a flag that is added later must not
+change what a script means.
 
 A flag that is neither the core's nor a named plugin's is looked up among those of the engines and of slime
 (``engine_flags``).
 
-A TOML file has one table a section, and one a named plugin.
+A TOML file has one table per section, and one per named plugin.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NO_EVAL = {
     "eval_datasets": "none",
     "skip_eval_before_train": "true",
 }
-"""Flags of a run without evaluations: setting -> the word after its flag."""
+"""Values of ``--no-eval``: setting -> the word after its flag."""
 
 
 @dataclass(slots=True)
@@ -55,12 +55,12 @@ class CommandLine:
     Example, ``--lr 1e-4 --no-save-hf``: ``words = {"lr": ["1e-4"], "save_hf": ["false"]}``.
 
     Arguments:
-        words: setting key -> the words given for it; a switch that stood alone has none.
+        words: setting key -> the words given for it; a switch without a value has none.
         config: words after ``--config``.
-        engine: by key, the engines' settings that stood there.
-        without_effect: flags that change nothing, with their words.
-        flags: every flag, known or not, as it stood there.
-        mistakes: what could not be understood.
+        engine: key -> setting, for the settings of engines that were given.
+        without_effect: flags that are accepted but have no effect, with their words.
+        flags: every flag, known or not, as it was given.
+        mistakes: mistakes in the flags and words.
     """
 
     words: dict[str, list[str]] = field(default_factory=dict)
@@ -78,11 +78,11 @@ class CommandLine:
 def read_command_line(
     argv: Sequence[str], settings: Mapping[str, Setting], inactive: Mapping[str, str] | None = None
 ) -> CommandLine:
-    """Every flag of ``argv`` with its words; mistakes are collected, not raised.
+    """Parse the flags of ``argv`` and their words; mistakes are collected, not raised.
 
     Arguments:
-        settings: by key, those of the core and of the active plugins.
-        inactive: flag without dashes, or plugin in brackets -> what to say of it, for plugins that are not active.
+        settings: key -> setting, of the core and of the active plugins.
+        inactive: flag without dashes, or plugin in brackets -> the message for it, for plugins that are not active.
     """
     line = CommandLine()
     by_flag = {setting.flag: setting for setting in settings.values()}
@@ -108,7 +108,7 @@ def read_command_line(
 
 
 def of_inactive(flag: str, inactive: Mapping[str, str]) -> str | None:
-    """The message of ``inactive`` for a flag, or for one that turns a switch off; see :func:`read_command_line`."""
+    """Return the message of ``inactive`` for a flag or for its ``--no-`` form; see :func:`read_command_line`."""
     name = flag.removeprefix("--")
     plugin, dot, _ = name.partition(".")
     return inactive.get(f"[{plugin}]" if dot else name) or inactive.get(name.removeprefix("no-"))
@@ -190,9 +190,9 @@ class Document:
     """A parsed file.
 
     Arguments:
-        path: of the file; its folder is what paths in it are relative to.
+        path: path of the file; paths in the file are relative to its folder.
         tables: table name -> key -> value, as TOML types.
-        lines: (table, key) -> line number, where a key stands on a line of its own.
+        lines: (table, key) -> line number, for keys that start a line.
     """
 
     path: Path
@@ -200,7 +200,7 @@ class Document:
     lines: Mapping[tuple[str, str], int]
 
     def place(self, table: str, key: str = "") -> str:
-        """The place of the key, for messages: ``run.toml:12 [optimizer] lr``."""
+        """Return the place of the key, for messages: ``run.toml:12 [optimizer] lr``."""
         line = self.lines.get((table, key))
         file = f"{self.path.name}:{line}" if line else self.path.name
         return " ".join(filter(None, [file, f"[{table}]" if table else "", key]))
@@ -208,12 +208,12 @@ class Document:
     def values(
         self, settings: Mapping[str, Setting], mistakes: list[Mistake], inactive: Mapping[str, str] | None = None
     ) -> Iterator[tuple[Setting, object, str]]:
-        """Every setting in the file with its TOML value, and where it stands; keys and tables that are none are added
-        to ``mistakes``, and so is a setting that stands in its old section too.
+        """Yield every setting in the file with its TOML value and its place. Unknown keys and tables are added to
+        ``mistakes``, and so is a setting that is also in its old section.
 
         Arguments:
-            inactive: flag without dashes, or plugin in brackets -> what to say of it, for plugins that are not active;
-                empty: the table is left out, because ``--no-plugin`` takes its plugin away.
+            inactive: flag without dashes, or plugin in brackets -> the message for it, for plugins that are not active;
+                empty: the table is ignored, because ``--no-plugin`` leaves out its plugin.
         """
         by_place = {(setting.section, setting.name): setting for setting in settings.values()}
         for setting in settings.values():
@@ -229,7 +229,7 @@ class Document:
             yield found, value, place
 
     def _entries(self, by_place: Places, inactive: Mapping[str, str]) -> Iterator[tuple[str, Setting | str, object]]:
-        """Every place, its setting or what is wrong with it, and its value."""
+        """Yield every place with its setting, or the mistake there, and its value."""
         for table, entries in self.tables.items():
             if not isinstance(entries, dict):
                 yield self.place("", table), f"stands in no section{_home(table, by_place)}", None
@@ -257,10 +257,10 @@ def _of_engine(table: str, key: str) -> Setting | str:
 
 
 def read_document(path: Path) -> Document:
-    """The file's tables.
+    """Read and parse a TOML file.
 
     Raises:
-        ConfigError: the file cannot be read, or is not TOML; with the line.
+        ConfigError: the file cannot be read, or is not TOML; the message has the line.
     """
     try:
         text = read_text(path, limit=MOST_TOML)
@@ -277,7 +277,7 @@ def read_document(path: Path) -> Document:
 
 
 def _lines(text: str) -> dict[tuple[str, str], int]:
-    """Best effort, for messages only: tomllib tells no positions."""
+    """Find the lines of keys, for messages; this is best effort, because tomllib has no positions."""
     table = ""
     found: dict[tuple[str, str], int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -291,7 +291,7 @@ def _lines(text: str) -> dict[tuple[str, str], int]:
 
 
 def _home(key: str, by_place: Places) -> str:
-    """Which section a misplaced key belongs to, or which key a misspelt one resembles."""
+    """Say to which section a misplaced key belongs, or which key a misspelt key resembles."""
     homes = [section for section, name in by_place if name == key]
     if homes:
         return f"; it belongs to [{homes[0]}]"
