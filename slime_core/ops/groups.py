@@ -1,10 +1,11 @@
-"""Statistics of rewards over prompt groups, and every divisor of the loss, in numpy.
+"""Statistics of rewards over prompt groups, and every divisor of the loss, in numpy. The sampler calls both.
 
-A group is all samples with one group id, at any position and of any number. Its members are rollouts: where one rollout
-fanned out into several samples, they share its weight of 1 equally, in the statistics of its group and in the loss.
+A group is all samples with one group id, at any position and of any number. Its members are trajectories, called
+rollouts here, as in the field ``rollout_id`` of a sample: all samples of one generation. Where a trajectory fanned out
+into several samples, they share its weight of 1 equally, in the statistics of its group and in the loss.
 
-The divisors of the loss are one weight a sample and one factor a step (docs/architecture.md): the learner sums weighted
-losses and divides by nothing, so that packing and the number of ranks cannot change a result.
+The divisors of the loss are one weight per sample and one factor per step (docs/architecture.md): the learner sums
+weighted losses and divides by nothing, so that packing and the number of ranks cannot change a result.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ __all__ = ["GroupStatistics", "loss_divisor", "loss_factor", "loss_weights"]
 class GroupStatistics:
     """Statistics of each sample's group, each float64 [B].
 
-    A group of one rollout has nothing to be compared with: there ``centred_B``, ``against_others_B`` and
-    ``deviations_B`` are 0. Where all rewards of a group are equal they are exactly 0 as well: float64 holds sums of
-    float32 exactly.
+    ``centred_B``, ``against_others_B`` and ``deviations_B`` are 0 in a group of one rollout, and exactly 0 where all
+    rewards of a group are equal, because float64 holds sums of float32 exactly.
 
     Arguments:
         centred_B: reward minus the mean over the group's rollouts.
@@ -45,13 +45,13 @@ class GroupStatistics:
         groups_B: NDArray[np.int64],
         rollouts_B: NDArray[np.int64] | None = None,
     ) -> GroupStatistics:
-        """The statistics of B samples.
+        """Compute the statistics of B samples.
 
         Arguments:
             rewards_B: float, finite.
             groups_B: any integers.
-            rollouts_B: which rollout of its group a sample is of, any integers; one number in two groups stands for two
-                rollouts. None: each sample is a rollout of its own.
+            rollouts_B: the rollout that a sample is part of, any integers; one number in two groups means two rollouts.
+                None: each sample is a rollout of its own.
         """
         rewards_B = np.asarray(rewards_B, np.float64)
         numbers_B = np.arange(len(rewards_B)) if rollouts_B is None else rollouts_B
@@ -71,7 +71,7 @@ class GroupStatistics:
 def _rollouts(
     groups_B: NDArray[np.int64], numbers_B: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Each sample's rollout, 0 .. R-1, [B]; each rollout's group, 0 .. P-1, and its number of samples, [R]."""
+    """Return each sample's rollout, 0 .. R-1, [B]; each rollout's group, 0 .. P-1, and its number of samples, [R]."""
     pairs = np.stack([groups_B, numbers_B])
     found, rollout_B, siblings_R = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
     _, group_R = np.unique(found[0], return_inverse=True)
@@ -79,14 +79,14 @@ def _rollouts(
 
 
 def _over_group(values_R: NDArray[np.float64], group_R: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The sum over the rollouts of each one's group, at each rollout."""
+    """Sum over the rollouts of each group; return the sum at each of its rollouts."""
     return np.asarray(np.bincount(group_R, values_R)[group_R], np.float64)
 
 
 def loss_weights(
     rollouts_B: NDArray[np.int64], mask_sums_B: NDArray[np.int64], *, per_token: bool
 ) -> NDArray[np.float32]:
-    """The weight of each sample's masked loss sum, so that the weighted sum over all samples is the average of the run.
+    """Return the weight of each sample's masked loss sum, so that the weighted sum over all samples is the average.
 
     Per response (default): each rollout's mean over its trained tokens, then the mean over rollouts; siblings that
     share a rollout share one mean. Per token: the mean over all trained tokens (DAPO, 2503.14476, eq. 8).
@@ -107,7 +107,7 @@ def loss_weights(
 
 
 def loss_divisor(rollouts_B: NDArray[np.int64], mask_sums_B: NDArray[np.int64], *, per_token: bool) -> int:
-    """The last divisor of :func:`loss_weights`: rollouts with a trained token, or trained tokens; at least 1."""
+    """Return the last divisor of :func:`loss_weights`: rollouts with a trained token, or trained tokens; at least 1."""
     if per_token:
         return max(int(mask_sums_B.sum()), 1)
     return max(int((np.bincount(rollouts_B, weights=mask_sums_B) > 0).sum()), 1)
@@ -120,13 +120,13 @@ def loss_factor(
     token_divisor: float | None,
     counts_masked: bool = False,
 ) -> float:
-    """The factor of the loss, and of no metric, after it was averaged with :func:`loss_weights`.
+    """Return the factor of the loss, and of no metric, after it was averaged with :func:`loss_weights`.
 
     Arguments:
         token_divisor: turns the mean over all trained tokens into a mean over rollouts of their summed losses, each
             divided by this constant instead of its own trained tokens (Dr. GRPO, 2503.20783, section 3.2). Siblings
             of a rollout share one sum. None: the mean of :func:`loss_weights` stays.
-        counts_masked: means over rollouts divide by all of them. False: by those with a trained token.
+        counts_masked: means over rollouts divide by the number of all rollouts. False: of those with a trained token.
     """
     trained = loss_divisor(rollouts_B, mask_sums_B, per_token=False)
     rollouts = max(len(np.unique(rollouts_B)), 1) if counts_masked else trained

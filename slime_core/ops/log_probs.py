@@ -41,7 +41,7 @@ faster while it is in the caches."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptTokens:
-    """The sets of u places, one after the other.
+    """The sets of tokens from which u tokens were sampled, one set after the other.
 
     Example, of three tokens, the first sampled from 7 and 2, the second from all, the third from 5 alone: ``ids_S = [7,
     2, 5]``, ``counts_U = [2, 0, 1]``.
@@ -55,12 +55,12 @@ class KeptTokens:
     counts_U: torch.Tensor
 
     @property
-    def cut_U(self) -> torch.Tensor:
-        """Bool [u]: places where something is left out."""
+    def is_truncated_U(self) -> torch.Tensor:
+        """Bool [u]: places where sampling was truncated."""
         return self.counts_U > 0
 
     def entries(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The ids of the sets at ``places``, int64 [n], set after set, and at which of ``places`` each of them is."""
+        """Return the ids of the sets at ``places``, int64 [n], set after set, and each id's index in ``places``."""
         counts = self.counts_U[places]
         firsts = self.counts_U.cumsum(0)[places] - counts
         of_n = torch.repeat_interleave(torch.arange(len(places), device=places.device), counts)
@@ -80,26 +80,25 @@ def log_probs_and_entropy(
     consume: bool = False,
     kept: KeptTokens | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """log p(token) and the entropy in nats of the distribution that it is sampled from; float32 [u], differentiable
-    once.
+    """Return log p(token), and the entropy in nats of the token's distribution; float32 [u], differentiable once.
 
     Beyond the logits, and their gradient unless they are consumed, at most ``chunk_size`` rows of float32 are in memory
     at a time, forward and backward; but never less than two. Rows that predict nothing get a gradient of 0.
     The sets of ``kept`` add a few numbers for each of their entries, of a block of tokens at a time.
 
     Arguments:
-        logits_TV: floating point [t, v], this rank's part of the vocabulary; parts are equally large and stand in the
-            order of ranks. Computed in float32, or float64 if it is that.
+        logits_TV: floating point [t, v], this rank's part of the vocabulary; parts are equally large, in the order of
+            ranks. Computed in float32, or in float64 if the logits are float64.
         rows_U: int64 [u], the row that predicts each token; several tokens may share one.
         targets_U: int64 [u], numbers in the whole vocabulary.
-        temperature: what the logits are divided by.
+        temperature: divides the logits.
         chunk_size: rows; None: all.
-        group: the ranks that share the vocabulary; None: this one alone.
-        with_entropy: False: None in its place, for less work.
-        consume: the backward pass writes the gradient over the logits. No other code may read them by then: autograd
-            says so if another operation saved them, and refuses a second pass through the same graph.
-        kept: the tokens that each token was sampled from, itself included: log p is over that set. The entropy is that
-            of the whole vocabulary all the same. None: everything.
+        group: the ranks that share the vocabulary; None: this rank has all of it.
+        with_entropy: False: return None in place of the entropy, for less work.
+        consume: the backward pass writes the gradient over the logits, so no other code may read them later: autograd
+            raises an error if another operation saved them, and at a second pass through the same graph.
+        kept: the set of tokens that each token was sampled from, itself included: log p is over that set, the entropy
+            over the whole vocabulary. None: the whole vocabulary for both.
     """
     on_cpu = logits_TV.device.type == "cpu"
     cached = max(CACHED_NUMBERS // max(logits_TV.size(1), 1), 1) if on_cpu else None
@@ -119,7 +118,7 @@ class _How:
     consume: bool
     kept: KeptTokens | None = None
     cached: int | None = None
-    """Most rows of a block; None: as many as a chunk allows."""
+    """Largest number of rows in a block; None: as many as a chunk allows."""
 
     @property
     def num_ranks(self) -> int:
@@ -133,7 +132,7 @@ class _How:
 
 
 class _LogProbsAndEntropy(torch.autograd.Function):
-    """Works on the R rows that predict something, each once; ``of_U`` says which of them a token belongs to."""
+    """Works on the R rows that predict a token, each once; ``of_U`` is the row of each token among them."""
 
     @staticmethod
     def forward(
@@ -162,7 +161,7 @@ class _LogProbsAndEntropy(torch.autograd.Function):
         how: _How = ctx.how
         level_R, bends = torch.zeros_like(highest_R), []
         if slope_U is not None:
-            level_R.index_add_(0, of_U, slope_U if how.kept is None else slope_U.where(~how.kept.cut_U, 0.0))
+            level_R.index_add_(0, of_U, slope_U if how.kept is None else slope_U.where(~how.kept.is_truncated_U, 0.0))
         if entropy_slope_U is not None:
             bends = [torch.zeros_like(highest_R).index_add_(0, of_U, entropy_slope_U)]
             level_R = level_R + bends[0] * entropy_R
@@ -191,7 +190,7 @@ def _gradient(
     places_r: tuple[torch.Tensor, torch.Tensor],
     how: _How,
 ) -> torch.Tensor:
-    """The gradient of a block, ``-p_v (level + bend log p_v)`` in each row, in the precision of the logits.
+    """Return the gradient of a block, ``-p_v (level + bend log p_v)`` in each row, in the precision of the logits.
 
     Arguments:
         columns_Kr: ``m``, ``log S``, level, and bend where the entropy has a gradient.
@@ -229,7 +228,7 @@ class _Entries:
         return _Entries(_numbers(logits_TV[rows_u[of_n], columns_n], how), columns_n, held_n, of_n)
 
     def slopes(self, slope_u: torch.Tensor, highest_u: torch.Tensor, log_sum_u: torch.Tensor) -> torch.Tensor:
-        """``-slope q_v`` of every entry."""
+        """Return ``-slope q_v`` of every entry."""
         logs_n = self.numbers_n - highest_u[self.of_n] - log_sum_u[self.of_n]
         return (-slope_u[self.of_n] * logs_n.exp()).where(self.held_n, 0.0)
 
@@ -237,7 +236,7 @@ class _Entries:
 def _over_sets(
     logits_TV: torch.Tensor, rows_U: torch.Tensor, kept: KeptTokens, how: _How, whole: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``m`` and ``log S`` of each token's set, over all ranks; ``whole`` where nothing is left out."""
+    """Return ``m`` and ``log S`` of each token's set, over all ranks; ``whole`` where sampling was not truncated."""
     found_2U = torch.zeros_like(torch.stack(whole))
     lowest = torch.finfo(found_2U.dtype).min
     found_2U[0] = lowest
@@ -255,7 +254,7 @@ def _over_sets(
         every_N2U = torch.stack(parts)
     highest_U = every_N2U[:, 0].amax(dim=0)
     sum_U = ((every_N2U[:, 0] - highest_U).exp() * every_N2U[:, 1]).sum(dim=0)
-    return highest_U.where(kept.cut_U, whole[0]), sum_U.log().where(kept.cut_U, whole[1])
+    return highest_U.where(kept.is_truncated_U, whole[0]), sum_U.log().where(kept.is_truncated_U, whole[1])
 
 
 def _refuse_second_derivative() -> None:
@@ -267,19 +266,19 @@ def _refuse_second_derivative() -> None:
 
 
 def _held(targets_U: torch.Tensor, width: int, how: _How) -> tuple[torch.Tensor, torch.Tensor]:
-    """The column of each target, and whether this rank holds it; 0 where it does not."""
+    """Return the column of each target, 0 where another rank holds it, and whether this rank holds it."""
     columns_U = targets_U - width * (0 if how.group is None else how.group.rank())
     held_U = (columns_U >= 0) & (columns_U < width)
     return columns_U.where(held_U, 0), held_U
 
 
 def _numbers(logits: torch.Tensor, how: _How) -> torch.Tensor:
-    """A copy in the precision that is computed in, divided by the temperature; ``logits`` itself is a copy already."""
+    """Divide by the temperature, in float32 or better; may overwrite ``logits``, which callers copy."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(how.temperature)
 
 
 def _statistics(logits_TV: torch.Tensor, rows_R: torch.Tensor, how: _How) -> torch.Tensor:
-    """``m``, ``S`` and ``E`` of each row, over this rank's part of the vocabulary."""
+    """Return ``m``, ``S`` and ``E`` of each row, over this rank's part of the vocabulary."""
     found_3R = logits_TV.new_zeros(3, len(rows_R), dtype=torch.promote_types(logits_TV.dtype, torch.float32))
     for start, end in how.blocks(len(rows_R)):
         shifted_rv = _numbers(logits_TV.index_select(0, rows_R[start:end]), how)
@@ -300,7 +299,7 @@ def _statistics(logits_TV: torch.Tensor, rows_R: torch.Tensor, how: _How) -> tor
 
 
 def _over_ranks(own_3R: torch.Tensor, chosen_U: torch.Tensor, how: _How) -> tuple[torch.Tensor, ...]:
-    """``m``, ``S`` and ``E`` over the whole vocabulary, and the chosen entries, from one exchange."""
+    """Return ``m``, ``S`` and ``E`` over the whole vocabulary, and the chosen entries, from one exchange."""
     if how.num_ranks == 1:
         return (*own_3R, chosen_U)
     own = torch.cat([own_3R.flatten(), chosen_U])
@@ -320,7 +319,10 @@ def _over_ranks(own_3R: torch.Tensor, chosen_U: torch.Tensor, how: _How) -> tupl
 
 
 def _cleared(logits_TV: torch.Tensor, rows_R: torch.Tensor, *, consume: bool) -> torch.Tensor:
-    """Where the gradient goes: 0 in the rows that predict nothing. What is detached tells autograd of the change."""
+    """Return the tensor for the gradient, with 0 in the rows that predict nothing.
+
+    If it is the logits, it is detached: autograd still notices that they were overwritten.
+    """
     if not consume:
         return torch.zeros_like(logits_TV)
     idle_T = torch.ones(len(logits_TV), dtype=torch.bool, device=logits_TV.device)
@@ -329,7 +331,7 @@ def _cleared(logits_TV: torch.Tensor, rows_R: torch.Tensor, *, consume: bool) ->
 
 
 def _tokens(of_U: torch.Tensor, blocks: list[tuple[int, int]]) -> Iterator[torch.Tensor]:
-    """The tokens whose rows are in each block."""
+    """Iterate over the blocks; yield the tokens whose rows are in each."""
     order_U = of_U.argsort(stable=True)
     ends = torch.tensor([end for _, end in blocks], dtype=of_U.dtype, device=of_U.device)
     counts = torch.searchsorted(of_U[order_U], ends).diff(prepend=ends.new_zeros(1)).tolist()

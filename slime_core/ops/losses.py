@@ -65,7 +65,7 @@ class Surrogate:
     dual_clipped_T: torch.Tensor
 
     def metrics(self, log_ratio_T: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Metrics of a policy loss for each token, [T]; ``ppo_kl`` is the k1 estimate of the policy's change."""
+        """Return the metrics of a policy loss, [T]; ``ppo_kl`` is the k1 estimate of the policy's change."""
         return {
             "ratio": self.ratio_T,
             "clip_fraction": self.clipped_T,
@@ -82,21 +82,21 @@ def clipped_surrogate(
     eps_clip_high: float | None = None,
     eps_clip_c: float | None = None,
 ) -> Surrogate:
-    """The pessimistic surrogate: no token gains from moving its ratio beyond the clip range.
+    """Compute the pessimistic surrogate: no token gains from moving its ratio beyond the clip range.
 
     ``max(-ratio * A, -clamp(ratio, 1 - eps_clip, 1 + eps_clip_high) * A)``, and for A < 0 at most ``-eps_clip_c * A``.
 
     Arguments:
         log_ratio_T: float [T], log-probability under the actor minus that under the old actor; carries the gradient.
         advantages_T: float [T], no gradient.
-        eps_clip: how far below 1 the ratio counts, from 0 to 1.
-        eps_clip_high: how far above 1, at least 0; None: ``eps_clip``.
-        eps_clip_c: bound of the ratio for negative advantages, above 1; None: no bound.
+        eps_clip: lower clip range, from 0 to 1: the ratio is clipped to at least 1 - eps_clip.
+        eps_clip_high: upper clip range, at least 0; None: ``eps_clip``.
+        eps_clip_c: bound of the ratio for negative advantages (dual clip), above 1; None: no bound.
 
     Raises:
         ValueError: the shapes differ, or a bound is out of range.
 
-    The log-ratio is held at :data:`LARGEST_LOG_RATIO`.
+    The log-ratio is clamped to :data:`LARGEST_LOG_RATIO`.
 
     Sources: Schulman et al. 2017 (1707.06347), equation 7; clip-higher: DAPO (2503.14476), section 3.1; dual clip: Ye
     et al. 2019 (1912.09729), the dual-clip PPO objective.
@@ -117,7 +117,7 @@ def clipped_surrogate(
 
 
 def check_clip(eps_clip: float, eps_clip_high: float | None) -> tuple[float, float]:
-    """The distances of the ratio's bounds below and above 1; the second is the first where it is None.
+    """Return the clip range below and above 1; the upper one is the lower one where it is None.
 
     Raises:
         ValueError: a bound is out of range.
@@ -151,19 +151,19 @@ def approximate_kl(
     estimator: KlEstimator = "k3",
     sampled_log_probs_T: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One estimate a token, [T]; exactly 0 where both log-probabilities are equal.
+    """Estimate the KL divergence at each token, [T]; exactly 0 where both log-probabilities are equal.
 
     With d = log_probs - base_log_probs: ``k1`` is d, unbiased, of either sign; ``k2`` is d^2 / 2, biased, never
-    negative; ``k3`` is exp(-d) - 1 + d, unbiased and never negative; ``low_var_kl`` is k3 held to [-10, 10]. The weight
-    comes first, then this hold: what is held is the weighed estimate, and beyond 10 it passes no gradient. For k3 and
+    negative; ``k3`` is exp(-d) - 1 + d, unbiased and never negative; ``low_var_kl`` is k3 clamped to [-10, 10]. An
+    estimate is weighted before it is clamped, and a clamped estimate passes no gradient. For k3 and
     low_var_kl, d below -:data:`~slime_core.ops.losses.LARGEST_LOG_RATIO` counts as that bound and passes no gradient,
     because float32 does not hold exp(-d) from 89 on.
 
     Arguments:
         log_probs_T: float [T], of the actor; may carry the gradient.
-        base_log_probs_T: float [T], of the model it is held against.
-        sampled_log_probs_T: float [T], of the policy that sampled the tokens, no gradient: every estimate is weighed by
-            w = exp(log_probs - sampled_log_probs), which passes a gradient, its logarithm held at
+        base_log_probs_T: float [T], of the model from which the divergence is measured.
+        sampled_log_probs_T: float [T], of the policy that sampled the tokens, no gradient: every estimate is multiplied
+            by w = exp(log_probs - sampled_log_probs), which passes a gradient; its logarithm is clamped to
             :data:`~slime_core.ops.losses.LARGEST_LOG_RATIO`. None: the actor sampled them, and no estimate is weighted.
 
     Raises:
@@ -173,11 +173,11 @@ def approximate_kl(
         if column_T is not None and log_probs_T.shape != column_T.shape:
             shapes = f"{tuple(log_probs_T.shape)} and {tuple(column_T.shape)}"
             raise ValueError(f"log_probs_T and {name} must have one shape; found {shapes}")
-    estimate_T = _weighed(log_probs_T, base_log_probs_T, sampled_log_probs_T, estimator)
+    estimate_T = _weighted(log_probs_T, base_log_probs_T, sampled_log_probs_T, estimator)
     return estimate_T.clamp(-_LOW_VAR_BOUND, _LOW_VAR_BOUND) if estimator == "low_var_kl" else estimate_T
 
 
-def _weighed(
+def _weighted(
     log_probs_T: torch.Tensor, base_T: torch.Tensor, sampled_T: torch.Tensor | None, estimator: KlEstimator
 ) -> torch.Tensor:
     if sampled_T is None:
@@ -193,8 +193,7 @@ def _weight(log_probs_T: torch.Tensor, sampled_T: torch.Tensor) -> torch.Tensor:
 
 
 class _WeighedK3(torch.autograd.Function):
-    """w k3 with the gradient w d by the actor's log-probabilities, which autograd would find as the difference of two
-    numbers as large as exp(-d)."""
+    """Computes w k3, with the gradient w d; autograd would subtract two numbers as large as exp(-d)."""
 
     @staticmethod
     def forward(ctx: Any, log_probs_T: torch.Tensor, base_T: torch.Tensor, sampled_T: torch.Tensor) -> torch.Tensor:
@@ -217,7 +216,7 @@ def _estimate(difference_T: torch.Tensor, estimator: KlEstimator) -> torch.Tenso
         return 0.5 * difference_T.square()
     if estimator not in get_args(KlEstimator):
         raise ValueError(f"no KL estimator is called {estimator!r}; there are {', '.join(get_args(KlEstimator))}")
-    # Of an infinite value, a later hold would make a gradient of 0 x inf.
+    # A later clamp of an infinite value would give a gradient of 0 x inf.
     held_T = difference_T.clamp(min=-LARGEST_LOG_RATIO)
     # expm1 keeps the difference of two nearly equal models from drowning in the rounding of exp(-d) - 1.
     return torch.expm1(-held_T) + held_T

@@ -1,8 +1,9 @@
-"""Divides samples over ranks, optimizer steps and packed rows. Plain Python over lengths.
+"""Divides samples over ranks, optimizer steps and packed rows, by their lengths. The sampler plans a rollout with it;
+the learner reshards and splits rows with it.
 
-Nothing is dropped: every sample lands on exactly one rank, in exactly one micro-batch of exactly one step. A sample
-longer than the token budget runs alone. Ranks may run different numbers of micro-batches: no collective spans
-data-parallel ranks inside one.
+Every sample is on exactly one rank, in exactly one micro-batch of exactly one step. A sample longer than the token
+budget gets a micro-batch of its own. Ranks may run different numbers of micro-batches, because no collective spans
+data-parallel ranks inside a micro-batch.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ __all__ = ["balance", "pack", "pack_by_count", "row_budget", "split_steps"]
 
 
 def row_budget(max_tokens: int, *, context: int, multiple: int) -> int:
-    """Tokens of a row such that padding does not take it above the limit; below one ``multiple``, the limit itself.
+    """Return the most tokens of a row that padding keeps within the limit; the limit if it is below ``multiple``.
 
     Arguments:
-        max_tokens: of one rank.
+        max_tokens: limit of tokens for each rank.
         context: ranks that share every row.
-        multiple: what a row is padded to a multiple of.
+        multiple: number to a multiple of which a row is padded.
     """
     tokens = max_tokens * context
     return tokens // multiple * multiple or tokens
 
 
 def split_steps(rollouts: Sequence[int], num_steps: int) -> list[list[int]]:
-    """Cut ``rollouts`` into ``num_steps`` consecutive parts whose sizes differ by at most one.
+    """Split ``rollouts`` into ``num_steps`` consecutive parts whose sizes differ by at most one.
 
     Raises:
         ValueError: there are fewer rollouts than steps.
@@ -43,22 +44,24 @@ def split_steps(rollouts: Sequence[int], num_steps: int) -> list[list[int]]:
 
 
 def balance(samples: Sequence[int], costs: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Give every sample to one of ``num_ranks`` ranks so that their costs come out close: costliest first, to the
-    lightest; then the heaviest rank and the lightest exchange samples as long as that evens them out.
+    """Assign every sample to one of ``num_ranks`` ranks so that the ranks' costs are close.
+
+    Samples go to the lightest rank, the costliest sample first. Then the heaviest and the lightest rank swap samples as
+    long as a swap makes the heavier of the two lighter.
 
     Arguments:
         samples: positions into ``costs``.
         costs: tokens or work of each sample.
 
     Returns:
-        One list of positions a rank, in ascending order. No rank is empty while there are at least as many samples as
+        One list of positions per rank, in ascending order. No rank is empty if there are at least as many samples as
         ranks.
     """
-    return _exchanged(_spread(samples, costs, num_ranks), costs)
+    return _even_out(_assign(samples, costs, num_ranks), costs)
 
 
-def _spread(samples: Sequence[int], costs: Sequence[int], num_bins: int, size: int | None = None) -> list[list[int]]:
-    """Costliest first, to the lightest bin of less than ``size`` samples; None: of any number."""
+def _assign(samples: Sequence[int], costs: Sequence[int], num_bins: int, size: int | None = None) -> list[list[int]]:
+    """Assign samples, the costliest first, to the lightest bin of less than ``size`` samples; None: of any number."""
     loads = [(0, 0, number) for number in range(num_bins)]
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     for sample in sorted(samples, key=lambda position: (-costs[position], position)):
@@ -69,19 +72,18 @@ def _spread(samples: Sequence[int], costs: Sequence[int], num_bins: int, size: i
     return [sorted(members) for members in bins]
 
 
-def _exchanged(bins: list[list[int]], costs: Sequence[int]) -> list[list[int]]:
-    """``bins``, of which the heaviest has given a sample to the lightest, or taken a cheaper one for it, until none
-    makes the heavier of the two lighter.
+def _even_out(bins: list[list[int]], costs: Sequence[int]) -> list[list[int]]:
+    """Swap samples between the heaviest and the lightest bin until no swap makes the heavier of the two lighter.
 
-    Example: costs of 3 2 2 and 3 2 become 2 2 2 and 3 3.
+    Example: bins with the costs 3 2 2 and 3 2 become 2 2 2 and 3 3.
     """
     loads = [sum(costs[sample] for sample in members) for members in bins]
     while True:
         heavy, light = (choose(range(len(bins)), key=loads.__getitem__) for choose in (max, min))
-        found = _exchange(bins[heavy], bins[light], costs, loads[heavy] - loads[light])
-        if found is None:
+        swap = _find_swap(bins[heavy], bins[light], costs, loads[heavy] - loads[light])
+        if swap is None:
             return [sorted(members) for members in bins]
-        given, taken = found
+        given, taken = swap
         bins[heavy] = [sample for sample in bins[heavy] if sample != given] + taken
         bins[light] = [sample for sample in bins[light] if sample not in taken] + [given]
         moved = costs[given] - sum(costs[sample] for sample in taken)
@@ -89,11 +91,14 @@ def _exchanged(bins: list[list[int]], costs: Sequence[int]) -> list[list[int]]:
         loads[light] += moved
 
 
-def _exchange(
+def _find_swap(
     heavy: Sequence[int], light: Sequence[int], costs: Sequence[int], gap: int
 ) -> tuple[int, list[int]] | None:
-    """The sample to give and the one to take, or none, whose costs differ by nearest to half of ``gap``, and by less
-    than all of it; None: there are none."""
+    """Find the swap that best halves ``gap``: a sample to move from heavy to light, and at most one to move back.
+
+    Returns:
+        None if no swap helps.
+    """
     if gap < 2:
         return None
     offered = sorted([(0, -1), *((costs[sample], sample) for sample in light)])
@@ -108,14 +113,14 @@ def _exchange(
 
 
 def pack_by_count(samples: Sequence[int], lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Group ``samples`` into as few micro-batches of at most ``size`` samples as there can be, with close token counts.
+    """Group ``samples`` into the fewest micro-batches of at most ``size`` samples, with close token counts.
 
-    Example: 7 samples by 3 make 3 micro-batches.
+    Example: 7 samples in micro-batches of at most 3 make 3 micro-batches.
 
     Arguments:
         samples: positions into ``lengths``.
     """
-    return _spread(samples, lengths, -(-len(samples) // size), size)
+    return _assign(samples, lengths, -(-len(samples) // size), size)
 
 
 def pack(samples: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -125,7 +130,7 @@ def pack(samples: Sequence[int], lengths: Sequence[int], max_tokens: int) -> lis
 
     Arguments:
         samples: positions into ``lengths``.
-        max_tokens: tokens of one packed micro-batch; a longer sample runs alone.
+        max_tokens: tokens of one packed micro-batch; a longer sample gets one of its own.
 
     Raises:
         ValueError: ``max_tokens`` is not positive.
@@ -133,19 +138,19 @@ def pack(samples: Sequence[int], lengths: Sequence[int], max_tokens: int) -> lis
     if max_tokens < 1:
         raise ValueError(f"a micro-batch of {max_tokens} tokens; accepted: at least 1 (--max-tokens-per-gpu)")
     bins: list[list[int]] = []
-    room: list[int] = []
+    free: list[int] = []  # tokens that still fit, per bin
     shortest = min((lengths[sample] for sample in samples), default=0)
-    has_room: list[int] = []  # bins for another sample: without the others, the time does not grow with their number
+    open_bins: list[int] = []  # full bins are left out, so that the time does not grow with their number
     for sample in sorted(samples, key=lambda position: (-lengths[position], position)):
         length = lengths[sample]
-        place = next((place for place, number in enumerate(has_room) if room[number] >= length), len(has_room))
-        if place == len(has_room):
-            has_room.append(len(bins))
+        place = next((place for place, number in enumerate(open_bins) if free[number] >= length), len(open_bins))
+        if place == len(open_bins):
+            open_bins.append(len(bins))
             bins.append([])
-            room.append(max_tokens)
-        number = has_room[place]
+            free.append(max_tokens)
+        number = open_bins[place]
         bins[number].append(sample)
-        room[number] -= length
-        if room[number] < shortest:
-            del has_room[place]
+        free[number] -= length
+        if free[number] < shortest:
+            del open_bins[place]
     return [sorted(members) for members in bins]

@@ -1,10 +1,11 @@
-"""What samples start with in common, as a tree, so that a packed row holds it once: its nodes, and plans of rows.
+"""Finds the common prefixes of samples, as a tree, and plans rows that hold each of them once. The sampler makes the
+plan; the learner lays the rows out.
 
     5 14 · 7 1 · 3 · 6 · 8      the samples 5 14 7 1 3, 5 14 7 1 6 and 5 14 8
 
-A *node* is some tokens that one sample or several have at the same place, after the same tokens before them. A prompt
-with its responses is a tree of depth one; a conversation that branches has more. Samples that share nodes stay
-together: such a *piece*, samples that share a micro-batch, is placed like one long sample of all their nodes.
+A *node* is a run of tokens that samples with the same tokens before it have in common, or that one sample has alone. A
+prompt with its responses is a tree of depth one; a conversation that branches has more. Samples that share nodes should
+be in one micro-batch. Such a *piece* is placed like one long sample with all their nodes.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from slime_core.ops.packing import balance, pack
 __all__ = ["LEAST_OF_NODE", "LEAST_SAVED", "Nodes", "Prefixes"]
 
 LEAST_SAVED = 0.05
-"""Part of a rollout's tokens that shared nodes have to save; with less, the time of a step stays the same."""
+"""Fraction of a rollout's tokens that sharing has to save; below it, the time of a step stays the same."""
 
 LEAST_OF_NODE = 16
-"""Tokens that a shared node has to save; with less, the nodes after it repeat its tokens."""
+"""Tokens that a shared node has to save; below it, the nodes after it repeat its tokens."""
 
 Piece = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The s nodes of n samples, in the order of a row; every node stands after its parent.
+    """The s nodes of n samples, in the order of a row; every node comes after its parent.
 
     Arguments:
         lengths: int64 [s], tokens.
-        parents: int64 [s], the number of the node before; -1: none.
+        parents: int64 [s], the number of the parent node; -1: none.
         depths: int64 [s], tokens from the start of a sample to the end of the node.
         last: int64 [n], the node in which each sample ends.
     """
@@ -56,7 +57,7 @@ class Prefixes:
     Arguments:
         samples: int64 [n], the numbers of the samples.
         lengths: int64 [n], their tokens.
-        common: int64 [n], of these, the first ones that are shared with the sample before.
+        common: int64 [n], length of the prefix that each shares with the sample before it.
     """
 
     samples: NDArray[np.int64]
@@ -65,18 +66,18 @@ class Prefixes:
 
     @classmethod
     def of(cls, samples: Sequence[NDArray[np.int64]], *, least: int = LEAST_OF_NODE) -> Prefixes:
-        """From token ids of 32 bits; a node is shared if that saves at least ``least`` tokens."""
+        """Find the prefixes of token ids of 32 bits; a node is shared if that saves at least ``least`` tokens."""
         keys = [np.asarray(sample, ">u4").tobytes() for sample in samples]
         order = sorted(range(len(samples)), key=keys.__getitem__)
-        found = [0, *(_num_common(samples[a], samples[b]) for a, b in pairwise(order))][: len(order)]
+        common = [0, *(_num_common(samples[a], samples[b]) for a, b in pairwise(order))][: len(order)]
         lengths = np.array([len(samples[i]) for i in order], np.int64)
-        return cls(np.array(order, np.int64), lengths, _worthwhile(found, least))
+        return cls(np.array(order, np.int64), lengths, _drop_small_nodes(common, least))
 
     @classmethod
     def of_columns(
         cls, order_B: NDArray[np.int64] | None, common_B: NDArray[np.int64] | None, *, lengths_B: NDArray[np.int64]
     ) -> Prefixes | None:
-        """``samples`` and ``common`` of all samples 0 to b - 1, with lengths by number; None: nothing is shared."""
+        """Restore the prefixes of b samples from ``samples`` and ``common``; None: nothing is shared."""
         return None if order_B is None or common_B is None else cls(order_B, lengths_B[order_B], common_B)
 
     @property
@@ -86,15 +87,18 @@ class Prefixes:
 
     @property
     def saved(self) -> float:
-        """Part of all tokens that would not be there if every shared node stood once."""
+        """Fraction of all tokens that is saved if every shared node is in the row once."""
         return 1 - self.tokens / max(int(self.lengths.sum()), 1)
 
     def take(self, samples: Sequence[int] | NDArray[np.int64]) -> Prefixes:
-        """Those with the numbers ``samples``; what they have in common is what all between two of them have."""
+        """Select the samples with the numbers ``samples``.
+
+        The common prefix of two selected neighbours is the shortest of the common prefixes between them.
+        """
         return self._at(np.flatnonzero(np.isin(self.samples, samples)))
 
     def _at(self, places: NDArray[np.int64]) -> Prefixes:
-        """Those at ``places``, ascending."""
+        """Select the samples at ``places``, which ascend."""
         common = np.zeros(len(places), np.int64)
         if len(places) > 1:
             first, last = places[0], places[-1]
@@ -102,10 +106,11 @@ class Prefixes:
         return Prefixes(self.samples[places], self.lengths[places], common)
 
     def nodes(self) -> Nodes:
-        """The tree. Its row has the tokens of each sample that it does not share with the one before it.
+        """Return the tree. Its row has the tokens of each sample that the sample does not share with the one before it.
 
-        What a sample has in common with the one before ends among the tokens of its *owner*: the last one before that
-        shares less with its own predecessor. So a node is known by the sample whose token is its last, and its depth.
+        The prefix that a sample shares with the one before it ends among the tokens of its *owner*: the last earlier
+        sample that shares a shorter prefix with its predecessor. So the sample that owns its last token, and its depth,
+        identify a node.
         """
         owners: list[int] = []
         path: list[int] = []
@@ -138,22 +143,22 @@ class Prefixes:
         )
 
     def plan(self, samples: Sequence[int], *, num_ranks: int, max_tokens: int) -> list[list[list[int]]]:
-        """The micro-batches of each rank: every sample once, pieces kept whole where that loses no time.
+        """Plan the micro-batches of each rank. Pieces stay whole unless splitting them makes the heaviest rank lighter.
 
-        Of whole pieces, halves, quarters and so on, that cut is taken whose heaviest rank has the fewest tokens. A
-        micro-batch has at most ``max_tokens``, a shared token counted once; a longer sample nodes alone.
+        Whole pieces, halves, quarters and so on are tried; the plan whose heaviest rank has the fewest tokens is taken.
+        A micro-batch has at most ``max_tokens``, a shared token counted once; a longer sample gets one of its own.
 
         Raises:
             ValueError: ``max_tokens`` is not positive.
         """
         mine = self.take(samples)
-        cuts = [cut for cut in _cuts(mine._pieces(max_tokens)) if len(cut) >= min(num_ranks, len(samples))]
-        spread = [mine._spread(cut, num_ranks) for cut in cuts[: None if num_ranks > 1 else 1]]
-        best = min(spread, key=lambda ranks: max(rank.tokens for rank in ranks))
-        return [rank._packed(max_tokens) for rank in best]
+        splits = [split for split in _splits(mine._pieces(max_tokens)) if len(split) >= min(num_ranks, len(samples))]
+        plans = [mine._assign(split, num_ranks) for split in splits[: None if num_ranks > 1 else 1]]
+        best = min(plans, key=lambda ranks: max(rank.tokens for rank in ranks))
+        return [rank._pack(max_tokens) for rank in best]
 
     def _pieces(self, max_tokens: int) -> list[Piece]:
-        """Places in few pieces of at most ``max_tokens``, by first fit at every node, the last one first."""
+        """Group the places into few pieces of at most ``max_tokens``, by first fit at every node, children first."""
         nodes = self.nodes()
         whole: list[tuple[Piece, int]] = []
         parts: list[list[tuple[Piece, int]]] = [[] for _ in nodes.lengths]
@@ -161,15 +166,15 @@ class Prefixes:
             parts[node].append(((place,), int(self.lengths[place])))
         for node in reversed(range(len(parts))):
             parent = int(nodes.parents[node])
-            merged = _merged(sorted(parts[node]), int(nodes.depths[node]), max_tokens)
+            merged = _merge(sorted(parts[node]), int(nodes.depths[node]), max_tokens)
             (whole if parent < 0 else parts[parent]).extend(merged)
         return sorted((piece for piece, _ in whole), key=lambda piece: int(self.samples[list(piece)].min()))
 
-    def _spread(self, pieces: Sequence[Piece], num_ranks: int) -> list[Prefixes]:
+    def _assign(self, pieces: Sequence[Piece], num_ranks: int) -> list[Prefixes]:
         ranks = balance(range(len(pieces)), [self._at(np.array(piece)).tokens for piece in pieces], num_ranks)
         return [self._at(np.array(sorted(place for i in rank for place in pieces[i]), np.int64)) for rank in ranks]
 
-    def _packed(self, max_tokens: int) -> list[list[int]]:
+    def _pack(self, max_tokens: int) -> list[list[int]]:
         pieces = [self._at(np.array(piece)) for piece in self._pieces(max_tokens)]
         bins = pack(range(len(pieces)), [piece.tokens for piece in pieces], max_tokens)
         return [sorted(sample for i in part for sample in pieces[i].samples.tolist()) for part in bins]
@@ -181,13 +186,13 @@ def _num_common(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:
     return int(differs.argmax())
 
 
-def _worthwhile(common: Sequence[int], least: int) -> NDArray[np.int64]:
-    """``common`` without the nodes that save less than ``least`` tokens; what follows such a node follows its parent.
+def _drop_small_nodes(common: Sequence[int], least: int) -> NDArray[np.int64]:
+    """Return ``common`` without the nodes that save less than ``least`` tokens; their children follow their parent.
 
-    A node saves its tokens for every sample or node that follows it but the first.
+    A node saves its tokens for each of its children except the first.
     """
     found = np.zeros(len(common), np.int64)
-    nodes: list[tuple[int, list[int]]] = [(0, [])]  # on the path of a sample: depth, and what follows but the first
+    nodes: list[tuple[int, list[int]]] = [(0, [])]  # on the path of a sample: depth, and all children but the first
     for place, depth in enumerate([*common[1:], 0], 1):
         while nodes[-1][0] > depth:
             end, after = nodes.pop()
@@ -203,26 +208,26 @@ def _worthwhile(common: Sequence[int], least: int) -> NDArray[np.int64]:
     return found
 
 
-def _merged(parts: list[tuple[Piece, int]], depth: int, max_tokens: int) -> list[tuple[Piece, int]]:
-    """Pieces with their tokens, of which they have the first ``depth`` in common, in fewer and larger ones."""
-    room = max_tokens - depth
-    if len(parts) < 2 or room < 1:
+def _merge(parts: list[tuple[Piece, int]], depth: int, max_tokens: int) -> list[tuple[Piece, int]]:
+    """Merge pieces that have their first ``depth`` tokens in common into fewer and larger ones, with their tokens."""
+    budget = max_tokens - depth
+    if len(parts) < 2 or budget < 1:
         return parts
-    bins = pack(range(len(parts)), [tokens - depth for _, tokens in parts], room)
+    bins = pack(range(len(parts)), [tokens - depth for _, tokens in parts], budget)
     return [
         (tuple(sorted(place for i in part for place in parts[i][0])), depth + sum(parts[i][1] - depth for i in part))
         for part in bins
     ]
 
 
-def _cuts(pieces: list[Piece]) -> Iterator[list[Piece]]:
-    """``pieces``, all of them halved, and so on down to single samples."""
+def _splits(pieces: list[Piece]) -> Iterator[list[Piece]]:
+    """Yield ``pieces``, then all of them halved, and so on down to single samples."""
     yield pieces
     while any(len(piece) > 1 for piece in pieces):
-        pieces = [half for piece in pieces for half in _halves(piece)]
+        pieces = [half for piece in pieces for half in _halve(piece)]
         yield pieces
 
 
-def _halves(piece: Piece) -> list[Piece]:
+def _halve(piece: Piece) -> list[Piece]:
     middle = (len(piece) + 1) // 2
     return [half for half in (piece[:middle], piece[middle:]) if half]

@@ -20,17 +20,17 @@ def _alone(values: torch.Tensor) -> torch.Tensor:
 def whitened(
     values_T: torch.Tensor, *, mask_T: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor] = _alone
 ) -> torch.Tensor:
-    """(value - mean) / sqrt(variance + 1e-8) over the trained tokens of all ranks, float32 [T]; 0 where masked.
+    """Return (value - mean) / sqrt(variance + 1e-8) over all ranks' trained tokens, float32 [T]; 0 where masked.
 
-    The variance divides by the number of tokens, so that what comes out has a variance of 1 but for the 1e-8. Taken in
-    float64 and in two sums, the mean first, so that neither a large mean nor the split over ranks costs digits; how
-    tokens are ordered, packed and spread over ranks changes the result by rounding only.
+    The variance divides by the number of tokens, so the result has a variance of 1 except for the 1e-8. Both sums are
+    in float64, the mean first, so neither a large mean nor the split over ranks costs digits; the order, packing and
+    distribution of tokens over ranks change the result by rounding only.
 
     Arguments:
         values_T: float [T]; masked ones may hold anything.
         mask_T: float [T], 0 where nothing is trained.
-        total: adds a float64 tensor up over the ranks that hold other tokens; called twice on every rank, also where
-            it holds none. By default there are no others.
+        total: sums a float64 tensor over the ranks that hold other tokens; called twice on every rank, even on one
+            without tokens. The default is for a single rank.
 
     Raises:
         ValueError: the shapes differ.
