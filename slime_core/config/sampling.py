@@ -443,7 +443,9 @@ class EvalConfig(Section):
         PositiveInt | None,
         OF_SETS,
         Conflicts("eval_interleaved", because="with it the policy's engines evaluate"),
-        Conflicts("colocate", because="the learner sleeps when an evaluation starts; --eval-interleaved works with it"),
+        Conflicts(
+            "colocate", because="the learner is offloaded when an evaluation starts; --eval-interleaved works with it"
+        ),
         WHILE_TRAINING,
     ] = None
     """GPUs of engines that only evaluate, concurrently with training; on a CPU, server processes. None: no such

@@ -2,15 +2,15 @@
 
     LearnerActor, CriticActor   one rank each
     LearnerHandle               all ranks, as the loop calls them
-    BackgroundSave              the checkpoint that is being written, if one is
+    BackgroundSave              waits for the checkpoint that ranks are writing
 
 With a separate critic a rollout takes two calls of its ranks: ``values`` before the actor's advantages are estimated,
 ``fit`` with the returns that the estimator computed. Tokens, values and returns travel from rank to rank through Ray's
 object store; the driver holds references.
 
-Checkpoints are written while training goes on: ranks copy their state together, and write the copy in a thread of their
-own; training waits for the copy alone. The checkpoint has its name, and those that it replaces go, when the files of
-all ranks are on disk.
+Ranks write a checkpoint while they train: together they copy their state, and each writes its copy in a background
+thread, so training waits only for the copy. When the files of all ranks are on disk, the draft folder is renamed to the
+checkpoint, and the checkpoints that it replaces are removed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class SaveSettings:
         folder: of all checkpoints of the run.
         hf_template: Hugging Face folder whose config and tokenizer a Hugging Face export is completed with.
         save_hf: also export the weights as a Hugging Face folder.
-        retention: which of them stay.
+        retention: which checkpoints stay.
     """
 
     folder: Path
@@ -96,10 +96,10 @@ class RankActor(Watched):
         self._export: Callable[[], None] | None = None  # writes the copied weights in Hugging Face's format
 
     def free_address(self, *, reachable: bool) -> str:
-        """A ``host:port`` of this node, reserved for this process until it serves the ranks' store there.
+        """Reserve a ``host:port`` of this node until this process serves the ranks' store there, and return it.
 
         Arguments:
-            reachable: other nodes have to reach it; otherwise it is on loopback.
+            reachable: other nodes have to reach it; False: it is on loopback.
         """
         host = ray.util.get_node_ip_address() if reachable else "127.0.0.1"
         return f"{host}:{reserve_port(host)}"
@@ -126,7 +126,7 @@ class RankResult:
     Arguments:
         metrics: the same on every rank.
         failures: of the plugins' observers on the rank.
-        load: what the rollout took the rank.
+        load: time and memory of the rank in the rollout.
         returns: a reference to the targets of a separate critic, from the rank that reports its shard.
     """
 
@@ -196,7 +196,7 @@ class LearnerActor(RankActor):
         return RankResult(metrics, failures, load, (ray.put(returns_U.cpu().numpy()),))
 
     def publish(self, version: int) -> float:
-        """Every engine holds the weights of the learner, as ``version``. Collective; see ``Publisher.publish``."""
+        """Send the weights to every engine, as ``version``. Collective; see ``Publisher.publish``."""
         learner = self._learner
         with learner.timeline.span("publish", version - 1 if version else None):
             proven = self._publishers[False].publish(learner.export_weights(), version=str(version))
@@ -204,11 +204,11 @@ class LearnerActor(RankActor):
         return proven
 
     def publish_for_evaluation(self, version: int) -> None:
-        """Every engine that only evaluates holds the weights of the learner, as ``version``. Collective."""
+        """Send the weights to every engine that only evaluates, as ``version``. Collective."""
         self._publishers[True].publish(self._learner.export_weights(), version=str(version))
 
     def check_equal(self, version: int) -> None:
-        """The engines lose all weights and get ``version`` again. Collective; see ``Publisher.check_equal``."""
+        """Erase the engines' weights and send ``version`` again. Collective; see ``Publisher.check_equal``."""
         self._publishers[False].check_equal(self._learner.export_weights(), version=str(version))
 
     def copy(self, draft: Path, saving: SaveSettings) -> None:
@@ -218,17 +218,17 @@ class LearnerActor(RankActor):
             self._copies = learner.copy(draft)
             weights = []
             for name, weight in learner.export_weights() if saving.save_hf else ():
-                if learner.is_sender:  # the others take part in gathering it
+                if learner.is_sender:  # other ranks only take part in gathering the weight
                     weights.append((name, weight.detach().to("cpu", copy=True)))
             self._export = partial(_export, draft, weights, saving.hf_template) if learner.is_sender else None
 
     @background
     def complete(self, written: Sequence[Ref[list[WrittenPart]]], state: RunState, saving: SaveSettings) -> None:
-        """Make what all ranks have written a checkpoint; see :func:`complete`."""
-        complete(partial(written_by, written), state, saving)
+        """Make a checkpoint of the parts that all ranks write; see :func:`complete`."""
+        complete(partial(wait_for_parts, written), state, saving)
 
     def plugin_states(self) -> PlaceStates:
-        """The plugins' states on this rank, for a checkpoint."""
+        """Return the plugins' states on this rank, for a checkpoint."""
         return self._learner.hooks.states()
 
     def load(self, folder: Path, states: PlaceStates) -> None:
@@ -237,13 +237,13 @@ class LearnerActor(RankActor):
         learner.load(folder)
         learner.hooks.restore(states)
 
-    def sleep(self, *, keeps_weights: bool = False) -> int:
-        """Move all device memory, or all but the actor's weights, to the host; returns its bytes."""
-        return self._learner.sleep(keeps_weights=keeps_weights)
+    def offload(self, *, keeps_weights: bool = False) -> int:
+        """Move all device memory, or all but the actor's weights, to the host; return its bytes."""
+        return self._learner.offload(keeps_weights=keeps_weights)
 
-    def wake(self) -> None:
+    def onload(self) -> None:
         """Move everything back to the device."""
-        self._learner.wake()
+        self._learner.onload()
 
     def close(self) -> None:
         """Leave every process group."""
@@ -253,17 +253,21 @@ class LearnerActor(RankActor):
 
 
 NOTICE_S = 10.0
-"""Seconds within which the failure of an engine arrives that made a publication fail."""
+"""Seconds to wait after a failed publication for the notice that an engine has failed."""
 
 
 class EngineRestarts(Protocol):
-    """Engines that are started again when they fail, as a publication sees them."""
+    """The restarts of failed engines, as a publication uses them."""
 
     def settle(self, *, within_s: float = 0.0) -> bool:
-        """Wait until no engine is down, and so long for one to fail; returns whether one has to get weights."""
+        """Wait until every engine is up, and up to ``within_s`` for a failure to be noticed.
+
+        Returns:
+            Whether an engine needs weights.
+        """
 
     def served(self) -> None:
-        """Every engine holds the learner's weights."""
+        """Record that every engine holds the learner's weights."""
 
 
 @dataclass(slots=True, eq=False)
@@ -277,11 +281,11 @@ class LearnerHandle:
         data_ranks: which data-parallel shard each rank trains; ranks that share one copy of the model share a shard.
         warn: receives warnings for the user.
         failures: receives the failures of plugins' observers on any rank.
-        checks_equal: after the first publication, prove that it reaches every weight of the engines.
-        ahead: rollouts that are generated ahead of training; a warning explains it.
-        critic: the ranks of a separate critic; none: it shares the learner's, or there is none.
+        checks_equal: after the first publication, check that it reaches every weight of the engines.
+        ahead: rollouts that are generated ahead of training, for a warning.
+        critic: the ranks of a separate critic; empty: the critic is on the learner's ranks, or there is none.
         has_engines: False: the run only trains, so weights are not published and parity is never due.
-        restarts: of the engines; None: the failure of one ends the run.
+        restarts: of failed engines; None: the failure of an engine ends the run.
     """
 
     group: ActorGroup[LearnerActor]
@@ -307,7 +311,7 @@ class LearnerHandle:
         self._saved = BackgroundSave(self.saving.folder, wait=self.wait, warn=self.warn)
 
     def setup(self, settings: LearnerSettings, *, reachable: bool) -> list[Call[None]]:
-        """Start building on every rank; the caller waits.
+        """Start building the model on every rank; the caller waits for the calls.
 
         Arguments:
             settings: of any rank; rank, world size and address are filled in.
@@ -331,7 +335,7 @@ class LearnerHandle:
         """Connect every rank to the engines for weight transfer.
 
         Arguments:
-            only_evaluate: they are those of :meth:`publish_for_evaluation`.
+            only_evaluate: the engines are those of :meth:`publish_for_evaluation`.
         """
         calls = self.group.start(LearnerActor.connect, engine_urls, settings, only_evaluate=only_evaluate)
         self.wait(calls, what=f"learner and engines{' that only evaluate' if only_evaluate else ''} to meet")
@@ -339,7 +343,11 @@ class LearnerHandle:
             self._engines = engine_urls, settings
 
     def train(self, shards: list[Ref[TrainBatch]]) -> dict[str, float]:
-        """Run all optimizer steps of one rollout; ``shards`` are references, one a data-parallel rank."""
+        """Run all optimizer steps of one rollout, and return its metrics.
+
+        Arguments:
+            shards: references, one per data-parallel rank.
+        """
         self._saved.look()
         found = self.wait(self.critic.start(CriticActor.values, shards), what="the critic's values")
         values = [ref for rank in found for ref in rank]
@@ -362,7 +370,7 @@ class LearnerHandle:
         return metrics
 
     def _returns(self, trained: Sequence[RankResult]) -> list[Ref[np.ndarray]]:
-        """A reference a shard, in their order."""
+        """Return a reference to the critic's targets of each shard, in the order of the shards."""
         reported = sorted(
             (number, ref) for number, rank in zip(self.data_ranks, trained, strict=True) for ref in rank.returns
         )
@@ -375,7 +383,7 @@ class LearnerHandle:
         self._parity_was_due = self._parity_was_due or tokens is not None
 
     def publish(self, version: int) -> None:
-        """Every engine holds the learner's weights, as ``version``, when this returns."""
+        """Send the learner's weights to every engine, as ``version``, and wait until the engines hold them."""
         if not self.has_engines:
             return
         self._version = version
@@ -396,7 +404,7 @@ class LearnerHandle:
         self.restarts.served()
 
     def publish_again(self) -> None:
-        """Every engine, restarted ones too, holds the weights that the ranks hold now."""
+        """Send the weights that the ranks hold to every engine, restarted engines included."""
         self.publish(self._version)
 
     def _publish(self, version: int) -> None:
@@ -414,23 +422,23 @@ class LearnerHandle:
             self.wait(calls, what="spoiled engines to get all weights back")
 
     def publish_for_evaluation(self, version: int) -> None:
-        """Every engine that only evaluates holds the learner's weights, as ``version``, when this returns."""
+        """Send the learner's weights to every engine that only evaluates, as ``version``, and wait for it."""
         calls = self.group.start(LearnerActor.publish_for_evaluation, version)
         self.wait(calls, what=f"weights of version {version} to reach the engines that only evaluate")
 
-    def sleep(self, *, keeps_weights: bool = False) -> None:
-        """Every rank has moved its device memory, or all but the actor's weights, to the host when this returns."""
+    def offload(self, *, keeps_weights: bool = False) -> None:
+        """Move the device memory of every rank, or all but the actor's weights, to the host."""
         what = "the learner to free memory for publishing" if keeps_weights else "the learner to leave the devices"
-        self.wait(self.group.start(LearnerActor.sleep, keeps_weights=keeps_weights), what=what)
+        self.wait(self.group.start(LearnerActor.offload, keeps_weights=keeps_weights), what=what)
 
-    def wake(self) -> None:
-        """Every rank has moved everything back to its device when this returns."""
-        self.wait(self.group.start(LearnerActor.wake), what="the learner to return to the devices")
+    def onload(self) -> None:
+        """Move everything back to the device of every rank."""
+        self.wait(self.group.start(LearnerActor.onload), what="the learner to return to the devices")
 
     def save(self, state: RunState) -> None:
-        """Every rank has copied its part of a checkpoint of ``state`` when this returns, and writes it from then on.
+        """Start a checkpoint of ``state``: wait until every rank has copied its part, which it then writes.
 
-        Earlier checkpoints are complete by then. Plugins' states are rank 0's.
+        An earlier checkpoint is completed first. Plugins' states are those of rank 0.
         """
         saving, first = self.saving, self.group[0]
         self._saved.join()
@@ -446,11 +454,11 @@ class LearnerHandle:
         self._saved.begin(first.start(LearnerActor.complete, [one.ref for one in writes], state, saving), state.step)
 
     def wait_for_save(self, *, required: bool = False) -> None:
-        """No checkpoint is being written when this returns; see :class:`BackgroundSave`."""
+        """Wait for the checkpoint that is being written; see :meth:`BackgroundSave.join`."""
         self._saved.join(required=required)
 
     def wait_for_save_after_failure(self) -> None:
-        """The same, where the run ends with another failure."""
+        """Wait for the checkpoint in a run that ends with another failure."""
         self._saved.join_after_failure()
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -461,7 +469,7 @@ class LearnerHandle:
         self.wait(calls, what=f"the checkpoint {checkpoint.path.name}")
 
     def close(self) -> None:
-        """Every rank leaves its process groups."""
+        """Let every rank leave its process groups."""
         calls = self.group.start(LearnerActor.close) + self.critic.start(CriticActor.close)
         self.wait(calls, what="the learner to close")
 
@@ -470,31 +478,30 @@ class NoLearner:
     """Replaces :class:`LearnerHandle` where the run only generates: engines keep their start weights."""
 
     def train(self, shards: list[Ref[TrainBatch]]) -> dict[str, float]:
-        """Ignore the shards; there are no metrics of training."""
+        """Ignore the shards; return no metrics."""
         return {}
 
     def publish(self, version: int) -> None:
-        """The engines hold the start weights already."""
+        """Do nothing: the engines hold the start weights."""
 
     def publish_again(self) -> None:
-        """Restarted engines do so too."""
+        """Do nothing: restarted engines hold the start weights, too."""
 
     def save(self, state: RunState) -> None:
-        """There are no weights to save."""
+        """Do nothing: there are no weights to save."""
 
     def wait_for_save(self, *, required: bool = False) -> None:
-        """Nothing is being written."""
+        """Return at once: no checkpoint is being written."""
 
     def wait_for_save_after_failure(self) -> None:
-        """Nothing is being written."""
+        """Return at once: no checkpoint is being written."""
 
     def close(self) -> None:
-        """No rank was started."""
+        """Do nothing: no rank was started."""
 
 
 def _export(draft: Path, weights: list[tuple[str, Any]], template: Path) -> None:
-    """Write what describes the model beside its weights into ``draft``, and ``weights``, if any, as a Hugging Face
-    folder."""
+    """Copy the model's config and tokenizer into ``draft``, and write ``weights``, if any, as a Hugging Face folder."""
     from slime_core.weights import hugging_face as hf
 
     with writing(carried := draft / "torch_dist" / CARRIED):
@@ -506,7 +513,7 @@ def _export(draft: Path, weights: list[tuple[str, Any]], template: Path) -> None
 
 
 def parity_unchecked_warning(ahead: int) -> str:
-    """The warning of a run that generates ``ahead`` rollouts ahead and could compare no token."""
+    """Return the warning for a run that generates ``ahead`` rollouts ahead and could compare no token."""
     older = (
         f"--async-buffer-size {ahead} generates ahead, so that tokens may be older than the weights they are trained "
         "with: a short run with --async-buffer-size 0 checks the same engines. "
@@ -531,12 +538,16 @@ class CriticActor(RankActor):
             self._critic = CriticRank(settings, self._registry)
 
     def values(self, shards: list[Ref[TrainBatch]]) -> list[Ref[TokenValues]]:
-        """A reference to the values of this rank's share of ``shards``, which are references; or nothing."""
-        found = self._critic.values(ray.get(shards))
-        return [] if found is None else [ray.put(found)]
+        """Compute the values of this rank's share of ``shards``, which are references.
+
+        Returns:
+            A reference to the values; an empty list on ranks that do not report their share.
+        """
+        values = self._critic.values(ray.get(shards))
+        return [] if values is None else [ray.put(values)]
 
     def fit(self, returns: list[Ref[np.ndarray]]) -> dict[str, float]:
-        """Train on ``returns``, a reference a shard; returns the critic's metrics."""
+        """Train on ``returns``, one reference per shard; return the critic's metrics."""
         return self._critic.fit(ray.get(returns))
 
     def copy(self, folder: Path) -> None:
@@ -553,7 +564,7 @@ class CriticActor(RankActor):
 
 
 def complete(write: Callable[[], Sequence[WrittenPart]], state: RunState, saving: SaveSettings) -> None:
-    """The draft of ``state`` is a checkpoint when this returns, and those that it replaces are gone.
+    """Make a checkpoint of the draft of ``state``, and remove the checkpoints that it replaces.
 
     Arguments:
         write: returns the parts of all ranks, once they are on disk.
@@ -571,16 +582,16 @@ def complete(write: Callable[[], Sequence[WrittenPart]], state: RunState, saving
     saving.retention.tidy(saving.folder, newest=state.step)
 
 
-def written_by(ranks: Sequence[Ref[list[WrittenPart]]]) -> list[WrittenPart]:
-    """The parts of all ranks, when they have all ended.
+def wait_for_parts(ranks: Sequence[Ref[list[WrittenPart]]]) -> list[WrittenPart]:
+    """Wait until every rank has written its part of a checkpoint, and return the parts.
 
     Arguments:
-        ranks: references to what each has written, or is writing.
+        ranks: references to the results of the ranks, one per rank.
 
     Raises:
-        SlimeError: the failure of a rank.
+        SlimeError: a rank failed.
     """
-    ray.wait(list(ranks), num_returns=len(ranks))  # also where one fails: the others write into the draft
+    ray.wait(list(ranks), num_returns=len(ranks))  # also where a rank fails: other ranks still write into the draft
     try:
         return [part for rank in ray.get(list(ranks)) for part in rank]
     except RayError as error:
@@ -588,12 +599,12 @@ def written_by(ranks: Sequence[Ref[list[WrittenPart]]]) -> list[WrittenPart]:
 
 
 class BackgroundSave:
-    """The checkpoint that is being written, if one is.
+    """Waits for the checkpoint that ranks are writing; at most one is being written.
 
     Arguments:
         folder: of all checkpoints of the run.
         wait: waits for calls under the run's limits.
-        warn: receives the failure of a save after which the run goes on.
+        warn: receives the failure of a save that does not end the run.
     """
 
     def __init__(self, folder: Path, *, wait: Wait, warn: Callable[[str], None]) -> None:
@@ -604,23 +615,23 @@ class BackgroundSave:
         self._step = 0
 
     def begin(self, call: Call[None], step: int) -> None:
-        """``call`` completes the checkpoint of ``step``; there is no other one."""
+        """Record ``call``, which completes the checkpoint of ``step``. No other checkpoint may be in progress."""
         assert self._call is None
         self._call, self._step = call, step
 
     def look(self) -> None:
-        """Report a save that has failed; wait for nothing."""
+        """Report a save that has failed; do not wait for one that is running."""
         if self._call is not None and has_ended(self._call):
             self.join()
 
     def join(self, *, required: bool = False) -> None:
-        """No checkpoint is being written when this returns.
+        """Wait for the checkpoint that is being written.
 
         Arguments:
-            required: the run ends with this checkpoint, so that its failure is an error and no warning.
+            required: the run ends with this checkpoint, so a failure to write it is an error, not a warning.
 
         Raises:
-            CheckpointError: it could not be written, and is required.
+            CheckpointError: a required checkpoint could not be written.
         """
         call, self._call = self._call, None
         if call is None:
@@ -640,8 +651,7 @@ class BackgroundSave:
             )
 
     def join_after_failure(self) -> None:
-        """Let the ranks complete what they write, although the run fails: with what is left of it, and no longer than
-        a wait may take."""
+        """Wait for the checkpoint although the run fails, at most as long as the run's limits allow; ignore errors."""
         call, self._call = self._call, None
         if call is not None:
             with suppress(SlimeError):

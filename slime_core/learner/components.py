@@ -20,10 +20,10 @@ from slime_core.plugins.registry import Registry
 def build_learning(
     registry: Registry, settings: LearnerSettings, *, parts: LossParts
 ) -> tuple[Objective, TokenEstimation | None]:
-    """The loss, and the advantage estimator if its scope is ``token``.
+    """Build the loss, and the advantage estimator if its scope is ``token``.
 
     Raises:
-        PluginError: a component cannot be made.
+        PluginError: a component cannot be built.
     """
     from megatron.core import parallel_state
 
@@ -35,15 +35,15 @@ def build_learning(
 def build_objective(
     registry: Registry, settings: LearnerSettings, *, parts: LossParts, context_group: Any = None
 ) -> Objective:
-    """The loss of a run.
+    """Build the loss of a run.
 
     Arguments:
-        parts: what plugins put in place of parts of the loss.
-        context_group: the ranks that share every row, if there are several.
+        parts: functions of plugins that replace parts of the loss.
+        context_group: the ranks that share every row; None: a rank holds whole rows.
     """
     algorithm = settings.config.algorithm
-    named = [NamedCorrection(*_made(registry, Kind.CORRECTION, name, settings)) for name in algorithm.corrections]
-    policy_loss, label = _made(registry, Kind.POLICY_LOSS, settings.policy_loss, settings)
+    named = [NamedCorrection(*_construct(registry, Kind.CORRECTION, name, settings)) for name in algorithm.corrections]
+    policy_loss, label = _construct(registry, Kind.POLICY_LOSS, settings.policy_loss, settings)
     generating = registry.traits(Kind.GENERATE_FUNCTION, settings.config.rollout.generate_function)
     return Objective(
         policy_loss,
@@ -57,7 +57,7 @@ def build_objective(
 
 
 def _build_estimation(registry: Registry, settings: LearnerSettings, *, context_group: Any) -> TokenEstimation | None:
-    """The run's advantage estimator if its scope is ``token``; None: the sampler estimates, or the run has none."""
+    """Build the advantage estimator if its scope is ``token``; None: the sampler estimates, or the run has none."""
     from megatron.core import parallel_state
 
     algorithm, kind = settings.config.algorithm, Kind.ADVANTAGE_ESTIMATOR
@@ -67,7 +67,7 @@ def _build_estimation(registry: Registry, settings: LearnerSettings, *, context_
     traits = registry.traits(kind, name)
     if traits.scope != "token":
         return None
-    estimator, label = _made(registry, kind, name, settings)
+    estimator, label = _construct(registry, kind, name, settings)
     return TokenEstimation(
         estimator,
         label=label,
@@ -78,40 +78,40 @@ def _build_estimation(registry: Registry, settings: LearnerSettings, *, context_
     )
 
 
-def loss_parts(hooks: LifecycleHooks, learner: LearnerInfo) -> LossParts:
-    """The parts of the loss that the run's plugins replace.
+def collect_loss_parts(hooks: LifecycleHooks, learner: LearnerInfo) -> LossParts:
+    """Return the parts of the loss that the run's plugins replace.
 
     Raises:
-        PluginError: two of them replace the same part, or one returned something else than a ``LossParts``.
+        PluginError: two plugins replace the same part, or a plugin returned something other than a ``LossParts``.
     """
     merged, plugins = LossParts(), hooks.implementers("slime_loss_parts")
-    for found in hooks.results("slime_loss_parts", learner=learner):
-        if not isinstance(found, LossParts):
-            raise PluginError(f"slime_loss_parts of {plugins} returned {found!r:.80}; return a LossParts, or None.")
-        if twice := sorted(merged.given & found.given):
+    for given in hooks.results("slime_loss_parts", learner=learner):
+        if not isinstance(given, LossParts):
+            raise PluginError(f"slime_loss_parts of {plugins} returned {given!r:.80}; return a LossParts, or None.")
+        if twice := sorted(merged.given & given.given):
             raise PluginError(
                 f"slime_loss_parts: two of the plugins {plugins} give {', '.join(twice)} of the loss, and it can have "
                 "one. Run without one of them."
             )
-        merged = replace(merged, **{name: getattr(found, name) for name in found.given})
+        merged = replace(merged, **{name: getattr(given, name) for name in given.given})
     return merged
 
 
 def build_model_spec(registry: Registry, settings: LearnerSettings, *, hooks: LifecycleHooks) -> NamedSpec:
-    """The model spec that fits the checkpoint, as the run's plugins changed it.
+    """Build the model spec of the checkpoint's architecture, with the changes of the run's plugins.
 
     Raises:
-        PluginError: it cannot be made, or a plugin cannot change this family.
+        PluginError: the spec cannot be built, or a plugin cannot change this family.
     """
     component = registry.model_spec(settings.architecture)
     assert component is not None, "the driver refuses a checkpoint without a model spec"
     traits: Any = component.traits
-    spec, label = _made(registry, Kind.MODEL_SPEC, component.name, settings)
+    spec, label = _construct(registry, Kind.MODEL_SPEC, component.name, settings)
     hooks.results("slime_model_spec", spec=spec)
     return NamedSpec(spec, label, inputs=traits.inputs)
 
 
-def _made(registry: Registry, kind: Kind, name: str, settings: LearnerSettings) -> tuple[Any, str]:
-    """A component of a run, and its label in messages: with its plugin."""
+def _construct(registry: Registry, kind: Kind, name: str, settings: LearnerSettings) -> tuple[Any, str]:
+    """Construct a component; return it and its label in messages, which names its plugin."""
     component = construct(registry, kind, name, settings.options, settings.run)
     return component, f"{kind.words} {name!r} of {registry.owner(kind, name)}"

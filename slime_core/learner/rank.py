@@ -31,7 +31,7 @@ from slime_core.learner.checks import (
     require_loss_weight,
 )
 from slime_core.learner.columns import ParityGate, fill_advantages
-from slime_core.learner.components import build_learning, build_model_spec, loss_parts
+from slime_core.learner.components import build_learning, build_model_spec, collect_loss_parts
 from slime_core.learner.critic import Critic
 from slime_core.learner.frozen_models import FrozenModels, RequiredColumns
 from slime_core.learner.micro_batches import MicroBatch
@@ -105,7 +105,8 @@ class Learner:
         self._info = replace(
             self._info, model=tuple(self.actor.model), optimizer=self.actor.optimizer, schedule=self.actor.schedule
         )
-        self._objective, self._estimation = build_learning(registry, settings, parts=loss_parts(self.hooks, self._info))
+        parts = collect_loss_parts(self.hooks, self._info)
+        self._objective, self._estimation = build_learning(registry, settings, parts=parts)
         self._shares_prompts = self._can_share_prompts()
         self.parity = ParityGate(
             config.weights,
@@ -340,11 +341,11 @@ class Learner:
 
     # --- Devices -----------------------------------------------------------------------------------------------------
 
-    def sleep(self, *, keeps_weights: bool = False) -> int:
-        """Move all device memory to the host until :meth:`wake`; returns its bytes. Not collective.
+    def offload(self, *, keeps_weights: bool = False) -> int:
+        """Move all device memory to the host until :meth:`onload`; return its bytes. Not collective.
 
         Arguments:
-            keeps_weights: all but the actor's weights, which can still be published; a second call moves them too.
+            keeps_weights: leave the actor's weights, which can still be published; a second call moves them too.
         """
         if self._offloader is None:
             self.returns_U = None
@@ -354,8 +355,8 @@ class Learner:
         kept = [tensor for chunk in self.actor.chunks for tensor in (*chunk.parameters(), *chunk.buffers())]
         return self._offloader.offload(but=kept if keeps_weights else ())
 
-    def wake(self) -> None:
-        """Move everything back to the device. Nothing to do if it is there."""
+    def onload(self) -> None:
+        """Move everything back to the device, unless it is there."""
         if self._offloader is not None:
             self._offloader.restore()
             self._offloader = None

@@ -45,10 +45,10 @@ class Engines(Protocol):
 class OffloadableLearner(Protocol):
     """All ranks of the learner."""
 
-    def sleep(self, *, keeps_weights: bool = False) -> None:
+    def offload(self, *, keeps_weights: bool = False) -> None:
         """Move everything, or everything but the weights to publish, from the learner's devices to the host."""
 
-    def wake(self) -> None:
+    def onload(self) -> None:
         """Move everything back; a second call changes nothing."""
 
 
@@ -133,19 +133,19 @@ class ColocatedDevices:
         """The engines leave, unless they left at the start of the run, and the learner returns to the devices."""
         if self.phase is not Phase.LEARNING:
             self.vacate()
-        self._learner.wake()
+        self._learner.onload()
 
     def make_room_for_weights(self) -> None:
         """The learner leaves but for its weights, which it sends; then the engines allocate memory for theirs."""
         self._require(Phase.LEARNING)
-        self._learner.sleep(keeps_weights=True)
+        self._learner.offload(keeps_weights=True)
         self._engines.resume_memory(WEIGHTS)
         self.phase = Phase.PUBLISHING
 
     def return_to_engines(self) -> None:
         """The learner leaves; the engines, which hold its weights, get their cache back and resume."""
         self._require(Phase.PUBLISHING)
-        self._learner.sleep()
+        self._learner.offload()
         self.phase = Phase.REFILLED
         self._engines.resume_memory(CACHE)
         self._engines.resume()

@@ -132,8 +132,8 @@ def carry_out(case: Case, rank: int, address: str, task: Task, target: Path, mut
     learner = build(case, rank, address, task.models)
     if task.load is not None:
         learner.load(task.load)
-        learner.sleep()
-        learner.wake()
+        learner.offload()
+        learner.onload()
     shard = shards(case.layout.data_size(case.ranks), case.divisor)[case.layout.data_rank(rank, world_size=case.ranks)]
     for _ in range(task.before):
         learner.train(shard)

@@ -54,7 +54,7 @@ class Job:
         rollouts: one list of shards, by rank, a rollout.
         save: empty folder to save into after the last rollout.
         prepare: called once the learner is built.
-        naps: the learner sleeps and wakes before each rollout and at the end.
+        offloads: the learner is offloaded and loaded again before each rollout and at the end.
         tensor, pipeline, context, expert: ranks that share every matrix, the layers, every row, the experts.
         sequence: those that share matrices share the tokens between them.
         plugins: in addition to the core.
@@ -69,7 +69,7 @@ class Job:
     load: Path | None = None
     save: Path | None = None
     prepare: Callable[[], None] | None = None
-    naps: bool = False
+    offloads: bool = False
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
@@ -86,7 +86,7 @@ class Outcome:
 
     metrics: list[dict[str, float]] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
-    bytes_given_away: list[int] = field(default_factory=list)
+    offloaded_bytes: list[int] = field(default_factory=list)
 
 
 def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
@@ -129,33 +129,33 @@ def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
             job.prepare()
         if job.load is not None:
             sharded.load(job.load, **parts)
-        given_away, metrics = [], []
+        offloaded, metrics = [], []
         for shards in job.rollouts:
-            given_away += [nap(learner)] if job.naps else []
+            offloaded += [offload(learner)] if job.offloads else []
             metrics.append(learner.train(shards[rank]))
-        given_away += [nap(learner)] if job.naps else []
+        offloaded += [offload(learner)] if job.offloads else []
         if job.save is not None:
             write_copies([sharded.copy(job.save, **parts)])
         weights = {name: weight.float().clone() for name, weight in learner.export_weights()}
-        return Outcome(metrics, weights, given_away)
+        return Outcome(metrics, weights, offloaded)
     finally:
         learner.close()
 
 
-def nap(learner: Any) -> int:
-    """Sleep in two stages and wake; returns the bytes that were given away. Weights can be published between them."""
+def offload(learner: Any) -> int:
+    """Offload the learner in two stages and load it again; return the bytes. Between the stages it can publish."""
     before = {name: weight.clone() for name, weight in learner.export_weights()}
-    first = learner.sleep(keeps_weights=True)
+    first = learner.offload(keeps_weights=True)
     between = dict(learner.export_weights())
     assert all(torch.equal(weight, between[name]) for name, weight in before.items())
     del between
-    given_away = learner.sleep()
-    assert 0 < first < given_away
+    offloaded = learner.offload()
+    assert 0 < first < offloaded
     assert all(
         parameter.untyped_storage().nbytes() == 0 for chunk in learner.actor.chunks for parameter in chunk.parameters()
     )
-    learner.wake()
-    return int(given_away)
+    learner.onload()
+    return int(offloaded)
 
 
 def leave_groups() -> None:
@@ -369,15 +369,15 @@ def test_two_steps_equal_hugging_face_and_adamw(folder, samples, alone):
 # --- What must not matter ---------------------------------------------------------------------------------------------
 
 
-def test_a_learner_that_sleeps_between_steps_trains_the_same_bit_for_bit(children, folder, samples):
-    job = Job(settings(algorithm=EVERYTHING), folder, [cut(samples), cut(samples)], naps=True)
-    (rested,), (woke,) = children.run(replace(job, naps=False)), children.run(job)
-    assert equal(rested.weights, woke.weights)
-    assert woke.metrics == rested.metrics
-    parameters = sum(weight.numel() for weight in woke.weights.values())
+def test_a_learner_that_is_offloaded_between_steps_trains_the_same_bit_for_bit(children, folder, samples):
+    job = Job(settings(algorithm=EVERYTHING), folder, [cut(samples), cut(samples)], offloads=True)
+    (stayed,), (moved,) = children.run(replace(job, offloads=False)), children.run(job)
+    assert equal(stayed.weights, moved.weights)
+    assert moved.metrics == stayed.metrics
+    parameters = sum(weight.numel() for weight in moved.weights.values())
     # Weights and gradients from the start, and Adam's two moments once it has stepped; 4 bytes each.
-    assert woke.bytes_given_away[0] >= 8 * parameters
-    assert woke.bytes_given_away[1] >= 16 * parameters
+    assert moved.offloaded_bytes[0] >= 8 * parameters
+    assert moved.offloaded_bytes[1] >= 16 * parameters
 
 
 @pytest.mark.parametrize("max_tokens", [1, 1000])

@@ -458,9 +458,9 @@ def test_a_pipeline_rank_that_trains_nothing_keeps_up(children, tmp_path):
         start, norms = weights(learner), [learner.train(shard())["train/grad_norm"]]
         if folder is not None:
             write_copies([learner.actor.copy(folder)])
-        if learner.sleep() == 0:
+        if learner.offload() == 0:
             raise AssertionError("nothing was given away")
-        learner.wake()
+        learner.onload()
         norms.append(learner.train(shard(1))["train/grad_norm"])
         end = weights(learner)
         return moved(start, end), end, norms

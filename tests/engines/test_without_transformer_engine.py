@@ -137,8 +137,8 @@ state = [(parameter, value) for one in offloaded.inner for part in one.sub_optim
          for parameter, held in part.state.items() for value in held.values() if value.dim()]
 on_host = sum(value.numel() for parameter, value in state if is_on_host(parameter))
 found["share on the host"] = on_host / sum(value.numel() for _, value in state)
-slept = [tensor for tensor in _optimizer_tensors(offloaded.optimizer) if is_on_host(tensor)]
-found["a sleeping rank leaves alone what is on the host"] = not slept
+moved = [tensor for tensor in _optimizer_tensors(offloaded.optimizer) if is_on_host(tensor)]
+found["an offloaded rank leaves alone what is on the host"] = not moved
 for name, saved, loads in (("offloaded", offloaded, {}), ("plain", plain, hybrid), ("both", offloaded, hybrid)):
     write_copies([sharded.copy(folder / name, **saved.parts)])
     resumed = Run(bf16=True, **loads)
@@ -183,7 +183,7 @@ def test_a_hybrid_optimizer_trains_and_resumes_as_the_plain_one(
     assert found == {
         "a save before the first step changes no weight": True,
         "equal to the plain optimizer": True,
-        "a sleeping rank leaves alone what is on the host": True,
+        "an offloaded rank leaves alone what is on the host": True,
         "resumes offloaded": [[2.0], True, [3.0], True],
         "resumes plain": [[2.0], True, [3.0], True],
         "resumes both": [[2.0], True, [3.0], True],

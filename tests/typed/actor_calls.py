@@ -33,7 +33,7 @@ def methods_are_those_of_the_actor(learner: Actor[LearnerActor], sampler: Actor[
     learner.start("publish", 3)  # type: ignore[call-overload]
     learner.start(LearnerActor.publsh, 3)  # type: ignore[attr-defined,call-overload]
     learner.start(CriticActor.values, [])  # type: ignore[call-overload]
-    sampler.start(LearnerActor.wake)  # type: ignore[call-overload]
+    sampler.start(LearnerActor.onload)  # type: ignore[call-overload]
 
 
 def groups_are_called_likewise(group: ActorGroup[LearnerActor], engines: ActorGroup[EngineActor]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from slime_core import LearnerInfo, LossParts, Place
 from slime_core.errors import PluginError
 from slime_core.harness.megatron import small_shard
-from slime_core.learner.components import loss_parts
+from slime_core.learner.components import collect_loss_parts
 from slime_core.plugins.activation import activate
 from slime_core.plugins.lifecycle import LifecycleHooks
 
@@ -31,7 +31,7 @@ def merged(folder: Path, *returned: str) -> LossParts:
         (folder / f"plugin{number}.py").write_text(f"NUMBER = {number}\n{CODE.format(returned=text)}")
     names = [str(folder / f"plugin{number}.py") for number in range(len(returned))]
     hooks = LifecycleHooks(activate(names).registry, place=Place.RANK, options={})
-    return loss_parts(hooks, LearnerInfo(rank=0, world_size=1, settings={}))
+    return collect_loss_parts(hooks, LearnerInfo(rank=0, world_size=1, settings={}))
 
 
 def test_without_plugins_every_part_is_the_cores(tmp_path):

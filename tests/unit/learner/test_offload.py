@@ -26,7 +26,7 @@ def test_a_rank_that_sleeps_lets_go_of_the_returns_of_the_last_rollout(monkeypat
     learner: Any = object.__new__(Learner)
     learner.actor, learner.critic, learner._offloader = WithoutModel(), None, None
     learner.returns_U = torch.ones(3)
-    assert learner.sleep() == 0
+    assert learner.offload() == 0
     assert learner.returns_U is None
 
 

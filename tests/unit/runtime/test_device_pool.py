@@ -15,17 +15,17 @@ from slime_core.weights.hugging_face import WeightSpec
 from slime_testing.fake_engine import FakeEngine
 
 
-class Sleepy:
+class FakeLearner:
     """A learner that knows what it holds on the devices, and what the engines hold when that changes."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self.holds, self._engine = "everything", engine
         self.order: list[tuple[str, set[str]]] = []
 
-    def sleep(self, *, keeps_weights: bool = False) -> None:
+    def offload(self, *, keeps_weights: bool = False) -> None:
         self._become("weights" if keeps_weights else "nothing")
 
-    def wake(self) -> None:
+    def onload(self) -> None:
         self._become("everything")
 
     def _become(self, holds: str) -> None:
@@ -63,7 +63,7 @@ def publish(control: EngineControl) -> None:
 def test_the_owner_is_known_inside_the_block_only(
     is_colocated: bool, control: EngineControl, engine: FakeEngine
 ) -> None:
-    devices = DevicePool(ColocatedDevices(control, Sleepy(engine)) if is_colocated else None)
+    devices = DevicePool(ColocatedDevices(control, FakeLearner(engine)) if is_colocated else None)
     with devices.held_by("learner"):
         assert devices.owner == "learner"
         devices.make_room_for_weights()
@@ -85,7 +85,7 @@ def test_devices_have_one_owner() -> None:
 
 
 def test_shared_devices_go_through_five_phases(control: EngineControl, engine: FakeEngine) -> None:
-    learner = Sleepy(engine)
+    learner = FakeLearner(engine)
     colocated = ColocatedDevices(control, learner)
     for _ in range(2):
         with DevicePool(colocated).held_by("learner"):
@@ -118,7 +118,7 @@ def test_a_request_that_is_still_running_is_ended_before_memory_goes(
         straggler = thread.submit(call, engine.url, "/generate", body, timeout_s=60)
         while not engine.most_in_flight:
             time.sleep(0.01)
-        ColocatedDevices(control, Sleepy(engine)).vacate()
+        ColocatedDevices(control, FakeLearner(engine)).vacate()
         assert straggler.result()["meta_info"]["finish_reason"]["type"] == "abort"
     assert engine.released == {CACHE, WEIGHTS}
 
@@ -126,7 +126,7 @@ def test_a_request_that_is_still_running_is_ended_before_memory_goes(
 def test_engines_generate_again_only_when_they_have_all_their_memory(
     control: EngineControl, engine: FakeEngine
 ) -> None:
-    colocated = ColocatedDevices(control, Sleepy(engine))
+    colocated = ColocatedDevices(control, FakeLearner(engine))
     with DevicePool(colocated).held_by("learner"):
         colocated.make_room_for_weights()
     paths = [path for path in engine.calls if "generation" in path or "memory" in path]
@@ -137,7 +137,7 @@ def test_engines_generate_again_only_when_they_have_all_their_memory(
 def test_engines_that_have_released_their_memory_get_no_second_release(
     control: EngineControl, engine: FakeEngine
 ) -> None:
-    colocated = ColocatedDevices(control, Sleepy(engine))
+    colocated = ColocatedDevices(control, FakeLearner(engine))
     colocated.vacate()
     with DevicePool(colocated).held_by("learner"):
         colocated.make_room_for_weights()
@@ -145,7 +145,7 @@ def test_engines_that_have_released_their_memory_get_no_second_release(
 
 
 def test_a_block_that_fails_moves_nothing(control: EngineControl, engine: FakeEngine) -> None:
-    colocated = ColocatedDevices(control, Sleepy(engine))
+    colocated = ColocatedDevices(control, FakeLearner(engine))
     with pytest.raises(RuntimeError, match="no gradient"), DevicePool(colocated).held_by("learner"):
         raise RuntimeError("no gradient")
     assert (colocated.phase, engine.released) == (Phase.LEARNING, {CACHE, WEIGHTS})
@@ -154,7 +154,7 @@ def test_a_block_that_fails_moves_nothing(control: EngineControl, engine: FakeEn
 def test_devices_do_not_go_back_before_the_engines_have_room_for_weights(
     control: EngineControl, engine: FakeEngine
 ) -> None:
-    colocated = ColocatedDevices(control, Sleepy(engine))
+    colocated = ColocatedDevices(control, FakeLearner(engine))
     refused = pytest.raises(AssertionError, match="are learning; they must be publishing")
     with refused, DevicePool(colocated).held_by("learner"):
         pass
