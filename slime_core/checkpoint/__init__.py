@@ -1,10 +1,10 @@
 """Run state on disk, atomically; and folders in Megatron's torch_dist format.
 
-    folder     where a checkpoint lies, which one is the newest whole one, what makes it whole, when a run saves, and
-               which checkpoints it keeps
+    folder     files of a checkpoint and their atomic replacement; the newest checkpoint; when a run saves, and which
+               checkpoints it keeps
     sharded    model, optimizer and schedule in Megatron's torch_dist format
 
-The rule between them: everything is written into a draft folder, which is renamed once all of it is there.
+The rule between them: all files are written into a draft folder, which is renamed once it is complete.
 
 PUBLIC are the names below, for programs that read and write torch_dist folders; the files are not. ``StoredTensors``,
 ``save_weights`` and ``sharded_tensors`` load torch and Megatron at their first use, so call

@@ -1,12 +1,13 @@
-"""The files of a checkpoint, how one is written atomically, when a run saves, and which checkpoints it keeps.
+"""Writes the folder of a checkpoint atomically, finds checkpoints, and decides when a run saves and which it keeps. The
+loop, the learner's handle and the command line call it.
 
     checkpoints/step-000040/
         state.json     the step, the data cursor, the plugins and their states; written last
         torch_dist/    model, optimizer and schedule, in any parallel layout
-        critic/        the same of the critic, where there is one
+        critic/        the same for the critic, if there is one
         roles/         frozen models that changed since the start: reference/, as torch_dist/ without an optimizer
         hf/            the weights as a Hugging Face folder (unless --save-hf is off)
-        temporary      empty, and only in a checkpoint that the next one replaces
+        temporary      an empty file, only in a checkpoint that the next checkpoint replaces
 
 A checkpoint is written under a name that starts with a dot and renamed when it is complete, so a folder with a
 checkpoint's name is complete.
@@ -77,27 +78,27 @@ class Checkpoint:
 
 
 def drafted(folder: Path, step: int) -> AbstractContextManager[Path]:
-    """A draft of the checkpoint ``folder/step-NNNNNN``, in which files may be already; see :func:`replacing`."""
+    """Context for completing the draft of the checkpoint ``folder/step-NNNNNN``; see :func:`replacing`."""
     next_step = "Free space or choose another --output-dir, then resume with --load."
     return replacing(checkpoint_of(folder, step), next_step=next_step, begun=True)
 
 
 def draft_of(folder: Path, step: int) -> Path:
-    """The folder that becomes the checkpoint ``folder/step-NNNNNN`` when it is complete."""
+    """Return the folder that becomes the checkpoint ``folder/step-NNNNNN`` when it is complete."""
     return _draft_of(checkpoint_of(folder, step))
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove checkpoints that never became complete. No process may be writing one."""
+    """Remove incomplete checkpoints. No process may be writing one."""
     for draft in folder.glob(".step-*.draft"):
         shutil.rmtree(draft, ignore_errors=True)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise what writing ``path`` fails with in the block as a CheckpointError that names it.
+    """Context for writing ``path``: turns write errors into a CheckpointError that names it.
 
-    torch's file writer fails at a full disk with a RuntimeError of its own, in whose context the OSError is.
+    On a full disk torch's file writer raises a RuntimeError, with the OSError as its context.
     """
     try:
         yield
@@ -112,14 +113,16 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(final: Path, *, next_step: str, begun: bool = False) -> Iterator[Path]:
-    """A draft folder to write into; it becomes ``final`` when the block ends and all files are on disk, and is removed
-    when the block fails. What was there before is removed only when the new one has replaced it.
+    """Yield a draft folder to write into; when the block ends, sync its files to disk and rename it to ``final``.
+
+    The draft is removed if the block fails. An older ``final`` is removed only after the new one has replaced it.
 
     Arguments:
+        next_step: advice in the message of the error.
         begun: the draft may hold files already, which stay.
 
     Raises:
-        CheckpointError: the folder cannot be written; says ``next_step``.
+        CheckpointError: the folder cannot be written.
     """
     draft = _draft_of(final)
     try:
@@ -142,7 +145,7 @@ def write_state(draft: Path, state: RunState) -> None:
 
 
 def set_aside(folder: Path, *, after: int) -> list[Path]:
-    """Rename the checkpoints of later steps than ``after``, so that nothing finds them; returns their new paths.
+    """Rename the checkpoints of later steps than ``after``, so that nothing finds them; return their new paths.
 
     A run that resumed at ``after`` has abandoned them: the newest checkpoint must belong to the resumed run.
     """
@@ -155,17 +158,16 @@ def set_aside(folder: Path, *, after: int) -> list[Path]:
 
 
 def newest(folder: Path) -> Checkpoint | None:
-    """The checkpoint of the highest step in ``folder``, or None."""
+    """Return the checkpoint of the highest step in ``folder``; None: there is none."""
     found = by_step(folder)
     return _read(found[max(found)]) if found else None
 
 
 def find(path: Path) -> Checkpoint:
-    """The checkpoint that ``path`` names: a checkpoint itself, a run folder, or a folder of checkpoints (then the
-    newest).
+    """Return the checkpoint at ``path``, or the newest one if ``path`` is a run folder or a folder of checkpoints.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no checkpoint.
     """
     if (path / "state.json").is_file():
         return _read(path)
@@ -180,7 +182,7 @@ def find(path: Path) -> Checkpoint:
 
 
 def critic_part(checkpoint: Path) -> Path:
-    """The folder of the critic in a checkpoint.
+    """Return the folder of the critic in a checkpoint.
 
     Raises:
         CheckpointError: the run that wrote it had no critic.
@@ -195,7 +197,7 @@ def critic_part(checkpoint: Path) -> Path:
 
 
 def by_step(folder: Path) -> dict[int, Path]:
-    """The checkpoints in ``folder`` by their steps."""
+    """Return the checkpoints in ``folder`` by their steps."""
     return {int(match[1]): path for path in folder.glob("step-*") if (match := NAME.fullmatch(path.name))}
 
 
@@ -245,11 +247,11 @@ def _read(path: Path) -> Checkpoint:
 
 
 TEMPORARY = "temporary"
-"""Empty file in a checkpoint that the next one replaces."""
+"""Name of the empty file in a checkpoint that the next checkpoint replaces."""
 
 
 def is_due(interval: int | None, count: int) -> bool:
-    """Whether something that happens every ``interval`` steps happens after ``count`` steps; None and 0: never."""
+    """Return whether an event of every ``interval`` steps is due after ``count`` steps; None and 0: never."""
     return bool(interval) and count % int(interval or 1) == 0
 
 
@@ -257,14 +259,14 @@ def is_due(interval: int | None, count: int) -> bool:
 class Retention:
     """Which checkpoints of a run stay on disk.
 
-    Those of ``interval`` and the last one of the run stay, as far as ``last`` and ``every`` say; others, which a time
-    or SIGTERM asked for, only until the next one is complete.
+    Regular checkpoints are those of ``interval`` and the last one of the run; ``last`` and ``every`` say which of them
+    stay. Other checkpoints, saved for a time limit or SIGTERM, stay until the next checkpoint is complete.
 
     Arguments:
-        interval: rollouts from one to the next; None: none but the last.
+        interval: rollouts between regular checkpoints; None: only the last one is regular.
         total: rollouts of the run.
-        last: how many of them stay; None: all.
-        every: those whose number of rollouts this divides stay however old they are; None: none.
+        last: number of the newest regular checkpoints that stay; None: all.
+        every: checkpoints after a multiple of this number of rollouts always stay; None: no such rule.
     """
 
     interval: int | None = None
@@ -273,15 +275,15 @@ class Retention:
     every: int | None = None
 
     def mark(self, draft: Path, step: int) -> None:
-        """Say in the checkpoint of ``step`` whether the next one replaces it."""
+        """Mark the checkpoint of ``step`` as temporary if the next checkpoint replaces it."""
         if not is_due(self.interval, step) and step != self.total:
             (draft / TEMPORARY).touch()
 
     def tidy(self, folder: Path, *, newest: int) -> None:
-        """Remove what does not stay, once the checkpoint of step ``newest`` is complete.
+        """Remove the checkpoints that do not stay, once the checkpoint of step ``newest`` is complete.
 
-        A checkpoint is renamed before it is removed, so that nothing takes a part of it for a checkpoint. What cannot
-        be removed stays.
+        A checkpoint is renamed before it is removed, so a partly removed one is not taken for a checkpoint. One that
+        cannot be removed stays.
         """
         older = {step: path for step, path in by_step(folder).items() if step < newest}
         temporary = [path for path in older.values() if (path / TEMPORARY).exists()]
@@ -299,7 +301,7 @@ class Retention:
 
 
 class SaveClock:
-    """Says when to save: every so many steps, every so many minutes, and after the last step; and when to wait for it.
+    """Decides when to save: after intervals of steps and of minutes, and after the last step; and when to wait for it.
 
     Attributes:
         total: number of steps of the run.

@@ -1,8 +1,16 @@
-"""Model, optimizer and schedule of a learner in Megatron's torch_dist format; loads in any parallel layout.
+"""Saves and loads model, optimizer and schedule of a learner in Megatron's torch_dist format, in any parallel layout.
 
-Random state is left out: training uses no random numbers (no dropout, data order comes from the seed and the cursor).
-A folder can come from a stranger, and torch keeps parts of it as pickles. Reading takes from them numbers, texts and
-torch's own records, and runs no code.
+    copy, StateCopy, finish        a checkpoint in the background: each rank copies its part, writes it, rank 0 finishes
+    load                           continues from it
+    copy_weights, save_weights     the weights alone; ``save_weights`` reads them as it writes, without a copy
+    load_weights, StoredTensors    the weights alone, of any torch_dist folder
+    sharded_tensors                Megatron's description of each weight of a model
+
+The ranks of the learner call it, and programs that convert checkpoints.
+
+Random state is left out: training uses no random numbers (no dropout; the order of data comes from seed and cursor).
+A folder may come from an untrusted source, and torch stores parts of it as pickles. Reading accepts only numbers,
+strings and torch's own records in them, and runs no code.
 """
 
 from __future__ import annotations
@@ -60,29 +68,29 @@ UNREADABLE = (dist_checkpointing.core.CheckpointingException, CheckpointExceptio
 """Errors of Megatron and torch about a checkpoint that they cannot read."""
 
 NOT_WEIGHTS = re.compile(r"(chained_\d+\.)?optimizer\.|rng_state|.*_extra_state")
-"""Keys of tensors in a checkpoint that are no weights of the model."""
+"""Keys of tensors in a checkpoint that are not weights of the model."""
 
 
 def copy(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) -> StateCopy:
-    """A copy of the learner's state, to be written into ``folder``. Collective over all ranks; writes nothing."""
+    """Copy the learner's state, to write it into ``folder`` later. Collective over all ranks; writes nothing."""
     gathers = _Gathers()
-    with gathers.replacing_those_of(optimizer):
+    with gathers.replacing_gathers_of(optimizer):
         state = _state(chunks, optimizer, loading=False) | {"schedule": schedule.state_dict()}
     _agree_on_steps(state["optimizer"])
     return StateCopy(state, folder, gathers)
 
 
 def copy_weights(folder: Path, *, chunks: Sequence[Any]) -> StateCopy:
-    """A copy of the chunks' weights, to be written into ``folder``. Collective over all ranks; writes nothing."""
+    """Copy the chunks' weights, to write them into ``folder`` later. Collective over all ranks; writes nothing."""
     return StateCopy(_model(chunks), folder, _Gathers())
 
 
 def save_weights(folder: Path, *, chunks: Sequence[torch.nn.Module], fill: Callable[[torch.Tensor], None]) -> None:
-    """Write the chunks' weights into ``folder``, which is created, without a copy of them. Collective over all ranks.
+    """Write the chunks' weights into ``folder``, which is created, without copying them. Collective over all ranks.
 
     Arguments:
-        fill: called with each parameter, or part of one, just before it is written, to load its weights; parameters
-            are written one after the other.
+        fill: loads the weights of a parameter, or of its part on this rank; called just before that is written.
+            Parameters are written one after the other.
 
     Raises:
         CheckpointError: a rank could not write its part.
@@ -100,12 +108,12 @@ def save_weights(folder: Path, *, chunks: Sequence[torch.nn.Module], fill: Calla
 
 @dataclass(frozen=True, slots=True)
 class WrittenPart:
-    """The part of a state that one rank has written.
+    """The part of a state that a rank has written.
 
     Arguments:
         folder: of the state.
         results: where each of its tensors is.
-        description: of all ranks' tensors; from the first rank only.
+        description: of the tensors of all ranks; set by rank 0 only.
     """
 
     folder: Path
@@ -116,13 +124,13 @@ class WrittenPart:
 class StateCopy:
     """A copy in host memory of this rank's part of a state.
 
-    Making it is collective and writes nothing. :meth:`write` may run in another thread while the state changes; the
-    state is on disk when :func:`finish` has had the parts of all ranks.
+    Building it is collective and writes nothing. :meth:`write` may run in another thread while the state changes. The
+    state is complete on disk once :func:`finish` has run with the parts of all ranks.
 
     Arguments:
         state: as Megatron shards it.
-        folder: of the state; is made when it is written.
-        gathers: what the copy still lacks of other ranks' tensors.
+        folder: of the state; :meth:`write` creates it.
+        gathers: parts of the optimizer's tensors that other ranks still have to send.
     """
 
     def __init__(self, state: dict[str, Any], folder: Path, gathers: _Gathers) -> None:
@@ -137,10 +145,10 @@ class StateCopy:
         self._items = deque(writer.items)
 
     def write(self) -> WrittenPart:
-        """Write this rank's part, and release the copy. Ranks whose optimizers share a state call it together.
+        """Write this rank's part, and release the copy. Collective over ranks whose optimizers share a state.
 
         Raises:
-            CheckpointError: it cannot be written; names the file.
+            CheckpointError: a file cannot be written; the message names it.
         """
         self._gathers.run()
         with writing(self._folder):
@@ -164,10 +172,13 @@ class StateCopy:
 
 
 def finish(parts: Sequence[WrittenPart]) -> None:
-    """Write what describes each state in ``parts``, which are those of all ranks. Not collective.
+    """Write the description of each state. Not collective.
+
+    Arguments:
+        parts: of all ranks.
 
     Raises:
-        CheckpointError: it cannot be written.
+        CheckpointError: a description cannot be written.
     """
     for folder in dict.fromkeys(part.folder for part in parts):
         own = [part for part in parts if part.folder == folder]
@@ -187,18 +198,18 @@ def _write_common(folder: Path, common: bytes) -> None:
 
 
 def _flat(state: dict[str, Any]) -> dict[str, Any]:
-    """``state`` as torch writes it: by the names under which Megatron stores tensors."""
+    """Convert ``state`` for torch: by the names under which Megatron stores tensors."""
     flat, _, _ = torch_dist._replace_state_dict_keys_with_sharded_keys(state, True)
     found: dict[str, Any] = torch_dist.mcore_to_pyt_state_dict(flat, False)
     return found
 
 
 class _Gathers:
-    """The optimizer's tensors, of which each data-parallel rank has a part.
+    """Gathers the optimizer's tensors, of which each data-parallel rank has a part.
 
     Megatron gathers them in ``DistributedOptimizer.get_parameter_state_dp_zero``, which passes over all of them seven
-    times before it returns (distrib_optimizer.py:977). Here each rank copies its part to its place in a buffer that is
-    otherwise not touched; :meth:`run` sends the parts to the first rank of the group, which writes them.
+    times before it returns (distrib_optimizer.py:977). Here each rank copies only its part to its place in a buffer;
+    :meth:`run` sends the parts to the first rank of the group, which writes them.
 
     Attributes:
         storages: addresses of the buffers.
@@ -209,8 +220,8 @@ class _Gathers:
         self._parts: list[tuple[dist.ProcessGroup, list[torch.Tensor]]] = []
 
     @contextmanager
-    def replacing_those_of(self, optimizer: Any) -> Iterator[None]:
-        """Inside the block the parts of ``optimizer`` copy their state here instead of gathering it."""
+    def replacing_gathers_of(self, optimizer: Any) -> Iterator[None]:
+        """Inside the block, let the parts of ``optimizer`` copy their state here instead of gathering it."""
         parts = optimizer.chained_optimizers
         for part in parts:
             part.get_parameter_state_dp_zero = partial(self._copy, part)
@@ -221,7 +232,7 @@ class _Gathers:
                 del part.get_parameter_state_dp_zero
 
     def run(self) -> None:
-        """Send the parts to the first rank of their group, on a group that nothing else uses."""
+        """Send the parts to the first rank of their group; nothing else uses these groups."""
         for group, parts in self._parts:
             for rank in range(1, group.size()):
                 if group.rank() == rank and parts[rank].numel():
@@ -231,7 +242,7 @@ class _Gathers:
         self._parts.clear()
 
     def _copy(self, optimizer: Any, **_: Any) -> dict[Any, Any]:
-        """The result of Megatron's method, filled with this rank's part."""
+        """Return the result of Megatron's method, filled with this rank's part only."""
         found: dict[Any, Any] = {"buckets_coalesced": True}
         for number, ranges in enumerate(optimizer.gbuf_ranges):
             ((dtype, buckets),) = ranges.items()
@@ -258,13 +269,13 @@ class _Gathers:
 
 
 class _Writer(filesystem.FileSystemWriter):
-    """torch's writer; of a plan it copies the tensors, see :class:`StateCopy`.
+    """torch's writer, except that it copies the tensors of a plan instead of writing them; see :class:`StateCopy`.
 
     Arguments:
         held: storages that are copies already.
 
     Attributes:
-        items: what this rank has to write, with the copies.
+        items: the items that this rank has to write, with the copies.
     """
 
     def __init__(self, path: str | Path, *, held: Set[int] = frozenset()) -> None:
@@ -273,13 +284,13 @@ class _Writer(filesystem.FileSystemWriter):
         self.items: list[tuple[planner.WriteItem, torch.Tensor | BytesIO]] = []
 
     def storage_meta(self) -> metadata.StorageMeta | None:
-        return None  # torch would record the path of the folder on this machine
+        return None  # torch would record this machine's path of the folder
 
     def prepare_local_plan(self, plan: planner.SavePlan) -> planner.SavePlan:
-        return plan  # torch would make the folder, and a rank that fails at it would leave the others waiting
+        return plan  # torch would create the folder here, and a rank that fails would leave the other ranks waiting
 
     def prepare_write_data(self, plan: planner.SavePlan, source: planner.SavePlanner) -> None:
-        """Copy what ``plan`` has for this rank."""
+        """Copy the items of ``plan``, which are this rank's."""
         for item in plan.items:
             value = source.resolve_data(item)
             if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() not in self._held:
@@ -302,17 +313,17 @@ class _Planner(torch_dist.MCoreSavePlanner):  # type: ignore[misc]
 
 
 def load(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) -> None:
-    """Put the state in ``folder`` into the learner. Collective over all ranks.
+    """Load the state in ``folder`` into the learner. Collective over all ranks.
 
     The learning rate follows the settings of this run, from the step at which the checkpoint was taken.
 
     Raises:
-        CheckpointError: the folder is no such checkpoint, or is of another model.
+        CheckpointError: the folder is not such a checkpoint, or is of another model.
     """
     found = _read(_state(chunks, optimizer, loading=True) | {"schedule": schedule.state_dict()}, folder)
     for key, chunk in zip(_keys(chunks), chunks, strict=True):
         chunk.load_state_dict(found[key])
-    optimizer.load_state_dict(_regrouped(found["optimizer"], num_parts=len(optimizer.chained_optimizers)))
+    optimizer.load_state_dict(_regroup(found["optimizer"], num_parts=len(optimizer.chained_optimizers)))
     _continue_schedule(schedule, optimizer, num_steps=found["schedule"]["num_steps"])
 
 
@@ -326,10 +337,10 @@ def load_weights(folder: Path, *, chunks: Sequence[Any]) -> None:
 
 
 class StoredTensors:
-    """The weights in a torch_dist folder, read one by one into the chunks of a model. Not collective.
+    """Reads the weights in a torch_dist folder one by one into the chunks of a model. Not collective.
 
     Arguments:
-        folder: written by a run, by ``slime convert`` or by Megatron; only its weights are read, not its other state.
+        folder: of a run, of ``slime convert`` or of Megatron; only its weights are read.
 
     Attributes:
         held: key -> shape and dtype of each stored weight.
@@ -362,7 +373,7 @@ class StoredTensors:
         """Fill ``tensors``, which :func:`sharded_tensors` returned, with the stored weights, cast to their dtype.
 
         Raises:
-            CheckpointError: the folder lacks one, has it with another shape, or its files are damaged.
+            CheckpointError: a tensor is missing or has another shape in the folder, or a file is damaged.
         """
         reader = filesystem.FileSystemReader(self._folder)
         reader.set_up_storage_reader(self._metadata, is_coordinator=True)
@@ -409,7 +420,7 @@ class _Into(default_planner.DefaultLoadPlanner):
 
 
 def sharded_tensors(chunks: Sequence[torch.nn.Module]) -> list[mapping.ShardedTensor]:
-    """Megatron's ShardedTensor of each parameter and buffer of the chunks, or part of one; their data are views."""
+    """Return Megatron's ShardedTensor of each parameter and buffer, or of its part here; their data are views."""
     state = _model(chunks)
     mapping.apply_factories(state)
     return [one for one in dict_utils.nested_values(state) if isinstance(one, mapping.ShardedTensor)]
@@ -422,7 +433,7 @@ def _read(wanted: dict[str, Any], folder: Path) -> Any:
 
 @contextmanager
 def _reading(folder: Path) -> Iterator[None]:
-    """In the block nothing read runs code, and what reading fails with is a CheckpointError that names ``folder``."""
+    """Context for reading ``folder``: unpickles no code, and turns read errors into a CheckpointError."""
     try:
         with _without_code():
             yield
@@ -434,7 +445,7 @@ def _reading(folder: Path) -> Iterator[None]:
 
 
 class _Description(pickle.Unpickler):
-    """Reads the ``.metadata`` of a checkpoint: records and enumerations of torch's, its dtypes and layouts."""
+    """Unpickles the ``.metadata`` of a checkpoint; allows only torch's records, enumerations, dtypes and layouts."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
@@ -449,7 +460,7 @@ class _Description(pickle.Unpickler):
 
 
 def _member(kind: Any, name: str) -> Any:
-    """The member of an enumeration. Python 3.11.0 to 3.11.3 pickle it as a call of ``getattr``, others of its class."""
+    """Return a member of an enumeration, which Python 3.11.0 to 3.11.3 pickle as a call of ``getattr``."""
     if kind not in ENUMS:
         raise pickle.UnpicklingError(
             "it names builtins.getattr of what is not an enumeration, which no checkpoint needs"
@@ -459,10 +470,10 @@ def _member(kind: Any, name: str) -> Any:
 
 @contextmanager
 def _without_code() -> Iterator[None]:
-    """Torch reads a checkpoint without running code of it.
+    """Let torch read a checkpoint without running code of it.
 
-    torch 2.13 unpickles what describes the tensors (distributed/checkpoint/filesystem.py:930), and objects other than
-    tensors (default_planner.py:387), whatever they hold. Megatron's ``common.pt`` is read with ``weights_only``.
+    torch 2.13 unpickles the description of the tensors (distributed/checkpoint/filesystem.py:930), and objects other
+    than tensors (default_planner.py:387), without restriction. Megatron's ``common.pt`` is read with ``weights_only``.
     """
     reader: Any = filesystem
     reads, load = reader.pickle, torch.load
@@ -505,34 +516,34 @@ def _continue_schedule(schedule: Any, optimizer: Any, *, num_steps: int) -> None
 
 
 def _first(problem: CheckpointException) -> BaseException:
-    """The error of the first rank that failed; the CheckpointException itself prints a traceback."""
+    """Return the error of the first rank that failed; the CheckpointException itself prints a traceback."""
     return next(iter(problem.failures.values()))[0]
 
 
 def _state(chunks: Sequence[Any], optimizer: Any, *, loading: bool) -> dict[str, Any]:
     model = trained = _model(chunks)
-    # All ranks have to name the same tensors, so it counts whether any of them has a frozen parameter.
-    if any(_gathered(any(not parameter.requires_grad for chunk in chunks for parameter in chunk.parameters()))):
+    # All ranks have to name the same tensors, so the condition is whether any rank has a frozen parameter.
+    if any(_all_gather(any(not parameter.requires_grad for chunk in chunks for parameter in chunk.parameters()))):
         # A frozen layer or expert has no optimizer state, so a tensor over all of them would have holes.
         trained = _model(chunks, non_homogeneous_layers=True, singleton_local_shards=True)
     return {**model, "optimizer": optimizer.sharded_state_dict(trained, is_loading=loading, metadata=_metadata())}
 
 
 def _agree_on_steps(state: dict[Any, Any]) -> None:
-    """Set the step count of all ranks to the largest: rank 0 writes it, and a rank without trained parameters has 0."""
+    """Set the step count of all ranks to the largest: rank 0 writes it, and without trained parameters has 0."""
     parts = [state] if "optimizer" in state else list(state.values())
     groups = [group for part in parts for group in part["optimizer"]["param_groups"]]
-    counted = max(_gathered(max((group.get("step") or 0 for group in groups), default=0)))
+    counted = max(_all_gather(max((group.get("step") or 0 for group in groups), default=0)))
     if counted:
         for group in groups:
             group["step"] = counted
 
 
-def _regrouped(stored: dict[Any, Any], *, num_parts: int) -> dict[Any, Any]:
-    """``stored`` for an optimizer of ``num_parts``, whatever the number in the run that saved it.
+def _regroup(stored: dict[Any, Any], *, num_parts: int) -> dict[Any, Any]:
+    """Convert ``stored`` for an optimizer of ``num_parts`` parts, for any number of parts in the run that saved it.
 
-    Experts that ranks share have an optimizer of their own, and so parameter groups of their own. Tensors are stored
-    under the names of weights, but the settings of a group and its step count by optimizer and by kind.
+    Experts that ranks share have a separate optimizer, and so separate parameter groups. Tensors are stored under the
+    names of weights, but the settings of a group and its step count by optimizer and by kind of parameter.
     """
     saved = [stored] if "optimizer" in stored else [part for part in stored.values() if "optimizer" in part]
     groups = [group for part in saved for group in part["optimizer"]["param_groups"]]
@@ -543,7 +554,7 @@ def _regrouped(stored: dict[Any, Any], *, num_parts: int) -> dict[Any, Any]:
     return {n: {**settings, "param_state": stored[n]["param_state"]} for n in range(num_parts)}
 
 
-def _gathered(value: Any) -> list[Any]:
+def _all_gather(value: Any) -> list[Any]:
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, value)
     return found
