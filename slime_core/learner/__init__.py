@@ -1,36 +1,36 @@
-"""Trains the actor with Megatron-core. Of the other rooms only modeling, weights and checkpoint import Megatron.
+"""Trains the actor with Megatron-core. Of the other packages, modeling, weights, checkpoint and cpu import it.
 
-The way of a rollout, in reading order:
+The path of a rollout, in reading order:
 
-    actor             the ranks of learner and critic as Ray actors, and the driver's handle; checkpoints that are
-                      written while training goes on
+    actor             the ranks of learner and critic as Ray actors, and the driver's handle; checkpoints that ranks
+                      write while they train
     rank              one rank: ``Learner.train`` runs the steps below, log-probabilities first: one forward pass for
-                      each role that is read, then the critic's values; writes what it trained to a file
+                      each role that the run reads, then the critic's values; writes its training data to a file
     micro_batches     packs the samples of a shard into rows
     columns           fills the advantages that the steps read; the parity gate
-    frozen_models     weights of reference, teacher and old actor, loaded into the actor's model for a pass; which of
-                      their columns the run reads
-    trained_model     chunks in DDP; passes through Megatron's schedule, routing replay, the optimizer step; which
-                      parameters train
+    frozen_models     weights of reference, teacher and old actor, loaded into the actor's model for a pass; the
+                      columns that the run reads
+    trained_model     chunks in DDP; passes through Megatron's schedule, routing replay, the optimizer step; freezing
+                      of parameters
     objective         policy loss, KL divergence, entropy, corrections; every divisor is in a sample's loss weight, so
-                      all of it is a sum; metrics, summed over micro-batches and ranks
+                      the loss is a sum; metrics, summed over micro-batches and ranks
 
 Around it:
 
     components        builds the run's components that work on a rank, and checks them
-    critic            the critic's model: one number a token in place of its output layer; value loss and optimizer;
-                      one process of a separate critic, on ranks of its own
-    critic_reshard    shards of the actor's ranks divided for the critic's; per-token numbers on their way back
+    critic            the critic's model: a head with one number per token, value loss, optimizer; one process of a
+                      separate critic, on ranks without the actor
+    critic_reshard    divides the shards of the actor's ranks for the critic's; gathers per-token numbers
     optimizer         Megatron's DDP, optimizer and learning-rate schedule
-    checks            errors that end a run before a spoilt step is published; whether models fit
-    rank_load         seconds and memory of a rank, its share of a GPU's peak, and which rank is slow
-    process           joining the process group, moving device memory to the host and back
+    checks            errors that end a run before it publishes a wrong step; checks of the model
+    rank_load         seconds and memory of a rank, its share of a GPU's peak; finds slow ranks
+    process           joins the process group; offloads device memory to the host and loads it again
 
 :class:`LearnerSettings` are the settings of a rank. The driver writes them, so nothing heavy is imported here.
 
-The rules between them: files see model chunks and packed micro-batches, never the name of a model family. What imports
-Megatron is imported inside functions, after ``slime_core.cpu.megatron.install()``: what is imported before cannot be
-patched any more.
+The rules between them: files see model chunks and packed micro-batches, never the name of a model family. Modules that
+import Megatron are imported inside functions, after ``slime_core.cpu.megatron.install()``, which can only patch later
+imports.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class LearnerSettings(ProcessSettings):
     """The settings of one rank of the learner or of a separate critic.
 
     Arguments:
-        architecture: the checkpoint's architecture string; a plugin's model spec fits it.
+        architecture: the checkpoint's architecture string, by which the model spec is chosen.
         policy_loss: name of the policy loss component.
         num_steps: optimizer steps of the whole run, for the schedule.
         rank, world_size: of the process among the learner's.
         address: ``host:port`` where rank 0 listens for the others.
-        num_threads: threads of one operation on a CPU; 0: torch decides.
+        num_threads: threads of an operation on a CPU; 0: torch decides.
     """
 
     architecture: str

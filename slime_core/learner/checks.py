@@ -1,6 +1,6 @@
-"""Errors that end a run before a spoilt step is published, and whether a model fits what the run asks of it.
+"""Checks that end a run before it publishes a wrong step, and checks of the model. The ranks and the critic call them.
 
-require_...         finite losses, gradients and weights; loss weights that add up; results of plugins by contract
+require_...         losses, gradients and weights are finite; loss weights add up; plugins' results keep their contract
 require_same_model  the weights of another folder can be loaded into the actor's model
 can_share_prompts   rows in which several samples share tokens give the same sums (docs/shared-prompts.md)
 """
@@ -22,13 +22,10 @@ REPORT = "Report this to the plugin's author."
 
 
 def require_finite_metrics(metrics: dict[str, float], rollout: int, *, of: str = "") -> None:
-    """Return if every metric is a finite number.
+    """Raise NonFiniteError if a metric is not a finite number.
 
     Arguments:
-        of: what stands before the names of the settings that could help, ``"critic_"``.
-
-    Raises:
-        NonFiniteError: one is not.
+        of: prefix of the settings that the message names, ``"critic_"`` for the critic.
     """
     bad = sorted(name for name, value in metrics.items() if not math.isfinite(value))
     if bad:
@@ -41,13 +38,10 @@ def require_finite_metrics(metrics: dict[str, float], rollout: int, *, of: str =
 
 
 def require_gradient(has_gradient: float) -> None:
-    """Return if minimising the loss of a step changes a weight.
+    """Raise RunError if minimising the loss of a step would change no weight.
 
     Arguments:
         has_gradient: 1 if the loss of any micro-batch on any rank needs a gradient, else 0.
-
-    Raises:
-        RunError: it would change none.
     """
     if not has_gradient:
         raise RunError(
@@ -58,11 +52,7 @@ def require_gradient(has_gradient: float) -> None:
 
 
 def require_loss_weight(weight: float, rollout: int) -> None:
-    """Return if the loss weights of a step add up: to 1, or to 0 where every token is masked.
-
-    Raises:
-        RunError: they do not.
-    """
+    """Raise RunError unless the loss weights of a step add up to 1, or to 0 where every token is masked."""
     if not (math.isclose(weight, 1.0, abs_tol=1e-3) or weight == 0.0):
         raise RunError(
             f"rollout {rollout}: the loss weights of a step add up to {weight:.6f} instead of 1; "
@@ -71,19 +61,16 @@ def require_loss_weight(weight: float, rollout: int) -> None:
 
 
 def require_finite_weights(chunks: Sequence[torch.nn.Module], *, rollout: int, of: str = "") -> None:
-    """Look at every parameter of this rank, once a rollout: one pass over the weights, one wait for the device.
+    """Raise NonFiniteError if a parameter of this rank holds NaN or infinity. One pass, one wait for the device.
 
-    A gradient that is finite does not make the step finite: a learning rate may be too large for the dtype.
+    Finite gradients do not make the step finite: a learning rate may be too large for the dtype.
 
     Arguments:
-        of: whose weights they are, where not the actor's, ``"critic_"``; stands before the setting that could help.
-
-    Raises:
-        NonFiniteError: one holds NaN or infinity.
+        of: prefix of the setting that the message names, ``"critic_"`` for the critic's weights.
     """
     named = [(name, parameter.detach()) for chunk in chunks for name, parameter in chunk.named_parameters()]
     # A square norm with a NaN or an infinity is not finite, and on a CPU takes a fifteenth of the largest magnitude's
-    # time. That of finite weights may overflow; then every element is looked at.
+    # time. The norm of finite weights may overflow; then every element is inspected.
     if math.isfinite(torch.nn.utils.get_total_norm([parameter for _, parameter in named]).item()):
         return
     bad = sorted(name for name, parameter in named if not bool(parameter.isfinite().all()))
@@ -99,25 +86,18 @@ def require_finite_weights(chunks: Sequence[torch.nn.Module], *, rollout: int, o
 
 
 def require_type(found: Any, expected: type, label: str) -> None:
-    """Returns if ``found`` is an ``expected``.
-
-    Raises:
-        RunError: it is something else.
-    """
+    """Raise RunError unless ``found`` is an ``expected``."""
     if not isinstance(found, expected):
         raise RunError(f"{label} returned a {type(found).__name__}; accepted: a {expected.__name__}. {REPORT}")
 
 
 def require_per_token(values: Mapping[str, Any], metrics: Any, *, metrics_name: str, count: int, label: str) -> None:
-    """Returns if every value, and every metric, is a tensor of one number a response token.
+    """Raise RunError unless every value and every metric is a tensor of one number per response token.
 
     Arguments:
-        values: by the name of its field.
-        metrics: what stands in the field ``metrics_name``: a tensor by the metric's name.
+        values: name of a field -> value.
+        metrics: content of the field ``metrics_name``: name of a metric -> tensor.
         count: response tokens.
-
-    Raises:
-        RunError: one is not.
     """
     if not isinstance(metrics, Mapping):
         raise RunError(
@@ -145,16 +125,13 @@ def require_same_model(
     why: str = "takes turns with the actor in one model",
     trust_remote_code: bool = False,
 ) -> None:
-    """Compare both configs as transformers completes them: what one of them leaves out has its default there.
+    """Raise ConfigError unless both folders describe the same model; fields that a config leaves out have defaults.
 
     Weights of the same shapes load even if the configs differ elsewhere, for example in the base of the rotary
     positions, which changes the log-probabilities.
 
     Arguments:
-        why: reason why ``role`` has to be the same model, in words that follow its folder.
-
-    Raises:
-        ConfigError: they describe different models.
+        why: reason why ``role`` has to be the same model, for the message.
     """
     from transformers import AutoConfig
 
@@ -170,10 +147,10 @@ def require_same_model(
 
 
 def can_share_prompts(chunks: Sequence[Any], *, context: int, device: torch.device) -> bool:
-    """Whether a row of shared prefixes gives the sums that it gives with all tokens repeated. Collective.
+    """Return whether a row of shared prefixes gives the same sums as one with all tokens repeated. Collective.
 
-    It does not where another module than our attention mixes tokens, or where the result of a token depends on which
-    other tokens there are, or on chance.
+    It does not if a module other than our attention mixes tokens, or if the result of a token depends on the other
+    tokens of the row or on random numbers.
 
     Arguments:
         chunks: what the model spec built.

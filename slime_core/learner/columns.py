@@ -9,14 +9,14 @@ share of them. An estimator does not see that: its columns are in the order of t
 (:class:`~slime_core.types.TrainBatch`), sample after sample, each response whole.
 
 The parity gate: learner and engines must give the same tokens the same log-probabilities. Policy gradients compare the
-two. Where they compute another function (stale weights, another temperature, other positions), the run learns from
-noise or not at all, and nothing else notices. Comparing costs no generation and no forward pass: the first optimizer
+two. If the two compute different functions (stale weights, another temperature, other positions), the run learns from
+noise or not at all, and nothing else reports it. Comparing costs no generation and no forward pass: the first optimizer
 step of a rollout computes the log-probabilities under the weights that were published last, before it changes them.
 
-    published        the engines hold this version, and so does the learner
-    mark             in a rollout that is due: which response tokens that version alone sampled (they are *fresh*)
-    compare          in the loss (``objective.py``), once a micro-batch: sums over fresh tokens
-    check            after the backward pass, before the optimizer: raises, or stores the metrics
+    published        records the version that engines and learner hold
+    mark             in a rollout that is due, marks the response tokens that only this version sampled (*fresh* tokens)
+    compare          in the loss (``objective.py``), once per micro-batch: sums over fresh tokens
+    check            after the backward pass, before the optimizer step: raises an error, or stores the metrics
     weights_changed  the learner trained; until the next publication no token is fresh
 
 The gate leaves out responses that an update interrupted, because the learner no longer holds the weights that sampled
@@ -59,10 +59,10 @@ class TokenEstimation:
     Arguments:
         estimator: the component.
         label: the component in messages, with its plugin.
-        reads: the columns it is going to read in this run.
-        settings: what the estimator finds in its batch.
+        reads: the columns that the estimator reads in this run.
+        settings: coefficients that the batch passes to the estimator.
         reduce: sums over data-parallel shards.
-        context_group: the ranks that share every row, if there are several.
+        context_group: the ranks that share every row; None: a rank holds whole rows.
     """
 
     estimator: TokenAdvantageEstimator
@@ -80,7 +80,7 @@ class TokenEstimation:
         with the log-probabilities and values that the estimator reads.
 
         Raises:
-            RunError: the estimator failed, or returned a non-finite value for a trained token; or it reads values and
+            RunError: the estimator failed, returned a non-finite value for a trained token, or reads values and
                 returned no targets for the critic.
         """
         batch = response_tokens(
@@ -88,52 +88,55 @@ class TokenEstimation:
         )
         trained_U = batch.mask_U != 0
         with torch.no_grad(), boundary(self.label, "estimating advantages", error=RunError):
-            found = self.estimator.estimate(batch, self.reduce)
-        advantages_U, returns_U = self._checked(found, trained_U)
-        metrics_U = {name: values_U.detach().float() for name, values_U in found.metrics_U.items()}
+            output = self.estimator.estimate(batch, self.reduce)
+        advantages_U, returns_U = self._validate(output, trained_U)
+        metrics_U = {name: values_U.detach().float() for name, values_U in output.metrics_U.items()}
         for micro in micro_batches:
             micro.advantages_U = advantages_U[micro.places_U]
             micro.returns_U = None if returns_U is None else returns_U[micro.places_U]
             micro.metrics_U = {name: values_U[micro.places_U] for name, values_U in metrics_U.items()}
 
-    def _checked(self, found: TokenAdvantages, trained_U: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Advantages, and the critic's targets if there is one: float32, 0 where nothing is trained, no gradient."""
+    def _validate(self, output: TokenAdvantages, trained_U: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the advantages, and the critic's targets: float32, 0 where nothing is trained, without gradient."""
         label = self.label
-        require_type(found, TokenAdvantages, label)
-        columns = {"advantages_U": found.advantages_U}
+        require_type(output, TokenAdvantages, label)
+        columns = {"advantages_U": output.advantages_U}
         if "values" in self.reads:
-            if found.returns_U is None:
+            if output.returns_U is None:
                 raise RunError(
                     f"{label} reads values, so a critic is trained, and returned no returns_U for it to learn; "
                     "accepted: one number a response token. Report this to the plugin's author."
                 )
-            columns["returns_U"] = found.returns_U
-        require_per_token(columns, found.metrics_U, metrics_name="metrics_U", count=len(trained_U), label=label)
-        advantages_U = _finite(found.advantages_U, trained_U, f"{label} returned")
-        if "values" not in self.reads or found.returns_U is None:
+            columns["returns_U"] = output.returns_U
+        require_per_token(columns, output.metrics_U, metrics_name="metrics_U", count=len(trained_U), label=label)
+        advantages_U = _require_finite(output.advantages_U, trained_U, f"{label} returned")
+        if "values" not in self.reads or output.returns_U is None:
             return advantages_U, None
-        return advantages_U, _finite(found.returns_U, trained_U, f"returns_U: {label} returned")
+        return advantages_U, _require_finite(output.returns_U, trained_U, f"returns_U: {label} returned")
 
     def returns_of(self, micro_batches: Sequence[MicroBatch], *, count: int) -> torch.Tensor | None:
-        """The critic's targets as the micro-batches hold them now, float32 [u] in the order of the shard. Collective
-        over the ranks that share the rows.
+        """Return the critic's targets that the micro-batches hold, float32 [u] in the order of the shard.
+
+        Collective over the ranks that share the rows.
 
         Arguments:
-            micro_batches: those of the whole shard; an idle one repeats samples and is left out.
+            micro_batches: of the whole shard; idle ones, which repeat samples, are left out.
             count: response tokens of the shard.
 
         Returns:
             None: there is no critic, or this is an earlier pipeline stage.
 
         Raises:
-            RunError: a plugin left NaN or infinity among them.
+            RunError: a plugin left NaN or infinity in the targets.
         """
         if "values" not in self.reads or micro_batches[0].returns_U is None:
             return None
-        active = [micro for micro in micro_batches if micro.scale]  # 0: idle, it repeats samples of another one
+        active = [micro for micro in micro_batches if micro.scale]  # 0: an idle one
         for micro in active:
             assert micro.returns_U is not None, "an estimator that reads values fills the returns"
-            micro.returns_U = _finite(micro.returns_U, micro.mask_U != 0, "returns_U: slime_before_training left")
+            micro.returns_U = _require_finite(
+                micro.returns_U, micro.mask_U != 0, "returns_U: slime_before_training left"
+            )
         returns = [micro.returns_U for micro in active]
         return in_shard_order(active, returns, count=count, context_group=self.context_group)
 
@@ -141,9 +144,9 @@ class TokenEstimation:
 def fill_advantages(
     estimation: TokenEstimation | None, shard: TrainBatch, micro_batches: Sequence[MicroBatch], *, normalizes: bool
 ) -> None:
-    """Fill the advantages of every micro-batch, and the returns where a critic learns them. Collective.
+    """Fill the advantages of every micro-batch, and the returns if there is a critic. Collective.
 
-    Nothing happens on an earlier pipeline stage, which has no log-probabilities and computes no loss.
+    Does nothing on an earlier pipeline stage, which has no log-probabilities and computes no loss.
 
     Arguments:
         estimation: the estimator of scope ``token``; None: the sampler estimated the advantages.
@@ -169,7 +172,7 @@ def response_tokens(
     settings: AdvantageSettings,
     context_group: Any = None,
 ) -> ResponseTokens:
-    """The estimator's input for ``shard``, in the shard's order; copies, on the device of ``micro_batches``.
+    """Build the estimator's input for ``shard``, in the shard's order; copies, on the device of ``micro_batches``.
 
     Collective over ``context_group`` if ``reads`` names a column that a model computed.
     """
@@ -201,19 +204,19 @@ def response_tokens(
 def in_shard_order(
     micro_batches: Sequence[MicroBatch], parts: Sequence[torch.Tensor | None], *, count: int, context_group: Any
 ) -> torch.Tensor:
-    """One column of ``micro_batches`` in the order of the shard, float32 [u]. Collective over ``context_group``.
+    """Join a column of ``micro_batches`` in the order of the shard, float32 [u]. Collective over ``context_group``.
 
     Arguments:
-        parts: the column of each micro-batch, which a model or an estimator has filled.
+        parts: the column of each micro-batch, filled by a model or an estimator.
         count: response tokens of the shard.
-        context_group: the ranks that share every row, if there are several.
+        context_group: the ranks that share every row; None: a rank holds whole rows.
     """
     values_U = torch.zeros(count, device=micro_batches[0].mask_U.device)
     for micro, part_U in zip(micro_batches, parts, strict=True):
         assert part_U is not None, "log-probabilities and values are computed before advantages are estimated"
         values_U[micro.places_U] = part_U
     if context_group is not None:
-        # Each token is held by one of the ranks; the others add a zero.
+        # Each token is held by one of the ranks; the other ranks add a zero.
         dist.all_reduce(values_U, group=context_group)
     return values_U
 
@@ -222,14 +225,14 @@ class DataParallelSums:
     """Sums over the data-parallel shards.
 
     Arguments:
-        group: one rank of each shard: data-parallel ranks without context-parallel ones, which hold the same shard.
+        group: one rank of each shard: data-parallel ranks, without context-parallel ranks, which have the same shard.
     """
 
     def __init__(self, group: Any) -> None:
         self._group = group
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The elementwise sum over shards, a new tensor of the same shape and dtype."""
+        """Return the elementwise sum over shards, a new tensor of the same shape and dtype."""
         total = values.detach().clone()
         if self._group.size() > 1:
             dist.all_reduce(total, group=self._group)
@@ -237,10 +240,10 @@ class DataParallelSums:
 
 
 def whiten_advantages(micro_batches: Sequence[MicroBatch], reduce: Reductions) -> None:
-    """The advantages of ``micro_batches`` have mean 0 and variance 1 over the trained tokens of all ranks. Collective.
+    """Whiten advantages to mean 0 and variance 1 over the trained tokens of all ranks. Collective.
 
     Arguments:
-        micro_batches: all of this rank, advantages known.
+        micro_batches: all of this rank, with their advantages.
         reduce: sums over all ranks that hold other tokens, context-parallel ones included.
     """
     values_U = torch.cat([micro.advantages_U for micro in micro_batches])
@@ -250,8 +253,8 @@ def whiten_advantages(micro_batches: Sequence[MicroBatch], reduce: Reductions) -
         micro.advantages_U = part_U
 
 
-def _finite(values_U: torch.Tensor, trained_U: torch.Tensor, what: str) -> torch.Tensor:
-    """``values_U`` as float32, without gradient, 0 at masked tokens.
+def _require_finite(values_U: torch.Tensor, trained_U: torch.Tensor, what: str) -> torch.Tensor:
+    """Return ``values_U`` as float32, without gradient, 0 at masked tokens.
 
     Raises:
         RunError: the value of a trained token is NaN or infinite.
@@ -271,11 +274,11 @@ class Bounds:
     """Bounds that differences must stay below, in nats.
 
     Arguments:
-        mean: of the absolute differences of all fresh tokens.
-        largest: of any of them.
-        outliers: one token in a thousand, or part of a thousand, may be further apart than ``largest``: the 99.9th
-            percentile is bounded. In bfloat16 the largest of a million differences says little; in a mixture, learner
-            and engine take different experts for a token where scores nearly tie.
+        mean: bound of the mean absolute difference of all fresh tokens.
+        largest: bound of the absolute difference of each fresh token.
+        outliers: one token in every thousand, or part of a thousand, may exceed ``largest``: the 99.9th percentile is
+            bounded. In bfloat16 the largest of a million differences says little; in a mixture, learner and engine take
+            different experts for a token whose scores nearly tie.
     """
 
     mean: float
@@ -283,7 +286,7 @@ class Bounds:
     outliers: bool = False
 
     def allowed(self, tokens: float) -> int:
-        """The number of ``tokens`` that may reach ``largest``."""
+        """Return the number of ``tokens`` that may reach ``largest``."""
         return math.ceil(tokens / TOKENS_PER_OUTLIER) if self.outliers else 0
 
 
@@ -297,7 +300,7 @@ OTHER_CLIENT = (
     "Another client changed the engine's weights, which is possible where engines are external or SLIME_ENGINE_KEY is "
     "empty. Start external engines with an --api-key that only this run knows, and export it as SLIME_ENGINE_KEY."
 )
-"""A cause only where others can reach the engines."""
+"""A possible cause only if other clients can reach the engines."""
 
 CAUSES = (
     "The engines serve other weights than the learner holds. Repeat with --check-weight-update-equal.",
@@ -313,14 +316,14 @@ CAUSES = (
 
 
 class ParityGate:
-    """Decides which rollouts are compared, and ends the run where learner and engines differ.
+    """Decides which rollouts are compared, and ends the run if learner and engines differ.
 
     Arguments:
-        weights: interval and bounds.
-        bf16: whether learner and engines compute in bfloat16, which sets the bounds that were not given.
-        mixture: whether the model chooses experts; sets them, too.
-        strict: every trained token has to be fresh, within the bounds :data:`STRICT` unless tighter ones are given.
-        is_alone: only this run can call the engines.
+        weights: settings of the interval and the bounds.
+        bf16: whether learner and engines compute in bfloat16; selects the default bounds.
+        mixture: whether the model is a mixture of experts; selects the default bounds, too.
+        strict: every trained token has to be fresh, within the bounds :data:`STRICT` unless others are given.
+        is_alone: whether only this run can call the engines.
     """
 
     def __init__(
@@ -348,18 +351,18 @@ class ParityGate:
         self._measured: dict[str, float] = {}
 
     def published(self, version: int) -> None:
-        """The engines hold the learner's weights, as ``version``."""
+        """Record that the engines hold the learner's weights, as ``version``."""
         self._has_engines, self._version = True, version
 
     def weights_changed(self) -> None:
-        """The learner's weights are no longer those that were published."""
+        """Record that the learner's weights are no longer the published ones."""
         self._version = None
 
     def mark(self, shard: TrainBatch, micro_batches: Sequence[MicroBatch]) -> None:
-        """Fill ``fresh_U`` of the first optimizer step's micro-batches if the rollout is due; else leave them alone.
+        """Fill ``fresh_U`` of the first optimizer step's micro-batches if the rollout is due.
 
-        Due are every ``parity_interval``-th rollout and the first one with a step of the actor in this process, once
-        engines were given weights.
+        After the first publication, every ``parity_interval``-th rollout is due, and the first rollout in this process
+        in which the actor trains.
 
         Raises:
             ParityError: the mode is strict, and a response with a trained token was not sampled by the published
@@ -371,13 +374,13 @@ class ParityGate:
             return
         if not (self._is_first or shard.rollout % self._interval == 0):
             return
-        fresh_U = torch.from_numpy(np.repeat(self._fresh(shard), shard.response_lengths_B))
+        fresh_U = torch.from_numpy(np.repeat(self._is_fresh(shard), shard.response_lengths_B))
         for micro in micro_batches:
             micro.fresh_U = fresh_U.to(micro.places_U.device)[micro.places_U]
             micro.parity_bound = self._bounds.largest
 
     def check(self, metrics: dict[str, float], *, rollout: int, temperature: float) -> None:
-        """Take what :func:`compare` measured out of a step's ``metrics``; in every step of the actor.
+        """Remove the sums of :func:`compare` from a step's ``metrics``, and check them; in every step of the actor.
 
         Raises:
             ParityError: a bound is reached.
@@ -395,11 +398,11 @@ class ParityGate:
             raise ParityError(self._explanation(rollout, temperature))
 
     def report(self) -> dict[str, float]:
-        """The ``parity/...`` metrics of the last rollout, once; empty if it was not due."""
+        """Return the ``parity/...`` metrics of the last rollout, once; empty if it was not due."""
         measured, self._measured = self._measured, {}
         return measured
 
-    def _fresh(self, shard: TrainBatch) -> np.ndarray:
+    def _is_fresh(self, shard: TrainBatch) -> np.ndarray:
         if self._version is None or shard.weight_version_B is None:
             return np.zeros(len(shard), bool)
         return np.asarray(shard.weight_version_B == self._version)
@@ -407,7 +410,7 @@ class ParityGate:
     def _refuse_stale(self, shard: TrainBatch) -> None:
         samples_U = np.repeat(np.arange(len(shard)), shard.response_lengths_B)
         trained_B = np.bincount(samples_U, weights=shard.loss_mask_U, minlength=len(shard)) > 0
-        stale_B = trained_B & ~self._fresh(shard)
+        stale_B = trained_B & ~self._is_fresh(shard)
         if stale_B.any():
             held = "nothing" if self._version is None else f"weights {self._version}"
             raise ParityError(
@@ -419,15 +422,15 @@ class ParityGate:
             )
 
     def _explanation(self, rollout: int, temperature: float) -> str:
-        found, bounds = self._measured, self._bounds
+        measured, bounds = self._measured, self._bounds
         causes = (cause.format(temperature=temperature, dtype=self._dtype) for cause in self._causes)
         listed = "\n".join(f"  {number}. {cause}" for number, cause in enumerate(causes, start=1))
         return (
             f"rollout {rollout}: learner and engines give the same tokens other log-probabilities. Over "
-            f"{found['parity/tokens']:.0f} response tokens of weights {self._version}, their difference is "
-            f"{found['parity/mean']:.3g} on average and {found['parity/max']:.3g} at most; accepted in {self._dtype} "
-            f"is below {bounds.mean:g} and below {bounds.largest:g}{self._outliers()}. Nothing of this rollout was "
-            f"trained on, saved or published.\nLikely causes, the likeliest first:\n{listed}\n"
+            f"{measured['parity/tokens']:.0f} response tokens of weights {self._version}, their difference is "
+            f"{measured['parity/mean']:.3g} on average and {measured['parity/max']:.3g} at most; accepted in "
+            f"{self._dtype} is below {bounds.mean:g} and below {bounds.largest:g}{self._outliers()}. Nothing of this "
+            f"rollout was trained on, saved or published.\nLikely causes, the likeliest first:\n{listed}\n"
             "Repeat a few rollouts in float32 to tell a mistake from rounding. If the difference is known and wanted, "
             "raise --parity-mean-tolerance and --parity-max-tolerance, or switch the gate off with --parity-interval 0."
         )

@@ -1,11 +1,11 @@
-"""The critic: the actor's architecture with a head that gives one value a token, and its own optimizer.
+"""The critic: the actor's architecture with a head that gives one value per token, and a separate optimizer.
 
     Critic       on the actor's ranks, or as the model of a CriticRank
     CriticRank   one process of a separate critic, with a process group and a parallel layout of its own
-    ValueHead    takes the place of the output layer
+    ValueHead    replaces the output layer
 
-The value of a response token is predicted where the token itself is: at the position before it, from everything up to
-there. So the value of a token does not depend on the token.
+The value of a response token is computed at the position that predicts the token: the one before it. So the value does
+not depend on the token.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Critic:
     """A model that predicts the return at every response token. Methods are collective over all ranks.
 
     Arguments:
-        spec: of its own; it builds the actor's architecture.
+        spec: an instance for the critic alone; builds the actor's architecture.
         settings: of the rank; the optimizer's are those of :func:`critic_optimizer`.
 
     Attributes:
@@ -74,7 +74,7 @@ class Critic:
         """Build the model with the start weights.
 
         Raises:
-            ConfigError: ``critic_load`` describes another model than the actor's, or it has no output layer.
+            ConfigError: ``critic_load`` describes another model than the actor's, or the model has no output layer.
             CheckpointError: the weights do not fit the model.
         """
         config = settings.config
@@ -89,30 +89,30 @@ class Critic:
         self.trained = TrainedModel(chunks, spec=spec, settings=settings, optimizer=critic_optimizer(config))
 
     def copy(self, folder: Path) -> StateCopy:
-        """A copy of this rank's part, for ``folder/critic``."""
+        """Copy this rank's part, for ``folder/critic``."""
         return self.trained.copy(folder / "critic")
 
     def load(self, folder: Path) -> None:
         """Continue from what a :meth:`copy` wrote, in any layout, on the actor's ranks or separate ones.
 
         Raises:
-            CheckpointError: it is of another model, or of a run without a critic.
+            CheckpointError: the checkpoint is of another model, or of a run without a critic.
         """
         self.trained.load(critic_part(folder))
 
     def fill_values(self, micro_batches: Sequence[MicroBatch]) -> None:
-        """Start a rollout: fill the values of the response tokens of every micro-batch, on the last pipeline stage."""
+        """Start a rollout: fill the values of all micro-batches' response tokens, on the last pipeline stage."""
         self.trained.begin_rollout()
         found = forward_only(self.trained.model, micro_batches, _response_values)
         for micro, values_U in zip(micro_batches, found, strict=False):  # earlier stages have none
             micro.values_U = values_U
 
     def step(self, micro_batches: Sequence[MicroBatch], *, rollout: int) -> dict[str, float]:
-        """One optimizer step along the value loss; the loss of a token is weighted as its policy loss is.
+        """Take one optimizer step on the value loss; a token has the same weight as in the policy loss.
 
         Returns:
-            The metrics of the step, the same on every rank. ``values``, ``returns`` and ``explained_variance`` are
-            those of before the first step of the rollout, ``critic_grad_norm`` is that before clipping.
+            The metrics of the step, the same on every rank. ``values``, ``returns`` and ``explained_variance`` are from
+            before the first step of the rollout; ``critic_grad_norm`` is from before clipping.
 
         Raises:
             NonFiniteError: the loss or a gradient is NaN or infinite.
@@ -147,7 +147,7 @@ class Critic:
 
 
 def critic_optimizer(config: RunConfig) -> OptimizerConfig:
-    """The actor's optimizer settings with the critic's overrides; all weights of the critic train."""
+    """Return the actor's optimizer settings with the critic's overrides; all weights of the critic train."""
     critic = config.critic
     own = {
         "lr": critic.critic_lr,
@@ -161,7 +161,7 @@ def critic_optimizer(config: RunConfig) -> OptimizerConfig:
 
 
 def _response_values(micro: MicroBatch, output_1T1: torch.Tensor) -> torch.Tensor:
-    """The value of each response token, from the row that predicts it: float32 [u]."""
+    """Return the value of each response token, from the row that predicts it: float32 [u]."""
     return output_1T1.squeeze(0).index_select(0, micro.rows_U).squeeze(-1).float()
 
 
@@ -175,12 +175,12 @@ def _explained(metrics: dict[str, float]) -> dict[str, float]:
 
 
 class ValueHead(torch.nn.Module):
-    """One number a token, float32, from the hidden states of the last layer; takes the place of the output layer.
+    """Output layer with one number per token, float32, from the hidden states of the last layer.
 
-    Weight and bias start at 0, so that the first advantages are rewards alone, and are held by every tensor-parallel
-    rank. Where these share the tokens (sequence parallelism), each computes the values of its own and all get all of
-    them; a rank's gradient is then that of its tokens, and the mark has Megatron sum it over the ranks
-    (distributed/finalize_model_grads.py:354). Elsewhere every rank has the whole gradient.
+    Weight and bias start at 0, so that the first advantages are rewards alone. Every tensor-parallel rank has a copy.
+    With sequence parallelism each rank computes the values of its tokens and gathers all values. Its gradient is that
+    of its tokens, and the mark ``sequence_parallel`` makes Megatron sum it over the ranks
+    (distributed/finalize_model_grads.py:354). Otherwise every rank has the whole gradient.
 
     Arguments:
         config: Megatron's TransformerConfig.
@@ -197,7 +197,7 @@ class ValueHead(torch.nn.Module):
     def forward(
         self, hidden_T1H: torch.Tensor, weight: None = None, runtime_gather_output: bool | None = None
     ) -> tuple[torch.Tensor, None]:
-        """Values, float32 [t, 1, 1], of all tokens of the row; called as Megatron calls an output layer.
+        """Return the values, float32 [t, 1, 1], of all tokens of the row; called as Megatron calls an output layer.
 
         Arguments:
             hidden_T1H: [t, 1, hidden], under sequence parallelism this rank's share of the tokens.
@@ -209,7 +209,7 @@ class ValueHead(torch.nn.Module):
         assert weight is None, "a critic's head shares no weight with its embedding"
         values_T11 = torch.nn.functional.linear(hidden_T1H.float(), self.weight.float(), self.bias.float())
         if self._shares_tokens:
-            # Every rank continues with all tokens and has their whole gradient: each takes back its share of it.
+            # Every rank continues with all tokens and has their whole gradient, and takes only its share of it back.
             values_T11 = gather_from_sequence_parallel_region(values_T11, tensor_parallel_output_grad=False)
         return values_T11, None
 
@@ -218,7 +218,7 @@ def replace_output_layer(chunks: Sequence[torch.nn.Module]) -> None:
     """Replace the output layer of the last chunk by a value head, and untie every embedding from it.
 
     Raises:
-        ConfigError: the model has no output layer that a head could replace.
+        ConfigError: the model has no output layer.
     """
     from megatron.core.tensor_parallel import set_defaults_if_not_set_tensor_model_parallel_attributes
 
@@ -250,7 +250,7 @@ def _untie(model: Any) -> None:
 
 
 def reports_shard() -> bool:
-    """Whether this rank returns the numbers of a shard, as one of the ranks that share a copy of the model."""
+    """Return whether this rank, of the ranks that share a copy of the model, reports the numbers of a shard."""
     from megatron.core import parallel_state
 
     is_first = parallel_state.get_tensor_model_parallel_rank() == parallel_state.get_context_parallel_rank() == 0
@@ -260,7 +260,7 @@ def reports_shard() -> bool:
 def reshard_for_critic(
     settings: LearnerSettings, shards: Sequence[TrainBatch]
 ) -> list[tuple[TrainBatch, list[SampleIndex]]]:
-    """``shards`` of the actor's ranks, divided for the critic's layout by the sampler's rules.
+    """Divide the ``shards`` of the actor's ranks for the critic's layout, by the sampler's rules.
 
     Raises:
         RunError: an optimizer step has fewer samples than there are ranks.
@@ -296,7 +296,7 @@ class CriticRank:
         self._places: list[SampleIndex] = []
 
     def values(self, shards: Sequence[TrainBatch]) -> TokenValues | None:
-        """Values of the response tokens of this rank's share of ``shards``.
+        """Compute the values of the response tokens of this rank's share of ``shards``.
 
         Returns:
             None on ranks that do not report their share, see :func:`reports_shard`.
@@ -323,10 +323,10 @@ class CriticRank:
         return TokenValues(self._places, share.response_lengths_B, values_U.cpu().numpy())
 
     def fit(self, returns_U: Sequence[np.ndarray]) -> dict[str, float]:
-        """Every optimizer step of the rollout whose values were computed last.
+        """Run every optimizer step of the rollout whose values were computed last.
 
         Arguments:
-            returns_U: of each shard, float32, one number a response token.
+            returns_U: of each shard, float32, one number per response token.
 
         Returns:
             ``train/...`` metrics, averaged over the steps; the same on every rank.

@@ -1,7 +1,8 @@
 """Divides the shards of the actor's data-parallel ranks over those of a separate critic.
 
-Every optimizer step keeps its samples and their loss weights, so that its loss is the same sum however it is divided.
-Numbers of tokens travel as :class:`TokenValues`, which says which sample of which shard its tokens belong to.
+Every optimizer step keeps its samples and their loss weights, so its loss is the same sum for every division. Per-token
+numbers are sent as :class:`TokenValues`, which names the shard and the sample of its tokens. ``critic.py`` and the
+learner's actors call it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SampleIndex = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class TokenValues:
-    """One number a response token of the samples at ``places``, one sample after the other.
+    """One number per response token of the samples at ``places``, one sample after the other.
 
     Arguments:
         lengths_B: int64 [b], response tokens of each.
@@ -34,7 +35,7 @@ class TokenValues:
     values_U: np.ndarray
 
     def samples(self) -> Iterator[tuple[SampleIndex, np.ndarray]]:
-        """The numbers of each sample."""
+        """Iterate over the samples, with the numbers of each."""
         return zip(self.places, np.split(self.values_U, np.cumsum(self.lengths_B)[:-1]), strict=True)
 
 
@@ -46,13 +47,13 @@ def reshard(
     micro_batch_size: int | None = None,
     cost: Callable[[int], int] = int,
 ) -> list[tuple[TrainBatch, list[SampleIndex]]]:
-    """The shard of each of ``num_ranks`` data-parallel ranks, and where its samples come from.
+    """Build the shard of each of ``num_ranks`` data-parallel ranks; return it with the indices of its samples.
 
     Arguments:
         shards: of all data-parallel ranks of the other group, in rank order.
         max_tokens: of one packed micro-batch.
-        micro_batch_size: samples of one micro-batch, however long; None: as many as fit ``max_tokens``.
-        cost: of a sample of so many tokens; ranks are balanced by it.
+        micro_batch_size: samples of one micro-batch, of any length; None: as many as fit ``max_tokens``.
+        cost: number of tokens of a sample -> its cost, by which ranks are balanced.
 
     Raises:
         RunError: an optimizer step has fewer samples than there are ranks.
@@ -115,12 +116,12 @@ def _batch(shards: Sequence[TrainBatch], plan: list[list[list[SampleIndex]]]) ->
 def gather_tokens(
     columns_U: Sequence[np.ndarray], shards: Sequence[TrainBatch], places: Sequence[SampleIndex]
 ) -> np.ndarray:
-    """The numbers of the samples at ``places``, from ``columns_U``: of each shard, one number a response token."""
+    """Gather the numbers of the samples at ``places`` from ``columns_U``, one column per shard."""
     return _per_token(columns_U, [shard.response_lengths_B for shard in shards], places)
 
 
 def values_of_shard(columns: Sequence[TokenValues], shard: TrainBatch, *, number: int) -> np.ndarray:
-    """The numbers of ``shard``, the one with that ``number``: float32 [u] in its own order.
+    """Gather the numbers of ``shard``, which has the index ``number``: float32 [u] in its order.
 
     Raises:
         RunError: a sample is missing.

@@ -1,9 +1,9 @@
-"""Weights of other roles that are loaded into the actor's model for one forward pass, and when they change.
+"""Weights of the frozen roles, which are loaded into the actor's model for one forward pass. ``rank.py`` uses them.
 
     actor       trains; the model holds its weights outside of ``weights_of``
-    reference   the KL divergence is measured from it: the start weights, or a copy of the actor that is refreshed
-    old_actor   a copy of the actor as the engines serve it
-    teacher     the actor is distilled from it
+    reference   start of the KL divergence: the start weights, or a copy of the actor that is refreshed
+    old_actor   a copy of the actor with the weights that the engines serve
+    teacher     the model from which the actor is distilled
 
 Only the actor changes by training. The weights of another role change when they are loaded or copied again.
 """
@@ -42,8 +42,8 @@ class FrozenModels:
         folder: Hugging Face folder of the start weights.
 
     Attributes:
-        old_actor_differs: an old actor is kept and the actor has trained since; the old log-probabilities are then its
-            own.
+        old_actor_differs: there is an old actor, and the actor has trained since its copy; the old log-probabilities
+            are then those of the old actor.
 
     Raises:
         ConfigError: a role's folder describes another model than the actor's.
@@ -69,12 +69,12 @@ class FrozenModels:
         trusts = self._config.model.trust_remote_code
         stored = torch_dist_folder(folder)
         described = folder if stored is None else config_folder(stored)
-        if described is not None:  # what Megatron wrote has no config; its tensors are compared when they are read
+        if described is not None:  # a folder of Megatron has no config; its tensors are compared when they are read
             require_same_model(described, self._start_folder, role=role, trust_remote_code=trusts)
         self._snapshots.load(role, lambda: self._actor.load_weights(folder))
 
     def weights_of(self, role: str) -> AbstractContextManager[None]:
-        """The model holds the weights of ``role`` inside the block."""
+        """Context in which the model holds the weights of ``role``."""
         return self._snapshots.weights_of(role)
 
     def trained(self, rollout: int) -> None:
@@ -86,13 +86,13 @@ class FrozenModels:
         self.old_actor_differs = OLD_ACTOR in self._snapshots
 
     def published(self) -> None:
-        """Copy the actor, whose weights the engines now hold, to the old actor if the run keeps one."""
+        """Copy the actor, whose weights the engines now hold, to the old actor if the run has one."""
         if self._config.algorithm.keep_old_actor:
             self._snapshots.snapshot(OLD_ACTOR)
         self.old_actor_differs = False
 
     def copy(self, folder: Path) -> list[StateCopy]:
-        """Copies of the roles that have changed since the start, for ``folder``."""
+        """Copy the roles that have changed since the start, for ``folder``."""
         from slime_core.checkpoint import sharded
 
         if REFERENCE not in self._snapshots or not self._reference_was_updated:
@@ -101,7 +101,7 @@ class FrozenModels:
             return [sharded.copy_weights(folder / REFERENCE, chunks=self._actor.chunks)]
 
     def load(self, folder: Path) -> None:
-        """Load the roles that a :meth:`copy` wrote, whatever ``ref_load`` says; roles that it did not write stay."""
+        """Load the roles that a :meth:`copy` wrote, in spite of ``ref_load``; roles that it did not write stay."""
         from slime_core.checkpoint import sharded
 
         reference = folder / REFERENCE
@@ -111,11 +111,11 @@ class FrozenModels:
 
 
 class WeightSnapshots:
-    """Keeps sets of weights in host memory and swaps one into the model for the length of a ``with`` block.
+    """Sets of weights in host memory, one of which is swapped into the model for the length of a ``with`` block.
 
-    While the model holds a role, the role's copies in host memory hold the actor: a swap needs no more device memory
-    than the largest parameter. Buffers that a checkpoint holds, such as the biases of routers, are weights; other
-    buffers and the optimizer's state stay with the actor.
+    While the model holds a role, the role's copies in host memory hold the actor, so a swap needs no more device memory
+    than the largest parameter. Buffers that are in checkpoints, such as the biases of routers, are weights; other
+    buffers and the optimizer's state are not swapped.
 
     Arguments:
         chunks: hold the actor; parameters keep their storage.
@@ -134,9 +134,9 @@ class WeightSnapshots:
         self._weights[role] = copies
 
     def load(self, role: str, load: Callable[[], None]) -> None:
-        """Copy the weights that ``load`` puts into the model to ``role``, and put the actor's back.
+        """Copy the weights that ``load`` puts into the model to ``role``, and restore the actor's.
 
-        If ``load`` raises, the model holds the actor again and ``role`` is unchanged.
+        If ``load`` raises an error, the model holds the actor again and ``role`` is unchanged.
         """
         self.snapshot(ACTOR)
         try:
@@ -151,7 +151,7 @@ class WeightSnapshots:
 
     @contextmanager
     def weights_of(self, role: str) -> Iterator[None]:
-        """The model holds the weights of ``role`` inside the block, and the actor's, to the bit, after it."""
+        """Context in which the model holds the weights of ``role``; after it, the actor's, bit for bit."""
         if role == ACTOR:
             yield
             return
@@ -178,7 +178,7 @@ class WeightSnapshots:
 
 
 def _in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
-    # Pinned memory makes a swap as fast as the bus; without a GPU there is nothing to pin for.
+    # Pinned memory makes a swap as fast as the bus; without a GPU it has no use.
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
 
 
@@ -189,8 +189,8 @@ class RequiredColumns:
     Arguments:
         objective: the loss.
         estimation: the estimator of scope ``token``; None: the sampler estimates.
-        loss_reads: the columns of the policy loss's traits.
-        distils: a teacher's log-probabilities are subtracted from the advantages.
+        loss_reads: the columns in the policy loss's traits.
+        distils: whether the divergence from a teacher is subtracted from the advantages.
     """
 
     objective: Objective
@@ -200,10 +200,10 @@ class RequiredColumns:
     distils: bool = False
 
     def roles(self, num_steps: int, *, old_actor_differs: bool = False) -> list[str]:
-        """The roles whose log-probabilities are computed before the ``num_steps`` optimizer steps of a rollout.
+        """Return the roles whose log-probabilities are computed before the ``num_steps`` optimizer steps of a rollout.
 
-        Without a step, what only the loss would read is left out, and so is the teacher, whose log-probabilities change
-        the actor's advantages.
+        Without a step, columns that only the loss reads are left out, and so is the teacher, whose log-probabilities
+        change the actor's advantages.
 
         Arguments:
             old_actor_differs: the old log-probabilities are those of the old actor, and the actor has trained since.
@@ -217,19 +217,19 @@ class RequiredColumns:
 
     @property
     def reference(self) -> bool:
-        """Log-probabilities of the reference."""
+        """Whether the run reads log-probabilities of the reference."""
         return self.objective.algorithm.use_kl_loss or "ref_log_probs" in self._estimator_reads
 
     @property
     def values(self) -> bool:
-        """Values of the critic."""
+        """Whether the run reads values of the critic."""
         return "values" in self._estimator_reads
 
     def old(self, num_steps: int, *, old_actor_differs: bool = False) -> bool:
-        """Log-probabilities of the actor before the first of ``num_steps`` optimizer steps, or of the old actor.
+        """Return whether the old log-probabilities need a pass, of the actor before its steps or of the old actor.
 
-        With one step the actor's current log-probabilities are those before it, bit for bit: the same weights, the
-        same packing. So the loss needs no second pass for them. Where the engine's are used instead, nothing needs one.
+        With one step the actor's current log-probabilities are those before the step, bit for bit: same weights, same
+        packing. So the loss needs no second pass for them. It needs none either if it uses the engine's.
         """
         if self.objective.algorithm.use_rollout_logprobs:
             return False

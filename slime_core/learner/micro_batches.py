@@ -1,21 +1,21 @@
-"""Packs the samples of a shard into rows: micro-batches of tensors, made once a rollout, so that every pass sees the
-same packing.
+"""Packs the samples of a shard into rows: micro-batches of tensors. A rank does it once per rollout, so that every pass
+has the same packing.
 
     make_micro_batches   the micro-batches of every optimizer step of a shard
     MicroBatch           one row; forward passes and the advantage estimator fill its columns
-    PackedSequences      where the samples of a row stand: each as a sequence, or as several that others share
-    RowInputs            what samples carry for the model in addition to tokens, such as images
+    PackedSequences      positions of a row's samples: each is a sequence, or several that samples share
+    RowInputs            inputs of the model that samples carry in addition to tokens, such as images
 
 Where ranks share the tokens of a row (sequence or context parallelism), it is padded to a multiple of their number.
-The padding is a sequence of its own at the end: no token attends to it and nothing is predicted from it, so no loss, no
+The padding is a separate sequence at the end: no token attends to it and nothing is predicted from it, so no loss, no
 metric and no gradient contains it. A context-parallel rank holds the tokens of its part of the row and the response
 tokens that these predict; a target token itself may be on another rank, but its id is known here. So every response
 token is held by exactly one rank.
 
-Samples of a micro-batch that start with the same tokens may share them (:func:`make_micro_batches`, ``share``): they
-stand once, as a sequence that others continue, and its last token predicts the first token of each of them. A response
-token that several samples share is computed once, and has a column in each of them. Only places in the row change:
-columns of response tokens are the same, in the same order.
+Samples of a micro-batch that start with the same tokens may share them (:func:`make_micro_batches`, ``share``): the row
+holds them once, as a sequence that others continue, and its last token predicts the first token of each of these. A
+response token that several samples share is computed once, and has a column in each of them. Only positions in the row
+change: columns of response tokens are the same, in the same order.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RowInputs:
 
     Arguments:
         columns: of the shard.
-        members: samples of the shard, in the order in which they stand in the row.
+        members: samples of the shard, in the order of the row.
     """
 
     columns: Mapping[str, Opaque] = field(default_factory=dict)
@@ -78,8 +78,8 @@ class MicroBatch:
         rows_U: int64 [u], the row of this rank's logits that predicts each response token.
         targets_U: int64 [u], the response tokens.
         samples_U: int64 [u], which of the b samples a response token belongs to.
-        places_U: int64 [u], where a response token stands among all those of the shard, in the shard's order.
-        members: which samples of the shard the b samples are.
+        places_U: int64 [u], index of a response token among all response tokens of the shard.
+        members: numbers of the b samples in the shard.
         mask_U: float32 [u], 1 trains.
         weights_U: float32 [u], ``mask_U`` times the sample's loss weight.
         advantages_U: float32 [u]; NaN until an estimator of scope ``token`` has run, so that nothing trains before it.
@@ -92,7 +92,7 @@ class MicroBatch:
         scale: what a sum of means over samples (a sum over tokens, where tokens are averaged) is multiplied by, so that
             micro-batches and ranks add up to the step's loss; 0 in an idle one.
         loss_factor: what the loss, and no other metric, is multiplied by.
-        extra: one entry a sample by name; what ``slime_before_training`` passes on to a loss of logits.
+        extra: name -> one entry per sample, which ``slime_before_training`` passes on to a loss of logits.
         fresh_U: bool [u], sampled by the weights that the learner holds; None: parity is not compared.
         parity_bound: differences from here on are counted, in nats.
         metrics_U: float32 [u] by name, to be averaged as the loss is.
@@ -104,8 +104,9 @@ class MicroBatch:
         routes: int16 [n, k] by the number of a layer, from 1: the k experts that its router takes for each of its n
             tokens; a layer that is missing chooses. See :mod:`slime_core.learner.trained_model`.
         given_routes_TLK: int8 or int16 [t, layers, k], those of the engine, -1 where it has none; None: none at all.
-        kept: the tokens that top-p and top-k kept where each response token was sampled; None: all tokens.
-        inputs: what the samples carry for the model in addition to tokens.
+        kept: truncated-sampling mask: the tokens that top-p and top-k kept where each response token was sampled; None:
+            all tokens.
+        inputs: inputs of the model that the samples carry in addition to tokens.
     """
 
     tokens_1T: torch.Tensor
@@ -143,7 +144,7 @@ class MicroBatch:
 
     @property
     def packed_sequence(self) -> Any:
-        """Megatron's description of the row: sequences in THD layout, and which of them continue others."""
+        """Megatron's description of the row: sequences in THD layout, and the sequence that each of them continues."""
         from slime_core.modeling.layers import PackedRow
 
         return PackedRow(
@@ -170,15 +171,14 @@ def make_micro_batches(
     share: bool = False,
     max_tokens: int | None = None,
 ) -> list[list[MicroBatch]]:
-    """The micro-batches of every optimizer step of ``shard``, as tensors on ``device``.
+    """Build the micro-batches of every optimizer step of ``shard``, as tensors on ``device``.
 
     Arguments:
         layout: decides the multiple to which a row is padded and which rank holds which part of it.
         context_rank: of this process among those that share its rows.
-        share: whether the model can take rows of shared prefixes. They are made where the plan of ``shard`` counts on
-            them.
-        max_tokens: where the plan counts on shared prefixes and the model cannot take them, micro-batches of more
-            tokens are split. None: they are not.
+        share: whether the model supports rows of shared prefixes. They are built if the plan of ``shard`` assumes them.
+        max_tokens: if the plan assumes shared prefixes and the model does not support them, split micro-batches of
+            more tokens. None: do not split.
 
     Raises:
         ValueError: a sample has no prompt token, so nothing predicts its first response token.
@@ -201,7 +201,7 @@ def make_micro_batches(
 
 
 def _split(planned: Sequence[int], lengths_B: np.ndarray, budget: int | None) -> Sequence[Sequence[int]]:
-    """``planned`` in parts that make rows of at most ``budget`` tokens."""
+    """Split ``planned`` into parts that make rows of at most ``budget`` tokens."""
     if budget is None or int(lengths_B[list(planned)].sum()) <= budget:
         return [planned]
     return pack(planned, lengths_B.tolist(), budget)
@@ -218,7 +218,7 @@ class _Rows:
     shared: Prefixes | None
 
     def micro_batch(self, members: np.ndarray, step: StepPlan) -> MicroBatch:
-        """The samples ``members`` of the shard as one row of ``step``."""
+        """Build one row of ``step`` from the samples ``members`` of the shard."""
         shard, tensor = self.shard, self._tensor
         row = lay_out(shard, members, _starts(shard.lengths_B)[members], shared=self.shared)
         responses = shard.response_lengths_B[members]
@@ -231,7 +231,7 @@ class _Rows:
         rows_U, mine = _held(row.predictors_U, held_T, len(row_T))
         take_U = ranges(_starts(shard.response_lengths_B)[members], responses)[mine]
         samples_U = np.repeat(np.arange(len(members)), responses)[mine]
-        # Where the learner estimates them, nothing trains before it has.
+        # If the learner estimates the advantages, they are NaN until then, so that nothing trains before.
         advantages_B = shard.columns_B.get("advantages", np.full(len(shard), np.nan, np.float32))
         mask_U = shard.loss_mask_U[take_U]
         return MicroBatch(
@@ -281,7 +281,7 @@ def _starts(lengths: np.ndarray) -> np.ndarray:
 
 
 def _held(places: np.ndarray, held_T: np.ndarray, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of ``places`` among the tokens that this rank holds, and which of ``places`` it holds."""
+    """Return the positions of ``places`` among the tokens that this rank holds, and which of ``places`` it holds."""
     index = np.full(num_tokens, -1)
     index[held_T] = np.arange(len(held_T))
     found = index[places]
@@ -289,8 +289,9 @@ def _held(places: np.ndarray, held_T: np.ndarray, num_tokens: int) -> tuple[np.n
 
 
 def idle_micro_batch(micro: MicroBatch) -> MicroBatch:
-    """A copy of the row with nothing to train: it completes the schedule of a step (see
-    :func:`~slime_core.learner.trained_model.micro_batches_of_rank`) and changes no sum.
+    """Copy the row with nothing to train: the copy completes the schedule of a step and changes no sum.
+
+    See :func:`~slime_core.learner.trained_model.micro_batches_of_rank`.
     """
     nothing_U = torch.zeros_like(micro.mask_U)
     return replace(micro, mask_U=nothing_U, weights_U=torch.zeros_like(micro.weights_U), scale=0.0)
@@ -322,11 +323,11 @@ class PackedSequences:
 
 
 def lay_out(shard: TrainBatch, members: np.ndarray, starts: np.ndarray, *, shared: Prefixes | None) -> PackedSequences:
-    """The samples ``members`` of ``shard`` as sequences.
+    """Lay the samples ``members`` of ``shard`` out as sequences.
 
     Arguments:
         starts: int64 [b], where the samples start among the tokens of the shard.
-        shared: what the samples of the shard have in common, which then stands once; None: nothing.
+        shared: common prefixes of the shard's samples, which the row holds once; None: it repeats them.
     """
     tree = None if shared is None else shared.take(members)
     if tree is None or not tree.common.any():
@@ -351,7 +352,7 @@ def lay_out(shard: TrainBatch, members: np.ndarray, starts: np.ndarray, *, share
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """``[s, s + 1, ..., s + n - 1]`` for every pair of ``starts`` and ``lengths``, one after the other."""
+    """Return ``[s, s + 1, ..., s + n - 1]`` for every pair of ``starts`` and ``lengths``, one after the other."""
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     steps = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
     return np.asarray(np.repeat(starts, lengths) + steps, dtype=np.int64)

@@ -1,18 +1,19 @@
-"""From log-probabilities to one number to minimise, and its metrics.
+"""Turns the log-probabilities of a micro-batch into the loss to minimise, and its metrics. ``trained_model.py``
+calls it in every optimizer step.
 
 The loss of an optimizer step is a plain sum over response tokens, each already weighted (``MicroBatch.weights_U``):
 nothing here is divided. Metrics are summed with the same weights, so they are averages of the same kind as the loss.
 
     Objective             policy loss + KL divergence from the reference - entropy bonus, after corrections
-    Corrections           weights and masks for tokens that other weights sampled
-    subtract_teacher_kl   on-policy distillation: the divergence from the teacher comes off the advantages
-    mismatch_metrics      how much learner and engine differ; only measured
-    compare               the same for the parity gate, which ends the run
+    Corrections           weights and masks for tokens that were sampled by other weights
+    subtract_teacher_kl   on-policy distillation: subtracts the divergence from the teacher from the advantages
+    mismatch_metrics      how much learner and engine differ, as metrics
+    compare               the same for the parity gate, which ends the run if they differ too much
     MetricSums            metrics of a micro-batch; summed by name over micro-batches and ranks, where a missing name
                           counts as 0
 
 Contracts of corrections are checked on the device: faulty tokens are counted, the counts are summed with the metrics,
-and :meth:`Corrections.refuse_faults` reads them once a step. Reading them in each micro-batch would wait for the
+and :meth:`Corrections.refuse_faults` reads them once per step. Reading them in each micro-batch would wait for the
 device.
 """
 
@@ -70,9 +71,9 @@ class Corrected:
 
     Arguments:
         weights_U: float32, the product of the weights; 1 without corrections, 0 where nothing is trained.
-        trained_U: bool, what is left of the mask.
-        metrics_U: a number a token by name.
-        faults: count of faulty tokens, by :data:`FAULTS` and the correction.
+        trained_U: bool, the mask after all corrections.
+        metrics_U: metric name -> float [u].
+        faults: :data:`FAULTS` and the label of a correction -> count of faulty tokens.
     """
 
     weights_U: torch.Tensor
@@ -97,16 +98,16 @@ class Corrections:
     def __call__(
         self, log_probs_U: torch.Tensor, micro: MicroBatch, segments: Segments, *, current_U: torch.Tensor
     ) -> Corrected:
-        """Weights and mask of the tokens of ``micro``; without gradient.
+        """Apply the corrections to the tokens of ``micro``; without gradient.
 
         Arguments:
             log_probs_U: float32 [u], the old ones of the policy loss: of the actor before the first optimizer step of
-                the rollout, or of the engine where the run takes those.
+                the rollout, or of the engine if the run uses the engine's.
             current_U: float32 [u], of the actor in this optimizer step.
 
         Raises:
-            RunError: a correction failed, returned something else than one number a token, or a metric under a name
-                that is taken.
+            RunError: a correction failed, returned something other than one number per token, or a metric under a
+                name that is taken.
         """
         mask_U = micro.mask_U
         result = Corrected(torch.ones_like(mask_U), mask_U != 0)
@@ -130,16 +131,16 @@ class Corrections:
         return result
 
     def refuse_faults(self, metrics: dict[str, float], *, rollout: int) -> None:
-        """Take the counts of faulty tokens out of a step's ``metrics``.
+        """Remove the counts of faulty tokens from a step's ``metrics``, and check that they are 0.
 
         Raises:
-            RunError: one of them is not 0.
+            RunError: a count is not 0.
         """
         counts = {named.label: metrics.pop(FAULTS + named.label) for named in self._named}
         for label, count in counts.items():
             if count:
                 raise RunError(
-                    f"rollout {rollout}: {label} returned what is no correction for {count:.0f} response tokens: a "
+                    f"rollout {rollout}: {label} returned an invalid correction for {count:.0f} response tokens: a "
                     "weight that is negative, NaN or infinite, a mask other than 0 and 1, or a mask that trains what "
                     "was masked before. Nothing was trained. Leave it out of --corrections, or report this to the "
                     "plugin's author."
@@ -147,7 +148,7 @@ class Corrections:
 
 
 def add_metrics(per_token: dict[str, torch.Tensor], metrics_U: Mapping[str, torch.Tensor], *, of: str) -> None:
-    """``per_token`` also holds ``metrics_U``, without gradient.
+    """Add ``metrics_U``, without gradient, to ``per_token``.
 
     Raises:
         RunError: a name is taken.
@@ -175,7 +176,7 @@ def _count_faults(output: CorrectionOutput, mask_U: torch.Tensor) -> torch.Tenso
 
 
 DISTANCE, LARGEST_DISTANCE = "train_rollout_logprob_abs_diff", "train_rollout_logprob_max_diff"
-"""Metrics of how far the learner's log-probabilities are from the engines'."""
+"""Metrics of the distance between the learner's and the engines' log-probabilities."""
 
 
 TOKENS, SUM, BEYOND, LARGEST = "parity_tokens", "parity_sum", "parity_beyond", "parity_largest"
@@ -190,11 +191,13 @@ class Objective:
         policy_loss: the component that turns log-probabilities and advantages into a loss per token.
         label: the component in messages, with its plugin.
         algorithm: clip ranges and coefficients.
-        corrections: weigh the policy loss of each token and decide which tokens are left.
-        context_group: the ranks that share every row, if there are several; sums over a sequence reach over them.
-        parts: functions of plugins between the corrected policy loss and its sum, or in place of all this, see
+        corrections: weight the policy loss of each token, and mask tokens.
+        context_group: the ranks that share every row, over which sums over a sequence extend; None: a rank holds whole
+            rows.
+        parts: functions of plugins between the corrected policy loss and its sum, or in place of the whole loss, see
             :meth:`from_logits`.
-        engine_sampled: engines sampled the tokens, so the difference from their log-probabilities is a metric.
+        engine_sampled: whether engines sampled the tokens; if so, the difference from their log-probabilities is a
+            metric.
     """
 
     policy_loss: PolicyLoss
@@ -208,26 +211,26 @@ class Objective:
 
     @property
     def reads_old(self) -> bool:
-        """Whether anything but the policy loss reads the old log-probabilities."""
+        """Whether the loss reads the old log-probabilities anywhere except in the policy loss."""
         corrects = self.parts.correct is not None or len(self.corrections) > 0
         return corrects or self.algorithm.use_unbiased_kl or self.algorithm.get_mismatch_metrics
 
     def take_from_engine(self, micro_batches: Iterable[MicroBatch]) -> None:
-        """Use the engine's log-probabilities as the old ones; 0 where nothing is trained, where it may have none."""
+        """Use the engine's log-probabilities as the old ones; 0 at masked tokens, for which it may have none."""
         for micro in micro_batches:
             micro.old_log_probs_U = micro.rollout_log_probs_U.where(micro.mask_U != 0, 0.0)
 
     def __call__(
         self, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: MicroBatch
     ) -> tuple[torch.Tensor, MetricSums]:
-        """The weighted loss of one micro-batch (a scalar with gradient) and its metrics.
+        """Compute the weighted loss of one micro-batch (a scalar with gradient) and its metrics.
 
-        Metrics are averages over the tokens that the rollout trains, also over those that a correction leaves out;
-        ``pg_loss`` and ``loss`` are what is minimised, after corrections.
+        Metrics are averages over the tokens that the rollout trains, those that a correction masks included;
+        ``pg_loss`` and ``loss`` are the minimised values, after corrections.
 
         Raises:
-            RunError: the policy loss or a correction failed, or returned something else than its contract says.
-            PluginError: so did a function that the run names by path.
+            RunError: the policy loss or a correction failed or broke its contract.
+            PluginError: a function that the run names by path failed or broke its contract.
         """
         old_U = log_probs_U.detach() if micro.old_log_probs_U is None else micro.old_log_probs_U
         micro = subtract_teacher_kl(micro, old_U, self.algorithm.opd_kl_coef)
@@ -269,7 +272,7 @@ class Objective:
     def from_logits(
         self, logits_1TV: torch.Tensor, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: MicroBatch
     ) -> tuple[torch.Tensor, MetricSums]:
-        """The loss of one micro-batch as ``of_logits`` computes it, and its metrics.
+        """Compute the loss of one micro-batch with ``of_logits``, and its metrics.
 
         Arguments:
             log_probs_U: float32 [u], without gradient.
@@ -284,7 +287,7 @@ class Objective:
     def measure(
         self, loss: torch.Tensor, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: MicroBatch
     ) -> MetricSums:
-        """The metrics of a micro-batch whose ``loss`` is that of ``of_logits``."""
+        """Return the metrics of a micro-batch whose ``loss`` was computed by ``of_logits``."""
         difference_U = (log_probs_U.detach() - micro.rollout_log_probs_U).abs()
         per_token = {"entropy_loss": entropy_U, **self._distance(difference_U)}
         add_metrics(per_token, micro.metrics_U, of="the advantage estimator")
@@ -325,7 +328,7 @@ class Objective:
 
 
 def subtract_teacher_kl(micro: MicroBatch, student_U: torch.Tensor, coefficient: float) -> MicroBatch:
-    """On-policy distillation: ``micro`` with the divergence from the teacher subtracted from its advantages.
+    """Return ``micro`` with the divergence from the teacher subtracted from its advantages (on-policy distillation).
 
     The divergence is the reverse one, KL(student || teacher), estimated at the tokens that the student sampled (GKD,
     2306.13649, section 3, with all data from the student). It is a reward of its own token alone, undiscounted, so it
@@ -333,9 +336,9 @@ def subtract_teacher_kl(micro: MicroBatch, student_U: torch.Tensor, coefficient:
 
         A_t <- A_t - opd_kl_coef * (log p_student(t) - log p_teacher(t))
 
-    Estimators and whitening come before; the divergence is in nats. Metric a token: ``opd_reverse_kl``, the k1 estimate
-    of the divergence. Left out: the divergence over the whole vocabulary, which would need the teacher's distribution
-    at every token, and responses of the teacher's own.
+    Estimation and whitening come before; the divergence is in nats. Its k1 estimate at each token is the metric
+    ``opd_reverse_kl``. Left out: the divergence over the whole vocabulary, which would need the teacher's distribution
+    at every token, and responses that the teacher samples.
 
     Arguments:
         student_U: float32 [u], log-probabilities of the actor before the first optimizer step of the rollout.
@@ -354,7 +357,7 @@ def subtract_teacher_kl(micro: MicroBatch, student_U: torch.Tensor, coefficient:
 def mismatch_metrics(
     log_probs_U: torch.Tensor, *, rollout_log_probs_U: torch.Tensor, mask_U: torch.Tensor, segments: Segments
 ) -> dict[str, torch.Tensor]:
-    """How much learner and engine differ, each float32 [u], without gradient; 0 where nothing is trained.
+    """Measure how much learner and engine differ; each metric float32 [u], without gradient, 0 at masked tokens.
 
     With d_t = log pi(o_t) - log mu(o_t), pi the learner and mu the engine that sampled the tokens, over trained tokens:
 
@@ -364,7 +367,7 @@ def mismatch_metrics(
         mismatch_chi2_seq    exp(2 sum_t d_t) - 1     the same of a whole response
         mismatch_ppl_ratio   exp(mean_t(-d_t))        perplexity of a response: the learner's over the engine's
 
-    The last two are one number a response, carried by each of its tokens. Exponents are clamped at 20 nats.
+    The last two are one number per response, repeated at each of its tokens. Exponents are clamped at 20 nats.
 
     Sources: J. Schulman, "Approximating KL Divergence" (joschu.net/blog/kl-approx.html, 2020), with the roles swapped,
     as the engine sampled the tokens; chi^2(p || q) = E_q[(p / q)^2] - 1.
@@ -425,7 +428,7 @@ def _weighted(values_U: torch.Tensor, weights_U: torch.Tensor, trained_U: torch.
 
 
 class _Segments:
-    """Sums over whole samples of a micro-batch, with the tokens that other context-parallel ranks hold."""
+    """Sums over whole samples of a micro-batch, including the tokens of other context-parallel ranks."""
 
     def __init__(self, micro: MicroBatch, context_group: Any) -> None:
         self._samples_U = micro.samples_U
@@ -462,14 +465,13 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 def compare(difference_U: torch.Tensor, micro: MicroBatch) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Number, sum, count above the bound, and maximum of the absolute differences of the fresh, trained tokens; empty
-    unless marked.
+    """Return number, sum, count above the bound, and maximum of the fresh, trained tokens' absolute differences.
 
     Arguments:
         difference_U: absolute differences of log-probabilities in nats, without gradient.
 
     Returns:
-        What is to be added up over micro-batches and ranks, and what the maximum is to be taken of.
+        Metrics to sum over micro-batches and ranks, and metrics to take the maximum of. Empty if no token is marked.
     """
     if micro.fresh_U is None:
         return {}, {}
@@ -486,12 +488,12 @@ def compare(difference_U: torch.Tensor, micro: MicroBatch) -> tuple[dict[str, to
 
 
 def reduce_metrics(parts: Sequence[MetricSums], group: Any) -> dict[str, float]:
-    """Sums and largest values over micro-batches and ranks, the same on every rank. Collective over ``group``.
+    """Return sums and maxima over micro-batches and ranks, the same on every rank. Collective over ``group``.
 
-    Ranks exchange them by name: the functions of a run may report other metrics for other samples.
+    Ranks exchange them by name, because plugins may report different metrics for different samples.
 
     Arguments:
-        parts: one a micro-batch; empty on all ranks of the group, or on none of them.
+        parts: one per micro-batch; empty on all ranks of the group, or on none of them.
     """
     if not parts:
         return {}
@@ -517,7 +519,7 @@ def _over_parts(
 
 
 def average_metrics(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """One number a name for all optimizer steps: the maximum of ``..._max_diff``, the mean of any other."""
+    """Average each metric over the optimizer steps; of ``..._max_diff`` take the maximum."""
     return {name: _over_steps(name, [step.get(name, 0.0) for step in steps]) for name in _names(steps)}
 
 
@@ -526,5 +528,5 @@ def _over_steps(name: str, values: list[float]) -> float:
 
 
 def _names(parts: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Every name once, in the order in which it comes up."""
+    """Return every name once, in the order of its first occurrence."""
     return list(dict.fromkeys(name for part in parts for name in part))

@@ -1,11 +1,12 @@
-"""One process of the learner: builds its part of the model, trains shards, and hands weights out.
+"""One process of the learner: builds its part of the model, trains shards, and exports weights.
 
-A plain class, so that a recipe can use it without Ray; :mod:`slime_core.learner.actor` makes an actor of it.
+:class:`Learner` is a plain class, so that a recipe can use it without Ray; :mod:`slime_core.learner.actor` wraps it in
+a Ray actor.
 
-:func:`save_train_data` writes what a rank trained of a rollout to a file.
-Per-sample and per-token columns stand in the order of the shard. A rank writes only what it holds: NaN stands where
-another context-parallel rank holds a token, and a column that no pass computed is left out, such as ``old_log_probs_U``
-in a rollout of one optimizer step, where the current log-probabilities are the old ones.
+:func:`save_train_data` writes the training data of a rank in a rollout to a file. Per-sample and per-token columns are
+in the order of the shard. A rank writes only its tokens: NaN marks a token that another context-parallel rank holds. A
+column that no pass computed is left out, such as ``old_log_probs_U`` in a rollout of one optimizer step, where the
+current log-probabilities are the old ones.
 """
 
 from __future__ import annotations
@@ -65,18 +66,18 @@ PASSES = ("log_probs", "critic_train", "actor_train")
 
 
 class Learner:
-    """The actor with its optimizer, and frozen models and a critic if they are needed.
+    """The actor with its optimizer, and frozen models and a critic if the run needs them.
 
-    Methods are collective over all ranks. :meth:`train` is the way of a rollout: micro-batches, log-prob pass,
-    advantages, the critic's optimizer steps, the actor's.
+    Methods are collective over all ranks. :meth:`train` runs a rollout: micro-batches, log-prob pass, advantages, the
+    critic's optimizer steps, the actor's.
 
     Attributes:
         device: of this rank.
         hooks: the plugins' lifecycle hooks of this rank.
         actor: the policy that trains.
-        critic: on the actor's ranks; None: there is none, or it has ranks of its own.
+        critic: on the actor's ranks; None: there is none, or it is on separate ranks.
         parity: compares log-probabilities of learner and engines.
-        timeline: of this rank; :meth:`speed` reports what its passes took.
+        timeline: of this rank; :meth:`speed` reports the times of its passes.
         returns_U: the critic's targets of the last rollout, float32 [u] in the order of the shard; None on ranks that
             do not estimate them.
     """
@@ -86,7 +87,7 @@ class Learner:
 
         Raises:
             ConfigError: the model cannot be built with these settings.
-            CheckpointError: the weights do not fit the model.
+            CheckpointError: the weights are of another model.
             PluginError: a hook, a component or the model spec failed.
         """
         from slime_core.cpu import megatron
@@ -158,24 +159,24 @@ class Learner:
 
     def _can_share_prompts(self) -> bool:
         able = can_share_prompts(self.actor.chunks, context=self._settings.layout.context, device=self.device)
-        # A loss of logits finds its tokens by where they would stand if every sample had all its tokens.
+        # A loss of logits finds its tokens by their positions in a row where every sample has all its tokens.
         return able and self._config.learner.shared_prompts == "auto" and self._objective.parts.of_logits is None
 
     # --- Training ----------------------------------------------------------------------------------------------------
 
     def train(self, shard: TrainBatch, critic_values_U: np.ndarray | None = None) -> dict[str, float]:
-        """Run every optimizer step of ``shard``, the critic's first; only numbers are returned.
+        """Run every optimizer step of ``shard``, the critic's first.
 
         Arguments:
             critic_values_U: float32 [u], values of a separate critic.
 
         Returns:
-            ``train/...`` metrics, averaged over the optimizer steps, and ``parity/...`` metrics where parity was
-            compared; the same on every rank.
+            ``train/...`` metrics, averaged over the optimizer steps, and ``parity/...`` metrics if parity was compared;
+            the same on every rank.
 
         Raises:
-            NonFiniteError: a loss or a gradient is NaN or infinite; the weights of this process are spoilt from then
-                on.
+            NonFiniteError: a loss, a gradient or a weight is NaN or infinite; the weights of this process are then
+                unusable.
             ParityError: learner and engines give the same tokens other log-probabilities; nothing was trained.
             PluginError: a hook failed.
             RunError: the samples carry inputs that the model does not take.
@@ -209,11 +210,12 @@ class Learner:
         return {f"train/{name}": value for name, value in metrics.items()} | self.parity.report()
 
     def speed(self, shard: TrainBatch) -> dict[str, float]:
-        """``perf/...`` of the last :meth:`train`, whose shard this is: seconds of this rank by part, and the work of
-        the actor's steps in TFLOP/s, and as share of the GPU's peak where it is known and computes in bfloat16.
+        """Return the ``perf/...`` metrics of the last :meth:`train`, which trained ``shard``.
 
-        Forward and backward are three times the forward pass (Kaplan et al., 2001.08361, section 2.1); what is
-        recomputed counts once. Ranks that share a sample share its work.
+        They are the seconds of this rank by part, and the actor's steps in TFLOP/s, and as a fraction of the GPU's peak
+        if that is known and the run computes in bfloat16. Forward and backward count as three times the forward pass
+        (Kaplan et al., 2001.08361, section 2.1); recomputed operations count once. Ranks that share a sample share its
+        work.
         """
         seconds = self.timeline.take_seconds()
         found = {f"perf/{name}_time": seconds[name] for name in PASSES if name in seconds}
@@ -225,11 +227,11 @@ class Learner:
         return found
 
     def measure_load(self, shard: TrainBatch) -> RankLoad:
-        """Time, memory and throughput of this rank in the last :meth:`train`, whose shard this is."""
+        """Measure time, memory and work of this rank in the last :meth:`train`, which trained ``shard``."""
         return rank_load(self.actor.clock, self.device, work=self._work(shard))
 
     def _work(self, shard: TrainBatch) -> float:
-        """Operations of this rank's forward and backward passes over ``shard``; where they are not counted, tokens."""
+        """Return the operations of this rank's passes over ``shard``; tokens, if operations are not counted."""
         lengths = list(map(int, shard.lengths_B))
         work = sum(lengths) if self._flops is None else sum(map(self._flops.of, lengths))
         return 3 * work / self._settings.layout.model_size
@@ -242,7 +244,7 @@ class Learner:
         trains_actor: bool,
         critic_values_U: np.ndarray | None,
     ) -> None:
-        """Fill what the steps read: log-probabilities, values, advantages, returns, and what plugins add."""
+        """Fill the columns that the steps read: log-probabilities, values, advantages, returns, columns of plugins."""
         micro_batches = [micro for step in steps for micro in step]
         # A plugin that changes columns finds the same ones in every rollout.
         num_steps = len(steps) if trains_actor or self.hooks.implementers("slime_before_training") else 0
@@ -266,7 +268,7 @@ class Learner:
             save_train_data(saved, shard, steps, self._settings)
 
     def _fill_log_probs(self, micro_batches: Sequence[MicroBatch], role: str) -> None:
-        """One pass of ``role``, whose weights the model holds; earlier pipeline stages have no log-probabilities."""
+        """Run one pass of ``role``, whose weights the model holds; only the last stage has log-probabilities."""
         self.hooks.call("slime_before_log_probs", role=role, learner=self._info)
         with self._replay.record_or_replay(micro_batches, role):
             chunk_size = self._config.learner.log_probs_chunk_size
@@ -287,7 +289,7 @@ class Learner:
         return metrics
 
     def _step(self, micro_batches: list[MicroBatch], *, rollout: int) -> dict[str, float]:
-        """One optimizer step of the actor; every check that can refuse it comes before the weights change."""
+        """Take one optimizer step of the actor; run the checks that can refuse it before the weights change."""
         self.actor.zero_gradients()
         self.actor.clock.start()
         with self._replay.record_or_replay(micro_batches, ACTOR):
@@ -305,12 +307,12 @@ class Learner:
     # --- Weights -----------------------------------------------------------------------------------------------------
 
     def published(self, version: int) -> None:
-        """The engines hold the actor's weights, as ``version``."""
+        """Record that the engines hold the actor's weights, as ``version``."""
         self.parity.published(version)
         self._frozen.published()
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All weights under their Hugging Face names, gathered over ranks; views, valid until the next step."""
+        """Iterate over all weights with Hugging Face names, gathered over ranks; views, valid until the next step."""
         weights: Iterator[tuple[str, torch.Tensor]] = self._spec.spec.export_weights(self.actor.chunks)
         return weights
 
@@ -322,16 +324,18 @@ class Learner:
     # --- Checkpoints -------------------------------------------------------------------------------------------------
 
     def copy(self, folder: Path) -> list[StateCopy]:
-        """Copies of this rank's part: ``torch_dist``, and where they change ``critic`` and ``roles``. Collective; the
-        caller writes them."""
+        """Copy this rank's part of ``torch_dist``, and of ``critic`` and ``roles`` if the run has them.
+
+        Collective; the caller writes the copies.
+        """
         critic = [] if self.critic is None else [self.critic.copy(folder)]
         return [self.actor.copy(folder / "torch_dist"), *self._frozen.copy(folder / "roles"), *critic]
 
     def load(self, folder: Path) -> None:
-        """Continue from a checkpoint that copies wrote, in any layout. Collective.
+        """Continue from a checkpoint, written in any layout. Collective.
 
         Raises:
-            CheckpointError: the checkpoint is of another model, or has no critic, which this run trains.
+            CheckpointError: the checkpoint is of another model, or lacks the critic that this run trains.
         """
         if self.critic is not None:
             self.critic.load(folder)
@@ -369,11 +373,11 @@ class Learner:
 FORMAT, VERSION = "slime train data", "1"
 
 LEFT_OUT = frozenset({"rows_U", "targets_U", "samples_U", "places_U", "fresh_U"})
-"""Indices into the row, which the shard holds already, and which tokens parity compares, which depends on engines."""
+"""Columns left out of the file: indices, which follow from the shard, and the tokens that parity compares."""
 
 
 def _forward_flops(folder: Path) -> ForwardFlops | None:
-    """The work of a forward pass; None: it is not counted for this kind of model."""
+    """Return the work of a forward pass; None: it is not counted for this kind of model."""
     try:
         return forward_flops(described(folder) or {})
     except ValueError:
@@ -383,10 +387,10 @@ def _forward_flops(folder: Path) -> ForwardFlops | None:
 def save_train_data(
     template: Path, shard: TrainBatch, steps: Sequence[Sequence[MicroBatch]], settings: LearnerSettings
 ) -> Path:
-    """Write what this rank trains of ``shard``; the file holds all of it, or what it held before.
+    """Write this rank's training data of ``shard``, atomically; return the path.
 
     Arguments:
-        template: ``{rollout_id}`` and ``{rank}`` stand for their numbers.
+        template: path, in which ``{rollout_id}`` and ``{rank}`` are replaced by numbers.
         steps: the micro-batches of each optimizer step, with every column that the run computes.
     """
     name = f"{template}".replace("{rollout_id}", f"{shard.rollout}").replace("{rank}", f"{settings.rank}")
@@ -404,14 +408,14 @@ def save_train_data(
 
 
 def trained_columns(shard: TrainBatch, steps: Sequence[Sequence[MicroBatch]]) -> dict[str, np.ndarray]:
-    """Every column of ``shard``, and every per-token column of its micro-batches, float32 [u] in the shard's order."""
+    """Return every column of ``shard``, and its micro-batches' per-token columns, float32 [u] in the shard's order."""
     own = {one.name: getattr(shard, one.name) for one in fields(shard)}
     found = {name: np.ascontiguousarray(values) for name, values in own.items() if isinstance(values, np.ndarray)}
     for name, given in shard.inputs.items():
         found |= {f"inputs/{name}": given.values}
         found |= {f"inputs/{name}/starts_B": given.starts_B, f"inputs/{name}/counts_B": given.counts_B}
     found |= {f"{name}_B": np.ascontiguousarray(values) for name, values in shard.columns_B.items()}
-    # An idle micro-batch repeats another one without weight, to complete a schedule.
+    # An idle micro-batch repeats another one with weight 0, to complete a schedule.
     for micro in (micro for step in steps for micro in step if micro.scale):
         for name, values_U in _per_token(micro).items():
             column_U = found.setdefault(f"trained/{name}", np.full(shard.loss_mask_U.shape, np.nan, np.float32))

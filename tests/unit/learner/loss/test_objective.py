@@ -240,7 +240,7 @@ def test_weights_of_what_is_not_trained_may_be_anything():
 def test_a_faulty_correction_ends_the_run_with_its_name(wrong):
     found = corrected(keep(1.0, 1.0, 1.0), wrong)
     _, sums, _, _ = evaluate(found, micro())
-    with pytest.raises(RunError, match=r"rollout 4: correction 1 returned what is no correction for 1 response tokens"):
+    with pytest.raises(RunError, match=r"rollout 4: correction 1 returned an invalid correction for 1 response tokens"):
         found.corrections.refuse_faults(sums, rollout=4)
 
 
