@@ -1,4 +1,4 @@
-"""Megatron's DDP, optimizer and learning-rate schedule around the model chunks.
+"""Builds Megatron's DDP, optimizer and learning-rate schedule around the model chunks, for ``trained_model.py``.
 
 Gradients are *summed* over samples and ranks: every divisor is already in the shard's loss weights. Megatron calls that
 ``calculate_per_token_loss``; its own division by a token count is left out in :func:`sum_gradients`.
@@ -28,10 +28,10 @@ OFFLOADING = (
 
 
 def wrap(chunks: list[torch.nn.Module], *, bf16: bool, before_exchange: Callable[[], None] | None = None) -> list[Any]:
-    """The chunks under Megatron's DDP, with fp32 gradient reduction and gradients summed over ranks.
+    """Wrap the chunks in Megatron's DDP, with fp32 gradient reduction and gradients summed over ranks.
 
     Arguments:
-        before_exchange: called when a rank has its own gradients, before it waits for those of others.
+        before_exchange: called when a rank has computed its gradients, before it waits for those of other ranks.
     """
     settings = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
@@ -56,10 +56,10 @@ def sum_gradients(
     before_exchange: Callable[[], None] | None = None,
     **options: Any,
 ) -> None:
-    """Finish the gradients of a step: summed over data-parallel ranks, shared and replicated parameters made to agree.
+    """Sum the gradients of a step over data-parallel ranks, and those of shared and replicated parameters.
 
-    Without it every rank would step on its own samples, and nothing would report it. ``num_tokens`` is ignored: see the
-    module.
+    Without it every rank would step on its samples alone, and nothing would report it. ``num_tokens`` is ignored: see
+    the module.
     """
     if before_exchange is not None:
         before_exchange()
@@ -69,10 +69,10 @@ def sum_gradients(
 def build_optimizer(
     model: list[Any], settings: OptimizerSettings, *, bf16: bool, overrides: Mapping[str, Any] | None = None
 ) -> Any:
-    """Adam with decoupled weight decay, fp32 master weights, gradient clipping, sharded over data-parallel ranks.
+    """Build Adam with decoupled weight decay, fp32 master weights, gradient clipping, sharded over data-parallel ranks.
 
-    torch's Adam, which stands in where Apex and TransformerEngine are absent, runs its fused kernel: one pass over the
-    state, and no copies of it (``python -m bench.adam``).
+    torch's Adam, which replaces that of Apex and TransformerEngine where they are absent, runs its fused kernel: one
+    pass over the state, and no copies of it (``python -m bench.adam``).
 
     Arguments:
         overrides: further fields of Megatron's OptimizerConfig. Those of :data:`OFFLOADING` are left out where the

@@ -115,10 +115,10 @@ CHUNK = 2**28
 
 
 def _to_host(flat: torch.Tensor) -> list[torch.Tensor]:
-    """A copy of ``flat``, which is of bytes, in host memory; on a GPU complete after a synchronisation.
+    """Copy ``flat``, a tensor of bytes, to host memory; on a GPU the copy is complete after a synchronisation.
 
-    It is page-locked where there is a GPU, because the driver copies pageable memory through a small buffer of its own.
-    Page-locking takes longer than the copy; torch keeps what is freed and uses it again.
+    With a GPU the memory is page-locked, because the driver copies pageable memory through a small buffer. Page-locking
+    takes longer than the copy, but torch keeps freed page-locked memory and uses it again.
     """
     on_gpu = torch.cuda.is_available()
     return [
@@ -129,7 +129,7 @@ def _to_host(flat: torch.Tensor) -> list[torch.Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Offloaded:
-    """A storage without memory; ``content`` is its copy in host memory, None where it comes back as zeros."""
+    """A storage whose memory is released; ``content`` is its copy in host memory, None: it is restored as zeros."""
 
     storage: torch.UntypedStorage
     nbytes: int
@@ -140,8 +140,8 @@ class Offloader:
     """Copies tensors to host memory and releases their device memory until :meth:`restore`.
 
     Arguments:
-        tensors: their content is kept; views of one memory count once.
-        scratch: their content is not kept, as of gradients between steps. They come back as zeros.
+        tensors: tensors whose content is kept; views of one storage count once.
+        scratch: tensors whose content is not kept, such as gradients between steps. They are restored as zeros.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor], scratch: Iterable[torch.Tensor] = ()) -> None:
@@ -151,7 +151,7 @@ class Offloader:
 
     @classmethod
     def of(cls, models: Sequence[TrainedModel]) -> Offloader:
-        """For all that ``models`` hold now; their gradients, and what Megatron can compute again, are dropped."""
+        """Build an offloader of all tensors that ``models`` hold; drop their gradients and Megatron's caches."""
         for trained in models:
             trained.optimizer.zero_grad()
         _drop_caches()
@@ -160,8 +160,10 @@ class Offloader:
         return cls(chain.from_iterable(tensors), chain.from_iterable(scratch))
 
     def offload(self, *, but: Iterable[torch.Tensor] = ()) -> int:
-        """Release the device memory of all but ``but``; returns the bytes released so far. May be called again with
-        fewer exceptions."""
+        """Release the device memory of all tensors except ``but``; return the bytes released so far.
+
+        May be called again with fewer exceptions.
+        """
         kept, excepted = _storages(self._tensors), _storages(but)
         released = [
             _Offloaded(storage, storage.nbytes(), _to_host(_flat(storage)) if pointer in kept else None)
@@ -177,7 +179,7 @@ class Offloader:
         return sum(one.nbytes for one in self._offloaded)
 
     def restore(self) -> None:
-        """Put everything back on the device as it was; scratch is zero. A second call changes nothing."""
+        """Restore everything on the device; scratch is zero. A second call changes nothing."""
         for one in self._offloaded:
             one.storage.resize_(one.nbytes)
             flat = _flat(one.storage)
@@ -200,7 +202,7 @@ def _synchronize() -> None:
 
 
 def _device_tensors(model: Iterable[Any], optimizer: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The tensors of Megatron's DDP chunks and optimizer: those to keep, and gradients.
+    """Return the tensors of Megatron's DDP chunks and optimizer: the ones to keep, and the gradients.
 
     Arguments:
         model: chunks under Megatron's DistributedDataParallel.
@@ -212,7 +214,7 @@ def _device_tensors(model: Iterable[Any], optimizer: Any) -> tuple[list[torch.Te
 
 
 def _optimizer_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
-    """Master weights and state that are where the model is; those of a hybrid optimizer may be on the host."""
+    """Iterate over master weights and state on the model's device; a hybrid optimizer has others on the host."""
     for part in optimizer.chained_optimizers:
         adams = [part.optimizer, *getattr(part.optimizer, "sub_optimizers", ())]
         held = [tensor for adam in adams for group in adam.param_groups for tensor in group["params"]]
@@ -223,7 +225,7 @@ def _optimizer_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
 
 def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
     found = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
-    # Memory that is not torch's own cannot be given back: on a CPU, what was read through numpy.
+    # Memory that torch did not allocate cannot be released: on a CPU, tensors that were read through numpy.
     return {pointer: storage for pointer, storage in found.items() if pointer and storage.resizable()}
 
 

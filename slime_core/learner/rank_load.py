@@ -1,12 +1,13 @@
-"""Measures the load of a rank in a rollout: seconds, memory, share of its GPU's peak; and finds slow ranks.
+"""Measures the load of a rank in a rollout: seconds, memory, share of its GPU's peak; and finds slow ranks. Ranks
+measure; the driver reads their reports.
 
     ComputeClock   seconds of a rank's forward and backward passes, without the wait for other ranks' gradients
     RankLoad       what one rank reports; rank_load measures it
-    load_metrics   ``perf/`` of all ranks: their memory, and what of their machines is in use
+    load_metrics   ``perf/`` metrics of all ranks: their memory, and the use of their machines
     SlowRank       a warning about a rank that takes longer than the others for the same work
-    peak_flops     of a GPU, by its name
+    peak_flops     peak FLOP/s of a GPU, by its name
 
-torch is imported inside functions: the driver, which reads what ranks report, does without.
+torch is imported inside functions, because the driver does not load it.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ PEAK_TFLOPS = {
     "NVIDIA L40S": 362.0,
     "NVIDIA L4": 121.0,
 }
-"""Dense bfloat16 TFLOP/s of the tensor cores by the start of the name that CUDA gives, the first that fits; NVIDIA's
-data sheets, which state twice as much for half-empty (sparse) matrices since A100."""
+"""Start of the name that CUDA gives -> dense bfloat16 TFLOP/s of the tensor cores; the first match counts. From
+NVIDIA's data sheets, which since A100 state twice as much for sparse matrices."""
 
 
 def peak_flops(name: str) -> float | None:
-    """FLOP/s in bfloat16 of the GPU that CUDA calls ``name``; None: unknown.
+    """Return the FLOP/s in bfloat16 of the GPU that CUDA calls ``name``; None: unknown.
 
     Example: ``peak_flops("NVIDIA H100 80GB HBM3")`` is 989.5e12.
     """
@@ -56,9 +57,9 @@ def peak_flops(name: str) -> float | None:
 
 
 class ComputeClock:
-    """Adds up the time from :meth:`start` to :meth:`stop`, by the GPU's clock where the device is one.
+    """Sums the time from :meth:`start` to :meth:`stop`, on a GPU by the GPU's clock.
 
-    A CPU computes when it is told to; kernels of a GPU run later than they are launched.
+    A GPU's kernels run later than they are launched, so the host's clock would be wrong.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -67,17 +68,17 @@ class ComputeClock:
         self._spans: list[tuple[Any, Any]] = []
 
     def start(self) -> None:
-        """A pass starts."""
+        """Record the start of a pass."""
         self._started = self._now()
 
     def stop(self) -> None:
-        """The pass has ended; nothing happens where none has started, as in a critic's."""
+        """Record the end of the pass; do nothing if none has started, as in a critic."""
         if self._started is not None:
             self._spans.append((self._started, self._now()))
             self._started = None
 
     def take_seconds(self) -> float:
-        """Seconds of the passes since the last call."""
+        """Return the seconds of the passes since the last call."""
         spans, self._spans = self._spans, []
         if not self._on_gpu:
             return float(sum(end - start for start, end in spans))
@@ -103,10 +104,10 @@ class RankLoad:
     Arguments:
         seconds: of its forward and backward passes; 0: it trained nothing.
         work: of these passes, in any unit that is the same on all ranks.
-        allocated: bytes; on a GPU the most that tensors took at once, on a CPU what the process takes.
-        reserved: bytes; on a GPU the most that torch's allocator held at once, on a CPU ``allocated``.
-        cpu, memory: share of its machine's cores and memory that is in use.
-        node: its address.
+        allocated: bytes; on a GPU the peak of tensors, on a CPU the memory of the process.
+        reserved: bytes; on a GPU the peak of torch's allocator, on a CPU ``allocated``.
+        cpu, memory: fraction of its machine's cores and memory that is in use.
+        node: address of its node.
     """
 
     seconds: float
@@ -119,7 +120,7 @@ class RankLoad:
 
 
 def rank_load(clock: ComputeClock, device: torch.device, *, work: float) -> RankLoad:
-    """The load of this process since the last call."""
+    """Measure the load of this process since the last call."""
     if device.type == "cuda":
         import torch
 
@@ -132,7 +133,7 @@ def rank_load(clock: ComputeClock, device: torch.device, *, work: float) -> Rank
 
 
 def load_metrics(loads: Sequence[RankLoad]) -> dict[str, float]:
-    """Memory of the ranks, and what is in use of the fullest of their machines."""
+    """Return the metrics of the ranks' memory, and of the use of their busiest machine."""
     allocated = [one.allocated / GIB for one in loads]
     return {
         "perf/rank_memory/mean": statistics.fmean(allocated),
@@ -144,20 +145,20 @@ def load_metrics(loads: Sequence[RankLoad]) -> dict[str, float]:
 
 
 ROLLOUTS = 3
-"""In a row in which the same rank is the slow one before a warning: single ones are noisy."""
+"""Consecutive rollouts in which the same rank is slow before a warning: single rollouts are noisy."""
 
 SLOW = 1.5
-"""Times the median of the other ranks' seconds for the same work."""
+"""Ratio to the median of the other ranks' seconds for the same work, above which a rank is slow."""
 
 LOST_S = 1.0
-"""Seconds of a rollout that the others wait, below which nobody would notice."""
+"""Seconds of a rollout that the other ranks wait for a slow rank; a shorter wait is not reported."""
 
 
 class SlowRank:
-    """Names a rank that is slow in several rollouts in a row, once.
+    """Warns once of a rank that is slow in several consecutive rollouts.
 
-    Ranks that share one copy of the model wait for each other inside a pass, so all of them look as slow as the
-    slowest; and a run with one copy has nothing to compare with.
+    Ranks that share a copy of the model wait for each other inside a pass, so all of them look as slow as the slowest;
+    a run with one copy has no ranks to compare.
     """
 
     def __init__(self) -> None:
@@ -166,7 +167,7 @@ class SlowRank:
         self._has_warned = False
 
     def warning(self, loads: Sequence[RankLoad]) -> str | None:
-        """The warning that a rollout gives rise to.
+        """Return the warning after a rollout, if there is one.
 
         Arguments:
             loads: of all ranks, in their order.

@@ -1,12 +1,13 @@
-"""A model that trains: chunks under Megatron's DDP, passes through Megatron's own schedule, optimizer steps.
+"""A model that trains: chunks in Megatron's DDP, passes through Megatron's schedule, optimizer steps. ``rank.py`` and
+``critic.py`` use it.
 
-    TrainedModel              builds DDP, optimizer and learning-rate schedule; takes steps, copies its state and loads
+    TrainedModel              builds DDP, optimizer and learning-rate schedule; takes steps, copies and loads its state
     compute_log_probs         forward only: log-probabilities of the response tokens
     forward_only              the same for another output, such as a critic's values
     forward_backward_policy   gradients and metrics of one optimizer step of the actor
     forward_backward          the same for another loss, such as a critic's
-    RoutingReplay             passes over a token that was routed before use the same experts
-    freeze                    which parameters train, by regular expressions over their names
+    RoutingReplay             records the experts of a token, and uses them in later passes
+    freeze                    selects the parameters that train, by regular expressions over their names
 
 Megatron is imported inside functions, after ``slime_core.cpu.megatron.install()``.
 """
@@ -74,14 +75,11 @@ class NamedSpec:
             self.spec.load_weights(chunks, folder)
 
     def require_inputs(self, carried: AbstractSet[str], *, context: int = 1) -> None:
-        """Return if the model takes every input that samples carry.
+        """Raise RunError unless the model takes every input that samples carry.
 
         Arguments:
             carried: names of the samples' inputs.
             context: ranks that share a row.
-
-        Raises:
-            RunError: it does not.
         """
         foreign = ", ".join(sorted(carried - self.inputs))
         if foreign:
@@ -100,10 +98,10 @@ class NamedSpec:
 
 
 def build_chunks(spec: NamedSpec, *, settings: LearnerSettings, folder: Path) -> Chunks:
-    """The model chunks of this rank with the start weights, before DDP wraps them. Collective.
+    """Build the model chunks of this rank with the start weights, before DDP wraps them. Collective.
 
     Arguments:
-        settings: of the rank; its folder's config.json is built.
+        settings: of the rank; the config.json of its folder describes the model.
         folder: Hugging Face or torch_dist folder with the start weights.
     """
     config = described(settings.folder)
@@ -121,16 +119,16 @@ class TrainedModel:
     """The actor or the critic. Methods are collective over all ranks of the process group.
 
     Arguments:
-        chunks: of :func:`build_chunks`; those of their parameters train that need a gradient.
-        spec: built them.
+        chunks: of :func:`build_chunks`; their parameters that need a gradient train.
+        spec: the model spec that built them.
         settings: of the rank.
         optimizer: Adam's settings and the schedule's.
 
     Attributes:
-        chunks: what the spec built.
+        chunks: as the spec built them.
         model: the chunks in DDP; forward and backward passes run through these.
         optimizer, schedule: Megatron's.
-        clock: of the passes that start it, up to the exchange of gradients.
+        clock: measures the passes that start it, up to the exchange of gradients.
     """
 
     def __init__(
@@ -153,7 +151,7 @@ class TrainedModel:
         self._spec.load_weights(self.chunks, folder)
 
     def begin_rollout(self) -> None:
-        """Reset the optimizer's state before the first step of a rollout, if the run does so."""
+        """Reset the optimizer's state before the first step of a rollout, if the settings say so."""
         from slime_core.learner.optimizer import reset_optimizer_states
 
         if self._resets_optimizer:
@@ -166,20 +164,20 @@ class TrainedModel:
         self.optimizer.zero_grad()
 
     def step(self) -> dict[str, float]:
-        """Take the optimizer step; returns ``grad_norm``, before clipping, and ``lr``, which the step ran at."""
+        """Take the optimizer step; return ``grad_norm``, before clipping, and ``lr``, the learning rate of the step."""
         learning_rate = float(self.optimizer.param_groups[0]["lr"])
         _, grad_norm, _ = self.optimizer.step()
         self.schedule.step(increment=1)
         return {"grad_norm": float(grad_norm), "lr": learning_rate}
 
     def copy(self, folder: Path) -> StateCopy:
-        """A copy of model, optimizer and schedule, see :func:`slime_core.checkpoint.sharded.copy`."""
+        """Copy model, optimizer and schedule, see :func:`slime_core.checkpoint.sharded.copy`."""
         from slime_core.checkpoint import sharded
 
         return sharded.copy(folder, chunks=self.chunks, optimizer=self.optimizer, schedule=self.schedule)
 
     def load(self, folder: Path) -> None:
-        """Continue from what a :meth:`copy` wrote, in any layout."""
+        """Continue from a written :meth:`copy`, in any layout."""
         from slime_core.checkpoint import sharded
 
         sharded.load(folder, chunks=self.chunks, optimizer=self.optimizer, schedule=self.schedule)
@@ -203,12 +201,12 @@ def micro_batches_of_rank(
     share: bool = False,
     max_tokens: int | None = None,
 ) -> list[list[MicroBatch]]:
-    """The packed micro-batches of every optimizer step of ``shard`` on this rank; see :func:`make_micro_batches`. Idle
-    ones complete a step until Megatron can run it in ``layout``. Collective.
+    """Make the micro-batches of every optimizer step of ``shard`` on this rank; see :func:`make_micro_batches`.
 
-    Interleaved stages run groups of one micro-batch a pipeline rank, so the number has to divide into groups
+    Idle micro-batches fill a step up to a number that Megatron can run in ``layout``. Interleaved stages run groups of
+    one micro-batch per pipeline rank, so the number has to be a multiple of the group
     (pipeline_parallel/schedules.py:995). Ranks that share experts exchange tokens in every layer, so all of them have
-    to run equally many.
+    to run the same number. Collective.
     """
     from megatron.core import parallel_state
 
@@ -230,13 +228,13 @@ def micro_batches_of_rank(
 def compute_log_probs(
     model: Sequence[Any], micro_batches: Sequence[MicroBatch], *, chunk_size: int | None = None
 ) -> list[torch.Tensor]:
-    """Log-probabilities of the response tokens of every micro-batch, without gradient.
+    """Compute the log-probabilities of the response tokens of every micro-batch, without gradient.
 
     Arguments:
-        chunk_size: response tokens whose probabilities are in memory at once; None: all of a micro-batch.
+        chunk_size: response tokens whose probabilities are in memory at a time; None: all of a micro-batch.
 
     Returns:
-        One float32 [u] a micro-batch on the last pipeline stage; an empty list on the others, which have no logits.
+        One float32 [u] per micro-batch on the last pipeline stage; an empty list on other stages, which have no logits.
     """
 
     def take(micro: MicroBatch, logits_1TV: torch.Tensor) -> torch.Tensor:
@@ -248,10 +246,10 @@ def compute_log_probs(
 def forward_only(
     model: Sequence[Any], micro_batches: Sequence[MicroBatch], take: Callable[[MicroBatch, torch.Tensor], torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The result of ``take`` on the model's output for each micro-batch, without gradient.
+    """Apply ``take`` to the model's output for each micro-batch, without gradient.
 
     Returns:
-        One a micro-batch on the last pipeline stage; an empty list on the others.
+        One result per micro-batch on the last pipeline stage; an empty list on other stages.
     """
 
     def last(micro: MicroBatch, output: torch.Tensor, **_: Any) -> torch.Tensor:
@@ -265,7 +263,7 @@ def forward_only(
 def forward_backward_policy(
     model: Sequence[Any], micro_batches: Sequence[MicroBatch], objective: Objective, *, chunk_size: int | None = None
 ) -> dict[str, float]:
-    """Gradients of the summed loss of ``micro_batches``, in the model's buffers and reduced over all ranks.
+    """Compute the gradients of the summed loss of ``micro_batches``, in the model's buffers, reduced over all ranks.
 
     Arguments:
         chunk_size: as for :func:`compute_log_probs`.
@@ -275,8 +273,8 @@ def forward_backward_policy(
     """
 
     def compute_loss(micro: MicroBatch, logits_1TV: torch.Tensor) -> tuple[torch.Tensor, MetricSums]:
-        # The backward pass may overwrite the logits: that of the output layer needs only its input. A loss of logits
-        # may change them in place, so the log-probabilities are computed before it has them.
+        # The backward pass may overwrite the logits, because that of the output layer needs only the layer's input. A
+        # loss of logits may change them in place, so the log-probabilities are computed before it.
         with torch.set_grad_enabled(not of_logits):
             log_probs_U, entropy_U = response_log_probs(logits_1TV, micro, chunk_size=chunk_size, consume=not of_logits)
         assert entropy_U is not None
@@ -291,10 +289,10 @@ def forward_backward_policy(
 def forward_backward(
     model: Sequence[Any], micro_batches: Sequence[MicroBatch], compute_loss: ComputeLoss, *, all_rows: bool = False
 ) -> dict[str, float]:
-    """Gradients of the sum of the losses of ``compute_loss``, otherwise as :func:`forward_backward_policy`.
+    """Compute the gradients of the summed losses of ``compute_loss``, otherwise as :func:`forward_backward_policy`.
 
     Arguments:
-        all_rows: ``compute_loss`` gets the model's output for every token, and not only where ``rows_U`` points.
+        all_rows: ``compute_loss`` gets the model's output for every token, not only for those in ``rows_U``.
 
     Raises:
         RunError: no loss of any rank needs a gradient.
@@ -322,7 +320,7 @@ def response_log_probs(
     with_entropy: bool = True,
     consume: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """log p(token) of every response token at the temperature that sampled it, and the entropy there; float32 [u].
+    """Return log p(token) of every response token at its sampling temperature, and the entropy; float32 [u].
 
     Under top-p or top-k sampling p is the distribution over the tokens that were kept; the entropy is that of all.
 
@@ -381,11 +379,11 @@ def _forward(last: Any, all_rows: bool, micro_batches: Iterator[MicroBatch], chu
 
 @contextmanager
 def _predicting_rows(module: Any, micro: MicroBatch) -> Iterator[MicroBatch]:
-    """Inside the block the output layer of ``module`` computes only the rows that predict a response token, each once;
-    yields ``micro`` with ``rows_U`` among these. Logits of prompts are most of a vocabulary-sized tensor.
+    """Inside the block, let the output layer of ``module`` compute only the rows that predict a response token.
 
-    Does nothing where another pipeline stage has the output layer, where every row predicts or none does, and with
-    sequence parallelism, where a rank holds a part of the rows.
+    Yields ``micro`` with ``rows_U`` as indices of these rows. It saves the logits of prompts, which are most of them.
+    Does nothing if another pipeline stage has the output layer, if every row or no row predicts a response token, and
+    with sequence parallelism, where a rank holds a part of the rows.
     """
     layer = getattr(getattr(module, "module", module), "output_layer", None)
     rows_R, of_U = torch.unique(micro.rows_U, return_inverse=True)
@@ -404,10 +402,10 @@ def _predicting_rows(module: Any, micro: MicroBatch) -> Iterator[MicroBatch]:
 
 
 def model_inputs(chunk: Any, inputs: RowInputs, device: torch.device) -> dict[str, torch.Tensor]:
-    """Keyword arguments of ``chunk``'s forward: the row's model inputs, if the chunk embeds tokens.
+    """Return keyword arguments of ``chunk``'s forward: the row's model inputs, if the chunk embeds tokens.
 
     Arguments:
-        chunk: of a model, as its schedule calls it.
+        chunk: of a model, as Megatron's schedule calls it.
     """
     from megatron.core.utils import get_attr_wrapped_model
 
@@ -437,10 +435,10 @@ class RoutingReplay:
 
     Arguments:
         chunks: of the model.
-        settings: say whether routes are replayed, and whether the first ones are the engine's.
+        settings: of the learner: whether routes are replayed, and whether the first ones are the engine's.
 
     Raises:
-        ConfigError: a layer has a router that does not keep its choice.
+        ConfigError: a layer has a router that does not record its choice.
     """
 
     def __init__(self, chunks: Sequence[torch.nn.Module], settings: LearnerConfig) -> None:
@@ -450,7 +448,7 @@ class RoutingReplay:
 
     @contextmanager
     def record_or_replay(self, micro_batches: Sequence[MicroBatch], role: str) -> Iterator[None]:
-        """One pass of ``role`` inside replays the routes that ``micro_batches`` have and records those they lack."""
+        """Inside the block, let a pass of ``role`` replay the routes of ``micro_batches``, and record missing ones."""
         routers = self._routers if role in (ACTOR, OLD_ACTOR) else []
         for router in routers:
             router.choice.start_pass(router.layer_number, micro_batches)
@@ -461,13 +459,9 @@ class RoutingReplay:
                 router.choice.end()
 
     def require_routes(self, shard: TrainBatch) -> None:
-        """Return if the engine's routes, where they are to be replayed, are those of this model.
-
-        Raises:
-            RunError: there are none, or they name other layers or experts.
-        """
+        """Raise RunError if the engine's routes are to be replayed and are missing, or name other layers or experts."""
         if not self._from_engine or not self._routers:
-            return  # also a pipeline stage without a mixture
+            return  # there is nothing to replay; also on a pipeline stage without a mixture
         config = self._routers[0].config
         routes_TLK = shard.routes_TLK
         if routes_TLK is None:
@@ -507,23 +501,23 @@ def _routers(chunks: Sequence[torch.nn.Module]) -> list[KeepingRouter]:
 def freeze(chunks: Sequence[torch.nn.Module], *, only: Sequence[str] = (), frozen: Sequence[str] = ()) -> None:
     """Switch off the gradient of parameters that do not train. Collective; before DDP wraps the chunks.
 
-    A name is the one that the parameter has in a model that is not split: layers and experts are numbered over all
-    pipeline and expert ranks, and a tied output matrix on the last pipeline stage goes by the embedding's name. So an
-    expression selects the same weights in every layout.
+    Names are those of a model that is not split: layers and experts are numbered over all pipeline and expert ranks,
+    and a tied output matrix on the last pipeline stage has the embedding's name. So an expression selects the same
+    weights in every layout.
 
     Arguments:
         only: train the parameters whose name contains a match of one of these expressions; empty: all.
         frozen: train all other parameters.
 
     Raises:
-        ConfigError: an expression finds no parameter on any rank, or nothing is left to train.
+        ConfigError: an expression matches no parameter on any rank, or no parameter trains.
     """
     if not only and not frozen:
         return
     setting = "only_train_params_name_list" if only else "freeze_params_name_list"
     mine = list(unsharded_names(chunks))
     everything = _over_ranks([name for name, _ in mine])
-    _refuse_useless(only or frozen, everything, setting)
+    _refuse_unmatched(only or frozen, everything, setting)
     chosen = {name for name in everything if _finds(only or frozen, name)}
     trained = chosen if only else everything - chosen
     if not trained:
@@ -535,7 +529,7 @@ def freeze(chunks: Sequence[torch.nn.Module], *, only: Sequence[str] = (), froze
 
 
 def unsharded_names(chunks: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Each parameter with its name in the whole model."""
+    """Iterate over the parameters, each with its name in the whole model."""
     for chunk in chunks:
         tied = getattr(chunk, "share_embeddings_and_output_weights", False)
         for name, parameter in _named(chunk, ()):
@@ -550,7 +544,7 @@ def _named(module: torch.nn.Module, place: tuple[str, ...]) -> Iterator[tuple[st
 
 
 def _number(name: str, child: Any, *, of: Any, place: tuple[str, ...]) -> str:
-    """``name``, or the child's number in the whole model if it is a layer or an expert."""
+    """Return ``name``, or the child's number in the whole model if it is a layer or an expert."""
     if not name.isdigit():
         return name
     if place[-1:] == ("local_experts",):
@@ -561,7 +555,7 @@ def _number(name: str, child: Any, *, of: Any, place: tuple[str, ...]) -> str:
 
 
 def _require_input_gradients(chunk: Any) -> None:
-    """Make the embedding's output need a gradient where later weights would otherwise get none.
+    """Make the embedding's output need a gradient if later weights would otherwise get none.
 
     Megatron's checkpointed layers have gradients only if their input needs one (tensor_parallel/random.py:496). Ranks
     that share experts exchange gradients in every layer, also in one where the experts of a single rank train. Later
@@ -591,7 +585,7 @@ def _finds(expressions: Sequence[str], name: str) -> bool:
     return any(re.search(expression, name) for expression in expressions)
 
 
-def _refuse_useless(expressions: Sequence[str], names: set[str], setting: str) -> None:
+def _refuse_unmatched(expressions: Sequence[str], names: set[str], setting: str) -> None:
     for expression in expressions:
         if not any(_finds([expression], name) for name in names):
             near = difflib.get_close_matches(expression, sorted(names), n=3, cutoff=0.3) or sorted(names)[:3]
