@@ -1,1 +1,1 @@
-"""Timings, each with the command that prints it; docs/performance.md and its neighbours hold their tables."""
+"""Benchmarks; the docstring of a file has its command, and docs/performance.md and other pages have the tables."""

@@ -1,4 +1,4 @@
-"""One step of torch's fused AdamW, which the learner takes against its plain one, alternately in one process.
+"""Compares a step of torch's fused AdamW, which the learner uses, with a step of the plain one, in alternation.
 
     python -m bench.adam [--device cuda]
 
@@ -66,13 +66,13 @@ def compare(name: str, shapes: Sequence[tuple[int, ...]], device: torch.device) 
 def adam(
     start: Sequence[torch.Tensor], device: torch.device, *, fused: bool
 ) -> tuple[list[torch.Tensor], torch.optim.AdamW]:
-    """Copies of ``start`` on ``device``, and their optimizer; not fused: what torch takes by default there."""
+    """Return copies of ``start`` on ``device`` and their optimizer; not fused: torch's default on this device."""
     weights = [weight.to(device, copy=True) for weight in start]
     return weights, torch.optim.AdamW(weights, lr=1e-3, weight_decay=0.1, fused=fused or None)
 
 
 def step(optimizer: torch.optim.AdamW, device: torch.device) -> tuple[float, int]:
-    """Seconds of one step, and the bytes that it allocated on top of what was held."""
+    """Return the seconds of one step, and the bytes that it allocated in addition."""
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""slime and TRL on the same jobs, in turn: the table of docs/performance.md.
+"""Compares slime with TRL on the same jobs, in alternation: the table of docs/performance.md.
 
     make bench                                                  all rows, with TRL in an environment of its own
     python -m bench.against_trl outputs/trl PYTHON [ROW ...]    PYTHON: the interpreter of that environment
@@ -42,13 +42,13 @@ SMOLLM = Path("outputs/smollm2")
 
 @dataclass(frozen=True)
 class Row:
-    """A job: what it trains, and how often it is measured."""
+    """A job and its number of rounds."""
 
     model: Path
     data: Path
     reward: str
     flags: tuple[str, ...]
-    """Of slime run."""
+    """Flags of ``slime run``."""
     prompts: int
     samples: int
     tokens: int
@@ -60,7 +60,7 @@ class Row:
 
 
 def smollm(*, bf16: bool) -> Row:
-    """The job of examples/smollm2, with responses of at most 24 tokens."""
+    """Return the job of examples/smollm2, with responses of at most 24 tokens."""
     flags = ("--config", "examples/smollm2/run.toml", "--bf16", str(bf16).lower())
     return Row(SMOLLM / "model", SMOLLM / "train.jsonl", "last_number", flags, 8, 8, 24, 3e-5, 3, 1, 1, bf16)
 
@@ -70,7 +70,7 @@ ROWS = {"demo": Row(*DEMO, 3e-4, 20, 3), "smollm2": smollm(bf16=False), "smollm2
 
 
 def main() -> None:
-    """Compare, then time."""
+    """Compare both sides' results, then time them."""
     parser = argparse.ArgumentParser(description="slime and TRL on the same jobs")
     parser.add_argument("folder", type=Path)
     parser.add_argument("python", help="interpreter of an environment with TRL")
@@ -79,7 +79,9 @@ def main() -> None:
     folder: Path = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)
     equality(folder, arguments.python)
-    print("\n| job | s a step: slime | TRL | ratio | CPU s a step: slime | TRL | tokens a response: slime | TRL |")
+    print(
+        "\n| job | s per step: slime | TRL | ratio | CPU s per step: slime | TRL | tokens per response: slime | TRL |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for name in arguments.rows:
         compare(name, ROWS[name], folder, arguments.python)
@@ -119,7 +121,7 @@ def equality(folder: Path, python: str) -> None:
 
 
 def advantages(samples: Sequence[dict[str, Any]], divides: bool) -> NDArray[np.float32]:
-    """What slime-grpo's estimator makes of the rewards, [B]."""
+    """Return the advantages of slime-grpo's estimator, [B]."""
     estimator = GroupRelative(GrpoOptions(std_normalization=divides), cast(RunView, None))
     rewards, groups = (np.array([sample[name] for sample in samples]) for name in ("reward", "group_index"))
     ones = np.ones(len(samples), dtype=np.int64)
@@ -127,7 +129,7 @@ def advantages(samples: Sequence[dict[str, Any]], divides: bool) -> NDArray[np.f
 
 
 def compare(name: str, row: Row, folder: Path, python: str) -> None:
-    """Measure both sides in turn; print medians."""
+    """Measure both sides alternately; print medians."""
     found: dict[str, list[dict[str, list[float]]]] = {"ours": [], "theirs": []}
     for _ in range(row.rounds):
         found["ours"].append(measured(row, folder / name))
@@ -150,14 +152,14 @@ def compare(name: str, row: Row, folder: Path, python: str) -> None:
 
 
 def job_of(row: Row, folder: Path) -> dict[str, Any]:
-    """What both jobs of TRL say."""
+    """Return the fields that both jobs of TRL have."""
     names = ("prompts", "samples", "tokens", "lr", "bf16", "reward")
     same = {name: getattr(row, name) for name in names}
     return {"model": str(row.model), "folder": str(folder / "trl"), "threads": cpu_threads(), **same}
 
 
 def peer(python: str, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
-    """What TRL found."""
+    """Run TRL's side; return its results."""
     file = folder / "job.json"
     file.write_text(json.dumps(job))
     words = [python, str(Path(__file__).with_name("trl_trainer.py")), str(file)]
@@ -170,7 +172,7 @@ def peer(python: str, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def measured(row: Row, folder: Path) -> dict[str, list[float]]:
-    """slime's wall seconds of every step, its mean CPU seconds, and lengths in tokens."""
+    """Return slime's wall seconds of every step, its mean CPU seconds, and lengths in tokens."""
     last = row.left_out + row.steps
     shutil.rmtree(folder, ignore_errors=True)
     shape = ("--rollout-batch-size", row.prompts, "--n-samples-per-prompt", row.samples)
@@ -188,7 +190,7 @@ def measured(row: Row, folder: Path) -> dict[str, list[float]]:
 
 
 def ends_of_steps(process: subprocess.Popen[bytes], folder: Path, first: int, last: int) -> Iterator[float]:
-    """When step after step wrote its row."""
+    """Yield the time at which each step wrote its row."""
     size = -1
     for count in range(first, last + 1):
         while size < 0 or len(steps(folder)) < count:  # rows are read only where the file has grown: cores are few
@@ -201,13 +203,13 @@ def ends_of_steps(process: subprocess.Popen[bytes], folder: Path, first: int, la
 
 
 def run(folder: Path, *flags: str) -> None:
-    """A run to its end."""
+    """Run ``slime run`` to its end in a new folder."""
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run(command(folder, *flags), check=True, stdout=subprocess.DEVNULL)
 
 
 def command(folder: Path, *flags: str) -> list[str]:
-    """The words of a run that does not evaluate."""
+    """Return the command of a run that does not evaluate."""
     fixed = ("--device", "cpu", "--eval-prompt-data", "none", "--eval-interval", "none", "--progress", "none")
     return [sys.executable, "-m", "slime_core", "run", *flags, *fixed, "--output-dir", str(folder)]
 

@@ -1,4 +1,4 @@
-"""Seconds of an asynchronous step against the larger of its halves: rollout, and training with the weight update.
+"""Compares an asynchronous step with the longer of its two parts: rollout, or training with the weight update.
 
     python -m bench.async_step outputs/async [CASE ...] [--steps 10] [--rounds 2]     about seven minutes
 
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def measured(folder: Path, flags: Sequence[str], *, steps: int) -> Rows:
-    """The rows of a run's steps in the middle; the last step has no rollout at the same time."""
+    """Return the metrics of a run's middle steps; the last step has no rollout at the same time."""
     shutil.rmtree(folder, ignore_errors=True)
     number = ("--num-rollout", str(LEFT_OUT + steps + 1), "--output-dir", str(folder), "--progress", "none")
     words = [sys.executable, "-m", "slime_core", "run", *FIXED, *flags, *number]
@@ -71,7 +71,7 @@ def measured(folder: Path, flags: Sequence[str], *, steps: int) -> Rows:
 
 
 def print_row(name: str, alone: Rows, ahead: Rows) -> None:
-    """Print medians; the range is that of the asynchronous steps."""
+    """Print medians, and the range of the asynchronous steps."""
     rollout = statistics.median(row["perf/rollout_time"] for row in alone)
     training = statistics.median(row["perf/step_time"] - row["perf/rollout_time"] for row in alone)
     whole = statistics.median(row["perf/step_time"] for row in alone)

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def row(name: str, count: int, lengths: tuple[int, int], heads: int, kv_heads: int, size: int, *, rounds: int) -> str:
-    """One row of the table."""
+    """Return one row of the table."""
     import torch
     from _slime_attention import BatchedAttention  # type: ignore[import-not-found]
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend

@@ -48,7 +48,7 @@ HEAD = """| conversion | processes | largest rank's share, GiB | limit, GiB | pe
 
 
 def shapes() -> dict[str, torch.Size]:
-    """Names and shapes of the weights."""
+    """Return the names and shapes of the weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(**CONFIG)
@@ -58,7 +58,7 @@ def shapes() -> dict[str, torch.Size]:
 
 
 def write(folder: Path) -> None:
-    """The Hugging Face folder, a file for each group of six layers."""
+    """Write the Hugging Face folder, one file per six layers."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
     files: dict[str, dict[str, torch.Size]] = {}
@@ -74,14 +74,14 @@ def write(folder: Path) -> None:
 
 
 def largest_share(ranks: int) -> int:
-    """Bytes of the weights on the fullest of ``ranks`` pipeline stages; the tied embedding is on the first and last."""
+    """Return the bytes of the largest of ``ranks`` pipeline stages; the first and the last hold the tied embedding."""
     sizes = {name: 2 * shape.numel() for name, shape in shapes().items()}
     embedding = sizes.pop("model.embed_tokens.weight")
     return embedding + sum(sizes.values()) // ranks
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """``pid`` and all that it started."""
+    """Return ``pid`` and its descendants."""
     yield pid
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in task.read_text().split():
@@ -89,7 +89,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def memory(pid: int) -> int:
-    """Bytes of the proportional set sizes of ``pid`` and its descendants."""
+    """Return the sum of the proportional set sizes, in bytes, of ``pid`` and its descendants."""
     found = 0
     for one in descendants(pid):
         try:
@@ -101,7 +101,7 @@ def memory(pid: int) -> int:
 
 
 def measured(words: list[str | Path], ranks: int) -> tuple[int, float]:
-    """Peak bytes and seconds of ``slime convert`` with ``words``."""
+    """Return the peak bytes and the seconds of ``slime convert`` with ``words``."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     start, peak = time.monotonic(), 0
     with subprocess.Popen([sys.executable, *launcher, "-m", "slime_core", "convert", *map(str, words)]) as running:

@@ -1,4 +1,4 @@
-"""How the sampler grows: samples a second of a core, bytes a token, linearity; and how even ranks come out.
+"""Measures how the sampler scales: samples per second and core, bytes per token; and the balance of ranks.
 
     python -m bench.growth                              the sampler: the tables of docs/scale.md, a few minutes
     python -m bench.growth balance                      padding and imbalance of recorded rollouts over 8 ranks
@@ -48,22 +48,22 @@ from slime_core.runtime.actors import uncollected
 
 RANKS = 8
 WARM = 128
-"""Samples before measuring: imports, and the first use of the tokenizer."""
+"""Number of samples before measuring, which cover imports and the first use of the tokenizer."""
 
-HEAD = """| samples | s of a core | samples/s a core | s, clock | connections | bytes a token: shards | peak of memory |
+HEAD = """| samples | s of a core | samples/s per core | wall s | connections | bytes per token: shards | peak |
 |---|---|---|---|---|---|---|"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is sampled.
+    """One measurement of the sampler.
 
     Arguments:
-        samples: of the rollout.
-        engines: number of them.
-        in_flight: samples that the engines hold at most.
-        group: samples a prompt, which share a request.
-        tokens: of a response.
+        samples: number of samples in the rollout.
+        engines: number of engines.
+        in_flight: limit on samples that the engines hold.
+        group: samples per prompt, which share a request.
+        tokens: length of a response.
         model, prompts: the tokenizer, and the prompt file; prompts are rendered with the chat template.
     """
 
@@ -76,7 +76,7 @@ class Job:
     prompts: Path
 
     def settings(self, urls: list[str], folder: Path, *, samples: int) -> SamplerSettings:
-        """Of a sampler that asks these engines, and writes its samples as a run does."""
+        """Return settings of a sampler that uses these engines and writes its samples as a run does."""
         rollout = RolloutConfig(
             rollout_batch_size=samples // self.group,
             n_samples_per_prompt=self.group,
@@ -102,7 +102,7 @@ class Job:
 
 
 async def collected(settings: SamplerSettings, registry: Registry) -> dict[str, float]:
-    """One rollout by a fresh sampler: what it took, in seconds, bytes and connections."""
+    """Generate one rollout with a new sampler; return its seconds, bytes and connections."""
     with uncollected(allocations=ALLOCATIONS):  # as its actor does
         sampler = Sampler(settings, registry)
     before, clear = psutil.Process().memory_info().rss, Path("/proc/self/clear_refs")
@@ -130,7 +130,7 @@ def _open_files() -> list[str]:
 
 
 def measured(job: Job) -> dict[str, float]:
-    """In this process: a small rollout, then the one that counts."""
+    """Measure a rollout in this process, after a small one as warm-up."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     registry, vocab_size = activate(["grpo"]).registry, int((described(job.model) or {})["vocab_size"])
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, nargs="+", default=[1_000, 10_000, 100_000])
     parser.add_argument("--engines", type=int, default=64)
     parser.add_argument("--in-flight", type=int, default=32_768, help="samples in flight")
-    parser.add_argument("--group", type=int, default=8, help="samples a prompt; 1: a request for every sample")
+    parser.add_argument("--group", type=int, default=8, help="samples per prompt; 1: a request for every sample")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of a response")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", type=Path, default=ARITHMETIC / "model")

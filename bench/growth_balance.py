@@ -1,4 +1,4 @@
-"""Padding and imbalance of recorded rollouts over data-parallel ranks, as a run would report them.
+"""Computes padding and imbalance of recorded rollouts over data-parallel ranks, as a run reports them.
 
 ``lengths.json`` holds, for every prompt group of a rollout, the tokens of the prompt and of each response:
 
@@ -23,17 +23,17 @@ from slime_core.types import LogProbs, Sample, Status, TokenIds
 
 LENGTHS = Path(__file__).parent / "lengths.json"
 PADDED = (1, 8)
-"""What rows are padded to: nothing, and 8 ranks that share a row (sequence parallelism)."""
+"""Multiples to which rows are padded: none, and 8 ranks that share a row (sequence parallelism)."""
 
-HEAD = """| rollout | samples | tokens | imbalance | padding, rows of a multiple of 8 | micro-batches a rank |
+HEAD = """| rollout | samples | tokens | imbalance | padding, rows of a multiple of 8 | micro-batches per rank |
 |---|---|---|---|---|---|"""
 
 Groups = Sequence[Sequence[int]]
-"""Of each group, the tokens of its prompt, then of each response."""
+"""For each group, the tokens of its prompt, then of each response."""
 
 
 def rollouts() -> dict[str, Groups]:
-    """The recorded rollouts by name; those of ``smollm2``, which have 8 prompts each, also as one of 32."""
+    """Return the recorded rollouts by name; the four of ``smollm2`` (8 prompts each) also as one rollout of 32."""
     found: dict[str, Groups] = {}
     for name, recorded in json.loads(LENGTHS.read_text()).items():
         found |= {f"{name} {number}": groups for number, groups in enumerate(recorded)}
@@ -53,8 +53,8 @@ def balance_table(num_ranks: int) -> None:
 
 
 def evenness(groups: Groups, num_ranks: int) -> tuple[float, float, float]:
-    """Of one rollout: imbalance, 1 - mean / largest tokens of the ranks; the share of rows that is padding, where 8
-    ranks share a row; micro-batches a rank."""
+    """Return figures of one rollout: imbalance (1 - mean / largest tokens of a rank), the share of padding in rows
+    that 8 ranks share, and micro-batches per rank."""
     samples = list(_samples(groups))
     alone, padded = (_metrics(samples, num_ranks, multiple) for multiple in PADDED)
     imbalance = 1 - 1 / alone["train/token_imbalance"]
@@ -69,7 +69,7 @@ def _metrics(samples: Sequence[Sample], num_ranks: int, multiple: int) -> dict[s
 
 
 def _samples(groups: Groups) -> Iterator[Sample]:
-    """Samples of these lengths; only the prompt of a group is common to two of them."""
+    """Return samples of these lengths; those of a group share only their prompt."""
     distinct = count(len(groups))
     for number, (prompt, *responses) in enumerate(groups):
         for response in responses:

@@ -30,7 +30,7 @@ class Rank:
 
 
 def calls_table() -> None:
-    """Print both tables: CPU ms of the process that calls, and seconds of the clock."""
+    """Print both tables: CPU ms of the calling process, and wall seconds."""
     print("| pending calls | CPU ms of one look | CPU ms until all results are read |\n|---|---|---|")
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     for count in PENDING:
@@ -44,7 +44,7 @@ def calls_table() -> None:
 
 
 def _waited(count: int) -> tuple[float, float]:
-    """CPU ms of one look at ``count`` pending calls, and of waiting for all of them, which end together."""
+    """Return the CPU ms of one check of ``count`` pending calls, and of waiting until all end together."""
     rank: Any = ray.remote(num_cpus=0)(Rank).remote()
     ray.get(rank.work.remote(0))
     rank.work.remote(3 + count / 1_000)

@@ -23,14 +23,14 @@ from typing import Any
 import uvloop
 
 BACKLOG = 4096
-"""Connections that may wait to be accepted, at each port; the kernel's limit (net.core.somaxconn) is often the same."""
+"""Limit on connections waiting to be accepted per port; the kernel's limit (net.core.somaxconn) is often the same."""
 
 FIRST_ID = 5
-"""Ids below it are special in the models of this repository."""
+"""Ids below this are special tokens in the models of this repository."""
 
 
 class Answers:
-    """What every engine answers.
+    """Answers of every engine.
 
     Arguments:
         vocab_size: ids of responses are below it.
@@ -43,7 +43,7 @@ class Answers:
         self._made = cache(self._make)
 
     def to(self, path: bytes, body: bytes) -> bytes:
-        """The response to one request, its head included."""
+        """Return the response to one request, including its head."""
         if path == b"/flush_cache":
             return _http(200, "Cache flushed.")
         if path != b"/generate":
@@ -129,7 +129,7 @@ async def serve(count: int, answers: Answers) -> None:
 
 @contextmanager
 def engines(count: int, *, vocab_size: int, context_length: int = 32768) -> Iterator[list[str]]:
-    """URLs of ``count`` engines in a process of their own, inside the block."""
+    """Start ``count`` engines in a separate process; yields their URLs."""
     sizes = ["--vocab-size", str(vocab_size), "--context-length", str(context_length)]
     command = [sys.executable, "-m", __name__, str(count), *sizes]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""Tokens a second of conversations against single turns with equally many tokens, and what the prefix cache saves.
+"""Tokens per second of conversations against single turns with equally many tokens, and what the prefix cache saves.
 
     python -m bench.multi_turn outputs/multi-turn
 
@@ -30,7 +30,7 @@ ROUNDS = 3
 
 
 class _Ids:
-    """An encoder without text: a prompt is the number of its conversation, in digits that no other has."""
+    """An encoder without text: a prompt is the number of its conversation."""
 
     uses_template = False
 
@@ -42,7 +42,7 @@ class _Ids:
 
 
 async def conversation(context: GenerateContext, number: int, turns: int) -> int:
-    """Sampled tokens."""
+    """Generate one conversation; return the number of sampled tokens."""
     sampling = SamplingParams(max_new_tokens=TURNS * PER_TURN // turns, extra={"ignore_eos": True})
     trajectory = context.start(Sample(prompt=str(number), index=number))
     for turn in range(turns):
@@ -53,7 +53,7 @@ async def conversation(context: GenerateContext, number: int, turns: int) -> int
 
 
 async def measured(url: str, turns: int, first: int) -> float:
-    """Sampled tokens a second of ``CONVERSATIONS`` at once."""
+    """Return the sampled tokens per second of ``CONVERSATIONS`` concurrent conversations."""
     async with connect(url) as client:
         context = GenerateContext(client, cast(Any, _Ids()), context_length=128)
         started = time.perf_counter()
@@ -63,7 +63,7 @@ async def measured(url: str, turns: int, first: int) -> float:
 
 
 def cached(log: str) -> tuple[int, int]:
-    """Prompt tokens that the engine read, and those that it had in its cache."""
+    """Return the number of prompt tokens that the engine read, and of those in its cache."""
     found = re.findall(r"#new-token: (\d+), #cached-token: (\d+)", log)
     return sum(int(new) for new, _ in found), sum(int(old) for _, old in found)
 

@@ -1,4 +1,4 @@
-"""The embedded task, generating before training and next to it: accuracy, staleness, step times. For docs/rollout.md.
+"""Trains the built-in demo with synchronous and asynchronous rollouts: accuracy, staleness and step times.
 
     python -m bench.overlap FOLDER [NAME ...]     without names all runs; finished runs are only read
 
@@ -26,7 +26,7 @@ RUNS: Mapping[str, tuple[str, str]] = {
     "ahead-1-tis": ("one ahead, `tis`", f"{AHEAD} --corrections tis"),
     "ahead-3": ("three ahead", "--async-buffer-size 3 --max-staleness 4"),
 }
-"""Name of a run's folder -> how the table calls it, and its flags."""
+"""Name of a run's folder -> its name in the table, and its flags."""
 
 SCORE = "eval/arithmetic"
 NUM_ROLLOUTS, SAMPLES = 80, 256
@@ -34,17 +34,17 @@ SHOWN = (0, 10, 20, 40, NUM_ROLLOUTS)
 
 
 def main(folder: Path, names: Sequence[str]) -> None:
-    """Run what is missing, print the table."""
+    """Run what is missing, and print the table."""
     for name in names:
         carry_out(folder / name, RUNS[name][1])
-    print("| | " + " | ".join(f"after {step}" for step in SHOWN) + " | samples | staleness | s a step |")
+    print("| | " + " | ".join(f"after {step}" for step in SHOWN) + " | samples | staleness | s per step |")
     print("|" + "---|" * (len(SHOWN) + 4))
     for name in names:
         print_row(RUNS[name][0], read(folder / name))
 
 
 def carry_out(folder: Path, flags: str) -> None:
-    """Train, unless that was done."""
+    """Run the training, unless it is finished."""
     if not (folder / "checkpoints" / f"step-{NUM_ROLLOUTS:06d}").exists():
         print(f"{folder.name}: training", file=sys.stderr, flush=True)
         fixed = f"--plugin grpo --seed 0 --progress none --num-rollout {NUM_ROLLOUTS} --eval-interval 10"
@@ -53,12 +53,12 @@ def carry_out(folder: Path, flags: str) -> None:
 
 
 def read(folder: Path) -> Rows:
-    """The rows of a run's metrics."""
+    """Return the rows of a run's metrics."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def print_row(label: str, rows: Rows) -> None:
-    """Accuracy after some rollouts, mean staleness of what was trained, and the median step."""
+    """Print accuracy after some rollouts, mean staleness of the trained samples, and the median step."""
     scores = {row["step"]: row[SCORE] for row in rows if SCORE in row}
     trained = [row for row in rows if "train/loss" in row]
     age = statistics.fmean(row.get("rollout/staleness/mean", 0.0) for row in trained)

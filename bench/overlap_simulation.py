@@ -1,4 +1,4 @@
-"""What overlap gives where nothing competes for a core: the real loop and sampler, an engine and a learner that sleep.
+"""Measures overlap without competition for cores: the real loop and sampler, with an engine and a learner that sleep.
 
     python -m bench.overlap_simulation    a minute; prints a table of docs/rollout.md; fails where a step is too slow
 
@@ -41,50 +41,50 @@ from slime_testing.fake_engine import FakeEngine
 ARITHMETIC = Path(slime_core.__file__).parent / "builtin" / "arithmetic"
 GROUPS, AT_ONCE, STEPS = 16, 4, 10
 HALVES = ((1.0, 1.0), (1.0, 0.5), (0.5, 1.0))
-"""Seconds that a rollout takes to generate, and to train."""
+"""Seconds to generate a rollout, and to train it."""
 
 LIMIT = 1.05
-"""Most that a step may take, in multiples of its larger half."""
+"""Limit on the time of a step, in multiples of its longer part."""
 
 
 @dataclass
 class Shards:
-    """A rollout as the loop sees it."""
+    """The loop's view of a rollout."""
 
     refs: list[Any]
     metrics: dict[str, float]
 
 
 class Handle:
-    """The sampler in an event loop of its own, as its actor has one."""
+    """The sampler in an event loop of its own, as in its actor."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler, self._loop = sampler, asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def sample(self, rollout: int) -> Shards:
-        """The next rollout."""
+        """Return the next rollout."""
         sampled: SampledRollout = self._run(self._sampler.sample(rollout))
         return Shards(sampled.shards, sampled.metrics)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Nothing is evaluated."""
+        """Do nothing."""
         return {}
 
     def before_publish(self) -> None:
-        """No evaluation has to end first."""
+        """Do nothing: no evaluation has to end first."""
 
     def published(self, version: int) -> None:
         """Tell the sampler, in its own thread."""
         self._run(self._later(self._sampler.published, version))
 
     def state(self) -> SamplerState:
-        """What a checkpoint holds of it."""
+        """Return the sampler's state for a checkpoint."""
         state: SamplerState = self._run(self._later(self._sampler.state))
         return state
 
     def close(self) -> None:
-        """End everything."""
+        """Close the sampler, and stop its event loop."""
         self._run(self._sampler.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -97,7 +97,7 @@ class Handle:
 
 @dataclass
 class Sleeper:
-    """A learner that takes its time."""
+    """A learner that only sleeps."""
 
     seconds: float
     control: EngineControl
@@ -109,24 +109,24 @@ class Sleeper:
         return {}
 
     def publish(self, version: int) -> None:
-        """Pause, hand over a version, resume."""
+        """Pause the engine, publish a version, resume."""
         self.control.pause()
         self.control.set_version(str(version))
         self.control.resume()
 
     def save(self, state: RunState) -> None:
-        """Keep it."""
+        """Record the save."""
         self.saved.append(state)
 
     def wait_for_save(self, *, required: bool = False) -> None:
-        """Nothing is being written."""
+        """Do nothing: nothing is being written."""
 
     def wait_for_save_after_failure(self) -> None:
-        """Nothing is being written."""
+        """Do nothing: nothing is being written."""
 
 
 def main() -> None:
-    """Measure all pairs, print the table."""
+    """Measure all pairs, and print the table."""
     print("| generating | training | step, synchronous | step, one ahead | of the larger half |\n|---|---|---|---|---|")
     worst = 0.0
     for generating, training in HALVES:
@@ -138,7 +138,7 @@ def main() -> None:
 
 
 def step_time(generating: float, training: float, *, ahead: int) -> float:
-    """Median seconds of the steps in the middle of a run."""
+    """Return the median seconds of a run's middle steps."""
     registry = activate(["grpo"]).registry
     rollout = RolloutConfig(
         num_rollout=STEPS,

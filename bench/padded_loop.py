@@ -1,9 +1,9 @@
-"""Training of slime's learner against a plain loop over padded micro-batches of the same model in transformers.
+"""Compares training by slime's learner with a plain loop over padded micro-batches of the same model in transformers.
 
     python -m bench.padded_loop [ragged] [equal] [group] [--rounds 5]      with `make smollm` before; about ten minutes
 
 Both train SmolLM2-135M in fp32 in this process, in turn, with equally many threads: the same tokens, weights of the
-loss, PPO loss with given old log-probabilities, gradient clipping and fused AdamW, one optimizer step a round.
+loss, PPO loss with given old log-probabilities, gradient clipping and fused AdamW, one optimizer step per round.
 
     slime      ``Learner.train`` of one rank, as a run calls it: packing, Megatron's schedule, metrics with entropies,
                checks of loss, gradients and weights
@@ -50,7 +50,7 @@ from slime_core.weights.engine_control import reserve_port
 
 MODEL = Path("outputs/smollm2/model")
 BUDGET = 1024
-"""Tokens of a micro-batch, as in examples/smollm2."""
+"""Tokens per micro-batch, as in examples/smollm2."""
 
 FLAGS = (
     *("--plugin", "grpo", "--device", "cpu", "--hf-checkpoint", str(MODEL), "--bf16", "false"),
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def samples_of(name: str) -> list[Sample]:
-    """Samples with random tokens; log-probabilities are missing."""
+    """Return samples with random tokens and without log-probabilities."""
     recorded = rollouts()
     alone: Groups = [group[:2] for group in recorded["searchr1 1"][::2]]
     length = round(sum(map(sum, alone)) / len(alone))
@@ -127,7 +127,7 @@ def samples_of(name: str) -> list[Sample]:
 
 
 def build_learner() -> tuple[Learner, BatchPlan]:
-    """A learner of one rank, as a run builds it, and how its samples are packed."""
+    """Build a learner of one rank as a run does; return it with the packing of its samples."""
     architecture, seen = "LlamaForCausalLM", peek(FLAGS)
     active = activate(seen.plugins, architecture=architecture, choices=seen.choices, flags=seen.flags, code=seen.code)
     resolved = load(FLAGS, **active.for_settings, check_rules=False)
@@ -170,13 +170,13 @@ class PaddedLoop:
         )
 
     def step(self, rows: Sequence[Row]) -> dict[str, float]:
-        """One optimizer step; loss, and gradient norm before clipping."""
+        """Take one optimizer step; return the loss, and the gradient norm before clipping."""
         found = self.gradients(rows)
         self.optimizer.step()
         return found
 
     def gradients(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Loss and gradient norm; the clipped gradients are in the parameters."""
+        """Compute the clipped gradients in the parameters; return loss and gradient norm."""
         self.optimizer.zero_grad(set_to_none=True)
         total = 0.0
         for batch in micro_batches(rows):
@@ -187,7 +187,7 @@ class PaddedLoop:
         return {"loss": total, "grad_norm": norm.item()}
 
     def loss(self, batch: Sequence[Row]) -> torch.Tensor:
-        """The clipped loss of PPO, weighted and summed."""
+        """Return the clipped loss of PPO, weighted and summed."""
         ratio_U = (self.log_probs(batch) - torch.cat([row.old for row in batch])).exp()
         counts = torch.tensor([len(row.old) for row in batch])
         advantages_U = torch.tensor([row.advantage for row in batch]).repeat_interleave(counts)
@@ -196,7 +196,7 @@ class PaddedLoop:
         return (worse_U * weights_U).sum()
 
     def log_probs(self, batch: Sequence[Row]) -> torch.Tensor:
-        """Of all response tokens, one sample after the other."""
+        """Return the log-probabilities of all response tokens, one sample after the other."""
         tokens_BT = torch.nn.utils.rnn.pad_sequence([row.tokens for row in batch], batch_first=True)
         hidden_BTH = self.model.model(tokens_BT, use_cache=False).last_hidden_state
         ends = [len(row.tokens) for row in batch]
@@ -217,7 +217,7 @@ class PaddedLoop:
 
 
 def rows_of(shard: TrainBatch) -> list[Row]:
-    """The samples of a shard, with the weights that slime gives to their tokens."""
+    """Return the samples of a shard, with the weights of their tokens in slime's loss."""
     tokens = torch.from_numpy(shard.tokens_T.astype(np.int64)).split(shard.lengths_B.tolist())
     old = torch.from_numpy(shard.rollout_log_probs_U).split(shard.response_lengths_B.tolist())
     numbers = zip(shard.columns_B["advantages"].tolist(), shard.loss_weights_B.tolist(), strict=True)
@@ -226,7 +226,7 @@ def rows_of(shard: TrainBatch) -> list[Row]:
 
 
 def micro_batches(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Consecutive rows, as many as fit the budget once they are padded."""
+    """Yield consecutive rows, as many as fit the budget after padding."""
     batch: list[Row] = []
     for row in rows:
         if max(len(one.tokens) for one in (*batch, row)) * (len(batch) + 1) > BUDGET:
@@ -240,8 +240,8 @@ def micro_batches(rows: Sequence[Row]) -> Iterator[list[Row]]:
 
 
 def measure(learner: Learner, loop: PaddedLoop, shard: TrainBatch, *, rounds: int) -> tuple[Times, dict[str, float]]:
-    """Seconds of every step by side, after one that allocates; the differences of loss and gradient norm (relative) at
-    equal weights."""
+    """Return the seconds of every step by side, after a warm-up step; and the relative differences of loss and gradient
+    norm at equal weights."""
     rows = rows_of(shard)
     ordered = sorted(rows, key=lambda row: len(row.tokens))
     sides: dict[str, Callable[[], object]] = dict(
@@ -267,7 +267,7 @@ def measure(learner: Learner, loop: PaddedLoop, shard: TrainBatch, *, rounds: in
 
 
 def print_row(name: str, shard: TrainBatch, times: Times, differences: dict[str, float]) -> None:
-    """Medians, and the ratios of each round."""
+    """Print medians, and the ratios of each round."""
     tokens = int(shard.lengths_B.sum())
     rows = rows_of(shard)
     computed = [padded_tokens(order) for order in (rows, sorted(rows, key=lambda row: len(row.tokens)))]
@@ -283,7 +283,7 @@ def print_row(name: str, shard: TrainBatch, times: Times, differences: dict[str,
 
 
 def padded_tokens(rows: Sequence[Row]) -> int:
-    """Tokens that the loop computes, padding included."""
+    """Return the tokens that the loop computes, including padding."""
     return sum(max(len(row.tokens) for row in batch) * len(batch) for batch in micro_batches(rows))
 
 

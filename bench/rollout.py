@@ -1,4 +1,4 @@
-"""Tokens a second of a rollout through slime's sampler against a bare client of the same server with the same prompts.
+"""Tokens per second of a rollout through slime's sampler, compared with a bare client of the same server and prompts.
 
     python -m bench.rollout [demo] [smollm2] [--rounds 7]       with `make smollm` before; about six minutes
 
@@ -6,11 +6,11 @@ Both sides ask one real SGLang server on this machine's CPU, in turn, from one p
 is that of a run, with everything but Ray: data source, group scheduler, client, the router in front of the server,
 rewards (those of ``smollm2`` in processes of their own), advantages, samples file, ledger and pickled shards. The bare
 client is aiohttp: it sends the same token ids to the server itself, with the same sampling parameters, as many samples
-a request and as many samples in flight, asks for log-probabilities as well, and parses the answers. Responses ignore
+per request and as many samples in flight, asks for log-probabilities as well, and parses the answers. Responses ignore
 the end of sequence, so both sides generate equally many tokens. The server's prefix cache is emptied before each side,
 as a weight update does. The first round warms up and does not count.
 
-The ratio is that of tokens a second, slime's over the bare client's, the median of all rounds. CPU seconds of the
+The ratio is that of tokens per second, slime's over the bare client's, the median of all rounds. CPU seconds of the
 client are those of this process and of reward processes; those of all include the server's and the router's.
 """
 
@@ -49,7 +49,7 @@ from slime_core.runtime.machine import cpu_threads
 from slime_core.types import TrainBatch
 
 IN_FLIGHT = 64
-"""Samples that a side has in flight at most."""
+"""Limit on the samples in flight of a side."""
 
 SMOLLM = Path("outputs/smollm2")
 HEAD = """
@@ -60,7 +60,7 @@ HEAD = """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is generated: ``prompts`` x ``group`` responses of exactly ``tokens`` tokens."""
+    """One measurement: ``prompts`` x ``group`` responses of exactly ``tokens`` tokens."""
 
     model: Path
     data: Path
@@ -71,7 +71,7 @@ class Job:
     group: int = 8
 
     def config(self) -> RunConfig:
-        """Settings of a run that does this."""
+        """Return settings of a run that generates them."""
         rollout = RolloutConfig(
             rollout_batch_size=self.prompts,
             n_samples_per_prompt=self.group,
@@ -102,16 +102,16 @@ JOBS = {
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What one side took for one rollout."""
+    """Costs of one rollout of one side."""
 
     tokens: int
     seconds: float
     cpu: tuple[float, float]
-    """CPU seconds of the client, and of everything."""
+    """CPU seconds of the client, and of all processes."""
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
+        """Tokens per second."""
         return self.tokens / self.seconds
 
 
@@ -128,7 +128,7 @@ def main() -> None:
 
 
 def measure(job: Job, *, rounds: int) -> list[tuple[Side, Side]]:
-    """What each side took in each round, slime first."""
+    """Return the costs of each side in each round, slime first."""
     with (
         tempfile.TemporaryDirectory(prefix="slime-bench-") as name,
         served(job, Path(name)) as urls,
@@ -139,7 +139,7 @@ def measure(job: Job, *, rounds: int) -> list[tuple[Side, Side]]:
 
 @contextmanager
 def served(job: Job, folder: Path) -> Iterator[tuple[str, str]]:
-    """URLs of a router and of the server behind it, started as a run starts them."""
+    """Start a router and a server as a run does; yields their URLs."""
     settings = EngineSettings(job.model, folder / "engine.log", dtype="float32", threads=cpu_threads())
     with SGLangServer(settings) as server:
         server.wait_ready()
@@ -152,7 +152,7 @@ def served(job: Job, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 async def alternate(job: Job, router: str, server: str, folder: Path, *, rounds: int) -> list[tuple[Side, Side]]:
-    """The same, in an event loop."""
+    """Measure in one event loop, the sides alternately."""
     active = activate(list(job.plugins))
     data = folder / "prompts.jsonl"
     data.write_text("".join(fixed_lengths(job.data, (rounds + 1) * job.prompts)), encoding="utf-8")
@@ -175,7 +175,7 @@ async def alternate(job: Job, router: str, server: str, folder: Path, *, rounds:
 
 
 def fixed_lengths(file: Path, count: int) -> Iterator[str]:
-    """The first ``count`` rows of a prompt file, whose responses do not end before their last token."""
+    """Return the first ``count`` rows of a prompt file; their responses ignore the end of sequence."""
     with file.open(encoding="utf-8") as rows:
         for _, line in zip(range(count), rows, strict=False):
             row = json.loads(line)
@@ -184,7 +184,7 @@ def fixed_lengths(file: Path, count: int) -> Iterator[str]:
 
 
 async def sampled(sampler: Sampler, number: int) -> tuple[Side, Sequence[TrainBatch]]:
-    """One rollout through the sampler, until its shards can be sent."""
+    """Generate one rollout with the sampler, until its shards can be sent."""
     sampler.published(number)
     before, clock = cpu_seconds(), time.perf_counter()
     rollout = await sampler.sample(number)
@@ -196,7 +196,7 @@ async def sampled(sampler: Sampler, number: int) -> tuple[Side, Sequence[TrainBa
 
 
 def prompts_of(shards: Sequence[TrainBatch], group: int) -> list[list[int]]:
-    """The prompts of a rollout in token ids, once for each group."""
+    """Return the token ids of a rollout's prompts, one entry per group."""
     found: Counter[tuple[int, ...]] = Counter()
     for shard in shards:
         ends = shard.lengths_B.cumsum()
@@ -206,7 +206,7 @@ def prompts_of(shards: Sequence[TrainBatch], group: int) -> list[list[int]]:
 
 
 async def bare_client(session: aiohttp.ClientSession, url: str, job: Job, prompts: Sequence[list[int]]) -> Side:
-    """The same rollout without slime."""
+    """Generate the same rollout without slime."""
     sampling = {"n": job.group, "max_new_tokens": job.tokens, "temperature": 1.0, "ignore_eos": True}
     room = asyncio.Semaphore(IN_FLIGHT // job.group)
 
@@ -222,13 +222,13 @@ async def bare_client(session: aiohttp.ClientSession, url: str, job: Job, prompt
 
 
 async def empty_cache(session: aiohttp.ClientSession, url: str) -> None:
-    """Empty the server's prefix cache; it has nothing in flight."""
+    """Empty the prefix cache of the idle server."""
     async with session.post(f"{url}/flush_cache") as response:
         response.raise_for_status()
 
 
 def cpu_seconds() -> tuple[float, float]:
-    """Of this process and its reward processes, and with those of server and router."""
+    """Return the CPU seconds of this process and its reward processes, and those including server and router."""
     own = psutil.Process()
     seconds = {one: sum(one.cpu_times()[:2]) for one in (own, *own.children(recursive=True))}
     client = [one for one in seconds if one == own or any("reward_worker" in word for word in one.cmdline())]
@@ -236,13 +236,13 @@ def cpu_seconds() -> tuple[float, float]:
 
 
 def used(before: tuple[float, float]) -> tuple[float, float]:
-    """CPU seconds since then."""
+    """Return the CPU seconds since ``before``."""
     client, everything = cpu_seconds()
     return client - before[0], everything - before[1]
 
 
 def print_row(name: str, job: Job, found: Sequence[tuple[Side, Side]]) -> None:
-    """Print medians, and how far the rounds are from each other."""
+    """Print medians, and the range of the rounds."""
     cells = [name, f"{job.prompts * job.group} x {job.tokens}"]
     for side in zip(*found, strict=True):
         rates = [one.rate for one in side]

@@ -1,4 +1,4 @@
-"""What the sampler needs to read one long response with the routes of a mixture against the same response without them.
+"""Costs of reading one long response with a mixture's expert routes, compared with the same response without them.
 
     python -m bench.routes [--tokens 32000] [--layers 48] [--experts 8]
 

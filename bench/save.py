@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def measure(model: Path, folder: Path, address: str, ranks: int, repeats: int, rank: int) -> None:
-    """On one rank; the first leaves a row of the table."""
+    """Measure on one rank; rank 0 writes a row of the table."""
     config = RunConfig(cluster=ClusterConfig(device="cpu", actor_num_gpus_per_node=ranks))
     layout = ParallelLayout()
     with uncollected():  # as in a run: Megatron collects garbage at every save
@@ -104,7 +104,7 @@ def measure(model: Path, folder: Path, address: str, ranks: int, repeats: int, r
 
 
 def sizes_of(actor: LearnerActor) -> list[int]:
-    """Bytes of each tensor that the rank has copied: of weights and its part of the optimizer's state."""
+    """Return the bytes of each tensor that the rank copied: weights and its part of the optimizer's state."""
     (copy,) = actor._copies
     gathers = copy._gathers
     values = [value for _, value in copy._items if isinstance(value, torch.Tensor)]

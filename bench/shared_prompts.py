@@ -1,4 +1,4 @@
-"""Trains groups with the tokens that samples share standing once and once a sample, side by side in one process.
+"""Compares training with shared tokens packed once per group and once per sample, in alternation in one process.
 
     python -m bench.shared_prompts [--json FILE] [--repeats N]      about four minutes on an idle core
 
@@ -54,7 +54,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 64,
     },
 }
-"""Shapes of Qwen3 models: that of the embedded one, and that of SmolLM2-135M without most layers and words."""
+"""Shapes of Qwen3 models: that of the built-in model, and that of SmolLM2-135M without most layers and words."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Row:
-    """What one case found; ``once`` and ``repeated`` say how often shared tokens stand.
+    """Results of one case; shared tokens are packed ``once``, or ``repeated`` for each sample.
 
     Arguments:
         log_probs: largest difference.
@@ -107,7 +107,7 @@ class Row:
 
 
 def make_shard(case: Case, vocabulary: int) -> TrainBatch:
-    """One micro-batch of all samples."""
+    """Return one micro-batch of all samples."""
     random = np.random.default_rng(0)
     samples, lengths = [], []
     for _ in range(case.groups):
@@ -139,13 +139,13 @@ def make_shard(case: Case, vocabulary: int) -> TrainBatch:
 
 
 def _branches(case: Case) -> list[tuple[int, ...]]:
-    """For each sample of a group the branch that it takes at each turn; at the last turn all are different."""
+    """Return the branch of each sample of a group at each turn; at the last turn all differ."""
     counts = [round(case.size ** (turn / case.turns)) for turn in range(1, case.turns + 1)]
     return [tuple(sample * count // case.size for count in counts) for sample in range(case.size)]
 
 
 def build(shape: dict[str, Any]) -> Any:
-    """A Megatron GPTModel with random weights."""
+    """Build a Megatron GPTModel with random weights."""
     from transformers import Qwen3Config
 
     from slime_core.modeling.spec import MBridgeSpec
@@ -159,7 +159,7 @@ def build(shape: dict[str, Any]) -> Any:
 
 
 def train(chunk: Any, micro: Any) -> torch.Tensor:
-    """Log-probs of the responses; the gradients of a policy loss are in the parameters."""
+    """Compute the gradients of a policy loss in the parameters; return the log-probs of the responses."""
     from slime_core.learner.trained_model import response_log_probs
 
     chunk.zero_grad()
@@ -174,7 +174,7 @@ def gradients(chunk: Any) -> list[torch.Tensor]:
 
 
 def kept_mib(chunk: Any, micro: Any) -> float:
-    """Storage of the tensors that the backward pass of ``micro`` keeps."""
+    """Return the MiB of the tensors that the backward pass of ``micro`` keeps."""
     own = {parameter.untyped_storage().data_ptr() for parameter in chunk.parameters()}
     found: dict[int, int] = {}
 
@@ -244,7 +244,7 @@ def measure_all(cases: Sequence[Case], repeats: int) -> list[Row]:
 
 
 def prepare() -> None:
-    """Megatron in this process: one rank, one thread."""
+    """Set up Megatron in this process: one rank, one thread."""
     import torch.distributed as dist
 
     install()

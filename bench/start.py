@@ -1,4 +1,4 @@
-"""From the command to the end of the demo's first step: seconds of each phase, and who used the cores.
+"""Times the demo from the command to the end of its first step: seconds of each phase, CPU seconds of each process.
 
     python -m bench.start outputs/start [--rounds 3] [-- --hf-checkpoint ... further flags of `slime run`]   two minutes
 
@@ -38,7 +38,7 @@ SPANS = {
     ("train", 0): "first training",
     ("update_weights", 0): "weight update",
 }
-"""A span of the driver's timeline, by name and step -> how the table calls it."""
+"""A span of the driver's timeline, by name and step -> its name in the table."""
 
 WHOLE = "until the end of the first step"
 PROCESSES: Mapping[str, Callable[[Sequence[str]], bool]] = {
@@ -47,14 +47,14 @@ PROCESSES: Mapping[str, Callable[[Sequence[str]], bool]] = {
     "learner: its process starts": lambda words: words[0].startswith("ray::LearnerActor"),
     "sampler: its process starts": lambda words: words[0].startswith("ray::SamplerActor"),
 }
-"""A moment -> which process starts then."""
+"""Name of a moment -> the process that starts then."""
 
 LINES = {
     "engine: serves": ("engine-0.log", "The server is fired up", "[%Y-%m-%d %H:%M:%S]"),
     "learner: Megatron is imported": ("rank-0.log", "INFO megatron", "%Y-%m-%d %H:%M:%S"),
     "learner: model is built": ("rank-0.log", "Setting up DistributedDataParallel", "%Y-%m-%d %H:%M:%S"),
 }
-"""A moment -> the first line of a log that shows it, and the form of its time, whole seconds."""
+"""Name of a moment -> the first line of a log that shows it, and the form of its time, whole seconds."""
 
 Found = dict[str, float]
 
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def start(folder: Path, flags: Sequence[str]) -> tuple[Found, Found, Found]:
-    """Seconds of phases, moments after the command, and CPU seconds by process, of one run."""
+    """Start one run; return seconds of phases, moments after the command, and CPU seconds by process."""
     shutil.rmtree(folder, ignore_errors=True)
     words = [sys.executable, "-m", "slime_core", "run", *FLAGS, *flags, "--output-dir", str(folder)]
     started = time.time()
@@ -92,7 +92,7 @@ def start(folder: Path, flags: Sequence[str]) -> tuple[Found, Found, Found]:
 
 
 def phases_of(folder: Path, started: float, ray: float) -> Found:
-    """Seconds of each phase, in order; what lies between the spans of the driver is a phase too."""
+    """Return the seconds of each phase, in order; the time between two spans of the driver is a phase, too."""
     settings = (folder / "config.toml").stat().st_mtime
     rows = [json.loads(line) for line in (folder / "timeline" / "driver.jsonl").read_text().splitlines()]
     spans = {(row["name"], row["step"]): row for row in reversed(rows)}  # of equal ones the first
@@ -104,13 +104,13 @@ def phases_of(folder: Path, started: float, ray: float) -> Found:
 
 
 def moment(log: Path, text: str, form: str) -> float:
-    """When the first line of ``log`` with ``text`` was written."""
+    """Return the time of the first line of ``log`` with ``text``."""
     line = next(line for line in log.read_text(errors="replace").splitlines() if text in line)
     return datetime.strptime(line[: len(datetime.now().strftime(form))], form).timestamp()
 
 
 def print_table(title: str, rounds: Sequence[Mapping[str, float]]) -> None:
-    """Medians of what at least a tenth of a second went to."""
+    """Print the medians that are at least a tenth of a second."""
     print(f"\n| {title} | least | most |\n|---|---|---|---|")
     for name in rounds[0]:
         values = [found.get(name, 0.0) for found in rounds]

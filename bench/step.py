@@ -1,4 +1,4 @@
-"""Where a step of a run goes: seconds of its phases, and CPU seconds of each of its processes.
+"""Times the steps of a run: seconds of the phases, and CPU seconds of each process.
 
     python -m bench.step outputs/step                                       the built-in demo
     python -m bench.step --steps 3 outputs/step -- --hf-checkpoint ... further flags of `slime run`
@@ -26,7 +26,7 @@ import psutil  # type: ignore[import-untyped]
 
 PHASES = ("perf/rollout_time", "perf/train_time", "perf/update_weights_time", "perf/step_time")
 LEFT_OUT = 3
-"""Steps before measuring: the first ones allocate, compile and open connections."""
+"""Number of steps before measuring: the first ones allocate, compile and open connections."""
 
 
 def main() -> None:
@@ -60,14 +60,14 @@ def main() -> None:
 
 
 def steps(folder: Path) -> list[dict[str, float]]:
-    """The rows of finished training steps."""
+    """Return the rows of finished training steps."""
     file = folder / "metrics.jsonl"
     rows = [json.loads(row) for row in file.read_text().splitlines() if row.endswith("}")] if file.exists() else []
     return [row for row in rows if PHASES[-1] in row]
 
 
 def when(run: subprocess.Popen[bytes], folder: Path, count: int) -> Counter[str]:
-    """CPU seconds by process of ``run``, once it has done ``count`` steps."""
+    """Wait until ``run`` has done ``count`` steps; return its CPU seconds by process."""
     while len(steps(folder)) < count:
         if run.poll() is not None:
             raise SystemExit(f"the run ended after {len(steps(folder))} steps, with {run.returncode}")
@@ -84,7 +84,7 @@ def when(run: subprocess.Popen[bytes], folder: Path, count: int) -> Counter[str]
 
 
 def name_of(process: psutil.Process, root: psutil.Process) -> str:
-    """What the table calls a process."""
+    """Return the name of a process in the table."""
     command = " ".join(process.cmdline())
     if process == root:
         return "driver"

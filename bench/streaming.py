@@ -1,4 +1,4 @@
-"""How soon the prompts of a large file are there, and how much memory they hold: the table of docs/data.md.
+"""Time to the first prompts of a large file, and the memory that they take: the table of docs/data.md.
 
     python -m bench.streaming outputs/streaming --gigabytes 10
 
@@ -37,7 +37,7 @@ HEAD = """| order | start, s (of a CPU core) | 968 more | restart | process, MB 
 
 
 def written(path: Path, gigabytes: float) -> None:
-    """A file of 1 KiB rows; 4,096 different texts under numbers of their own."""
+    """Write a file of 1 KiB rows: 4,096 different texts, each row with a unique number."""
     random_source = random.Random(0)
     texts = ["".join(random_source.choices("abcdefghij klmnopqrst", k=ROW_BYTES - 40)) for _ in range(4096)]
     rows = int(gigabytes * 10**9 / ROW_BYTES)
@@ -47,7 +47,7 @@ def written(path: Path, gigabytes: float) -> None:
 
 
 def measured(path: Path, order: str) -> dict[str, Any]:
-    """In this process: what a start, the next prompts and a restart take, in seconds, and MB held."""
+    """Measure start, next prompts and restart in this process; return seconds and resident MB."""
     own = dict(ORDERS[order])
     request = PromptRequest(path, label_key=None, shuffle=own.pop("shuffle", True))
     options, run = DatasetsOptions(streaming_data=True, **own), RunView(prompts=request)

@@ -1,4 +1,4 @@
-"""The side of TRL in `bench/against_trl.py`, which starts it in an environment with TRL. Imports nothing of slime.
+"""TRL's side of `bench/against_trl.py`, which starts it in an environment with TRL. Imports nothing of slime.
 
     python bench/trl_trainer.py JOB.json        prints one JSON object as its last line
 
@@ -26,13 +26,13 @@ Job = dict[str, Any]
 
 
 def main(job: Job) -> None:
-    """Do one job."""
+    """Run one job."""
     torch.set_num_threads(job["threads"])
     print(json.dumps(frozen(job) if "frozen" in job else train(job)))
 
 
 def train(job: Job) -> Job:
-    """Wall and CPU seconds of each step, from the end of one to the end of the next, and lengths in tokens."""
+    """Train; return wall and CPU seconds of each step, from end to end, and lengths in tokens."""
     rows = [json.loads(line) for line in Path(job["data"]).read_text().splitlines()]
     prompts = [{"prompt": as_messages(row["prompt"]), "label": row["label"]} for row in rows]
     clock = Clock()
@@ -47,18 +47,18 @@ def train(job: Job) -> Job:
 
 
 class Clock(TrainerCallback):
-    """The length of each step."""
+    """Records the end of each step."""
 
     def __init__(self) -> None:
         self.wall: list[float] = []
         self.cpu: list[float] = []
 
     def on_train_begin(self, *_: object, **__: object) -> None:
-        """Start."""
+        """Record the start."""
         self._wall, self._cpu = now()
 
     def on_step_end(self, *_: object, **__: object) -> None:
-        """Note one step."""
+        """Record the end of a step."""
         wall, cpu = now()
         self.wall.append(wall - self._wall)
         self.cpu.append(cpu - self._cpu)
@@ -66,14 +66,14 @@ class Clock(TrainerCallback):
 
 
 def now() -> tuple[float, float]:
-    """Wall seconds, and CPU seconds of this process and its children."""
+    """Return wall seconds, and CPU seconds of this process and its children."""
     own = psutil.Process()
     times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
     return time.perf_counter(), sum(one.user + one.system for one in times)
 
 
 def frozen(job: Job) -> Job:
-    """TRL's advantages for the rewards of given samples; loss and gradient for their tokens and log-probabilities."""
+    """Return TRL's advantages, loss and gradient for given samples with rewards and log-probabilities."""
     samples = job["frozen"]
     rows = [{"prompt": "given", "label": "", "reward": sample["reward"]} for sample in samples]
     trainer = trainer_of(job, Dataset.from_list(rows), max_steps=1)
@@ -95,7 +95,7 @@ def frozen(job: Job) -> Job:
 
 
 def trainer_of(job: Job, dataset: Dataset, *, max_steps: int, callbacks: Sequence[Any] = ()) -> Any:
-    """A trainer with the settings of the job; float32 masters, and bfloat16 under autocast where the job asks."""
+    """Build a trainer with the settings of the job; float32 weights, and autocast to bfloat16 if the job has it."""
     num = job["prompts"] * job["samples"]
     settings = GRPOConfig(
         output_dir=job["folder"],
@@ -129,18 +129,18 @@ def trainer_of(job: Job, dataset: Dataset, *, max_steps: int, callbacks: Sequenc
 
 
 def exact(completions: list[Any], label: list[str], **_: object) -> list[float]:
-    """1.0 where the response is the label."""
+    """Reward 1.0 if the response is the label."""
     return [float(text_of(one).strip() == wanted) for one, wanted in zip(completions, label, strict=True)]
 
 
 def last_number(completions: list[Any], label: list[str], **_: object) -> list[float]:
-    """1.0 where the last number of the response is the label, as in examples/smollm2."""
+    """Reward 1.0 if the last number of the response is the label, as in examples/smollm2."""
     numbers = [re.findall(r"\d+", text_of(one).replace(",", "")) for one in completions]
     return [float(bool(found) and found[-1] == wanted) for found, wanted in zip(numbers, label, strict=True)]
 
 
 def given(completions: list[Any], reward: list[float], **_: object) -> list[float]:
-    """The reward that the sample has already."""
+    """Return the rewards that the samples already have."""
     return reward
 
 
@@ -148,12 +148,12 @@ REWARDS: dict[str, Callable[..., list[float]]] = {"exact": exact, "last_number":
 
 
 def text_of(completion: Any) -> str:
-    """The text of a completion, which is a list of messages where the prompt is one."""
+    """Return the text of a completion: a string, or a list of messages if the prompt is one."""
     return str(completion if isinstance(completion, str) else completion[0]["content"])
 
 
 def as_messages(prompt: Any) -> Any:
-    """A prompt that the chat template renders."""
+    """Convert the prompt to messages for the chat template."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 

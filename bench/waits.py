@@ -1,4 +1,4 @@
-"""A plugin for ``bench.async_step``: the reward waits, and so does training, without using a core."""
+"""A plugin for ``bench.async_step``: reward and training wait without using a core."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slime_core.types import Sample
 
 
 class WaitOptions(PluginOptions):
-    """How long to wait."""
+    """Waiting times."""
 
     reward_s: float = 0.0
     """Seconds that a reward waits, as for a tool or a judge elsewhere; all samples wait at the same time."""
@@ -34,18 +34,18 @@ def slime_register_reward_models() -> Iterator[Component]:
 
 @hookimpl
 def slime_before_train_step(options: WaitOptions) -> None:
-    """Wait."""
+    """Wait before the optimizer step."""
     time.sleep(options.train_s)
 
 
 class Late:
-    """1.0 where the response is the label, after a while."""
+    """Reward 1.0 if the response is the label, after a wait."""
 
     def __init__(self, options: WaitOptions, run: RunView) -> None:
         del run
         self._seconds = options.reward_s
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """Return one reward a sample, in order."""
+        """Return one reward per sample, in order."""
         await asyncio.sleep(self._seconds)
         return [float(sample.response.strip() == sample.label) for sample in samples]

@@ -1,11 +1,12 @@
-"""Weight updates of a real engine against a bare broadcast of the same bytes between two processes plus their loading.
+"""Compares weight updates of a real engine with a bare broadcast of the same bytes to a process that loads them.
 
     python -m bench.weight_update outputs/weights [--model outputs/smollm2/model] [--rounds 7]
 
-A learner of one rank (Megatron, in this process) publishes to an SGLang server on the CPU over each transport. In turn
-with that, the floor: a process that has loaded the model's parameters receives their bytes in one gloo broadcast and
-copies them into the parameters. An update is everything from pause to resume: export, checks, transfer, loading, the
-checksums of both sides. Buffers of the floor are allocated once. Needs two cores, or both sides take turns on one.
+A learner of one rank (Megatron, in this process) publishes to an SGLang server on the CPU over each transport.
+Alternately, for comparison, a process that has loaded the model's parameters receives their bytes in one gloo broadcast
+and copies them into the parameters. An update is everything from pause to resume: export, checks, transfer, loading,
+the checksums of both sides. The buffers of the broadcast are allocated once. Needs two cores, so that neither side
+waits.
 
 The second table says where an update's seconds go, as medians: the learner's parts by function, the engine's by HTTP
 call. Parts overlap, so they do not add up to the update. CPU seconds are those of whole processes.
@@ -45,7 +46,7 @@ PARTS = {
     "learner: checksums": (publisher, "_add"),
     "learner: flat copy": (transports, "flatten"),
 }
-"""Part of an update -> the function that does it."""
+"""Part of an update -> its function."""
 
 Seconds = defaultdict[str, float]
 Export = Callable[[], Iterator[tuple[str, torch.Tensor]]]
@@ -83,7 +84,7 @@ def main() -> None:
 
 
 def learner(model: Path) -> Export:
-    """A learner of one rank with the weights of ``model``; exports them."""
+    """Build a learner of one rank with the weights of ``model``, and their exporter."""
     layout = start_single_rank()
     torch.set_num_threads(cpu_threads())
     from slime_core import RunView
@@ -98,14 +99,14 @@ def learner(model: Path) -> Export:
 
 
 def how(model: Path, transport: TransportName, folder: Path) -> PublisherSettings:
-    """What a run on a CPU has."""
+    """Return the settings of a run on a CPU."""
     return PublisherSettings(model, transport=transport, disk_folder=folder / "versions")
 
 
 def measure(
     floor: Callable[[], Mapping[str, float]], senders: Mapping[str, Publisher], export: Export, *, rounds: int
 ) -> tuple[dict[str, list[float]], dict[str, list[Mapping[str, float]]]]:
-    """Seconds of each round, and those of its parts, by transport, without the first round, which opens connections."""
+    """Return seconds of each round and its parts by transport; the first round opens connections and is left out."""
     totals: dict[str, list[float]] = defaultdict(list)
     parts: dict[str, list[Mapping[str, float]]] = defaultdict(list)
     for number in range(rounds + 1):
@@ -119,21 +120,21 @@ def measure(
 
 
 def with_cpu(side: Callable[[], Mapping[str, float]]) -> Mapping[str, float]:
-    """Its seconds, and the CPU seconds of both sides, which hardly depend on what else the machine does."""
+    """Call the function; return its seconds and the CPU seconds of both sides."""
     before = cpu_seconds()
     seconds = side()
     return {**seconds, **{name: now - before[name] for name, now in cpu_seconds().items()}}
 
 
 def cpu_seconds() -> dict[str, float]:
-    """Of this process, and of its descendants: the engine, or the other process of the floor."""
+    """Return the CPU seconds of this process and of its descendants: the engine, or the receiver."""
     own = psutil.Process()
     times = [sum(one.cpu_times()[:2]) for one in (own, *own.children(recursive=True))]
     return {"CPU, sender": times[0], "CPU, receiver": sum(times[1:])}
 
 
 def update(sender: Publisher, export: Export, number: int) -> Mapping[str, float]:
-    """Seconds of one publication, and of its parts."""
+    """Publish once; return the seconds and those of the parts."""
     seconds: Seconds = defaultdict(float)
     with ExitStack() as stack:
         for part, (module, function) in PARTS.items():
@@ -148,7 +149,7 @@ def update(sender: Publisher, export: Export, number: int) -> Mapping[str, float
 
 
 def clocked(function: Callable[..., Any], seconds: Seconds, name: Callable[..., str]) -> Callable[..., Any]:
-    """``function``, whose seconds are added under the name that ``name`` makes of its arguments."""
+    """Wrap ``function`` to add its seconds to the entry that ``name`` returns for its arguments."""
 
     def run(*arguments: Any, **options: Any) -> Any:
         started_s = time.perf_counter()
@@ -161,7 +162,7 @@ def clocked(function: Callable[..., Any], seconds: Seconds, name: Callable[..., 
 
 
 def passing(weights: Iterator[tuple[str, torch.Tensor]], seconds: Seconds) -> Iterator[tuple[str, torch.Tensor]]:
-    """``weights``, with the seconds that making them takes."""
+    """Yield ``weights``, and record the seconds that producing them takes."""
     make = clocked(lambda: next(weights, None), seconds, lambda: "learner: export")
     while (weight := make()) is not None:
         yield weight
@@ -172,7 +173,7 @@ def passing(weights: Iterator[tuple[str, torch.Tensor]], seconds: Seconds) -> It
 
 @contextmanager
 def bare(model: Path, export: Export, rounds: int) -> Iterator[Callable[[], Mapping[str, float]]]:
-    """One broadcast to another process, which loads what it receives; returns the seconds of both."""
+    """Broadcast once to a process that loads the bytes; return the seconds of both."""
     store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     command = [sys.executable, "-m", "bench.weight_update", "-", "--model", str(model), "--rounds", str(rounds)]
     other = subprocess.Popen([*command, "--receive", str(store.port)])
@@ -195,7 +196,7 @@ def bare(model: Path, export: Export, rounds: int) -> Iterator[Callable[[], Mapp
 
 
 def receive(model: Path, port: int, rounds: int) -> None:
-    """The other process of the floor."""
+    """Receive and load broadcasts in the other process."""
     from safetensors.torch import load_file
 
     torch.set_num_threads(1)  # as in an engine: of two threads each waits for the other, which takes longer
@@ -215,7 +216,7 @@ def receive(model: Path, port: int, rounds: int) -> None:
 
 
 def gloo(store: Any, rank: int) -> Any:
-    """A group of two processes."""
+    """Create a process group of two processes."""
     from torch.distributed import ProcessGroupGloo
 
     return ProcessGroupGloo(dist.PrefixStore("floor", store), rank, 2, timedelta(seconds=300))  # type: ignore[attr-defined]
@@ -227,7 +228,7 @@ def gloo(store: Any, rank: int) -> Any:
 def print_tables(
     totals: Mapping[str, Sequence[float]], parts: Mapping[str, Sequence[Mapping[str, float]]], *, nbytes: int
 ) -> None:
-    """Markdown: the updates, and their parts."""
+    """Print two Markdown tables: the updates, and their parts."""
     rounds = len(totals[FLOOR])
     print(f"{nbytes / 1e6:.0f} MB, {rounds} rounds; load average {os.getloadavg()[0]:.1f} of {os.cpu_count()} cores\n")
     print("| update | median s | least | most | ratio of medians |\n|---|---|---|---|---|")

@@ -29,7 +29,7 @@ class WarmUp:
 
     Arguments:
         steps: optimizer steps, at least 1.
-        batch_size: rows a step.
+        batch_size: rows per step.
         lr: peak learning rate.
         lr_warmup_steps: steps of linear warm-up; a cosine over all ``steps`` multiplies it and ends at zero.
         weight_decay, adam_beta1, adam_beta2: parameters of AdamW.

@@ -228,7 +228,7 @@ def _lines(questions: Iterable[Question]) -> str:
 
 
 def tokenizer_files() -> dict[str, str]:
-    """Return name -> content of the tokenizer's files: one token a word, two a name."""
+    """Return name -> content of the tokenizer's files: one token per word, two per name."""
     longest_first = sorted(VOCABULARY[len(SPECIAL_TOKENS) :], key=len, reverse=True)
     pattern = "|".join("".join(f"\\{char}" if char in "?.()|" else char for char in one) for one in longest_first)
     return tiny_model.tokenizer_files(VOCABULARY, pattern=pattern, context_length=CONTEXT_LENGTH)

@@ -22,7 +22,7 @@ class LastNumber:
         del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """Return one reward a sample, in order."""
+        """Return one reward per sample, in order."""
         return [float(last_number(sample.response) == sample.label) for sample in samples]
 
 

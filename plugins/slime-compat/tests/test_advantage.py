@@ -75,13 +75,13 @@ def test_without_a_coefficient_the_divergence_is_zero(tmp_path):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("pass", "it set no advantages and no returns in rollout_data; set both, one tensor a sample"),
+        ("pass", "it set no advantages and no returns in rollout_data; set both, one tensor per sample"),
         ("data['advantages'] = data['kl']", "it set no returns in rollout_data"),
         (
             "data['advantages'] = data['returns'] = data['rewards']",
-            r"advantages has the shapes \(\), \(\); accepted is",
+            r"advantages has the shapes \(\), \(\); accepted: ",
         ),
-        ("data['advantages'] = data['returns'] = 'high'", "advantages is a str; accepted: one tensor a sample"),
+        ("data['advantages'] = data['returns'] = 'high'", "advantages is a str; accepted: one tensor per sample"),
         ("data['nothing']", "mine.py:f: calling it failed with KeyError: 'nothing'"),
     ],
 )

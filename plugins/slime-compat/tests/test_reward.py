@@ -70,7 +70,7 @@ def test_a_function_of_one_sample_is_refused_with_group_rm_before_it_runs(write)
     assert str(refused.value) == (
         "--custom-rm-path mine.py: with --group-rm, reward_func is called with the list of a group's samples, and it "
         "reads sample.label, which a list has not; accepted: async fn(args, samples, **kwargs) that returns a list, "
-        "one reward each. Leave --group-rm out to have it called once a sample."
+        "one reward each. Leave --group-rm out to have it called once per sample."
     )
 
 
@@ -78,7 +78,7 @@ def test_a_function_of_a_list_is_refused_without_group_rm_before_it_runs(write) 
     with pytest.raises(PluginError) as refused:
         write("custom_rm_path", LIST, name=":reward_func")
     assert str(refused.value) == (
-        "--custom-rm-path mine.py:reward_func: reward_func is called once a sample, and it goes over batch as over a "
+        "--custom-rm-path mine.py:reward_func: reward_func is called once per sample, and it goes over batch as over a "
         "list; accepted: async fn(args, sample, **kwargs) that returns one reward. Call the parameter samples, or add "
         "--group-rm, to have it called with the samples of a group."
     )

@@ -88,7 +88,7 @@ def test_masks_of_any_kind_of_number_are_zeros_and_ones(mask: Any) -> None:
         ({"tokens": [[1, 2, -3]]}, "-3 among the tokens of row 0"),
         ({"rollout_log_probs": [[0.0, float("nan")]]}, "nan among the rollout_log_probs of row 0; accepted: finite"),
         ({"response_lengths": [None]}, "row 0 of 3 tokens with response_lengths None, 2 entries of loss_masks"),
-        ({"rollout_ids": []}, r"columns of the lengths {.*'rollout_ids': 0}; accepted: one entry a sample in each"),
+        ({"rollout_ids": []}, r"columns of the lengths {.*'rollout_ids': 0}; accepted: one entry per sample in each"),
         ({"tokens": None}, "it returned dict without tokens; accepted: a dict of tokens"),
     ],
 )

@@ -136,7 +136,7 @@ def test_the_state_of_another_data_source_is_refused(make):
         ({"response_length": 5}, "response_length is 5 of 5 tokens; accepted: at least 1, with a prompt before it"),
         ({"response_length": 0}, "response_length is 0 of 5 tokens; accepted: at least 1, with a prompt before it"),
         ({"response_length": 2.0}, "response_length is 2.0; accepted: a whole number"),
-        ({"rollout_log_probs": [-0.5]}, "rollout_log_probs are 1 numbers; accepted: 2, one a response token"),
+        ({"rollout_log_probs": [-0.5]}, "rollout_log_probs are 1 numbers; accepted: 2, one per response token"),
         ({"rollout_log_probs": None}, "rollout_log_probs is None; accepted: a list of finite numbers"),
         (
             {"rollout_log_probs": [-0.5, float("nan")]},
@@ -148,7 +148,7 @@ def test_the_state_of_another_data_source_is_refused(make):
             "rollout_log_probs hold 0.7; accepted: natural logarithms of probabilities, at most 0",
         ),
         ({"loss_mask": [1, 2]}, r"loss_mask is \[1, 2\]; accepted: a list of 0 and 1, or null"),
-        ({"loss_mask": [1]}, "loss_mask has 1 entries; accepted: 2, one a response token"),
+        ({"loss_mask": [1]}, "loss_mask has 1 entries; accepted: 2, one per response token"),
         ({"reward": "high"}, "reward is 'high'; accepted: a finite number, or named ones"),
         ({"unknown": 1}, "no such field unknown"),
         ({"rewrd": 1}, r"no such field rewrd; did you mean reward\?"),

@@ -225,7 +225,7 @@ def test_a_file_of_empty_lines_holds_no_rows_in_any_order(tmp_path, order):
 def test_the_index_is_built_once_and_again_for_a_file_that_changed(messy, cache, monkeypatch):
     source(messy, streaming_data=True, skips_bad=True)
     (kept,) = cache.glob("*.lines")
-    monkeypatch.setattr("slime_datasets.lines._made", lambda path: pytest.fail(f"{path} is read again"))
+    monkeypatch.setattr("slime_datasets.lines._index_file", lambda path: pytest.fail(f"{path} is read again"))
     assert len(source(messy, streaming_data=True, skips_bad=True)) == 715
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent.parent))
@@ -244,7 +244,7 @@ def test_weights_become_whole_shares_spread_evenly():
     assert (shares([0.7, 0.3]), shares([1, 1, 1])) == ([7, 3], [334, 333, 333])
     assert (spread([2, 1]), spread([1, 3])) == ([0, 1, 0], [1, 0, 1, 1])
     with pytest.raises(
-        DataError, match=r"^prompt_mix: weight 0.001 of 2.001 is less than one prompt in 1000; accepted are"
+        DataError, match=r"^prompt_mix: weight 0.001 of 2.001 is less than one prompt in 1000; accepted: "
     ):
         shares([2, 0.001])
 

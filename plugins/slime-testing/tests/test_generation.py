@@ -42,7 +42,7 @@ SINGLES = {
         TOKENS,
         TOKENS + "\n    sample.loss_mask = [1] * len(sample.tokens)",
         "the_loss_mask_has_one_entry_a_response_token",
-        "one 0 or 1 a response token is wanted",
+        "one 0 or 1 per response token is wanted",
     ),
     "no versions": (VERSIONS, "pass", "weight_versions_are_recorded", "copy them from the engine's answers"),
     "still pending": (

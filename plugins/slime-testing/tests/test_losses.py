@@ -20,7 +20,7 @@ LOSSES = {
         RETURNED,
         "return LossOutput(surrogate.loss_T.mean(), surrogate.metrics(log_ratio_T))",
         "every_token_gets_one_finite_loss",
-        "one number a token is wanted, never an average",
+        "one number per token is wanted, never an average",
     ),
     "divided by the batch": (
         RETURNED,

@@ -33,7 +33,7 @@ REWARDS = {
         SCORE,
         "return [1.0]",
         "every_sample_gets_one_finite_reward",
-        "one reward a sample is wanted",
+        "one reward per sample is wanted",
     ),
     "not a number": (
         SCORE,
@@ -134,7 +134,7 @@ TRANSFORMS = {
         DOUBLED,
         "sample.loss_mask = [0] * len(sample.tokens)",
         "rewards_stay_finite_and_masks_stay_masks",
-        "one 0 or 1 a response token is wanted",
+        "one 0 or 1 per response token is wanted",
     ),
     "a response cut": (
         DOUBLED,

@@ -99,11 +99,11 @@ GALLERY = {
         "changed in place: rewards_B",
     ),
     "no returns": (", returns_U)", ")", "an_estimator_that_reads_values_gives_returns", "returns_U is None"),
-    "one number a sample": (
+    "one number per sample": (
         RETURNED,
         "TokenAdvantages(batch.rewards_B, returns_U)",
         "every_token_gets_one_finite_advantage",
-        "one number a token is wanted",
+        "one number per token is wanted",
     ),
     "the first sample is special": (
         "batch.rewards_B.tolist()",

@@ -42,7 +42,8 @@ class CustomAdvantage:
         missing = [name for name in ("advantages", "returns") if name not in data]
         if missing:
             raise PluginError(
-                f"{self._source}: it set no {' and no '.join(missing)} in rollout_data; set both, one tensor a sample."
+                f"{self._source}: it set no {' and no '.join(missing)} in rollout_data; "
+                "set both, one tensor per sample."
             )
         advantages_U, returns_U = (
             joined(self._source, name, data[name], batch.mask_U, lengths) for name in ("advantages", "returns")
@@ -51,7 +52,7 @@ class CustomAdvantage:
 
 
 def _rollout_data(batch: ResponseTokens, lengths: list[int]) -> dict[str, Any]:
-    """Return the shard under slime's names; every list has one entry a sample."""
+    """Return the shard under slime's names; every list has one entry per sample."""
     per_token = {
         "loss_masks": batch.mask_U,
         "log_probs": batch.log_probs_U,

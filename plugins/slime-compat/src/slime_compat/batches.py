@@ -1,4 +1,4 @@
-"""Micro-batches in slime's format: one tensor a sample instead of one flat tensor."""
+"""Micro-batches in slime's format: one tensor per sample instead of one flat tensor."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def response_lengths(micro: MicroBatch) -> list[int]:
 
 
 def split(values_U: torch.Tensor, micro: MicroBatch) -> list[torch.Tensor]:
-    """Split the tokens' values into one tensor a sample."""
+    """Split the tokens' values into one tensor per sample."""
     return list(values_U.split(response_lengths(micro)))
 
 
 def joined(
     source: FunctionSource, name: str, values: Any, like_U: torch.Tensor, lengths: Sequence[int]
 ) -> torch.Tensor:
-    """Convert ``values``, which a function returned as ``name``, to one number a token, like ``like_U``.
+    """Convert ``values``, which a function returned as ``name``, to one number per token, like ``like_U``.
 
     Arguments:
-        values: one tensor a sample, or one tensor of all samples.
+        values: one tensor per sample, or one tensor of all samples.
         like_U: its device and dtype are those of the result.
         lengths: number of tokens of each sample.
 
     Raises:
-        PluginError: the values are not one number a token.
+        PluginError: the values are not one number per token.
     """
     if isinstance(values, torch.Tensor):
         values = list(values.split(list(lengths))) if values.shape == like_U.shape else [values]
@@ -48,7 +48,7 @@ def joined(
     found = [tuple(part.shape) for part in parts]
     if found != [(length,) for length in lengths]:
         raise PluginError(
-            f"{source}: {name} has the shapes {_short(found)}; accepted: one tensor a sample, with one number a "
+            f"{source}: {name} has the shapes {_short(found)}; accepted: one tensor per sample, with one number per "
             f"response token: {_short([(length,) for length in lengths])}."
         )
     return torch.cat([part.to(device=like_U.device, dtype=like_U.dtype) for part in parts]) if parts else like_U[:0]
@@ -59,7 +59,7 @@ def _tensors(source: FunctionSource, name: str, values: Any) -> list[torch.Tenso
         return [torch.as_tensor(value) for value in values]
     except (TypeError, ValueError, RuntimeError) as error:
         found = type(values).__name__
-        raise PluginError(f"{source}: {name} is a {found}; accepted: one tensor a sample ({error}).") from error
+        raise PluginError(f"{source}: {name} is a {found}; accepted: one tensor per sample ({error}).") from error
 
 
 def _short(shapes: Sequence[Any], *, most: int = 4) -> str:

@@ -105,7 +105,7 @@ class Postprocess:
     def _refuse_no_list(self, name: str, found: Any) -> None:
         if not (isinstance(found, list | tuple) or (isinstance(found, torch.Tensor) and found.ndim)):
             raise PluginError(
-                f"{self._source}: {name} is a {type(found).__name__}; accepted: a list with one entry a sample."
+                f"{self._source}: {name} is a {type(found).__name__}; accepted: a list with one entry per sample."
             )
 
     def _refuse_changed(self, data: Mapping[str, Any], shard: TrainBatch) -> None:
@@ -126,7 +126,7 @@ def _taken(micro_batches: Sequence[MicroBatch]) -> list[str]:
 
 
 def _columns(shard: TrainBatch, micro_batches: Sequence[MicroBatch]) -> dict[str, Any]:
-    """Return the shard under slime's names; every list has one entry a sample, in the shard's order."""
+    """Return the shard under slime's names; every list has one entry per sample, in the shard's order."""
     found: dict[str, list[Any]] = {name: [None] * len(shard) for name in PER_TOKEN}
     for micro in micro_batches:
         if not micro.scale:

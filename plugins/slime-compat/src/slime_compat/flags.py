@@ -73,8 +73,10 @@ def slime_flags() -> Mapping[str, SlimeFlag]:
 
 
 def advice() -> Mapping[str, str | Callable[[Sequence[str], Described], str | None]]:
-    """Return flag of slime, or of Megatron's scripts, that is no setting here -> the error message, or the check of a
-    flag that is accepted without effect."""
+    """Return a map from each flag of slime or of Megatron's scripts that is not a setting here to its error message.
+
+    A flag that is accepted without effect maps to the check of its value.
+    """
     refused = {row.flag: row.message for row in slime_flags().values() if row.verdict != "kept"}
     return {**checks(), **_megatron_advice(), **refused}
 

@@ -187,7 +187,7 @@ def _expert_layers(described: Described) -> list[int] | None:
 
 
 def _listed(text: str, number: int) -> list[int]:
-    """Convert ``([0]*1+[1]*45)``, ``[0,1,1]`` or ``2`` (every second layer) to one entry a layer."""
+    """Convert ``([0]*1+[1]*45)``, ``[0,1,1]`` or ``2`` (every second layer) to one entry per layer."""
     if text.isdigit():
         return [int(place % max(int(text), 1) == 0) for place in range(number)]
     found: list[int] = []

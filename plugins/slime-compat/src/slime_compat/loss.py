@@ -1,6 +1,6 @@
 """``custom_loss_function_path``: a function of slime's users that computes the loss of a micro-batch from its logits.
 
-It replaces policy loss, divergence and entropy bonus. ``sum_of_sample_mean(x)``, with one number a response token,
+It replaces policy loss, divergence and entropy bonus. ``sum_of_sample_mean(x)``, with one number per response token,
 concatenated over samples, is the sum over samples of the mean over each one's trained tokens; siblings of one rollout
 share one mean. With ``calculate_per_token_loss`` it is the plain sum over trained tokens. The function's loss is
 multiplied by ``MicroBatch.scale``: one over the number of rollouts of the optimizer step that train a token, or of its
@@ -75,7 +75,7 @@ def _sum_of_sample_mean(micro: MicroBatch) -> Callable[[torch.Tensor], torch.Ten
 
 
 def _batch(micro: MicroBatch) -> dict[str, Any]:
-    """Return the micro-batch under slime's names; lists have one entry a sample."""
+    """Return the micro-batch under slime's names; lists have one entry per sample."""
     lengths = total_lengths(micro)
     row_T = micro.tokens_1T[0, : sum(lengths)]
     per_token = {

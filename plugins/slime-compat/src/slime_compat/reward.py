@@ -45,10 +45,10 @@ class PathReward:
         self._turn = asyncio.Lock()
 
     async def score(self, samples: Sequence[Sample]) -> Sequence[Reward | str]:
-        """Return one reward a sample, in order; a text with the reason if the function failed for this sample only.
+        """Return one reward per sample, in order; a text with the reason if the function failed for this sample only.
 
         Raises:
-            PluginError: the function failed for all samples, or returned something else than rewards, one a sample.
+            PluginError: the function failed for all samples, or returned something else than rewards, one per sample.
         """
         if not samples:
             return []

@@ -38,12 +38,12 @@ def check_reward_uses(sources: Sequence[FunctionSource], forms: Sequence[Form], 
                 raise PluginError(
                     f"{source}: with --group-rm, {function.name} is called with the list of a group's samples, and it "
                     f"reads {name}.{min(map(str, uses))}, which a list has not; accepted: async fn(args, samples, "
-                    "**kwargs) that returns a list, one reward each. Leave --group-rm out to have it called once a "
-                    "sample."
+                    "**kwargs) that returns a list, one reward each. Leave --group-rm out to have it called once "
+                    "per sample."
                 )
             if not group_rm and name != "samples" and uses == {""}:
                 raise PluginError(
-                    f"{source}: {function.name} is called once a sample, and it goes over {name} as over a list; "
+                    f"{source}: {function.name} is called once per sample, and it goes over {name} as over a list; "
                     "accepted: async fn(args, sample, **kwargs) that returns one reward. Call the parameter samples, "
                     "or add --group-rm, to have it called with the samples of a group."
                 )

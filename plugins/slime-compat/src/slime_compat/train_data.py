@@ -22,14 +22,14 @@ def post_processed(loaded: Loaded, returned: Any, samples: Sequence[Sample]) -> 
     """Return the samples with the second of the two lists of rewards that the function returned.
 
     Raises:
-        PluginError: it returned something else than two lists of finite numbers, one a sample.
+        PluginError: it returned something else than two lists of finite numbers, one per sample.
     """
     pair = returned if isinstance(returned, tuple | list) and len(returned) == 2 else (None, None)
     raw, rewards = (_finite(one) for one in pair)
     if raw is None or rewards is None or not len(raw) == len(rewards) == len(samples):
         raise PluginError(
             f"{loaded.source}: it returned {returned!r:.80} for {len(samples)} samples; accepted: two lists of finite "
-            "numbers, the raw rewards and those that train, one a sample."
+            "numbers, the raw rewards and those that train, one per sample."
         )
     return [replace(sample, reward=reward) for sample, reward in zip(samples, rewards, strict=True)]
 
@@ -63,7 +63,7 @@ def _columns(loaded: Loaded, returned: Any) -> dict[str, list[Any]]:
         raise _refusal(loaded, found, f"a dict of {', '.join(NEEDED)}")
     lengths = {name: len(columns[name]) for name in columns if name in READ}
     if len(set(lengths.values())) != 1 or not lengths["tokens"]:
-        raise _refusal(loaded, f"columns of the lengths {lengths}", "one entry a sample in each, and at least one")
+        raise _refusal(loaded, f"columns of the lengths {lengths}", "one entry per sample in each, and at least one")
     return columns
 
 

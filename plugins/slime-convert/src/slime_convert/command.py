@@ -31,7 +31,7 @@ Several processes: torchrun --nproc-per-node 4 -m slime_core convert ...
 slime convert COMMAND --help shows every option; docs/checkpoints.md has examples."""
 
 SHOWN = 20
-"""Differences that are printed."""
+"""Limit on printed differences."""
 
 REPORT_S = 30
 """Seconds that the other ranks wait for rank 0 to report an error that all of them found."""
@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _use_the_cpu() -> None:
-    """A conversion copies and splits weights; it takes no memory of a GPU that a run may be using."""
+    """Hide the GPUs: a conversion only copies and splits weights, and a run may need their memory."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from slime_core.modeling import prepare_megatron
 

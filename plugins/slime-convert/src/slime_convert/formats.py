@@ -159,7 +159,7 @@ def main_dtype(sizes: Mapping[str, int]) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """Differences between two sets of weights; empty: none.
+    """Return the differences between two sets of weights; empty: none.
 
     Arguments:
         kinds: kind of difference -> texts, one for each weight.

@@ -1,4 +1,4 @@
-"""Rows of prompt files in any order: lines by an index that is kept in the user's cache, and the rows of several files
+"""Rows of prompt files in any order: lines by an index in the user's cache, and the rows of several files
 under one numbering.
 
 An index knows where every 64th line of a file starts, so that a shuffle over all rows starts at once when it is there.
@@ -27,22 +27,22 @@ MARK = b"slime lines 1\n"
 
 
 class IndexedLines(LineTable):
-    """The lines of a file, which are counted by the kept index."""
+    """The lines of a file, with the cached index."""
 
     def total(self) -> int:
-        """The number of lines; makes the index if there is none."""
+        """Return the number of lines; create the index if it does not exist."""
         if not self.index.is_whole:
             self.index = indexed(self.path)
         return self.index.frontier[0]
 
 
 def to_bytes(index: LineIndex) -> bytes:
-    """A whole index, for :func:`from_bytes`."""
+    """Convert a whole index to bytes; :func:`from_bytes` is the inverse."""
     return MARK + array("q", [*index.frontier]).tobytes() + index.offsets.tobytes()
 
 
 def from_bytes(content: bytes) -> LineIndex:
-    """The index that :func:`to_bytes` of a file that was indexed in one go gave.
+    """Convert the bytes of :func:`to_bytes` back to an index.
 
     Raises:
         ValueError: ``content`` is something else.
@@ -61,11 +61,11 @@ def from_bytes(content: bytes) -> LineIndex:
 
 
 def indexed(path: Path) -> LineIndex:
-    """The whole index of ``path``: the one that is kept, or a new one, which is kept from then on."""
+    """Return the whole index of ``path``: from the cache, or a new index, which is then cached."""
     kept = cache_folder() / f"{key_of(path)}.lines"
     with suppress(OSError, ValueError):
         return from_bytes(kept.read_bytes())
-    made = _made(path)
+    made = _index_file(path)
     draft = kept.with_suffix(f".{os.getpid()}")
     with suppress(OSError):  # a cache may fail
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -75,19 +75,19 @@ def indexed(path: Path) -> LineIndex:
 
 
 def cache_folder() -> Path:
-    """The folder of cached indexes of prompt files."""
+    """Return the folder of cached indexes of prompt files."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(home) / "slime" / "prompts"
 
 
 def key_of(path: Path) -> str:
-    """Names this content of the file at this place."""
+    """Return a name for this content of the file at this path."""
     named = f"{os.path.abspath(path)}:{path.stat().st_mtime_ns}:{stamp_of(path)}"
     return hashlib.sha256(named.encode()).hexdigest()[:32]
 
 
-def _made(path: Path) -> LineIndex:
-    """One pass over the file."""
+def _index_file(path: Path) -> LineIndex:
+    """Index the file in one pass."""
     import numpy as np
 
     index = LineIndex()
@@ -129,7 +129,7 @@ class Joined:
 
     @property
     def num_in_files(self) -> int:
-        """Rows of all tables, also those outside ``start`` and ``stop``."""
+        """Return the number of rows of all tables, including those outside ``start`` and ``stop``."""
         return sum(table.total() for table in self.tables)
 
     def total(self) -> int:
@@ -149,16 +149,16 @@ class Joined:
                 yield raw
 
     def row(self, row: int) -> RawRow:
-        """One row, which there has to be."""
+        """Return one row, which must exist."""
         return next(self.read(row, row + 1))
 
     @cached_property
     def stamp(self) -> str:
-        """A text that differs where the rows differ."""
+        """Return a text that differs if the rows differ."""
         return f"{'|'.join(table.stamp() for table in self.tables)}[{self._start}:{self._stop}]"
 
     def places(self, rows: Sequence[int]) -> dict[str, JsonValue]:
-        """State from which :meth:`know` finds ``rows`` again without reading the rows before them."""
+        """Return state from which :meth:`know` finds ``rows`` again without reading the rows before them."""
         found = [self._find(self._start + row) for row in rows]
         places = {(self.tables.index(table), *table.index.nearest(inner)) for table, inner in _lines(found)}
         return {"starts": list(self._starts), "places": sorted(map(list, places))}
@@ -173,7 +173,7 @@ class Joined:
                 table.index.extend(line, offset, is_end=False)
 
     def _find(self, row: int) -> tuple[PromptTable, int] | None:
-        """The table that holds ``row``, and the row's number in it; None: there is no such row."""
+        """Return the table that holds ``row`` and the row's number in it; None: there is no such row."""
         number = bisect_right(self._starts, row) - 1
         while number < len(self.tables):
             table, inner = self.tables[number], row - self._starts[number]
@@ -192,6 +192,6 @@ def _lines(found: Sequence[tuple[PromptTable, int] | None]) -> Iterator[tuple[Li
 
 
 def open_rows(path: Path, formats: Mapping[str, PromptFormat], *, window: int | None = 0) -> Joined:
-    """The rows that ``path`` names; arguments and errors as of :func:`slime_core.prompts.rows.open_tables`."""
+    """Open the rows that ``path`` names; arguments and errors as of :func:`slime_core.prompts.rows.open_tables`."""
     where, tables = open_tables(path, formats, window=window, lines=IndexedLines)
     return Joined(tables, start=where.start, stop=where.stop)

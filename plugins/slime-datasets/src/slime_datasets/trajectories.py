@@ -246,11 +246,11 @@ def _of_the_response(sample: Sample) -> Iterator[str]:
     if not 0 < length < count:
         yield f"response_length is {length} of {count} tokens; accepted: at least 1, with a prompt before it"
     if len(log_probs) != length:
-        yield f"rollout_log_probs are {len(log_probs)} numbers; accepted: {length}, one a response token"
+        yield f"rollout_log_probs are {len(log_probs)} numbers; accepted: {length}, one per response token"
     if max(log_probs, default=0) > MOST_LOG_PROB:
         yield f"rollout_log_probs hold {max(log_probs):g}; accepted: natural logarithms of probabilities, at most 0"
     if sample.loss_mask is not None and len(sample.loss_mask) != length:
-        yield f"loss_mask has {len(sample.loss_mask)} entries; accepted: {length}, one a response token"
+        yield f"loss_mask has {len(sample.loss_mask)} entries; accepted: {length}, one per response token"
 
 
 def _of_the_engine(sample: Sample) -> Iterator[str]:

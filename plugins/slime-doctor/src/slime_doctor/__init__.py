@@ -1,7 +1,7 @@
-"""The command ``slime doctor``: whether this machine can run slime.
+"""The command ``slime doctor`` checks whether this machine can run slime.
 
     command    arguments, output, exit code
-    finding    what one check found: ok, warn or fail, and the next step
+    finding    result of one check: ok, warn or fail, and the next step
     software   versions, plugins, torch and GPUs, environment variables of Ray, NCCL and gloo
     machine    platform, memory, shared memory, limits, disk, ports
     probe      a program of its own: what torch has, and an all-reduce of two processes

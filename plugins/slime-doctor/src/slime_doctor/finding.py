@@ -15,10 +15,10 @@ class Finding:
     Example: ``Finding("shared memory", "warn", "64 MiB of 64 MiB free", "docker run --shm-size 16g")``.
 
     Arguments:
-        check: what was looked at.
+        check: name of the check.
         level: ``fail``: a run does not work, or not as the machine is meant to be used; ``warn``: some runs do not.
-        text: what was found.
-        next_step: what to do; empty where nothing is to do.
+        text: result of the check.
+        next_step: what to do; empty: nothing.
     """
 
     check: str

@@ -18,32 +18,32 @@ from slime_doctor.finding import Finding
 
 GIB = 2**30
 PYTHONS = ((3, 11), (3, 12))
-"""Versions that the wheels of Megatron-core exist for, and that are tested."""
+"""Python versions that are tested and for which Megatron-core has wheels."""
 
 BUSY = 3
-"""Processes a core with which starting takes several times as long as on an idle machine."""
+"""Number of processes per core at which starting takes several times as long as on an idle machine."""
 
 MEMORY_GIB = 4
-"""For the built-in demo with three processes: 2.2 GiB by ``slime check``, and room for activations and a cache."""
+"""Memory of the built-in demo with three processes: 2.2 GiB by ``slime check``, plus activations and a cache."""
 
 SHARED_GIB = 1
 """Two buffers of weights in transit (``--update-weight-buffer-size``, 512 MiB)."""
 
 DISK_GIB = 20
-"""A checkpoint of a model of 1 billion parameters with its optimizer (16 bytes a parameter), and logs."""
+"""A checkpoint of a model of 1 billion parameters with its optimizer (16 bytes per parameter), and logs."""
 
 OPEN_FILES = 8192
 """Limit that ray 2.60 recommends (_private/worker.py:1775); ray raises a soft limit to the hard one by itself."""
 
 PROCESSES = 4096
-"""Threads count: each of Ray's processes has dozens."""
+"""The limit counts threads, and each of Ray's processes has dozens."""
 
 PORTS = 64
-"""An engine takes 4, a router 2, a cluster of Ray about 15, each transport 1."""
+"""Ports of a run: an engine takes 4, a router 2, a cluster of Ray about 15, each transport 1."""
 
 
 def findings(output: Path) -> Iterator[Finding]:
-    """All checks of this file.
+    """Run all checks of this file.
 
     Arguments:
         output: where runs are going to write; it need not exist.
@@ -60,7 +60,7 @@ def findings(output: Path) -> Iterator[Finding]:
 
 
 def python(version: tuple[int, ...], system: str, processor: str) -> Finding:
-    """Python and platform."""
+    """Check Python version and platform."""
     text = f"Python {'.'.join(map(str, version))} on {system} {processor}"
     if version not in PYTHONS:
         return Finding("python", "fail", text, "make an environment of Python 3.11 or 3.12 (docs/install.md)")
@@ -70,7 +70,7 @@ def python(version: tuple[int, ...], system: str, processor: str) -> Finding:
 
 
 def cores(count: int, load: float) -> Finding:
-    """Cores that this process may run on, and processes that want to run on the machine, on average of a minute."""
+    """Compare the cores of this process with the number of runnable processes, averaged over a minute."""
     text = f"{count}, and {load:.1f} processes of this machine want to run"
     if load > BUSY * count:
         return Finding(
@@ -80,7 +80,7 @@ def cores(count: int, load: float) -> Finding:
 
 
 def available_memory() -> int:
-    """Bytes that new processes can have, within the limit of this process's control group."""
+    """Return the bytes available to new processes, within the limit of this process's control group."""
     found = int(psutil.virtual_memory().available)
     try:  # Linux, Documentation/admin-guide/cgroup-v2.rst; "max" is not a number
         group = Path("/sys/fs/cgroup")
@@ -91,7 +91,7 @@ def available_memory() -> int:
 
 
 def memory(available: int, total: int) -> Finding:
-    """Main memory, in bytes."""
+    """Check the available main memory."""
     text = f"{available / GIB:.1f} of {total / GIB:.1f} GiB available"
     if available < MEMORY_GIB * GIB:
         return Finding("memory", "fail", text, f"end other programs: the built-in demo needs about {MEMORY_GIB} GiB")
@@ -99,7 +99,7 @@ def memory(available: int, total: int) -> Finding:
 
 
 def shared_memory(folder: Path) -> Finding:
-    """Processes of one machine hand tensors over through /dev/shm."""
+    """Check the space in /dev/shm, through which processes of one machine pass tensors."""
     try:
         found = shutil.disk_usage(folder)
     except OSError as problem:
@@ -112,7 +112,7 @@ def shared_memory(folder: Path) -> Finding:
 
 
 def limit(check: str, allowed: int, wanted: int, command: str) -> Finding:
-    """A limit of this process.
+    """Check a resource limit of this process.
 
     Arguments:
         allowed: by the limit; ``resource.RLIM_INFINITY``: there is none.
@@ -128,7 +128,7 @@ def limit(check: str, allowed: int, wanted: int, command: str) -> Finding:
 
 
 def disk(output: Path) -> Finding:
-    """The disk that runs write to."""
+    """Check the free space of the disk that runs write to."""
     folder = next(one for one in (output, *output.parents) if one.exists())
     if not folder.is_dir():
         return Finding("disk", "fail", f"{folder} is a file", "name another folder: slime doctor --output-dir FOLDER")
@@ -153,7 +153,7 @@ def _is_writable(folder: Path) -> bool:
 
 
 def ports() -> Finding:
-    """Free ports of the loopback interface, which servers of a run on this machine listen at."""
+    """Check that the loopback interface, where servers of a run on this machine listen, has free ports."""
     with ExitStack() as opened:
         try:
             for _ in range(PORTS):
@@ -165,7 +165,7 @@ def ports() -> Finding:
 
 
 def host_name(name: str) -> Finding:
-    """gloo resolves the machine's name to find the interface that it listens on."""
+    """Check that the machine's name resolves; gloo uses it to find the interface that it listens on."""
     try:
         address = str(socket.getaddrinfo(name, None)[0][4][0])
     except OSError as problem:

@@ -1,9 +1,9 @@
-"""Looks at torch in a process of its own.
+"""Examines torch in a separate process.
 
-    python -m slime_doctor.probe                              what torch has, as JSON
+    python -m slime_doctor.probe                              facts about torch, as JSON
     python -m slime_doctor.probe reduce RANK BACKEND FILE     one of two ranks that add up their numbers
 
-The checks start it and report a torch that does not load, that hangs, or that ends its process.
+``slime doctor`` starts it, and reports a torch that does not load, hangs, or kills its process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def torch_facts() -> dict[str, object]:
 
 
 def reduce(rank: int, backend: str, file: str) -> float:
-    """1 + 2, added up by two ranks; on GPU ``rank`` where the backend is NCCL."""
+    """Add 1 and 2 with the other rank; with NCCL, on GPU ``rank``."""
     import torch
     import torch.distributed as dist
 

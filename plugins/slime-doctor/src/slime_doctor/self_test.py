@@ -1,4 +1,4 @@
-"""The self-test: two processes add up numbers, and a run of two rollouts on real parts, in two minutes at most."""
+"""The self-test of ``slime doctor``: two processes add numbers, then a short run on real engines and learner ranks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ END_S = 20
 """Limit in seconds for an interrupted run to end its processes."""
 
 EXPECTED = {"127.0.0.1", "::1", "::"}
-"""Where processes of a run on one machine listen. ``::``, all interfaces: a store that SGLang's scheduler opens
-(docs/architecture.md)."""
+"""Addresses at which processes of a run on one machine listen. ``::`` (all interfaces) is a store that SGLang's
+scheduler opens (docs/architecture.md)."""
 
 DEMO = (
     *("--num-rollout", "2", "--rollout-batch-size", "2", "--n-samples-per-prompt", "4"),
@@ -34,7 +34,7 @@ DEMO = (
 
 
 def findings(gpus: int, words: Sequence[str]) -> Iterator[Finding]:
-    """Both parts.
+    """Run both parts.
 
     Arguments:
         gpus: that torch can use.
@@ -46,7 +46,7 @@ def findings(gpus: int, words: Sequence[str]) -> Iterator[Finding]:
 
 
 def all_reduce(backend: str) -> Finding:
-    """Two processes of this machine add up 1 and 2."""
+    """Let two processes of this machine add 1 and 2."""
     check = f"{backend} all-reduce"
     with tempfile.TemporaryDirectory(prefix="slime-doctor-") as folder:
         command = [sys.executable, "-m", "slime_doctor.probe", "reduce"]
@@ -78,7 +78,7 @@ def _ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
 
 
 def placement(gpus: int) -> list[str]:
-    """Flags for two ranks and an engine, as far as there are GPUs for them."""
+    """Return flags for two ranks and an engine, or for fewer ranks if there are fewer GPUs."""
     if gpus == 0:
         return ["--device", "cpu", "--actor-num-gpus-per-node", "2"]
     ranks = ["--actor-num-gpus-per-node", str(min(gpus, 2))]
@@ -86,8 +86,7 @@ def placement(gpus: int) -> list[str]:
 
 
 def two_rollouts(words: Sequence[str], folder: Path) -> Finding:
-    """A run on real engines and learner ranks: an engine generates, ranks train, engines get the weights and are
-    compared with what was sent."""
+    """Start a run on real engines and learner ranks, in which the engines' weights are compared with those sent."""
     command = [sys.executable, "-m", "slime_core", "run", *words, "--output-dir", str(folder), "--progress", "lines"]
     started_s = time.monotonic()
     with tempfile.TemporaryFile("w+") as printed:
@@ -120,7 +119,7 @@ def judge(rows: Sequence[Mapping[str, float]], addresses: set[str], seconds: flo
     difference = steps[-1]["train/train_rollout_logprob_abs_diff"]
     text = (
         f"2 rollouts, 2 optimizer steps and 2 publications in {seconds:.0f} s; with the new weights, learner and "
-        f"engine differ by {difference:.1e} nats a token"
+        f"engine differ by {difference:.1e} nats per token"
     )
     text += f"; processes listened at {', '.join(sorted(addresses))}"
     if addresses - EXPECTED:
@@ -129,7 +128,7 @@ def judge(rows: Sequence[Mapping[str, float]], addresses: set[str], seconds: flo
 
 
 def _watch(run: subprocess.Popen[bytes], until_s: float) -> tuple[set[str], bool]:
-    """Wait for the run's end; the addresses at which its processes listened, and whether it ended in time."""
+    """Wait for the run's end; return the addresses at which its processes listened, and whether it ended in time."""
     found: set[str] = set()
     while time.monotonic() < until_s:
         found |= _listening(run.pid)

@@ -1,4 +1,4 @@
-"""Checks of what is installed: versions, plugins, torch and GPUs; and of what the environment says."""
+"""Checks of the software: versions, plugins, torch, GPUs, and environment variables of Ray, NCCL and gloo."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TESTED = {
 """The versions of ``requirements/cpu.txt`` whose behaviour slime relies on beyond their documented interfaces."""
 
 LIMIT_S = 120
-"""For a program that a check starts; importing torch takes seconds, on a cold disk a minute."""
+"""Time limit of a program that a check starts, in seconds; importing torch takes seconds, on a cold disk a minute."""
 
 FULL = 0.1
 """Share of a GPU's memory that may be in use before a run starts."""
@@ -43,7 +43,7 @@ GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 
 class Torch(TypedDict):
-    """The output of ``slime_doctor.probe``.
+    """Output of ``slime_doctor.probe``.
 
     Example: ``{"cuda": "13.0", "devices": ["NVIDIA H100 80GB HBM3"], "nccl": "2.28.9", "gloo": True}``.
     """
@@ -64,7 +64,7 @@ class Gpu(TypedDict):
 
 
 def findings(torch: Torch | str) -> Iterator[Finding]:
-    """All checks of this file.
+    """Run all checks of this file.
 
     Arguments:
         torch: what :func:`torch_facts` found.
@@ -94,7 +94,7 @@ def _installed() -> dict[str, str]:
 
 
 def versions(wanted: Sequence[Requirement], installed: Mapping[str, str]) -> Finding:
-    """Whether what the core requires is there, and in the versions that were tested."""
+    """Check that the packages that the core requires are installed, in the tested versions."""
     wrong = [
         f"{one.name} {installed.get(one.name, 'is missing')} ({one.specifier})"
         for one in wanted
@@ -115,7 +115,7 @@ def versions(wanted: Sequence[Requirement], installed: Mapping[str, str]) -> Fin
 
 
 def plugins() -> Finding:
-    """Whether every installed plugin fits this core and loads, each in a process of its own."""
+    """Check that every installed plugin is compatible with this core and loads, each in a separate process."""
     listed = slime("plugins", "list", "--json")
     if isinstance(listed, str):
         return Finding("plugins", "fail", listed, "slime plugins list")
@@ -132,7 +132,7 @@ def plugins() -> Finding:
 
 
 def _mistake(plugin: str) -> str:
-    """Why the plugin does not load; empty: it does."""
+    """Return the reason why the plugin does not load; empty: it loads."""
     shown = slime("plugins", "show", plugin, "--json")
     if isinstance(shown, str):
         return shown
@@ -141,7 +141,7 @@ def _mistake(plugin: str) -> str:
 
 
 def slime(*words: str) -> subprocess.CompletedProcess[str] | str:
-    """``slime WORDS`` of this environment; the reason where it printed no JSON."""
+    """Run ``slime WORDS`` of this environment; return the ended process, or a text if it printed no JSON."""
     found = run(sys.executable, "-m", "slime_core", *words)
     if not isinstance(found, str) and not found.stdout.startswith(("[", "{")):
         return last_line(found)
@@ -149,7 +149,7 @@ def slime(*words: str) -> subprocess.CompletedProcess[str] | str:
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str] | str:
-    """The program, to its end; the reason where it could not be run to its end."""
+    """Run the program; return the ended process, or a text if it did not start or end in time."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -159,7 +159,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str] | str:
 
 
 def last_line(ended: subprocess.CompletedProcess[str]) -> str:
-    """The exit code of a program that failed, and the last line that it printed."""
+    """Return the exit code of a failed program and the last line that it printed."""
     lines = (ended.stdout + ended.stderr).strip().splitlines()
     return f"exit code {ended.returncode}: {lines[-1] if lines else 'no output'}"
 
@@ -168,7 +168,7 @@ def last_line(ended: subprocess.CompletedProcess[str]) -> str:
 
 
 def torch_facts() -> Torch | str:
-    """Return the facts about the installed torch, or a text if it does not load: why."""
+    """Return the facts about the installed torch, or the reason why it does not load."""
     found = run(sys.executable, "-m", "slime_doctor.probe")
     if isinstance(found, str):
         return found
@@ -179,7 +179,7 @@ def torch_facts() -> Torch | str:
 
 
 def nvidia_gpus() -> list[Gpu]:
-    """The GPUs that NVIDIA's driver shows; empty without a driver."""
+    """Return the GPUs that NVIDIA's driver shows; empty without a driver."""
     fields = "name,memory.total,memory.used,driver_version"
     found = run("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits")
     if isinstance(found, str) or found.returncode:
@@ -189,14 +189,14 @@ def nvidia_gpus() -> list[Gpu]:
 
 
 def nvidia_cuda() -> str:
-    """The newest CUDA that the driver runs, such as ``"13.0"``; empty: unknown."""
+    """Return the newest CUDA version that the driver supports, such as ``"13.0"``; empty: unknown."""
     found = run("nvidia-smi")
     match = None if isinstance(found, str) else re.search(r"CUDA Version: (\d+\.\d+)", found.stdout)
     return match[1] if match else ""
 
 
 def devices(torch: Torch, gpus: Sequence[Gpu], driver_cuda: str) -> Finding:
-    """Whether driver and torch show the same GPUs, and whether they are free."""
+    """Check that driver and torch show the same GPUs, and that they are free."""
     if not gpus and not torch["devices"]:
         return Finding("devices", "ok", "no GPU: learner and engines compute on the CPU")
     if not torch["cuda"]:
@@ -231,7 +231,7 @@ def collectives(torch: Torch) -> Finding:
 
 
 def interfaces(environment: Mapping[str, str], present: Collection[str]) -> Iterator[Finding]:
-    """Whether the network interfaces that gloo and NCCL are told to use are there.
+    """Check that the network interfaces selected for gloo and NCCL exist.
 
     NCCL takes prefixes, whole names after ``=`` and excluded ones after ``^`` (NCCL, "Environment Variables"); gloo
     takes whole names.
@@ -252,7 +252,7 @@ def interfaces(environment: Mapping[str, str], present: Collection[str]) -> Iter
 
 
 def ray_token(environment: Mapping[str, str], home: Path) -> Finding:
-    """Who may give commands to the Ray cluster of a run."""
+    """Report who can send commands to the Ray cluster of a run."""
     path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or home / ".ray" / "auth_token")
     if environment.get("RAY_AUTH_MODE") == "disabled":
         text = "RAY_AUTH_MODE=disabled: every user of this machine can run code in a run's cluster"

@@ -33,7 +33,7 @@ class GroupRelative:
         self._divides = options.std_normalization
 
     def estimate(self, batch: GroupedRewards) -> NDArray[np.float32]:
-        """Advantages, float32 [B], in the order of ``batch``."""
+        """Return the advantages, float32 [B], in the order of ``batch``."""
         groups = _statistics(batch)
         divisor_B = groups.deviations_B + _EPS if self._divides else 1.0
         return (groups.centred_B / divisor_B).astype(np.float32)
@@ -49,7 +49,7 @@ class GroupCentred:
         del options, run
 
     def estimate(self, batch: GroupedRewards) -> NDArray[np.float32]:
-        """Advantages, float32 [B], in the order of ``batch``."""
+        """Return the advantages, float32 [B], in the order of ``batch``."""
         return _statistics(batch).centred_B.astype(np.float32)
 
 
@@ -63,7 +63,7 @@ class LeaveOneOut:
         del options, run
 
     def estimate(self, batch: GroupedRewards) -> NDArray[np.float32]:
-        """Advantages, float32 [B], in the order of ``batch``."""
+        """Return the advantages, float32 [B], in the order of ``batch``."""
         return _statistics(batch).against_others_B.astype(np.float32)
 
 

@@ -1,6 +1,6 @@
 """Policy losses for group-relative advantages: ``gspo`` and ``cispo``.
 
-Both return one loss a token; the core averages. With the core's default, the mean over each response and then over
+Both return one loss per token; the core averages. With the core's default, the mean over each response and then over
 responses, gspo matches its paper; cispo's paper averages over all tokens (``--calculate-per-token-loss``).
 
 Left out of CISPO: its unified form with a token mask (its equation 7), which is the task of a correction.
@@ -21,7 +21,7 @@ __all__ = ["ClippedImportance", "SequenceClipped"]
 
 
 class SequenceClipped:
-    """GSPO: clipped surrogate with one importance ratio a response, the geometric mean of its tokens' ratios.
+    """GSPO: clipped surrogate with one importance ratio per response, the geometric mean of its tokens' ratios.
 
     This is the token form, GSPO-token: each token has the response's ratio, whose gradient reaches that token alone,
     ``log s_t = sg(log s) + log_p_t - sg(log_p_t)``, where ``sg`` stops the gradient. If advantages are equal within a

@@ -1,1 +1,1 @@
-"""Model families for slime, one file a family; ``plugin.py`` registers them, and each is imported only when used."""
+"""Model families for slime, one file per family; ``plugin.py`` registers them, and each is imported only when used."""

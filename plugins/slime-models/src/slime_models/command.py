@@ -172,11 +172,13 @@ def _plan(preset: Preset, gpus: int, memory_gib: float, tokens: int) -> Iterator
     found = layouts(size_of(preset.shape), gpus, memory_gib, Training(tokens=tokens))
     if not found:
         raise ConfigError(
-            f"No layout of {preset.name} fits on {gpus} GPUs of {memory_gib:g} GiB with {tokens} tokens a micro-batch. "
-            "Take more GPUs, or fewer --tokens."
+            f"No layout of {preset.name} fits on {gpus} GPUs of {memory_gib:g} GiB with {tokens} tokens per "
+            "micro-batch. Take more GPUs, or fewer --tokens."
         )
     limit = memory_gib * SHARE
-    yield f"{preset.name} on {gpus} GPUs of {memory_gib:g} GiB, {tokens} tokens a micro-batch; at most {limit:.1f} GiB:"
+    yield (
+        f"{preset.name} on {gpus} GPUs of {memory_gib:g} GiB, {tokens} tokens per micro-batch; at most {limit:.1f} GiB:"
+    )
     yield ""
     yield f"{HEAD} | weights  gradients  optimizer  activations  logits   total  GiB a GPU"
     yield from (_row(one) for one in found[:5])

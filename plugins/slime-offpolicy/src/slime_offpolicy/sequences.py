@@ -52,7 +52,7 @@ class MaskedImportanceSampling:
         self._mode = options.mis_mode
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
-        """Return one weight a token, float32 [T], and the unchanged mask.
+        """Return one weight per token, float32 [T], and the unchanged mask.
 
         Raises:
             ValueError: the columns differ in length, or a per-response result is requested without ``segments``.

@@ -37,7 +37,7 @@ class TruncatedImportanceSampling:
         self._high = options.largest_ratio
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
-        """Return one weight a token, float32 [T], and the unchanged mask.
+        """Return one weight per token, float32 [T], and the unchanged mask.
 
         Raises:
             ValueError: the columns differ in length.
@@ -74,7 +74,7 @@ class IcePop:
         self._high = options.largest_ratio
 
     def __call__(self, terms: CorrectionTerms) -> CorrectionOutput:
-        """Return one weight a token, float32 [T], and the unchanged mask.
+        """Return one weight per token, float32 [T], and the unchanged mask.
 
         Raises:
             ValueError: the columns differ in length.

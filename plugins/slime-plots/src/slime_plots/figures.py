@@ -65,7 +65,7 @@ def step_shares(spans: Spans) -> go.Figure:
 
 
 def timeline(spans: Spans, *, steps: int) -> go.Figure:
-    """Return the spans of the last ``steps`` steps, one row a process; x in seconds from the first of these spans."""
+    """Return the spans of the last ``steps`` steps, one row per process; x in seconds from the first of these spans."""
     last = max((span.step for own in spans.values() for span in own if span.step is not None), default=0)
     recent = [span.start for own in spans.values() for span in own if (span.step or 0) > last - steps]
     first = (

@@ -43,7 +43,7 @@ class Mathematics:
         del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """Return one reward a sample, in order.
+        """Return one reward per sample, in order.
 
         Raises:
             DataError: a sample has no label.
@@ -58,7 +58,7 @@ class BoxedMathematics:
         del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """Return one reward a sample, in order."""
+        """Return one reward per sample, in order."""
         return [float(_boxed_equals(label_text(sample, "boxed_math"), sample.response)) for sample in samples]
 
 
@@ -72,7 +72,7 @@ class DeepScaleR:
         del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """Return one reward a sample, in order."""
+        """Return one reward per sample, in order."""
         return [
             float(_boxed_equals(label_text(sample, "deepscaler"), _answered(sample.response))) for sample in samples
         ]
@@ -88,7 +88,7 @@ class Dapo:
         del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[dict[str, float]]:
-        """Return two named numbers a sample, in order."""
+        """Return two named numbers per sample, in order."""
         return [self._one(sample) for sample in samples]
 
     def _one(self, sample: Sample) -> dict[str, float]:

@@ -64,7 +64,7 @@ class WordOverlap:
         del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """Return one reward a sample, in order.
+        """Return one reward per sample, in order.
 
         Raises:
             DataError: a sample has no label.
@@ -79,7 +79,7 @@ class MultipleChoice:
         del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """Return one reward a sample, in order.
+        """Return one reward per sample, in order.
 
         Raises:
             DataError: a sample has no label, or the label is not a letter.

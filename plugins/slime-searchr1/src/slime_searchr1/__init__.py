@@ -4,7 +4,7 @@ plugin      declares components, options, presets and checks
 options     the settings
 protocol    parses turns and formats search results
 generate    generate function ``search_r1``: turns with searches between them
-retrieval   a retriever at a URL, or the embedded one
+retrieval   a retriever at a URL, or the built-in one
 index       BM25 over a corpus in memory
 reward      reward model ``search_r1``: exact match and form
 serve       the command ``slime searchr1 serve``

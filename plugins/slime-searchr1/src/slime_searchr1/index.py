@@ -1,4 +1,4 @@
-"""The embedded retriever: BM25 over a corpus in memory.
+"""The built-in retriever: BM25 over a corpus in memory.
 
 The library is bm25s (MIT): it depends on numpy only, stores the scores of all words as a sparse matrix, and answers a
 query over hundreds of thousands of passages in about a millisecond. rank_bm25 has had no release since 2022 and scores

@@ -21,9 +21,9 @@ class SearchOptions(PluginOptions):
     """The retriever, its limits and the reward."""
 
     search_url: Annotated[Annotated[str, Field(min_length=1)] | None, Flag("--search-url", value="URL"), OfTurns] = None
-    """URL of a retriever: http://HOST:8000/retrieve; ${NAME} is that environment variable. None: the embedded one."""
+    """URL of a retriever: http://HOST:8000/retrieve; ${NAME} is that environment variable. None: the built-in one."""
     corpus: Annotated[Path | None, OfTurns, Conflicts("search_url")] = None
-    """Passages of the embedded retriever: JSON Lines with "contents". None: those of the invented world."""
+    """Passages of the built-in retriever: JSON Lines with "contents". None: those of the invented world."""
     topk: Annotated[Annotated[int, Field(ge=1, le=100)], OfTurns] = 3
     """Number of passages that a search returns."""
     search_timeout_s: Annotated[Seconds, OfTurns] = 60.0

@@ -1,4 +1,4 @@
-"""Retrievers of passages: one at a URL, or the embedded one.
+"""Retrievers of passages: one at a URL, or the built-in retriever.
 
 The HTTP interface is that of the paper's repository, whose dense retriever works unchanged: the answer to ``POST
 /retrieve`` with ``{"queries": [...], "topk": 3, "return_scores": true}`` is

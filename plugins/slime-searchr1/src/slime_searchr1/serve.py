@@ -1,4 +1,4 @@
-"""The command ``slime searchr1 serve``: the embedded retriever over HTTP, for several runs or another machine."""
+"""The command ``slime searchr1 serve``: the built-in retriever over HTTP, for several runs or another machine."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     serve = commands.add_parser(
         "serve",
-        help="the embedded BM25 retriever over HTTP",
+        help="the built-in BM25 retriever over HTTP",
         description="POST /retrieve, as the retriever of the paper's repository; GET /health.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

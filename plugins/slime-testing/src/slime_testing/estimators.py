@@ -1,4 +1,4 @@
-"""The suite of advantage estimators of scope ``sample``: from the rewards of whole groups to one number a sample."""
+"""The suite of advantage estimators of scope ``sample``: from the rewards of whole groups to one number per sample."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ _COLUMNS = ("rewards_B", "groups_B", "lengths_B", "mask_sums_B", "rollouts_B")
 
 
 def _batch(rewards_B: Any, groups_B: Any, lengths_B: Any = None, mask_sums_B: Any = None) -> GroupedRewards:
-    """Return columns of the right dtype; without lengths, five tokens a sample, all trained."""
+    """Return columns of the right dtype; without lengths, five tokens per sample, all trained."""
     fives_B = np.full(len(groups_B), 5)
     lengths_B, mask_sums_B = (fives_B if column is None else column for column in (lengths_B, mask_sums_B))
     columns = (groups_B, lengths_B, mask_sums_B, np.arange(len(groups_B)))

@@ -99,7 +99,7 @@ class GenerateFunctionSuite(ComponentSuite):
                 require(
                     len(mask) == sample.response_length and set(mask) <= {0, 1},
                     f"{_who(sample)} has {sample.response_length} response tokens and a loss mask of {len(mask)} "
-                    "entries; one 0 or 1 a response token is wanted, and None where all are trained",
+                    "entries; one 0 or 1 per response token is wanted, and None where all are trained",
                 )
 
     def test_tool_text_is_not_a_new_conversation_of_the_chat_template(self) -> None:
@@ -328,7 +328,7 @@ def require_log_probs(sample: Sample, *, sampled: bool) -> None:
     count = "none" if found is None else str(len(found))
     require(
         found is not None and len(found) == sample.response_length,
-        f"{_who(sample)} has {sample.response_length} response tokens and {count} log-probabilities; one a response "
+        f"{_who(sample)} has {sample.response_length} response tokens and {count} log-probabilities; one per response "
         "token is wanted, any number where it is masked",
     )
     trained = [one for one, mask in zip(found or (), _mask(sample), strict=False) if mask]

@@ -1,4 +1,4 @@
-"""The suite of policy losses: from log-probabilities to one loss a token, with gradients at trained tokens."""
+"""The suite of policy losses: from log-probabilities to one loss per token, with gradients at trained tokens."""
 
 from __future__ import annotations
 

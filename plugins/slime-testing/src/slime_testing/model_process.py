@@ -1,4 +1,4 @@
-"""Compares a model spec with Hugging Face's model, in a separate process: Megatron's groups are created once a process.
+"""Compares a model spec with Hugging Face's model in a separate process: Megatron creates groups once per process.
 
 Creates a tiny checkpoint of the architecture with transformers and adds noise to every tensor, builds the same model in
 Megatron in float32 on the CPU, and writes the violated properties as a JSON object.

@@ -91,10 +91,10 @@ def concatenated(packing: Packing, rest: Packing) -> tuple[Packing, SequenceSums
 
 
 def require_column(what: str, values_T: Any, like_T: torch.Tensor) -> None:
-    """Check that ``values_T`` has one number a token."""
+    """Check that ``values_T`` has one number per token."""
     found = f"{type(values_T).__name__} of shape {tuple(getattr(values_T, 'shape', ()))}"
     shaped = isinstance(values_T, torch.Tensor) and values_T.shape == like_T.shape
-    require(shaped, f"{what} is a {found} for {len(like_T)} tokens; one number a token is wanted, never an average")
+    require(shaped, f"{what} is a {found} for {len(like_T)} tokens; one number per token is wanted, never an average")
 
 
 def require_unchanged(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> None:

@@ -127,7 +127,7 @@ class RewardModelSuite(ComponentSuite):
         rewards = run(self.make().score(samples))
         require(
             isinstance(rewards, Sequence) and len(rewards) == len(samples),
-            f"score() returned {rewards!r} for {len(samples)} samples; one reward a sample is wanted",
+            f"score() returned {rewards!r} for {len(samples)} samples; one reward per sample is wanted",
         )
         return list(rewards)
 

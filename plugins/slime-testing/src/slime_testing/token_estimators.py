@@ -1,4 +1,4 @@
-"""The suite of advantage estimators of scope ``token``: from each rank's responses to one number a response token,
+"""The suite of advantage estimators of scope ``token``: from each rank's responses to one number per response token,
 independent of how the samples are split over ranks."""
 
 from __future__ import annotations

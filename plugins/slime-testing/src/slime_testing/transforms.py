@@ -71,7 +71,7 @@ class SampleTransformSuite(ComponentSuite):
             require(
                 len(mask) == sample.response_length and set(mask) <= {0, 1},
                 f"sample {_name(sample)} has {sample.response_length} response tokens and the loss mask {mask}; one 0 "
-                "or 1 a response token is wanted",
+                "or 1 per response token is wanted",
             )
 
     @given(groups=groups())

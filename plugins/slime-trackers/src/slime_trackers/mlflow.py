@@ -21,7 +21,7 @@ __all__ = ["MLflow", "MlflowOptions"]
 
 PARAMS_A_REQUEST = 100
 LONGEST_PARAM = 6000
-"""Limits of a tracking server (MLflow 3, ``mlflow/utils/validation.py``); of metrics it takes 1,000 a request."""
+"""Limits of a tracking server (MLflow 3, ``mlflow/utils/validation.py``); of metrics it takes 1,000 per request."""
 
 
 class MlflowOptions(PluginOptions):

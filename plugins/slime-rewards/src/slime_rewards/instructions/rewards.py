@@ -41,13 +41,13 @@ def measured(sample: Sample) -> dict[str, float]:
 
 
 class Instructions:
-    """Four named numbers a sample, see :func:`measured`; ``--reward-key`` selects the one that is trained."""
+    """Four named numbers per sample, see :func:`measured`; ``--reward-key`` selects the one that is trained."""
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[dict[str, float]]:
-        """Return four named numbers a sample, in order."""
+        """Return four named numbers per sample, in order."""
         return [measured(sample) for sample in samples]
 
 
@@ -58,7 +58,7 @@ class IfEval:
         del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """Return one reward a sample, in order."""
+        """Return one reward per sample, in order."""
         return [measured(sample)["strict"] for sample in samples]
 
 
@@ -69,5 +69,5 @@ class IfBench:
         del options, run
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
-        """Return one reward a sample, in order."""
+        """Return one reward per sample, in order."""
         return [measured(sample)["loose"] for sample in samples]
