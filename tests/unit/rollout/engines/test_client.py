@@ -321,7 +321,7 @@ def ok(body: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("content", "cause", "message"),
     [
-        (b"220 mail.example ESMTP\r\n\r\n", "engine_malformed", "no HTTP"),
+        (b"220 mail.example ESMTP\r\n\r\n", "engine_malformed", "not valid HTTP"),
         (ok(b"null"), "engine_malformed", "null, which is not a response of SGLang's"),
         (ok(b"{}"), "engine_malformed", "{}, which is not a response of SGLang's"),
         (ok(b'[{"meta_info": {}}, 3]'), "engine_malformed", "which is not a response of SGLang's"),
