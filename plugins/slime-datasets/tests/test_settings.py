@@ -125,7 +125,10 @@ def test_a_flag_alone_is_refused_with_what_to_add() -> None:
     with pytest.raises(ConfigError) as caught:
         checked("--buffer-filter", "newest")
     assert "--buffer-filter: a setting of plugin 'datasets' (slime-datasets " in str(caught.value)
-    assert "--data-source buffered" in str(caught.value)
+    assert "add --plugin datasets" in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        checked("--plugin", "datasets", "--buffer-filter", "newest")
+    assert "name a data source that reads it: buffered" in str(caught.value)
 
 
 def test_the_old_section_of_a_file_is_read(tmp_path: Path) -> None:

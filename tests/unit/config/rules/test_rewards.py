@@ -41,31 +41,19 @@ SERVED = (
     EngineModel(name="scorer", model_path=Path("m"), is_embedding=True),
     EngineModel(name="helper", model_path=Path("m")),
 )
-ADVICE = "is_embedding = {} in its table [[engine.engine_models]], name another with --rm-model, or choose another"
+SERVES = (
+    "The run serves: helper (texts), scorer (scores). Name one of them with --rm-model, or serve it: a table "
+    "[[engine.engine_models]] with name and model_path, for scores also is_embedding = true. Or choose another reward "
+    "model."
+)
 
 
 @pytest.mark.parametrize(
     ("name", "model", "message"),
     [
-        (
-            "judge",
-            "helpr",
-            "needs the auxiliary model rm_model = helpr (did you mean 'helper'?), but the run serves: helper (texts), "
-            "scorer (scores). Name one of them with --rm-model, or serve it: a table [[engine.engine_models]] with "
-            "name and model_path.",
-        ),
-        (
-            "judge",
-            "scorer",
-            "needs a model that gives texts, but rm_model = scorer is served for scores. The run serves: helper "
-            f"(texts), scorer (scores). Give {ADVICE.format('false')} reward model.",
-        ),
-        (
-            "served_rm",
-            "helper",
-            "needs a model that gives scores, but rm_model = helper is served for texts. The run serves: helper "
-            f"(texts), scorer (scores). Give {ADVICE.format('true')} reward model.",
-        ),
+        ("judge", "helpr", "gives texts; rm_model = helpr: not served."),
+        ("judge", "scorer", "gives texts; rm_model = scorer: scores."),
+        ("served_rm", "helper", "gives scores; rm_model = helper: texts."),
     ],
 )
 def test_an_auxiliary_model_of_the_wrong_kind_is_refused_before_the_run(name, model, message):
@@ -73,7 +61,8 @@ def test_an_auxiliary_model_of_the_wrong_kind_is_refused_before_the_run(name, mo
     with pytest.raises(PluginError) as failure:
         check_selection(asking(name, model), registry, trains=False)
     owner = registry.owner("reward_model", name)
-    assert str(failure.value) == f"rm_type = {name}: reward model {name!r} of {owner} {message}"
+    who = f"rm_type = {name}: reward model {name!r} of {owner}"
+    assert str(failure.value) == f"{who} needs an auxiliary model that {message} {SERVES}"
 
 
 @pytest.mark.parametrize(("name", "model"), [("judge", "helper"), ("served_rm", "scorer")])
