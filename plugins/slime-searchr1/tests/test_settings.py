@@ -102,7 +102,7 @@ def test_a_secret_in_the_url_comes_from_the_environment(monkeypatch: pytest.Monk
 
 
 def test_a_flag_of_the_plugin_alone_is_refused_with_what_activates_it() -> None:
-    with pytest.raises(ConfigError, match="activate it with --plugin searchr1 or with --generate-function search_r1"):
+    with pytest.raises(ConfigError, match="add --plugin searchr1, or leave this out"):
         resolved("--plugin grpo --search-url http://host/retrieve")
 
 
