@@ -274,7 +274,7 @@ class GpuPlan:
             context = found.cut.layout.context
             yield (
                 f"memory of a {role} GPU {held}, in GiB: {parts} = {found.total / GIB:.1f}, for "
-                f"{self.training(context=context).tokens // context} tokens a micro-batch, "
+                f"{self.training(context=context).tokens // context} tokens per micro-batch, "
                 f"recomputing {found.cut.recompute}"
             )
         if self.memory is not None and self.needs.engines:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 PER_STEP = (
     ("rollout/raw_reward", "reward {:.3f}"),
-    ("rollout/response_len/mean", "{:.0f} tokens a response"),
+    ("rollout/response_len/mean", "{:.0f} tokens per response"),
     ("train/loss", "loss {:+.4f}"),
     ("train/grad_norm", "grad norm {:.3f}"),
     ("perf/tokens_per_gpu_per_sec", "{:.0f} tokens/s/device"),

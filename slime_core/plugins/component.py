@@ -42,8 +42,8 @@ class AdvantageTraits(Traits):
     """Traits of an advantage estimator.
 
     Arguments:
-        scope: ``sample``: over all samples of a rollout at once, one number a sample. ``token``: on every learner rank
-            over its own samples, one number a response token.
+        scope: ``sample``: over all samples of a rollout at once, one number per sample. ``token``: on every learner
+            rank over its own samples, one number per response token.
         reads: the columns it needs filled, such as ``rewards``, ``groups`` or ``values``; and of these settings those
             that it takes into account: ``gamma``, ``lambd``, and ``kl`` for ``kl_coef``. With ``kl`` the columns
             ``log_probs`` and ``ref_log_probs`` are filled where ``kl_coef`` is not 0. A run that sets one of the three

@@ -346,16 +346,16 @@ def estimate_advantages(
         are_given: the rewards are the advantages; see :class:`~slime_core.TrainSamples`.
 
     Raises:
-        RunError: it failed, or did not return one finite number a sample.
+        RunError: it failed, or did not return one finite number per sample.
     """
     who = f"advantage estimator {estimator.name!r} of {estimator.plugin}"
     with boundary(who, "estimating advantages", error=RunError, locate=True):
         found = rewards.rewards_B if are_given else estimator.component.estimate(rewards)
-    with boundary(who, "reading what it returned as one number a sample", error=RunError):
+    with boundary(who, "reading what it returned as one number per sample", error=RunError):
         advantages_B = np.asarray(found, np.float32)
     if advantages_B.shape != (len(rewards),) or not np.isfinite(advantages_B).all():
         raise RunError(
             f"{who} returned shape {advantages_B.shape} for {len(rewards)} samples, or NaN or infinity; accepted: "
-            "one finite number a sample"
+            "one finite number per sample"
         )
     return advantages_B

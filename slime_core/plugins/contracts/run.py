@@ -257,7 +257,7 @@ class EvalSamples:
     """The results on one evaluation set; entry i of each list belongs to sample i.
 
     Arguments:
-        rewards: those that count, one number a sample.
+        rewards: those that count, one number per sample.
         truncated: whether the response was cut at its longest.
     """
 

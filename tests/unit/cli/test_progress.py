@@ -30,7 +30,7 @@ EVENTS: list[Event] = [
 
 LINES = [
     "evaluation of weights 0: sums 0.340",
-    "step 1/40: reward 0.250 · 3 tokens a response · loss -0.0100 · 512 tokens/s/device · 0.91 s",
+    "step 1/40: reward 0.250 · 3 tokens per response · loss -0.0100 · 512 tokens/s/device · 0.91 s",
     "warning: 97% of the responses are truncated.",
     "evaluation of weights 1: sums 0.500",
 ]
