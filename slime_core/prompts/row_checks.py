@@ -268,8 +268,8 @@ def _refuse_name(key: str, name: JsonValue, names: Mapping[str, str], *, where: 
         if part not in names:
             raise DataError(
                 f"{given} names no {kind.words} of the run's plugins{similar(part, names)}. They offer: "
-                f"{', '.join(names)}.\n{how_to_get(kind, part) or 'Correct the row'}. Rows name components of plugins "
-                "that the run names; a path to code is given as a flag."
+                f"{', '.join(names)}.\n{how_to_get(kind, part) or 'Correct the row'}. Rows name components of active "
+                "plugins; a path to code is given as a flag."
             )
         if setting := names[part]:
             raise DataError(

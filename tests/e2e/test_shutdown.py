@@ -69,7 +69,7 @@ def test_a_run_that_is_interrupted_ends_and_leaves_nothing(tmp_path: Path, momen
     assert len(started) > 5
     assert left_of(*started) == []
     saved = [path.name for path in (tmp_path / "run").glob("checkpoints/step-*")]
-    assert len(saved) == (signal_sent == signal.SIGTERM)
+    assert len(saved) == (signal_sent == signal.SIGTERM), errors
 
 
 @pytest.mark.long

@@ -74,7 +74,7 @@ def test_a_node_without_a_plugin_is_refused_with_its_name(ray_session: Session, 
     assert lines[0] == "1 of 1 nodes cannot run the driver's plugins; nothing was started."
     assert lines[2].split()[0] == socket.gethostname()
     assert lines[2].split()[-1] == "missing"
-    assert lines[3] == "Install the same on every node (acme-toy==1.0), or share one environment between the nodes."
+    assert lines[3] == "Install the same on every node, or share one environment between the nodes."
 
 
 def test_a_node_without_what_the_run_reads_is_named(ray_session: Session, tmp_path: Path) -> None:

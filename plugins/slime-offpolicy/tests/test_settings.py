@@ -97,7 +97,9 @@ def test_a_flag_alone_is_refused_with_what_to_add():
     with pytest.raises(ConfigError) as caught:
         checked("--tis-clip", "3")
     assert "--tis-clip: a setting of plugin 'offpolicy' (slime-offpolicy " in str(caught.value)
-    assert "activate it with --plugin offpolicy or with --corrections icepop, mis, opsm, tis, veto" in str(caught.value)
+    assert "add --plugin offpolicy, or leave this out" in str(caught.value)
+    with pytest.raises(ConfigError, match="name a correction that reads it: "):
+        checked("--plugin", "offpolicy", "--tis-clip", "3")
 
 
 @pytest.mark.parametrize("section", ["algorithm", "offpolicy"])

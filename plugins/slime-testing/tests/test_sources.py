@@ -52,8 +52,8 @@ SOURCES = {
     ),
     "loses what was put back": (PUT_BACK, "pass", "what_was_put_back_comes_first", "are lost or come late"),
     "hands it out last": (
-        "again, self._returned = self._returned[:n], self._returned[n:]",
-        "again, self._returned = self._returned[n:], self._returned[:n]",
+        "returned, self._returned = self._returned[:n], self._returned[n:]",
+        "returned, self._returned = self._returned[n:], self._returned[:n]",
         "what_was_put_back_comes_first",
         "are lost or come late",
     ),
@@ -70,8 +70,8 @@ SOURCES = {
         "samples were requested",
     ),
     "too few groups": (
-        "return [self._group(number) for number in [*again, *fresh]]",
-        "return [self._group(number) for number in [*again, *fresh]][:2]",
+        "return [self._group(number) for number in [*returned, *fresh]]",
+        "return [self._group(number) for number in [*returned, *fresh]][:2]",
         "groups_have_the_requested_size",
         "next_groups(3) returned 2 groups",
     ),

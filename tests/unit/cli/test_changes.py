@@ -164,7 +164,7 @@ def test_a_single_file_that_has_gone_is_left_out_by_its_name_or_its_path(ran: Pa
     (ran / "config.toml").write_text(f'[run]\nplugins = ["grpo", "{plugin}"]\n[mine]\nx = 1\n')
     assert main(["check", "--config", str(ran / "config.toml"), "--no-plugin", name]) == 0
     assert main(["check", "--config", str(ran / "config.toml"), "--no-plugin", "other"]) == 2
-    assert f"{plugin}: there is no such file in " in capsys.readouterr().err
+    assert f"{plugin}: cannot be read in " in capsys.readouterr().err
 
 
 def test_relative_paths_of_plugins_mean_the_same_from_another_folder(tmp_path: Path, monkeypatch, capsys) -> None:

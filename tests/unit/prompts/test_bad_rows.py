@@ -102,4 +102,4 @@ def test_a_row_activates_no_plugin_and_says_which_one_to_add() -> None:
     with pytest.raises(DataError) as failure:
         refuse_unknown({"rm_type": "f1"}, {"rm_type": {"exact_match": ""}}, where="train.jsonl:3")
     assert "Add --plugin rewards: plugin 'rewards' (slime-rewards " in str(failure.value)
-    assert "Rows name components of plugins that the run names" in str(failure.value)
+    assert "Rows name components of active plugins" in str(failure.value)

@@ -163,8 +163,8 @@ async def test_a_row_names_a_component_and_never_code(build, name):
     close = " (did you mean 'length'?)" if name == "lenght" else ""
     assert str(failure.value) == (
         f"sample 0 of group 0: metadata rm_type = {name!r} names no reward model of the run's plugins{close}. They "
-        f"offer: {', '.join(offered)}.\nCorrect the row, or name the plugin that has it with --plugin NAME. Rows name "
-        "components; a path to code is given as a flag."
+        f"offer: {', '.join(offered)}.\nCorrect the row. Rows name components of active plugins; a path "
+        "to code is given as a flag."
     )
 
 
