@@ -108,7 +108,7 @@ def test_every_difference_of_every_node_is_in_one_table_and_nothing_is_started(n
     assert "  acme-toy 2.0 " in newer
     assert newer.endswith("  version")
     assert edited.endswith("  content of acme_toy/code.py")
-    assert lines[4] == "Install the same on every node (acme-toy==1.0), or share one environment between the nodes."
+    assert lines[4] == "Install the same on every node, or share one environment between the nodes."
     assert len(lines) == 5
     assert not (tmp_path / "run").exists()
 
