@@ -120,7 +120,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SlimeError as error:
         print(f"slime: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        if isinstance(interrupt.__cause__, SlimeError):  # a process died after SIGTERM, so nothing was saved
+            print(f"slime: {interrupt.__cause__}", file=sys.stderr)
         print("slime: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:

@@ -11,6 +11,7 @@ import pytest
 import slime_core
 from slime_core.cli import main as command
 from slime_core.cli.main import main
+from slime_core.errors import ServerDied
 
 HEAVY = ("torch", "ray", "megatron", "sglang", "transformers", "numpy")
 
@@ -50,6 +51,17 @@ def test_an_interrupt_returns_what_shells_expect(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setitem(command._COMMANDS, "run", interrupted)
     assert main(["run"]) == 130
+
+
+def test_an_interrupt_after_the_death_of_a_process_names_the_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(argv: list[str]) -> int:
+        raise KeyboardInterrupt from ServerDied("engine 0 ended by signal 9.")
+
+    monkeypatch.setitem(command._COMMANDS, "run", interrupted)
+    assert main(["run"]) == 130
+    assert capsys.readouterr().err == "slime: engine 0 ended by signal 9.\nslime: interrupted\n"
 
 
 def test_help_of_run_shows_options_of_the_named_plugin_only(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,6 +114,8 @@ def test_reading_about_slime_imports_nothing_heavy(words: list[str]) -> None:
 import sys
 from pathlib import Path
 from slime_core.cli.main import main
+from slime_core.errors import ServerDied
+from slime_core.errors import ServerDied
 assert main({words!r}) == 0
 print([name for name in {HEAVY!r} if name in sys.modules])"""
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
