@@ -277,6 +277,8 @@ class Termination:
     def __init__(self) -> None:
         self._requested = False
         self._is_allowed = False
+        self._is_ending = False
+        """The last signal was the first one, and it ends a block."""
         self._before: Any = None
 
     def __enter__(self) -> Self:
@@ -298,10 +300,16 @@ class Termination:
             if self._requested and is_allowed:
                 raise Terminated
             yield
+        except KeyboardInterrupt as interrupt:
+            # Where the signal comes inside a wait of Ray, Ray catches the error of the handler and raises a bare one.
+            if self._is_ending and not isinstance(interrupt, Terminated):
+                raise Terminated from None
+            raise
         finally:
             self._is_allowed = False
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._is_ending = self._is_allowed and not self._requested
         if self._requested:
             raise KeyboardInterrupt
         self._requested = True

@@ -27,7 +27,7 @@ from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, Watched, 
 from slime_core.runtime.layout import Layout
 from slime_core.runtime.placement import Placement, place
 from slime_core.runtime.session import Session
-from slime_core.runtime.waiting import has_ended, wait
+from slime_core.runtime.waiting import Terminated, Termination, has_ended, wait
 from tests.processes import children, left_of, words
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the actors' processes cannot import test files
@@ -363,6 +363,16 @@ def test_actors_and_calls_travel_between_processes(worker: Actor[Worker]) -> Non
 
 def test_the_handler_of_sigterm_is_the_one_from_before(ray_session: Session) -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_sigterm_inside_a_wait_of_ray_is_the_one_that_saves(worker: Actor[Worker], signal_file: Path) -> None:
+    busy = worker.start(Worker.wait_for_file, str(signal_file))
+    # Ray looks for signals at the end of a look that found nothing, so the signal comes in the middle of one.
+    timer = threading.Timer(1.25 * waiting.SLICE_S, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    with pytest.raises(Terminated), Termination() as stop, stop.allowed():
+        wait([busy], what="a file")
+    signal_file.touch()
 
 
 def listens_on(process: psutil.Process) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -33,6 +34,22 @@ def test_where_it_is_allowed_it_comes_at_once_and_only_there():
             pass
         with pytest.raises(Terminated), stop.allowed():
             kill()
+
+
+def interrupted_as_by_ray(times: int) -> None:
+    """Ray catches the errors of signal handlers in its waits, and raises a KeyboardInterrupt of its own."""
+    for _ in range(times):
+        with suppress(KeyboardInterrupt):
+            kill()
+    raise KeyboardInterrupt
+
+
+def test_a_bare_interrupt_stands_for_the_first_sigterm_and_not_for_the_second():
+    with Termination() as stop, pytest.raises(Terminated), stop.allowed():
+        interrupted_as_by_ray(1)
+    with Termination() as stop, pytest.raises(KeyboardInterrupt) as ended, stop.allowed():
+        interrupted_as_by_ray(2)
+    assert ended.type is KeyboardInterrupt
 
 
 def test_the_second_sigterm_ends_what_the_first_waits_for():
