@@ -6,21 +6,25 @@ An engine reports one digest for each of *its* parameters. On a CPU that is a ha
 sender can compute it too: 128 bits of XXH3 from a server that slime starts (``cpu/stand_ins/_slime_server.py``), the
 first 8 bytes of SHA-256 from any other (sglang 0.5.23, srt/managers/mm_utils.py, ``tensor_hash``). Either shows that
 the bytes arrived. Neither has to resist forgery, because a malicious engine could report any digest. The engine
-concatenates the rows of query, key and value weights in ``qkv_proj``, and of gate and up in ``gate_up_proj``. All
-processes of an engine hold parts of one size, padded with zeros: rows of embedding and output weights, heads, and the
-intermediate size, of which each process has a multiple of 32 (srt/configs/update_config.py,
-``adjust_config_with_unaligned_cpu_tp``). The comparison proves the bytes end to end, through transport, naming,
-sharding and fusing. On a GPU the engine's digest differs, so only the engines are compared with each other.
+concatenates the rows of query, key and value weights in ``qkv_proj``, of gate and up in ``gate_up_proj``, of the two
+latent projections of multi-head latent attention in ``fused_qkv_a_proj_with_mqa``, and of all experts of a layer in
+``w13_weight`` and ``w2_weight``. All processes of an engine hold parts of one size, padded with zeros: rows of
+embedding and output weights, heads, and the intermediate size, of which each process has a multiple of 32
+(srt/configs/update_config.py, ``adjust_config_with_unaligned_cpu_tp``). The comparison proves the bytes end to end,
+through transport, naming, sharding and fusing. On a GPU the engine's digest differs, so only the engines are compared
+with each other.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import xxhash
@@ -43,15 +47,22 @@ from slime_core.weights.transports import (
 TIED = "lm_head.weight"
 """The output weight that a model with tied embeddings may leave out, or repeat."""
 
-FUSED = {
-    "q_proj": ("qkv_proj", 0, 3),
-    "k_proj": ("qkv_proj", 1, 3),
-    "v_proj": ("qkv_proj", 2, 3),
-    "gate_proj": ("gate_up_proj", 0, 2),
-    "up_proj": ("gate_up_proj", 1, 2),
+QUERY_KEY_VALUE = {"q_proj": ("qkv_proj", 0, 3), "k_proj": ("qkv_proj", 1, 3), "v_proj": ("qkv_proj", 2, 3)}
+GATE_UP = {"gate_proj": ("gate_up_proj", 0, 2), "up_proj": ("gate_up_proj", 1, 2)}
+LATENT = {
+    "q_a_proj": ("fused_qkv_a_proj_with_mqa", 0, 2),
+    "kv_a_proj_with_mqa": ("fused_qkv_a_proj_with_mqa", 1, 2),
 }
 """Part of a Hugging Face name -> the engine's part, position, number of pieces (srt/models/qwen3.py and llama.py,
-``load_weights``)."""
+``load_weights``; ``LATENT``: srt/models/deepseek_common/deepseek_weight_loader.py)."""
+
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+EXPERT_STACKS = {"gate": ("w13_weight", 0, 2), "up": ("w13_weight", 1, 2), "down": ("w2_weight", 0, 1)}
+"""The engine's stack of a layer's experts: its name, the position in one expert, pieces of one expert
+(srt/layers/moe/fused_moe_triton/layer.py)."""
+
+ATTENTION = re.compile(r".*\.(?:self_attn|attention|attn|linear_attn)\.")
+"""The attention module in the name of one of its weights."""
 
 VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
 WIDE = (".gate_proj.", ".up_proj.", ".down_proj.")
@@ -111,24 +122,29 @@ def require_matching_specs(
 
 
 def plan_buckets(specs: Sequence[WeightSpec], *, bytes_limit: int) -> list[Bucket]:
-    """Assign every weight to a bucket. Buckets are in the order in which they fill up when weights arrive as in
+    """Assign every weight to a bucket. Buckets are in the order in which they fill up if weights arrive as in
     ``specs``.
 
-    A bucket keeps the order of ``specs``. At most one bucket per dtype is open at a time.
+    The weights of one attention module share a bucket. SGLang's loaders of latent attention keep a piece of a fused
+    parameter until its sibling arrives in the same ``load_weights`` call, and drop it silently otherwise.
 
     Arguments:
         specs: all weights in the order of the export.
-        bytes_limit: largest bucket in bytes; one larger weight gets a bucket of its own.
+        bytes_limit: largest bucket in bytes; a larger weight or attention module gets a separate bucket.
     """
+    inseparable: dict[tuple[str, str], list[WeightSpec]] = {}
+    for spec in specs:
+        attention = ATTENTION.match(spec.name)
+        inseparable.setdefault((spec.dtype, attention[0] if attention else spec.name), []).append(spec)
     done: list[Bucket] = []
     opened: dict[str, list[WeightSpec]] = {}
-    for spec in specs:
-        current = opened.setdefault(spec.dtype, [])
-        if current and sum(weight.nbytes for weight in current) + spec.nbytes > bytes_limit:
+    for (dtype, _), module in inseparable.items():
+        current = opened.setdefault(dtype, [])
+        if current and sum(spec.nbytes for spec in (*current, *module)) > bytes_limit:
             done.append(Bucket(tuple(current)))
             current.clear()
-        current.append(spec)
-    return done + [Bucket(tuple(rest)) for rest in opened.values() if rest]
+        current += module
+    return done + [Bucket(tuple(specs)) for specs in opened.values() if specs]
 
 
 def require_agreement(held: Sequence[EngineChecksums]) -> None:
@@ -191,9 +207,21 @@ class SentWeights:
         kv_heads: key-value heads of the model; they, and their query heads, are padded to a multiple of ``ranks``. 0:
             no padding is needed.
         digits: hexadecimal digits of the engines' digests, which identify the hash function.
+        config: of the model, as in ``config.json``; tells which weights the engines fuse. The experts of engines of
+            several processes are compared between engines only, because it is unknown here how processes share them.
     """
 
-    def __init__(self, *, dtype: str, ranks: int = 1, kv_heads: int = 0, digits: int = SHA_DIGITS) -> None:
+    def __init__(
+        self,
+        *,
+        dtype: str,
+        ranks: int = 1,
+        kv_heads: int = 0,
+        digits: int = SHA_DIGITS,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._fused = _fused(config or {})
+        self._num_experts = _num_experts(config or {}) if ranks == 1 else 0
         self._dtype = dtype
         self._digits = digits
         self._ranks = ranks
@@ -204,9 +232,7 @@ class SentWeights:
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Add the digests of ``tensor``, sent under the Hugging Face name ``name``."""
         contents = self._shard(name, tensor)
-        piece = next((part for part in FUSED if f".{part}." in name), None)
-        fused, position, count = ("", 0, 1) if piece is None else FUSED[piece]
-        whole = name if piece is None else name.replace(piece, fused)
+        whole, position, count = self._place(name)
         pieces = self._pieces.setdefault(whole, {})
         pieces[position] = contents
         if len(pieces) == count:
@@ -232,6 +258,18 @@ class SentWeights:
             raise WeightSyncError(f"After the update {held.url} does not hold what was sent: {_listed(sorted(wrong))}")
         return known
 
+    def _place(self, name: str) -> tuple[str, int, int]:
+        """Return the engine's parameter that holds the weight ``name``, the weight's position in it, and the number of
+        its pieces."""
+        if self._num_experts and (expert := EXPERT.fullmatch(name)):
+            stack, position, count = EXPERT_STACKS[expert[3]]
+            return f"{expert[1]}.{stack}", count * int(expert[2]) + position, count * self._num_experts
+        piece = next((part for part in self._fused if f".{part}." in name), None)
+        if piece is None:
+            return name, 0, 1
+        fused, position, count = self._fused[piece]
+        return name.replace(piece, fused), position, count
+
     def _shard(self, name: str, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         """Return each rank's shard of ``tensor``."""
         full = tensor.detach().to("cpu", getattr(torch, self._dtype))
@@ -251,6 +289,19 @@ class SentWeights:
         if any(part in name for part in WIDE):
             return _multiple(length, self._ranks * WIDTH)
         return _multiple(length, math.lcm(VOCABULARY_ROWS, self._ranks))
+
+
+def _fused(config: Mapping[str, Any]) -> dict[str, tuple[str, int, int]]:
+    """Return the weights that engines fuse, in the form of :data:`GATE_UP`."""
+    if not config.get("kv_lora_rank"):
+        return QUERY_KEY_VALUE | GATE_UP
+    return LATENT | GATE_UP if config.get("q_lora_rank") else GATE_UP
+
+
+def _num_experts(config: Mapping[str, Any]) -> int:
+    """Return the number of routed experts of a layer; 0: the model has none."""
+    names = ("n_routed_experts", "num_experts", "num_local_experts")
+    return next((int(config[name]) for name in names if config.get(name)), 0)
 
 
 def _multiple(number: int, of: int) -> int:
@@ -348,31 +399,32 @@ class Publisher:
             WeightSyncError: an engine refused, or does not hold the weights. Engines stay paused, and this publisher is
                 closed: a new publisher must publish, or the run must end.
         """
-        if self._control is None:
-            if self._transport is not None:
-                self._send(self._transport, weights)
-            else:
-                for _ in weights:  # gathering is collective
-                    continue
+        if self._transport is None:
+            if self._control is not None:
+                raise WeightSyncError(
+                    "This publisher is closed, or its last publication has failed; connect another one"
+                )
+            for _ in weights:  # gathering is collective
+                continue
             if self._on_written is not None:
                 self._on_written(None)
             return 1.0
-        if self._transport is None:
-            raise WeightSyncError("This publisher is closed, or its last publication has failed; connect another one")
         remaining = iter(weights)
         try:
-            self._control.pause(self._settings.pause_mode)
-            self._transport.start(version)
+            self._start(self._transport, version)
             with _on_one_thread() if self._settings.backend == "gloo" else nullcontext():
                 sent = self._send(self._transport, remaining)
             self._transport.commit()
         except WeightSyncError:
             for _ in remaining:  # the other ranks gather to the end
                 continue
-            with suppress(WeightSyncError):  # engines that are still alive end the update
-                self._control.end_update(limit_s=ABANDON_S)
+            if self._control is not None:
+                with suppress(WeightSyncError):  # engines that are still alive end the update
+                    self._control.end_update(limit_s=ABANDON_S)
             self.close()
             raise
+        if self._control is None:
+            return 1.0
         proven = self._prove(self._control, sent, version)
         if self._settings.resumes:
             self._control.resume()
@@ -405,6 +457,17 @@ class Publisher:
         if self._control is not None:
             self._control.close()
 
+    def _start(self, transport: Transport, version: str) -> None:
+        """Pause the engines and start the transport; raise on every rank if the engines refuse."""
+        refusal = None
+        try:
+            if self._control is not None:
+                self._control.pause(self._settings.pause_mode)
+                transport.start(version)
+        except WeightSyncError as error:
+            refusal = error
+        transport.raise_together(refusal)
+
     def _send(self, transport: Transport, weights: NamedWeights) -> Sent:
         """Send all buckets; return the checksums that the engines must report."""
         sent = self._new_digests()
@@ -427,9 +490,14 @@ class Publisher:
         # Engines on GPUs report a digest that cannot be computed here.
         if settings.backend != "gloo" or self._control is None:
             return {}
-        heads = int(self._config.get("num_key_value_heads") or 0)
+        describe = partial(
+            SentWeights,
+            dtype=settings.dtype,
+            kv_heads=int(self._config.get("num_key_value_heads") or 0),
+            config=self._config,
+        )
         return {
-            (ranks, digits): SentWeights(dtype=settings.dtype, ranks=ranks, kv_heads=heads, digits=digits)
+            (ranks, digits): describe(ranks=ranks, digits=digits)
             for ranks in set(self._control.ranks)
             for digits in self._digits
         }

@@ -232,6 +232,11 @@ class Transport(ABC):
                 sent.
         """
 
+    def raise_together(self, failure: WeightSyncError | None) -> None:
+        """Raise ``failure`` on every rank that sends, so that none waits for a rank that has given up."""
+        if failure is not None:
+            raise failure
+
     def drain(self) -> None:
         """Wait for buckets in transit and free shared memory; call it after the last bucket or a failure.
 
@@ -345,26 +350,55 @@ class TensorTransport(Transport):
 
     def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
         """Send as the base class says. Collective, unless the engines read only the first rank's memory."""
-        overlaps = self._is_alone and not tensors[0].is_cuda
-        if overlaps:
-            self._buffers.reverse()
-        copies = _shared(tensors, self._gpus, self._buffers[0])
-        payloads_here = {place: _payload(bucket, copy) for place, copy in zip(self._places, copies, strict=True)}
+        failure: WeightSyncError | None = None
+        payloads_here: Payloads = {}
+        try:
+            copies = _shared(tensors, self._gpus, self._next_block(tensors))
+            payloads_here = {place: _payload(bucket, copy) for place, copy in zip(self._places, copies, strict=True)}
+        except WeightSyncError as problem:
+            failure = problem
         gathered = payloads_here if self._is_alone else _gather(payloads_here)
-        if self._control is not None:
-            payloads = [
-                [gathered[engine, process] for process in range(len(of))] for engine, of in enumerate(self._holders)
-            ]
-            update = partial(self._control.update_from_tensor, payloads, version=self._version if last else None)
-            if overlaps:
-                self._background.start(update)
-            else:
-                update()
-        if not self._is_alone:
-            dist.barrier()  # after it, the engines have read the memory of this rank
+        try:
+            if self._control is not None and len(gathered) == sum(map(len, self._holders)):
+                self._update(self._control, gathered, tensors, version=self._version if last else None)
+        except WeightSyncError as problem:
+            failure = problem
+        self.raise_together(failure)  # after it, the engines have read the memory of this rank
         if tensors[0].is_cuda:
             del copies, payloads_here
             torch.cuda.ipc_collect()  # frees blocks that the engines have closed
+
+    def raise_together(self, failure: WeightSyncError | None) -> None:
+        """See the base class; collective, unless the engines read only the first rank's memory."""
+        if self._is_alone:
+            super().raise_together(failure)
+            return
+        failures: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(failures, None if failure is None else str(failure))
+        first = next((message for message in failures if message is not None), None)
+        if first is not None:
+            raise failure or WeightSyncError(first)
+
+    def _overlaps(self, tensors: Sequence[torch.Tensor]) -> bool:
+        return self._is_alone and not tensors[0].is_cuda
+
+    def _next_block(self, tensors: Sequence[torch.Tensor]) -> ReusedMemory:
+        if self._overlaps(tensors):
+            self._buffers.reverse()
+        return self._buffers[0]
+
+    def _update(
+        self, control: EngineControl, gathered: Payloads, tensors: Sequence[torch.Tensor], *, version: str | None
+    ) -> None:
+        payloads = [
+            [gathered[engine, process] for process in range(len(holders))]
+            for engine, holders in enumerate(self._holders)
+        ]
+        update = partial(control.update_from_tensor, payloads, version=version)
+        if self._overlaps(tensors):
+            self._background.start(update)
+        else:
+            update()
 
 
 Payloads = dict[tuple[int, int], str]

@@ -23,6 +23,7 @@ from slime_core.rollout.engines.engine import EngineSettings, SGLangServer
 from slime_core.weights import PublisherSettings, hugging_face
 from slime_core.weights.engine_control import Bucket, EngineControl
 from slime_core.weights.publisher import Publisher
+from tests.engines.families import FAMILIES, write
 
 MODEL = Path(slime_core.__file__).parent / "builtin" / "arithmetic" / "model"
 Weights = dict[str, torch.Tensor]
@@ -212,6 +213,26 @@ def test_spoiled_weights_are_restored_in_every_process(
     sender.check_equal(weights.items(), version="default")
     sender.close()
     assert difference(generated(servers[width]), before) <= LARGEST_DIFFERENCE
+
+
+QUICK = ("deepseek_v3", "moonlight")
+"""With and without a fused latent projection; the other families are long."""
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in FAMILIES]
+)
+def test_buckets_smaller_than_a_layer_reach_every_parameter(family: str, tmp_path: Path) -> None:
+    model = write(family, tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    layer = sum(weight.nbytes for name, weight in weights.items() if ".layers.1." in name)
+    with SGLangServer(EngineSettings(model, tmp_path / "engine.log", dtype="float32")) as server:
+        server.wait_ready()
+        for transport in ("distributed", "tensor"):
+            sender = publisher(server.url, 1, transport, tmp_path, weights, model=model, bucket=layer // 8)
+            sender.check_equal(weights.items(), version="default")
+            assert sender.publish(weights.items(), version="default") == 1
+            sender.close()
 
 
 @pytest.mark.long

@@ -42,6 +42,17 @@ def test_dtypes_never_share_a_bucket() -> None:
     assert names(plan_buckets(specs, bytes_limit=64)) == [["a", "b"], ["half", "half2"]]
 
 
+def test_an_attention_module_is_never_split() -> None:
+    layer = "model.layers.0."
+    first, last = spec(f"{layer}self_attn.q_a_proj.weight", 3), spec(f"{layer}self_attn.kv_a_proj_with_mqa.weight", 3)
+    norm, later = spec(f"{layer}input_layernorm.weight", 1), spec("model.layers.1.self_attn.q_a_proj.weight", 3)
+    assert names(plan_buckets([norm, first, later, last], bytes_limit=16)) == [
+        [norm.name],
+        [first.name, last.name],
+        [later.name],
+    ]
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["float32", "bfloat16"])), max_size=30), st.integers(1, 100)
 )

@@ -247,3 +247,50 @@ def test_each_rank_hands_its_own_copy_to_the_processes_that_it_holds(tmp_path):
     assert read.splitlines() == ["norm [11.0, 11.0]", "norm [10.0, 10.0]", "norm [11.0, 11.0]"]
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(tuple(f"torch_{one.pid}_" for one in ranks))]
+
+
+REFUSED = """
+import sys
+import torch
+import torch.distributed as dist
+from slime_core.errors import WeightSyncError
+from slime_core.weights.engine_control import Bucket, EngineControl
+from slime_core.weights.hugging_face import WeightSpec
+from slime_core.weights.transports import SharedBlock, TensorTransport
+
+rank, store, failing, url = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+control = EngineControl([url], ranks_per_engine=2) if rank == 0 else None
+transport = TensorTransport([url], control=control, holders=((0, 1),))
+bucket = Bucket((WeightSpec("norm", "float32", (2,)),))
+if failing == "memory of rank 1":
+    transport.start("7")
+    if rank == 1:
+        def full(block, tensors):
+            raise WeightSyncError("/dev/shm is full")
+        SharedBlock.fill = full
+# Without a start the engine refuses the bucket.
+for attempt in range(2):
+    try:
+        transport.send(bucket, [torch.ones(2)], last=True)
+    except WeightSyncError as error:
+        print(error, flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("failing", "words"), [("engine", "must run between"), ("memory of rank 1", "/dev/shm")])
+def test_every_rank_raises_what_stopped_one_of_them(failing, words, tmp_path):
+    with FakeEngine() as engine:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", REFUSED, str(rank), str(tmp_path / "store"), failing, engine.url],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        printed = [rank.communicate(timeout=120)[0].splitlines() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert printed[0] == printed[1]
+    assert [words in line for line in printed[0]] == [True, True]
