@@ -16,6 +16,7 @@ from slime_core.cli.memory import GpuPlan, Needs
 from slime_core.config.internals import missing_internals
 from slime_core.config.model_config import architecture_of, context_length, described, start_weights, whole_number
 from slime_core.config.schema import ARITHMETIC, RunConfig, eval_sets
+from slime_core.config.secrets import result_changing_variables
 from slime_core.errors import Mistake, config_error
 from slime_core.modeling.memory import GIB
 from slime_core.plugins.component import Kind
@@ -117,14 +118,18 @@ def _unseen_images(config: RunConfig, registry: Registry, architecture: str | No
 
 
 def check_machine(config: RunConfig, needs: Needs) -> None:
-    """Raise ConfigError if this machine is too small for the run; a run on other machines is not checked.
+    """Check the environment variables and, unless the run joins a cluster, the resources of this machine.
 
     Raises:
-        ConfigError: lists every resource of which the machine has too little.
+        ConfigError: lists every variable that changes results, and every resource of which the machine has too little.
     """
-    # What other machines have is Ray's to say, and the placement's.
+    found = [
+        f"environment variable {name}: engines would return other tokens or log-probabilities than they sampled; "
+        f"unset {name}"
+        for name in result_changing_variables()
+    ]
     machine = free_resources()
-    found = [] if joins_a_cluster(config) else list(machine_mistakes(config, needs, machine))
+    found += [] if joins_a_cluster(config) else list(machine_mistakes(config, needs, machine))
     if computes_on_gpus(config):
         plan = GpuPlan.of(config, needs)
         found += [] if plan is None else plan.mistakes()

@@ -124,6 +124,19 @@ def needed_environment(*also: str) -> dict[str, str]:
     return found
 
 
+_CHANGES_RESULTS = ("SGLANG_RETURN_ORIGINAL_LOGPROB", "SGLANG_SIMULATE_*", "SGLANG_ENABLE_LILICORR_SAMPLING")
+"""Variables with which SGLang returns other log-probabilities or tokens than those that it sampled (srt/environ.py)."""
+
+
+def result_changing_variables() -> list[str]:
+    """Return the variables of this process with which engines would return other results than training expects."""
+    return sorted(
+        name
+        for name, value in os.environ.items()
+        if any(fnmatchcase(name, pattern) for pattern in _CHANGES_RESULTS) and value.lower() not in ("", "0", "false")
+    )
+
+
 def named_variables(settings: Mapping[str, JsonValue]) -> list[str]:
     """Return the environment variables that settings name for secrets: ``${NAME}`` in a text, ``..._env = NAME``."""
     by_name = [value for name, value in settings.items() if name.endswith("_env") and isinstance(value, str)]

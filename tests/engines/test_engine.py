@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from slime_core.rollout.engines.server import free_ports, is_hung
 from slime_core.weights import PublisherSettings
 from slime_core.weights.engine_control import XXH3_DIGITS, Bucket, EngineControl
 from slime_core.weights.publisher import Publisher, SentWeights, require_agreement
+from slime_testing.fake_engine import FakeEngine
 from tests.engines.conftest import registered
 from tests.processes import children
 
@@ -444,6 +446,26 @@ def test_a_router_whose_port_was_taken_meanwhile_takes_another(tmp_path: Path, m
         with Router(RouterSettings(tmp_path / "log")) as router:
             router.wait_ready()
             assert router.url != f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("in_common", [0, 48, 91], ids=lambda count: f"{count} of 96 tokens in common")
+async def test_engines_get_equally_many_requests_of_prompts_with_a_common_start(in_common: int, tmp_path: Path) -> None:
+    prompts = [[5] * in_common + [6 + number % 8] * (96 - in_common) for number in range(64)]
+    with ExitStack() as stack:
+        engines = [stack.enter_context(FakeEngine(vocab_size=16, context_length=256)) for _ in range(4)]
+        router = stack.enter_context(Router(RouterSettings(tmp_path / "log")))
+        router.wait_ready()
+        registered(router, *(Worker(engine.url) for engine in engines))
+        control = EngineControl([engine.url for engine in engines])
+        control.pause()  # no request ends before all have arrived
+        async with GenerateClient(router.url, timeout_s=120, vocab_size=16) as client:
+            answers = asyncio.gather(*(client.generate(ids, sampling=GREEDY, n=8) for ids in prompts))
+            while sum(len(engine.bodies) for engine in engines) < len(prompts):
+                await asyncio.sleep(0.05)
+            await asyncio.to_thread(control.resume)
+            await answers
+        control.close()
+        assert all(abs(len(engine.bodies) - 16) <= 1.6 for engine in engines)
 
 
 @pytest.fixture(scope="module")

@@ -190,6 +190,9 @@ class RouterSettings:
         policy: how engines are chosen. ``cache_aware`` sends prompts with a common prefix to the same engine, as long
             as loads are even; ``consistent_hashing`` and ``manual`` send requests with the same header
             ``x-smg-routing-key`` to the same engine.
+        balance_requests, balance_ratio: ``cache_aware`` ignores prefixes while the busiest engine has more requests
+            than the idlest by this number and by this ratio. The router's defaults (64 and 1.5) are for requests of
+            one sample; a request here is a group, so 64 groups with a common system prompt all went to one engine.
         splits_prefill: its engines do either prefill or decode, and each request goes to one of each.
         health_endpoint: path of the health check; the module says why not ``/health``.
         health_interval_s: seconds between two health checks of an engine.
@@ -199,6 +202,8 @@ class RouterSettings:
     log_file: Path
     host: str = "127.0.0.1"
     policy: RouterPolicy = "cache_aware"
+    balance_requests: int = 1
+    balance_ratio: float = 1.0
     splits_prefill: bool = False
     health_endpoint: str = "/model_info"
     health_interval_s: int = 5
@@ -220,6 +225,8 @@ class RouterSettings:
             # Pauses included; the client, whose limit counts from progress, hangs up long before.
             "request-timeout-secs": 7 * 24 * 3600,
             "worker-startup-check-interval": 1,
+            "balance-abs-threshold": self.balance_requests,
+            "balance-rel-threshold": self.balance_ratio,
             # The client already bounds the requests in flight; a second queue would only hide that bound.
             "max-concurrent-requests": -1,
         }

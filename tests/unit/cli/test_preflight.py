@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +109,16 @@ def test_where_nothing_is_trained_there_is_no_critic() -> None:
 def test_on_a_small_machine_what_is_missing_is_reported(machine: Machine, says: str) -> None:
     (message,) = machine_mistakes(config("--device cpu"), BILLION, machine)
     assert says in message
+
+
+def test_variables_with_which_engines_return_other_results_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", "1")
+    monkeypatch.setenv("SGLANG_SIMULATE_ACC_LEN", "3")
+    monkeypatch.setenv("SGLANG_SIMULATE_UNIFORM_EXPERTS", "false")
+    with pytest.raises(ConfigError) as refused:
+        check_machine(config("--device cpu"), replace(BILLION, parameters=0, buffer=0))
+    named = re.findall(r"variable (\w+)", str(refused.value))
+    assert named == ["SGLANG_RETURN_ORIGINAL_LOGPROB", "SGLANG_SIMULATE_ACC_LEN"]
 
 
 def test_a_machine_that_has_just_enough_is_let_pass() -> None:
