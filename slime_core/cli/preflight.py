@@ -182,6 +182,11 @@ def machine_mistakes(config: RunConfig, needs: Needs, machine: Machine) -> Itera
         yield f"device = cuda, but {found}; accepted here: --device cpu or auto, or a cluster with GPUs (--ray-address)"
     elif config.cluster.device == "cpu" or not machine.can_use_gpus:
         yield from _too_small(needs, machine)
+    elif machine.missing_build_tools:
+        yield (
+            f"engines compile GPU kernels at their start, but {', '.join(machine.missing_build_tools)} is missing; "
+            "install the CUDA toolkit, a C++ compiler and ninja (docs/install.md)"
+        )
 
 
 def _too_small(needs: Needs, machine: Machine) -> Iterator[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from shutil import which
 
 import psutil  # type: ignore[import-untyped]
 
@@ -28,6 +30,7 @@ class Machine:
         shared_memory: free bytes of /dev/shm; None: there is none.
         has_gpus: a GPU driver has devices here.
         torch: version of torch; ``+cpu`` at its end marks a build without CUDA.
+        missing_build_tools: the programs that SGLang needs to compile GPU kernels and that an engine would not find.
     """
 
     cores: int
@@ -35,6 +38,7 @@ class Machine:
     shared_memory: int | None
     has_gpus: bool
     torch: str
+    missing_build_tools: tuple[str, ...] = ()
 
     @property
     def can_use_gpus(self) -> bool:
@@ -50,6 +54,22 @@ def cluster_address(ray_address: str | None) -> str | None:
     """
     address = ray_address or os.environ.get("RAY_ADDRESS")
     return None if address == "local" else address or None
+
+
+def program_path() -> str:
+    """Return ``PATH`` with the programs of this Python environment first: ``ninja`` is installed there."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
+def _missing_build_tools() -> tuple[str, ...]:
+    path = program_path()
+    toolkit = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    needed = {
+        "nvcc": which("nvcc", path=os.pathsep.join([f"{toolkit}/bin", path])),
+        "a C++ compiler": which(os.environ.get("CXX", "c++"), path=path) or which("g++", path=path),
+        "ninja": which("ninja", path=path),
+    }
+    return tuple(name for name, program in needed.items() if program is None)
 
 
 def cpu_threads() -> int:
@@ -112,6 +132,7 @@ def free_resources() -> Machine:
         shared_memory=_free(SHARED),
         has_gpus=any(True for name in DEVICES for _ in Path("/dev").glob(name)),
         torch=metadata.version("torch"),
+        missing_build_tools=_missing_build_tools(),
     )
 
 

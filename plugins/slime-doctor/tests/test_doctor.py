@@ -220,6 +220,18 @@ def test_gpus_need_nccl() -> None:
     assert software.collectives({**ON_CPU, "gloo": False}).level == "fail"
 
 
+def test_kernels_are_compiled_by_the_toolkit_of_torchs_cuda(tmp_path: Path) -> None:
+    environment = {"PATH": str(tmp_path), "CUDA_HOME": str(tmp_path / "cuda")}
+    assert software.build_tools("13.0", environment).level == "fail"
+    for place in ("cuda/bin/nvcc", "c++", "ninja"):
+        program = tmp_path / place
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.48'\n")
+        program.chmod(0o755)
+    assert software.build_tools("13.0", environment).level == "ok"
+    assert software.build_tools("12.9", environment).level == "fail"
+
+
 # --- Environment variables --------------------------------------------------------------------------------------------
 
 

@@ -32,6 +32,7 @@ from slime_core.cpu import serve as cpu
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.rollout.engines import keyed
 from slime_core.rollout.engines.server import HealthCheck, Server
+from slime_core.runtime.machine import program_path
 from slime_core.runtime.supervisor import supervised
 from slime_core.weights.engine_control import call
 
@@ -130,7 +131,8 @@ class EngineSettings:
         """The server's whole environment: what it needs, and the key of the run, if there is one."""
         # The other nodes connect to this address; SGLang's own guess is another one where a node has several.
         address = {"SGLANG_HOST_IP": self.host} if self.num_nodes > 1 else {}
-        found = {**needed_environment(), **address, **self.variables, ENGINE_KEY: engine_access().key_text}
+        path = {"PATH": program_path()}  # SGLang compiles kernels with the environment's ninja
+        found = {**needed_environment(), **path, **address, **self.variables, ENGINE_KEY: engine_access().key_text}
         if self.device != "cpu":
             return found
         return {**found, **cpu.server_environment(threads=self.threads, processes=self.tensor_parallel)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from slime_core.modeling.memory import GIB
 from slime_core.plugins.activation import activate
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.selection import has_critic
-from slime_core.runtime.machine import Machine
+from slime_core.runtime.machine import Machine, free_resources
 
 LARGE = Machine(cores=64, memory=10**15, shared_memory=10**15, has_gpus=False, torch="2.13.0")
 BILLION = Needs(parameters=10**9, item=4, ranks=1, copies=1, engines=1, roles=0, buffer=0)
@@ -125,6 +126,26 @@ def test_a_machine_that_has_just_enough_is_let_pass() -> None:
     enough = replace(LARGE, memory=BILLION.memory, shared_memory=SEMAPHORE_BYTES, cores=2)
     assert list(machine_mistakes(config("--device cpu"), BILLION, enough)) == []
     assert len(list(machine_mistakes(config("--device cpu"), BILLION, replace(enough, memory=BILLION.memory - 1)))) == 1
+
+
+def test_engines_on_gpus_need_what_compiles_their_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUDA_PATH", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "environment" / "python"))
+    programs = {"nvcc": "cuda/bin/nvcc", "a C++ compiler": "c++", "ninja": "environment/ninja"}
+    expected = list(programs)
+    for name, place in programs.items():
+        assert list(free_resources().missing_build_tools) == expected
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).touch(mode=0o755)
+        expected.remove(name)
+    assert free_resources().missing_build_tools == ()
+    machine = replace(LARGE, has_gpus=True, missing_build_tools=("nvcc", "ninja"))
+    (message,) = machine_mistakes(config("--device cuda"), BILLION, machine)
+    assert "nvcc, ninja" in message
+    assert list(machine_mistakes(config("--device cpu"), BILLION, replace(machine, memory=10**15))) == []
 
 
 @pytest.mark.parametrize(

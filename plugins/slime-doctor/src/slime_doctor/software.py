@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import stat
 import subprocess
@@ -76,6 +77,8 @@ def findings(torch: Torch | str) -> Iterator[Finding]:
     else:
         yield devices(torch, nvidia_gpus(), nvidia_cuda())
         yield collectives(torch)
+        if torch["devices"]:
+            yield build_tools(torch["cuda"], os.environ)
     yield from interfaces(os.environ, psutil.net_if_addrs())
     yield ray_token(os.environ, Path.home())
     yield reachable(os.environ)
@@ -225,6 +228,30 @@ def collectives(torch: Torch) -> Finding:
         return Finding("gloo and NCCL", "fail", "torch has no NCCL", "install a build of torch that has it")
     has_nccl = f"NCCL {torch['nccl']}" if torch["nccl"] else "no NCCL, which only GPUs need"
     return Finding("gloo and NCCL", "ok", f"gloo; {has_nccl}")
+
+
+def build_tools(cuda: str, environment: Mapping[str, str]) -> Finding:
+    """Check that SGLang finds what it compiles GPU kernels with at its start.
+
+    Arguments:
+        cuda: the version of CUDA that torch was built for, such as ``"13.0"``.
+    """
+    path = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
+    toolkit = environment.get("CUDA_HOME") or environment.get("CUDA_PATH") or "/usr/local/cuda"
+    nvcc = shutil.which("nvcc", path=os.pathsep.join([f"{toolkit}/bin", path]))
+    compiler = shutil.which(environment.get("CXX", "c++"), path=path) or shutil.which("g++", path=path)
+    programs = {"nvcc": nvcc, "a C++ compiler": compiler, "ninja": shutil.which("ninja", path=path)}
+    missing = [name for name, program in programs.items() if program is None]
+    if missing:
+        step = f"install the CUDA toolkit {cuda}, a C++ compiler and ninja (docs/install.md)"
+        return Finding("build tools", "fail", f"not found: {', '.join(missing)}", step)
+    version = run(str(nvcc), "--version")
+    release = None if isinstance(version, str) else re.search(r"release (\d+)\.\d+", version.stdout)
+    found = release[1] if release else "unknown"
+    if found != cuda.partition(".")[0]:
+        step = f"install the CUDA toolkit {cuda} and set CUDA_HOME to it"
+        return Finding("build tools", "fail", f"nvcc of CUDA {found}, torch for CUDA {cuda}", step)
+    return Finding("build tools", "ok", f"nvcc of CUDA {found}, {compiler}, ninja")
 
 
 # --- Environment variables --------------------------------------------------------------------------------------------
