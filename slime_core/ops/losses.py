@@ -228,7 +228,8 @@ class ValueLoss:
 
     Arguments:
         loss_T: to be minimised; carries the gradient.
-        clipped_T: 1.0 where the clipped value decided the loss, so that the token passes no gradient, else 0.0.
+        clipped_T: 1.0 where the clipped value decided the loss, so that the token passes no gradient, else 0.0. A value
+            within the range counts 0, however it was rounded.
     """
 
     loss_T: torch.Tensor
@@ -238,7 +239,7 @@ class ValueLoss:
 def clipped_value_loss(
     values_T: torch.Tensor, *, old_values_T: torch.Tensor, returns_T: torch.Tensor, value_clip: float | None
 ) -> ValueLoss:
-    """``max((V - R)^2, (V_old + clamp(V - V_old, -value_clip, value_clip) - R)^2)``: a squared error without a half.
+    """``max((V - R)^2, (clamp(V, V_old - value_clip, V_old + value_clip) - R)^2)``: a squared error without a half.
 
     A value that has moved towards its return by more than ``value_clip`` since the rollout gains nothing more; one that
     has moved away is still pulled back.
@@ -263,7 +264,9 @@ def clipped_value_loss(
         return ValueLoss(free_T, torch.zeros_like(free_T.detach()))
     if not value_clip > 0.0:
         raise ValueError(f"value_clip is {value_clip}; a bound of the values needs to be above 0, or None for no clip")
-    held_T = (old_values_T + (values_T - old_values_T).clamp(-value_clip, value_clip) - returns_T).square()
-    # Where both are equal, at the first step everywhere, the free one decides: it has the whole gradient.
+    # The value itself is clamped, so that one inside the range keeps its bits. Added to the old value, its clamped
+    # difference would come back rounded, and chance would decide which of the two losses is larger.
+    held_T = (values_T.clamp(old_values_T - value_clip, old_values_T + value_clip) - returns_T).square()
+    # Where both are equal, as at the first step everywhere, the free one decides: it has the whole gradient.
     clipped_T = held_T > free_T
     return ValueLoss(torch.where(clipped_T, held_T, free_T), clipped_T.to(free_T.dtype))

@@ -32,6 +32,13 @@ def test_the_dual_clip_bounds_the_loss_of_a_negative_advantage_only():
     assert found.clipped_T.tolist() == [0, 0, 1]
 
 
+def test_inside_the_range_no_rounding_counts_as_a_clip():
+    torch.manual_seed(0)
+    log_ratio_T = torch.empty(4096).uniform_(-0.22, 0.18)  # exp(-0.22) = 0.803, exp(0.18) = 1.197
+    for rounded_T in (log_ratio_T, log_ratio_T * (1 + 2**-23), 1e-7 * log_ratio_T):
+        assert clipped_surrogate(rounded_T, advantages_T=torch.randn(4096), eps_clip=0.2).clipped_T.sum() == 0
+
+
 def test_at_ratio_one_the_gradient_is_minus_the_advantage():
     log_ratio_T = torch.zeros(3, requires_grad=True)
     clipped_surrogate(log_ratio_T, advantages_T=torch.tensor([2.0, -1.0, 0.0])).loss_T.sum().backward()

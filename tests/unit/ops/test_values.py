@@ -29,6 +29,29 @@ def test_a_value_that_has_not_moved_has_the_whole_gradient_of_the_squared_error(
     assert (found, clipped, gradient) == ([0.5625], [0.0], [-1.5])
 
 
+def test_inside_the_range_no_rounding_counts_as_a_clip():
+    """Two layouts compute the same values but for their last bits; neither has clipped anything."""
+    torch.manual_seed(0)
+    old, values, returns = torch.empty(3, 4096).uniform_(-0.09, 0.09)
+    for near in (values, values * (1 + 2**-23), old * (1 - 2**-24), old):
+        found = clipped_value_loss(near, old_values_T=old, returns_T=returns, value_clip=0.2)
+        assert found.clipped_T.sum() == 0
+        assert torch.equal(found.loss_T, (near - returns).square())
+
+
+def test_two_layouts_count_the_same_clips():
+    torch.manual_seed(1)
+    old, returns, moved = torch.randn(3, 4096)
+    counts = [
+        clipped_value_loss(values, old_values_T=old, returns_T=returns, value_clip=0.2).clipped_T.sum().item()
+        for values in (old + 0.3 * moved, (old + 0.3 * moved) * (1 + 2**-23))
+    ]
+    exact = old.double() + 0.3 * moved.double()
+    clamped = exact.clamp(old.double() - 0.2, old.double() + 0.2)
+    decided = (clamped - returns.double()).abs() > (exact - returns.double()).abs()
+    assert counts == [decided.sum().item()] * 2
+
+
 def test_without_a_clip_it_is_the_squared_error():
     found, clipped, gradient = loss([1.5, -3.0], [1.0, 1.0], [2.0, 2.0], clip=None)
     assert (found, clipped, gradient) == ([0.25, 25.0], [0, 0], [-1.0, -10.0])
