@@ -35,9 +35,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 __all__ = [
     "CheckpointError",
+    "ComparedToken",
     "ConfigError",
     "DataError",
     "EngineError",
@@ -149,8 +151,49 @@ class EngineSilent(WeightSyncError):
     """An engine did not answer while weights were published: it hangs, or its node is gone, which Ray reports later."""
 
 
+@dataclass(frozen=True, slots=True)
+class ComparedToken:
+    """A response token, and its log-probability under the learner and in the engine that sampled it.
+
+    Arguments:
+        sample: ``index`` of its sample.
+        group: ``group_index`` of its sample; None: unknown.
+        position: place in the response, from 0.
+        response_length: tokens of the response.
+        token: its id.
+        learner_log_prob, engine_log_prob: in nats.
+    """
+
+    sample: int
+    group: int | None
+    position: int
+    response_length: int
+    token: int
+    learner_log_prob: float
+    engine_log_prob: float
+
+    @property
+    def difference(self) -> float:
+        """Absolute difference of the two log-probabilities, in nats."""
+        return abs(self.learner_log_prob - self.engine_log_prob)
+
+
 class ParityError(RunError):
-    """Learner and engines give the same tokens other log-probabilities; nothing was trained on them."""
+    """Learner and engines give the same tokens other log-probabilities; nothing was trained on them.
+
+    Attributes:
+        samples_file: holds the compared tokens with both log-probabilities: those of the rank with ``worst``, in the
+            format of ``--save-debug-train-data``. None: none was written.
+        worst: the token with the largest difference; None: unknown.
+    """
+
+    def __init__(self, message: str, samples_file: Path | None = None, worst: ComparedToken | None = None) -> None:
+        super().__init__(message, samples_file, worst)
+        self.samples_file = samples_file
+        self.worst = worst
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class CheckpointError(RunError):

@@ -119,10 +119,17 @@ def context_length(folder: Path) -> int | None:
 
 
 def weights_dtype(folder: Path) -> str | None:
-    """The type that ``config.json`` gives its weights, such as ``bfloat16``; transformers 4 calls it torch_dtype."""
+    """The type that ``config.json`` gives its weights, such as ``bfloat16``; None: it gives none.
+
+    transformers 4 calls it torch_dtype. A model of several parts may state it only in that of the text.
+    """
     found = described(folder) or {}
-    name = found.get("dtype") or found.get("torch_dtype")
-    return name.removeprefix("torch.") if isinstance(name, str) else None
+    text = found.get("text_config")
+    for part in (found, text if isinstance(text, dict) else {}):
+        name = part.get("dtype") or part.get("torch_dtype")
+        if isinstance(name, str):
+            return name.removeprefix("torch.")
+    return None
 
 
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")

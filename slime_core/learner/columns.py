@@ -16,7 +16,8 @@ step of a rollout computes the log-probabilities under the weights that were pub
     published        records the version that engines and learner hold
     mark             in a rollout that is due, marks the response tokens that only this version sampled (*fresh* tokens)
     compare          in the loss (``objective.py``), once per micro-batch: sums over fresh tokens
-    check            after the backward pass, before the optimizer step: raises an error, or stores the metrics
+    check            after the backward pass, before the optimizer step: stores the metrics, or writes what was compared
+                     to a file and raises an error that names the worst token
     weights_changed  the learner trained; until the next publication no token is fresh
 
 The gate leaves out responses that an update interrupted, because the learner no longer holds the weights that sampled
@@ -26,9 +27,10 @@ their first tokens, and masked tokens, because they are not trained.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +38,7 @@ import torch
 import torch.distributed as dist
 
 from slime_core.config.learning import PARITY_BOUNDS, STRICT_PARITY_BOUNDS, WeightsConfig
-from slime_core.errors import ParityError, RunError
+from slime_core.errors import ComparedToken, ParityError, RunError
 from slime_core.learner.checks import require_per_token, require_type
 from slime_core.learner.micro_batches import MicroBatch
 from slime_core.learner.objective import BEYOND, LARGEST, SUM, TOKENS
@@ -324,6 +326,7 @@ class ParityGate:
         mixture: whether the model is a mixture of experts; selects the default bounds, too.
         strict: every trained token has to be fresh, within the bounds :data:`STRICT` unless others are given.
         is_alone: whether only this run can call the engines.
+        write: writes a shard and its compared micro-batches to a file, and returns its path; None: nothing is written.
     """
 
     def __init__(
@@ -334,6 +337,7 @@ class ParityGate:
         mixture: bool = False,
         strict: bool = False,
         is_alone: bool = True,
+        write: Callable[[TrainBatch, Sequence[MicroBatch]], Path] | None = None,
     ) -> None:
         default = STRICT if strict else BFLOAT16 if bf16 else MIXTURE if mixture else FLOAT32
         self._strict = strict
@@ -349,6 +353,8 @@ class ParityGate:
         self._is_first = True
         self._version: int | None = None
         self._measured: dict[str, float] = {}
+        self._write = write
+        self._marked: tuple[TrainBatch, Sequence[MicroBatch]] | None = None
 
     def published(self, version: int) -> None:
         """Record that the engines hold the learner's weights, as ``version``."""
@@ -378,14 +384,19 @@ class ParityGate:
         for micro in micro_batches:
             micro.fresh_U = fresh_U.to(micro.places_U.device)[micro.places_U]
             micro.parity_bound = self._bounds.largest
+            micro.learner_log_probs_U = torch.full_like(micro.rollout_log_probs_U, math.nan)
+        self._marked = shard, micro_batches
 
     def check(self, metrics: dict[str, float], *, rollout: int, temperature: float) -> None:
         """Remove the sums of :func:`compare` from a step's ``metrics``, and check them; in every step of the actor.
+
+        Collective over all ranks where a bound is reached; they all raise the same error.
 
         Raises:
             ParityError: a bound is reached.
         """
         self._is_first = False
+        marked, self._marked = self._marked, None
         if TOKENS not in metrics:
             return
         tokens, total, beyond, largest = (metrics.pop(name) for name in (TOKENS, SUM, BEYOND, LARGEST))
@@ -395,12 +406,25 @@ class ParityGate:
         mean = total / tokens
         self._measured |= {"parity/mean": mean, "parity/max": largest, "parity/beyond": beyond}
         if not (mean < self._bounds.mean and beyond <= self._bounds.allowed(tokens)):
-            raise ParityError(self._explanation(rollout, temperature))
+            worst, file = _over_ranks(*self._written(marked))
+            raise ParityError(self._explanation(rollout, temperature, _place(worst, file)), file, worst)
 
     def report(self) -> dict[str, float]:
         """Return the ``parity/...`` metrics of the last rollout, once; empty if it was not due."""
         measured, self._measured = self._measured, {}
         return measured
+
+    def _written(
+        self, marked: tuple[TrainBatch, Sequence[MicroBatch]] | None
+    ) -> tuple[ComparedToken | None, Path | None]:
+        """Write what this rank compared; return its worst token and the file, None where it has none."""
+        worst = None if marked is None else worst_token(*marked)
+        if marked is None or worst is None or self._write is None:
+            return worst, None
+        try:
+            return worst, self._write(*marked)
+        except (OSError, RunError):  # a full disk must not hide the error, or let the other ranks wait
+            return worst, None
 
     def _is_fresh(self, shard: TrainBatch) -> np.ndarray:
         if self._version is None or shard.weight_version_B is None:
@@ -421,7 +445,7 @@ class ParityGate:
                 "publication before it, or leave --true-on-policy-mode out."
             )
 
-    def _explanation(self, rollout: int, temperature: float) -> str:
+    def _explanation(self, rollout: int, temperature: float, place: str) -> str:
         measured, bounds = self._measured, self._bounds
         causes = (cause.format(temperature=temperature, dtype=self._dtype) for cause in self._causes)
         listed = "\n".join(f"  {number}. {cause}" for number, cause in enumerate(causes, start=1))
@@ -430,7 +454,7 @@ class ParityGate:
             f"{measured['parity/tokens']:.0f} response tokens of weights {self._version}, their difference is "
             f"{measured['parity/mean']:.3g} on average and {measured['parity/max']:.3g} at most; accepted in "
             f"{self._dtype} is below {bounds.mean:g} and below {bounds.largest:g}{self._outliers()}. Nothing of this "
-            f"rollout was trained on, saved or published.\nLikely causes, the likeliest first:\n{listed}\n"
+            f"rollout was trained on, saved or published.{place}\nLikely causes, the likeliest first:\n{listed}\n"
             "Repeat a few rollouts in float32 to tell a mistake from rounding. If the difference is known and wanted, "
             "raise --parity-mean-tolerance and --parity-max-tolerance, or switch the gate off with --parity-interval 0."
         )
@@ -440,3 +464,54 @@ class ParityGate:
             return ""
         allowed = self._bounds.allowed(self._measured["parity/tokens"])
         return f" for all but {allowed} tokens, and {self._measured['parity/beyond']:.0f} reach that"
+
+
+def worst_token(shard: TrainBatch, micro_batches: Sequence[MicroBatch]) -> ComparedToken | None:
+    """Return the compared token of this rank whose log-probabilities differ most; None: this rank compared none."""
+    found = [token for micro in micro_batches if (token := _worst_of(shard, micro)) is not None]
+    return max(found, key=lambda token: token.difference, default=None)
+
+
+def _worst_of(shard: TrainBatch, micro: MicroBatch) -> ComparedToken | None:
+    if micro.fresh_U is None or micro.learner_log_probs_U is None:
+        return None
+    counted_U = micro.fresh_U & (micro.mask_U != 0) & (micro.weights_U != 0) & micro.learner_log_probs_U.isfinite()
+    if not counted_U.any():
+        return None
+    difference_U = (micro.learner_log_probs_U - micro.rollout_log_probs_U).abs()
+    at = int(difference_U.where(counted_U, -1.0).argmax())
+    place = int(micro.places_U[at])
+    ends_B = np.cumsum(shard.response_lengths_B)
+    number = int(np.searchsorted(ends_B, place, side="right"))
+    length = int(shard.response_lengths_B[number])
+    position = place - int(ends_B[number]) + length
+    return ComparedToken(
+        sample=int(shard.indices_B[number]),
+        group=None if shard.groups_B is None else int(shard.groups_B[number]),
+        position=position,
+        response_length=length,
+        token=int(shard.tokens_T[int(shard.lengths_B[: number + 1].sum()) - length + position]),
+        learner_log_prob=float(micro.learner_log_probs_U[at]),
+        engine_log_prob=float(micro.rollout_log_probs_U[at]),
+    )
+
+
+def _over_ranks(worst: ComparedToken | None, file: Path | None) -> tuple[ComparedToken | None, Path | None]:
+    """Return the worst token of all ranks with the file of its rank. Collective."""
+    ranks: list[Any] = [(worst, file)]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        ranks = [None] * dist.get_world_size()
+        dist.all_gather_object(ranks, (worst, file))
+    return max(ranks, key=lambda rank: -1.0 if rank[0] is None else rank[0].difference)
+
+
+def _place(worst: ComparedToken | None, file: Path | None) -> str:
+    if worst is None:
+        return ""
+    group = "" if worst.group is None else f" of group {worst.group}"
+    text = (
+        f" They differ most at sample {worst.sample}{group}, response token {worst.position} of "
+        f"{worst.response_length} (from 0), id {worst.token}: learner {worst.learner_log_prob:.6g}, engine "
+        f"{worst.engine_log_prob:.6g}."
+    )
+    return text if file is None else f"{text} {file} has every compared token with both."

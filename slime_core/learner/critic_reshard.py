@@ -101,6 +101,7 @@ def _batch(shards: Sequence[TrainBatch], plan: list[list[list[SampleIndex]]]) ->
             columns_B=columns_B,
             steps=steps,
             indices_B=_per_sample([shard.indices_B for shard in shards], places),
+            groups_B=None,
             weight_version_B=None,
             prefix_order_B=None,
             prefix_lengths_B=None,

@@ -95,6 +95,7 @@ class MicroBatch:
         extra: name -> one entry per sample, which ``slime_before_training`` passes on to a loss of logits.
         fresh_U: bool [u], sampled by the weights that the learner holds; None: parity is not compared.
         parity_bound: differences from here on are counted, in nats.
+        learner_log_probs_U: float32 [u], where parity is compared: filled by the loss, NaN before; None: it is not.
         metrics_U: float32 [u] by name, to be averaged as the loss is.
         lengths: tokens of each sample, its prompt included, also where it shares them.
         continues: int32, for each sequence of the row the number of the one that it continues; -1: none. None: every
@@ -134,6 +135,7 @@ class MicroBatch:
     extra: dict[str, list[object]] = field(default_factory=dict)
     fresh_U: torch.Tensor | None = None
     parity_bound: float = math.inf
+    learner_log_probs_U: torch.Tensor | None = None
     metrics_U: dict[str, torch.Tensor] = field(default_factory=dict)
     lengths: list[int] = field(default_factory=list)
     continues: torch.Tensor | None = None

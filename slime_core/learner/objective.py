@@ -245,7 +245,7 @@ class Objective:
             trained_U = mask_U != 0
         summed_U = policy_U if self.parts.reduce is None else torch.zeros_like(policy_U)
         loss_U = summed_U - self.algorithm.entropy_coef * entropy_U
-        difference_U = (log_probs_U.detach() - micro.rollout_log_probs_U).abs()
+        difference_U = _difference(log_probs_U.detach(), micro)
         per_token = {"pg_loss": policy_U, "entropy_loss": entropy_U, **self._distance(difference_U)}
         if self.algorithm.use_kl_loss:
             per_token["kl_loss"] = self._divergence(log_probs_U, old_U, micro)
@@ -288,7 +288,7 @@ class Objective:
         self, loss: torch.Tensor, log_probs_U: torch.Tensor, entropy_U: torch.Tensor, micro: MicroBatch
     ) -> MetricSums:
         """Return the metrics of a micro-batch whose ``loss`` was computed by ``of_logits``."""
-        difference_U = (log_probs_U.detach() - micro.rollout_log_probs_U).abs()
+        difference_U = _difference(log_probs_U.detach(), micro)
         per_token = {"entropy_loss": entropy_U, **self._distance(difference_U)}
         add_metrics(per_token, micro.metrics_U, of="the advantage estimator")
         return _sums(loss, per_token, difference_U, micro, {})
@@ -462,6 +462,13 @@ class _SumOverRanks(torch.autograd.Function):
         total_b = gradient_b.contiguous().clone()
         dist.all_reduce(total_b, group=ctx.group)
         return total_b, None
+
+
+def _difference(log_probs_U: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
+    """Return the distance of learner and engine; keep the learner's log-probabilities if they are compared."""
+    if micro.learner_log_probs_U is not None:
+        micro.learner_log_probs_U.copy_(log_probs_U)  # in place: the caller's micro-batch may be a copy
+    return (log_probs_U - micro.rollout_log_probs_U).abs()
 
 
 def compare(difference_U: torch.Tensor, micro: MicroBatch) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

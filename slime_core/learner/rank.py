@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,6 +116,7 @@ class Learner:
             mixture=bool(getattr(self.actor.chunks[0].config, "num_moe_experts", None)),
             strict=config.algorithm.true_on_policy_mode,
             is_alone=engine_access().key is not None and not config.engine.rollout_external_engine_addrs,
+            write=None if settings.run_folder is None else partial(_write_compared, settings),
         )
         self._columns = RequiredColumns(
             self._objective,
@@ -384,6 +386,13 @@ def _forward_flops(folder: Path) -> ForwardFlops | None:
         return None
 
 
+def _write_compared(settings: LearnerSettings, shard: TrainBatch, compared: Sequence[MicroBatch]) -> Path:
+    """Write what the parity gate compared on this rank into the run folder; return the path."""
+    assert settings.run_folder is not None
+    template = settings.run_folder / "parity" / "{rollout_id}-{rank}.safetensors"
+    return save_train_data(template, shard, [compared], settings)
+
+
 def save_train_data(
     template: Path, shard: TrainBatch, steps: Sequence[Sequence[MicroBatch]], settings: LearnerSettings
 ) -> Path:
@@ -425,4 +434,6 @@ def trained_columns(shard: TrainBatch, steps: Sequence[Sequence[MicroBatch]]) ->
 
 def _per_token(micro: MicroBatch) -> dict[str, torch.Tensor]:
     values = {one.name: getattr(micro, one.name) for one in fields(micro) if one.name.endswith("_U")}
-    return {n: v for n, v in values.items() if isinstance(v, torch.Tensor) and n not in LEFT_OUT}
+    tensors = {n: v for n, v in values.items() if isinstance(v, torch.Tensor) and n not in LEFT_OUT}
+    # The loss fills learner_log_probs_U, later than --save-debug-train-data writes.
+    return {n: v for n, v in tensors.items() if not (v.numel() and v.isnan().all())}

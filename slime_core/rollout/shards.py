@@ -282,6 +282,7 @@ def make_shards(
             columns_B={name: values_B[mine] for name, values_B in columns_B.items()},
             steps=_renumbered(steps, {sample: place for place, sample in enumerate(mine)}),
             indices_B=np.array([one.index for one in own], np.int64),
+            groups_B=np.array([one.group_index for one in own], np.int64),
             temperature=temperature,
             weight_version_B=np.array(list(map(_weight_version, own)), np.int64),
             routes_TLK=np.concatenate([_routes(one, like=own[0]) for one in own]) if with_routes else None,

@@ -113,6 +113,7 @@ class TrainBatch:
             estimates them.
         steps: one plan for each optimizer step.
         indices_B: int64 [b], the samples' ``index``, for records.
+        groups_B: int64 [b], the samples' ``group_index``, for records; None: unknown.
         temperature: the engine's; the learner divides its logits by it.
         weight_version_B: int64 [b], the version of the weights that sampled the whole response; -1: several versions,
             or an unknown one, sampled it. None: unknown for all.
@@ -146,6 +147,7 @@ class TrainBatch:
     kept_counts_U: np.ndarray | None = None
     kept_ids_S: np.ndarray | None = None
     inputs: dict[str, Opaque] = field(default_factory=dict)
+    groups_B: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.lengths_B)

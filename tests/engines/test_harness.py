@@ -11,12 +11,16 @@ from slime_core.generation import SamplingParams
 from slime_core.harness.engines import connect, real_engine
 from slime_core.harness.learner import train_step
 from slime_core.types import Sample, Status
+from slime_core.weights.engine_control import call
 from tests.engines.conftest import MODEL
 
 
 async def test_a_real_engine_answers_and_ends_with_the_block(tmp_path):
     sampling = SamplingParams(max_new_tokens=3, ignore_eos=True)
-    with real_engine(MODEL, logs=tmp_path, dtype="float32") as url:
+    with real_engine(MODEL, logs=tmp_path) as url:
+        assert (
+            call(url, "/server_info", timeout_s=20.0)["dtype"] == "float32"
+        )  # as the checkpoint, not SGLang's float16
         async with connect(url, vocab_size=16) as client:
             (answer,) = await client.generate([3, 8, 4], sampling=sampling)
         assert len(answer.token_ids) == len(answer.log_probs) == 3

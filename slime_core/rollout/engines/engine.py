@@ -22,11 +22,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from slime_core.config.engines import RouterPolicy, WorkerType
+from slime_core.config.model_config import weights_dtype
 from slime_core.config.secrets import ENGINE_KEY, engine_access, needed_environment, send_key_to
 from slime_core.cpu import serve as cpu
 from slime_core.errors import EngineError, WeightSyncError
@@ -35,11 +37,32 @@ from slime_core.rollout.engines.server import HealthCheck, Server
 from slime_core.runtime.machine import program_path
 from slime_core.runtime.supervisor import supervised
 from slime_core.weights.engine_control import call
+from slime_core.weights.hugging_face import expected_specs
 
 GPU_MODULE = "sglang.launch_server"
 
+COMPUTED = ("float32", "bfloat16", "float16")
+"""Dtypes in which a server computes."""
+
 SHARED_MEMORY = "sgl*"
 """Names of the files in /dev/shm through which the processes of a server communicate."""
+
+
+AUTO = "auto"
+
+
+def checkpoint_dtype(model: Path) -> str:
+    """Return the dtype of the checkpoint in ``model``: that of its ``config.json``, else that of its largest weight.
+
+    SGLang's own ``auto`` is another one: it computes in half precision where the checkpoint is in float32
+    (sglang 0.5.23, srt/configs/model_config.py, ``_get_and_verify_dtype``). It only decides here if the folder states
+    no dtype in which a server can compute.
+    """
+    stored = weights_dtype(model)
+    if stored is None:
+        with suppress(WeightSyncError):
+            stored = max(expected_specs(model).values(), key=lambda weight: weight.nbytes).dtype
+    return stored if stored in COMPUTED else AUTO
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +76,7 @@ class EngineSettings:
         log_file: receives the server's output.
         name: for messages.
         device: ``"cpu"`` or ``"cuda"``.
-        dtype: of weights and computation; ``"auto"`` takes the checkpoint's.
+        dtype: of weights and computation; ``"auto"`` takes the checkpoint's, see :func:`checkpoint_dtype`.
         seed: of sampling. On a CPU the server repeats itself only where requests come one after another.
         host: address to listen on; loopback unless other nodes must reach it.
         context_length: longest prompt plus response in tokens; None: that of the checkpoint, which is also the largest
@@ -102,7 +125,7 @@ class EngineSettings:
         valued = {
             "model-path": self.model,
             "host": self.host,
-            "dtype": self.dtype,
+            "dtype": checkpoint_dtype(self.model) if self.dtype == AUTO else self.dtype,
             "random-seed": self.seed,
             "context-length": self.context_length,
             "mem-fraction-static": self.mem_fraction,

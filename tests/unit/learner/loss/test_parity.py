@@ -1,20 +1,25 @@
 from __future__ import annotations
 
+import pickle
 import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 
 from slime_core import RunView
 from slime_core.builtin.losses import Clipped
 from slime_core.config.learning import AlgorithmConfig, WeightsConfig
-from slime_core.errors import ParityError
+from slime_core.config.schema import RunConfig
+from slime_core.errors import ComparedToken, ParityError
+from slime_core.learner import LearnerSettings
 from slime_core.learner.actor import parity_unchecked_warning
 from slime_core.learner.columns import BFLOAT16, FLOAT32, MIXTURE, STRICT, Bounds, ParityGate
 from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
-from slime_core.learner.objective import Objective, compare
+from slime_core.learner.objective import Objective, compare, reduce_metrics
+from slime_core.learner.rank import save_train_data, trained_columns
 from slime_core.types import StepPlan, TrainBatch
 
 
@@ -274,6 +279,91 @@ def test_the_settings_say_the_bounds_that_apply():
         for text in descriptions
     ]
     assert stated == [[FLOAT32.mean, BFLOAT16.mean], [FLOAT32.largest, BFLOAT16.largest]]
+
+
+# --- The token that differs most --------------------------------------------------------------------------------------
+
+
+def differing(log_probs: list[list[float]], *, write=None, **shard_fields) -> ParityError:
+    """The error of a rollout whose micro-batches, samples [2, 0] and [1], have these log-probabilities."""
+    found = ParityGate(WeightsConfig(), bf16=False, write=write)
+    found.published(0)
+    batch = replace(shard(), groups_B=np.array([5, 5, 6]), indices_B=np.array([40, 41, 42]), **shard_fields)
+    micro_batches, parts = marked(found, batch), []
+    objective = Objective(Clipped(None, RunView()), AlgorithmConfig(use_opd=True, opd_kl_coef=0.5))
+    for micro, row in zip(micro_batches, log_probs, strict=True):
+        micro.teacher_log_probs_U = torch.zeros(len(row))  # so that the loss works on a copy of the micro-batch
+        parts.append(objective(torch.tensor(row, requires_grad=True), torch.zeros(len(row)), micro)[1])
+    with pytest.raises(ParityError) as caught:
+        found.check(reduce_metrics(parts, FakeGroup()), rollout=7, temperature=1.0)
+    return caught.value
+
+
+class FakeGroup:
+    def size(self) -> int:
+        return 1
+
+
+# Engine: [-4, -5 | -1, (masked) -2] of samples 2 and 0, and [-3] of sample 1.
+SECOND_OF_SAMPLE_2 = ComparedToken(
+    sample=42, group=6, position=1, response_length=2, token=7, learner_log_prob=-5.5, engine_log_prob=-5.0
+)
+
+
+@pytest.mark.parametrize(
+    ("log_probs", "worst"),
+    [
+        ([[-4.25, -5.5, -1.0, 9.0], [-3.0]], SECOND_OF_SAMPLE_2),
+        (
+            [[-4.0, -5.0, -0.25, 9.0], [-3.0]],
+            ComparedToken(40, 5, 0, 2, token=1, learner_log_prob=-0.25, engine_log_prob=-1.0),
+        ),
+        (
+            [[-4.0, -5.0, -1.0, 9.0], [-1.0]],
+            ComparedToken(41, 5, 0, 1, token=4, learner_log_prob=-1.0, engine_log_prob=-3.0),
+        ),
+    ],
+)
+def test_the_error_names_the_token_that_differs_most(log_probs, worst):
+    error = differing(log_probs)
+    assert error.worst == worst
+    named = f"sample {worst.sample} of group {worst.group}, response token {worst.position} of {worst.response_length}"
+    assert named in str(error)
+    assert f"id {worst.token}: learner {worst.learner_log_prob:g}, engine {worst.engine_log_prob:g}" in str(error)
+
+
+def test_a_token_that_is_not_compared_is_not_the_worst():
+    error = differing([[-4.25, -5.5, -1.0, 9.0], [-1.0]], weight_version_B=np.array([0, 1, 0]))
+    assert error.worst == SECOND_OF_SAMPLE_2
+
+
+def test_what_was_compared_is_on_disk_when_the_error_is_raised(tmp_path):
+    settings = LearnerSettings(RunConfig(), tmp_path, "Toy", "clipped", 1, rank=3, world_size=4)
+    template = tmp_path / "parity" / "{rollout_id}-{rank}.safetensors"
+    log_probs = [[-4.25, -5.5, -1.0, 9.0], [-3.0]]
+    error = differing(log_probs, write=lambda batch, micro: save_train_data(template, batch, [micro], settings))
+    assert error.samples_file == tmp_path / "parity" / "0-3.safetensors"
+    saved = load_file(error.samples_file)
+    assert saved["trained/learner_log_probs_U"].tolist() == [-1.0, 9.0, -3.0, -4.25, -5.5]
+    assert saved["rollout_log_probs_U"].tolist() == [-1.0, -2.0, -3.0, -4.0, -5.0]
+    assert (saved["indices_B"].tolist(), saved["groups_B"].tolist()) == ([40, 41, 42], [5, 5, 6])
+    assert str(error.samples_file) in str(error)
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.samples_file, again.worst) == (str(error), error.samples_file, error.worst)
+
+
+def test_a_full_disk_does_not_hide_the_error():
+    def write(batch, micro_batches):
+        raise OSError("No space left on device")
+
+    error = differing([[-4.25, -5.5, -1.0, 9.0], [-3.0]], write=write)
+    assert (error.samples_file, error.worst) == (None, SECOND_OF_SAMPLE_2)
+
+
+def test_rollouts_that_are_not_compared_write_no_column_of_the_learner():
+    (micro_batches,) = make_micro_batches(shard())
+    assert "trained/learner_log_probs_U" not in trained_columns(shard(), [micro_batches])
+    assert "trained/learner_log_probs_U" not in trained_columns(shard(), [marked(gate(), shard())])
 
 
 # --- The strict gate, of true_on_policy_mode --------------------------------------------------------------------------

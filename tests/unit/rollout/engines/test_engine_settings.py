@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
 
 from slime_core.cpu import serve as cpu
 from slime_core.rollout.engines.engine import EngineSettings, RouterSettings, SGLangServer
@@ -41,3 +46,33 @@ def test_servers_listen_on_loopback_by_default() -> None:
 
 def test_extra_arguments_come_last_and_so_win() -> None:
     assert EngineSettings(FOLDER, LOG, extra=("--dtype=bfloat16",)).arguments()[-1] == "--dtype=bfloat16"
+
+
+def served_dtype(folder: Path, device: str = "cpu", **settings: str) -> str:
+    arguments = EngineSettings(folder, LOG, device=device, **settings).arguments()
+    return next(argument for argument in arguments if argument.startswith("--dtype=")).partition("=")[2]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({"dtype": "float32"}, "float32"),
+        ({"torch_dtype": "float32"}, "float32"),
+        ({"dtype": "torch.bfloat16"}, "bfloat16"),
+        ({"torch_dtype": "float16"}, "float16"),
+        ({"dtype": None, "text_config": {"dtype": "float32"}}, "float32"),
+        ({"dtype": "float64"}, "auto"),
+        ({}, "auto"),
+    ],
+)
+def test_auto_is_the_dtype_of_the_checkpoint(tmp_path: Path, device: str, config: object, dtype: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert served_dtype(tmp_path, device) == dtype
+    assert served_dtype(tmp_path, device, dtype="bfloat16") == "bfloat16"
+
+
+def test_where_the_config_states_no_dtype_auto_is_that_of_the_largest_weight(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"a": np.zeros((2, 2), np.float32), "b": np.zeros(5, np.int8)}, tmp_path / "model.safetensors")
+    assert served_dtype(tmp_path) == "float32"
