@@ -36,7 +36,6 @@ parallelism, and tensor parallelism without sequence parallelism. All are refuse
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -250,8 +249,6 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         _refuse_unsupported(config, attn_mask_type, attention_type)
         self._context = parallel_state.get_context_parallel_group() if config.context_parallel_size > 1 else None
         self._scale = softmax_scale
-        if config.apply_query_key_layer_scaling:
-            self._scale = (softmax_scale or 1 / math.sqrt(config.kv_channels)) / max(1, layer_number)
 
     def forward(
         self,

@@ -21,7 +21,7 @@ import copy
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -228,6 +228,34 @@ PLAIN_LAYERS: Mapping[str, Any] = {
 }
 
 
+FOLLOWED = frozenset(
+    [
+        *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
+        *("layernorm_epsilon", "add_bias_linear", "add_qkv_bias", "gated_linear_unit", "activation_func"),
+        *("qk_layernorm", "rotary_interleaved"),
+        *("multi_latent_attention", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim"),
+        *("v_head_dim", "rope_type", "rotary_base", "rotary_percent", "rotary_scaling_factor"),
+        *("original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+        *("num_moe_experts", "moe_layer_freq", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"),
+        *("moe_shared_expert_gate", "moe_router_topk", "moe_router_num_groups", "moe_router_group_topk"),
+        *("moe_router_topk_scaling_factor", "moe_router_pre_softmax", "moe_router_score_function"),
+        *("moe_router_dtype", "moe_router_enable_expert_bias", "moe_router_bias_update_rate"),
+        *("moe_router_load_balancing_type", "moe_aux_loss_coeff", "moe_z_loss_coeff"),
+        *("init_method", "output_layer_init_method", "embedding_init_method", "init_method_std"),
+        *("embedding_init_method_std", "perform_initialization", "use_cpu_initialization"),
+        *("calculate_per_token_loss", "autocast_dtype", "overlap_p2p_comm", "moe_token_dispatcher_type"),
+        *("pipeline_model_parallel_layout", "num_layers_in_first_pipeline_stage"),
+        *("num_layers_in_last_pipeline_stage", "account_for_embedding_in_pipeline_split"),
+        *("account_for_loss_in_pipeline_split", "microbatch_group_size_per_vp_stage", "recompute_granularity"),
+        *("recompute_method", "recompute_num_layers", "recompute_modules", "distribute_saved_activations"),
+        *("disable_bf16_reduced_precision_matmul",),
+    ]
+)
+"""Fields of Megatron's TransformerConfig that a model spec may set: a model's architecture as the local layers compute
+it and engines read it from ``config.json``, and what changes no result. Others are ignored by these layers (a kernel of
+TransformerEngine), or change what the learner computes and not what the engine does (``softmax_type``)."""
+
+
 class MBridgeSpec:
     """A model family that mbridge maps, with Megatron's local layers and attention over packed sequences.
 
@@ -241,6 +269,8 @@ class MBridgeSpec:
         layers: creates the layer spec from ``(config, vp_stage=)``; None: :func:`local_layers`. Set before building.
         provider: creates a chunk from ``(config, pre_process=, post_process=, vp_stage=)``; None: a GPTModel of
             ``layers``.
+        follows: names of further fields of Megatron's TransformerConfig that the family sets, because its layers and
+            its engine compute them; see :data:`FOLLOWED`.
         unsupported: yields a text for each unsupported field of a ``config.json``. A family that supports less
             overrides it, and its component names the same function as ``ModelSpecTraits.unsupported``.
     """
@@ -248,6 +278,7 @@ class MBridgeSpec:
     unsupported: Callable[[Mapping[str, JsonValue]], Iterator[str]] = staticmethod(unsupported)
     layers: Callable[..., object] | None = None
     provider: Callable[..., torch.nn.Module] | None = None
+    follows: frozenset[str] = frozenset()
 
     def __init__(self, options: object, run: RunView) -> None:
         del options
@@ -295,7 +326,8 @@ class MBridgeSpec:
             overrides: fields of Megatron's TransformerConfig by name; they override the checkpoint's.
 
         Raises:
-            ConfigError: the model needs something unsupported.
+            ConfigError: the model needs something unsupported, or a field of the TransformerConfig is set that learner
+                and engine do not both follow; names the field.
         """
         self._refuse_unsupported(config)
         hf_config = transformers_config(config, self._run)
@@ -307,7 +339,10 @@ class MBridgeSpec:
         settings = {**PLAIN_LAYERS, "sequence_parallel": parallel.sequence, **(overrides or {})}
         if parallel.pipeline > 1:
             settings.setdefault("pipeline_model_parallel_layout", parallel.stages(hf_config.num_hidden_layers))
+        expected = _expected_fields(mapping.TransformerConfigClass, dtype, parallel)
+        self._refuse_unfollowed(overrides or {}, expected)  # first, since Megatron fails at some of them
         self._bridge = bridge_class(classic_config(hf_config), dtype, settings)
+        self._refuse_unfollowed({name: getattr(self._bridge.config, name) for name in expected}, expected)
         self._bridge.layers = self.layers or local_layers
         if hf_config.tie_word_embeddings:
             share_embedding(self._bridge)
@@ -371,6 +406,25 @@ class MBridgeSpec:
     def _refuse_unsupported(self, config: Mapping[str, JsonValue]) -> None:
         if reasons := list(self.unsupported(config)):
             raise ConfigError(f"the {config.get('model_type')} model {', and '.join(reasons)}")
+
+    def _refuse_unfollowed(self, fields: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+        """Check the fields of a TransformerConfig that no part of this run would follow, or the engine alone."""
+        spec = f"model spec {type(self).__module__}:{type(self).__qualname__}"
+        free = FOLLOWED | self.follows
+        if unknown := sorted(fields.keys() - expected.keys() - self.follows):
+            raise ConfigError(f"{spec} sets {', '.join(unknown)}, which the model's TransformerConfig does not have")
+        wrong = [
+            f"{name} = {value!r} instead of {expected[name]!r}"
+            for name, value in fields.items()
+            if name not in free and value != expected[name]
+        ]
+        if "sinkhorn" in (balancing := fields.get("moe_router_load_balancing_type") or ()):
+            wrong.append(f"moe_router_load_balancing_type = {balancing!r} instead of 'none'")
+        if wrong:
+            raise ConfigError(
+                f"{spec} sets {', '.join(wrong)}: its layers ignore that, or engines compute it otherwise. Leave it "
+                "out; if layers and engine of the family do follow it, add the field to the spec's attribute follows"
+            )
 
     def _built(self) -> Any:
         if self._bridge is None:
@@ -440,6 +494,31 @@ def _build_chunk(
 
 
 # --- Checks -----------------------------------------------------------------------------------------------------------
+
+
+def _expected_fields(of: type[Any], dtype: torch.dtype, parallel: ParallelLayout) -> Mapping[str, Any]:
+    """Return the fields of Megatron's TransformerConfig as a spec leaves them, unless they are in :data:`FOLLOWED`.
+
+    Arguments:
+        of: Megatron's class, or a subclass; the fields that a subclass adds are not returned.
+    """
+    own = next(one for one in of.__mro__ if one.__module__.startswith("megatron."))
+    plain = own(num_layers=1, hidden_size=1, num_attention_heads=1, **PLAIN_LAYERS)
+    return {one.name: getattr(plain, one.name) for one in fields(own)} | {
+        "normalization": "RMSNorm",
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype is torch.bfloat16,
+        "tensor_model_parallel_size": parallel.tensor,
+        "sequence_parallel": parallel.sequence,
+        "pipeline_model_parallel_size": parallel.pipeline,
+        "virtual_pipeline_model_parallel_size": parallel.virtual_pipeline if parallel.virtual_pipeline > 1 else None,
+        "context_parallel_size": parallel.context,
+        "expert_model_parallel_size": parallel.expert,
+        "expert_tensor_parallel_size": parallel.expert_tensor,
+        "variable_seq_lengths": True,
+        "batch_p2p_comm": False,  # with it, interleaved pipelines over gloo exchange wrong activations
+    }
 
 
 def _refuse_router_losses(config: Any) -> None:
