@@ -39,7 +39,6 @@ from pathlib import Path
 
 __all__ = [
     "CheckpointError",
-    "ComparedToken",
     "ConfigError",
     "DataError",
     "EngineError",
