@@ -12,7 +12,8 @@ run_all           awaits several calls concurrently
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -172,6 +173,7 @@ class GenerateContext:
         max_response_len: longest response in tokens, over all turns and appended text; the core sets it to
             ``sampling.max_new_tokens``. None: only the context length limits it.
         context_length: longest sequence of the model in tokens. None: unknown.
+        warn: tells a person what is wrong with the data; a run prints each text once, with the rollout.
     """
 
     client: Client
@@ -183,6 +185,7 @@ class GenerateContext:
     processor: InputProcessor | None = None
     max_response_len: int | None = None
     context_length: int | None = None
+    warn: Callable[[str], None] = logging.getLogger(__name__).warning
 
     def start(self, sample: Sample, *, prompt_ids: Sequence[int] | None = None) -> Trajectory:
         """Start the response to ``sample``, which is then generated turn by turn.

@@ -174,7 +174,7 @@ class Sampler(EvalSampler):
         logged = self.hooks.results(
             "slime_log_rollout", rollout=rollout, samples=batch.samples, metrics=metrics, seconds=rollout_s
         )
-        warnings += self._components.prompt_filter.news()
+        warnings += self._components.prompt_filter.news() + self._components.take_warnings()
         return SampledRollout(shards, {} if any(logged) else metrics, warnings)
 
     def _generation_start_s(self) -> float:

@@ -100,6 +100,8 @@ class SamplerComponents:
         self._make_reward_model = cache(partial(self.make, Kind.REWARD_MODEL))  # once, though several sums name it
         self._router = cache(self._make_router)
         self.writer = SampleWriter(settings.samples_folder, num_with_tokens=config.run.num_token_samples)
+        self._warned: set[str] = set()
+        self._warnings: list[str] = []
 
     def make(self, kind: Kind, name: str) -> Any:
         """One component; raises as :func:`~slime_core.plugins.construction.construct` does."""
@@ -187,7 +189,18 @@ class SamplerComponents:
             models=self.models,
             processor=self._processor,
             context_length=self._context_length,
+            warn=self._warn,
         )
+
+    def take_warnings(self) -> list[str]:
+        """Return what generate functions warned of since the last call; the same text only once in a run."""
+        taken, self._warnings = self._warnings, []
+        return taken
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            self._warnings.append(text)
 
     def generation(self, rollout: int, sample: Sample) -> tuple[GenerateContext, SamplingParams]:
         """The arguments of a generate function in training, for ``sample`` and its group.

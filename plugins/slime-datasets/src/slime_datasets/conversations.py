@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from dataclasses import replace
 from typing import cast
 
 from slime_core import RunView
@@ -10,7 +12,7 @@ from slime_core.generation import GenerateContext, SamplingParams, generate_grou
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.rows import tools_of
 from slime_core.types import Mask, PromptGroup, Sample, Status
-from slime_datasets.masks import ASSISTANT, Conversation, Family, conversation
+from slime_datasets.masks import ASSISTANT, Conversation, conversations
 from slime_datasets.options import DatasetsOptions
 
 __all__ = ["FromMessages"]
@@ -19,27 +21,57 @@ __all__ = ["FromMessages"]
 class FromMessages:
     """Trains the assistant's turns of each prompt, which is a conversation; all samples of a group are equal.
 
-    The response starts with the first assistant token and ends with the conversation; tokens of other roles in between
-    have mask 0. No engine samples, so log-probabilities are 0. In an evaluation the engines sample the last turn, as
-    ``single_turn`` does.
+    The response starts with the first assistant token and ends with the last; tokens of other roles in between have
+    mask 0. If the chat template leaves thoughts out of earlier turns, a sample has a sibling for each further sequence
+    (:mod:`slime_datasets.masks`). No engine samples, so log-probabilities are 0. In an evaluation the engines sample
+    the last turn, as ``single_turn`` does.
     """
 
     def __init__(self, options: DatasetsOptions, run: RunView) -> None:
-        del run
-        self._family: Family = options.loss_mask_type
+        del options, run
+        self._warned: set[str] = set()
 
     async def __call__(self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams) -> list[Sample]:
-        """Return the same samples, finished; responses above ``max_new_tokens`` are cut and marked as truncated.
+        """Return the samples and their siblings, finished; responses above ``max_new_tokens`` are cut and marked as
+        truncated.
 
         Raises:
-            DataError: a prompt is not a conversation, or the borders of its turns cannot be found.
+            DataError: a prompt is not a conversation, or its turns cannot be found.
         """
         if context.evaluation:
             return await self._sampled_turn(context, samples, sampling)
-        found = _conversation(context, samples[0], self._family)
-        for sample in samples:
-            _fill(sample, found, context, sampling.max_new_tokens)
-        return samples
+        found = _conversations(context, samples[0])
+        self._warn(context, samples[0], found)
+        return [
+            _filled(sibling, one, context, sampling.max_new_tokens)
+            for sample in samples
+            for sibling, one in zip(_siblings(sample, len(found)), found, strict=True)
+        ]
+
+    def _warn(self, context: GenerateContext, sample: Sample, found: list[Conversation]) -> None:
+        """Warn of thoughts that are not trained, and of turns that nothing ends; each once in a run."""
+        for turn in [turn for one in found for turn in one.turns]:
+            where = f"{_who(sample)}: message {turn.place}"
+            if turn.lacks_thoughts:
+                self._warn_once(
+                    context,
+                    "thoughts",
+                    f"{where} holds thoughts that are not trained, because the chat template leaves them out; there may "
+                    "be more such messages. Write thoughts as the template reads them, or take one that writes them",
+                )
+            if not turn.stops:
+                self._warn_once(
+                    context,
+                    "end",
+                    f"{where} is trained without a token at which engines stop (end_ids: tokenizer, config.json, "
+                    f"generation_config.json); the chat template ends the turn with {turn.end!r}. Name that token in "
+                    "eos_token_id of generation_config.json, or correct the template",
+                )
+
+    def _warn_once(self, context: GenerateContext, kind: str, text: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            context.warn(text)
 
     async def _sampled_turn(
         self, context: GenerateContext, samples: PromptGroup, sampling: SamplingParams
@@ -53,23 +85,36 @@ class FromMessages:
             samples[0].prompt = whole
 
 
-def _conversation(context: GenerateContext, sample: Sample, family: Family) -> Conversation:
-    who = f"generate function 'from_messages': sample {sample.index} of group {sample.group_index}"
+def _who(sample: Sample) -> str:
+    return f"generate function 'from_messages': sample {sample.index} of group {sample.group_index}"
+
+
+def _conversations(context: GenerateContext, sample: Sample) -> list[Conversation]:
     if isinstance(sample.prompt, str):
         raise DataError(
-            f"{who}: the prompt is text; accepted: chat messages with the assistant's turns.\nName their field with "
-            "--input-key."
+            f"{_who(sample)}: the prompt is text; accepted: chat messages with the assistant's turns.\nName their field "
+            "with --input-key."
         )
     if not context.encoder.uses_template:
-        raise DataError(f"{who}: only a chat template turns messages into tokens; add --apply-chat-template")
+        raise DataError(
+            f"{_who(sample)}: only a chat template turns messages into tokens; add --apply-chat-template"
+        )
     try:
-        encoder = cast(PromptEncoder, context.encoder)
-        return conversation(encoder, sample.prompt, family=family, tools=tools_of(sample.metadata))
+        return conversations(
+            cast(PromptEncoder, context.encoder), sample.prompt, tools=tools_of(sample.metadata)
+        )
     except DataError as problem:
-        raise DataError(f"{who}: {problem}") from None
+        raise DataError(f"{_who(sample)}: {problem}") from None
 
 
-def _fill(sample: Sample, found: Conversation, context: GenerateContext, longest: int) -> None:
+def _siblings(sample: Sample, number: int) -> list[Sample]:
+    """``sample`` and as many copies as make ``number``; they count as one response."""
+    if number > 1 and sample.rollout_id is None:
+        sample.rollout_id = sample.index or 0
+    return [sample, *(replace(sample, metadata=deepcopy(sample.metadata)) for _ in range(number - 1))]
+
+
+def _filled(sample: Sample, found: Conversation, context: GenerateContext, longest: int) -> Sample:
     start = found.prompt_length
     stop = min(len(found.token_ids), start + longest)
     trajectory = context.start(sample, prompt_ids=found.token_ids[:start])
@@ -77,3 +122,4 @@ def _fill(sample: Sample, found: Conversation, context: GenerateContext, longest
     trajectory.finish()
     sample.status = Status.TRUNCATED if stop < len(found.token_ids) else Status.COMPLETED
     sample.loss_mask = Mask(found.mask[start:stop])
+    return sample

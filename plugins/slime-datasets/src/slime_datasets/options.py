@@ -41,13 +41,12 @@ class DatasetsOptions(PluginOptions):
     """With streaming_data, shuffle only within blocks of this many rows. None: shuffle all rows, with an index of the
     files that is built once and cached."""
     loss_mask_type: Annotated[
-        Literal["prefix", "qwen3", "distill_qwen"],
+        Literal["auto", "prefix", "qwen", "qwen3", "qwen3_5", "distill_qwen"],
         Flag("--loss-mask-type", section=SECTION),
         UsedBy("from_messages"),
-    ] = "prefix"
-    """Family of the chat template, by which from_messages finds the assistant's turns. prefix: a longer conversation
-    starts with the text of a shorter one (slime's qwen). qwen3: the template leaves thoughts out of earlier turns (also
-    slime's qwen3_5). distill_qwen: the template leaves thoughts out of all turns."""
+    ] = "auto"
+    """How from_messages finds the assistant's turns. All values do the same, for every chat template; the others are
+    names of slime's families, for launch scripts."""
     buffer_filter: Annotated[
         Literal["oldest", "newest", "prioritised", "stratified"],
         Flag("--buffer-filter", section=SECTION),
