@@ -84,11 +84,7 @@ def test_options_that_are_read_are_accepted(line: str) -> None:
             "--data-source-path stands in for data_source, and flag --streaming-data says streams; accepted: one of "
             "the two",
         ),
-        (
-            "--plugin datasets --loss-mask-type qwen3",
-            "loss_mask_type = qwen3 has no effect: none of generate_function = single_turn reads it. Leave "
-            "--loss-mask-type out, or name a generate function that reads it: from_messages",
-        ),
+        ("--generate-function from_messages --loss-mask-type mistral", "--loss-mask-type: found 'mistral'"),
         (
             "--plugin datasets --buffer-filter newest",
             "buffer_filter = newest has no effect: none of data_source = prompts reads it. Leave --buffer-filter out, "
@@ -129,6 +125,12 @@ def test_a_flag_alone_is_refused_with_what_to_add() -> None:
     with pytest.raises(ConfigError) as caught:
         checked("--plugin", "datasets", "--buffer-filter", "newest")
     assert "name a data source that reads it: buffered" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["auto", "prefix", "qwen", "qwen3", "qwen3_5", "distill_qwen"])
+def test_every_name_of_a_loss_mask_type_is_accepted_and_means_the_same(name: str) -> None:
+    found = checked("--plugin", "datasets", "--loss-mask-type", name)
+    assert found.plugin_options["datasets"] == DatasetsOptions(loss_mask_type="auto")
 
 
 def test_the_old_section_of_a_file_is_read(tmp_path: Path) -> None:

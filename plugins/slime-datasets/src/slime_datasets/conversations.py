@@ -56,8 +56,8 @@ class FromMessages:
                 self._warn_once(
                     context,
                     "thoughts",
-                    f"{where} holds thoughts that are not trained, because the chat template leaves them out; there may "
-                    "be more such messages. Write thoughts as the template reads them, or take one that writes them",
+                    f"{where} holds thoughts that are not trained, because the chat template leaves them out; others "
+                    "may as well. Write thoughts as the template reads them, or take a template that writes them",
                 )
             if not turn.stops:
                 self._warn_once(
@@ -92,17 +92,13 @@ def _who(sample: Sample) -> str:
 def _conversations(context: GenerateContext, sample: Sample) -> list[Conversation]:
     if isinstance(sample.prompt, str):
         raise DataError(
-            f"{_who(sample)}: the prompt is text; accepted: chat messages with the assistant's turns.\nName their field "
-            "with --input-key."
+            f"{_who(sample)}: the prompt is text; accepted: chat messages with the assistant's turns.\nName their "
+            "field with --input-key."
         )
     if not context.encoder.uses_template:
-        raise DataError(
-            f"{_who(sample)}: only a chat template turns messages into tokens; add --apply-chat-template"
-        )
+        raise DataError(f"{_who(sample)}: only a chat template turns messages into tokens; add --apply-chat-template")
     try:
-        return conversations(
-            cast(PromptEncoder, context.encoder), sample.prompt, tools=tools_of(sample.metadata)
-        )
+        return conversations(cast(PromptEncoder, context.encoder), sample.prompt, tools=tools_of(sample.metadata))
     except DataError as problem:
         raise DataError(f"{_who(sample)}: {problem}") from None
 

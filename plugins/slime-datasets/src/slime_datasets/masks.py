@@ -15,7 +15,6 @@ Every turn is compared with the messages: it ends with the text of its own and h
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -203,7 +202,7 @@ class _Rendering:
             head, _ = self._around()
             if self._content.whole and head[len(bare) :].strip() and written.startswith(head):
                 prompt = head
-        header = prompt[len(os.path.commonprefix([bare, prompt])) :]
+        header = prompt[_common(bare, prompt) :]
         opened, text = OPENED.search(header), self._continuation(written, prompt, header)
         if text is not None and not self._spoils_thoughts(text, opened):
             return prompt, header, text
@@ -306,9 +305,12 @@ class _Rendering:
         """Raise DataError if another message's text stands beside this one's; what the template writes is no text."""
         if self._content.calls:  # arguments of a call may quote any message
             return
-        answer = self._content.answer.strip()
-        before, _, after = text.rpartition(answer) if answer else ("", "", text)
-        rest = before.replace((self._content.thoughts or "").strip(), "", 1) + after
+        rest = text
+        for own in (self._content.whole, self._content.answer, self._content.thoughts or "", THINK, END_THINK):
+            if own.strip() and own.strip() in rest:
+                rest = "".join(rest.rpartition(own.strip())[::2])
+                if own is self._content.whole:
+                    break
         template = str(self._encoder.tokenizer.chat_template)
         for place, message in enumerate(self._messages):
             other = _text(message).strip()
@@ -317,6 +319,12 @@ class _Rendering:
                     f"the chat template makes {_shown(text)} of it, which holds message {place} too. Correct the "
                     "template"
                 )
+
+
+def _common(one: str, other: str) -> int:
+    """Number of letters with which both start."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _shown(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from slime_core import Conflicts, Flag, NamesPrompts, Needs, PluginOptions, UsedBy
 
@@ -17,6 +17,14 @@ SECTION = "data"
 Name = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+FAMILIES = ("prefix", "qwen", "qwen3", "qwen3_5", "distill_qwen")
+"""Values of ``loss_mask_type`` in slime's launch scripts and in older files of this project; none is needed."""
+
+
+def _without_family(value: object) -> object:
+    return "auto" if value in FAMILIES else value
 
 
 class DatasetsOptions(PluginOptions):
@@ -41,12 +49,13 @@ class DatasetsOptions(PluginOptions):
     """With streaming_data, shuffle only within blocks of this many rows. None: shuffle all rows, with an index of the
     files that is built once and cached."""
     loss_mask_type: Annotated[
-        Literal["auto", "prefix", "qwen", "qwen3", "qwen3_5", "distill_qwen"],
+        Literal["auto"],
+        BeforeValidator(_without_family),
         Flag("--loss-mask-type", section=SECTION),
         UsedBy("from_messages"),
     ] = "auto"
-    """How from_messages finds the assistant's turns. All values do the same, for every chat template; the others are
-    names of slime's families, for launch scripts."""
+    """How from_messages finds the assistant's turns: as the chat template writes them. slime's names of families of
+    templates (qwen, qwen3, qwen3_5, distill_qwen) mean the same."""
     buffer_filter: Annotated[
         Literal["oldest", "newest", "prioritised", "stratified"],
         Flag("--buffer-filter", section=SECTION),
