@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from slime_core.prompts.chat import PromptEncoder
 from slime_core.types import LogProbs, Sample, Status, TokenIds
 from slime_datasets.conversations import FromMessages
 from slime_datasets.options import DatasetsOptions
+from tests.chat_families import FAMILIES, encoder_of
 
 TURNS = [
     {"role": "user", "content": "1+1"},
@@ -36,7 +39,9 @@ class Engine:
         return [Generation(array("i", [8, 1]), array("f", [-1, -1]), "stop")] * n
 
 
-async def answer(prompt: Any, *, template: bool = True, longest: int = 99, evaluation: bool = False) -> Any:
+async def answer(
+    prompt: Any, *, template: bool = True, longest: int = 99, evaluation: bool = False
+) -> tuple[Sample, list[Any]]:
     engine: Any = Engine()
     encoder = PromptEncoder(ARITHMETIC / "model", apply_chat_template=template)
     samples = [Sample(group_index=3, index=0, prompt=prompt)]
@@ -101,3 +106,45 @@ async def test_a_conversation_is_whole_again_where_its_evaluation_was_refused():
     with pytest.raises(RequestRefused, match="too long"):
         await FromMessages(DatasetsOptions(), RunView())(context, [sample], SamplingParams())
     assert sample.prompt == TURNS
+
+
+THOUGHTS = [
+    {"role": "user", "content": "2 + 2?"},
+    {"role": "assistant", "content": "<think>\nadd\n</think>\n\nfour"},
+    {"role": "user", "content": "3 + 3?"},
+    {"role": "assistant", "content": "<think>\nadd again\n</think>\n\nsix"},
+]
+
+
+async def test_turns_that_the_template_writes_otherwise_later_are_siblings(tmp_path: Path):
+    encoder = encoder_of(FAMILIES["qwen3"], tmp_path)
+    nobody: Any = None
+    samples = [Sample(group_index=3, index=number, prompt=THOUGHTS) for number in (6, 7)]
+    function = FromMessages(DatasetsOptions(), RunView())
+    made = await function(GenerateContext(nobody, encoder), samples, SamplingParams(max_new_tokens=99))
+    assert [(sample.index, sample.rollout_id) for sample in made] == [(6, 6), (6, 6), (7, 7), (7, 7)]
+    assert [sample.loss_mask == [1] * sample.response_length for sample in made] == [True] * 4
+    texts = [encoder.decode_all(sample.tokens[sample.prompt_length :]) for sample in made]
+    assert texts[:2] == ["<think>\nadd\n</think>\n\nfour<|im_end|>", "<think>\nadd again\n</think>\n\nsix<|im_end|>"]
+    assert texts[2:] == texts[:2]
+    assert encoder.decode_all(made[1].tokens[: made[1].prompt_length]) == encoder.render(THOUGHTS[:3], asks=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "message", "named"),
+    [
+        (FAMILIES["qwen2.5"], {"reasoning_content": "hm", "content": "yes"}, "thoughts"),
+        (replace(FAMILIES["qwen2.5"], stops=("<|endoftext|>",)), {"content": "yes"}, "eos_token_id"),
+    ],
+)
+async def test_what_is_not_trained_is_said_once_and_names_the_message(tmp_path: Path, family, message, named):
+    nobody: Any = None
+    told: list[str] = []
+    context = GenerateContext(nobody, encoder_of(family, tmp_path), warn=told.append)
+    function = FromMessages(DatasetsOptions(), RunView())
+    for index in range(3):
+        prompt = [{"role": "user", "content": "hi"}, {"role": "assistant", **message}]
+        await function(context, [Sample(group_index=index, index=index, prompt=prompt)], SamplingParams())
+    (text,) = told
+    assert text.startswith("generate function 'from_messages': sample 0 of group 0: message 1 ")
+    assert named in text

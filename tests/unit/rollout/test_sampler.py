@@ -177,6 +177,16 @@ async def test_a_group_that_failed_is_counted_recorded_and_not_trained_on(build,
     assert rows[2]["error"] == "no engine answered 2+2"
 
 
+async def test_what_a_generate_function_warns_of_is_told_once_in_a_run(build):
+    sampler, _ = build(GOOD)
+    told = []
+    for rollout in (0, 1):
+        for text in ("odd", "odd", f"odd in {rollout}"):
+            sampler._components.context(rollout, evaluation=False).warn(text)
+        told.append((await sampler.sample(rollout)).warnings)
+    assert told == [["odd", "odd in 0"], ["odd in 1"]]
+
+
 async def test_a_group_with_an_aborted_sample_comes_again_and_is_only_then_trained_on(build):
     sampler, client = build({**GOOD, "2+2": [answer("4"), answer("4", "abort")]})
     sampled = await sampler.sample(0)

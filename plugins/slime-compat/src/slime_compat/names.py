@@ -89,7 +89,7 @@ ADVICE: Mapping[str, str] = {
     "slime.rollout.sft_rollout": "give --advantage-estimator sft with --generate-function from_messages or from_label",
     "slime.rollout.fully_async_rollout": "give --async-buffer-size N",
     "slime.rollout.on_policy_distillation": "give --use-opd",
-    "slime.utils.mask_utils": "give --generate-function from_messages with --loss-mask-type",
+    "slime.utils.mask_utils": "give --generate-function from_messages",
     "slime.utils.ppo_utils": "slime_core.ops has kl.approximate_kl, returns and whitening",
     "slime.utils.misc": "write what it does into the file",
     "slime.utils.processing_utils": "GenerateState(args).tokenizer is the tokenizer",

@@ -47,7 +47,7 @@ def slime_register_generate_functions() -> Iterator[Component]:
         "from_messages",
         target="slime_datasets.conversations:FromMessages",
         traits=GenerateTraits(scope="group", samples_from_engine=False),
-        summary="The assistant's turns of each conversation, for supervised fine-tuning (--loss-mask-type)",
+        summary="The assistant's turns of each conversation, for supervised fine-tuning",
     )
     yield Component(
         "from_buffer",
