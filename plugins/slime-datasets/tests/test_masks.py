@@ -213,6 +213,16 @@ def test_tools_stand_in_the_tokens_and_are_not_trained(made: Make) -> None:
     assert "calculator" in encoder.decode_all(found.token_ids)
 
 
+def test_a_message_that_the_row_leaves_out_of_the_loss_is_only_read(made: Make) -> None:
+    messages = turns_of("hi", "one", "more", "two", "last", "three")
+    messages[3]["step_loss_mask"] = 0
+    assert trained(made("qwen2.5"), messages) == [["one<|im_end|>", "three<|im_end|>"]]
+    for message in messages:
+        message["step_loss_mask"] = 0
+    with pytest.raises(DataError, match="step_loss_mask"):
+        conversations(made("qwen2.5"), messages)
+
+
 def test_two_turns_of_the_assistant_in_a_row_are_both_trained(made: Make) -> None:
     messages = [*turns_of("hi", "one"), {"role": "assistant", "content": "two"}]
     assert trained(made("qwen2.5"), messages) == [["one<|im_end|>", "two<|im_end|>"]]

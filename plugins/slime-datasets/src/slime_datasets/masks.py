@@ -42,6 +42,9 @@ THINK, END_THINK = "<think>", "</think>"
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Fields of a message that hold thoughts beside the content."""
 
+TRAINS = "step_loss_mask"
+"""slime's field of a message: 0 leaves it out of the loss."""
+
 SHOWN = 80
 """Characters of a turn in a message."""
 
@@ -97,7 +100,8 @@ class Conversation:
 
 
 def conversations(encoder: PromptEncoder, messages: Sequence[Message], *, tools: Tools = None) -> list[Conversation]:
-    """Tokenize ``messages``; each turn of the assistant is trained in one of the returned sequences.
+    """Tokenize ``messages``; each turn of the assistant is trained in one of the returned sequences, except those
+    whose message has ``step_loss_mask`` 0.
 
     Raises:
         DataError: the assistant has no turn, the template refuses the messages, or a turn is not what its message
@@ -107,6 +111,9 @@ def conversations(encoder: PromptEncoder, messages: Sequence[Message], *, tools:
     if not places or places[0] == 0:
         found = "starts with a message of the assistant" if places else "has no message of the assistant"
         raise DataError(f"the conversation {found}; accepted: a user message, then at least one of the assistant")
+    places = [place for place in places if messages[place].get(TRAINS, 1) != 0]
+    if not places:
+        raise DataError(f"{TRAINS} is 0 in every message of the assistant; accepted: at least one that is trained")
     sequences: list[list[Turn]] = []
     for place in places:
         try:
