@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from slime_core.config.schema import ARITHMETIC
+from slime_core.errors import DataError
 from slime_core.prompts.chat import PromptEncoder
 from slime_datasets.masks import conversations
 
@@ -198,24 +199,25 @@ def encoder_of(family: Family, folder: Path, **given: Any) -> PromptEncoder:
     return PromptEncoder(checkpoint(family, folder), apply_chat_template=True, **given)
 
 
-Message = dict[str, Any]
-
-
 def mask_column(encoder: PromptEncoder) -> str:
-    """What a table of templates says of loss masks: ``yes`` if of two turns each is trained with its thoughts, its
-    answer and a token at which engines stop, and nothing else; otherwise what falls short."""
-    messages = [
-        {"role": "user", "content": "What is 2 + 2?"},
-        {"role": "assistant", "content": "<think>\nadd them\n</think>\n\nfour"},
-        {"role": "user", "content": "And 3 + 3?"},
-        {"role": "assistant", "content": "<think>\nadd again\n</think>\n\nsix"},
-    ]
-    found = []
-    for given in (messages, [{**m, "content": m["content"].rpartition("\n\n")[2]} for m in messages]):
+    """What a table of templates says of loss masks: ``yes`` if both turns of a conversation are trained, with and
+    without thoughts, up to a token at which engines stop, and nothing of the user; otherwise what falls short."""
+    questions, answers = ("What is 2 + 2?", "And 3 + 3?"), ("four", "six")
+    found: list[str] = []
+    for thoughts in ("<think>\nadd them\n</think>\n\n", ""):
+        messages = [
+            {"role": role, "content": content}
+            for question, answer in zip(questions, answers, strict=True)
+            for role, content in (("user", question), ("assistant", thoughts + answer))
+        ]
         try:
-            turns = [turn for one in conversations(encoder, given) for turn in one.turns]
-        except Exception as problem:
+            sequences = conversations(encoder, messages)
+        except DataError as problem:
             return f"refused: {problem}"
-        found += ["thoughts are not trained"] if any(turn.lacks_thoughts for turn in turns) else []
-        found += [] if all(turn.stops for turn in turns) else ["no stop token"]
+        ids = [one for of in sequences for one, trains in zip(of.token_ids, of.mask, strict=True) if trains]
+        text, stops = encoder.decode_all(ids), [turn.stops for of in sequences for turn in of.turns]
+        found += ["no stop token"] if not all(stops) or ids[-1] not in encoder.end_ids else []
+        found += ["thoughts are not trained"] if thoughts and text.count("add them") != len(answers) else []
+        found += ["an answer is not trained"] if [text.count(answer) for answer in answers] != [1, 1] else []
+        found += ["a question is trained"] if any(question in text for question in questions) else []
     return ", ".join(dict.fromkeys(found)) or "yes"
