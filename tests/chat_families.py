@@ -146,7 +146,8 @@ OF_LLAMA = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|
 OF_KIMI = ("<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>", "<|im_end|>", "[EOS]")
 
 
-def _asks(text: str) -> str:
+def asks(text: str) -> str:
+    """The end of a template whose generation prompt is ``text``."""
     return "{% if add_generation_prompt %}{{ '" + text + "' }}{% endif %}"
 
 
@@ -155,8 +156,8 @@ FAMILIES: dict[str, Family] = {
     "qwen3": Family(RECENT + ASKS, **QWEN),
     "qwen3-thinking-2507": Family(RECENT + OPENS, **QWEN),
     "qwq": Family(NEVER + OPENS, **QWEN),
-    "r1-distill": Family(DEEPSEEK + _asks("<｜Assistant｜><think>\\n"), **DEEP),
-    "deepseek-v3": Family(DEEPSEEK + _asks("<｜Assistant｜>"), **DEEP),
+    "r1-distill": Family(DEEPSEEK + asks("<｜Assistant｜><think>\\n"), **DEEP),
+    "deepseek-v3": Family(DEEPSEEK + asks("<｜Assistant｜>"), **DEEP),
     "llama3": Family(
         LLAMA, special=OF_LLAMA, stops=("<|eot_id|>", "<|end_of_text|>"), end="<|eot_id|>", bos=OF_LLAMA[0]
     ),

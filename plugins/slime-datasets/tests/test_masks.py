@@ -18,7 +18,7 @@ from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError
 from slime_core.prompts.chat import PromptEncoder
 from slime_datasets.masks import conversations
-from tests.chat_families import ASKS, FAMILIES, PLAIN, Family, encoder_of, mask_column
+from tests.chat_families import ASKS, FAMILIES, PLAIN, Family, asks, encoder_of, mask_column
 
 THOUGHT = "<think>\nhm\n</think>\n\n"
 
@@ -221,6 +221,25 @@ def test_a_message_that_the_row_leaves_out_of_the_loss_is_only_read(made: Make) 
         message["step_loss_mask"] = 0
     with pytest.raises(DataError, match="step_loss_mask"):
         conversations(made("qwen2.5"), messages)
+
+
+def test_a_turn_that_changes_how_earlier_ones_are_written_is_found(made: Make) -> None:
+    marks = "{% if m.role == 'assistant' and not loop.last %}{{ 'old ' }}{% endif %}"
+    template = PLAIN.replace("+ (m.content or '') }}", "}}" + marks + "{{ m.content or '' }}") + ASKS
+    messages = [*turns_of("hi", "one"), {"role": "assistant", "content": "two"}]
+    assert trained(made(templated("qwen2.5", template)), messages) == [["one<|im_end|>", "two<|im_end|>"]]
+
+
+@pytest.mark.parametrize("calls", ["calculator", [1], [{"function": "calculator"}], [{}]])
+def test_what_is_no_tool_call_is_left_to_the_template(made: Make, calls: Any) -> None:
+    messages = [*turns_of("hi"), {"role": "assistant", "content": "yes", "tool_calls": calls}]
+    assert trained(made("llama3"), messages) == [["yes<|eot_id|>"]]
+
+
+def test_an_answer_may_start_with_the_words_of_a_header(made: Make) -> None:
+    words = "{% for m in messages %}{{ m.role + ': ' + m.content + '<|im_end|>' }}{% endfor %}" + asks("assistant:")
+    encoder = made(templated("qwen2.5", words))
+    assert trained(encoder, turns_of("hi", "assistant: yes")) == [[" assistant: yes<|im_end|>"]]
 
 
 def test_two_turns_of_the_assistant_in_a_row_are_both_trained(made: Make) -> None:

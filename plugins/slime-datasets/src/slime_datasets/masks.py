@@ -150,8 +150,7 @@ class _Content:
 
     @classmethod
     def of(cls, message: Message) -> _Content:
-        text = _text(message)
-        calls = [str((call.get("function") or call).get("name")) for call in message.get("tool_calls") or []]
+        text, calls = _text(message), _calls(message)
         before, end, answer = text.rpartition(END_THINK)
         if end:
             return cls(before.partition(THINK)[2] or before, answer, text, calls, in_text=True)
@@ -176,6 +175,14 @@ def _text(message: Message) -> str:
     if isinstance(content, str):
         return content
     return "".join(str(part.get("text") or "") for part in content or [] if isinstance(part, Mapping))
+
+
+def _calls(message: Message) -> list[str]:
+    """Names of the tools that a message calls; what is no call is the template's to refuse."""
+    calls = message.get("tool_calls")
+    found = [call for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+    functions = [call.get("function", call) for call in found]
+    return [str(one["name"]) for one in functions if isinstance(one, Mapping) and one.get("name")]
 
 
 class _Rendering:
@@ -210,7 +217,12 @@ class _Rendering:
             if self._content.whole and head[len(bare) :].strip() and written.startswith(head):
                 prompt = head
         header = prompt[_common(bare, prompt) :]
-        opened, text = OPENED.search(header), self._continuation(written, prompt, header)
+        opened, text = OPENED.search(header), None
+        if written.startswith(prompt):
+            text = written[len(prompt) :]
+        elif opened is None and header.strip() and header in written:
+            # The turn changes how the messages before it are written, not itself.
+            text = written.rpartition(header)[2]
         if text is not None and not self._spoils_thoughts(text, opened):
             return prompt, header, text
         _, tail = self._around()
@@ -218,13 +230,6 @@ class _Rendering:
             return prompt, header, self._content.after(opened) + tail
         said = self._content.answer.lstrip("\n") if CLOSED.search(header) else self._content.whole
         return prompt, header, said + tail
-
-    def _continuation(self, written: str, prompt: str, header: str) -> str | None:
-        """What ``written`` has after the prompt; None: it has no such prompt."""
-        if written.startswith(prompt):
-            return written[len(prompt) :]
-        # The turn changes how the messages before it are written, not itself.
-        return written.rpartition(header)[2] if header.strip() and header in written else None
 
     def _spoils_thoughts(self, text: str, opened: re.Match[str] | None) -> bool:
         """Whether the template leaves out thoughts that it knows of, or writes empty ones before them."""
@@ -302,7 +307,8 @@ class _Rendering:
                 f"the chat template makes {_shown(text)} of it, which does not end with its text, {_shown(answer)}. "
                 "Correct the template, or write the message as the template expects it"
             )
-        if header.strip() and text.lstrip().startswith(header.strip()):
+        role = header.strip()
+        if role and text.lstrip().startswith(role) and not self._content.whole.lstrip().startswith(role):
             raise DataError(
                 f"the chat template makes {_shown(text)} of it, which starts with the header of a turn. Correct the "
                 "template: its generation prompt writes that header already"
