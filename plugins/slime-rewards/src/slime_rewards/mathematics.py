@@ -9,31 +9,28 @@ Left out: the string normalisations of these projects; only mathematical equalit
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
 
 from slime_core import RunView
 from slime_core.types import Sample, label_text
 from slime_rewards.answers import after_thinking, answer_line, last_boxed
+from slime_rewards.expressions import read, same
+from slime_rewards.notation import is_text, words
 
 __all__ = ["BoxedMathematics", "Dapo", "DeepScaleR", "Mathematics", "equal"]
 
-_MARKS = ("$", r"\(", r"\[", r"\boxed")
-"""Starts of an expression in a text; an answer without any of them is one expression."""
-
-
 def equal(label: str, answer: str) -> bool:
-    r"""Return whether two answers are equal, such as ``0.5`` and ``\frac{1}{2}``; False if one cannot be parsed.
+    r"""Return whether two answers are equal, such as ``0.5`` and ``\frac{1}{2}``, or ``\text{yes}`` and ``Yes``.
 
-    Arguments:
-        label: an expression, or text with an expression between dollar signs.
-        answer: text with one or more expressions; a boxed one has priority.
+    Each is one expression or some words; False if one of them is not read to its end and their words differ.
     """
-    verify = _math_verify()
-    expected, found = verify.read(label if "$" in label or "\\boxed" in label else f"${label}$"), verify.read(answer)
-    return bool(expected and found and verify.equal(expected, found))
+    expected = words(label)
+    if not expected or expected == words(answer):
+        return bool(expected)
+    if is_text(label) or is_text(answer):
+        return False
+    readings = read(answer)
+    return any(same(one, other) for one in read(label) for other in readings)
 
 
 class Mathematics:
@@ -98,7 +95,7 @@ class Dapo:
 
 
 def _as_expression(answer: str) -> str:
-    return answer if any(mark in answer for mark in _MARKS) else f"${answer}$"
+    return answer
 
 
 def _answered(response: str) -> str:
@@ -108,29 +105,4 @@ def _answered(response: str) -> str:
 
 def _boxed_equals(label: str, text: str) -> bool:
     answer = last_boxed(text)
-    return answer is not None and equal(label, f"${answer}$")
-
-
-class _MathVerify:
-    """The library, imported and configured once: its import takes a second."""
-
-    def __init__(self) -> None:
-        import math_verify
-
-        # Its own time limits use signals, which work only in a main thread; the reward's process has a limit anyway.
-        logging.getLogger("math_verify").setLevel(logging.ERROR)
-        self._library: Any = math_verify
-        self._kinds = [math_verify.LatexExtractionConfig(boxed_match_priority=0), math_verify.ExprExtractionConfig()]
-
-    def read(self, text: str) -> list[Any]:
-        """Return the candidate answers in ``text``."""
-        found: list[Any] = self._library.parse(text, extraction_config=self._kinds, parsing_timeout=None)
-        return found
-
-    def equal(self, expected: list[Any], found: list[Any]) -> bool:
-        return bool(self._library.verify(expected, found, timeout_seconds=None))
-
-
-@cache
-def _math_verify() -> _MathVerify:
-    return _MathVerify()
+    return answer is not None and equal(label, answer)
