@@ -18,7 +18,7 @@ from decimal import Decimal
 from functools import cache
 from typing import Any
 
-from slime_rewards.notation import measure, rewritten
+from slime_rewards.notation import is_prose, measure, rewritten
 
 __all__ = ["PRECISION", "Reading", "read", "same"]
 
@@ -159,7 +159,7 @@ def _parser() -> Any:
 
 def _parse(text: str) -> Any:
     """Return the expression that a rewritten text is; None if the parser does not read all of it."""
-    if not text or len(text) > 2000:
+    if not text or len(text) > 2000 or is_prose(text):
         return None
     if not re.search(r"\\(?:sum|prod)", text):
         # The imaginary unit; a capital I is the parser's name for it and anyone's name for a current.

@@ -9,11 +9,11 @@ Left out: the string normalisations of these projects; only mathematical equalit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from slime_core import RunView
 from slime_core.types import Sample, label_text
-from slime_rewards.answers import after_thinking, answer_line, last_boxed
+from slime_rewards.answers import after_thinking, answer_line, final_answers, last_boxed, stated
 from slime_rewards.expressions import read, same
 from slime_rewards.notation import is_text, words
 
@@ -45,7 +45,7 @@ class Mathematics:
         Raises:
             DataError: a sample has no label.
         """
-        return [float(equal(label_text(sample, "math"), sample.response)) for sample in samples]
+        return [float(_states(label_text(sample, "math"), final_answers(sample.response))) for sample in samples]
 
 
 class BoxedMathematics:
@@ -89,13 +89,19 @@ class Dapo:
         return [self._one(sample) for sample in samples]
 
     def _one(self, sample: Sample) -> dict[str, float]:
-        answer = answer_line(sample.response)
-        right = answer is not None and equal(label_text(sample, "dapo"), _as_expression(answer))
+        label, answer = label_text(sample, "dapo"), answer_line(sample.response)
+        right = answer is not None and _states(label, ([one] for one in stated(answer)))
         return {"score": 1.0 if right else -1.0, "acc": float(right)}
 
 
-def _as_expression(answer: str) -> str:
-    return answer
+def _states(label: str, answers: Iterable[list[str]]) -> bool:
+    """Return whether the first answer that can be read equals the label; an answer may have several readings."""
+    for readings in answers:
+        if any(equal(label, one) for one in readings):
+            return True
+        if any(not is_text(one) and read(one) for one in readings):
+            return False
+    return False
 
 
 def _answered(response: str) -> str:

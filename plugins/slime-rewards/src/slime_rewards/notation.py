@@ -12,7 +12,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import cache
 
-__all__ = ["Measure", "is_text", "measure", "rewritten", "words"]
+__all__ = ["Measure", "is_prose", "is_text", "measure", "rewritten", "words"]
 
 _SYMBOLS = {
     "\u00a0": " ", "\u2009": r"\,", "\u202f": r"\,", "\u2006": r"\,", "\u200a": r"\,", "\u2002": " ", "\u2003": " ",
@@ -311,6 +311,7 @@ _MARKUP = re.compile(
 
 def words(text: str) -> str:
     """Return the text of an answer without markup, case, spaces and final punctuation."""
+    text = re.sub(r"\{([:,;])\}", r"\1", text)
     plain = re.sub(r"\s+", "", _MARKUP.sub(r" \1 ", text.replace(r"\%", "%").translate(_TRANSLATION)).lower()).strip("\"'")
     plain = re.sub(r"(?<=\d)([ap])\.m\.?", r"\1m", plain)
     plain = re.sub(r"[.,;:]$", "", plain)
@@ -328,5 +329,16 @@ def is_text(text: str) -> bool:
         return re.search(r"\d", text) is None
     if re.search(r"[\\^_=<>|\d]", text):
         return re.fullmatch(r"\s*\d{1,2}:\d\d\s*(?:\\text\s*\{)?[\s~]*[ap]\.?m\.?\s*\}?\s*", text, re.IGNORECASE) is not None
-    found = re.findall(r"[A-Za-z]+", text)
-    return any(len(word) > 2 and re.search("[aeiouAEIOU]", word) and not _names().fullmatch(word) for word in found)
+    return is_prose(text)
+
+
+_SHORT_WORDS = re.compile(r"(?:^|\s)(?:is|it|we|to|of|at|by|so|be|an|if|no|on)(?:\s|$)", re.IGNORECASE)
+
+
+def is_prose(text: str) -> bool:
+    """Return whether a text has words of a sentence outside ``\\text`` and other commands."""
+    plain = re.sub(rf"{_FONT}\s*\{{[^{{}}]*\}}|\\begin\{{\w+\}}|\\end\{{\w+\}}|\\[A-Za-z]+", " ", text)
+    found = re.findall(r"[A-Za-z]{3,}", plain)
+    return _SHORT_WORDS.search(plain) is not None or any(
+        re.search("[eiouyEIOUY]", word) and not _names().fullmatch(word) for word in found
+    )
