@@ -243,8 +243,10 @@ def _equal_digits(first: Any, second: Any) -> bool:
 
 
 def _evaluated(value: Any) -> Any:
-    from sympy import MatrixExpr
+    from sympy import Intersection, MatrixExpr, Union
 
+    if isinstance(value, Union | Intersection):
+        return value.func(*value.args)
     return value.doit() if isinstance(value, MatrixExpr) else value
 
 
@@ -317,9 +319,8 @@ def _as_set(value: Any) -> Any:
 
 
 def _equal_regions(first: Any, second: Any) -> bool:
-    from sympy import Intersection, Interval, Union
+    from sympy import Interval, Union
 
-    first, second = (one.func(*one.args) if isinstance(one, Union | Intersection) else one for one in (first, second))
     if isinstance(first, Union) and isinstance(second, Union) and len(first.args) == len(second.args):
         if all(isinstance(part, Interval) for part in (*first.args, *second.args)):
             return _equal_sets(list(first.args), list(second.args))
@@ -368,8 +369,8 @@ def _difference(first: Any, second: Any, digits: int) -> Decimal | None:
 
 
 def _relative(first: Any, second: Any) -> Decimal | None:
-    if first == 0 or second == 0:
-        return Decimal(0) if first == second else Decimal(1)
+    if first.is_zero or second.is_zero:
+        return Decimal(0) if first.is_zero and second.is_zero else Decimal(1)
     from sympy import Abs
 
     return Decimal(str(Abs(first - second).n(15))) / Decimal(str(max(Abs(first), Abs(second)).n(15)))
@@ -377,7 +378,7 @@ def _relative(first: Any, second: Any) -> Decimal | None:
 
 def _value(expression: Any, digits: int, at: dict[Any, Any]) -> Any:
     """Return the value in ``digits`` significant digits; 0 if nothing of it is certain; None if there is none."""
-    from sympy import Expr, Float, I
+    from sympy import Expr, Float, I, Integer
 
     try:
         value = expression.evalf(digits, subs=at, maxn=max(400, digits * 2))
@@ -388,8 +389,8 @@ def _value(expression: Any, digits: int, at: dict[Any, Any]) -> Any:
         return None
     if not (isinstance(real, Expr) and real.is_Number and imaginary.is_Number and real.is_finite and imaginary.is_finite):
         return None
-    certain = [part if not isinstance(part, Float) or part._prec > 8 else 0 for part in (real, imaginary)]
-    return certain[0] + I * certain[1] if certain[1] else certain[0]
+    certain = [part if not isinstance(part, Float) or part._prec > 8 else Integer(0) for part in (real, imaginary)]
+    return certain[0] if certain[1].is_zero else certain[0] + I * certain[1]
 
 
 def _half_unit(value: Any) -> float:
@@ -402,7 +403,7 @@ def _half_unit(value: Any) -> float:
     if len(floats) != 1 or any(one.has(Float) for one in factors if one is not floats[0]):
         return 1.0
     places = prec_to_dps(floats[0]._prec) - _STORED
-    return float(0.5 / abs(floats[0] * 10**places)) if floats[0] != 0 else 1.0
+    return float(0.5 / abs(floats[0] * 10**places)) if not floats[0].is_zero else 1.0
 
 
 _POINTS = ((7, 5), (-13, 9), (31, 4), (-2, 11))
@@ -462,8 +463,8 @@ def _equal_relations(first: Any, second: Any) -> bool:
 
     left, right = (Add(one, Mul(-1, other, evaluate=False), evaluate=False) for one, other in sides)
     for value, other in _values(left, right):
-        if value == 0 or other == 0:
-            if value != other:
+        if value.is_zero or other.is_zero:
+            if not (value.is_zero and other.is_zero):
                 return False
             continue
         ratios.append(value / other)

@@ -67,7 +67,7 @@ _LAYOUT = _rules(
     (r"\\(?:hspace|vspace|phantom|hphantom|vphantom)\*?\{[^{}]*\}", ""),
     # Thousands with any mark between groups of three digits; a plain comma or space may also separate a list.
     (rf"(?<![\d.])\d{{1,3}}(?:(?:,?\s*{_SPACE}\s*|,?\{{\s*[,.]?\s*\}}|\\,)\d{{3}})+(?!\d)", lambda m: _digits(m[0])),
-    (r"\{\s*([:,;])\s*\}", r"\1"),
+    (r"(?<![a-z])\{\s*([:,;])\s*\}", r"\1"),
     (rf"{_SPACE}|(?<!\\)\\\s", " "),
     (r"\\(?:lbrace|lbrack)(?![a-zA-Z])", lambda m: r"\{" if "brace" in m[0] else "["),
     (r"\\(?:rbrace|rbrack)(?![a-zA-Z])", lambda m: r"\}" if "brace" in m[0] else "]"),
@@ -90,7 +90,8 @@ _LAYOUT = _rules(
 )
 _FONTS = _rules(
     (r"\{\s*\\(?:rm|bf|it|sf)\s+([^{}]*)\}", r"\\text{\1}"),
-    (rf"{_FONT}\s*\{{\s*([ei])\s*\}}", r" \1"),
+    (rf"{_FONT}(?:\s*\{{\s*([ei])\s*\}}|\s+([ei])(?![a-zA-Z]))", lambda m: f" {m[1] or m[2]}"),
+    (rf"{_FONT}\s*\{{\s*([,;:])\s*\}}", r"\1"),
     (rf"{_FONT}\s*\{{\s*({_FUNCTIONS})\s*\}}", r"\\\1 "),
     (rf"{_FONT}\s*\{{\s*(\\?)pi\s*\}}", r"\\pi "),
     (rf"{_FONT}\s*\{{\s*([-+\d.,\s/]+)\s*\}}", r"\1"),
@@ -111,6 +112,7 @@ _NUMBERS = _rules(
     (r"(?<![\d.^_{/])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),
     (r"(?<![\w.^_{}\\])(\d+)\s*(?=\(\d+/\d+\))", r"\1\\cdot "),
     (r"(?<![\d.])\.(?=\d)", "0."),
+    (r"(?<=\d)\.(?=\s*(?:[-+*/^)]|$))", ""),
 )
 _PLAIN = _rules(
     (r"(?<![A-Za-z])(?:np|numpy|math|sympy|sp|cmath)\.(?=[a-z])", ""),
@@ -138,7 +140,8 @@ def rewritten(text: str) -> str:
     text = re.sub(r"\s*,?\s*(?:\\text\s*\{\s*(?:and|or|,|;)\s*\}|(?<![A-Za-z])(?:and|or)(?![A-Za-z]))\s*", ", ", text)
     text = _substituted(text, _NUMBERS)
     text = _substituted(text, _PLAIN)
-    return _grouped(text).strip()
+    text = _grouped(text).strip()
+    return re.sub(r"(?<![\\\w}\]^_])\{([^{}]*,[^{}]*)\}", r"\\{\1\\}", text)
 
 
 def _substituted(text: str, rules: list[tuple[re.Pattern[str], _Replacement]]) -> str:
@@ -282,6 +285,8 @@ def measure(text: str) -> list[Measure]:
         in_function = re.search(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![a-z])", text) is not None
         text = _DEGREES.sub(r"\\cdot\\frac{\\pi}{180}" if in_function else "", text)
         text = re.sub(r"\s*(?:\\text\s*\{\s*)?[CF]\s*\}?$", "", text) if not in_function else text
+    if re.search(r"%.*%|[\d})]\s*[-+*^].*%|%\s*[-+*/^]", text):  # a term of a sum, not the sign of the whole answer
+        text = re.sub(r"(\d+(?:\.\d+)?)\s*%", r"\\frac{\1}{100}", text)
     percent = re.fullmatch(r"(?s)(.*[\d}.)])\s*(?:%|\\text\s*\{\s*(?:%|percent|percentage|pct)\s*\}|percent|pct)", text)
     if percent:
         return [Measure(percent[1], percent=True)]
