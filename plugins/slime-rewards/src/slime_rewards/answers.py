@@ -10,10 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-__all__ = ["after_thinking", "answer_line", "final_answers", "last_boxed", "stated"]
+__all__ = ["MOST_LETTERS", "after_thinking", "answer_line", "final_answers", "last_boxed", "stated"]
+
+MOST_LETTERS = 2000
+"""No answer is longer."""
 
 _ANSWER = re.compile(
-    r"^[^A-Za-z0-9\n]*(?:final[^\S\n]+)?answer[^\S\n]*(?:\*\*|__)?[^\S\n]*[::](?:\*\*|__)?(.*)$",
+    r"^[^A-Za-z0-9\n]*+(?:final[^\S\n]+)?answer[^\S\n]*+(?:\*\*|__)?[^\S\n]*+:(?:\*\*|__)?(.*)$",
     re.IGNORECASE | re.MULTILINE,
 )
 _BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\[{}]|[{}]")
@@ -21,11 +24,11 @@ _BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\[{}]|[{}]")
 
 _JOINED = re.compile(r"[\s$]*(?:\\[()\[\]])?[\s$]*(?:,|;|and|or|,\s*and|,\s*or)?[\s$]*(?:\\[()\[\]])?[\s$]*")
 _STATED = re.compile(
-    r"(?:\b(?:answers?|solutions?|result)\b(?:\*\*|__)?[^\n.:=$\\]{0,60}?(?:\b(?:is|are|be)\b(?!\s+(?:not|that|because))|[::=])"
-    r"|^\s*####)(?:\*\*|__)?\s*[::=]?\s*",
+    r"(?:\b(?:answers?|solutions?|result)\b(?:\*\*|__)?[^\n.:=$\\]{0,60}?(?:\b(?:is|are|be)\b(?!\s+(?:not|that|because))|[:=])"
+    r"|^\s*####)(?:\*\*|__)?\s*[:=]?\s*",
     re.IGNORECASE | re.MULTILINE,
 )
-_MATH = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$((?:\\.|[^$\n])+?)(?<!\\)\$", re.DOTALL)
+_MATH = re.compile(r"\$\$(.{1,2000}?)\$\$|\\\[(.{1,2000}?)\\\]|\\\((.{1,2000}?)\\\)|(?<!\\)\$([^$\n]{1,2000}?)(?<!\\)\$", re.DOTALL)
 _AFTER_MATH = re.compile(r"\s*(?:\\?%|percent\b)")
 _BETWEEN = re.compile(r"\s*(?:,?\s*and|,?\s*or|,)\s*")
 _SENTENCE = re.compile(
@@ -103,7 +106,7 @@ def final_answers(text: str) -> Iterator[list[str]]:
     statements = list(_STATED.finditer(text))
     if statements:
         yield from ([one] for one in stated(text[statements[-1].end() :]))
-    if _is_formula(text) or not re.search(r"\d", text):
+    if len(text) <= MOST_LETTERS and (_is_formula(text) or not re.search(r"\d", text)):
         yield [text]
     last = _last_expression(text)
     if last is not None:

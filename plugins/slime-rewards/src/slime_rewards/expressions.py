@@ -18,6 +18,7 @@ from decimal import Decimal
 from functools import cache
 from typing import Any
 
+from slime_rewards.answers import MOST_LETTERS
 from slime_rewards.notation import is_prose, measure, rewritten
 
 __all__ = ["PRECISION", "Reading", "read", "same"]
@@ -55,7 +56,7 @@ class Reading:
 
 def read(text: str) -> list[Reading]:
     """Return the readings of an answer, the likeliest first; empty if the parser does not read the whole text."""
-    return list(_readings(rewritten(text)))
+    return list(_readings(rewritten(text))) if len(text) <= MOST_LETTERS else []
 
 
 def _readings(text: str) -> Iterator[Reading]:
@@ -159,7 +160,7 @@ def _parser() -> Any:
 
 def _parse(text: str) -> Any:
     """Return the expression that a rewritten text is; None if the parser does not read all of it."""
-    if not text or len(text) > 2000 or is_prose(text):
+    if not text or is_prose(text):
         return None
     if not re.search(r"\\(?:sum|prod)", text):
         # The imaginary unit; a capital I is the parser's name for it and anyone's name for a current.

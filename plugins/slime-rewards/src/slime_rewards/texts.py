@@ -20,12 +20,48 @@ _ENDS = r"(?=\s*(?:$|\n|[.,:;!?()\]}*–—])|\s+-)"
 """Lookahead after a letter that is not a word of a sentence: the end, a new line or punctuation, but no apostrophe
 (``I'm``)."""
 
-_SETTLED = re.compile(rf"\W*(?:([A-HJ]){_ENDS}.*|(?<=\()(I)\).*|([a-jI])\W*)", re.DOTALL)
+_SETTLED = re.compile(rf"\W*(?:([A-HJ]){_ENDS}.*|(?<=\()(I)\).*|([a-j])(?:[.):]\s.*|\W*)|(I)\W*)", re.DOTALL)
 """A capital letter followed by ``_ENDS``, or a letter alone: ``A``, ``a`` and ``I`` are also words."""
 
-_LETTER = rf"[B-HJ](?![A-Za-z])|A(?:{_ENDS}|(?=\s+(?:because|since|as)\b))|I(?=\)|[*.]*\s*$)|[a-j](?=[)*.,;]|\s*$)"
-_STATED = re.compile(rf"(?i:answer|choice|option)(?i:\s+is)?[\s:]*\**\(?({_LETTER})")
-_ALONE = re.compile(r"(?<![A-Za-z])\(?([A-J])\)?(?![A-Za-z])")
+_OPEN = r"[\s:*_`(\[\"'$\\]*+"
+_LETTER = (
+    rf"[B-HJ](?![A-Za-z]|'[a-z])|A(?:{_ENDS}|(?=['\"]|\s+(?:because|since|as|and|or|not|is|but|which)\b))"
+    r"|I(?=\)|[*.]*\s*$)"
+)
+_NAMED = rf"(?:{_LETTER}|[a-j](?=[)*.,;]|\s*$))"
+_SOFT = (
+    r"(?i:(?:the|clearly|therefore|thus|definitely|most|likely|probably|actually|just|but|option|choice|answer|letter)"
+    rf"\b{_OPEN})*+"
+)
+_LIST = (
+    r"\(?[A-J]\)?(?![A-Za-z]|'[a-z])(?:\s?(?:,?\s?\b(?:or|nor|and)\b|,|/)\s?(?:option\s|choice\s)?\(?[A-J]\)?"
+    r"(?=\s?(?:[,.;:)/]|$|or\b|nor\b|and\b|are\b|is\b))){0,9}"
+)
+_NEGATED = re.compile(
+    r"(?:\b(?i:not|rather\s+than|instead\s+of|other\s+than|except(?:\s+for)?|nor|unlike|without|against|over"
+    r"|rul(?:e|es|ed|ing)\s+out|eliminat\w+|reject\w*|discard\w*|exclud\w+)|n't)"
+    rf"\s(?:be\s)?{_OPEN}{_SOFT}{_LIST}"
+    rf"|(?:(?i:options?|choices?|answers?)\s)?{_LIST}\s(?i:is|are|was|were|seems?|can|could|would|does|do)"
+    r"(?:\s(?i:clearly|also|both|all|definitely|be|look|seem|therefore|obviously)){0,3}\s?"
+    r"(?i:wrong|incorrect|false|invalid|not\b|n't|impossible|eliminated|excluded|ruled|tempting|unlikely|out\b)"
+    rf"|{_LIST}\s(?i:cannot\b)"
+)
+"""Letters that a sentence rules out: ``not A``, ``rather than B or C``, ``A and B are wrong``."""
+
+_STATED = re.compile(
+    rf"(?i:answer(?:\s(?:is|was|would\sbe|must\sbe|should\sbe|has\sto\sbe|=))?"
+    rf"|(?:choice|option)(?:\s(?:is|was|would\sbe|must\sbe|should\sbe|=)|:)){_OPEN}{_SOFT}({_NAMED})"
+    r"|\b(?i:choose|pick|select|take|conclude|go(?:ing)?\swith|opt\sfor|correct\sone\sis|best\sis|it\sis|it's|must\sbe)"
+    rf"\s{_OPEN}{_SOFT}({_NAMED})"
+    r"|(?<![A-Za-z'])\(?([A-J])\)?\**\s(?i:is|seems|must\sbe)\s(?i:the\s)?(?i:only\s|clearly\s|definitely\s){0,2}"
+    r"(?i:correct|right|best|true|answer)\b"
+)
+_MENTIONED = re.compile(rf"(?i:option|choice){_OPEN}({_NAMED})")
+_STARTS = re.compile(r"^[^\w\n]*+(?:([A-HJa-j])[.):]|(?<=\()(I)\))(?:\W|$)", re.MULTILINE)
+_ONLY = re.compile(r"[^\w]*+([A-Ja-j])\W*")
+_ALONE = re.compile(rf"(?<![A-Za-z])\(?({_LETTER})")
+_SENTENCES = re.compile(r"(?<=[.!?])[*\"')\]]{0,4}\s(?=[A-Z(*\\])|\n")
+_COMMANDS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textit|boxed)\s*(?=\{)|\\[()\[\]]|[{}$]")
 
 
 def word_f1(answer: str, label: str) -> float:
@@ -41,20 +77,36 @@ def word_f1(answer: str, label: str) -> float:
 
 
 def choice(text: str) -> str | None:
-    """Return the chosen letter: boxed, on the ``Answer:`` line, after "the answer is", or the last letter alone.
+    """Return the chosen letter: boxed, on the ``Answer:`` line, or the one that the last sentence that states one states.
 
-    None: no choice from A to J is found.
+    Letters that a sentence rules out are ignored, as in "C, not option A". If no sentence states a letter, the choice is
+    the letter that the text starts with, as in ``b. 4``, the last "option B", or the last letter alone. None: no choice
+    from A to J.
     """
     text = after_thinking(text) or text
+    text = re.sub(r"[^\S\n]+", " ", text)
+    only = _ONLY.fullmatch(text)
+    if only and only[1] != "I":
+        return only[1].upper()
     for part in (last_boxed(text), answer_line(text)):
-        settled = _SETTLED.fullmatch(part or "")
+        settled = _SETTLED.fullmatch(_COMMANDS.sub(" ", part or "").strip())
         if settled:
             return settled[settled.lastindex or 0].upper()
-    stated = _STATED.findall(text)
-    if stated:
-        return str(stated[-1]).upper()
-    alone = [letter for letter in _ALONE.findall(text) if letter != "I"]
-    return str(alone[-1]) if alone else None
+    sentences = [_NEGATED.sub(" ", sentence) for sentence in _SENTENCES.split(_COMMANDS.sub(" ", text))]
+    starts = {letter.upper() for letter in _matches(_STARTS, text)}
+    for letters in (
+        [letter for sentence in sentences for letter in _matches(_STATED, sentence)],
+        starts if len(starts) == 1 else (),
+        [letter for sentence in sentences for letter in _matches(_MENTIONED, sentence)],
+        [letter for sentence in sentences for letter in _ALONE.findall(sentence) if letter != "I"],
+    ):
+        for letter in reversed(list(letters)):
+            return str(letter).upper()
+    return None
+
+
+def _matches(pattern: re.Pattern[str], sentence: str) -> list[str]:
+    return [match[match.lastindex or 0] for match in pattern.finditer(sentence)]
 
 
 class WordOverlap:
