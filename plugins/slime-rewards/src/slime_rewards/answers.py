@@ -25,10 +25,10 @@ _BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\[{}]|[{}]")
 _JOINED = re.compile(r"[\s$]*(?:\\[()\[\]])?[\s$]*(?:,|;|and|or|,\s*and|,\s*or)?[\s$]*(?:\\[()\[\]])?[\s$]*")
 _STATED = re.compile(
     r"(?:\b(?:answers?|solutions?|result)\b(?:\*\*|__)?[^\n.:=$\\]{0,60}?(?:\b(?:is|are|be)\b(?!\s+(?:not|that|because))|[:=])"
-    r"|^\s*####)(?:\*\*|__)?\s*[:=]?\s*",
+    r"|^[^\S\n]*+####)(?:\*\*|__)?\s*[:=]?\s*",
     re.IGNORECASE | re.MULTILINE,
 )
-_MATH = re.compile(r"\$\$(.{1,2000}?)\$\$|\\\[(.{1,2000}?)\\\]|\\\((.{1,2000}?)\\\)|(?<!\\)\$([^$\n]{1,2000}?)(?<!\\)\$", re.DOTALL)
+_MATH = re.compile(r"\$\$(.{1,1000}?)\$\$|\\\[(.{1,1000}?)\\\]|\\\((.{1,1000}?)\\\)|(?<!\\)\$([^$\n]{1,1000}?)(?<!\\)\$", re.DOTALL)
 _AFTER_MATH = re.compile(r"\s*(?:\\?%|percent\b)")
 _BETWEEN = re.compile(r"\s*(?:,?\s*and|,?\s*or|,)\s*")
 _SENTENCE = re.compile(
@@ -40,7 +40,7 @@ _TERM = (
     r"|[€£]?\\?\$?\.?\d[\d,]*(?:\.\d+)?(?:\s?[eE][+-]?\d+)?(?:\^\{?-?\d+\}?)?!?(?:\\?%|\.\.\.|…)?)"
 )
 _EXPRESSION = re.compile(
-    rf"(?<![\w.])[-−+(]*{_TERM}(?:(?:\s*(?:\\times|\\cdot|[-−+*/^=×·÷x])\s*|(?<=\d):(?=\d)|\s+(?=\d+/\d)|[()]+)?[-−(]*{_TERM}\)*)*"
+    rf"(?<![\w.])[-−+(]{{0,4}}{_TERM}(?:(?:\s*(?:\\times|\\cdot|[-−+*/^=×·÷x])\s*|(?<=\d):(?=\d)|\s+(?=\d+/\d)|[()]{{1,4}})?[-−(]{{0,4}}{_TERM}\){{0,4}})*"
 )
 
 
@@ -126,7 +126,7 @@ def stated(text: str) -> list[str]:
     box = last_boxed(text)
     if box is not None:
         return [box]
-    text = re.sub(r"^[\s*_`>#]+", "", text)
+    text = re.sub(r"^[\s*_`>#]+", "", text)[:MOST_LETTERS]
     formulas = _formulas(text)
     if formulas is not None:
         return [formulas]

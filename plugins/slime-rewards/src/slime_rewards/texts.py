@@ -31,11 +31,11 @@ _LETTER = (
 _NAMED = rf"(?:{_LETTER}|[a-j](?=[)*.,;]|\s*$))"
 _SOFT = (
     r"(?i:(?:the|clearly|therefore|thus|definitely|most|likely|probably|actually|just|but|option|choice|answer|letter)"
-    rf"\b{_OPEN})*+"
+    rf"\b{_OPEN}){{0,6}}+"
 )
 _LIST = (
     r"\(?[A-J]\)?(?![A-Za-z]|'[a-z])(?:\s?(?:,?\s?\b(?:or|nor|and)\b|,|/)\s?(?:option\s|choice\s)?\(?[A-J]\)?"
-    r"(?=\s?(?:[,.;:)/]|$|or\b|nor\b|and\b|are\b|is\b))){0,9}"
+    r"(?=\s?(?:[,.;:)/]|$|or\b|nor\b|and\b|are\b|is\b))){0,9}+"
 )
 _NEGATED = re.compile(
     r"(?:\b(?i:not|rather\s+than|instead\s+of|other\s+than|except(?:\s+for)?|nor|unlike|without|against|over"
