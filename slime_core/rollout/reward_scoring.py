@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
 from numbers import Real
 from statistics import fmean
 from typing import Any, Protocol, cast
@@ -199,7 +200,7 @@ class WeightedSum:
             found[str(term)] = value
         # A copy, because the samples of a group share the metadata of their row.
         sample.metadata = {**sample.metadata, PARTS: found}
-        total = sum(term.weight * found[str(term)] for term, _ in self._parts)
+        total = _exact_sum((term.weight, found[str(term)]) for term, _ in self._parts)
         if not math.isfinite(total):
             return RewardFailure("invalid", f"{self._written!r} of {found} is {total}; accepted: a finite number")
         return total
@@ -216,6 +217,15 @@ class WeightedSum:
         return RewardFailure(
             "invalid", f"part {term} of {self._written!r} returned {answer!r}; accepted: {accepted}{names}"
         )
+
+
+def _exact_sum(products: Iterable[tuple[float, float]]) -> float:
+    """Return the sum of products of decimals, rounded once: ``0.7*1 + 0.2*1 + 0.1*1`` is 1."""
+    total = sum((Fraction(repr(weight)) * Fraction(repr(reward)) for weight, reward in products), Fraction(0))
+    try:
+        return float(total)
+    except OverflowError:
+        return math.inf if total > 0 else -math.inf
 
 
 def part_metrics(samples: Sequence[Sample], prefix: str) -> dict[str, float]:

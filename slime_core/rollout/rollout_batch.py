@@ -35,7 +35,7 @@ from slime_core.rollout.group_generator import GroupGenerator
 from slime_core.rollout.reward_scoring import part_metrics
 from slime_core.rollout.sampler_components import SamplerComponents
 from slime_core.track.ledger import FAILED_GROUP, REQUEUED, STALE
-from slime_core.types import PromptGroup, Sample, Status
+from slime_core.types import PromptGroup, Sample, Status, equal_rewards, reaches
 
 SURPLUS = "surplus"
 """Reason for dropping a group: accepted, but the batch is already full. Transforms that see the whole rollout decide
@@ -330,12 +330,12 @@ class RolloutBatch:
         """The rewards of everything that was generated, before any transform; the lengths of ``trained``, which has at
         least one sample; and what the transforms did."""
         changed: Counter[str] = sum((one.changes for one in self._standing()[: self._room]), Counter())
-        rewards = [set(values) for values in self._rewards if values]
+        rewards = [values for values in self._rewards if values]
         return {
             **_lengths(trained, self.samples),
             **{f"rollout/failures/{cause}": float(count) for cause, count in self._failures().items()},
             "rollout/raw_reward": statistics.fmean(self._raw),
-            "rollout/zero_std_groups": statistics.fmean(float(len(values) == 1) for values in rewards),
+            "rollout/zero_std_groups": statistics.fmean(float(equal_rewards(values)) for values in rewards),
             **{f"rollout/dropped/{reason}": float(count) for reason, count in self.num_dropped.items()},
             **{f"rollout/changed/{reason}": float(count) for reason, count in changed.items()},
             **({"rollout/refills": float(self.refills)} if self._transforms else {}),
@@ -370,7 +370,7 @@ def solved_generations(samples: Sequence[Sample], rewards: Sequence[float], thre
         alone = ("sample", place) if sample.index is None else sample.index
         generation = alone if sample.rollout_id is None else ("rollout", sample.rollout_id)
         found = prompts[group]
-        found[generation] = found.get(generation, False) or reward >= threshold
+        found[generation] = found.get(generation, False) or reaches(reward, threshold)
     return [list(found.values()) for found in prompts.values()]
 
 

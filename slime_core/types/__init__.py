@@ -18,6 +18,7 @@ generations, not rollouts. A *shard* (:class:`TrainBatch`) is the part of a roll
 from slime_core.types.rollout import GroupedRewards, Reward, RewardFailure, StepPlan, TrainBatch
 from slime_core.types.sample import (
     REWARD_KEY,
+    REWARD_TOLERANCE,
     JsonValue,
     LogProbs,
     Mask,
@@ -27,11 +28,14 @@ from slime_core.types.sample import (
     SpecInfo,
     Status,
     TokenIds,
+    equal_rewards,
     label_text,
+    reaches,
 )
 
 __all__ = [
     "REWARD_KEY",
+    "REWARD_TOLERANCE",
     "GroupedRewards",
     "JsonValue",
     "LogProbs",
@@ -46,5 +50,7 @@ __all__ = [
     "StepPlan",
     "TokenIds",
     "TrainBatch",
+    "equal_rewards",
     "label_text",
+    "reaches",
 ]

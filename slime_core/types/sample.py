@@ -365,6 +365,25 @@ class SampleRecord:
     masked: bool = False
 
 
+REWARD_TOLERANCE = 1e-9
+"""Rewards that differ by less count as equal, in pass@k and wherever a group's rewards are compared; of rewards above 1
+relative to the largest. Sums of decimals differ by rounding: ``0.7 + 0.2 + 0.1`` is less than 1."""
+
+
+def equal_rewards(rewards: Iterable[float]) -> bool:
+    """Return whether all rewards are equal within :data:`REWARD_TOLERANCE`.
+
+    Example: ``equal_rewards([1.0, 0.7 + 0.2 + 0.1])`` is True.
+    """
+    values = list(rewards)
+    return not values or max(values) - min(values) <= REWARD_TOLERANCE * max(1.0, *map(abs, values))
+
+
+def reaches(reward: float, threshold: float) -> bool:
+    """Return whether a reward is at least ``threshold``, within :data:`REWARD_TOLERANCE`."""
+    return reward >= threshold or equal_rewards((reward, threshold))
+
+
 def label_text(sample: Sample, reward: str) -> str:
     """Return the label as text, without surrounding white space.
 

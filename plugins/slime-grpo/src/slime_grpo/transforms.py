@@ -6,7 +6,7 @@ The paper filters groups by the correctness of the answers, so name ``drop_zero_
 from __future__ import annotations
 
 from slime_core import RunView, Transformed
-from slime_core.types import PromptGroup, Status
+from slime_core.types import PromptGroup, Status, equal_rewards
 from slime_grpo.options import GrpoOptions
 
 __all__ = ["DropZeroStd", "MaskTruncated", "PunishOverlong"]
@@ -14,6 +14,8 @@ __all__ = ["DropZeroStd", "MaskTruncated", "PunishOverlong"]
 
 class DropZeroStd:
     """Drops a group whose rewards are all equal, because its group-relative advantages are 0 (DAPO, section 3.2).
+
+    Rewards that differ only by the rounding of a sum are equal (:data:`~slime_core.types.REWARD_TOLERANCE`).
 
     A group of one sample is always dropped.
 
@@ -26,8 +28,8 @@ class DropZeroStd:
 
     def __call__(self, samples: PromptGroup) -> Transformed:
         """Return the group unchanged, kept or dropped with the reason ``zero_std``."""
-        rewards = {sample.reward_value(self._key) for sample in samples}
-        return Transformed(samples, dropped="zero_std" if len(rewards) == 1 else None)
+        is_equal = equal_rewards(sample.reward_value(self._key) for sample in samples)
+        return Transformed(samples, dropped="zero_std" if is_equal else None)
 
 
 class MaskTruncated:

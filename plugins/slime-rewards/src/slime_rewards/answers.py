@@ -28,7 +28,9 @@ _STATED = re.compile(
     r"|^[^\S\n]*+####)(?:\*\*|__)?\s*[:=]?\s*",
     re.IGNORECASE | re.MULTILINE,
 )
-_MATH = re.compile(r"\$\$(.{1,1000}?)\$\$|\\\[(.{1,1000}?)\\\]|\\\((.{1,1000}?)\\\)|(?<!\\)\$([^$\n]{1,1000}?)(?<!\\)\$", re.DOTALL)
+_MATH = re.compile(
+    r"\$\$(.{1,1000}?)\$\$|\\\[(.{1,1000}?)\\\]|\\\((.{1,1000}?)\\\)|(?<!\\)\$([^$\n]{1,1000}?)(?<!\\)\$", re.DOTALL
+)
 _AFTER_MATH = re.compile(r"\s*(?:\\?%|percent\b)")
 _BETWEEN = re.compile(r"\s*(?:,?\s*and|,?\s*or|,)\s*")
 _SENTENCE = re.compile(

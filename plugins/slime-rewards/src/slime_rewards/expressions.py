@@ -62,7 +62,9 @@ def read(text: str) -> list[Reading]:
 def _readings(text: str) -> Iterator[Reading]:
     for quantity in measure(text):
         number = quantity.text.strip()
-        if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?", number) or re.fullmatch(r"[-+]?\d{1,3}( \d{3})+(\.\d+)?", number):
+        if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?", number) or re.fullmatch(
+            r"[-+]?\d{1,3}( \d{3})+(\.\d+)?", number
+        ):
             value = _parse(number.replace(",", "").replace(" ", ""))
             yield Reading(value, quantity.unit, quantity.percent)
         elif not re.search(r"[\[({]", number):
@@ -388,7 +390,9 @@ def _value(expression: Any, digits: int, at: dict[Any, Any]) -> Any:
         real, imaginary = value.as_real_imag()
     except (TypeError, ValueError, AttributeError, ArithmeticError, NotImplementedError):
         return None
-    if not (isinstance(real, Expr) and real.is_Number and imaginary.is_Number and real.is_finite and imaginary.is_finite):
+    if not (
+        isinstance(real, Expr) and real.is_Number and imaginary.is_Number and real.is_finite and imaginary.is_finite
+    ):
         return None
     certain = [part if not isinstance(part, Float) or part._prec > 8 else Integer(0) for part in (real, imaginary)]
     return certain[0] if certain[1].is_zero else certain[0] + I * certain[1]
@@ -450,14 +454,14 @@ def _equal_relations(first: Any, second: Any) -> bool:
     if isinstance(first, Eq) and isinstance(second, Eq) and first.lhs.is_Symbol and first.lhs == second.lhs:
         if _equal(first.rhs, second.rhs):
             return True
-    sides = [
-        (one.rhs, one.lhs) if isinstance(one, Gt | GreaterThan) else (one.lhs, one.rhs) for one in (first, second)
-    ]
+    sides = [(one.rhs, one.lhs) if isinstance(one, Gt | GreaterThan) else (one.lhs, one.rhs) for one in (first, second)]
     kinds = [
         next(place for place, kind in enumerate((Eq, Ne, Lt | Gt, LessThan | GreaterThan)) if isinstance(one, kind))
         for one in (first, second)
     ]
-    if kinds[0] != kinds[1] or not all(hasattr(side, "evalf") and side.is_commutative for pair in sides for side in pair):
+    if kinds[0] != kinds[1] or not all(
+        hasattr(side, "evalf") and side.is_commutative for pair in sides for side in pair
+    ):
         return kinds[0] == kinds[1] and _verified(first, second)
     ratios = []
     from sympy import Add, Mul

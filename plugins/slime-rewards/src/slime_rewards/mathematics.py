@@ -19,6 +19,7 @@ from slime_rewards.notation import is_text, words
 
 __all__ = ["BoxedMathematics", "Dapo", "DeepScaleR", "Mathematics", "equal"]
 
+
 def equal(label: str, answer: str) -> bool:
     r"""Return whether two answers are equal, such as ``0.5`` and ``\frac{1}{2}``, or ``\text{yes}`` and ``Yes``.
 

@@ -99,7 +99,10 @@ _FONTS = _rules(
 )
 _NUMBERS = _rules(
     # Repeating decimals.
-    (r"(\d*)\.(\d*)\s*\\(?:overline|bar|overbar|underline)\s*(?:\{\s*(\d+)\s*\}|(\d))", lambda m: _repeating(m[1], m[2], m[3] or m[4])),
+    (
+        r"(\d*)\.(\d*)\s*\\(?:overline|bar|overbar|underline)\s*(?:\{\s*(\d+)\s*\}|(\d))",
+        lambda m: _repeating(m[1], m[2], m[3] or m[4]),
+    ),
     (r"(\d*)\.(\d*)\s*\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?", lambda m: _repeating(m[1], m[2], m[3] + m[4] + m[5])),
     (r"(\d*)\.(\d*)\s*\\dot\s*\{?(\d)\}?", lambda m: _repeating(m[1], m[2], m[3])),
     (r"(\d*)\.(\d*)\((\d+)\)", lambda m: _repeating(m[1], m[2], m[3])),
@@ -107,7 +110,10 @@ _NUMBERS = _rules(
     # Scientific notation.
     (r"(?<![A-Za-z\\\d.])(\d+\.?\d*|\.\d+)\s?[eE]\s?\{?([+-]?\d+)\}?(?![\d.])", r"\1\\times 10^{\2}"),
     (r"(?<=\d)\s*(?:[xX*]|\\cdot)\s*10\s*(?=\^|\*\*)", r"\\times 10"),
-    (r"(?<=\d)\s*(?:\\text\s*\{\s*)?(thousand|million|billion|trillion)\b\s*(\}?)", lambda m: _magnitude(m[1], m[2], m[0])),
+    (
+        r"(?<=\d)\s*(?:\\text\s*\{\s*)?(thousand|million|billion|trillion)\b\s*(\}?)",
+        lambda m: _magnitude(m[1], m[2], m[0]),
+    ),
     # Mixed numbers, and products that look like them.
     (r"(?<![\d.^_{/])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),
     (r"(?<![\w.^_{}\\])(\d+)\s*(?=\(\d+/\d+\))", r"\1\\cdot "),
@@ -270,7 +276,9 @@ volt|ohm|k kelvin|mol mole|rad radian|deg degree|cent|dollar usd
 """
 _UNIT_OF = {name: unit.split()[0] for unit in _UNITS.replace("\n", " ").split("|") for name in unit.split()}
 _SHORT = r"mm|cm|dm|m|km|in|ft|yd|mi|mg|g|kg|lb|lbs|oz|s|ms|min|h|hr|hrs|L|l|mL|ml|N|J|kJ|eV|MeV|W|kW|Pa|kPa|Hz|V|K|mol|rad|mph|kmh|nm|km/h|m/s|cm/s|pm|am"
-_TEXT_UNIT = re.compile(r"(?s)^(.*?[\d})!a-zA-Z|])\s*((?:\\text\s*\{(?:[^{}]|\{[^{}]*\})*\}\s*(?:\^\s*\{?-?\d+\}?)?[\s/.·\\cdot]*)+)$")
+_TEXT_UNIT = re.compile(
+    r"(?s)^(.*?[\d})!a-zA-Z|])\s*((?:\\text\s*\{(?:[^{}]|\{[^{}]*\})*\}\s*(?:\^\s*\{?-?\d+\}?)?[\s/.·\\cdot]*)+)$"
+)
 _WORD_UNIT = re.compile(
     rf"(?s)^(.*?[\d}}])(?:\s+((?:(?:{_SHORT})|(?!{_FUNCTIONS})[A-Za-z]{{3,}})(?:[\s/.-]*[A-Za-z]+\.?(?:\^\{{?-?\d+\}}?)?)*)|((?:{_SHORT})))"
     r"\s*(?:\^\s*\{?-?\d+\}?)?(?:\s*/\s*\w+(?:\^\{?\d\}?)?)?$"
@@ -317,7 +325,9 @@ _MARKUP = re.compile(
 def words(text: str) -> str:
     """Return the text of an answer without markup, case, spaces and final punctuation."""
     text = re.sub(r"\{([:,;])\}", r"\1", text)
-    plain = re.sub(r"\s+", "", _MARKUP.sub(r" \1 ", text.replace(r"\%", "%").translate(_TRANSLATION)).lower()).strip("\"'")
+    plain = re.sub(r"\s+", "", _MARKUP.sub(r" \1 ", text.replace(r"\%", "%").translate(_TRANSLATION)).lower()).strip(
+        "\"'"
+    )
     plain = re.sub(r"(?<=\d)([ap])\.m\.?", r"\1m", plain)
     plain = re.sub(r"[.,;:]$", "", plain)
     return re.sub(r"^\((\w)\)$", r"\1", plain)
@@ -333,7 +343,10 @@ def is_text(text: str) -> bool:
     if re.fullmatch(rf"(?s)\s*{_FONT}\s*\{{[^{{}}]*[A-Za-z]{{2}}[^{{}}]*\}}\s*\.?\s*", text):
         return re.search(r"\d", text) is None
     if re.search(r"[\\^_=<>|\d]", text):
-        return re.fullmatch(r"\s*\d{1,2}:\d\d\s*(?:\\text\s*\{)?[\s~]*[ap]\.?m\.?\s*\}?\s*", text, re.IGNORECASE) is not None
+        return (
+            re.fullmatch(r"\s*\d{1,2}:\d\d\s*(?:\\text\s*\{)?[\s~]*[ap]\.?m\.?\s*\}?\s*", text, re.IGNORECASE)
+            is not None
+        )
     return is_prose(text)
 
 
