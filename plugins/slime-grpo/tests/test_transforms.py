@@ -19,6 +19,15 @@ def test_a_group_of_equal_rewards_is_dropped_and_one_that_differs_is_kept():
     assert rewarded(1.0, 0.0, 1.0).dropped is None
 
 
+def test_rewards_that_differ_by_the_rounding_of_a_sum_are_equal():
+    assert rewarded(1.0, 0.7 + 0.2 + 0.1).dropped == "zero_std"
+    assert rewarded(0.3, 0.1 + 0.2, 0.3).dropped == "zero_std"
+    assert rewarded(0.0, 0.3 - 0.1 - 0.2).dropped == "zero_std"
+    assert rewarded(1e6, 1e6 + 1e-6).dropped == "zero_std"
+    assert rewarded(1.0, 1.000001).dropped is None
+    assert rewarded(0.0, 1e-6).dropped is None
+
+
 def test_a_group_of_one_is_dropped():
     assert rewarded(1.0).dropped == "zero_std"
 

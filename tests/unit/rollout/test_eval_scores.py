@@ -126,3 +126,10 @@ def test_a_response_solves_its_prompt_from_the_threshold_on():
 def test_siblings_of_one_generation_are_one_attempt():
     fanned = [*answers(0, 0.0, 1.0, rollout_id=3), *answers(0, 0.0, rollout_id=4)]
     assert passed(fanned) == {1: 0.5, 2: 1.0}
+
+
+def test_a_sum_of_full_marks_solves_its_prompt_in_spite_of_rounding():
+    assert passed(answers(0, 0.7 + 0.2 + 0.1)) == {1: 1.0}
+    assert passed(answers(0, 0.1 + 0.2, 0.3), threshold=0.3) == {1: 1.0, 2: 1.0}
+    assert passed(answers(0, 0.1 * 3), threshold=0.3) == {1: 1.0}
+    assert passed(answers(0, 1.0 - 1e-6)) == {1: 0.0}

@@ -66,3 +66,11 @@ async def test_a_sum_that_is_no_number_costs_its_sample():
     message = "'1000*a+1*b' of {'a': 1e+306, 'b': 0.0} is inf; accepted: a finite number"
     assert found[0] == RewardFailure("invalid", message)
     assert (found[1].cause, found[2]) == ("invalid", 1002.0)
+
+
+async def test_full_marks_in_every_part_are_full_marks_of_the_sum():
+    # 0.7 + 0.2 + 0.1 is 0.9999999999999999 in floating point.
+    assert (await summed("0.7*a+0.2*b+0.1*c", *[Given(1.0)] * 3))[0] == [1.0]
+    assert (await summed("0.1*a+0.1*b+0.1*c", *[Given(1.0)] * 3))[0] == [0.3]
+    assert (await summed("0.7*a+0.3*b", *[Given(0.1)] * 2))[0] == [0.1]
+    assert (await summed("0.3*a-0.1*b-0.2*c", *[Given(1.0)] * 3))[0] == [0.0]
