@@ -449,6 +449,69 @@ MORE = [
     ("10^{500}", ["1e500"], ["10^{501}"]),
     ("3^{100}", ["9^{50}"], ["3^{101}", "3^{100}+1"]),
     (r"\frac{1}{2},\frac{1}{3}", [r"\frac13,\frac12", "0.5, 1/3"], [r"\frac12"]),
+    # Labels of physics and differential equations, as in Minerva and OlympiadBench.
+    (
+        r"\frac{dM}{dt}=\frac{10^{5} L_{\odot}}{0.007 c^{2} M_{\odot}^{6}} M^{6}",
+        [r"\frac{d M}{d t} = \frac{10^5 L_\odot M^6}{0.007 c^2 M_\odot^6}"],
+        [r"\frac{dM}{dt}=\frac{10^{5} L_{\odot}}{0.007 c^{2} M_{\odot}^{6}} M^{5}"],
+    ),
+    (
+        r"m_{p} c^{2}\left(\gamma^{2}-1\right) \sin ^{2} \theta",
+        [r"m_p c^2(\gamma^2-1)\sin^2\theta", r"(\gamma^2-1)m_pc^2\sin^2(\theta)"],
+        [r"m_p c^2(\gamma^2+1)\sin^2\theta", r"2m_p c^2(\gamma^2-1)\sin^2\theta"],
+    ),
+    (
+        r"\frac{1}{2a}(\exp{a*t} - \exp{-a*t})",
+        [r"\frac{\sinh(at)}{a}", r"\frac{e^{at}-e^{-at}}{2a}"],
+        [r"\frac{e^{at}+e^{-at}}{2a}"],
+    ),
+    (
+        r"x_{0} \cos (\omega t)+ $\dot{x}_{0} \sin (\omega t) / \omega",
+        [r"\frac{\dot{x}_0}{\omega}\sin(\omega t)+x_0\cos(\omega t)"],
+        [r"x_0\cos(\omega t)+\dot{x}_0\sin(\omega t)"],
+    ),
+    (r"y^{\prime}+r y-r x(t)=0", [r"y^{\prime} + r y = r x(t)"], [r"y^{\prime}-r y-r x(t)=0"]),
+    (r"\frac{d x}{d t}=k x-a", [r"\frac{dx}{dt} = kx - a", r"\frac{dx}{dt}-kx+a=0"], [r"\frac{dx}{dt}=kx+a"]),
+    (
+        r"I(0) e^{-\frac{t}{R C}}",
+        ["I(0)e^{-t/(RC)}", r"I(0)\exp\left(-\frac{t}{RC}\right)"],
+        ["I(0)e^{t/(RC)}", "I(0)"],
+    ),
+    (
+        "(1 - 3e^{-2t} + 2e^{-5t}) u(t)",
+        [r"\left(1-3e^{-2t}+2e^{-5t}\right)u(t)", "u(t)(1+2e^{-5t}-3e^{-2t})"],
+        ["(1-3e^{-2t}-2e^{-5t})u(t)", "1-3e^{-2t}+2e^{-5t}"],
+    ),
+    (r"b \delta(t)+1-e^{-a t}", [r"1-e^{-at}+b\delta(t)"], [r"b\delta(t)-e^{-at}", "1-e^{-at}"]),
+    (r"m \frac{d v}{d t}+b v=f", [r"m\frac{dv}{dt} = f - bv", r"b v + m\frac{dv}{dt}=f"], [r"m\frac{dv}{dt}=f+bv"]),
+    (
+        r"\frac{4 A}{3+3 i} e^{i t}",
+        [r"\frac{4A e^{it}}{3(1+i)}", r"\frac{4Ae^{it}}{3+3i}"],
+        [r"\frac{4A}{3-3i}e^{it}", r"\frac{4A}{3+3i}e^{-it}"],
+    ),
+    (r"-\tau \ln \Delta", [r"-\tau\ln(\Delta)"], [r"\tau\ln\Delta"]),
+    (
+        r"\lambda_{\text {red}} / \sqrt{2}",
+        [r"\frac{\lambda_{\text{red}}}{\sqrt{2}}"],
+        [r"\lambda_{\text{red}}\sqrt{2}"],
+    ),
+    (r"\frac{1}{s}-\frac{1}{s} e^{-s T}", [r"\frac{1-e^{-sT}}{s}"], [r"\frac{1+e^{-sT}}{s}"]),
+    (r"m_{\max }=n^{2}-n-1", ["n^2-n-1", r"m_{\max}=n^2-n-1"], ["n^2-n+1"]),
+    ("f(n)=n, g(n)=1", ["f(n)=n$, $g(n)=1"], ["f(n)=1, g(n)=n"]),
+    (
+        "(0,2),(0,-2),(4,23),(4,-23)",
+        ["(4,23),(4,-23),(0,2),(0,-2)"],
+        ["(0,2),(0,-2),(4,23)", "(2,0),(-2,0),(23,4),(-23,4)"],
+    ),
+    (r"\left\lfloor\log _{2} n\right\rfloor+1", [r"1+\lfloor\log_2 n\rfloor"], [r"\lfloor\log_2 n\rfloor"]),
+    ("T-t", ["-t+T"], ["0", "t-T"]),
+    (
+        r"\frac{2-\omega^{2}-\omega i / 4}{\omega^{4}-\frac{63}{16} \omega^{2}+4}",
+        [r"\frac{1}{2-\omega^2+\frac{i\omega}{4}}"],
+        [r"\frac{1}{2-\omega^2-\frac{i\omega}{4}}"],
+    ),
+    (r"\ln 2 + i\pi / 3", [r"\ln 2+\frac{\pi}{3}i", r"\ln(1+\sqrt3 i)"], [r"\ln 2-\frac{\pi i}{3}"]),
+    (r"2.2 \tau", [r"2.2\tau", r"\frac{11}{5}\tau"], [r"2.3\tau", "2.2"]),
 ]
 
 

@@ -58,7 +58,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def _boxes(text: str) -> list[tuple[int, int, int]]:
-    """Return where each box that holds something starts, and where its content starts and ends; innermost boxes only."""
+    """Return for each innermost box that holds something where it starts, and where its content starts and ends."""
     opened: list[re.Match[str]] = []
     boxes: list[tuple[int, int, int]] = []
     for brace in _BRACES.finditer(text):

@@ -24,8 +24,8 @@ from slime_rewards.notation import is_prose, measure, rewritten
 __all__ = ["PRECISION", "Reading", "read", "same"]
 
 PRECISION = 1e-5
-"""Largest half unit of a decimal's last digit, relative to the decimal, for which it stands for numbers that round to it:
-six significant digits always suffice."""
+"""A decimal equals numbers that round to it if half a unit of its last digit, relative to it, is at most this: six
+significant digits always suffice."""
 
 _ROUNDING = 1e-12
 """Relative error of arithmetic with decimals."""
@@ -166,15 +166,19 @@ def _parse(text: str) -> Any:
         return None
     if not re.search(r"\\(?:sum|prod)", text):
         # The imaginary unit; a capital I is the parser's name for it and anyone's name for a current.
-        text = re.sub(r"(?<![A-Za-z\\])I(?![A-Za-z])", r"\\text{cur}", text)
+        text = re.sub(r"(?<![A-Za-z\\])I(?![A-Za-z])", r"\\text{current}", text)
         text = re.sub(r"(?<![A-Za-z\\{])i(?![A-Za-z])|(?<=\{)i(?=\s*[}+*\\-])", "I", text)
+    text = re.sub(r"\\gamma(?![a-zA-Z])", r"\\text{gam}", text)  # to the parser it is the function of this name
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+    from sympy import nan, zoo
+
     try:
-        value = _parser()(is_real=True).parse(text)
+        value = _parser()(is_real=True, config=ConversionConfig(lowercase_symbols=False)).parse(text)
+        return None if value is None or value.has(zoo, nan) else value
     except RecursionError:
         raise
     except Exception:  # the library raises Exception for every text that it cannot read
         return None
-    return value
 
 
 def same(first: Reading, second: Reading) -> bool:
@@ -217,7 +221,7 @@ def _equal(first: Any, second: Any, *, is_list: bool = False) -> bool:
         return _equal_sets(_items(first), _items(second))
     if isinstance(first, Tuple | MatrixBase | FiniteSet) or isinstance(second, Tuple | MatrixBase | FiniteSet):
         ordered = [_items(one) for one in (first, second)]
-        if all(ordered) and (is_list or not isinstance(first, FiniteSet) and not isinstance(second, FiniteSet)):
+        if all(ordered) and (is_list or (not isinstance(first, FiniteSet) and not isinstance(second, FiniteSet))):
             return _equal_items([_right_side(one) for one in ordered[0]], [_right_side(one) for one in ordered[1]])
         return False
     if isinstance(first, Set) != isinstance(second, Set):
@@ -324,9 +328,9 @@ def _as_set(value: Any) -> Any:
 def _equal_regions(first: Any, second: Any) -> bool:
     from sympy import Interval, Union
 
-    if isinstance(first, Union) and isinstance(second, Union) and len(first.args) == len(second.args):
-        if all(isinstance(part, Interval) for part in (*first.args, *second.args)):
-            return _equal_sets(list(first.args), list(second.args))
+    unions = isinstance(first, Union) and isinstance(second, Union) and len(first.args) == len(second.args)
+    if unions and all(isinstance(part, Interval) for part in (*first.args, *second.args)):
+        return _equal_sets(list(first.args), list(second.args))
     if isinstance(first, Interval) and isinstance(second, Interval):
         return _equal(first, second)
     try:
@@ -385,7 +389,7 @@ def _value(expression: Any, digits: int, at: dict[Any, Any]) -> Any:
 
     try:
         value = expression.evalf(digits, subs=at, maxn=max(400, digits * 2))
-        if not value.is_number or value.atoms(Float) == set() and not value.is_Number:
+        if not value.is_number or (value.atoms(Float) == set() and not value.is_Number):
             value = expression.subs(at).doit().evalf(digits)
         real, imaginary = value.as_real_imag()
     except (TypeError, ValueError, AttributeError, ArithmeticError, NotImplementedError):
@@ -399,7 +403,7 @@ def _value(expression: Any, digits: int, at: dict[Any, Any]) -> Any:
 
 
 def _half_unit(value: Any) -> float:
-    """Return half a unit of the last digit of a decimal, or of a decimal times powers, relative to it; 1.0 for others."""
+    """Return half a unit of the last digit of a decimal, also of one times powers, relative to it; 1.0 for others."""
     from mpmath.libmp.libmpf import prec_to_dps
     from sympy import Float
 
@@ -411,14 +415,25 @@ def _half_unit(value: Any) -> float:
     return float(0.5 / abs(floats[0] * 10**places)) if not floats[0].is_zero else 1.0
 
 
+def _without_functions(value: Any) -> Any:
+    """Return an expression with a symbol for each unknown function and derivative, such as ``x(t)``."""
+    from sympy import Derivative, Symbol, evaluate
+    from sympy.core.function import AppliedUndef
+
+    unknown = value.atoms(AppliedUndef, Derivative)
+    if not unknown:
+        return value
+    with evaluate(False):
+        return value.xreplace({one: Symbol(f"{one}", real=True) for one in unknown})
+
+
 _POINTS = ((7, 5), (-13, 9), (31, 4), (-2, 11))
 
 
 def _equal_everywhere(first: Any, second: Any) -> bool:
     from sympy import Float, Symbol
 
-    if _functions(first) or _functions(second) or not hasattr(first, "free_symbols"):
-        return _verified(first, second)
+    first, second = _without_functions(first), _without_functions(second)
     if isinstance(first, Symbol) and isinstance(second, Symbol):
         return bool(first == second)
     tolerance = _ROUNDING if first.has(Float) or second.has(Float) else 1e-20
@@ -451,9 +466,9 @@ def _equal_relations(first: Any, second: Any) -> bool:
     from sympy import Eq, Gt, Lt, Ne
     from sympy.core.relational import GreaterThan, LessThan
 
-    if isinstance(first, Eq) and isinstance(second, Eq) and first.lhs.is_Symbol and first.lhs == second.lhs:
-        if _equal(first.rhs, second.rhs):
-            return True
+    both = isinstance(first, Eq) and isinstance(second, Eq) and first.lhs.is_Symbol and first.lhs == second.lhs
+    if both and _equal(first.rhs, second.rhs):
+        return True
     sides = [(one.rhs, one.lhs) if isinstance(one, Gt | GreaterThan) else (one.lhs, one.rhs) for one in (first, second)]
     kinds = [
         next(place for place, kind in enumerate((Eq, Ne, Lt | Gt, LessThan | GreaterThan)) if isinstance(one, kind))
@@ -467,7 +482,7 @@ def _equal_relations(first: Any, second: Any) -> bool:
     from sympy import Add, Mul
 
     left, right = (Add(one, Mul(-1, other, evaluate=False), evaluate=False) for one, other in sides)
-    for value, other in _values(left, right):
+    for value, other in _values(_without_functions(left), _without_functions(right)):
         if value.is_zero or other.is_zero:
             if not (value.is_zero and other.is_zero):
                 return False

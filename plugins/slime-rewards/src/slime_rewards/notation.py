@@ -2,7 +2,7 @@ r"""Rewrites the ways people write an answer into LaTeX that the parser reads to
 
 ``rewritten``  symbols, layout, fonts, numbers and functions in one notation: ``√2`` and ``sqrt(2)`` become ``\sqrt{2}``
 ``measure``    a number without its unit, percent sign or currency
-``words``      an answer that is text, without markup and case
+``words``      the text of an answer without markup; of words also without case
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ _FUNCTIONS = (
 _GREEK = (
     "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|tau|phi|varphi|omega|psi|pi|Delta|Omega|Sigma|Gamma|Phi"
 )
-_FONT = r"\\(?:mathrm|mathbf|mathit|mathsf|mathtt|mathnormal|textrm|textbf|textit|textsf|textnormal|text|mbox|hbox|bm|boldsymbol|operatorname\*?|emph|underline|rm|bf)"
+_FONT = (
+    r"\\(?:math(?:rm|bf|it|sf|tt|normal)|text(?:rm|bf|it|sf|normal)?|mbox|hbox|bm|boldsymbol|operatorname\*?|emph"
+    r"|underline|rm|bf)"
+)
 _SPACE = r"(?:(?<!\\)\\[,!;:> ]|~|\\thinspace|\\quad|\\qquad)"
 
 _Replacement = str | Callable[["re.Match[str]"], str]
@@ -83,6 +86,8 @@ _LAYOUT = _rules(
     (r"\\(?:ast|star|bullet)(?![a-zA-Z])", "*"),
     (r"\\(?:div)(?![a-zA-Z])", "/"),
     (r"\\(?:colon|ratio)(?![a-zA-Z])", ":"),
+    (r"\\odot(?![a-zA-Z])", r"\\text{sun}"),
+    (r"_\{\s*\\(max|min)\s*\}", r"_{\\text{\1imum}}"),
     (r"\\lt(?![a-zA-Z])", "<"),
     (r"\\gt(?![a-zA-Z])", ">"),
     (r"<=", r"\\le "),
@@ -198,7 +203,7 @@ def _magnitude(word: str, closing: str, text: str) -> str:
 
 
 def _grouped(text: str) -> str:
-    r"""Return the text with braces around every argument: ``\frac12`` becomes ``\frac{1}{2}``, ``x^(1/2)`` ``x^{1/2}``."""
+    r"""Return the text with braces around every argument: ``\frac12`` is ``\frac{1}{2}``, ``x^(1/2)``, ``x^{1/2}``."""
     text = re.sub(r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}", text)
     text = re.sub(r"^([^{}]*)\\over(?![a-z])([^{}]*)$", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}", text)
@@ -269,25 +274,29 @@ class Measure:
 
 
 _UNITS = """
-mm millimeter millimetre|cm centimeter centimetre|m meter metre|km kilometer kilometre|in inch inche|ft feet foot|yd yard
-|mi mile|mg milligram|g gram|kg kilogram|lb pound|oz ounce|t ton tonne|s sec second|min minute|h hr hour|day|week|month
-|yr year|l liter litre|ml milliliter millilitre|n newton|j joule|kj kilojoule|ev|w watt|kw kilowatt|pa pascal|hz hertz|v
-volt|ohm|k kelvin|mol mole|rad radian|deg degree|cent|dollar usd
+mm millimeter millimetre|cm centimeter centimetre|m meter metre|km kilometer kilometre|in inch inche|ft feet foot
+|yd yard|mi mile|mg milligram|g gram|kg kilogram|lb pound|oz ounce|t ton tonne|s sec second|min minute|h hr hour|day
+|week|month|yr year|l liter litre|ml milliliter millilitre|n newton|j joule|kj kilojoule|ev|w watt|kw kilowatt
+|pa pascal|hz hertz|v volt|ohm|k kelvin|mol mole|rad radian|deg degree|cent|dollar usd
 """
 _UNIT_OF = {name: unit.split()[0] for unit in _UNITS.replace("\n", " ").split("|") for name in unit.split()}
-_SHORT = r"mm|cm|dm|m|km|in|ft|yd|mi|mg|g|kg|lb|lbs|oz|s|ms|min|h|hr|hrs|L|l|mL|ml|N|J|kJ|eV|MeV|W|kW|Pa|kPa|Hz|V|K|mol|rad|mph|kmh|nm|km/h|m/s|cm/s|pm|am"
+_SHORT = (
+    r"mm|cm|dm|m|km|nm|in|ft|yd|mi|mg|g|kg|lbs?|oz|s|ms|min|h|hrs?|L|l|mL|ml|N|J|kJ|eV|MeV|W|kW|Pa|kPa|Hz|V|K|mol|rad"
+    r"|mph|kmh|km/h|m/s|cm/s|pm|am"
+)
 _TEXT_UNIT = re.compile(
     r"(?s)^(.*?[\d})!a-zA-Z|])\s*((?:\\text\s*\{(?:[^{}]|\{[^{}]*\})*\}\s*(?:\^\s*\{?-?\d+\}?)?[\s/.·\\cdot]*)+)$"
 )
 _WORD_UNIT = re.compile(
-    rf"(?s)^(.*?[\d}}])(?:\s+((?:(?:{_SHORT})|(?!{_FUNCTIONS})[A-Za-z]{{3,}})(?:[\s/.-]*[A-Za-z]+\.?(?:\^\{{?-?\d+\}}?)?)*)|((?:{_SHORT})))"
+    rf"(?s)^(.*?[\d}}])(?:\s+((?:(?:{_SHORT})|(?!{_FUNCTIONS})[A-Za-z]{{3,}})"
+    rf"(?:[\s/.-]*[A-Za-z]+\.?(?:\^\{{?-?\d+\}}?)?)*)|((?:{_SHORT})))"
     r"\s*(?:\^\s*\{?-?\d+\}?)?(?:\s*/\s*\w+(?:\^\{?\d\}?)?)?$"
 )
 _DEGREES = re.compile(r"\s*\^\s*\{?\s*\\(?:circ|degree|circle)\s*\}?|\s*\\degree(?![a-z])")
 
 
 def measure(text: str) -> list[Measure]:
-    r"""Return the readings of a rewritten answer, each without unit and percent sign: ``5\text{ cm}`` and ``5 m`` are 5."""
+    r"""Return the readings of a rewritten answer, without unit and percent sign: ``5\text{ cm}`` and ``5 m`` are 5."""
     degrees = _DEGREES.search(text) is not None
     if degrees:
         in_function = re.search(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![a-z])", text) is not None
@@ -323,7 +332,7 @@ _MARKUP = re.compile(
 
 
 def words(text: str) -> str:
-    """Return the text of an answer without markup, case, spaces and final punctuation."""
+    """Return the text of an answer without markup, spaces and final punctuation; words also without case."""
     text = re.sub(r"\{([:,;])\}", r"\1", text)
     plain = re.sub(r"\s+", "", _MARKUP.sub(r" \1 ", text.replace(r"\%", "%").translate(_TRANSLATION)).lower()).strip(
         "\"'"

@@ -77,11 +77,11 @@ def word_f1(answer: str, label: str) -> float:
 
 
 def choice(text: str) -> str | None:
-    """Return the chosen letter: boxed, on the ``Answer:`` line, or the one that the last sentence that states one states.
+    """Return the chosen letter: boxed, on the ``Answer:`` line, or in the last sentence that states one.
 
-    Letters that a sentence rules out are ignored, as in "C, not option A". If no sentence states a letter, the choice is
-    the letter that the text starts with, as in ``b. 4``, the last "option B", or the last letter alone. None: no choice
-    from A to J.
+    Letters that a sentence rules out are ignored, as in "C, not option A". If no sentence states a letter, the choice
+    is the letter that the text starts with, as in ``b. 4``, the last "option B", or the last letter alone. None: no
+    choice from A to J.
     """
     text = after_thinking(text) or text
     text = re.sub(r"[^\S\n]+", " ", text)
