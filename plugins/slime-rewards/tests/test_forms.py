@@ -523,3 +523,10 @@ def test_an_answer_equals_the_label_in_every_form_and_no_near_miss_does(
         **dict.fromkeys([label, *same], True),
         **dict.fromkeys(other, False),
     }
+
+
+@pytest.mark.parametrize(
+    "answer", [r"\frac{" * 50 + "1" + "}{2}" * 50, "(" * 900 + "5" + ")" * 900, "1" * 3000, "100000!"]
+)
+def test_an_answer_that_is_too_long_or_too_deep_equals_only_its_own_text(answer: str) -> None:
+    assert [equal("5", answer), equal(answer, answer)] == [False, True]

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 from slime_rewards.answers import MOST_LETTERS
@@ -29,6 +30,9 @@ significant digits always suffice."""
 
 _ROUNDING = 1e-12
 """Relative error of arithmetic with decimals."""
+
+_DEEPEST = 20
+"""Brackets within brackets; the parser's time grows steeply with their number."""
 
 _STORED = 60
 """Digits that store a decimal, plus one for each of its decimal places, so that 12.50 keeps its zero."""
@@ -162,7 +166,7 @@ def _parser() -> Any:
 
 def _parse(text: str) -> Any:
     """Return the expression that a rewritten text is; None if the parser does not read all of it."""
-    if not text or is_prose(text):
+    if not text or is_prose(text) or _depth(text) > _DEEPEST:
         return None
     if not re.search(r"\\(?:sum|prod)", text):
         # The imaginary unit; a capital I is the parser's name for it and anyone's name for a current.
@@ -179,6 +183,10 @@ def _parse(text: str) -> Any:
         raise
     except Exception:  # the library raises Exception for every text that it cannot read
         return None
+
+
+def _depth(text: str) -> int:
+    return max(accumulate((letter in "({[") - (letter in ")}]") for letter in text))
 
 
 def same(first: Reading, second: Reading) -> bool:

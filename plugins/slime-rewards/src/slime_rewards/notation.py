@@ -334,9 +334,9 @@ _MARKUP = re.compile(
 def words(text: str) -> str:
     """Return the text of an answer without markup, spaces and final punctuation; words also without case."""
     text = re.sub(r"\{([:,;])\}", r"\1", text)
-    plain = re.sub(r"\s+", "", _MARKUP.sub(r" \1 ", text.replace(r"\%", "%").translate(_TRANSLATION)).lower()).strip(
-        "\"'"
-    )
+    is_words = is_text(text)
+    plain = re.sub(r"\s+", "", _MARKUP.sub(r" \1 ", text.replace(r"\%", "%").translate(_TRANSLATION))).strip("\"'")
+    plain = plain.lower() if is_words else plain
     plain = re.sub(r"(?<=\d)([ap])\.m\.?", r"\1m", plain)
     plain = re.sub(r"[.,;:]$", "", plain)
     return re.sub(r"^\((\w)\)$", r"\1", plain)
