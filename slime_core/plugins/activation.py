@@ -173,7 +173,10 @@ def activate(
         own = functions.setdefault(named.plugin, {})
         own[named.option] = (*own.get(named.option, ()), source)
     if functions:
-        manifest = start.record([one.code for own in functions.values() for found in own.values() for one in found])
+        sources = [one for own in functions.values() for found in own.values() for one in found]
+        # Two functions may share a neighbour.
+        neighbours = {code.plugin: code for one in sources for code in one.neighbours.values()}
+        manifest = start.record([*(one.code for one in sources), *neighbours.values()])
         if admit is not None:
             admit(manifest)
     return ActivePlugins(

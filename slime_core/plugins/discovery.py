@@ -214,11 +214,13 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PluginSource:
-    """A plugin that is about to be imported; ``content`` holds the bytes of a single-file plugin."""
+    """A plugin that is about to be imported; ``content`` holds the bytes of a single-file plugin, ``neighbours`` the
+    modules that it imports from its folder: dotted name, path and bytes of each."""
 
     plugin: PluginIdentity
     source: Source = Source.INSTALLED
     content: bytes = b""
+    neighbours: tuple[tuple[str, str, bytes], ...] = ()
 
 
 def installed(declared: Declared | None = None) -> list[PluginIdentity]:

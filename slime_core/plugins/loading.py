@@ -5,7 +5,7 @@ name on it.
 
 Forms of a path of a function: ``package.module.function`` and ``package.module:function``; ``file.py:function``; and
 ``file.py`` or ``package.module:`` for a module in which only one thing fits. A file travels as bytes, like a
-single-file plugin.
+single-file plugin, and with it the modules of its folder that it imports.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from slime_core.plugins.discovery import (
     module_identity,
     read_code,
 )
+from slime_core.plugins.neighbours import find_neighbours, scoped_builtins
 
 
 @contextmanager
@@ -170,6 +171,9 @@ def _module_of_bytes(source: PluginSource) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     module.__file__ = source.plugin.distribution  # pydantic reads the help under options from the source
+    if source.neighbours:
+        neighbours = {name: (path, content) for name, path, content in source.neighbours}
+        vars(module)["__builtins__"] = scoped_builtins(name, neighbours)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -206,6 +210,12 @@ class FunctionSource:
         """The bytes of the file that the function is in; None: it is in an importable module."""
         return self.code.content if self.code.source is Source.FILE else None
 
+    @property
+    def neighbours(self) -> dict[str, PluginSource]:
+        """The modules that the file imports from its folder: dotted name -> a file like it."""
+        files = {name: local_file(content, path=path) for name, path, content in self.code.neighbours}
+        return {name: replace(one, plugin=replace(one.plugin, name=self.setting)) for name, one in files.items()}
+
     def __str__(self) -> str:
         return f"--{self.setting.replace('_', '-')} {self.path}"
 
@@ -221,7 +231,10 @@ def find_function(path: str, *, setting: str) -> FunctionSource:
     if module.endswith(".py"):
         file = str(Path(module))
         code = local_file(read_code(Path(file), flag=flag), path=file)
-        code = replace(code, plugin=replace(code.plugin, name=setting))
+        with boundary(flag, "reading the modules next to it", next_step="Make them readable."):
+            neighbours = find_neighbours(Path(file), code.content)
+        named = tuple((name, *neighbours[name]) for name in sorted(neighbours))
+        code = replace(code, plugin=replace(code.plugin, name=setting), neighbours=named)
         return FunctionSource(setting, path, code, attribute or None)
     if not colon:
         module, _, attribute = path.rpartition(".")

@@ -30,7 +30,7 @@ from slime_core.config.prompt_paths import JSON_LINES, PromptPath, format_of, un
 from slime_core.errors import DataError
 from slime_core.plugins.contracts import PromptFormat, PromptRequest, PromptTable, RawRow, RunView
 from slime_core.plugins.contracts.rollouts import Prompt
-from slime_core.types import JsonValue
+from slime_core.types import JsonLabel, JsonValue
 from slime_core.untrusted import open_regular
 
 __all__ = [
@@ -443,8 +443,10 @@ def _label(raw: RawRow, row: dict[str, Any], key: str | None) -> str | None:
             f"{raw.place}: field {key!r} holds {found} (--label-key); accepted: text, a number, lists or objects of "
             "these, or null where there is no ground truth"
         )
-    if isinstance(label, bool | int | float | list | dict | tuple):
-        return json.dumps(label, default=str)
+    if isinstance(label, list | dict | tuple):
+        return JsonLabel(json.dumps(label, default=str))
+    if isinstance(label, bool | int | float):
+        return json.dumps(label)
     return label if label is None else str(label)
 
 

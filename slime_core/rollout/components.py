@@ -317,8 +317,10 @@ def refuse_unusable(sample: Sample, key: str | None, *, who: str) -> None:
 
 def _copied(sample: Sample) -> Sample:
     """A sample of its own, with what transforms change; tokens and log-probabilities are shared."""
-    mask, reward = copy.copy(sample.loss_mask), copy.copy(sample.reward)
-    return replace(sample, metadata=dict(sample.metadata), reward=reward, loss_mask=mask)
+    copied = copy.copy(sample)  # with attributes that user code has set
+    copied.metadata = dict(sample.metadata)
+    copied.loss_mask, copied.reward = copy.copy(sample.loss_mask), copy.copy(sample.reward)
+    return copied
 
 
 def _through(transforms: Sequence[Transform], groups: Sequence[PromptGroup]) -> list[Transformed]:

@@ -50,7 +50,7 @@ from slime_core.rollout.rollout_batch import (
     describe_failures,
 )
 from slime_core.rollout.rollout_files import Recorded, read_numbered, rollout_file, write_rollout
-from slime_core.rollout.sampler_components import SamplerComponents, SamplerSettings
+from slime_core.rollout.sampler_components import SamplerComponents, SamplerSettings, make_encoder
 from slime_core.rollout.shards import BatchPlan, batch_metrics, grouped_rewards, loss_masks, make_shards
 from slime_core.track.ledger import LEDGER, PendingGroups, PromptLedger
 from slime_core.track.record import Timeline
@@ -86,15 +86,16 @@ class EvalSampler:
         manifest: of the plugins in ``registry``, for reward models in their own processes; None: they run in this one.
 
     Raises:
-        DataError: evaluation prompts cannot be read.
+        DataError: evaluation prompts cannot be read, or the tokenizer lacks the chat template that the run requires.
         PluginError: a component cannot be loaded, or ``slime_sampler_start`` failed.
     """
 
     def __init__(self, settings: SamplerSettings, registry: Registry, *, manifest: Manifest | None = None) -> None:
         self.hooks = LifecycleHooks(registry, place=Place.SAMPLER, options=settings.options)
-        info = SamplerInfo(settings.router_url, settings.model_urls, trains=settings.trains)
+        encoder = make_encoder(settings)
+        info = SamplerInfo(settings.router_url, settings.model_urls, trains=settings.trains, encoder=encoder)
         self.hooks.call("slime_sampler_start", sampler=info)
-        self._components = SamplerComponents(settings, registry, hooks=self.hooks, manifest=manifest)
+        self._components = SamplerComponents(settings, registry, hooks=self.hooks, encoder=encoder, manifest=manifest)
         self.evaluation = Evaluation(settings.config, self._components)
 
     async def evaluate(self, step: int) -> dict[str, float]:

@@ -65,9 +65,9 @@ class SamplerComponents:
     Arguments:
         hooks: of plugins, called after generation and for evaluations.
         manifest: of the plugins in ``registry``, for reward models in their own processes; None: they run in this one.
+        encoder: prompts to ids, ids to text; see :func:`make_encoder`.
 
     Attributes:
-        encoder: prompts to ids, ids to text.
         train_sampling: how training samples tokens, where a row says nothing else.
         client: sends requests to the engines.
         models: name -> URL of every auxiliary model that the run serves.
@@ -76,19 +76,24 @@ class SamplerComponents:
         writer: writes readable samples.
 
     Raises:
-        DataError: the tokenizer lacks the chat template that the run requires.
         PluginError: a component cannot be loaded.
     """
 
     def __init__(
-        self, settings: SamplerSettings, registry: Registry, *, hooks: LifecycleHooks, manifest: Manifest | None = None
+        self,
+        settings: SamplerSettings,
+        registry: Registry,
+        *,
+        hooks: LifecycleHooks,
+        encoder: PromptEncoder,
+        manifest: Manifest | None = None,
     ) -> None:
         config = settings.config
         self._settings = settings
         self._config = config
         self._registry = registry
         self.hooks = hooks
-        self.encoder = self._make_encoder(templated=config.data.apply_chat_template)
+        self.encoder = encoder
         self.train_sampling = train_sampling(config, end_ids=self.encoder.end_ids)
         self._processor = self._make_processor()
         self.client = self._make_client()
@@ -172,7 +177,7 @@ class SamplerComponents:
     def encoder_for(self, templated: bool) -> PromptEncoder:
         """The encoder of prompts that are rendered with the chat template, or are not."""
         is_same = templated == self._config.data.apply_chat_template
-        return self.encoder if is_same else self._make_encoder(templated=templated)
+        return self.encoder if is_same else make_encoder(self._settings, templated=templated)
 
     def context(self, number: int, *, evaluation: bool) -> GenerateContext:
         """The context of generate functions.
@@ -231,14 +236,6 @@ class SamplerComponents:
             make=make,
         )
 
-    def _make_encoder(self, *, templated: bool) -> PromptEncoder:
-        return PromptEncoder(
-            self._settings.folder,
-            apply_chat_template=templated,
-            template_arguments=template_arguments(self._config.data),
-            trust_remote_code=self._config.model.trust_remote_code,
-        )
-
     def _make_processor(self) -> InputProcessor | None:
         has_images = self._settings.trains and self._config.data.multimodal_keys is not None
         if not has_images or not has_processor(self._settings.folder):
@@ -257,6 +254,24 @@ class SamplerComponents:
             num_engines=settings.num_engines,
             restart_s=config.engine.engine_start_timeout_s if config.restarts_engines else 0.0,
         )
+
+
+def make_encoder(settings: SamplerSettings, *, templated: bool | None = None) -> PromptEncoder:
+    """Return the encoder of the run's model.
+
+    Arguments:
+        templated: render prompts with the chat template; None: if ``--apply-chat-template`` is given.
+
+    Raises:
+        DataError: the tokenizer lacks the chat template that is needed.
+    """
+    data = settings.config.data
+    return PromptEncoder(
+        settings.folder,
+        apply_chat_template=data.apply_chat_template if templated is None else templated,
+        template_arguments=template_arguments(data),
+        trust_remote_code=settings.config.model.trust_remote_code,
+    )
 
 
 def default_num_workers(num_cores: int) -> int:

@@ -1,7 +1,7 @@
 """The records that packages exchange, and the shape legend of the whole project.
 
     sample   Sample, Status, SpecInfo, PromptGroup: what user code sees and what is generated; TokenIds, LogProbs, Mask:
-             flat arrays that behave like lists; SampleRecord: one row of a run's files of samples; JsonValue
+             flat arrays that behave like lists; JsonLabel; SampleRecord: one row of a run's files of samples; JsonValue
     rollout  Reward, RewardFailure: what a reward model returns for one sample; GroupedRewards: those of a rollout;
              TrainBatch, StepPlan: what is trained
 
@@ -19,6 +19,7 @@ from slime_core.types.rollout import GroupedRewards, Reward, RewardFailure, Step
 from slime_core.types.sample import (
     REWARD_KEY,
     REWARD_TOLERANCE,
+    JsonLabel,
     JsonValue,
     LogProbs,
     Mask,
@@ -37,6 +38,7 @@ __all__ = [
     "REWARD_KEY",
     "REWARD_TOLERANCE",
     "GroupedRewards",
+    "JsonLabel",
     "JsonValue",
     "LogProbs",
     "Mask",

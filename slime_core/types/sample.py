@@ -7,6 +7,7 @@ as trackers read it from a run's files.
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -78,6 +79,10 @@ class Mask(Numbers):
     code = "b"
 
 
+class JsonLabel(str):
+    """A label that is an object or a list in its row: the text of it, in JSON."""
+
+
 NUMBERS: dict[str, type[Numbers]] = {
     "tokens": TokenIds,
     "rollout_log_probs": LogProbs,
@@ -120,9 +125,11 @@ class SpecInfo:
     completion_token_num: int = 0
 
 
-@dataclass(slots=True)
+@dataclass
 class Sample:
     """One response to one prompt: what user code sees and what becomes a training example.
+
+    User code may set further attributes; rewards see them, and files do not have them.
 
     Example: the prompt ``"2+2"`` answered with ``"4"`` by weights of version 7::
 
@@ -139,7 +146,9 @@ class Sample:
         tokens: prompt ids followed by response ids, exactly as the engine saw and returned them.
         response: the decoded response; for reading, never re-tokenised.
         response_length: number of response ids at the end of ``tokens``.
-        label: ground truth for the reward.
+        prompt_text: the prompt rendered with the chat template, for functions written for THUDM's slime. None: not
+            rendered; only slime-compat sets it.
+        label: ground truth for the reward; a :class:`JsonLabel` if the row has an object or a list.
         reward: a number, or named numbers.
         loss_mask: one entry per response id, 1 trains, 0 (tool output) does not; None: all ones.
         status: see :class:`Status`.
@@ -200,6 +209,7 @@ class Sample:
     spec_info: SpecInfo = field(default_factory=SpecInfo)
     error: str | None = None
     failure_cause: str | None = None
+    prompt_text: str | None = None
 
     Status: ClassVar[type[StrEnum]] = Status
 
@@ -270,7 +280,11 @@ class Sample:
             accepted = "one for each token" if trainable else "none, since it does not train"
             raise ValueError(f"sample {self.index}: {len(ids)} more response tokens with {given}; accepted: {accepted}")
         self.tokens = TokenIds([*self.tokens, *ids])
-        self.loss_mask = Mask([*self._mask_so_far(), *([int(trainable)] * len(ids))])
+        trained = [int(trainable)] * len(ids)
+        if isinstance(self.loss_mask, list):
+            self.loss_mask += trained  # in place: functions written for slime hold on to their list
+        else:
+            self.loss_mask = Mask([*self._mask_so_far(), *trained])
         self.rollout_log_probs = LogProbs([*(self.rollout_log_probs or ()), *(sampled or [0.0] * len(ids))])
         if self.rollout_top_p_token_offsets is not None:
             end = self.rollout_top_p_token_offsets[-1]
@@ -305,6 +319,7 @@ class Sample:
         experts: Any = self.rollout_routed_experts
         plain["rollout_routed_experts"] = experts if experts is None or isinstance(experts, list) else experts.tolist()
         plain["multimodal_train_inputs"] = json_of(self.multimodal_train_inputs)
+        plain["label"] = json.loads(self.label) if isinstance(self.label, JsonLabel) else self.label
         counters = {entry.name: getattr(self.spec_info, entry.name) for entry in fields(self.spec_info)}
         return {**plain, "status": self.status.value, "spec_info": counters}
 
@@ -322,6 +337,8 @@ class Sample:
         status = Status(given.get("status", Status.PENDING))
         spans = [(version, start, end) for version, start, end in given.get("weight_spans", ())]
         inputs = read_json(given.get("multimodal_train_inputs"))
+        if isinstance(given.get("label"), dict | list):
+            given["label"] = JsonLabel(json.dumps(given["label"]))
         read = {"status": status, "spec_info": counters, "weight_spans": spans, "multimodal_train_inputs": inputs}
         return Sample(**{**given, **numbers, **read})
 

@@ -52,8 +52,7 @@ OF_ROLLOUTS = '''
     async def generate(args, sample, sampling_params, evaluation=False):
         tokenizer = GenerateState(args).tokenizer
         url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
-        turns = [{"role": "user", "content": sample.prompt}]
-        sample.tokens = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+        sample.tokens = tokenizer(sample.prompt, add_special_tokens=False)["input_ids"]
         for turn in range(args.max_turns):
             payload = {"input_ids": list(sample.tokens), "sampling_params": sampling_params, "return_logprob": True}
             answer = await post(url, payload)
@@ -65,8 +64,7 @@ OF_ROLLOUTS = '''
                 args, tokens=ids, log_probs=log_probs, meta_info=answer["meta_info"], text=text
             )
             if turn + 1 < args.max_turns and sample.status == Sample.Status.COMPLETED:
-                text = "<|user|>" + sample.prompt + "<|assistant|>"
-                prompt_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+                prompt_ids = tokenizer(sample.prompt, add_special_tokens=False)["input_ids"]
                 sample.append_response_tokens(args, tokens=prompt_ids, trainable=False, text=" ")
         return sample
 

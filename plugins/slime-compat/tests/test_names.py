@@ -67,7 +67,6 @@ RULES = {
     module: f"score with it by name: --rm-type {name}, or rm_type = {name} in a row's metadata"
     for module, name in {
         "math_utils": "math",
-        "math_dapo_utils": "dapo",
         "deepscaler": "deepscaler",
         "f1": "f1",
         "gpqa": "gpqa",
@@ -103,7 +102,7 @@ RULES = {
         ),
         ("import slime.ray.rollout", "line 2: slime.ray.rollout has no counterpart here. In its place, the run places"),
         ("import nowhere_at_all", "line 2: there is no package 'nowhere_at_all' here. Install it"),
-        ("from .neighbour import f", "line 2: a file by itself has no neighbours to import"),
+        ("from .neighbour import f", "line 2: there is no module 'neighbour' next to the file"),
         ("def helper(): return undefined_name", "line 2: 'undefined_name' is defined nowhere in the file. Define it"),
     ],
 )

@@ -27,6 +27,8 @@ from slime_core.types import JsonValue, Sample, SampleRecord
 if TYPE_CHECKING:
     import torch
 
+    from slime_core.generation import Encoder
+
 __all__ = [
     "EvalSamples",
     "LearnerInfo",
@@ -245,11 +247,13 @@ class SamplerInfo:
         router_url: where generation requests go; empty: no engine is started.
         model_urls: name -> URL of every model that is served in addition to the policy.
         trains: its rollouts are trained; False: it only evaluates.
+        encoder: encodes training prompts, with the run's chat template; None: there is none, as in a test.
     """
 
     router_url: str
     model_urls: Mapping[str, str] = field(default_factory=dict)
     trains: bool = True
+    encoder: Encoder | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from slime_core.errors import PluginError
 from slime_core.generation import GenerateContext, Generation, Kept, SamplingParams, joined, keep
 from slime_core.generation.sampling import FINISHED, added
 from slime_core.prompts.chat import PromptEncoder
+from slime_core.prompts.rows import Prompt
 from slime_core.types import LogProbs, Mask, Sample, SpecInfo, Status, TokenIds
 
 __all__ = ["Call", "Trajectory", "sampling_fields"]
@@ -121,11 +122,18 @@ class Call:
 
     Arguments:
         tools: descriptions of functions from the prompt's row, for the chat template.
+        prompts: rendered prompt, which the function finds in ``sample.prompt`` -> the prompt that was rendered.
     """
 
     def __init__(
-        self, context: GenerateContext, sampling: SamplingParams, *, tools: Sequence[Any] | None = None
+        self,
+        context: GenerateContext,
+        sampling: SamplingParams,
+        *,
+        tools: Sequence[Any] | None = None,
+        prompts: Mapping[str, Prompt] | None = None,
     ) -> None:
+        self._prompts = prompts or {}
         self._context = context
         self._sampling = sampling
         self._tools = tools
@@ -148,7 +156,7 @@ class Call:
         If two turns of one conversation are concurrent, the second starts a new trajectory. A turn that failed leaves
         the conversation unchanged.
         """
-        messages = conversation if isinstance(conversation, str) else [dict(one) for one in conversation]
+        messages = conversation if isinstance(conversation, str) else self._unrendered(conversation)
         trajectory = self._continued(messages) or self._new_trajectory(messages)
         try:
             answer = await self._sample_turn(trajectory, sampling_params)
@@ -197,9 +205,25 @@ class Call:
         return _answer(self._context.encoder.decode(list(generation.token_ids)), generation)
 
     def _new_trajectory(self, messages: str | list[dict[str, Any]]) -> Trajectory:
-        trajectory = Trajectory(self._context.encoder.encode(messages, tools=self._tools), messages, added=[])
+        is_rendered = isinstance(messages, str) and any(map(messages.startswith, self._prompts))
+        encoder = self._context.encoder
+        ids = encoder.encode_text(messages) if is_rendered else encoder.encode(messages, tools=self._tools)
+        trajectory = Trajectory(ids, messages, added=[])
         self.trajectories.append(trajectory)
         return trajectory
+
+    def _unrendered(self, conversation: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Replace a message whose content is a rendered prompt, because the template renders it again: by the same
+        message with the prompt, if that is text, or by the messages of the prompt."""
+        messages: list[dict[str, Any]] = []
+        for message in conversation:
+            content = message.get("content")
+            prompt = self._prompts.get(content) if isinstance(content, str) else None
+            if prompt is None or isinstance(prompt, str):
+                messages.append({**message, "content": content if prompt is None else prompt})
+            else:
+                messages += [dict(one) for one in prompt]
+        return messages
 
     def _continued(self, messages: str | list[dict[str, Any]]) -> Trajectory | None:
         """Return the conversation that ``messages`` continues, unless another turn of it is in flight."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Mapping, Sequence, Sized
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, cast
 
@@ -18,9 +19,12 @@ from slime_compat.calling import blamed
 from slime_compat.check import load_checked
 from slime_compat.forms import rollout_forms
 from slime_compat.options import PathOptions
+from slime_compat.views import as_in_slime, originals, render, restore
 from slime_core import DataSource, PromptRequest, RunView
 from slime_core.errors import PluginError
+from slime_core.generation import Encoder
 from slime_core.prompts.numbered import Held, NumberedPrompts, requested
+from slime_core.prompts.rows import Prompt
 from slime_core.types import PromptGroup, Sample
 
 __all__ = [
@@ -122,6 +126,7 @@ class BufferedSource:
 
     def __init__(self, options: PathOptions, run: RunView) -> None:
         self._loaded = load_checked(options, "buffer_filter_path", rollout_forms(group_rm=options.group_rm))
+        self._encoder = options.encoder
         self._source = _Chosen(_arguments(options, requested(run)), self._choose)
 
     def next_groups(self, n: int) -> list[PromptGroup]:
@@ -144,7 +149,8 @@ class BufferedSource:
         return len(self._source)
 
     def _choose(self, args: Any, buffer: list[PromptGroup], n: int) -> list[PromptGroup]:
-        with blamed(self._loaded.source):
+        shown = [sample for group in buffer for sample in group]
+        with as_in_slime(shown, self._encoder), blamed(self._loaded.source):
             chosen = self._loaded.function(args, None, buffer, n)
         groups = list(chosen) if isinstance(chosen, list | tuple) else None
         if groups is None or len(groups) > n or not all(_is_group(group) for group in groups):
@@ -309,18 +315,43 @@ class PathSource:
 
 
 class SourceView:
-    """The run's data source, with slime's methods."""
+    """The run's data source, with slime's methods. A context: samples that it returns are as in slime until it ends.
 
-    def __init__(self, source: DataSource) -> None:
+    Arguments:
+        encoder: renders prompts; None: they stay as they are.
+    """
+
+    def __init__(self, source: DataSource, encoder: Encoder | None = None) -> None:
         self._source = source
+        self._encoder = encoder
+        self._open = ExitStack()
+        self._returned: list[Sample] = []
+        self._prompts: dict[str, Prompt] = {}
+
+    def __enter__(self) -> SourceView:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._open.close()
 
     def get_samples(self, num_samples: int) -> list[PromptGroup]:
         """Return the next groups."""
-        return self._source.next_groups(num_samples)
+        groups = self._source.next_groups(num_samples)
+        samples = [sample for group in groups for sample in group]
+        render(samples, self._encoder)
+        self._returned += samples
+        self._prompts |= originals(samples)
+        self._open.enter_context(as_in_slime(samples))
+        return groups
 
     def add_samples(self, samples: Sequence[PromptGroup]) -> None:
         """Put groups back."""
+        self.restore(samples)
         self._source.put_back(samples)
+
+    def restore(self, groups: Sequence[PromptGroup]) -> None:
+        """Give samples that were made from those that :meth:`get_samples` returned their prompts and labels back."""
+        restore([sample for group in groups for sample in group], self._returned, self._prompts)
 
     def __len__(self) -> int:
         return len(cast(Sized, self._source))

@@ -10,6 +10,7 @@ from slime_compat.calling import call_here
 from slime_compat.check import load_checked
 from slime_compat.forms import rollout_forms
 from slime_compat.options import PathOptions
+from slime_compat.views import as_in_slime
 from slime_core import RunView, Transformed
 from slime_core.errors import PluginError
 from slime_core.types import PromptGroup
@@ -28,6 +29,7 @@ class PathGroupFilter:
         del run
         self._loaded = load_checked(options, "dynamic_sampling_filter_path", rollout_forms(group_rm=options.group_rm))
         self._args = options.arguments
+        self._encoder = options.encoder
 
     def __call__(self, samples: PromptGroup) -> Transformed:
         """Return the group, kept or dropped with the reason.
@@ -35,7 +37,8 @@ class PathGroupFilter:
         Raises:
             PluginError: the function failed, or returned something else.
         """
-        verdict = call_here(self._loaded, self._args, samples)
+        with as_in_slime(samples, self._encoder):
+            verdict = call_here(self._loaded, self._args, samples)
         if getattr(verdict, "keep_when_insufficient", False):
             raise PluginError(
                 f"{self._loaded.source}: keep_when_insufficient is set, and groups that were dropped are not taken "
@@ -59,6 +62,7 @@ class PathRolloutFilter:
         del run
         self._loaded = load_checked(options, "rollout_sample_filter_path", rollout_forms(group_rm=options.group_rm))
         self._args = options.arguments
+        self._encoder = options.encoder
 
     def __call__(self, groups: Sequence[PromptGroup]) -> list[Transformed]:
         """Return the groups; samples that the function removed are counted.
@@ -68,7 +72,8 @@ class PathRolloutFilter:
         """
         kept = [list(group) for group in groups]
         before = [_removed(group) for group in kept]
-        call_here(self._loaded, self._args, list(groups))
+        with as_in_slime([sample for group in groups for sample in group], self._encoder):
+            call_here(self._loaded, self._args, list(groups))
         after = [_removed(group) for group in kept]
         return [
             Transformed(group, changed={UNNAMED: now - then} if now > then else {})

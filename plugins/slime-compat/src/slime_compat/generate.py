@@ -18,6 +18,7 @@ from slime_compat.conversation import Call, sampling_fields
 from slime_compat.forms import rollout_forms
 from slime_compat.inside import CALL
 from slime_compat.options import PathOptions
+from slime_compat.views import as_in_slime, originals, render, restore
 from slime_core import RunView
 from slime_core.errors import EngineError, PluginError, RequestRefused
 from slime_core.generation import GenerateContext, Parents, SamplingParams
@@ -85,10 +86,13 @@ class PathGenerate:
     async def _part(self, context: GenerateContext, part: list[Sample], sampling: SamplingParams) -> list[Sample]:
         parents = Parents.of(part)
         async with self._room:
-            inside = Call(context, sampling, tools=tools_of(part[0].metadata))
+            render(part, context.encoder)
+            prompts = originals(part)
+            inside = Call(context, sampling, tools=tools_of(part[0].metadata), prompts=prompts)
             outer = CALL.set(inside)
             try:
-                returned = await self._called(part, sampling, evaluation=context.evaluation)
+                with as_in_slime(part):
+                    returned = await self._called(part, sampling, evaluation=context.evaluation)
             except RequestRefused:
                 raise
             except EngineError as failure:
@@ -99,7 +103,9 @@ class PathGenerate:
                 return [replace(sample, status=Status.FAILED, error=str(failure)) for sample in part]
             finally:
                 CALL.reset(outer)
-        return self._finished(returned, parents, inside, evaluation=context.evaluation)
+        samples = self._samples(returned)
+        restore(samples, part, prompts)
+        return self._finished(samples, parents, inside, evaluation=context.evaluation)
 
     async def _called(self, part: list[Sample], sampling: SamplingParams, *, evaluation: bool) -> Any:
         named = self._loaded.named(evaluation=evaluation)
@@ -107,9 +113,8 @@ class PathGenerate:
             return await call(self._loaded, self._args, part[0], sampling_fields(sampling), **named)
         return await call(self._loaded, self._args, part, **named)
 
-    def _finished(self, returned: Any, parents: Parents, inside: Call, *, evaluation: bool) -> list[Sample]:
+    def _finished(self, samples: list[Sample], parents: Parents, inside: Call, *, evaluation: bool) -> list[Sample]:
         """Check the samples that the function returned, and set their group."""
-        samples = self._samples(returned)
         if self._takes_one:
             self._share_rollout(samples, parents.numbers[0])
         self._fill(samples, inside)

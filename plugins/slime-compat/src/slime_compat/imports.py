@@ -7,7 +7,7 @@ import ast
 import builtins
 import importlib.util
 import symtable
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from slime_compat.names import HELPERS, NAMES, advice_for
 from slime_core import FunctionSource
@@ -30,43 +30,65 @@ ALWAYS = {
 
 
 def check_names(source: FunctionSource, text: bytes) -> None:
-    """Check from the text, without running it, that every import of the file exists and every used name is defined.
+    """Check from the text, without running it, that every import of the file and of its neighbours exists, and that
+    every name that the file uses is defined.
 
-    An import inside ``try`` may fail. A file with ``from module import *`` may read any name.
+    An import may fail inside a ``try`` that handles this, and in a branch of a function. A file with ``from module
+    import *`` may read any name.
 
     Raises:
         PluginError: names the line, and the replacement to write.
     """
-    tree = ast.parse(text)
-    found = [*_missing_imports(tree), *_missing_attributes(tree), *_undefined(tree, text, source.path)]
+    tree, neighbours = ast.parse(text), source.neighbours
+    found = [*_missing_imports(tree, neighbours), *_missing_attributes(tree), *_undefined(tree, text, source.path)]
     if found:
         line, wrong = min(found)
         raise PluginError(f"{source}: line {line}: {wrong}")
+    for neighbour in neighbours.values():
+        file = neighbour.plugin.distribution
+        try:
+            tree = ast.parse(neighbour.content)
+        except (SyntaxError, ValueError) as error:
+            raise PluginError(f"{source}: {file}: this is not Python: {error}. Correct the file.") from error
+        for line, wrong in sorted([*_missing_imports(tree, neighbours), *_missing_attributes(tree)]):
+            raise PluginError(f"{source}: {file}, line {line}: {wrong}")
 
 
-def _missing_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    tried = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Try)
-        for one in node.body
-        for inner in ast.walk(one)
-    }
+def _missing_imports(tree: ast.Module, neighbours: Collection[str]) -> Iterator[tuple[int, str]]:
+    """Yield line and mistake of each import that must work and cannot."""
+    tried = {id(inner) for one in _optional(tree) for inner in ast.walk(one)}
     typed = {id(inner) for node in ast.walk(tree) if _is_for_types(node) for inner in ast.walk(node)}
     for node in ast.walk(tree):
         if id(node) in tried or id(node) in typed:
             continue
         if isinstance(node, ast.Import):
             for name in node.names:
-                yield from _missing(node.lineno, name.name, None)
+                if name.name.partition(".")[0] not in neighbours:
+                    yield from _missing(node.lineno, name.name, None)
         elif isinstance(node, ast.ImportFrom) and node.level:
-            yield (
-                node.lineno,
-                "a file by itself has no neighbours to import; give package.module:function, or one file.",
-            )
+            first = (node.module or node.names[0].name).partition(".")[0]
+            if not any(first in name.split(".") for name in neighbours):
+                yield node.lineno, f"there is no module {first!r} next to the file. Add it, or leave the import out."
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            for name in node.names:
+            for name in node.names if node.module.partition(".")[0] not in neighbours else ():
                 yield from _missing(node.lineno, node.module, name.name)
+
+
+def _optional(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Yield statements whose imports may fail: of a ``try`` that goes on after a failed import, and of an ``if`` inside
+    a function."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try) and any(map(_handles_missing, node.handlers)):
+            yield from node.body
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from (inner for inner in ast.walk(node) if isinstance(inner, ast.If))
+
+
+def _handles_missing(handler: ast.ExceptHandler) -> bool:
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    caught = {ast.unparse(kind) if kind is not None else "BaseException" for kind in kinds}
+    is_caught = not caught.isdisjoint(("ImportError", "ModuleNotFoundError", "Exception", "BaseException"))
+    return is_caught and not any(isinstance(statement, ast.Raise) for statement in handler.body)
 
 
 def _missing_attributes(tree: ast.Module) -> Iterator[tuple[int, str]]:

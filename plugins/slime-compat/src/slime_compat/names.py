@@ -20,6 +20,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from slime_core import FunctionSource
+from slime_core.plugins import neighbours
+from slime_core.plugins.discovery import LOCAL_MODULE
 
 __all__ = ["ADVICE", "HELPERS", "NAMES", "advice_for", "provided"]
 
@@ -33,12 +35,18 @@ _SOURCES = {
     "pop_first": "slime_compat.data:pop_first",
 }
 
+_HTTP = {"post": "slime_compat.inside:post", "get": "slime_compat.inside:get"}
+
 NAMES: Mapping[str, Mapping[str, str]] = {
     "slime": {},
     "slime.data": {**_TYPES, **_SOURCES},
     "slime.utils": {},
     "slime.utils.types": _TYPES,
-    "slime.utils.http_utils": {"post": "slime_compat.inside:post", "get": "slime_compat.inside:get"},
+    "slime.utils.core": {},
+    "slime.utils.core.types": _TYPES,
+    "slime.utils.http_utils": _HTTP,
+    "slime.utils.network": {},
+    "slime.utils.network.http_utils": _HTTP,
     "slime.rollout": {},
     "slime.rollout.base_types": {
         "RolloutFnTrainOutput": "slime_compat.outputs:RolloutFnTrainOutput",
@@ -53,6 +61,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         **_TYPES,
     },
     "slime.rollout.rm_hub": {},
+    "slime.rollout.rm_hub.math_dapo_utils": {"compute_score": "slime_compat.dapo:compute_score"},
     "slime.rollout.filter_hub": {},
     "slime.rollout.filter_hub.base_types": {"DynamicFilterOutput": "slime_compat.outputs:DynamicFilterOutput"},
     "slime.rollout.filter_hub.dynamic_sampling_filters": {
@@ -111,7 +120,7 @@ def advice_for(module: str, name: str | None = None) -> str:
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds slime's modules if the importing code belongs to a file named by path."""
+    """Finds slime's modules if the importing code belongs to a file named by path, or to a module next to it."""
 
     def __init__(self) -> None:
         self.modules: set[str] = set()
@@ -129,8 +138,9 @@ class _Finder(MetaPathFinder, Loader):
         frame = sys._getframe(2)
         while frame is not None:
             name = str(frame.f_globals.get("__name__", ""))
-            if not name.startswith("importlib") and name != "_frozen_importlib":
-                return name in self.modules
+            if not name.startswith("importlib") and name not in ("_frozen_importlib", neighbours.__name__):
+                file = name.partition(".")[0] if name.startswith(LOCAL_MODULE) else name  # or the file of a neighbour
+                return file in self.modules
             frame = frame.f_back  # type: ignore[assignment]
         return False
 

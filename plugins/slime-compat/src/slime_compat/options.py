@@ -33,6 +33,7 @@ from slime_core.types import JsonValue
 if TYPE_CHECKING:
     from slime_compat.rollout import PathFunctions
     from slime_compat.weights import PostWrite
+    from slime_core.generation import Encoder
 
 __all__ = ["LOG_FLAGS", "CompatOptions", "PathOptions", "read_extra", "selected", "weight_transport"]
 
@@ -334,16 +335,18 @@ class PathOptions:
         sources: path setting -> its functions, in order.
         extra: entries of ``custom_config_path``.
         derived: entries of ``args`` that the sampler adds, for the processes that it starts.
+        encoder: of training prompts, in the sampler; None: elsewhere.
     """
 
     plan: RunPlan
     sources: Mapping[str, tuple[FunctionSource, ...]]
     extra: Mapping[str, Any] = field(default_factory=dict)
     derived: dict[str, Any] = field(default_factory=dict)
+    encoder: Encoder | None = None
 
     def __getstate__(self) -> dict[Any, Any]:
         # Without the cached properties: each process creates its own args, which functions and adapters may change.
-        return {one.name: getattr(self, one.name) for one in fields(self)}
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "encoder"}
 
     @cached_property
     def arguments(self) -> SimpleNamespace:

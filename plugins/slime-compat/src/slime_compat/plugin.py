@@ -194,6 +194,7 @@ def slime_sampler_start(sampler: SamplerInfo, options: CompatOptions | PathOptio
 async def slime_after_generate(
     sample: Sample, context: GenerateContext, options: CompatOptions | PathOptions
 ) -> Sample | None:
+    # Without a hook by path, too: a reward by path reads the rendered prompt in another process.
     return None if isinstance(options, CompatOptions) else await options.rollout_functions.generated(sample, context)
 
 

@@ -12,6 +12,7 @@ from slime_compat.calling import blamed, call
 from slime_compat.check import Loaded, load_checked
 from slime_compat.forms import rollout_forms
 from slime_compat.options import PathOptions
+from slime_compat.views import as_in_slime
 from slime_core import RunView
 from slime_core.errors import PluginError, SlimeError
 from slime_core.types import Sample
@@ -52,9 +53,10 @@ class PathReward:
         """
         if not samples:
             return []
-        if self.scores_each:
-            return await self._one_by_one(samples)
-        found = _as_list(await self._rewards(list(samples)), len(samples), self._loaded)
+        with as_in_slime(samples):
+            if self.scores_each:
+                return await self._one_by_one(samples)
+            found = _as_list(await self._rewards(list(samples)), len(samples), self._loaded)
         return [_reward(value, sample, self._loaded) for value, sample in zip(found, samples, strict=True)]
 
     async def _one_by_one(self, samples: Sequence[Sample]) -> list[Reward | str]:

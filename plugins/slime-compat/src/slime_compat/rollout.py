@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,6 +14,7 @@ from slime_compat.data import SourceView
 from slime_compat.forms import rollout_forms
 from slime_compat.options import PathOptions
 from slime_compat.train_data import converted, post_processed
+from slime_compat.views import as_in_slime, originals, render, restore
 from slime_core import DataSource, EvalSamples, RolloutBatch, RunView, SamplerInfo, TrainSamples
 from slime_core.errors import PluginError, RunError
 from slime_core.generation import GenerateContext
@@ -30,10 +32,11 @@ MEASURED = 'a dict {name: {"rewards": list, ...}}, or an object with data (such 
 def reach(options: PathOptions, sampler: SamplerInfo) -> None:
     """Set the engines' addresses in ``args``, here and in the processes that the sampler starts:
     ``args.sglang_router_ip`` and ``args.sglang_router_port``; and ``args.sglang_model_routers``, name -> (host, port)
-    of the auxiliary models."""
+    of the auxiliary models. Set the encoder of prompts."""
     router = urlsplit(sampler.router_url)
     options.derived.update(sglang_router_ip=router.hostname, sglang_router_port=router.port)
     options.derived.update(sglang_model_routers=_addresses(sampler.model_urls))
+    object.__setattr__(options, "encoder", sampler.encoder)
 
 
 class PathRollouts:
@@ -45,6 +48,7 @@ class PathRollouts:
 
     def __init__(self, options: PathOptions, run: RunView) -> None:
         self._args = options.arguments
+        self._encoder = options.encoder
         self._loaded = load_checked(options, "rollout_function_path", rollout_forms(group_rm=options.group_rm))
 
     async def fill(self, batch: RolloutBatch) -> Mapping[str, float]:
@@ -53,8 +57,9 @@ class PathRollouts:
         Raises:
             PluginError: the function failed, or returned something else than groups of samples.
         """
-        loaded, view = self._loaded, SourceView(batch.prompts)
-        found = await call(loaded, self._args, batch.rollout, view, **loaded.named(evaluation=False))
+        loaded, view = self._loaded, SourceView(batch.prompts, self._encoder)
+        with view:
+            found = await call(loaded, self._args, batch.rollout, view, **loaded.named(evaluation=False))
         listed = found if isinstance(found, list) else getattr(found, "samples", None)
         groups = [_flat(group) for group in listed] if isinstance(listed, list) else []
         if not groups or not all(isinstance(one, Sample) for group in groups for one in group):
@@ -65,6 +70,7 @@ class PathRollouts:
                     f"{loaded.source}: a sample has no group_index or no index; accepted: those of the samples that "
                     "data_source.get_samples returned. Keep them on samples of your own."
                 )
+        view.restore(groups)
         batch.wanted = len(groups)
         await batch.add(groups)
         return _numbers(getattr(found, "metrics", None))
@@ -88,6 +94,7 @@ class PathFunctions:
         self._forms = rollout_forms(group_rm=options.group_rm)
         self._options = options
         self._args = options.arguments
+        self._encoder = options.encoder
         self._evaluation = self._loaded("eval_function_path")
         self._hooks = load_all_checked(options, "rollout_sample_hook_path", self._forms)
         self._finished = self._loaded("rollout_all_samples_process_path")
@@ -109,8 +116,9 @@ class PathFunctions:
         """
         if self._evaluation is None:
             return None
-        loaded, view = self._evaluation, None if source is None else SourceView(source)
-        found = await call(loaded, self._args, number, view, **loaded.named(evaluation=True))
+        loaded, view = self._evaluation, None if source is None else SourceView(source, self._encoder)
+        with view or nullcontext():
+            found = await call(loaded, self._args, number, view, **loaded.named(evaluation=True))
         data = found if isinstance(found, dict) else getattr(found, "data", None)
         if not isinstance(data, dict) or not all(_is_measured(columns) for columns in data.values()):
             raise PluginError(f"{self._evaluation.source}: it returned {_shown(found)}; accepted: {MEASURED}.")
@@ -145,20 +153,28 @@ class PathFunctions:
         Raises:
             PluginError: a hook failed, or returned something else than a sample or None.
         """
+        render([sample], context.encoder)
         for hook in self._hooks:
             named = hook.named(rollout_id=context.rollout, evaluation=context.evaluation)
-            found = await call(hook, self._args, sample, **named)
+            with as_in_slime([sample]):
+                found = await call(hook, self._args, sample, **named)
             if found is not None and not isinstance(found, Sample):
                 raise PluginError(
                     f"{hook.source}: it returned {_shown(found)}; accepted: a slime_core.Sample, or None."
                 )
-            sample = sample if found is None else found
+            if found is not None:
+                restore([found], [sample], originals([sample]))
+                sample = found
         return sample
 
     def collected(self, groups: list[PromptGroup], source: DataSource) -> None:
         """Call the function with every group of a rollout, if there is one."""
         if self._finished is not None:
-            call_here(self._finished, self._args, groups, SourceView(source))
+            with (
+                self._shown([sample for group in groups for sample in group]),
+                SourceView(source, self._encoder) as view,
+            ):
+                call_here(self._finished, self._args, groups, view)
 
     def trained(self, samples: list[Sample]) -> TrainSamples | None:
         """Return samples with the rewards, or all columns, from the functions; None without a function. As in slime,
@@ -169,11 +185,15 @@ class PathFunctions:
             RunError: there are too few rows for every optimizer step and learner rank.
         """
         if self._convert is not None:
-            rows = converted(self._convert, call_here(self._convert, self._args, samples), samples)
+            with self._shown(samples):
+                columns = call_here(self._convert, self._args, samples)
+            rows = converted(self._convert, columns, samples)
             self._require_enough(rows, samples, self._convert)
             return TrainSamples(rows, rewards_are_advantages=True)
         if self._post_process is not None:
-            rows = post_processed(self._post_process, call_here(self._post_process, self._args, samples), samples)
+            with self._shown(samples):
+                rewards = call_here(self._post_process, self._args, samples)
+            rows = post_processed(self._post_process, rewards, samples)
             return TrainSamples(rows, rewards_are_advantages=True)
         return None
 
@@ -190,7 +210,10 @@ class PathFunctions:
 
     def log(self, number: int, samples: list[Sample], metrics: dict[str, float], seconds: float) -> bool:
         """Call the function, if any; return True if it logs in place of the core."""
-        return self._log is not None and bool(call_here(self._log, number, self._args, samples, metrics, seconds))
+        if self._log is None:
+            return False
+        with self._shown(samples):
+            return bool(call_here(self._log, number, self._args, samples, metrics, seconds))
 
     def log_evaluation(self, number: int, sets: Mapping[str, EvalSamples], metrics: dict[str, float]) -> bool:
         """Call the function for evaluations, if any; return True if it logs in place of the core."""
@@ -198,7 +221,11 @@ class PathFunctions:
             name: {"rewards": one.rewards, "truncated": one.truncated, "samples": one.samples}
             for name, one in sets.items()
         }
-        return self._logs_evaluation(number, columns, metrics)
+        with self._shown([sample for one in sets.values() for sample in one.samples]):
+            return self._logs_evaluation(number, columns, metrics)
+
+    def _shown(self, samples: Sequence[Sample]) -> AbstractContextManager[None]:
+        return as_in_slime(samples, self._encoder)
 
     def _logs_evaluation(self, number: int, data: EvalData, metrics: dict[str, float]) -> bool:
         found = self._log_evaluation

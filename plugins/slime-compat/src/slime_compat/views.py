@@ -1,0 +1,91 @@
+"""Samples as functions written for THUDM's slime see them.
+
+There, the data set renders each prompt with the chat template, so that ``sample.prompt`` is text; and ``sample.label``
+is the row's value. Here, ``Sample.prompt`` has the messages and ``Sample.label`` is text. The adapters call functions
+inside :func:`as_in_slime`, which changes both for the time of the call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+from slime_core.generation import Encoder
+from slime_core.prompts.chat import PromptTokenizer
+from slime_core.prompts.rows import Prompt, tools_of
+from slime_core.types import JsonLabel, Sample
+
+__all__ = ["as_in_slime", "originals", "render", "restore"]
+
+
+def render(samples: Sequence[Sample], encoder: Encoder | None) -> None:
+    """Set ``prompt_text`` of samples that have none, if ``encoder`` renders prompts with a chat template.
+
+    Raises:
+        DataError: the chat template refuses a prompt.
+    """
+    if encoder is None or not encoder.uses_template:
+        return
+    for sample in samples:
+        if sample.prompt_text is None:
+            tokenizer = cast(PromptTokenizer, encoder)
+            sample.prompt_text = tokenizer.text(cast(Prompt, sample.prompt), tools=tools_of(sample.metadata))
+
+
+@contextmanager
+def as_in_slime(samples: Sequence[Sample], encoder: Encoder | None = None) -> Iterator[None]:
+    """Give ``samples`` rendered prompts, and labels as the rows have them, until the context ends.
+
+    A prompt or a label that the function sets stays; a prompt that is text then counts as rendered.
+
+    Arguments:
+        encoder: renders prompts that have not been rendered; None: they stay as they are.
+
+    Raises:
+        DataError: the chat template refuses a prompt.
+    """
+    render(samples, encoder)
+    before = [(sample, sample.prompt, sample.label, sample.prompt_text) for sample in samples]
+    for sample in samples:
+        sample.prompt = sample.prompt if sample.prompt_text is None else sample.prompt_text
+        if isinstance(sample.label, JsonLabel):
+            sample.label = json.loads(sample.label)
+    shown = [(sample.prompt, sample.label) for sample in samples]
+    try:
+        yield
+    finally:
+        for (sample, prompt, label, text), (shown_prompt, shown_label) in zip(before, shown, strict=True):
+            sample.label = label if sample.label is shown_label else _as_text(sample.label)
+            if sample.prompt == shown_prompt:
+                sample.prompt = prompt
+            elif text is not None:
+                sample.prompt_text = sample.prompt if isinstance(sample.prompt, str) else None
+
+
+def _as_text(label: Any) -> str | None:
+    return JsonLabel(json.dumps(label)) if isinstance(label, dict | list) else cast("str | None", label)
+
+
+def originals(samples: Sequence[Sample]) -> dict[str, Prompt]:
+    """Return rendered prompt -> the prompt that was rendered."""
+    return {one.prompt_text: cast(Prompt, one.prompt) for one in samples if one.prompt_text is not None}
+
+
+def restore(made: Sequence[Sample], given: Sequence[Sample], prompts: Mapping[str, Prompt]) -> None:
+    """Give samples that a function made from ``given`` their prompts and labels back; :func:`as_in_slime` does so for
+    ``given``.
+
+    Arguments:
+        prompts: :func:`originals` of ``given``, from before the call.
+    """
+    known = set(map(id, given))
+    for sample in made:
+        if id(sample) in known:
+            continue
+        sample.label = _as_text(sample.label)
+        if isinstance(sample.prompt, str) and sample.prompt in prompts:
+            sample.prompt_text, sample.prompt = sample.prompt, prompts[sample.prompt]
+        elif prompts and isinstance(sample.prompt, str):
+            sample.prompt_text = sample.prompt
