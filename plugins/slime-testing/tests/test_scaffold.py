@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
+import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -13,6 +17,7 @@ import slime_core
 from slime_core.cli.main import main
 from slime_core.errors import PluginError
 from slime_core.plugins.component import Kind
+from slime_testing import scaffold
 from slime_testing.scaffold import KINDS, LONGEST_NAME, TEMPLATES, Scaffold, new_plugin
 
 LONG = "a" * LONGEST_NAME
@@ -119,12 +124,40 @@ def test_new_writes_the_files_and_prints_the_next_commands(tmp_path, monkeypatch
     written = {str(path.relative_to("slime-my-algo")) for path in Path("slime-my-algo").rglob("*") if path.is_file()}
     assert written == set(texts("reward-model"))
     assert os.listdir() == ["slime-my-algo"]
-    assert capsys.readouterr().out.splitlines() == [
-        "slime-my-algo: plugin 'my-algo', 12 files. Next:",
-        "  cd slime-my-algo",
-        "  pip install -e '.[test]' && pytest",
-        "  slime run --plugin grpo --plugin my-algo --num-rollout 2",
-    ]
+    first, cd, install, run = capsys.readouterr().out.splitlines()
+    assert first == "slime-my-algo: plugin 'my-algo', 12 files. Next:"
+    assert (cd, run) == ("  cd slime-my-algo", "  slime run --plugin grpo --plugin my-algo --num-rollout 2")
+    assert " --no-deps " in install
+
+
+def test_the_printed_installation_changes_no_other_package(tmp_path, monkeypatch, capsys):
+    """pip says what the command would install: this package alone, torch is left as it is."""
+    monkeypatch.setenv("PIP_DISABLE_PIP_VERSION_CHECK", "1")
+    assert main(["plugins", "new", "reward-model", "my-algo", "--dir", str(tmp_path)]) == 0
+    install, test = capsys.readouterr().out.splitlines()[2].split(" && ")
+    dry = [*shlex.split(install), "--dry-run", "--quiet", "--report", "-"]
+    python = {"python": sys.executable}.get(dry[0], dry[0])
+    folder = next(tmp_path.glob("slime-my-algo*"))
+    report = subprocess.run([python, *dry[1:]], cwd=folder, capture_output=True, text=True, check=True).stdout
+    installed = json.loads(report)["install"]
+    assert [one["metadata"]["name"] for one in installed] == ["slime-my-algo"]
+    assert shlex.split(test)[1:] == ["-m", "pytest"]
+
+
+@pytest.mark.parametrize(
+    ("packages", "words"),
+    [
+        ({"pip", "hatchling"}, ["-m", "pip", "install", "--no-deps", "--no-build-isolation", "-e", "."]),
+        ({"pip"}, ["-m", "pip", "install", "--no-deps", "-e", "."]),
+        (set(), ["pip", "install", "--python", sys.executable, "--no-deps", "-e", "."]),
+    ],
+)
+def test_the_printed_installation_uses_the_installer_that_is_there(monkeypatch, packages, words):
+    monkeypatch.setattr(scaffold, "find_spec", lambda name: name if name in packages else None)
+    monkeypatch.setenv("PATH", "/nowhere")
+    install, test = scaffold._install_and_test().split(" && ")
+    assert shlex.split(install)[1:] == words
+    assert shlex.split(test) == [sys.executable, "-m", "pytest"]
 
 
 def test_a_kind_may_be_written_with_underscores_and_the_folder_elsewhere(tmp_path):

@@ -12,11 +12,14 @@ import difflib
 import os
 import re
 import shlex
+import shutil
+import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -212,10 +215,23 @@ def _write(folder: Path, files: Mapping[Path, str]) -> None:
 
 
 def _next_commands(folder: Path, scaffold: Scaffold) -> str:
-    steps = [f"cd {shlex.quote(str(folder))}", "pip install -e '.[test]' && pytest", " && ".join(scaffold.commands)]
+    steps = [f"cd {shlex.quote(str(folder))}", _install_and_test(), " && ".join(scaffold.commands)]
     return "\n".join(
         [f"{folder}: plugin {scaffold.name!r}, {len(scaffold.files())} files. Next:", *(f"  {step}" for step in steps)]
     )
+
+
+def _install_and_test() -> str:
+    """Return commands that install the package in this folder into this environment, and run its tests.
+
+    Without its dependencies, which are here: an installer would replace a torch for CPUs by the one for CUDA.
+    """
+    is_active = shutil.which("python") == str(Path(sys.prefix, "bin", "python"))
+    python = "python" if is_active else shlex.quote(sys.executable)
+    install = f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"
+    # An isolated build downloads hatchling.
+    build = " --no-build-isolation" if find_spec("hatchling") else ""
+    return f"{install} --no-deps{build} -e . && {python} -m pytest"
 
 
 def _bounds(version: str) -> str:
