@@ -88,6 +88,19 @@ def _experts_divide(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _experts_are_cut_apart(config: RunConfig) -> Iterator[str]:
+    sizes, experts = config.parallel, whole_number(start_weights(config), *EXPERTS)
+    each, other = sizes.expert_tensor_parallel_size, sizes.tensor_model_parallel_size
+    # slime's scripts give 1 for models without experts, too.
+    is_moot = each in (None, other) or (each == 1 and experts is None)
+    if sizes.expert_model_parallel_size == 1 and not is_moot:
+        yield (
+            f"expert_tensor_parallel_size = {each} needs expert_model_parallel_size other than 1, because Megatron "
+            "cuts experts that all ranks hold as the other matrices. Add --expert-model-parallel-size, or leave "
+            "--expert-tensor-parallel-size out"
+        )
+
+
 def _experts_have_whole_sequences(config: RunConfig) -> Iterator[str]:
     sizes, experts = config.parallel, whole_number(start_weights(config), *EXPERTS)
     if experts is not None and sizes.tensor_model_parallel_size > 1 and not sizes.sequence_parallel:
@@ -155,6 +168,7 @@ LEARNER_LAYOUT: tuple[Rule, ...] = (
     _every_copy_has_samples,
     _heads_and_vocabulary_divide,
     _every_chunk_has_a_layer,
+    _experts_are_cut_apart,
     _experts_divide,
     _experts_have_whole_sequences,
 )

@@ -333,11 +333,8 @@ class ParallelConfig(Section):
     Times expert_tensor_parallel_size it divides the ranks of a pipeline stage. A separate critic uses the same size if
     its ranks are divisible by it, else every rank holds all experts.
     """
-    expert_tensor_parallel_size: Annotated[
-        PositiveInt | None,
-        Needs("expert_model_parallel_size", because="Megatron cuts experts that all ranks hold as the other matrices"),
-    ] = None
-    """Ranks that share every matrix of an expert. None: tensor_model_parallel_size.
+    expert_tensor_parallel_size: PositiveInt | None = None
+    """Ranks that share every matrix of an expert. None: tensor_model_parallel_size. 1 has no effect without experts.
 
     With 1, the tensor-parallel ranks hold whole experts: 8 ranks train with tensor size 4 and expert size 8.
     """

@@ -43,7 +43,8 @@ class ParallelLayout:
             pipeline=settings.pipeline_model_parallel_size,
             context=settings.context_parallel_size,
             expert=settings.expert_model_parallel_size,
-            expert_tensor=settings.expert_tensor_parallel_size or 0,
+            # Without expert parallelism the size is the tensor size, or there are no experts.
+            expert_tensor=(settings.expert_tensor_parallel_size or 0) if settings.expert_model_parallel_size > 1 else 0,
             virtual_pipeline=settings.num_virtual_stages_per_pipeline_rank,
             # Megatron-core refuses it without tensor-parallel ranks, so it is switched off as in Megatron's arguments.
             sequence=settings.sequence_parallel and settings.tensor_model_parallel_size > 1,

@@ -142,12 +142,11 @@ def test_a_path_together_with_another_component_is_a_mistake() -> None:
         resolve(["--custom-rm-path", "mine.py", "--rm-type", "math"])
 
 
-def test_two_ways_to_choose_the_data_source_are_a_mistake() -> None:
+def test_a_data_source_by_path_calls_the_buffer_filter_itself() -> None:
     resolved, _ = resolve(["--buffer-filter-path", "mine.py"])
     assert resolved.config.data.data_source == "buffer_filter_path"
-    message = "--data-source-path stands in for data_source, and flag --buffer-filter-path says buffer_filter_path"
-    with pytest.raises(ConfigError, match=message):
-        resolve(["--buffer-filter-path", "mine.py", "--data-source-path", "mine.py"])
+    resolved, _ = resolve(["--buffer-filter-path", "mine.py", "--data-source-path", "mine.py"])
+    assert resolved.config.data.data_source == "data_source_path"
 
 
 def test_a_rule_of_slimes_given_as_a_reward_function_is_a_reward_model_here() -> None:
@@ -175,16 +174,53 @@ def test_a_preset_cannot_name_code() -> None:
 
 
 @pytest.mark.parametrize(
-    "path",
+    ("flag", "path", "instead"),
     [
-        "slime.rollout.sglang_rollout.generate_rollout",
-        "slime.rollout.sglang_rollout:generate",
-        "slime_plugins.rollout_buffer.generate",
+        ("--rollout-function-path", "slime_plugins.rollout_buffer.generate", "a function of your own"),
+        ("--rollout-function-path", "slime.rollout.sft_rollout.generate_rollout", "--advantage-estimator sft"),
+        (
+            "--rollout-function-path",
+            "slime.rollout.fully_async_rollout.generate_rollout_fully_async",
+            "--async-buffer-size",
+        ),
+        ("--spec", "slime_plugins.models.glm4", "slime-models"),
     ],
 )
-def test_functions_that_slime_ships_are_named_with_what_to_write_in_their_place(path: str) -> None:
-    with pytest.raises(ConfigError, match="--rollout-function-path: the functions that slime ships are not here"):
-        resolve(["--rollout-function-path", path])
+def test_functions_that_slime_ships_are_named_with_what_to_write_in_their_place(flag, path, instead) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve([flag, path, *(["get_glm_spec"] if flag == "--spec" else [])])
+    assert flag in str(refused.value)
+    assert instead in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("flag", "path"),
+    [
+        ("--rollout-function-path", "slime.rollout.sglang_rollout.generate_rollout"),
+        ("--eval-function-path", "slime.rollout.sglang_rollout.generate_rollout"),
+        ("--custom-generate-function-path", "slime.rollout.sglang_rollout:generate"),
+        ("--data-source-path", "slime.rollout.data_source.RolloutDataSourceWithBuffer"),
+        ("--data-source-path", "slime.rollout.data_source.RolloutDataSource"),
+        ("--buffer-filter-path", "slime.rollout.data_source.pop_first"),
+    ],
+)
+def test_slimes_default_functions_are_what_the_core_does(flag, path) -> None:
+    resolved, active = resolve(["--plugin", "grpo", flag, path])
+    plain = resolve(["--plugin", "grpo"])[0].config
+    assert (resolved.config.rollout, resolved.config.data) == (plain.rollout, plain.data)
+    assert active.functions == {}
+
+
+def test_slimes_filter_of_groups_without_a_difference_is_ours() -> None:
+    name = "check_reward_nonzero_std"
+    path = f"slime.rollout.filter_hub.dynamic_sampling_filters.{name}"
+    resolved, active = resolve(["--plugin", "grpo", "--dynamic-sampling-filter-path", path])
+    (source,) = active.functions["compat"]["dynamic_sampling_filter_path"]
+    assert (source.path, source.attribute) == (f"slime_compat.outputs.{name}", name)
+    assert resolved.config.rollout.sample_transforms[-1] == "dynamic_sampling_filter_path"
+    from slime_core.plugins.selection import check_settings
+
+    check_settings(resolved, active.registry, code=active.functions)
 
 
 def messages(*flags: str) -> list[str]:

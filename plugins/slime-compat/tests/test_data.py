@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -276,6 +277,44 @@ def test_a_class_that_saves_is_loaded(write, request_of, tmp_path) -> None:
     resumed.restore(source.state())
     assert (tmp_path / "1.txt").read_text() == "3"
     assert prompts(resumed.next_groups(2)) == ["3+1", "4+1"]
+
+
+BOTH = """
+    from slime.rollout.data_source import RolloutDataSource, RolloutDataSourceWithBuffer
+
+    class Mine(RolloutDataSourceWithBuffer):
+        def get_samples(self, num_samples):
+            return super().get_samples(num_samples)
+
+    class Chooses(RolloutDataSourceWithBuffer):
+        def buffer_filter(self, args, buffer, n):
+            return buffer[:n]
+
+    class Without(RolloutDataSource):
+        pass
+
+    class Alone:
+        def get_samples(self, num_samples): return []
+        def add_samples(self, samples): pass
+"""
+
+
+def both(write, name: str) -> PathOptions:
+    Path("choose.py").write_text(textwrap.dedent(OLDEST_LAST))
+    return write("data_source_path", BOTH, "--buffer-filter-path", "choose.py", name=f":{name}")
+
+
+def test_a_class_with_slimes_buffer_calls_the_filter_that_is_given_with_it(write, request_of) -> None:
+    source = PathSource(both(write, "Mine"), RunView(prompts=request_of))
+    source.put_back(source.next_groups(3))
+    assert prompts(source.next_groups(1)) == ["2+1"]
+
+
+@pytest.mark.parametrize("name", ["Chooses", "Without", "Alone"])
+def test_a_class_that_never_calls_the_filter_is_refused(write, request_of, name: str) -> None:
+    with pytest.raises(PluginError) as refused:
+        PathSource(both(write, name), RunView(prompts=request_of))
+    assert all(word in str(refused.value) for word in ("--buffer-filter-path", "--data-source-path", name))
 
 
 def test_a_class_derived_from_the_buffered_source_chooses_by_a_method(write, request_of) -> None:

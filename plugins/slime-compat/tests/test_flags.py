@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from slime_compat.flags import BEYOND, SlimeFlag, groups, metrics, page, slime_flags
+from slime_compat.launch_flags import checks
 from slime_core.config.engine_flags import Refusal, find_flag
 from slime_core.config.load import load
 from slime_core.config.settings import core_settings, plugin_settings
@@ -38,7 +39,11 @@ def test_the_table_holds_the_219_flags_of_slimes_parser_once_each():
 
 
 def test_every_row_that_is_not_kept_says_why():
-    assert [row.flag for row in named("renamed", "refused", "later") if not row.text] == []
+    assert [row.flag for row in named("renamed", "no effect", "refused", "later") if not row.text] == []
+
+
+def test_a_flag_without_effect_is_accepted_with_a_check():
+    assert {row.flag for row in named("no effect")} <= checks().keys()
 
 
 @pytest.mark.parametrize("row", named("kept"), ids=lambda row: row.flag)
@@ -64,12 +69,12 @@ def test_a_flag_that_is_not_kept_is_an_error_with_the_decision_and_nothing_else(
 @pytest.mark.parametrize(
     ("flag", "verdict", "instead"),
     [
-        ("--balance-data", "refused", ["--balance-by-flops"]),
-        ("--log-probs-max-tokens-per-gpu", "refused", ["--log-probs-chunk-size"]),
-        ("--loss-type", "refused", ["--advantage-estimator", "--custom-loss-function-path"]),
+        ("--balance-data", "no effect", ["--balance-by-flops"]),
+        ("--log-probs-max-tokens-per-gpu", "no effect", ["--log-probs-chunk-size"]),
+        ("--loss-type", "no effect", ["--advantage-estimator", "--custom-loss-function-path"]),
         ("--eval-tool-key", "later", ["--tool-key"]),
         ("--load-forge-rollout-data", "refused", ["--load-debug-rollout-data"]),
-        ("--seq-length", "refused", ["--sglang-context-length"]),
+        ("--seq-length", "no effect", ["--sglang-context-length"]),
     ],
 )
 def test_the_advice_of_a_flag_names_flags_that_exist(flag, verdict, instead):

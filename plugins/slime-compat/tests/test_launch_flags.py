@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slime_compat.flags import advice
-from slime_compat.launch_flags import Value, always, checks, describing, expected
+from slime_compat.launch_flags import Value, always, checks, describing, expected, without_effect
 from slime_core.config.engine_flags import engine_settings
 from slime_core.config.load import load
 from slime_core.config.settings import core_settings
@@ -89,6 +89,73 @@ def test_what_is_not_true_is_refused(line: str, mistake: str) -> None:
     assert mistake in found
 
 
+SCRIPTS = """
+    --use-dynamic-batch-size --balance-data --attention-backend flash --attention-backend fused --seq-length 32768
+    --expert-tensor-parallel-size 1 --tensor-model-parallel-size 1 --pipeline-model-parallel-size 1
+    --context-parallel-size 1 --expert-model-parallel-size 1 --optimizer adam --loss-type policy_loss
+    --attention-dropout 0.0 --hidden-dropout 0.0 --accumulate-allreduce-grads-in-fp32 --attention-softmax-in-fp32
+    --train-backend megatron --megatron-to-hf-mode bridge --rollout-data-transport object-store
+    --update-weight-mode full --distributed-backend nccl --distributed-timeout-minutes 10 --num-gpus-per-node 8
+    --use-rollout-entropy --log-probs-max-tokens-per-gpu 9216 --rollout-shuffle
+    --moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 0 --moe-router-bias-update-rate 0
+    --moe-grouped-gemm --moe-permute-fusion --moe-router-dtype fp32 --moe-token-dispatcher-type alltoall
+    --no-rope-fusion --no-gradient-accumulation-fusion --no-bias-swiglu-fusion
+"""
+"""Flags that slime's launch scripts give whatever the model, each with a value that is a run's own."""
+
+
+@pytest.mark.parametrize("line", [f"--{flag.strip()}" for flag in SCRIPTS.split("--") if flag.strip()])
+def test_a_default_of_slimes_scripts_is_accepted_and_changes_nothing(line: str) -> None:
+    plain = ["--advantage-estimator", "grpo"]
+    found, wanted = load([*plain, *line.split()]).config, load(plain).config
+    changed = {"expert_tensor_parallel_size": None}
+    assert found.model_copy(update={"parallel": found.parallel.model_copy(update=changed)}) == wanted.model_copy(
+        update={"parallel": wanted.parallel.model_copy(update=changed)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("--loss-type sft_loss", "--advantage-estimator"),
+        ("--update-weight-mode delta", "full"),
+        ("--train-backend fsdp", "megatron"),
+        ("--distributed-timeout-minutes 30", "10"),
+        ("--use-dynamic-batch-size true", "no value"),
+        ("--moe-router-load-balancing-type sinkhorn", "seq_aux_loss"),
+        ("--attention-backend triton", "flash"),
+        ("--seq-length", "whole number"),
+        ("--expert-tensor-parallel-size 2", "expert_model_parallel_size"),
+    ],
+)
+def test_another_value_of_such_a_flag_is_refused(line: str, named: str) -> None:
+    found = mistakes_of(line)
+    assert any(line.split()[0].strip("-").split("-")[0] in one and named in one for one in found)
+
+
+GLM = {"model_type": "glm4", "rope_theta": 1e4}
+YARN = {"rope_scaling": {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}}
+LLAMA = {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "rope_theta": 5e5}}
+
+
+@pytest.mark.parametrize(
+    ("name", "described", "value"),
+    [
+        ("post_mlp_layernorm", GLM, True),
+        ("rotary_interleaved", GLM, True),
+        ("rotary_interleaved", LLAMA, False),
+        ("rotary_scaling_factor", YARN, 40.0),
+        ("mscale_all_dim", YARN, 1.0),
+        ("rotary_scaling_factor", LLAMA, 8.0),
+        ("use_rope_scaling", LLAMA, True),
+        ("use_rope_scaling", YARN, False),
+        ("rotary_scaling_factor", GLM, None),
+    ],
+)
+def test_positions_and_norms_are_described_as_in_the_config(name: str, described: Any, value: object) -> None:
+    assert expected(name, "other", described) == value
+
+
 @pytest.mark.parametrize("key", ["num_layers", "hidden_dropout"])
 def test_in_a_file_such_a_name_is_refused(key: str, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
@@ -98,8 +165,8 @@ def test_in_a_file_such_a_name_is_refused(key: str, tmp_path: Path) -> None:
 
 
 def test_each_name_is_in_one_table_and_no_setting() -> None:
-    names = [*describing(), *always()]
-    assert len(names) == len({*names}) == 84
+    names = [*describing(), *always(), *without_effect()]
+    assert len(names) == len({*names})
     refused = {flag for flag, what in advice().items() if isinstance(what, str)}
     assert not refused & checks().keys()
     settings = {setting.flag for setting in (*core_settings().values(), *engine_settings("megatron").values())}

@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Any, cast
 
 from slime_compat.calling import blamed
-from slime_compat.check import load_checked
-from slime_compat.forms import rollout_forms
+from slime_compat.check import Loaded, load_checked
+from slime_compat.forms import rollout_forms, unbuffered
 from slime_compat.options import PathOptions
 from slime_compat.views import as_in_slime, originals, render, restore
 from slime_core import DataSource, PromptRequest, RunView
@@ -57,6 +57,34 @@ def pop_first(args: Any, rollout_id: int | None, buffer: list[PromptGroup], num_
     return chosen
 
 
+Choose = Callable[[Any, list[PromptGroup], int], list[PromptGroup]]
+CHOOSE = "_choose_from_buffer"
+"""Attribute of ``args``: calls the function of ``buffer_filter_path``."""
+
+
+def _chooser(options: PathOptions) -> Choose:
+    """Return a call of the function of ``buffer_filter_path`` that checks what it returns.
+
+    Raises:
+        PluginError: the function cannot be imported or called.
+    """
+    loaded = load_checked(options, "buffer_filter_path", rollout_forms(group_rm=options.group_rm))
+
+    def choose(args: Any, buffer: list[PromptGroup], n: int) -> list[PromptGroup]:
+        shown = [sample for group in buffer for sample in group]
+        with as_in_slime(shown, options.encoder), blamed(loaded.source):
+            chosen = loaded.function(args, None, buffer, n)
+        groups = list(chosen) if isinstance(chosen, list | tuple) else None
+        if groups is None or len(groups) > n or not all(_is_group(group) for group in groups):
+            raise PluginError(
+                f"{loaded.source}: it returned {chosen!r:.80} for {n} groups; accepted: a list of at most as many "
+                "groups of the buffer."
+            )
+        return groups
+
+    return choose
+
+
 class BufferedDataSource:
     """Returns added groups first, then new prompts; override ``buffer_filter`` to select among the added groups.
 
@@ -80,8 +108,10 @@ class BufferedDataSource:
         self.buffer: list[PromptGroup] = []
 
     def buffer_filter(self, args: Any, buffer: list[PromptGroup], n: int) -> list[PromptGroup]:
-        """Return the next groups of the buffer, at most ``n``: the oldest."""
-        return buffer[:n]
+        """Return the next groups of the buffer, at most ``n``: those that ``--buffer-filter-path`` selects, else the
+        oldest."""
+        choose: Choose | None = getattr(args, CHOOSE, None)
+        return buffer[:n] if choose is None else choose(args, buffer, n)
 
     def get_samples(self, num_samples: int) -> list[PromptGroup]:
         """Return the next groups."""
@@ -114,6 +144,10 @@ class BufferedDataSource:
 class RolloutDataSource(BufferedDataSource):
     """A buffered source without a filter: groups are returned in the order in which they were added."""
 
+    def buffer_filter(self, args: Any, buffer: list[PromptGroup], n: int) -> list[PromptGroup]:
+        """Return the oldest groups of the buffer, at most ``n``."""
+        return buffer[:n]
+
 
 class BufferedSource:
     """Prompts, and a buffer from which the function ``(args, rollout_id, buffer, num_samples)`` selects.
@@ -125,9 +159,9 @@ class BufferedSource:
     """
 
     def __init__(self, options: PathOptions, run: RunView) -> None:
-        self._loaded = load_checked(options, "buffer_filter_path", rollout_forms(group_rm=options.group_rm))
-        self._encoder = options.encoder
-        self._source = _Chosen(_arguments(options, requested(run)), self._choose)
+        arguments = _arguments(options, requested(run))
+        setattr(arguments, CHOOSE, _chooser(options))
+        self._source = BufferedDataSource(arguments)
 
     def next_groups(self, n: int) -> list[PromptGroup]:
         """Return the next ``n`` groups."""
@@ -148,27 +182,6 @@ class BufferedSource:
     def __len__(self) -> int:
         return len(self._source)
 
-    def _choose(self, args: Any, buffer: list[PromptGroup], n: int) -> list[PromptGroup]:
-        shown = [sample for group in buffer for sample in group]
-        with as_in_slime(shown, self._encoder), blamed(self._loaded.source):
-            chosen = self._loaded.function(args, None, buffer, n)
-        groups = list(chosen) if isinstance(chosen, list | tuple) else None
-        if groups is None or len(groups) > n or not all(_is_group(group) for group in groups):
-            raise PluginError(
-                f"{self._loaded.source}: it returned {chosen!r:.80} for {n} groups; accepted: a list of at most as "
-                "many groups of the buffer."
-            )
-        return groups
-
-
-class _Chosen(BufferedDataSource):
-    def __init__(self, args: Any, choose: Callable[[Any, list[PromptGroup], int], list[PromptGroup]]) -> None:
-        super().__init__(args)
-        self._choose = choose
-
-    def buffer_filter(self, args: Any, buffer: list[PromptGroup], n: int) -> list[PromptGroup]:
-        return self._choose(args, buffer, n)
-
 
 class PathSource:
     """Creates the class once, as ``C(args)`` or ``C(dataset, args)``, and gets groups from it.
@@ -187,6 +200,9 @@ class PathSource:
         self._args = _arguments(options, self._request)
         passed = self._loaded.form.passed
         known = {"args": self._args, **({"dataset": self._dataset()} if "dataset" in passed else {})}
+        if "buffer_filter_path" in options.sources:
+            _refuse_unbuffered(self._loaded, options)
+            setattr(self._args, CHOOSE, _chooser(options))
         with blamed(self._loaded.source, "making the class"):
             self._made = self._loaded.function(*(known[name] for name in passed))
         self._start()
@@ -312,6 +328,14 @@ class PathSource:
             sample.group_index = numbered[0] if numbered else number
             sample.index = number * size + place if sample.index is None or alike else sample.index
         return list(group)
+
+
+def _refuse_unbuffered(loaded: Loaded, options: PathOptions) -> None:
+    """Raise PluginError if the class would never call the function of ``buffer_filter_path``."""
+    inherits = issubclass(loaded.function, BufferedDataSource)
+    if not inherits or loaded.function.buffer_filter is not BufferedDataSource.buffer_filter:
+        why = "has a buffer_filter itself" if inherits else "has no buffer to choose from"
+        raise unbuffered(options.source("buffer_filter_path"), loaded.source, f"{loaded.function.__name__} {why}")
 
 
 class SourceView:

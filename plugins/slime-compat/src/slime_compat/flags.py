@@ -4,6 +4,7 @@ The table is ``flags.txt``; a row is ``flag | verdict | text``. Verdicts:
 
     kept      the flag exists here under the same name; the text says where its values differ
     renamed   the text is the flag to write here, then why or how
+    no effect accepted, because the run does this without it; the text says which values, if there are several, and why
     refused   the text says why there is no such flag
     later     the feature is not built yet; the text says which it is
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -25,10 +26,13 @@ from slime_compat.launch_flags import Described, checks
 
 __all__ = ["BEYOND", "SlimeFlag", "advice", "groups", "metrics", "page", "slime_flags"]
 
-Verdict = Literal["kept", "renamed", "refused", "later"]
+Verdict = Literal["kept", "renamed", "no effect", "refused", "later"]
 
 BEYOND = ("parsed elsewhere", "named by users, not by slime's parser")
 """Groups beyond the 219 flags that slime's own parser has."""
+
+Check = Callable[[Sequence[str], Described], str | None]
+"""Gets the words after a flag and the checkpoint's ``config.json``, and returns the mistake, or None."""
 
 _TABLE = Path(__file__).resolve().parent / "flags.txt"
 _METRICS = _TABLE.with_name("metrics.txt")
@@ -48,9 +52,10 @@ class SlimeFlag:
 
     @property
     def message(self) -> str:
-        """The error message for the flag; empty if the flag is kept."""
+        """The error message for the flag; empty if the flag is accepted."""
         texts = {
             "kept": "",
+            "no effect": "",
             "renamed": f"{self.flag} has another name here: {self.text}",
             "refused": f"{self.flag}: there is no such setting: {self.text}",
             "later": f"{self.flag}: not built yet: {self.text}",
@@ -72,13 +77,21 @@ def slime_flags() -> Mapping[str, SlimeFlag]:
     return {row.flag: row for rows in groups().values() for row in rows}
 
 
-def advice() -> Mapping[str, str | Callable[[Sequence[str], Described], str | None]]:
+def advice() -> Mapping[str, str | Check]:
     """Return a map from each flag of slime or of Megatron's scripts that is not a setting here to its error message.
 
     A flag that is accepted without effect maps to the check of its value.
     """
-    refused = {row.flag: row.message for row in slime_flags().values() if row.verdict != "kept"}
-    return {**checks(), **_megatron_advice(), **refused}
+    refused = {row.flag: row.message for row in slime_flags().values() if row.message}
+    why = {row.flag: row.text for row in slime_flags().values() if row.verdict == "no effect"}
+    accepted = {flag: partial(_checked, check, why.get(flag)) for flag, check in checks().items()}
+    return {**accepted, **_megatron_advice(), **refused}
+
+
+def _checked(check: Check, why: str | None, words: Sequence[str], described: Described) -> str | None:
+    """Return the mistake that ``check`` finds, followed by the text of the table; None: the flag is accepted."""
+    mistake = check(words, described)
+    return mistake if mistake is None or why is None else f"{mistake}; {why}"
 
 
 def _megatron_advice() -> dict[str, str]:
@@ -120,14 +133,17 @@ Every flag of slime's command line, and what it is here. {total} flags: {counts}
 
 - *kept*: the same name.
 - *renamed*: the name here.
+- *no effect*: accepted, because a run does this anyway; other values are refused.
 - *refused*: there is no such flag, and why.
 - *later*: the feature is not built yet.
 
-With `slime-compat` installed, the error message of a flag that is not kept says the same. The table is
+With `slime-compat` installed, the error message of a flag that is not accepted says the same. The table is
 `plugins/slime-compat/src/slime_compat/flags.txt`, in the distribution `slime-compat`; the tests check each row, and
 `python -m slime_compat.flags docs/flags.md` writes this page from it.
 
-Megatron's own flags keep Megatron's names: `slime run --help megatron` lists those that a run may set. SGLang's are its
+Megatron's own flags keep Megatron's names: `slime run --help megatron` lists those that a run may set. Flags that
+describe the model (`--num-layers 36`) are compared with the checkpoint, and flags that choose a kernel
+(`--attention-backend flash`) have no effect. SGLang's are its
 own with `--sglang-` before them: `slime run --help sglang`.
 
 ## Moving a command

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from slime_compat.check import check_texts, chosen_text
 from slime_compat.reward_uses import check_reward_uses
-from slime_compat.signatures import Form, definitions
+from slime_compat.signatures import Definition, Form, definitions
 from slime_core import FunctionSource
 from slime_core.errors import PluginError
 
-__all__ = ["check_rollout_functions", "rollout_forms"]
+__all__ = ["check_rollout_functions", "rollout_forms", "unbuffered"]
 
 _GENERATE = (
     Form(
@@ -111,16 +111,34 @@ def check_rollout_functions(
     check_reward_uses(rewards, forms["custom_rm_path"], group_rm=group_rm)
     for source in rewards if not has_model else ():
         _refuse_missing_model(source, forms["custom_rm_path"])
+    for chooser in functions.get("buffer_filter_path", ()):
+        for source in functions.get("data_source_path", ()):
+            definition = _definition(source, forms["data_source_path"])
+            if definition is not None and definition.is_whole:
+                raise unbuffered(chooser, source, f"{definition.name} has no buffer to choose from")
+
+
+def unbuffered(chooser: FunctionSource, source: FunctionSource, why: str) -> PluginError:
+    """The error for a data source that never calls the function of ``buffer_filter_path``."""
+    return PluginError(
+        f"{chooser} has no effect with {source}: {why}. Leave one of the two out, or derive the class from "
+        "slime.rollout.data_source.RolloutDataSourceWithBuffer, without a buffer_filter."
+    )
+
+
+def _definition(source: FunctionSource, forms: Sequence[Form]) -> Definition | None:
+    """Return the function or class that ``source`` names, read from its text; None: the text does not show it."""
+    text, name = chosen_text(source, forms)
+    return None if text is None or name is None else definitions(text, source.path).get(name)
 
 
 def _refuse_missing_model(source: FunctionSource, forms: Sequence[Form]) -> None:
-    text, name = chosen_text(source, forms)
-    found = definitions(text, source.path).get(name) if text is not None and name is not None else None
+    found = _definition(source, forms)
     parameter = None if found is None or found.methods is None else found.signature.parameters.get("model_path")
-    if parameter is not None and parameter.default is parameter.empty:
+    if found is not None and parameter is not None and parameter.default is parameter.empty:
         raise PluginError(
-            f"{source}: {name} is built with model_path, and the run gives no model. Add --rm-model-path FOLDER, or "
-            "give the parameter a default."
+            f"{source}: {found.name} is built with model_path, and the run gives no model. Add --rm-model-path FOLDER, "
+            "or give the parameter a default."
         )
 
 

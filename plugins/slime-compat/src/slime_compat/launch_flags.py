@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
-__all__ = ["Described", "Value", "always", "checks", "describing", "expected"]
+__all__ = ["Described", "Value", "always", "checks", "describing", "expected", "without_effect"]
 
 Value = bool | int | float | str
 Described = Mapping[str, Any]
@@ -28,12 +28,16 @@ _DESCRIBING: Mapping[str, str] = {
         moe_shared_expert_intermediate_size moe_router_num_groups moe_router_group_topk q_lora_rank kv_lora_rank
         qk_head_dim qk_pos_emb_head_dim v_head_dim
     """,
-    "float": "norm_epsilon layernorm_epsilon rotary_base rotary_percent moe_router_topk_scaling_factor",
+    "float": """
+        norm_epsilon layernorm_epsilon rotary_base rotary_percent rotary_scaling_factor mscale mscale_all_dim
+        moe_router_topk_scaling_factor
+    """,
     "str": "normalization position_embedding_type moe_layer_freq moe_router_score_function",
     "bool": """
         swiglu group_query_attention untie_embeddings_and_output_weights disable_bias_linear add_bias_linear
         add_qkv_bias qk_layernorm use_rotary_position_embeddings no_position_embedding multi_latent_attention
-        moe_router_enable_expert_bias moe_router_pre_softmax
+        moe_router_enable_expert_bias moe_router_pre_softmax post_self_attn_layernorm post_mlp_layernorm
+        rotary_interleaved use_rope_scaling
     """,
 }
 
@@ -45,11 +49,10 @@ _ALWAYS: Mapping[tuple[str, Value], str] = {
     ("it would make two passes over the same tokens differ", 0.0): "hidden_dropout attention_dropout",
     (_LOCAL, False): """
         masked_softmax_fusion bias_activation_fusion bias_gelu_fusion bias_swiglu_fusion bias_dropout_fusion
-        apply_rope_fusion rope_fusion gradient_accumulation_fusion persist_layer_norm moe_grouped_gemm
-        moe_permute_fusion moe_shared_expert_overlap cross_entropy_loss_fusion
+        apply_rope_fusion rope_fusion gradient_accumulation_fusion persist_layer_norm moe_shared_expert_overlap
+        cross_entropy_loss_fusion
     """,
     (_LOCAL, "local"): "transformer_impl",
-    ("attention is torch's scaled_dot_product_attention, which chooses its kernel itself", "auto"): "attention_backend",
     ("softmax and reductions are computed in float32", True): """
         attention_softmax_in_fp32 grad_reduce_in_fp32 accumulate_allreduce_grads_in_fp32
     """,
@@ -71,9 +74,35 @@ _ALWAYS: Mapping[tuple[str, Value], str] = {
     ("experts exchange tokens all to all", "alltoall"): "moe_token_dispatcher_type",
     ("scores of a router are computed in float32", "fp32"): "moe_router_dtype",
     ("no token is dropped", "probs"): "moe_token_drop_policy",
-    (_ROUTER, "none"): "moe_router_load_balancing_type",
     (_ROUTER, 0.0): "moe_aux_loss_coeff moe_router_bias_update_rate",
 }
+
+_ANY_NUMBER = "N"
+_WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
+    "attention_backend": ("auto", "flash", "fused", "unfused", "local"),
+    "balance_data": (),
+    "distributed_backend": ("nccl",),
+    "distributed_timeout_minutes": ("10",),
+    "log_probs_max_tokens_per_gpu": (_ANY_NUMBER,),
+    "loss_type": ("policy_loss",),
+    "megatron_to_hf_mode": ("bridge", "raw"),
+    "moe_grouped_gemm": (),
+    "moe_permute_fusion": (),
+    "moe_router_load_balancing_type": ("none", "aux_loss", "seq_aux_loss", "global_aux_loss"),
+    "num_gpus_per_node": (_ANY_NUMBER,),
+    "opd_type": ("megatron",),
+    "rollout_data_transport": ("object-store",),
+    "seq_length": (_ANY_NUMBER,),
+    "train_backend": ("megatron",),
+    "update_weight_mode": ("full",),
+    "use_dynamic_batch_size": (),
+    "use_rollout_entropy": (),
+}
+"""Flag -> the values with which a run does what it does without the flag; empty: a switch, which takes no value.
+
+They choose a kernel, a library or a default of slime's. The type of a router's auxiliary loss has no effect because its
+coefficient is 0. ``flags.txt`` and ``megatron_flags.txt`` say what is done instead of other values.
+"""
 
 _READ: Mapping[str, tuple[Callable[[str], Value], str]] = {
     "int": (int, "a whole number"),
@@ -95,6 +124,12 @@ def always() -> Mapping[str, tuple[Value, str]]:
     return {name: (value, why) for (why, value), names in _ALWAYS.items() for name in names.split()}
 
 
+@cache
+def without_effect() -> Mapping[str, tuple[str, ...]]:
+    """Return flag, with underscores, that some values make superfluous -> those values; see ``_WITHOUT_EFFECT``."""
+    return _WITHOUT_EFFECT
+
+
 def checks() -> Mapping[str, Callable[[Sequence[str], Described], str | None]]:
     """Return flag with its dashes, for switches also with ``--no-`` -> its check."""
     return dict(_checks())
@@ -107,6 +142,20 @@ def _checks() -> Iterator[tuple[str, Callable[[Sequence[str], Described], str | 
         yield flag, partial(_check, name, kind, True)
         if kind == "bool" and not name.startswith("no_"):
             yield flag.replace("--", "--no-", 1), partial(_check, name, kind, False)
+    for name in without_effect():
+        yield "--" + name.replace("_", "-"), partial(_check_superfluous, name)
+
+
+def _check_superfluous(name: str, words: Sequence[str], described: Described) -> str | None:
+    """Return the mistake in a flag of ``_WITHOUT_EFFECT``; None: it changes nothing."""
+    del described
+    accepted = without_effect()[name]
+    if not accepted:
+        return "accepted: no value" if words else None
+    if len(words) == 1 and (words[0] in accepted or (accepted == (_ANY_NUMBER,) and words[0].isdigit())):
+        return None
+    values = "a whole number" if accepted == (_ANY_NUMBER,) else " or ".join(accepted)
+    return f"accepted: {values}, which changes nothing"
 
 
 def _check(name: str, kind: str, switch: bool, words: Sequence[str], described: Described) -> str | None:
@@ -226,6 +275,20 @@ def _share(described: Described) -> float | None:
     return None if rope is None else float(rope.get("partial_rotary_factor") or 1.0)
 
 
+def _scaled(described: Described) -> Mapping[str, Any]:
+    """Return how rotary positions are stretched; transformers 5 has this in the table of their parameters."""
+    return described.get("rope_scaling") or described.get("rope_parameters") or {}
+
+
+def _scaling(name: str) -> Callable[[Described], float | None]:
+    return lambda described: None if (found := _scaled(described).get(name)) is None else float(found)
+
+
+def _scaling_type(described: Described) -> str | None:
+    found: str | None = _scaled(described).get("rope_type") or _scaled(described).get("type")
+    return found
+
+
 def _head_size(described: Described) -> int | None:
     size, heads = described.get("hidden_size"), _heads(described)
     return described.get("head_dim") or (size // heads if size and heads else None)
@@ -313,6 +376,13 @@ _EXPECTED: Mapping[str, Callable[[Described], Any]] = {
     "no_position_embedding": lambda described: _rope(described) is not None,  # the flag means learned embeddings
     "rotary_base": _base,
     "rotary_percent": _share,
+    "rotary_scaling_factor": _scaling("factor"),
+    "mscale": _scaling("mscale"),
+    "mscale_all_dim": _scaling("mscale_all_dim"),
+    "use_rope_scaling": lambda described: _scaling_type(described) == "llama3",
+    "rotary_interleaved": lambda described: described.get("model_type") == "glm4",
+    "post_self_attn_layernorm": lambda described: described.get("model_type") == "glm4",
+    "post_mlp_layernorm": lambda described: described.get("model_type") == "glm4",
     "num_experts": _experts,
     "moe_router_topk": _first("num_experts_per_tok"),
     "moe_ffn_hidden_size": _first("moe_intermediate_size"),

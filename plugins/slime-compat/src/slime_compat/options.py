@@ -40,32 +40,39 @@ __all__ = ["LOG_FLAGS", "CompatOptions", "PathOptions", "read_extra", "selected"
 SECTION = "custom"
 """The TOML section that older files use for these settings."""
 
-_CORE_DOES_IT = "Leave the flag out: this is what the core does."
-_SHIPPED = {
-    "slime.rollout.sglang_rollout.generate_rollout": _CORE_DOES_IT,
-    "slime.rollout.sglang_rollout.generate": _CORE_DOES_IT,
-    "slime.rollout.sglang_rollout.eval_rollout": _CORE_DOES_IT,
-    "slime.rollout.data_source.RolloutDataSource": _CORE_DOES_IT,
-    "slime.rollout.data_source.RolloutDataSourceWithBuffer": (
-        "Leave the flag out, or derive from slime_compat.data.BufferedDataSource."
-    ),
-    "slime.rollout.data_source.pop_first": _CORE_DOES_IT,
+_SHIPPED: Mapping[str, str | None] = {
+    "slime.rollout.sglang_rollout.generate_rollout": None,
+    "slime.rollout.sglang_rollout.generate": None,
+    "slime.rollout.sglang_rollout.eval_rollout": None,
+    "slime.rollout.data_source.RolloutDataSource": None,
+    "slime.rollout.data_source.RolloutDataSourceWithBuffer": None,
+    "slime.rollout.data_source.pop_first": None,
     "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std": (
-        "Write it in a file: def keep(args, samples): return len({s.get_reward_value(args) for s in samples}) > 1"
+        "slime_compat.outputs.check_reward_nonzero_std"
     ),
+}
+"""Function that slime ships -> ours; None: the core does the same without a function."""
+
+_INSTEAD = {
+    "slime.rollout.sft_rollout.generate_rollout": "Write --advantage-estimator sft --generate-function from_messages.",
+    "slime.rollout.fully_async_rollout.generate_rollout_fully_async": "Write --async-buffer-size N.",
+    "slime_plugins.models.glm4": "Leave --spec out: slime-models builds the layers of GLM-4.",
 }
 """Function that slime ships -> what to write instead."""
 
 
-def _not_shipped(path: str) -> str:
-    """Return ``path`` if it may be a function of the user.
+def _not_shipped(path: str) -> str | None:
+    """Return ``path`` if it may be a function of the user, and our function for one that slime ships; None: the core
+    does what that function does.
 
     Raises:
-        ValueError: slime ships the function; the message says what to write instead.
+        ValueError: slime ships the function, and nothing here does the same; the message says what to write instead.
     """
     name = path.replace(":", ".")
     package = name.partition(".")[0]
-    instead = _SHIPPED.get(name)
+    if name in _SHIPPED and find_spec(package) is None:
+        return _SHIPPED[name]
+    instead = _INSTEAD.get(name)
     if instead is None and name.startswith("slime.rollout.rm_hub."):
         instead = f"Leave the flag out. {advice_for(name.rpartition('.')[0])}"
     if instead is None and package in ("slime", "slime_plugins") and find_spec(package) is None:
@@ -135,7 +142,10 @@ class CompatOptions(PluginOptions):
     buffer_filter_path: Annotated[
         FunctionPath | None, Flag("--buffer-filter-path", section=SECTION), NamesCode(), Provides("rewards")
     ] = None
-    """fn(args, rollout_id, buffer, n): selects the next groups of the buffer. None: the oldest."""
+    """fn(args, rollout_id, buffer, n): selects the next groups of the buffer. None: the oldest.
+
+    With data_source_path, its class derives from slime's RolloutDataSourceWithBuffer.
+    """
     dynamic_sampling_filter_path: Annotated[
         FunctionPath | None, Flag("--dynamic-sampling-filter-path", section=SECTION), NamesCode()
     ] = None
@@ -304,7 +314,8 @@ def selected(options: CompatOptions, settings: Mapping[str, JsonValue]) -> Itera
     """Yield the core's settings that select the components of the functions in ``options``."""
     given = dict(options)
     for option, setting in STANDS_IN_FOR.items():
-        if given[option]:
+        # A class of --data-source-path that derives from slime's calls the function of --buffer-filter-path itself.
+        if given[option] and not (option == "buffer_filter_path" and options.data_source_path):
             yield DerivedSetting(setting, option, option=option)
     if options.sglang_tp_size is not None:
         yield DerivedSetting("rollout_num_gpus_per_engine", options.sglang_tp_size, option="sglang_tp_size")
