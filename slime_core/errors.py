@@ -257,9 +257,30 @@ def config_error(mistakes: Sequence[Mistake]) -> ConfigError:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean x?`` for the only name in ``known`` that starts with ``name``, or for a similar one; else
-    an empty string."""
+    """Return ``; did you mean x?`` for the only name in ``known`` that starts with ``name``, or for one that differs in
+    one or two letters; else an empty string."""
     known = list(known)
     completions = [candidate for candidate in known if len(name) >= LETTERS and candidate.startswith(name)]
-    close = completions if len(completions) == 1 else difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    if len(completions) == 1:
+        return f"; did you mean {completions[0]}?"
+    most = 2 if len(name.strip("-")) > SHORT else 1
+    close = [(_edits(name, candidate), candidate) for candidate in difflib.get_close_matches(name, known, n=5)]
+    edits, candidate = min(close, default=(most + 1, ""), key=lambda pair: pair[0])
+    return f"; did you mean {candidate}?" if edits <= most else ""
+
+
+SHORT = 4
+"""Letters of a name in which two differences make another word."""
+
+
+def _edits(first: str, second: str) -> int:
+    """Return the number of letters to add, remove, change or swap with their neighbour."""
+    before, row = list[int](), list(range(len(second) + 1))
+    for place, letter in enumerate(first):
+        above, before, row = before, row, [place + 1]
+        for other, wanted in enumerate(second):
+            cost = min(before[other + 1] + 1, row[other] + 1, before[other] + (letter != wanted))
+            if other and place and letter == second[other - 1] and wanted == first[place - 1]:
+                cost = min(cost, above[other - 1] + 1)
+            row.append(cost)
+    return row[-1]

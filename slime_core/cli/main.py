@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slime_core import __version__
-from slime_core.errors import PluginError, SlimeError, UserError
+from slime_core.errors import PluginError, SlimeError, UserError, nearest
 from slime_core.plugins.discovery import COMMAND_GROUP, OUR_DISTRIBUTIONS, distribution_of, scan
 from slime_core.plugins.loading import boundary, load_attribute
 
@@ -148,7 +148,10 @@ def _dispatch(argv: list[str]) -> int:
         added_command, words = installed
         return added_command.run(words)
     if command not in _COMMANDS:
-        raise UserError(f"{command!r} is not a command; commands are {', '.join(_COMMANDS)}. See slime --help.")
+        known = list(dict.fromkeys([*_COMMANDS, *(one.words[0] for one in added())]))
+        same = _SAME_COMMAND.get(command)
+        meant = f"; write slime {same}" if same else nearest(command, known)
+        raise UserError(f"slime {command}: no such command{meant}\nCommands are {', '.join(known)}. See slime --help.")
     return _COMMANDS[command](rest)
 
 
@@ -263,6 +266,18 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "plugins": _plugins,
     "config": _config,
 }
+
+
+_SAME_COMMAND = {
+    "train": "run",
+    "start": "run",
+    "launch": "run",
+    "resume": "run --load RUN",
+    "evaluate": "eval",
+    "validate": "check",
+    "dry-run": "check",
+}
+"""Names of other tools -> the command."""
 
 
 def _asks_help(argv: Sequence[str]) -> bool:

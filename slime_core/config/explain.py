@@ -22,6 +22,7 @@ from slime_core.config.engine_flags import (
 )
 from slime_core.config.load import DEFAULT, Resolved
 from slime_core.config.options import Once
+from slime_core.config.other_names import counterpart
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import Setting, as_toml, as_words, core_settings, plugin_settings
 from slime_core.config.sources import of_inactive
@@ -109,6 +110,8 @@ def _of_engine(wanted: str, name: str, names: Iterable[str]) -> Setting:
     section, _, key = wanted.rpartition(".")
     found = find_key(section, key) if section in ENGINES else find_flag(f"--{wanted.replace('_', '-')}")
     match found:
+        case Refusal() | None if instead := counterpart(wanted):
+            raise ConfigError(f"{name}: no such setting; write {instead}")
         case Setting() as setting:
             return setting
         case (setting, _):

@@ -29,6 +29,7 @@ from slime_core.config.engine_flags import (
     find_key,
     known_flags,
 )
+from slime_core.config.other_names import counterpart
 from slime_core.config.settings import Setting
 from slime_core.errors import ConfigError, Mistake, nearest
 from slime_core.untrusted import MOST_TOML, parse_toml, read_text
@@ -159,6 +160,8 @@ def _refuse_words(flag: str, words: Sequence[str], line: CommandLine, key: str =
 
 def _take_foreign(flag: str, words: list[str], line: CommandLine, by_flag: Mapping[str, Setting]) -> None:
     match find_flag(flag):
+        case Refusal() | None if instead := counterpart(flag):
+            line.blame(f"{flag}: no such setting; write {instead}")
         case Refusal() as refusal:
             line.blame(refusal.given(words))
         case WithoutEffect() as found:
@@ -177,7 +180,7 @@ def _unknown(flag: str, by_flag: Mapping[str, Setting]) -> Mistake:
 
     def similar() -> str:
         # Settings of slime and its plugins come first: where an engine's flag is as near, one of them was meant.
-        return nearest(flag, dict.fromkeys([*by_flag, CONFIG_FLAG, *known_flags()]))
+        return nearest(flag.replace("_", "-"), dict.fromkeys([*by_flag, CONFIG_FLAG, *known_flags()]))
 
     return Mistake(f"{flag}: no such setting", ending=similar)
 
@@ -296,6 +299,8 @@ def _home(key: str, by_place: Places) -> str:
     if homes:
         return f"; it belongs to [{homes[0]}]"
     match find_flag(f"--{key.replace('_', '-')}"):
+        case Refusal() | None if instead := counterpart(key):
+            return f"; as a flag, write {instead}"
         case Refusal(message):
             return f"\n{message}"
         case (setting, _):

@@ -10,7 +10,7 @@ import pytest
 
 import slime_core
 from slime_core.cli import main as command
-from slime_core.cli.main import main
+from slime_core.cli.main import CORE_COMMANDS, added, main
 from slime_core.errors import ServerDied
 
 HEAVY = ("torch", "ray", "megatron", "sglang", "transformers", "numpy")
@@ -37,7 +37,15 @@ def test_a_mistake_is_a_message_and_exit_code_two(capsys: pytest.CaptureFixture[
 
 def test_an_unknown_command_lists_those_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rum"]) == 2
-    assert "'rum' is not a command; commands are run, check, eval, ledger, plugins, config" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "did you mean run" in message
+    assert all(command in message for command in (*CORE_COMMANDS, *(one.words[0] for one in added())))
+
+
+@pytest.mark.parametrize(("word", "command"), [("train", "run"), ("evaluate", "eval"), ("dry-run", "check")])
+def test_a_command_of_another_tool_is_answered_with_ours(capsys, word: str, command: str) -> None:
+    assert main([word]) == 2
+    assert f"slime {command}" in capsys.readouterr().err
 
 
 def test_an_unknown_plugin_is_a_message_and_exit_code_two(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,7 +121,7 @@ def test_reading_about_slime_imports_nothing_heavy(words: list[str]) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from slime_core.cli.main import main
+from slime_core.cli.main import CORE_COMMANDS, added, main
 from slime_core.errors import ServerDied
 from slime_core.errors import ServerDied
 assert main({words!r}) == 0

@@ -118,8 +118,8 @@ def test_an_option_of_a_plugin_is_explained_too(name: str) -> None:
 
 
 def test_explaining_what_does_not_exist_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="--warmup-iters: no such setting; did you mean lr_warmup_iters"):
-        explain("--warmup-iters", resolve())
+    with pytest.raises(ConfigError, match="--lr-warmup-iter: no such setting; did you mean lr_warmup_iters"):
+        explain("--lr-warmup-iter", resolve())
 
 
 def test_the_short_help_names_every_setting_on_few_narrow_lines() -> None:

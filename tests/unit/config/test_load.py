@@ -155,7 +155,7 @@ def test_a_preset_that_is_no_setting_blames_the_plugin() -> None:
         ("[model]\nbf16 = 1", "run.toml:2 [model] bf16: found 1; accepted: true or false"),
         ("[run]\njob_name = 2024-01-01", "run.toml:2 [run] job_name: found 2024-01-01; accepted: text"),
         ("[optimizer]\nlearning = 1", "run.toml:2 [optimizer] learning: no such setting"),
-        ("[optimizer]\nlr_warm = 1", "run.toml:2 [optimizer] lr_warm: no such setting; did you mean lr_warmup_init?"),
+        ("[optimizer]\nmin_lrr = 1", "run.toml:2 [optimizer] min_lrr: no such setting; did you mean min_lr?"),
         ("[model]\nlr = 1", "run.toml:2 [model] lr: no such setting; it belongs to [optimizer]"),
         ("plugins = []", "run.toml:1 plugins: stands in no section; it belongs to [run]"),
         ("[eva]", "run.toml:1 [eva]: neither a section nor a named plugin with options; did you mean eval?"),
