@@ -205,9 +205,11 @@ class Call:
         return _answer(self._context.encoder.decode(list(generation.token_ids)), generation)
 
     def _new_trajectory(self, messages: str | list[dict[str, Any]]) -> Trajectory:
-        is_rendered = isinstance(messages, str) and any(map(messages.startswith, self._prompts))
         encoder = self._context.encoder
-        ids = encoder.encode_text(messages) if is_rendered else encoder.encode(messages, tools=self._tools)
+        if isinstance(messages, str) and any(map(messages.startswith, self._prompts)):
+            ids = encoder.encode_text(messages)
+        else:
+            ids = encoder.encode(messages, tools=self._tools)
         trajectory = Trajectory(ids, messages, added=[])
         self.trajectories.append(trajectory)
         return trajectory

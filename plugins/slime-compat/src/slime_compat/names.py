@@ -20,8 +20,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from slime_core import FunctionSource
-from slime_core.plugins import neighbours
-from slime_core.plugins.discovery import LOCAL_MODULE
 
 __all__ = ["ADVICE", "HELPERS", "NAMES", "advice_for", "provided"]
 
@@ -119,6 +117,10 @@ def advice_for(module: str, name: str | None = None) -> str:
     return f"{there}In its place, {text}."
 
 
+_IMPORTING = ("importlib", "_frozen_importlib", "slime_core.plugins.")
+"""Modules between an import statement and a finder; the core imports modules next to a file."""
+
+
 class _Finder(MetaPathFinder, Loader):
     """Finds slime's modules if the importing code belongs to a file named by path, or to a module next to it."""
 
@@ -138,9 +140,8 @@ class _Finder(MetaPathFinder, Loader):
         frame = sys._getframe(2)
         while frame is not None:
             name = str(frame.f_globals.get("__name__", ""))
-            if not name.startswith("importlib") and name not in ("_frozen_importlib", neighbours.__name__):
-                file = name.partition(".")[0] if name.startswith(LOCAL_MODULE) else name  # or the file of a neighbour
-                return file in self.modules
+            if not name.startswith(_IMPORTING):
+                return name in self.modules
             frame = frame.f_back  # type: ignore[assignment]
         return False
 
@@ -172,7 +173,7 @@ def provided(source: FunctionSource) -> Iterator[None]:
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
     module = source.code.plugin.entry_point
-    _FINDER.modules.add(module)
+    _FINDER.modules |= {module, *(f"{module}.{neighbour}" for neighbour in source.neighbours)}
     _FINDER.loading.depth = getattr(_FINDER.loading, "depth", 0) + 1
     try:
         yield

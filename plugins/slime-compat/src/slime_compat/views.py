@@ -31,7 +31,7 @@ def render(samples: Sequence[Sample], encoder: Encoder | None) -> None:
     for sample in samples:
         if sample.prompt_text is None:
             tokenizer = cast(PromptTokenizer, encoder)
-            sample.prompt_text = tokenizer.text(cast(Prompt, sample.prompt), tools=tools_of(sample.metadata))
+            sample.prompt_text = tokenizer.text(sample.prompt, tools=tools_of(sample.metadata))
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def _as_text(label: Any) -> str | None:
 
 def originals(samples: Sequence[Sample]) -> dict[str, Prompt]:
     """Return rendered prompt -> the prompt that was rendered."""
-    return {one.prompt_text: cast(Prompt, one.prompt) for one in samples if one.prompt_text is not None}
+    return {one.prompt_text: one.prompt for one in samples if one.prompt_text is not None}
 
 
 def restore(made: Sequence[Sample], given: Sequence[Sample], prompts: Mapping[str, Prompt]) -> None:
