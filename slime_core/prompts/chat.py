@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from slime_core.errors import DataError
 from slime_core.plugins.loading import boundary
+from slime_core.prompts.messages import ChatTemplate, messages_in
 from slime_core.prompts.rows import Prompt
 from slime_core.types import JsonValue
 from slime_core.untrusted import limited
@@ -71,6 +72,7 @@ class PromptTokenizer:
         self.folder = folder
         self.uses_template = apply_chat_template
         self._arguments = dict(template_arguments or {})
+        self._templates: dict[str, ChatTemplate] = {}
         if apply_chat_template and not self.tokenizer.chat_template:
             raise DataError(f"--apply-chat-template needs a chat template, but the tokenizer in {folder} has none")
 
@@ -93,23 +95,48 @@ class PromptTokenizer:
     def text(self, prompt: Prompt, *, tools: Sequence[JsonValue] | None = None) -> str:
         """Return the prompt as the tokenizer reads it: rendered, if there is a template; raises as :meth:`encode`."""
         if self.uses_template:
-            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            return self.render(messages, tools=tools, asks=True)
+            messages = messages_in(prompt) if isinstance(prompt, str) else prompt
+            return self.render(messages or [{"role": "user", "content": prompt}], tools=tools, asks=True)
         if not isinstance(prompt, str):
             raise DataError("the prompt is a list of chat messages; add --apply-chat-template to render them")
         return prompt
 
     def render(
-        self, messages: Sequence[Mapping[str, JsonValue]], *, tools: Sequence[JsonValue] | None = None, asks: bool
+        self,
+        messages: Sequence[Mapping[str, JsonValue]],
+        *,
+        tools: Sequence[JsonValue] | None = None,
+        asks: bool,
+        first: int = 0,
     ) -> str:
-        """Render a conversation with the chat template.
+        """Render a conversation with the chat template, in the form that the template reads
+        (:meth:`ChatTemplate.normal_form`); the result has the text of each message.
 
         Arguments:
+            tools: descriptions of functions.
             asks: end with the header of the assistant's turn (``add_generation_prompt``).
+            first: the first of the caller's messages, for errors; those before it are not checked.
 
         Raises:
-            DataError: the template refuses it; the message quotes the template's error.
+            DataError: the template refuses it, and the message quotes the template's error; or it leaves out a message
+                or the tools.
         """
+        template = self.template(tools)
+        formed = template.normal_form(messages)
+        text = self._rendered(formed, tools, asks)
+        template.check(messages, formed, text, tools=tools, asks=asks, first=first)
+        return text
+
+    def template(self, tools: Sequence[JsonValue] | None = None) -> ChatTemplate:
+        """Return the chat template; a tokenizer may have a separate one for conversations with tools."""
+        source = self.tokenizer.get_chat_template(None, list(tools) if tools else None)
+        if source not in self._templates:
+            self._templates[source] = ChatTemplate(source, self._rendered, self.folder)
+        return self._templates[source]
+
+    def _rendered(
+        self, messages: Sequence[Mapping[str, JsonValue]], tools: Sequence[JsonValue] | None, asks: bool
+    ) -> str:
         with boundary(f"the chat template in {self.folder}", "rendering a conversation", error=DataError):
             given = {"tools": list(tools) if tools else None, "add_generation_prompt": asks, **self._arguments}
             with limited(seconds=TEMPLATE_SECONDS, nbytes=TEMPLATE_BYTES):
@@ -209,7 +236,7 @@ class PromptEncoder(PromptTokenizer):
             {"role": "user", "content": "?"},
             {"role": "assistant", "content": PLACEHOLDER},
         ]
-        text = self.render([*turn, *messages], tools=tools, asks=True)
+        text = self.render([*turn, *messages], tools=tools, asks=True, first=len(turn))
         if text.count(PLACEHOLDER) != 1:
             raise DataError(f"the chat template in {self.folder} does not write an assistant's turn as it is")
         rest = text.partition(PLACEHOLDER)[2]

@@ -154,7 +154,7 @@ def test_earlier_turns_that_a_template_rewrites_stay_out_of_what_follows(tmp_pat
 
 def test_a_template_that_changes_the_assistants_turn_is_refused(tmp_path):
     encoder = with_template(tmp_path, "{% for m in messages %}{{ m.content | upper }}{% endfor %}")
-    with pytest.raises(DataError, match="does not write an assistant's turn as it is"):
+    with pytest.raises(DataError):
         encoder.encode_messages([{"role": "user", "content": "3"}])
 
 
