@@ -92,11 +92,20 @@ class PromptTokenizer:
             raise DataError(f"the prompt {prompt!r} has no tokens; the model needs at least one to continue from")
         return ids
 
+    def check(self, prompt: Prompt, *, tools: Sequence[JsonValue] | None = None) -> None:
+        """Raise DataError if the chat template refuses the prompt or leaves something out; returns without a template.
+
+        A conversation that ends with the assistant is rendered without the header of a further turn, as it is trained.
+        """
+        if not self.uses_template:
+            return
+        messages = _messages(prompt)
+        self.render(messages, tools=tools, asks=messages[-1].get("role") != "assistant")
+
     def text(self, prompt: Prompt, *, tools: Sequence[JsonValue] | None = None) -> str:
         """Return the prompt as the tokenizer reads it: rendered, if there is a template; raises as :meth:`encode`."""
         if self.uses_template:
-            messages = messages_in(prompt) if isinstance(prompt, str) else prompt
-            return self.render(messages or [{"role": "user", "content": prompt}], tools=tools, asks=True)
+            return self.render(_messages(prompt), tools=tools, asks=True)
         if not isinstance(prompt, str):
             raise DataError("the prompt is a list of chat messages; add --apply-chat-template to render them")
         return prompt
@@ -160,6 +169,11 @@ class PromptTokenizer:
             )
         found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return list(found["input_ids"]), [tuple(span) for span in found["offset_mapping"]]
+
+
+def _messages(prompt: Prompt) -> Sequence[Mapping[str, JsonValue]]:
+    messages = messages_in(prompt) if isinstance(prompt, str) else prompt
+    return messages or [{"role": "user", "content": prompt}]
 
 
 class PromptEncoder(PromptTokenizer):

@@ -17,7 +17,7 @@ from typing import Any
 from slime_core.errors import DataError
 from slime_core.types import JsonValue
 
-__all__ = ["ChatTemplate", "messages_in"]
+__all__ = ["ChatTemplate", "form_of", "messages_in"]
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,9 @@ Render = Callable[[Sequence[Message], Tools, bool], str]
 
 PROBE = "zq7probe"
 """Text that no template contains."""
+
+MARK = "zq7m"
+"""Start of a text that stands for a message."""
 
 PROBE_TOOL: dict[str, JsonValue] = {
     "type": "function",
@@ -80,6 +83,22 @@ def messages_in(text: str) -> list[Message] | None:
     return value if is_chat and value else None
 
 
+def form_of(prompt: str | Sequence[Mapping[str, Any]], *, has_tools: bool) -> object:
+    """Return what a template may treat differently in a prompt: roles, fields, kinds of content and their order."""
+    if isinstance(prompt, str):
+        return has_tools
+    forms = [_raw_form(message) for message in prompt]
+    return frozenset(zip([None, *forms], [*forms, None], strict=True)), has_tools
+
+
+def _raw_form(message: Mapping[str, Any]) -> tuple[object, ...]:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else ()
+    kinds = (type(content), bool(content), *((part.get("type") if isinstance(part, dict) else str) for part in parts))
+    fields = frozenset((key, type(value)) for key, value in message.items() if key != "content")
+    return message.get("role"), kinds, fields
+
+
 @dataclass(frozen=True, slots=True)
 class _Reads:
     """Forms of a call's arguments that a template writes as one JSON object, or its equivalent."""
@@ -123,7 +142,8 @@ class ChatTemplate:
     @cached_property
     def has_developer(self) -> bool:
         """Whether it knows the role ``developer``; many write the name of any role, which the model has never seen."""
-        return "developer" in self._source
+        developer, user = ({"role": role, "content": PROBE} for role in ("developer", "user"))
+        return "developer" in self._source and self._try([developer, user], asks=True).count(PROBE) == 2
 
     @cached_property
     def reads_arguments(self) -> _Reads:
@@ -172,7 +192,7 @@ class ChatTemplate:
         for place in range(first, len(formed)):
             missing = next((piece for piece in _pieces(formed[place]) if piece not in rendered), None)
             if missing is None and place in lost:
-                missing = str(_text_of(formed[place]))
+                missing = _text_of(formed[place]) or "tool calls"
             if missing is None or (place not in lost and self._is_thought(formed, place, tools)):
                 continue
             raise DataError(
@@ -262,11 +282,13 @@ class ChatTemplate:
         reads = self.reads_arguments
         if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
             arguments = {}
-        if isinstance(arguments, str) and reads.objects and not reads.text:
+        if isinstance(arguments, str) and reads.objects:
             try:
                 value = json.loads(arguments)
             except (ValueError, RecursionError):
                 value = None
+            if not isinstance(value, dict) and reads.text:
+                return arguments
             if not isinstance(value, dict):
                 raise ValueError(
                     f"the arguments of its call of {name!r} are {arguments[:60]!r}; accepted: a JSON object, because "
@@ -297,8 +319,8 @@ class ChatTemplate:
             return frozenset()
         return frozenset(
             place
-            for place, message in enumerate(messages)
-            if _text_of(message) and _marker(place) not in text and not self._is_thought(marked, place, tools)
+            for place, message in enumerate(marked)
+            if any(piece not in text for piece in _markers(message)) and not self._is_thought(marked, place, tools)
         )
 
     def _is_thought(self, messages: Sequence[Message], place: int, tools: Tools) -> bool:
@@ -427,23 +449,28 @@ def _shape(message: Message) -> tuple[object, ...]:
     return message.get("role"), kinds, others, len(message.get("tool_calls", ()))
 
 
-def _marker(place: int) -> str:
-    return f"zq7m{place}x"
-
-
 def _marked(message: Message, place: int) -> Message:
-    """Return the message with a marker as its text."""
-    content = message["content"]
+    """Return the message with markers as its text and as names of its calls."""
+    content, marker = message["content"], f"{MARK}{place}x"
     if isinstance(content, str):
-        return {**message, "content": _marker(place) if content.strip() else content}
-    texts = (index for index, part in enumerate(content) if part.get("type") == "text" and part["text"].strip())
-    first = next(texts, None)
-    return {
-        **message,
-        "content": [
-            {**part, "text": _marker(place)} if index == first else part for index, part in enumerate(content)
-        ],
-    }
+        content = marker if content.strip() else content
+    else:
+        texts = (index for index, part in enumerate(content) if part.get("type") == "text" and part["text"].strip())
+        first = next(texts, None)
+        content = [{**part, "text": marker} if index == first else part for index, part in enumerate(content)]
+    marked = {**message, "content": content}
+    if "tool_calls" in message:
+        marked["tool_calls"] = [
+            {**call, "function": {**call["function"], "name": f"{MARK}{place}c{number}x"}}
+            for number, call in enumerate(message["tool_calls"])
+        ]
+    return marked
+
+
+def _markers(message: Message) -> list[str]:
+    """Return the markers of a message of :func:`_marked`."""
+    names = [call["function"]["name"] for call in message.get("tool_calls", ())]
+    return [text for text in (_text_of(message), *names) if text.startswith(MARK)]
 
 
 def _tool_name(tool: JsonValue) -> str:

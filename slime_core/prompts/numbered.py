@@ -235,6 +235,8 @@ class NumberedPrompts:
     def _group(self, number: int) -> PromptGroup:
         """Make group ``number`` of the run; it depends on the number alone, so it can be made again."""
         row = self._stream.at(number)
+        if not self._request.skips_bad:
+            self._request.filter.check_prompt(row.prompt, row.metadata, row.place)
         size = self._request.n_samples_per_prompt
         return [
             Sample(

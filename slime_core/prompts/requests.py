@@ -22,9 +22,10 @@ from slime_core.config.sampling import DataConfig
 from slime_core.config.schema import EvalSet, RunConfig
 from slime_core.errors import DataError, RunError
 from slime_core.plugins.contracts import PromptFilter, PromptFormat, PromptRequest
-from slime_core.prompts.chat import PromptEncoder
+from slime_core.prompts.chat import PromptEncoder, PromptTokenizer
 from slime_core.prompts.numbered import BAD, TOO_LONG
-from slime_core.prompts.rows import Prompt
+from slime_core.prompts.row_checks import GENERATE_FUNCTION
+from slime_core.prompts.rows import Prompt, tools_of
 from slime_core.types import JsonValue
 
 __all__ = ["BadRows", "PromptLengths", "RunFilter", "evaluation_request", "template_arguments", "training_request"]
@@ -94,17 +95,20 @@ class RunFilter(PromptFilter):
         longest: largest number of tokens of a prompt; None: no limit.
         lengths: counts the tokens of prompts; needed with ``longest``.
         bad_rows: the file for messages about rows that cannot be read; None: none is written.
+        encoder: renders prompts to check them; None: the generate function decides what it makes of prompts.
     """
 
     def __init__(
         self,
         checks: PromptFilter | None = None,
         *,
+        encoder: PromptTokenizer | None = None,
         longest: int | None = None,
         lengths: PromptLengths | None = None,
         bad_rows: Path | None = None,
     ) -> None:
         self._checks = checks or PromptFilter()
+        self._encoder = encoder
         self._longest = longest
         self._lengths = lengths
         self._bad_rows = BadRows(bad_rows)
@@ -114,6 +118,14 @@ class RunFilter(PromptFilter):
     def check(self, metadata: Mapping[str, JsonValue], where: str) -> None:
         """See :class:`~slime_core.PromptFilter`."""
         self._checks.check(metadata, where)
+
+    def check_prompt(self, prompt: Prompt, metadata: Mapping[str, JsonValue], where: str) -> None:
+        """See :class:`~slime_core.PromptFilter`."""
+        if self._encoder is not None and not metadata.get(GENERATE_FUNCTION):
+            try:
+                self._encoder.check(prompt, tools=tools_of(metadata))
+            except DataError as problem:
+                raise DataError(f"{where}: {problem}") from None
 
     def select(self, prompts: Sequence[PromptWithTools]) -> Sequence[bool]:
         """See :class:`~slime_core.PromptFilter`."""

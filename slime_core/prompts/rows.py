@@ -30,6 +30,7 @@ from slime_core.config.prompt_paths import JSON_LINES, PromptPath, format_of, un
 from slime_core.errors import DataError
 from slime_core.plugins.contracts import PromptFormat, PromptRequest, PromptTable, RawRow, RunView
 from slime_core.plugins.contracts.rollouts import Prompt
+from slime_core.prompts.messages import messages_in
 from slime_core.types import JsonLabel, JsonValue
 from slime_core.untrusted import open_regular
 
@@ -284,16 +285,18 @@ class PromptRow:
     Example: the line ``{"prompt": "37+45", "label": "82", "metadata": {"carries": 1}}``.
 
     Arguments:
-        prompt: text, or chat messages with ``role`` and ``content``.
+        prompt: text, or chat messages with ``role`` and ``content``; JSON text of messages has become messages.
         label: the ground truth as text; None: the row has none.
         metadata: further fields for rewards and reports; ``tools`` holds the tools for the chat template.
         inputs: kind -> the row's images or other inputs, unchanged; None: it has none.
+        place: file and line, for messages.
     """
 
     prompt: Prompt
     label: str | None = None
     metadata: dict[str, JsonValue] = field(default_factory=dict)
     inputs: dict[str, JsonValue] | None = None
+    place: str = field(default="", compare=False)
 
     @property
     def tools(self) -> list[JsonValue] | None:
@@ -371,7 +374,10 @@ def prompt_of(raw: RawRow, request: PromptRequest) -> PromptRow:
     tools = _tools(raw, row, request.tool_key)
     metadata = metadata if tools is None else {**metadata, TOOLS: tools}
     request.filter.check(metadata, raw.place)
-    return PromptRow(prompt, _label(raw, row, request.label_key), metadata, _inputs(raw, row, request))
+    label, inputs = _label(raw, row, request.label_key), _inputs(raw, row, request)
+    if request.skips_bad:  # Otherwise the prompt is checked when it is due, and an error ends the run.
+        request.filter.check_prompt(prompt, metadata, raw.place)
+    return PromptRow(prompt, label, metadata, inputs, raw.place)
 
 
 def content_of(raw: RawRow) -> dict[str, object]:
@@ -404,6 +410,7 @@ def _field(raw: RawRow, row: dict[str, Any], key: str, flag: str) -> Any:
 
 def _prompt(raw: RawRow, row: dict[str, Any], key: str) -> Prompt:
     prompt: Prompt = _field(raw, row, key, "--input-key")
+    prompt = (messages_in(prompt) or prompt) if isinstance(prompt, str) else prompt
     if not isinstance(prompt, str) and not is_chat(prompt):
         raise DataError(
             f"{raw.place}: field {key!r} is neither text nor a list of messages with role and content: found "
@@ -482,7 +489,7 @@ def is_chat(prompt: object) -> bool:
 
 def _is_message(message: dict[str, Any]) -> bool:
     """Only a user has to say something: an assistant may call a tool without a word."""
-    role, content = message.get("role"), message.get("content", 0)
+    role, content = message.get("role"), message.get("content", None if message.get("tool_calls") else 0)
     return isinstance(role, str) and (isinstance(content, str | list) or (content is None and role != "user"))
 
 
@@ -491,4 +498,11 @@ def _is_blank(prompt: Prompt) -> bool:
     if isinstance(prompt, str):
         return not prompt.strip()
     contents = [value for message in prompt for key, value in message.items() if key not in ("role", "name")]
-    return not any(value.strip() if isinstance(value, str) else value for value in contents)
+    return not any(map(_says_something, contents))
+
+
+def _says_something(value: JsonValue) -> bool:
+    """Whether a field of a message holds more than blanks; of parts, also images and the like do."""
+    if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):
+        return any(str(part["text"]).strip() for part in value if isinstance(part, dict))
+    return bool(value.strip() if isinstance(value, str) else value)

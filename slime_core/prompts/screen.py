@@ -1,9 +1,10 @@
 """Checks a prompt file before anything expensive starts: rows that cannot be read, prompts that are too long, and
-characters that the tokenizer does not know. The commands that start or check a run call it.
+characters that the tokenizer does not know, and prompts that the chat template does not render whole. The commands
+that start or check a run call it.
 
 Lengths are counted with the checkpoint's ``tokenizer.json`` and chat template, without torch (1 s). Not checked here,
 but by the sampler and the engines: rows after the first 32 MB of a file, tokenizers of other kinds or with Python code,
-and, of the prompts that may be too long, those after the longest 1 MB.
+of the prompts that may be too long, those after the longest 1 MB, and rendered prompts other than a sample.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from slime_core.errors import DataError
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.plugins.loading import boundary
 from slime_core.prompts.chat import PromptTokenizer
+from slime_core.prompts.messages import form_of
 from slime_core.prompts.row_checks import GENERATE_FUNCTION, own_sampling
 from slime_core.prompts.rows import PromptRow, numbered_prompts, size_of
 from slime_core.types import JsonValue
@@ -34,6 +36,9 @@ MOST_TEXT = 2**20
 
 MOST_ENCODED = 256
 """Prompts in which unknown tokens are counted."""
+
+MOST_RENDERED = 512
+"""Prompts that are rendered: one of each form, the first, and others at equal distances; 0.2 s."""
 
 MANY_UNKNOWN = 0.01
 """Share of unknown tokens from which on there is a warning."""
@@ -107,8 +112,11 @@ def screen(
     if room is not None:
         if not room.apply_chat_template:
             _refuse_messages(rows)
-        elif rows:
-            _lengths(rows[:1], room)
+        elif refused := _refused(rows, room):
+            if not request.skips_bad:
+                raise DataError(next(iter(refused.values())))
+            bad += refused.values()
+            rows = [row for position, row in enumerate(rows) if position not in refused]
         for own, those in _by_response(rows, room).items():
             _refuse_long(those, replace(room, response=own), setting)
         if not bad and sum(size_of(raw) for raw, _ in found) < most:
@@ -120,6 +128,36 @@ def screen(
                 "another model (--hf-checkpoint)"
             )
     return bad
+
+
+def _refused(rows: Rows, room: Room) -> dict[int, str]:
+    """Return position -> mistake of prompts that the chat template refuses or does not render whole; of a sample."""
+    tokenizer = _tokenizer(room) if rows else None
+    refused: dict[int, str] = {}
+    for position in _sample(rows) if tokenizer is not None else ():
+        place, row = rows[position]
+        try:
+            tokenizer.check(row.prompt, tools=row.tools)
+        except DataError as problem:
+            refused[position] = f"{place}: {problem}"
+    return refused
+
+
+def _sample(rows: Rows) -> list[int]:
+    """Return the positions of the prompts that are rendered, up to 1 MB of text, in the order of the file."""
+    forms: dict[object, int] = {}
+    for position, (_, row) in enumerate(rows):
+        forms.setdefault(form_of(row.prompt, has_tools=bool(row.tools)), position)
+    step = max(1, 2 * len(rows) // MOST_RENDERED)
+    candidates = [*forms.values(), *range(min(len(rows), MOST_RENDERED // 2)), *range(0, len(rows), step)]
+    chosen: list[int] = []
+    left = MOST_TEXT
+    for position in dict.fromkeys(candidates):
+        if len(chosen) == MOST_RENDERED or left < 0:
+            break
+        chosen.append(position)
+        left -= _size(rows[position][1])
+    return sorted(chosen)
 
 
 def _refuse_messages(rows: Rows) -> None:

@@ -158,6 +158,7 @@ class SamplerComponents:
             longest=data.rollout_max_prompt_len,
             lengths=PromptLengths(self.encoder, num_workers=data.num_data_workers),
             bad_rows=settings.bad_rows,
+            encoder=self.renders(self._config.rollout.generate_function, self.encoder),
         )
         request = training_request(
             self._config, settings.prompt_data, self.prompt_filter, self.formats, vocab_size=self.encoder.vocab_size
@@ -173,6 +174,11 @@ class SamplerComponents:
     def row_checks(self, *, trains: bool) -> RowChecks:
         """Refuses rows that need what the run does not support."""
         return RowChecks.of(self._config, self._registry, trains=trains, options=self._settings.options)
+
+    def renders(self, generate_function: str, encoder: PromptEncoder) -> PromptEncoder | None:
+        """Return ``encoder`` if the generate function renders prompts as they are; None: it decides itself."""
+        traits = self._registry.traits(Kind.GENERATE_FUNCTION, generate_function)
+        return encoder if traits.sends_prompts_whole else None
 
     def encoder_for(self, templated: bool) -> PromptEncoder:
         """The encoder of prompts that are rendered with the chat template, or are not."""

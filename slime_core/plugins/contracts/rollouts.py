@@ -174,6 +174,18 @@ class PromptFilter:
         """
         del metadata, where
 
+    def check_prompt(self, prompt: Prompt, metadata: Mapping[str, JsonValue], where: str) -> None:
+        """Return if the chat template renders the prompt of a row whole; a prompt that is refused cannot be read.
+
+        Arguments:
+            metadata: of the row, with its tools.
+            where: file and line, for the message.
+
+        Raises:
+            DataError: the template refuses the prompt, or leaves a message or the tools out.
+        """
+        del prompt, metadata, where
+
     def select(self, prompts: Sequence[tuple[Prompt, list[JsonValue] | None]]) -> Sequence[bool]:
         """Which of many prompts, each with its tools, are short enough; on several processes where the run has them.
 
