@@ -15,6 +15,7 @@ SPECIAL_TOKENS = ("<pad>", "<eos>", "<unk>", "<|user|>", "<|assistant|>")
 PAD_ID = SPECIAL_TOKENS.index("<pad>")
 EOS_ID = SPECIAL_TOKENS.index("<eos>")
 CHAT_TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool['function']['name'] }}{% endfor %}"
     "{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>' + message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}"

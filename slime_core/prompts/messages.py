@@ -79,7 +79,9 @@ def messages_in(text: str) -> list[Message] | None:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    is_chat = isinstance(value, list) and all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in value)
+    is_chat = isinstance(value, list) and all(
+        isinstance(one, dict) and isinstance(one.get("role"), str) for one in value
+    )
     return value if is_chat and value else None
 
 
@@ -239,7 +241,9 @@ class ChatTemplate:
         message: Message = {key: _without_nulls(value) for key, value in given.items() if value is not None}
         if message.get("role") == "developer" and not self.has_developer:
             message["role"] = "system"
-            _say_once(f"the chat template in {self._where} has no role 'developer'; such messages are rendered as 'system'")
+            _say_once(
+                f"the chat template in {self._where} has no role 'developer'; such messages are rendered as 'system'"
+            )
         message["content"] = self._content(given.get("content"), message.get("role"))
         if "function_call" in message:  # OpenAI's older form
             message["tool_calls"] = [{"function": message.pop("function_call")}, *message.get("tool_calls", ())]
@@ -251,7 +255,9 @@ class ChatTemplate:
     def _content(self, content: Any, role: object) -> Any:
         if content is None or isinstance(content, str):
             return [{"type": "text", "text": content or ""}] if self.wants_parts else content or ""
-        is_data = isinstance(content, list) and not any(isinstance(one, str) or "type" in one or "text" in one for one in content)
+        is_data = isinstance(content, list) and not any(
+            isinstance(one, str) or "type" in one or "text" in one for one in content
+        )
         if role in ("tool", "function") and (isinstance(content, dict) or (content and is_data)):
             return self._content(json.dumps(content, ensure_ascii=False), role)
         if not isinstance(content, list):
@@ -274,7 +280,9 @@ class ChatTemplate:
         call = given if isinstance(given.get("function"), dict) else _wrapped(given)
         function = call["function"]
         if not isinstance(function.get("name"), str):
-            raise ValueError("a tool call has no name; accepted: an object with a function, which has name and arguments")
+            raise ValueError(
+                "a tool call has no name; accepted: an object with a function, which has name and arguments"
+            )
         arguments = self._arguments(function.get("arguments"), function["name"])
         return {**call, "type": call.get("type", "function"), "function": {**function, "arguments": arguments}}
 

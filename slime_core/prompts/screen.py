@@ -26,7 +26,7 @@ from slime_core.prompts.rows import PromptRow, numbered_prompts, size_of
 from slime_core.types import JsonValue
 from slime_core.untrusted import read_object
 
-__all__ = ["Room", "screen"]
+__all__ = ["Room", "screen", "writes_tools"]
 
 MOST_BYTES = 32 * 2**20
 """Bytes of a file that are checked; half a second of parsing."""
@@ -128,6 +128,19 @@ def screen(
                 "another model (--hf-checkpoint)"
             )
     return bad
+
+
+def writes_tools(folder: Path, template_arguments: Mapping[str, JsonValue]) -> bool:
+    """Return whether the chat template in ``folder`` writes tools; True also if only the sampler can read it.
+
+    Arguments:
+        template_arguments: further arguments of the template.
+    """
+    room = Room(
+        context=None, response=0, folder=folder, apply_chat_template=True, template_arguments=template_arguments
+    )
+    tokenizer = _tokenizer(room)
+    return tokenizer is None or tokenizer.template([{}]).shows_tools
 
 
 def _refused(rows: Rows, room: Room) -> dict[int, str]:

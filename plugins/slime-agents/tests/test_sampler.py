@@ -87,7 +87,8 @@ class Engine(FakeEngine):
     @staticmethod
     def _read(prompt: list[int]) -> tuple[str, bool, int]:
         """The question, whether the request is for the second turn, and the ids that the turn has already."""
-        question = "".join("+" if one == 15 else str(one - 5) for one in prompt[1 : prompt.index(ASSISTANT)])
+        asked = prompt[prompt.index(USER) + 1 : prompt.index(ASSISTANT)]
+        question = "".join("+" if one == 15 else str(one - 5) for one in asked)
         return question, prompt.count(ASSISTANT) > 1, prompt[::-1].index(ASSISTANT)
 
     async def _work(self) -> None:
@@ -142,12 +143,22 @@ AGENT = "--generate-function openai_agent --agent {here}/code.py:solve"
 
 
 def conversation(n: int) -> list[int]:
-    """The prompt n+n, a call, the tool's answer and the sum."""
-    return [USER, *ids(f"{n}+{n}"), ASSISTANT, *ids(f"{n}+{n}"), END, *tool(n), *ids(str(2 * n)), END]
+    """The tool's name, of unknown characters, the prompt n+n, a call, the tool's answer and the sum."""
+    return [
+        *[TOOL] * len("add"),
+        USER,
+        *ids(f"{n}+{n}"),
+        ASSISTANT,
+        *ids(f"{n}+{n}"),
+        END,
+        *tool(n),
+        *ids(str(2 * n)),
+        END,
+    ]
 
 
 def tool(n: int) -> list[int]:
-    # The built-in template knows no tool: its name is unknown characters.
+    # The built-in template has no role of tools: its name is unknown characters.
     return [TOOL] * len("<|tool|>") + ids(str(2 * n)) + [ASSISTANT]
 
 
@@ -155,6 +166,11 @@ def responses(shard: Any) -> list[list[int]]:
     """The ids of each sample of a shard."""
     ends = np.cumsum(shard.lengths_B)
     return [list(map(int, part)) for part in np.split(shard.tokens_T, ends[:-1])]
+
+
+def first_digit(token_ids: list[int]) -> int:
+    """The first id of the question."""
+    return token_ids[token_ids.index(USER) + 1]
 
 
 @pytest.fixture
@@ -176,7 +192,7 @@ async def test_a_conversation_that_was_aborted_resumes_in_its_turn_and_no_tool_r
         second = await one.sample(1)
     assert responses(second.shards[0]) == [conversation(2)] * 2
     # The engine read the tool's answer and the first token of the second turn; it sampled nothing but the rest.
-    assert [one for one in engine.sampled if one[0][1] == ids("2")[0]] == [(conversation(2)[:-1], [END])] * 2
+    assert [one for one in engine.sampled if first_digit(one[0]) == ids("2")[0]] == [(conversation(2)[:-1], [END])] * 2
     assert calls()["add2"] == 2
 
 
@@ -188,14 +204,16 @@ async def test_conversations_run_ahead_of_the_training_and_keep_their_versions(s
         one.published(0)
         first = await one.sample(0)
         # Of the first two prompts, that whose responses are complete first is the first rollout.
-        (ahead,) = {ids("1")[0], ids("2")[0]} - {one[1] for one in responses(first.shards[0])}
-        while sum(prompt[1] == ahead for prompt, _ in engine.sampled) < 4:  # the next rollout, two turns of two
+        (ahead,) = {ids("1")[0], ids("2")[0]} - set(map(first_digit, responses(first.shards[0])))
+        while (
+            sum(first_digit(prompt) == ahead for prompt, _ in engine.sampled) < 4
+        ):  # the next rollout, two turns of two
             await asyncio.sleep(0.01)
         engine._version = "1"
         one.published(1)
         second = await one.sample(1)
     (shard,) = second.shards
-    assert [one[1] for one in responses(shard)] == [ahead] * 2
+    assert list(map(first_digit, responses(shard))) == [ahead] * 2
     assert shard.weight_version_B is not None
     assert shard.weight_version_B.tolist() == [0, 0]
     assert second.metrics["rollout/staleness/max"] == 1

@@ -11,8 +11,10 @@ import pytest
 
 from slime_core import PromptRequest, RunView
 from slime_core.builtin.rollout import PromptFiles
+from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError
-from slime_core.prompts.requests import BadRows, RunFilter
+from slime_core.prompts.chat import PromptEncoder
+from slime_core.prompts.requests import BadRows, PromptLengths, RunFilter
 from slime_core.prompts.row_checks import RowChecks, refuse_unknown
 
 
@@ -96,6 +98,37 @@ def test_a_row_that_names_what_the_run_has_not_is_a_bad_row_wherever_it_stands(
     assert [group[0].prompt for group in skipping] == ["a"] * 61
     assert left_out.metrics() == {"data/left_out/bad": 1.0}
     assert (tmp_path / "bad-rows.log").read_text().startswith(f"{path}, line 61: {message}")
+
+
+REFUSING = "{% for m in messages %}{{ raise_exception('no x') if 'x' in m.content else m.content }}{% endfor %}"
+
+
+def refusing(**limits: int) -> RunFilter:
+    """Return the filter of a run whose chat template refuses prompts with an x."""
+    encoder = PromptEncoder(ARITHMETIC / "model", apply_chat_template=True)
+    encoder.tokenizer.chat_template = REFUSING
+    return RunFilter(encoder=encoder, lengths=PromptLengths(encoder), **limits)
+
+
+@pytest.mark.parametrize("limits", [{}, {"longest": 8}], ids=["any length", "short ones"])
+def test_a_prompt_that_the_template_refuses_late_is_a_bad_row(tmp_path: Path, limits: dict[str, int]) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in [*["1"] * 1000, "x", "2"]))
+    chosen = refusing(**limits)
+    request = PromptRequest(path, label_key=None, shuffle=False, skips_bad=True, filter=chosen)
+    groups = PromptFiles(None, RunView(prompts=request)).next_groups(1001)
+    assert [group[0].prompt for group in groups] == [*["1"] * 1000, "2"]
+    assert chosen.metrics() == {"data/left_out/bad": 1.0}
+    with pytest.raises(DataError, match=f"^{re.escape(f'{path}, line 1001: ')}"):
+        source = PromptFiles(None, RunView(prompts=replace(request, skips_bad=False, filter=refusing(**limits))))
+        source.next_groups(1001)
+
+
+def test_a_row_with_another_generate_function_is_not_rendered(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": "x", "metadata": {"generate_function": "mine"}}) + "\n")
+    request = PromptRequest(path, label_key=None, filter=refusing())
+    assert PromptFiles(None, RunView(prompts=request)).next_groups(1)[0][0].prompt == "x"
 
 
 def test_a_row_activates_no_plugin_and_says_which_one_to_add() -> None:

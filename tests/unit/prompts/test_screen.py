@@ -15,7 +15,8 @@ from slime_core.errors import DataError
 from slime_core.prompts import screen as room_of_screen
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.prompts.row_checks import RowChecks
-from slime_core.prompts.screen import Room, screen
+from slime_core.prompts.rows import numbered_prompts
+from slime_core.prompts.screen import Room, screen, writes_tools
 
 MODEL = ARITHMETIC / "model"
 
@@ -256,3 +257,77 @@ def test_a_limit_that_leaves_no_prompt_is_refused(tmp_path: Path) -> None:
         "shortest 6; raise the limit (--rollout-max-prompt-len; of evaluations, --eval-max-prompt-len or "
         "max_context_len), or shorten them"
     )
+
+
+REFUSES_X = (
+    "{% for m in messages %}{% if m.content is string and 'x' in m.content %}{{ raise_exception('no x') }}{% endif %}"
+    "{% if m.role != 'note' %}{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+def with_template(folder: Path, template: str) -> Path:
+    """Return a copy of the model with another chat template."""
+    model = shutil.copytree(MODEL, folder / "model")
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
+    return model
+
+
+def chat(*turns: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+@pytest.mark.parametrize("line", [1, 2, 200, 4000])
+def test_a_row_of_another_form_is_rendered_wherever_it_stands(tmp_path: Path, line: int) -> None:
+    rows: list[Any] = ["1+1"] * 4000
+    rows[line - 1] = chat(("note", "4"), ("user", "4"))
+    settings: dict[str, Any] = {"folder": with_template(tmp_path, REFUSES_X), "apply_chat_template": True}
+    with pytest.raises(DataError, match=rf"line {line}: message 1 of 2 \(role 'note'\)"):
+        look(tmp_path, *rows, context=128, **settings)
+
+
+def test_the_first_rows_and_rows_at_equal_distances_are_rendered(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"folder": with_template(tmp_path, REFUSES_X), "apply_chat_template": True}
+    for line in (1, 100, 250):
+        with pytest.raises(DataError, match=f"line {line}:"):
+            look(tmp_path, *["1"] * (line - 1), "x", *["1"] * 1000, context=128, **settings)
+    with pytest.raises(DataError, match="line 301:"):
+        look(tmp_path, *["1"] * 300, *["x"] * 300, context=128, **settings)
+
+
+def test_rows_that_the_template_refuses_are_left_out_if_bad_rows_are(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    prompts = ["1+1", "x", chat(("note", "4"), ("user", "4")), "2"]
+    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    limits = room(folder=with_template(tmp_path, REFUSES_X), apply_chat_template=True)
+    bad = screen(request(path, skips_bad=True), room=limits, setting="prompt_data")
+    assert [text.partition(": ")[0] for text in bad] == [f"{path}, line {line}" for line in (2, 3)]
+
+
+def test_tools_that_the_template_leaves_out_are_refused_with_their_row(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    tools = [{"type": "function", "function": {"name": "mul"}}]
+    rows = [{"prompt": "1+1"}, {"prompt": "2+2", "tools": tools}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    limits = room(folder=with_template(tmp_path, REFUSES_X), apply_chat_template=True)
+    with pytest.raises(DataError, match="line 2: .*'?mul"):
+        screen(request(path, tool_key="tools"), room=limits, setting="prompt_data")
+    assert not writes_tools(limits.folder, {})
+    assert writes_tools(MODEL, {})
+
+
+CASES: list[tuple[Any, str]] = [
+    ([{"role": "user", "content": [{"type": "text", "text": "1+2"}]}], "<|user|>1+2<|assistant|>"),
+    (chat(("developer", "4"), ("user", "1+2")), "<|system|>4<|user|>1+2<|assistant|>"),
+    (json.dumps(chat(("system", "4"), ("user", "1+2"))), "<|system|>4<|user|>1+2<|assistant|>"),
+    ([{"role": "user", "content": "1+2", "tool_calls": None}], "<|user|>1+2<|assistant|>"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "text"), CASES, ids=["parts", "developer", "JSON text", "nulls"])
+def test_a_row_is_the_text_that_its_messages_mean(tmp_path: Path, prompt: Any, text: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": prompt}) + "\n")
+    screen(request(path), room=room(apply_chat_template=True, context=128), setting="prompt_data")
+    ((_, row),) = numbered_prompts(request(path))
+    assert PromptEncoder(MODEL, apply_chat_template=True).text(row.prompt) == text

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from slime_agents.options import AGENT, AgentsOptions, AgentsSetup
 from slime_core import Component, FunctionSource, GenerateTraits, RunPlan, hookimpl
@@ -47,6 +49,19 @@ def slime_check(plan: RunPlan) -> Iterator[str]:
         name = str(settings.get("generate_function")).rpartition(":")[2]
         if name in ("tool_agent", "openai_agent") and not settings.get("apply_chat_template"):
             yield f"{where}generate function {name} continues conversations by the chat template; {_TURN_ON}"
+        elif name == "tool_agent" and not _writes_tools(settings):
+            yield (
+                f"{where}--tools: the chat template of the checkpoint leaves tools out, so the model cannot know them; "
+                "take a checkpoint whose template writes tools"
+            )
+
+
+def _writes_tools(settings: Mapping[str, JsonValue]) -> bool:
+    from slime_core.config.schema import ARITHMETIC
+    from slime_core.prompts.screen import writes_tools
+
+    folder = Path(str(settings.get("hf_checkpoint") or ARITHMETIC / "model"))
+    return writes_tools(folder, json.loads(str(settings.get("apply_chat_template_kwargs") or "{}")))
 
 
 _TURN_ON = "set apply_chat_template (--apply-chat-template)"
