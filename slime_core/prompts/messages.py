@@ -1,7 +1,7 @@
 """Brings chat messages to the form that a chat template reads, and finds messages that it leaves out.
 
-``PromptTokenizer.render`` calls it, so that rows of every format, evaluation sets, requests of agents and answers of tools
-are treated alike. What a template reads is found by rendering short conversations, once per template.
+``PromptTokenizer.render`` calls it, so that rows of every format, evaluation sets, requests of agents and answers of
+tools are treated alike. What a template reads is found by rendering short conversations, once per template.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ Render = Callable[[Sequence[Message], Tools, bool], str]
 PROBE = "zq7probe"
 """Text that no template contains."""
 
-MARK = "zq7m"
-"""Start of a text that stands for a message."""
+MARKS = ("80461739", "51736408")
+"""Starts of texts that stand for a message and for the name of a call; digits, because templates change letters and look
+for words."""
 
 PROBE_TOOL: dict[str, JsonValue] = {
     "type": "function",
@@ -459,7 +460,7 @@ def _shape(message: Message) -> tuple[object, ...]:
 
 def _marked(message: Message, place: int) -> Message:
     """Return the message with markers as its text and as names of its calls."""
-    content, marker = message["content"], f"{MARK}{place}x"
+    content, marker = message["content"], f"{MARKS[0]}{place:05}"
     if isinstance(content, str):
         content = marker if content.strip() else content
     else:
@@ -469,7 +470,7 @@ def _marked(message: Message, place: int) -> Message:
     marked = {**message, "content": content}
     if "tool_calls" in message:
         marked["tool_calls"] = [
-            {**call, "function": {**call["function"], "name": f"{MARK}{place}c{number}x"}}
+            {**call, "function": {**call["function"], "name": f"{MARKS[1]}{place:05}{number:05}"}}
             for number, call in enumerate(message["tool_calls"])
         ]
     return marked
@@ -478,7 +479,7 @@ def _marked(message: Message, place: int) -> Message:
 def _markers(message: Message) -> list[str]:
     """Return the markers of a message of :func:`_marked`."""
     names = [call["function"]["name"] for call in message.get("tool_calls", ())]
-    return [text for text in (_text_of(message), *names) if text.startswith(MARK)]
+    return [text for text in (_text_of(message), *names) if text.startswith(MARKS)]
 
 
 def _tool_name(tool: JsonValue) -> str:

@@ -3,8 +3,8 @@
     pip download --no-deps trl==1.16.0 && unzip trl-1.16.0-*.whl 'trl/chat_templates/*' -d FOLDER
     python -m tests.campaigns.chat_templates FOLDER/trl/chat_templates
 
-Each column is a function of a template (:data:`COLUMNS`). Templates are rendered with the tokenizer of the built-in model;
-its vocabulary does not matter, because texts are compared, not tokens.
+Each column is a function of a template (:data:`COLUMNS`). Templates are rendered with the tokenizer of the built-in
+model; its vocabulary does not matter, because texts are compared, not tokens.
 
     yes       the template writes it whole
     mended    slime brings it to a form that the template writes whole

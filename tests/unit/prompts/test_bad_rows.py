@@ -119,9 +119,9 @@ def test_a_prompt_that_the_template_refuses_late_is_a_bad_row(tmp_path: Path, li
     groups = PromptFiles(None, RunView(prompts=request)).next_groups(1001)
     assert [group[0].prompt for group in groups] == [*["1"] * 1000, "2"]
     assert chosen.metrics() == {"data/left_out/bad": 1.0}
+    failing = replace(request, skips_bad=False, filter=refusing(**limits))
     with pytest.raises(DataError, match=f"^{re.escape(f'{path}, line 1001: ')}"):
-        source = PromptFiles(None, RunView(prompts=replace(request, skips_bad=False, filter=refusing(**limits))))
-        source.next_groups(1001)
+        PromptFiles(None, RunView(prompts=failing)).next_groups(1001)
 
 
 def test_a_row_with_another_generate_function_is_not_rendered(tmp_path: Path) -> None:

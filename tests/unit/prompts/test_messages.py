@@ -1,5 +1,5 @@
-"""Messages as templates of each family read them: nothing is lost in silence. The templates are ours; each does what the
-family's does with parts, roles, nulls, calls and tools."""
+"""Messages as templates of each family read them: nothing is lost in silence. The templates are ours; each does what
+that of the family does with parts, roles, nulls, calls and tools."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ TURN = "{{ '<' + m.role + '>' + content + '<end>' }}"
 def calls_as(arguments: str) -> str:
     """Return the part of a template that writes calls, with their ``arguments``."""
     return (
-        """{% for call in m.tool_calls or [] %}{{ '{"name": "' + call.function.name + '", "arguments": ' }}ARGUMENTS{{ '}' }}
+        """{% for call in m.tool_calls or [] %}
+{{ '{"name": "' + call.function.name + '", ' }}"arguments": ARGUMENTS{{ '}' }}
 {% endfor %}"""
     ).replace("ARGUMENTS", arguments)
 
@@ -36,7 +37,8 @@ TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}"
 QWEN3 = (
     TOOLS
     + """{% for m in messages %}{% set content = m.content if m.content is string else '' %}
-{% if '</think>' in content and not loop.last %}{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}
+{% if '</think>' in content and not loop.last %}
+{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}
 {% if m.role in ('user', 'system', 'assistant', 'tool') %}"""
     + TURN
     + calls_as(
@@ -55,7 +57,8 @@ QWEN25 = (
 )
 LLAMA = (
     TOOLS
-    + """{% for m in messages %}{% if 'tool_calls' in m %}{% if m.tool_calls | length != 1 %}{{ raise_exception('one') }}
+    + """{% for m in messages %}{% if 'tool_calls' in m %}
+{% if m.tool_calls | length != 1 %}{{ raise_exception('one') }}
 {% endif %}<assistant>{{ m.tool_calls[0].function.name }}{{ m.tool_calls[0].function.arguments | tojson }}<end>
 {% elif m.role == 'tool' %}{{ '<tool>' + m.content | tojson }}{% else %}{{ '<' + m.role + '>' + m.content | trim }}<end>
 {% endif %}{% endfor %}"""
@@ -65,9 +68,11 @@ DEEPSEEK = (
     """{% set ns = namespace(system='') %}{% for m in messages %}{% if m.role == 'system' and not ns.system %}
 {% set ns.system = m.content %}{% endif %}{% endfor %}{{ ns.system }}{% for m in messages %}{% if m.role == 'user' %}
 {{ '<user>' + m.content }}{% elif m.role == 'tool' %}{{ '<tool>' + m.content }}
-{% elif m.role == 'assistant' and 'tool_calls' in m %}{% for call in m.tool_calls %}{{ call.type + call.function.name + '
+{% elif m.role == 'assistant' and 'tool_calls' in m %}{% for call in m.tool_calls %}
+{{ call.type + call.function.name + '
 ```json
-' + call.function.arguments }}{% endfor %}{% elif m.role == 'assistant' %}{{ '<assistant>' + m.content.split('</think>')[-1] }}
+' + call.function.arguments }}{% endfor %}{% elif m.role == 'assistant' %}
+{{ '<assistant>' + m.content.split('</think>')[-1] }}
 {% endif %}{% endfor %}"""
     + ASKS
 )
@@ -359,8 +364,10 @@ def test_thoughts_of_earlier_turns_may_be_left_out(family: str) -> None:
 
 def test_text_beside_a_call_that_only_a_later_answer_removes_is_a_thought() -> None:
     template = (
-        "{% for m in messages %}{% if not (m.tool_calls and messages[-1].role == 'user') %}{{ m.content }}{% endif %}"
-        "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+        "{% for m in messages %}"
+        "{% if not (m.tool_calls and messages[-1].role == 'user') %}{{ m.content }}{% endif %}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+        "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
     )
     turn = assistant("I multiply.", tool_calls=calls({"a": 3}))
     assert renderer(template).render([user("3?"), turn, tool("54"), user("4?")], asks=True) == '3?mul{"a": 3}544?'
