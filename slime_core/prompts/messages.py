@@ -31,10 +31,10 @@ PROBE = "zq7probe"
 """Text that no template contains."""
 
 MARKS = ("80461739", "51736408")
-"""Starts of texts that stand for a message and for the name of a call; digits, because templates change letters and look
-for words."""
+"""Starts of texts that stand for a message and for a call's name; digits, because templates change letters."""
 
 PROBE_TOOL: dict[str, JsonValue] = {
+    "name": f"{PROBE}tool",  # some templates read tools that are functions themselves
     "type": "function",
     "function": {
         "name": f"{PROBE}tool",
@@ -127,10 +127,10 @@ class ChatTemplate:
 
     @cached_property
     def shows_tools(self) -> bool:
-        """Whether it writes the descriptions of tools."""
+        """Whether the result depends on tools."""
         user = {"role": "user", "content": PROBE}
         conversations = ([user], [{"role": "system", "content": PROBE}, user])
-        return any(f"{PROBE}tool" in self._try(messages, [PROBE_TOOL]) for messages in conversations)
+        return any(self._try(messages) != self._try(messages, [PROBE_TOOL]) for messages in conversations)
 
     @cached_property
     def wants_parts(self) -> bool:
@@ -203,14 +203,12 @@ class ChatTemplate:
                 f"{missing.strip()[:60]!r}. Write it as a message that the template renders, such as one system "
                 "message at the start and turns of user and assistant, or take a checkpoint with another template"
             )
-        for tool in tools or ():
-            name = _tool_name(tool)
-            if not self.shows_tools or (name and name not in rendered):
-                raise DataError(
-                    f"the chat template in {self._where} leaves out tools, such as {name or tool!r:.60}, so the model "
-                    "cannot know them. Leave tools out (--tools, --tool-key, tools of a request), or take a checkpoint "
-                    "whose template writes them"
-                )
+        if tools and not self.shows_tools:
+            raise DataError(
+                f"the chat template in {self._where} renders the same text with and without tools, so the model cannot "
+                "know them. Leave them out (--tools, --tool-key, tools of a request), or take a checkpoint whose "
+                "template writes tools"
+            )
 
     def _try(self, messages: Sequence[Message], tools: Tools = None, *, asks: bool = False) -> str:
         """Return the rendered conversation; empty: the template refuses it."""
@@ -480,8 +478,3 @@ def _markers(message: Message) -> list[str]:
     """Return the markers of a message of :func:`_marked`."""
     names = [call["function"]["name"] for call in message.get("tool_calls", ())]
     return [text for text in (_text_of(message), *names) if text.startswith(MARKS)]
-
-
-def _tool_name(tool: JsonValue) -> str:
-    function = tool.get("function", tool) if isinstance(tool, dict) else {}
-    return str(function.get("name") or "") if isinstance(function, dict) else ""
