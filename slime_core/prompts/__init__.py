@@ -14,8 +14,10 @@ From prompts to groups:
 
     screen      checks of prompt files before anything expensive starts
     chat        encoding of a prompt and its images into token ids
+    messages    chat messages in the form that a chat template reads, and messages that it leaves out
 
-The rule between them: a prompt stays as the file has it until ``chat`` encodes it, once.
+The rule between them: a prompt stays as the file has it until ``chat`` encodes it, once; JSON text of messages becomes
+messages when its row is read.
 
 This package imports ``plugins``, whose contracts it implements and whose registry holds the components that rows may
 name; ``plugins`` does not import this package.

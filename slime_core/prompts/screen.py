@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
+from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError
 from slime_core.plugins.contracts import PromptRequest
 from slime_core.plugins.loading import boundary
@@ -130,16 +131,22 @@ def screen(
     return bad
 
 
-def writes_tools(folder: Path, template_arguments: Mapping[str, JsonValue]) -> bool:
-    """Return whether the chat template in ``folder`` writes tools; True also if only the sampler can read it.
+def writes_tools(folder: Path | None, template_arguments: Mapping[str, JsonValue]) -> bool:
+    """Return whether the chat template of a checkpoint writes tools; True also if only the sampler can read it.
 
     Arguments:
+        folder: of the checkpoint; None: the built-in model.
         template_arguments: further arguments of the template.
     """
-    room = Room(
-        context=None, response=0, folder=folder, apply_chat_template=True, template_arguments=template_arguments
+    tokenizer = _tokenizer(
+        Room(
+            context=None,
+            response=0,
+            folder=folder or ARITHMETIC / "model",
+            apply_chat_template=True,
+            template_arguments=template_arguments,
+        )
     )
-    tokenizer = _tokenizer(room)
     return tokenizer is None or tokenizer.template([{}]).shows_tools
 
 

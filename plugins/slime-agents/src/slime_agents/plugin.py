@@ -57,11 +57,12 @@ def slime_check(plan: RunPlan) -> Iterator[str]:
 
 
 def _writes_tools(settings: Mapping[str, JsonValue]) -> bool:
-    from slime_core.config.schema import ARITHMETIC
     from slime_core.prompts.screen import writes_tools
 
-    folder = Path(str(settings.get("hf_checkpoint") or ARITHMETIC / "model"))
-    return writes_tools(folder, json.loads(str(settings.get("apply_chat_template_kwargs") or "{}")))
+    folder = settings.get("hf_checkpoint")
+    return writes_tools(
+        Path(str(folder)) if folder else None, json.loads(str(settings.get("apply_chat_template_kwargs") or "{}"))
+    )
 
 
 _TURN_ON = "set apply_chat_template (--apply-chat-template)"
