@@ -22,9 +22,10 @@ __all__ = ["ChatTemplate", "form_of", "messages_in"]
 log = logging.getLogger(__name__)
 
 Message = dict[str, Any]
+Messages = Sequence[Mapping[str, JsonValue]]
 Tools = Sequence[JsonValue] | None
 
-Render = Callable[[Sequence[Message], Tools, bool], str]
+Render = Callable[[Messages, Tools, bool], str]
 """Renders messages with tools; True: ends with the header of the assistant's turn. Raises DataError if it fails."""
 
 PROBE = "zq7probe"
@@ -69,7 +70,7 @@ ASSISTANT = "assistant"
 _said: set[str] = set()
 
 
-def messages_in(text: str) -> list[Message] | None:
+def messages_in(text: str) -> list[dict[str, JsonValue]] | None:
     """Return the messages in ``text``, a JSON list of objects that each have a role; None: it is another text.
 
     Example: ``'[{"role": "user", "content": "2 + 2?"}]'``, as columns of tables hold messages.
@@ -86,7 +87,7 @@ def messages_in(text: str) -> list[Message] | None:
     return value if is_chat and value else None
 
 
-def form_of(prompt: str | Sequence[Mapping[str, Any]], *, has_tools: bool) -> object:
+def form_of(prompt: str | Messages, *, has_tools: bool) -> object:
     """Return what a template may treat differently in a prompt: roles, fields, kinds of content and their order."""
     if isinstance(prompt, str):
         return has_tools
@@ -153,7 +154,7 @@ class ChatTemplate:
         """Forms of arguments that it reads."""
         return _Reads(self._writes_arguments({"k": PROBE}), self._writes_arguments(f'{{"k": "{PROBE}"}}'))
 
-    def normal_form(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    def normal_form(self, messages: Messages) -> list[dict[str, JsonValue]]:
         """Return ``messages`` as the template reads them.
 
         Fields of null are removed, and a content of null is empty text; parts are joined to text, or text becomes a
@@ -172,8 +173,8 @@ class ChatTemplate:
 
     def check(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        formed: Sequence[Message],
+        messages: Messages,
+        formed: Sequence[dict[str, JsonValue]],
         text: str,
         *,
         tools: Tools,
@@ -375,7 +376,7 @@ def _say_once(text: str) -> None:
         log.warning(text)
 
 
-def _name(messages: Sequence[Mapping[str, Any]], place: int) -> str:
+def _name(messages: Messages, place: int) -> str:
     return f"message {place + 1} of {len(messages)} (role {messages[place].get('role')!r})"
 
 

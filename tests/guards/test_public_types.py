@@ -22,7 +22,7 @@ from slime_core.generation import GenerateContext, ProcessedPrompt, SamplingPara
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins import hooks
 
-PROMPTS = ("chat", "numbered", "requests", "row_checks", "rows", "screen")
+PROMPTS = ("chat", "messages", "numbered", "requests", "row_checks", "rows", "screen")
 """Modules of the prompts room."""
 
 OPS = ("groups", "log_probs", "losses", "packing", "prefixes", "whitening")
