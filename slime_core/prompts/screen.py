@@ -154,7 +154,9 @@ def _refused(rows: Rows, room: Room) -> dict[int, str]:
     """Return position -> mistake of prompts that the chat template refuses or does not render whole; of a sample."""
     tokenizer = _tokenizer(room) if rows else None
     refused: dict[int, str] = {}
-    for position in _sample(rows) if tokenizer is not None else ():
+    if tokenizer is None:
+        return refused
+    for position in _sample(rows):
         place, row = rows[position]
         try:
             tokenizer.check(row.prompt, tools=row.tools)

@@ -103,23 +103,23 @@ def test_a_row_that_names_what_the_run_has_not_is_a_bad_row_wherever_it_stands(
 REFUSING = "{% for m in messages %}{{ raise_exception('no x') if 'x' in m.content else m.content }}{% endfor %}"
 
 
-def refusing(**limits: int) -> RunFilter:
+def refusing(longest: int | None = None) -> RunFilter:
     """Return the filter of a run whose chat template refuses prompts with an x."""
     encoder = PromptEncoder(ARITHMETIC / "model", apply_chat_template=True)
     encoder.tokenizer.chat_template = REFUSING
-    return RunFilter(encoder=encoder, lengths=PromptLengths(encoder), **limits)
+    return RunFilter(encoder=encoder, lengths=PromptLengths(encoder), longest=longest)
 
 
-@pytest.mark.parametrize("limits", [{}, {"longest": 8}], ids=["any length", "short ones"])
-def test_a_prompt_that_the_template_refuses_late_is_a_bad_row(tmp_path: Path, limits: dict[str, int]) -> None:
+@pytest.mark.parametrize("longest", [None, 8])
+def test_a_prompt_that_the_template_refuses_late_is_a_bad_row(tmp_path: Path, longest: int | None) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in [*["1"] * 1000, "x", "2"]))
-    chosen = refusing(**limits)
+    chosen = refusing(longest)
     request = PromptRequest(path, label_key=None, shuffle=False, skips_bad=True, filter=chosen)
     groups = PromptFiles(None, RunView(prompts=request)).next_groups(1001)
     assert [group[0].prompt for group in groups] == [*["1"] * 1000, "2"]
     assert chosen.metrics() == {"data/left_out/bad": 1.0}
-    failing = replace(request, skips_bad=False, filter=refusing(**limits))
+    failing = replace(request, skips_bad=False, filter=refusing(longest))
     with pytest.raises(DataError, match=f"^{re.escape(f'{path}, line 1001: ')}"):
         PromptFiles(None, RunView(prompts=failing)).next_groups(1001)
 
