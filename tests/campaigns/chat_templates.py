@@ -32,7 +32,7 @@ Message = Mapping[str, Any]
 
 QUESTION, ORDER, WORD = "What does it cost?", "Answer in French.", "tomatoes"
 
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "look_up_price",
@@ -125,12 +125,12 @@ def calls(arguments: Any) -> Callable[[Template], str]:
     """Return the column for a call with ``arguments``, its answer, and a last turn."""
 
     def column(template: Template) -> str:
-        call = {
+        call: dict[str, Any] = {
             "id": "call00001",
             "type": "function",
             "function": {"name": "look_up_price", "arguments": arguments},
         }
-        messages = [
+        messages: list[Message] = [
             {"role": "user", "content": QUESTION},
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "name": "look_up_price", "tool_call_id": "call00001", "content": "Two euros."},
