@@ -92,8 +92,8 @@ CALLS = {
     "minicpm5": ('<function name="NAME"><param name="a">1</param></function>', THOUGHT),
     "mistral": ('[TOOL_CALLS] [{"name": "NAME", "arguments": {"a": 1}}]', "[THINK]{}[/THINK]"),
     "muse": (
-        '<atem:function_calls>\n<atem:invoke name="NAME">\n<atem:parameter name="a">1</atem:parameter>\n'
-        "</atem:invoke>\n</atem:function_calls>",
+        '<|start|>assistant to=functions<|message|><atem:function_calls>\n<atem:invoke name="NAME">\n'
+        '<atem:parameter name="a">1</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
         " to=self<|message|>{}<|eom|>",
     ),
     "poolside_v1": (GLM, THOUGHT),
