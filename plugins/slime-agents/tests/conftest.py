@@ -21,7 +21,8 @@ class Letters:
     def encode(self, prompt: str | list[dict[str, Any]], *, tools: Any = None) -> list[int]:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         names = "".join(one["function"]["name"] for one in tools or ())
-        return self.encode_text(f"{{{names}}}" * bool(names) + "".join(map(shown, messages)) + ">")
+        thinks = "<think>\n" if "<think>" in str(messages) else ""  # in the prompt: the template opens thoughts
+        return self.encode_text(f"{{{names}}}" * bool(names) + "".join(map(shown, messages)) + ">" + thinks)
 
     def encode_messages(
         self, messages: Sequence[Mapping[str, Any]], *, after: Any = None, tools: Any = None

@@ -1,4 +1,4 @@
-"""Runs SGLang's tool call parsers without a server: a request per line of the input, an answer per line of the output."""
+"""Runs SGLang's tool call parsers without a server: each line of the input is a request, of the output an answer."""
 
 from __future__ import annotations
 

@@ -35,10 +35,10 @@ def tool_agent(**options: Any) -> ToolAgent:
     return made
 
 
-async def test_a_tag_that_the_model_never_closes_calls_nothing_and_ends_the_conversation(context, says) -> None:
-    says('<tool_call>\n{"name": "flood", "arguments": {')
+async def test_a_tag_that_the_model_never_closes_calls_nothing_and_is_answered(context, says) -> None:
+    says('<tool_call>\n{"name": "flood", "arguments": {', "done")
     made = await tool_agent()(context, Sample(prompt="q", index=0), SAMPLING)
-    assert (made.status, made.response[:11]) == (Status.COMPLETED, "<tool_call>")
+    assert (made.status, "[t:error: 1 " in made.response, made.response[-4:]) == (Status.COMPLETED, True, "done")
 
 
 @pytest.mark.parametrize(

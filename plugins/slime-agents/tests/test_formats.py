@@ -34,7 +34,9 @@ HARMONY = "<|channel|>analysis<|message|>{}<|end|>"
 
 
 def dsml(block: str, tag: str = "") -> str:
-    invoke = f'<｜DSML｜{tag}invoke name="NAME">\n<｜DSML｜{tag}parameter name="a" string="false">1</｜DSML｜{tag}parameter>'
+    invoke = (
+        f'<｜DSML｜{tag}invoke name="NAME">\n<｜DSML｜{tag}parameter name="a" string="false">1</｜DSML｜{tag}parameter>'
+    )
     return f"<｜DSML｜{block}>\n{invoke}\n</｜DSML｜{tag}invoke>\n</｜DSML｜{block}>"
 
 
@@ -70,11 +72,13 @@ CALLS = {
     "glm45": (GLM, THOUGHT),
     "glm47": (GLM.replace("\n", ""), THOUGHT),
     "gpt-oss": (
-        "<|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>"
-        '{"a": 1}<|call|>',
+        '<|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{"a": 1}<|call|>',
         HARMONY,
     ),
-    "k2_horizon": (f"<ifm|tool_calls>\n<ifm|tool_call>{JSON}</ifm|tool_call>\n</ifm|tool_calls>", "<ifm|think>{}</ifm|think>"),
+    "k2_horizon": (
+        f"<ifm|tool_calls>\n<ifm|tool_call>{JSON}</ifm|tool_call>\n</ifm|tool_calls>",
+        "<ifm|think>{}</ifm|think>",
+    ),
     "kimi_k2": (
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>"
         '{"a": 1}<|tool_call_end|><|tool_calls_section_end|>',

@@ -204,6 +204,93 @@ async def test_a_stream_holds_the_same_answer(context, says) -> None:
     assert parts[-1].usage.completion_tokens > 0
 
 
+async def test_a_stream_ends_with_its_usage_only_if_the_client_asks(context, says) -> None:
+    says("one", "two", "three")
+    parts: list[list[Any]] = []
+
+    async def agent(task, **access: str) -> None:
+        async with client(access) as one:
+            for options in (
+                {},
+                {"stream_options": {"include_usage": False}},
+                {"stream_options": {"include_usage": True}},
+            ):
+                request: Any = {"model": "any", "messages": [user("q")], **options}
+                stream = await one.chat.completions.create(stream=True, **request)
+                parts.append([part async for part in stream])
+
+    await run(context, agent)
+    assert [[bool(part.choices) for part in answer].count(False) for answer in parts] == [0, 0, 1]
+    assert [answer[-1].usage is not None for answer in parts] == [False, False, True]
+
+
+UNKNOWN = CALL.replace("add", "sum")
+
+
+@pytest.mark.parametrize("turn", [UNKNOWN, CALL.replace("1", "1,,"), f"<think>no</think>{UNKNOWN}"])
+async def test_a_call_that_the_agent_cannot_run_is_answered_before_the_agent_sees_it(context, says, turn) -> None:
+    says(turn, f"So.{CALL}", "82")
+    replies = []
+
+    async def agent(task, **access: str) -> list[float]:
+        answer = await create(access, messages=[user("q")], tools=[ADD])
+        message = answer.choices[0].message
+        replies.append((message.content, [call.function.name for call in message.tool_calls], answer.usage))
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
+        replies.append((await ask(access, [user("q"), message, result], tools=[ADD])).content)
+        return [0.5, 1.0]
+
+    samples = await run(context, agent, turn_rewards="own")
+    assert replies[0][:2] == ("So.", ["add"])
+    assert replies[0][2].completion_tokens == len(turn) + len(f"So.{CALL}") + 2
+    assert replies[1] == "82"
+    assert [sample.reward for sample in samples] == [0.5, 0.5, 1.0]
+    assert "[t:error: " in trained_with_rest(samples[-1])
+    assert trained_with_rest(samples[-1]).endswith("[t:3]>82\x01")
+
+
+async def test_an_unknown_call_beside_a_known_one_is_answered_with_the_agents_results(context, says) -> None:
+    says(f"{UNKNOWN}\n{CALL}", "82")
+    calls = []
+
+    async def agent(task, **access: str) -> None:
+        message = await ask(access, [user("q")], tools=[ADD])
+        calls.extend(call.function.name for call in message.tool_calls)
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
+        await ask(access, [user("q"), message, result, user("now")], tools=[ADD])
+
+    (sample,) = await run(context, agent)
+    assert calls == ["add"]
+    assert trained_with_rest(sample).endswith(
+        "\x01[t:error: there is no tool 'sum'; there are: add][t:3][u:now]>82\x01"
+    )
+
+
+async def test_turns_with_invalid_calls_count_as_turns(context, says, engine: FakeEngine) -> None:
+    says(UNKNOWN, UNKNOWN, UNKNOWN)
+
+    async def agent(task, **access: str) -> None:
+        await ask(access, [user("q")], tools=[ADD])
+
+    await run(context, agent, max_turns=2)
+    assert len(engine.sampled) == 2
+
+
+async def test_a_call_inside_thoughts_does_not_reach_the_agent(context, says, engine: FakeEngine) -> None:
+    says(f"<think>{CALL}</think>The answer is 4.")
+    found = []
+
+    async def agent(task, **access: str) -> None:
+        found.append(await ask(access, [user("q")], tools=[ADD]))
+
+    await run(context, agent)
+    assert (found[0].tool_calls, found[0].content[-16:], len(engine.sampled)) == (None, "The answer is 4.", 1)
+
+
+def trained_with_rest(sample: Sample) -> str:
+    return "".join(map(chr, list(sample.tokens)[sample.prompt_length :]))
+
+
 @pytest.mark.parametrize(
     ("turn_rewards", "expected"),
     [
@@ -287,6 +374,12 @@ async def refused(access: Mapping[str, str], **request: Any) -> Any:
         ({"response_format": {"type": "json_object"}}, "response_format.type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"n": 100}, "n: Input should be less than or equal to 16"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"extra_body": {"chat_template_kwargs": {}}}, "chat_template_kwargs"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "type"),
     ],
 )
 async def test_a_request_that_is_not_offered_is_refused_and_the_rollout_goes_on(
@@ -303,6 +396,43 @@ async def test_a_request_that_is_not_offered_is_refused_and_the_rollout_goes_on(
 
     (sample,) = await run(context, agent)
     assert (sample.reward, trained(sample)) == (0.5, "one\x01")
+
+
+async def test_fields_that_change_nothing_are_accepted(context, says) -> None:
+    says("one")
+    neutral: dict[str, Any] = {
+        "n": 1,
+        "temperature": 0.2,
+        "top_p": 0.9,
+        "seed": 4,
+        "frequency_penalty": 0,
+        "presence_penalty": 0.0,
+        "logit_bias": {},
+        "logprobs": False,
+        "top_logprobs": 0,
+        "parallel_tool_calls": True,
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+        "tool_choice": "auto",
+        "store": False,
+        "metadata": {"a": "b"},
+        "user": "me",
+        "service_tier": "auto",
+        "stop": None,
+    }
+
+    async def agent(task, **access: str) -> None:
+        await create(access, messages=[user("q")], **neutral)
+
+    (sample,) = await run(context, agent)
+    assert (sample.status, trained(sample)) == (Status.COMPLETED, "one\x01")
+
+
+async def test_the_refusal_of_an_only_request_is_named_by_the_sample(context) -> None:
+    async def agent(task, **access: str) -> None:
+        await refused(access, reasoning_effort="high")
+
+    assert "reasoning_effort" in str((await fails(context, agent)).error)
 
 
 async def test_another_key_reaches_nothing(context, says) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from slime_agents.options import AgentsOptions, AgentsSetup
 from slime_agents.tool_agent import ToolAgent
@@ -94,7 +95,72 @@ async def test_a_tool_that_fails_or_hangs_ends_its_sample(agent, context, says, 
     assert (made.status, made.failure_cause, made.error) == (Status.FAILED, cause, error)
 
 
-async def test_a_parser_that_the_engine_does_not_know_is_an_error_of_the_settings(agent, context, says) -> None:
+async def test_a_parser_that_the_engine_refuses_is_an_error_of_the_settings(agent, context, says) -> None:
     says("x")
-    with pytest.raises(PluginError, match=r"--tool-call-parser nonesuch: (?s:.*)Accepted are the names of SGLang's"):
-        await agent(tool_call_parser="nonesuch")(context, sample(), SAMPLING)
+    with pytest.raises(PluginError, match="--tool-call-parser hunyuan"):
+        await agent(tool_call_parser="hunyuan")(context, sample(), SAMPLING)
+
+
+@pytest.mark.parametrize("name", ["nonesuch", "qwen2.5", ""])
+def test_an_unknown_parser_is_refused_with_the_known_ones(name: str) -> None:
+    with pytest.raises(ValidationError, match=r"accepted: .*hermes.*qwen25"):
+        AgentsOptions(tool_call_parser=name)
+
+
+def called(name: str) -> str:
+    return CALL.replace("add", name)
+
+
+@pytest.mark.parametrize(
+    ("turn", "answers"),
+    [
+        pytest.param(
+            'The answer is 4.<tool_call>\n{"name": "sum", "arguments": {"a": 2, "b": 2}}\n</tool_call>',
+            ["error: there is no tool 'sum'"],
+            id="tool-unknown-name",
+        ),
+        pytest.param(f"{called('sum')}\n{CALL}", ["error: there is no tool 'sum'", "82"], id="one of two"),
+        pytest.param(f"{CALL}\n{called('web search')}", ["82", "error: there is no tool 'web search'"], id="a space"),
+        pytest.param(CALL.replace("37", "37,,"), ["error: 1 "], id="broken JSON"),
+        pytest.param(f"{CALL}<tool_call>\n{{", ["82", "error: 1 "], id="no end"),
+        pytest.param(CALL.replace("37", '"<think>"'), ["error: add: a"], id="a mark of thoughts in an argument"),
+    ],
+)
+async def test_a_call_that_the_parser_drops_is_answered_and_the_conversation_goes_on(
+    agent, context, says, engine: FakeEngine, turn, answers
+) -> None:
+    says(turn, "4")
+    made = await agent()(context, sample(), SAMPLING)
+    shown = made.response.removeprefix(turn).removesuffix("4")
+    assert [text.startswith(start) for text, start in zip(shown.split("[t:")[1:], answers, strict=True)] == [
+        True for _ in answers
+    ]
+    assert (len(engine.sampled), made.status) == (2, Status.COMPLETED)
+
+
+@pytest.mark.parametrize(
+    ("turn", "opens"),
+    [
+        pytest.param(
+            f"<think>I could write {CALL.replace('37', '1')} but need not</think>\nThe answer is 4.",
+            False,
+            id="tool-in-thoughts",
+        ),
+        pytest.param(f"{CALL}</think>\nThe answer is 4.", False, id="only the end"),
+        pytest.param(f"{CALL}</think>\nThe answer is 4.", True, id="opened by the prompt"),
+        pytest.param(f"{CALL} and so on", True, id="without end"),
+        pytest.param(f"<think>{called('sum')} and so on", False, id="without end, of an unknown tool"),
+        pytest.param(f"[THINK]{CALL}[/THINK]4", False, id="mistral"),
+    ],
+)
+async def test_nothing_inside_thoughts_is_called(agent, context, says, engine: FakeEngine, turn, opens) -> None:
+    says(turn, "no more")
+    made = await agent()(context, Sample(prompt="q<think>\n" if opens else "q", index=3), SAMPLING)
+    assert (len(engine.sampled), made.response, made.status) == (1, turn, Status.COMPLETED)
+
+
+async def test_a_call_after_thoughts_runs(agent, context, says, engine: FakeEngine) -> None:
+    says(f"<think>{called('sum')}</think>{CALL}", "82")
+    made = await agent()(context, sample(), SAMPLING)
+    assert made.response.endswith("[t:82]>82")
+    assert len(engine.sampled) == 2

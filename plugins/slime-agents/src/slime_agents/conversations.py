@@ -25,17 +25,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Literal
 
 from slime_core import Sample
 from slime_core.generation import GenerateContext, SamplingParams, Trajectory, Turn
 from slime_core.types import JsonValue
 
-__all__ = ["Branch", "Break", "Message", "Reply", "Request", "Rollout", "TooLongError", "TurnsUsedError"]
+__all__ = ["Branch", "Break", "Message", "ReadMessage", "Reply", "Request", "Rollout", "TooLongError", "TurnsUsedError"]
 
 Message = Mapping[str, JsonValue]
-ReadTurn = Callable[[Turn], Awaitable[Message]]
-"""Builds the assistant message of a turn."""
+ReadTurn = Callable[[Turn, Sequence[int]], Awaitable["ReadMessage"]]
+"""Builds the assistant message of a turn, given the turn and the ids before it."""
 Break = Literal["edited", "truncated"]
 
 
@@ -67,6 +68,19 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadMessage:
+    """A turn as the agent receives it, and the answers to its invalid calls, which the agent does not see.
+
+    Arguments:
+        message: the assistant message, without the invalid calls.
+        errors: (position among all calls of the turn, tool message for the model), by position.
+    """
+
+    message: Message
+    errors: tuple[tuple[int, Message], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """One answer to a request.
 
@@ -74,11 +88,28 @@ class Reply:
         turn: the sampled turn.
         message: the assistant message that the agent receives and sends back in later histories.
         prompt_tokens: number of tokens that the engine read.
+        sampled_tokens: number of tokens that it sampled, including turns whose calls were all invalid.
     """
 
     turn: Turn
     message: Message
     prompt_tokens: int
+    sampled_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a reply in a branch.
+
+    Arguments:
+        messages: number of messages so far, including the reply.
+        ids: number of response ids so far.
+        errors: answers to invalid calls of the reply; they precede or join the tool messages of the next request.
+    """
+
+    messages: int
+    ids: int
+    errors: tuple[tuple[int, Message], ...] = ()
 
 
 @dataclass(slots=True)
@@ -89,15 +120,15 @@ class Branch:
         trajectory: records the ids.
         tools: tool descriptions of its first request.
         history: the messages so far, including the newest reply.
-        ends: (number of messages, number of response ids) after each reply.
-        turns: numbers, in the order of the rollout's answers, of the answers sampled in this branch.
+        ends: the end of each reply.
+        turns: for each turn sampled in this branch, the number of its answer in the order of the rollout's answers.
         is_busy: True while a request of the branch is in flight.
     """
 
     trajectory: Trajectory
     tools: tuple[JsonValue, ...]
     history: list[Message] = field(default_factory=list)
-    ends: list[tuple[int, int]] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
     is_busy: bool = False
 
@@ -106,7 +137,7 @@ class Branch:
         if self.tools != request.tools:
             return 0
         same = _common(self.history, request.messages)
-        return sum(messages <= same and messages < len(request.messages) for messages, _ in self.ends)
+        return sum(end.messages <= same and end.messages < len(request.messages) for end in self.ends)
 
 
 class Rollout:
@@ -122,6 +153,7 @@ class Rollout:
     Attributes:
         sample: the given sample; never changed.
         num_turns: number of answers requested so far.
+        num_retries: number of turns sampled because all calls of the turn before were invalid.
         breaks: reason -> number of histories that should have continued a conversation but started a branch.
     """
 
@@ -132,6 +164,7 @@ class Rollout:
         self._max_turns = max_turns
         self._branches: list[Branch] = []
         self.num_turns = 0
+        self.num_retries = 0
         self.breaks: Counter[Break] = Counter()
 
     @property
@@ -149,7 +182,7 @@ class Rollout:
             EngineError: no engine answered.
             DataError: the chat template refuses the messages.
         """
-        if self.num_turns + request.n > self._max_turns:
+        if self._turns_used + request.n > self._max_turns:
             raise TurnsUsedError
         first = self._branch(request)
         if first.trajectory.is_full:
@@ -190,11 +223,11 @@ class Rollout:
         if best is None or not replies:
             self._count_break(request)
             return self._new(request)
-        messages, ids = best.ends[replies - 1]
-        if best.is_busy or replies < len(best.ends) or len(best.history) > messages:
-            best = self._fork(best, replies, ids)
-        added = request.messages[messages:]
-        best.trajectory.append_message(*added)
+        end = best.ends[replies - 1]
+        if best.is_busy or replies < len(best.ends) or len(best.history) > end.messages:
+            best = self._fork(best, replies, end)
+        added = request.messages[end.messages :]
+        best.trajectory.append_message(*_with_errors(added, end.errors))
         best.history += added
         best.is_busy = True
         return best
@@ -210,9 +243,9 @@ class Rollout:
         self._branches.append(branch)
         return branch
 
-    def _fork(self, branch: Branch, replies: int, ids: int) -> Branch:
-        messages, _ = branch.ends[replies - 1]
-        other = Branch(branch.trajectory.fork(ids), branch.tools, branch.history[:messages], ends=branch.ends[:replies])
+    def _fork(self, branch: Branch, replies: int, end: End) -> Branch:
+        history = branch.history[: end.messages]
+        other = Branch(branch.trajectory.fork(end.ids), branch.tools, history, ends=branch.ends[:replies])
         self._branches.append(other)
         return other
 
@@ -225,16 +258,33 @@ class Rollout:
     async def _turn(self, branch: Branch, request: Request, read: ReadTurn, number: int) -> Reply:
         trajectory = branch.trajectory
         try:
-            prompt_tokens = len(trajectory.token_ids)
-            turn = await trajectory.generate(self._limited(request))
-            if turn.token_ids:
-                branch.turns.append(number)
-            message = await read(turn)
-            branch.history.append(message)
-            branch.ends.append((len(branch.history), trajectory.response_length))
-            return Reply(turn, message, prompt_tokens)
+            prompt, sampled = trajectory.token_ids, 0
+            while True:
+                before = trajectory.token_ids
+                turn = await trajectory.generate(self._limited(request))
+                sampled += len(turn.token_ids)
+                if turn.token_ids:
+                    branch.turns.append(number)
+                answer = await read(turn, before)
+                if not self._is_retried(answer, turn):
+                    break
+                trajectory.append_message(*(message for _, message in answer.errors))
+                self.num_retries += 1
+            branch.history.append(answer.message)
+            branch.ends.append(End(len(branch.history), trajectory.response_length, answer.errors))
+            return Reply(turn, answer.message, len(prompt), sampled)
         finally:
             branch.is_busy = False
+
+    @property
+    def _turns_used(self) -> int:
+        return self.num_turns + self.num_retries
+
+    def _is_retried(self, answer: ReadMessage, turn: Turn) -> bool:
+        """Whether the model must answer again: all calls of ``turn`` are invalid, so the agent would take the turn for
+        a final answer."""
+        is_answer = not answer.errors or bool(answer.message.get("tool_calls"))
+        return not is_answer and turn.finish_reason != "length" and self._turns_used < self._max_turns
 
     def _limited(self, request: Request) -> SamplingParams:
         sampling = self._sampling
@@ -254,6 +304,15 @@ class Rollout:
             return  # no reply is recorded yet: the agent brought its own history
         kept = any(_is_part(request.messages, branch.history) for branch in found)
         self.breaks["truncated" if kept else "edited"] += 1
+
+
+def _with_errors(messages: Sequence[Message], errors: Sequence[tuple[int, Message]]) -> list[Message]:
+    """Insert the answers to invalid calls among the tool messages with which ``messages`` start."""
+    answers = list(takewhile(lambda message: message.get("role") == "tool", messages))
+    rest = messages[len(answers) :]
+    for position, error in errors:
+        answers.insert(position, error)
+    return [*answers, *rest]
 
 
 def _common(first: Sequence[Message], second: Sequence[Message]) -> int:

@@ -4,9 +4,13 @@ Endpoint   the server; it runs while a rollout uses it
 Access     base URL, key and model name for one agent
 
 Supported: ``POST /v1/chat/completions`` with messages, tools, ``n``, ``max_tokens``, ``stop`` and ``stream``, and ``GET
-/v1/models``. A stream sends the whole answer in one piece. ``temperature`` and other sampling settings of requests are
-ignored, because trained tokens are sampled with the settings of the run. Unsupported fields that would change the
-meaning of an answer (``logprobs``, a schema, a forced tool) are refused with status 400.
+/v1/models``. A stream sends the whole answer in one piece. ``temperature``, ``top_p`` and ``seed`` of requests are
+ignored, because trained tokens are sampled with the settings of the run. Fields that would change the meaning of an
+answer (``logprobs``, a schema, a forced tool) and unknown fields are refused with status 400; their neutral values are
+accepted.
+
+A call that the model cannot make (an unknown tool, or a call that the parser cannot read) does not reach the agent: the
+model gets an error as the tool's answer. If the turn has no other call, it continues within the same request.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -23,8 +27,9 @@ from typing import Annotated, Any, Literal
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from slime_agents.conversations import Message, Reply, Request, Rollout, TooLongError, TurnsUsedError
-from slime_agents.parsing import CallParser, turn_text
+from slime_agents.conversations import Message, ReadMessage, Reply, Request, Rollout, TooLongError, TurnsUsedError
+from slime_agents.parsing import CallParser, Parsed, prompt_end, turn_text
+from slime_agents.tools import no_tool, unreadable
 from slime_core.errors import DataError, EngineError, PluginError
 from slime_core.generation import GenerateContext, Interrupted, Turn
 from slime_core.types import JsonValue
@@ -47,7 +52,7 @@ Stops = tuple[str, ...]
 
 
 class _Fields(BaseModel):
-    """Base of request objects: declared fields are validated, other fields are passed through."""
+    """Base of objects in a request: declared fields are validated, other fields are passed through."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -61,9 +66,13 @@ class _Call(_Fields):
     function: _CalledFunction
 
 
+class _Part(_Fields):
+    type: Literal["text", "input_text", "output_text", "refusal"] = "text"
+
+
 class _Message(_Fields):
     role: Annotated[str, Field(min_length=1)]
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[str | _Part] | None = None
     tool_calls: list[_Call] | None = None
 
 
@@ -75,8 +84,20 @@ class _Tool(_Fields):
     function: _Function
 
 
-class ChatRequest(_Fields):
-    """The fields of a request that the endpoint uses; ``model`` and sampling settings may have any value."""
+class _StreamOptions(_Fields):
+    include_usage: bool | None = None
+
+
+class _TextFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: Literal["text"]
+
+
+class ChatRequest(BaseModel):
+    """The accepted fields of a request; null is the same as leaving a field out."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     messages: Annotated[list[_Message], Field(min_length=1)]
     tools: list[_Tool] | None = None
@@ -86,9 +107,37 @@ class ChatRequest(_Fields):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    # Without effect on an answer.
+    model: Any = None
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prediction: Any = None
+    # Ignored: the sampling settings of the run apply.
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    # Only the values that change nothing.
+    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=1, le=1)] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     logprobs: Literal[False] | None = None
-    response_format: dict[Literal["type"], Literal["text"]] | None = None
-    functions: None = None
+    top_logprobs: Literal[0] | None = None
+    best_of: Literal[1] | None = None
+    echo: Literal[False] | None = None
+    parallel_tool_calls: Literal[True] | None = None
+    response_format: _TextFormat | None = None
+    modalities: tuple[Literal["text"]] | None = None
+    functions: Annotated[list[Any], Field(max_length=0)] | None = None
+    function_call: Literal["auto", "none"] | None = None
 
     def to_request(self) -> Request:
         """Convert to the record that :meth:`Rollout.answer` takes."""
@@ -114,6 +163,7 @@ class Session:
         failure: error that ends the rollout: an aborted turn, no engine answered, or an unknown parser name.
         ended: set when ``failure`` is set.
         is_full: True after a request was refused because the rollout had no room or no turns left.
+        refusal: why the last refused request was refused; empty: none was.
     """
 
     rollout: Rollout
@@ -121,6 +171,7 @@ class Session:
     failure: Interrupted | EngineError | PluginError | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     is_full: bool = False
+    refusal: str = ""
 
     def fail(self, failure: Interrupted | EngineError | PluginError) -> None:
         """End the rollout with ``failure``; later requests are refused. The first failure is kept."""
@@ -202,7 +253,7 @@ class Endpoint:
         try:
             chat_request = ChatRequest.model_validate_json(await request.read())
         except ValidationError as problem:
-            return _error(400, _mistakes(problem), "invalid_request_error")
+            return _refused(session, _mistakes(problem))
         if session.failure is not None:
             return _over()
         try:
@@ -214,36 +265,51 @@ class Endpoint:
             session.is_full = True
             return _error(400, "the rollout has had all its turns (--max-turns)", "max_turns")
         except DataError as problem:
-            return _error(400, str(problem), "invalid_request_error")
+            return _refused(session, str(problem))
         except (Interrupted, EngineError, PluginError) as failure:
             session.fail(failure)
             return _over()
         body = _completion(replies)
-        return await _stream(request, body) if chat_request.stream else _json(body)
+        if not chat_request.stream:
+            return _json(body)
+        options = chat_request.stream_options
+        return await _stream(request, body, shows_usage=options is not None and bool(options.include_usage))
 
     def _reader(self, session: Session, chat_request: ChatRequest) -> Any:
-        tools = chat_request.to_request().tools
+        tools, stops = chat_request.to_request().tools, chat_request.to_request().stop
+        names = [str(one.function.name) for one in chat_request.tools or ()]
+        encoder = session.context.encoder
 
-        async def read(turn: Turn) -> Message:
-            text = turn_text(turn.token_ids, session.context.encoder)
-            parsed = await self._parser.parse(session.context.client, text, tools)
-            text = parsed.text if parsed.calls else turn.text
-            stops = chat_request.to_request().stop
-            message: dict[str, JsonValue] = {"role": "assistant", "content": _without_stop(text, stops) or None}
-            if parsed.calls:
+        async def read(turn: Turn, before: Sequence[int]) -> ReadMessage:
+            text = turn_text(turn.token_ids, encoder)
+            prompt = prompt_end(before, encoder)
+            parsed = await self._parser.parse(session.context.client, text, tools, prompt=prompt)
+            calls = [call for call in parsed.calls if call.name in names]
+            message: dict[str, JsonValue] = {"role": "assistant"}
+            message["content"] = _without_stop(parsed.text if calls else turn.text, stops)
+            if calls:
+                message["content"] = message["content"] or None
                 message["tool_calls"] = [
                     {
                         "id": f"call_{secrets.token_hex(8)}",
                         "type": "function",
                         "function": {"name": call.name, "arguments": call.arguments},
                     }
-                    for call in parsed.calls
+                    for call in calls
                 ]
-            elif message["content"] is None:
-                message["content"] = ""
-            return message
+            return ReadMessage(message, tuple(_errors(parsed, names)))
 
         return read
+
+
+def _errors(parsed: Parsed, names: Sequence[str]) -> Iterator[tuple[int, Message]]:
+    """Yield the answers to the invalid calls of a turn, each with its position among all calls."""
+    for position, call in enumerate(parsed.calls):
+        if call.name not in names:
+            yield position, {"role": "tool", "name": call.name, "content": f"error: {no_tool(call.name, names)}"}
+    if parsed.unreadable:
+        content = f"error: {unreadable(parsed.unreadable, names)}"
+        yield len(parsed.calls), {"role": "tool", "name": "unreadable", "content": content}
 
 
 def _without_stop(text: str, stops: Sequence[str]) -> str:
@@ -252,7 +318,7 @@ def _without_stop(text: str, stops: Sequence[str]) -> str:
 
 
 def _completion(replies: Sequence[Reply]) -> dict[str, Any]:
-    sampled = sum(len(reply.turn.token_ids) for reply in replies)
+    sampled = sum(reply.sampled_tokens for reply in replies)
     read = replies[0].prompt_tokens
     return {
         "id": f"chatcmpl-{secrets.token_hex(12)}",
@@ -269,8 +335,12 @@ def _choice(number: int, reply: Reply) -> dict[str, Any]:
     return {"index": number, "message": dict(reply.message), "logprobs": None, "finish_reason": reason}
 
 
-async def _stream(request: web.Request, body: Mapping[str, Any]) -> web.StreamResponse:
-    """Send ``body`` as server-sent events: for each choice its message in one piece, then its finish reason."""
+async def _stream(request: web.Request, body: Mapping[str, Any], *, shows_usage: bool) -> web.StreamResponse:
+    """Send ``body`` as server-sent events: for each choice its message in one piece, then its finish reason.
+
+    Arguments:
+        shows_usage: send the usage in a last event without choices, which clients expect only if they asked for it.
+    """
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     response.force_close()
     await response.prepare(request)
@@ -283,7 +353,8 @@ async def _stream(request: web.Request, body: Mapping[str, Any]) -> web.StreamRe
         part = {"index": choice["index"], "delta": delta, "finish_reason": None}
         await _send(response, {**head, "choices": [part]})
         await _send(response, {**head, "choices": [part | {"delta": {}, "finish_reason": choice["finish_reason"]}]})
-    await _send(response, {**head, "choices": [], "usage": usage})
+    if shows_usage:
+        await _send(response, {**head, "choices": [], "usage": usage})
     await response.write(b"data: [DONE]\n\n")
     return response
 
@@ -308,6 +379,11 @@ def _error(status: int, message: str, code: str) -> web.Response:
     return _json({"error": {"message": message, "type": kind, "param": None, "code": code}}, status=status)
 
 
+def _refused(session: Session, message: str) -> web.Response:
+    session.refusal = message
+    return _error(400, message, "invalid_request_error")
+
+
 def _unknown_key() -> web.Response:
     return _error(401, "the key is that of no rollout in progress", "invalid_api_key")
 
@@ -318,4 +394,8 @@ def _over() -> web.Response:
 
 
 def _mistakes(problem: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in problem.errors())
+    mistakes = problem.errors()
+    text = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in mistakes)
+    if any(one["type"] == "extra_forbidden" for one in mistakes):
+        text += f". Accepted are {', '.join(sorted(ChatRequest.model_fields))}"
+    return text

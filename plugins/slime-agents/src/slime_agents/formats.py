@@ -45,6 +45,7 @@ class CallFormat:
 
 
 _NOWHERE = CallFormat(r"(?!)")
+_MINIMAX = r"\]<\]minimax\[>\[\s*"
 _TAG = CallFormat("<tool_call>", "</tool_call>")
 _DSML = CallFormat("<｜DSML｜ ?invoke", "</｜DSML｜ ?invoke>", "<｜DSML｜ ?(?:function_|tool_)?calls>")
 _DEEPSEEK = CallFormat("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁begin｜>")
@@ -85,7 +86,7 @@ FORMATS = {
     "step3": CallFormat("<｜tool_call_begin｜>", "<｜tool_call_end｜>", "<｜tool_calls_begin｜>"),
     "step3p5": _TAG,
     "minimax-m2": CallFormat(r"<invoke\s", "</invoke>", "<minimax:tool_call>"),
-    "minimax-m3": CallFormat(r"\]<\]minimax\[>\[\s*<invoke\s", r"\]<\]minimax\[>\[\s*</invoke>", r"\]<\]minimax\[>\[\s*<tool_call>"),
+    "minimax-m3": CallFormat(rf"{_MINIMAX}<invoke\s", f"{_MINIMAX}</invoke>", f"{_MINIMAX}<tool_call>"),
     "nanbeige": _TAG,
     "trinity": _TAG,
     "interns1": CallFormat(r"<\|action_start\|> <\|plugin\|>", r"<\|action_end\|>"),
@@ -102,7 +103,7 @@ FORMATS = {
 """Name of SGLang's ``--tool-call-parser`` -> marks of its calls."""
 
 _THOUGHTS = (
-    (r"<(?:\w+:)?think(?::[^>]+)?>", r"</(?:\w+:)?think(?::[^>]+)?>"),
+    (r"<(?:\w+:)?(?:think|thinking|thought)(?::[^>]+)?>", r"</(?:\w+:)?(?:think|thinking|thought)(?::[^>]+)?>"),
     (r"<ifm\|think\w*>", r"</ifm\|think\w*>"),
     ("◁think▷", "◁/think▷"),
     (r"\[THINK\]", r"\[/THINK\]"),
@@ -126,7 +127,7 @@ _CLOSE = "|".join(end for _, end in _THOUGHTS)
 
 
 def opened_thoughts(prompt: str) -> str | None:
-    """Return the pattern of the mark that ends the thoughts which ``prompt`` opened at its end; None: it opened none."""
+    """Return the pattern of the mark that ends the thoughts opened at the end of ``prompt``; None if none are open."""
     for start, end in _PAIRS:
         if re.search(rf"(?:{start})\s*\Z", prompt):
             return end

@@ -79,7 +79,8 @@ class OpenAIAgent:
         if isinstance(result, Exception) and not session.is_full:
             return [_failed(sample, result)]
         if not rollout.num_branches:
-            return [_failed(sample, ValueError("the agent made no request"))]
+            refusal = f"; its last request was refused: {session.refusal}" if session.refusal else ""
+            return [_failed(sample, ValueError(f"the agent made no request that was answered{refusal}"))]
         try:
             samples = self._rewarded(rollout, result)
         except ValueError as problem:

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from slime_agents.formats import FORMATS
 from slime_core import Flag, FunctionSource, NamesCode, PluginOptions, RunView, UsedBy, load_function
+from slime_core.errors import nearest
 
 __all__ = ["AGENT", "AgentsOptions", "AgentsSetup"]
 
@@ -18,6 +20,14 @@ AGENT = "agent"
 
 CodePath = Annotated[str, Field(min_length=1)]
 """``file.py:name``, ``package.module.name`` or ``package.module:name``."""
+
+
+def _known_parser(name: str) -> str:
+    if name not in FORMATS:
+        raise ValueError(
+            f"{name!r} is no parser of SGLang{nearest(name, FORMATS)}; accepted: {', '.join(sorted(FORMATS))}"
+        )
+    return name
 
 
 class AgentsOptions(PluginOptions):
@@ -41,7 +51,9 @@ class AgentsOptions(PluginOptions):
     last: the last reward, for all answers. own: its own reward. following: the sum of its own and all later rewards.
     """
     tool_call_parser: Annotated[
-        Annotated[str, Field(min_length=1)], Flag("--tool-call-parser"), UsedBy("tool_agent", "openai_agent")
+        Annotated[str, AfterValidator(_known_parser)],
+        Flag("--tool-call-parser"),
+        UsedBy("tool_agent", "openai_agent"),
     ] = "qwen25"
     """Format of tool calls: a name of SGLang's --tool-call-parser, such as qwen25, llama3 or glm45."""
     tool_timeout_s: Annotated[float, Field(gt=0), UsedBy("tool_agent")] = 60.0

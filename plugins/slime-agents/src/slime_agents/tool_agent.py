@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from slime_agents.options import AgentsOptions, AgentsSetup
-from slime_agents.parsing import CallParser, turn_text
-from slime_agents.tools import Toolbox, ToolCall
+from slime_agents.parsing import CallParser, Parsed, prompt_end, turn_text
+from slime_agents.tools import Toolbox, unreadable
 from slime_core import RunView, Sample
 from slime_core.generation import GenerateContext, SamplingParams, Trajectory
 from slime_core.types import JsonValue, Status
@@ -26,8 +26,9 @@ class ToolAgent:
     """Generate function ``tool_agent``.
 
     A conversation ends with a turn that calls no tool, after ``--max-turns`` turns, or when the response is full. An
-    invalid call gets an error message as its answer. If a tool raises or times out, the sample becomes ``FAILED``,
-    because a response to a broken tool teaches the model nothing.
+    invalid call gets an error message as its answer, also if the parser drops it; nothing inside thoughts is a call. If
+    a tool raises or times out, the sample becomes ``FAILED``, because a response to a broken tool teaches the model
+    nothing.
     """
 
     def __init__(self, options: AgentsOptions | AgentsSetup, run: RunView) -> None:
@@ -51,21 +52,26 @@ class ToolAgent:
             if turn.finish_reason == "length" or trajectory.num_turns >= self._max_turns:
                 break
             text = turn_text(turn.token_ids, context.encoder)
-            calls = (await self._parser.parse(context.client, text, self._tools.descriptions)).calls
-            if not calls:
+            prompt = prompt_end(trajectory.token_ids[: -len(turn.token_ids) or None], context.encoder)
+            parsed = await self._parser.parse(context.client, text, self._tools.descriptions, prompt=prompt)
+            if not parsed.calls and not parsed.unreadable:
                 break
             try:
-                answers = await self._answers(trajectory, calls)
+                answers = await self._answers(trajectory, parsed)
             except Exception as problem:
                 return _failed(trajectory.finish(), problem)
             trajectory.append_message(*answers)
         return trajectory.finish()
 
-    async def _answers(self, trajectory: Trajectory, calls: list[ToolCall]) -> list[dict[str, JsonValue]]:
-        """Run ``calls`` concurrently; return one message for each call, in order."""
+    async def _answers(self, trajectory: Trajectory, parsed: Parsed) -> list[dict[str, JsonValue]]:
+        """Run the calls concurrently; return one message for each call, in order, and one for all unreadable calls."""
         async with trajectory.tool_time(self._options.tool_timeout_s):
-            texts = await asyncio.gather(*map(self._tools.call, calls))
-        return [{"role": "tool", "name": call.name, "content": text} for call, text in zip(calls, texts, strict=True)]
+            texts = await asyncio.gather(*map(self._tools.call, parsed.calls))
+        names = [call.name for call in parsed.calls]
+        if parsed.unreadable:
+            names.append("unreadable")
+            texts.append(f"error: {unreadable(parsed.unreadable, self._tools.names)}")
+        return [{"role": "tool", "name": name, "content": text} for name, text in zip(names, texts, strict=True)]
 
 
 def _failed(sample: Sample, problem: Exception) -> Sample:

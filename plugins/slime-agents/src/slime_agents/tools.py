@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError, validate_call
 from slime_core.errors import PluginError
 from slime_core.types import JsonValue
 
-__all__ = ["Tool", "ToolCall", "ToolError", "Toolbox"]
+__all__ = ["Tool", "ToolCall", "ToolError", "Toolbox", "no_tool", "unreadable"]
 
 
 THREADS = 256
@@ -130,6 +130,11 @@ class Toolbox:
         """The descriptions of all tools, in the format of chat templates and of SGLang's tool call parsers."""
         return [tool.description for tool in self._tools.values()]
 
+    @property
+    def names(self) -> list[str]:
+        """The names of all tools."""
+        return list(self._tools)
+
     async def call(self, call: ToolCall) -> str:
         """Return the answer to one call; an invalid call is answered with ``error: ...``.
 
@@ -146,8 +151,18 @@ class Toolbox:
     def _of(self, call: ToolCall) -> Tool:
         tool = self._tools.get(call.name)
         if tool is None:
-            raise ToolError(f"there is no tool {call.name!r}; there are: {', '.join(self._tools)}")
+            raise ToolError(no_tool(call.name, self.names))
         return tool
+
+
+def no_tool(name: str, names: Sequence[str]) -> str:
+    """Return what the model is told about a call of a tool that does not exist."""
+    return f"there is no tool {name!r}; there are: {', '.join(names)}"
+
+
+def unreadable(count: int, names: Sequence[str]) -> str:
+    """Return what the model is told about calls that the parser cannot read."""
+    return f"{count} of your tool calls cannot be read; write them in the format of the tools: {', '.join(names)}"
 
 
 def _object(call: ToolCall) -> Mapping[str, JsonValue]:
