@@ -93,7 +93,13 @@ class EvalSampler:
     def __init__(self, settings: SamplerSettings, registry: Registry, *, manifest: Manifest | None = None) -> None:
         self.hooks = LifecycleHooks(registry, place=Place.SAMPLER, options=settings.options)
         encoder = make_encoder(settings)
-        info = SamplerInfo(settings.router_url, settings.model_urls, trains=settings.trains, encoder=encoder)
+        info = SamplerInfo(
+            settings.router_url,
+            settings.model_urls,
+            trains=settings.trains,
+            encoder=encoder,
+            folder=settings.run_folder,
+        )
         self.hooks.call("slime_sampler_start", sampler=info)
         self._components = SamplerComponents(settings, registry, hooks=self.hooks, encoder=encoder, manifest=manifest)
         self.evaluation = Evaluation(settings.config, self._components)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
@@ -15,7 +16,9 @@ from pathlib import Path
 import pytest
 from hatchling import build
 
+from slime_core import Place, Sample, SamplerInfo
 from slime_core.cli.main import main
+from slime_core.harness import activate, find_plugin
 from slime_testing.scaffold import KINDS, Scaffold
 
 ROOT = Path(__file__).parents[2]
@@ -127,3 +130,22 @@ def test_the_guide_names_every_kind_with_the_suite_of_its_tests():
     for kind, suite in rows.items():
         tests = next(text for place, text in Scaffold(kind, "x").files().items() if place.parts[0] == "tests")
         assert f"({suite}):" in tests, kind
+
+
+def test_the_hooks_of_the_guide_write_into_the_run_folder_and_pass_the_checks(follow: Path):
+    (example,) = blocks("python responses.py")
+    (follow / "responses.py").write_text(example)
+    assert main(["plugins", "check", "./responses.py"]) == 0
+    assert sorted(os.listdir(follow)) == ["responses.py", "site"]
+    plugin = activate(find_plugin("./responses.py"))
+    hooks = plugin.hooks(Place.SAMPLER, None)
+    run_folder = follow / "run"
+    run_folder.mkdir()
+    hooks.call("slime_sampler_start", sampler=SamplerInfo("http://127.0.0.1:1", folder=run_folder))
+    samples = [Sample(prompt="1+1", response="2", reward=1.0), Sample(prompt="1+1", response="3", reward=0.0)]
+    hooks.call("slime_after_rollout", rollout=4, samples=samples)
+    assert hooks.failures.take().warnings == []
+    assert [json.loads(line) for line in (run_folder / "responses-4.jsonl").read_text().splitlines()] == [
+        {"response": "2", "reward": 1.0},
+        {"response": "3", "reward": 0.0},
+    ]

@@ -421,16 +421,37 @@ def slime_register_reward_models():
 def slime_run_start(run, options):
     Path("started.txt").write_text(str(options.notes))
 
+    (Path.home() / "started.txt").write_text("")
+
+folder = None
+
+@hookimpl
+def slime_sampler_start(sampler):
+    global folder
+    folder = sampler.folder
+
 @hookimpl
 @observer
 def slime_after_rollout(rollout, samples):
+    (folder / f"rollout-{rollout}.txt").write_text("")
     Path(f"rollout-{rollout}.txt").write_text("")
+
+@hookimpl
+def slime_learner_start(learner):
+    (learner.folder / f"rank-{learner.rank}.txt").write_text("")
+    Path(f"rank-{learner.rank}.txt").write_text("")
+
+@hookimpl
+def slime_after_weight_write(folder):
+    if folder is not None:
+        (folder / "written.txt").write_text("")
 """
 
 
 def test_nothing_is_written_into_the_users_folder(tmp_path, monkeypatch, capsys):
     (tmp_path / "writes.py").write_text(WRITES)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     code = main(["plugins", "check", "./writes.py"])
     assert code == 0, capsys.readouterr().out
     assert sorted(os.listdir(tmp_path)) == ["writes.py"]

@@ -248,12 +248,14 @@ class SamplerInfo:
         model_urls: name -> URL of every model that is served in addition to the policy.
         trains: its rollouts are trained; False: it only evaluates.
         encoder: encodes training prompts, with the run's chat template; None: there is none, as in a test.
+        folder: of the run, for files that a plugin writes; None: there is none, as in a test.
     """
 
     router_url: str
     model_urls: Mapping[str, str] = field(default_factory=dict)
     trains: bool = True
     encoder: Encoder | None = None
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

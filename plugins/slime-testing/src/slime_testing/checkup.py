@@ -33,8 +33,8 @@ TIMEOUT_S = 120.0
 """Time limit of one check, in seconds; building a model for the suite of model specs takes up to half of it."""
 
 LOOK_EVERY_S = 0.1
-RESULTS, LOG, WORK = "results", "log", "work"
-"""Files of the examining process: one line for each step; its output; its working directory."""
+RESULTS, LOG, WORK, HOME = "results", "log", "work", "home"
+"""Files of the examining process: one line for each step; its output; its working directory; its home directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,8 @@ def _run(source: PluginSource, folder: Path, timeout_s: float) -> str:
     results = folder / RESULTS
     words = [sys.executable, "-P", "-m", "slime_testing.examine", str(results)]
     (folder / "plugin").write_text(pack(source), encoding="utf-8")
-    (folder / WORK).mkdir()
+    for name in (WORK, HOME):
+        (folder / name).mkdir()
     with (folder / "plugin").open("rb") as source_file, (folder / LOG).open("wb") as output:
         process = subprocess.Popen(
             words,
@@ -196,6 +197,8 @@ def _environment(folder: Path) -> dict[str, str]:
     own = [path for path in map(os.path.abspath, filter(None, sys.path)) if not (path + os.sep).startswith(within)]
     # Without these, hypothesis leaves a folder in the working folder, and torch uses many threads for tiny tensors.
     kit = {"HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"), "OMP_NUM_THREADS": "1"}
+    # A hook that writes below the home or the temporary directory writes into the folder of this check.
+    kit |= {"HOME": str(folder / HOME), "TMPDIR": str(folder)}
     return {**os.environ, **kit, "PYTHONPATH": os.pathsep.join(own)}
 
 

@@ -6,7 +6,8 @@ import inspect
 import json
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,9 +44,9 @@ class LifecycleSuite(Suite):
         )
 
     def test_the_hooks_of_the_driver_run(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            hooks = self._hooks(Place.DRIVER)
-            run = run_info(Path(folder))
+        with _run_folder() as folder:
+            hooks = self._hooks(Place.DRIVER, folder)
+            run = run_info(folder)
             hooks.call("slime_run_start", run=run)
             hooks.call("slime_after_weight_sync", version=1)
             for error in (None, RuntimeError("the run failed")):
@@ -53,7 +54,11 @@ class LifecycleSuite(Suite):
         _require_none(hooks)
 
     def test_the_hooks_of_the_sampler_leave_samples_whole(self) -> None:
-        hooks = self._hooks(Place.SAMPLER)
+        with _run_folder() as folder:
+            self._check_sampler(folder)
+
+    def _check_sampler(self, folder: Path) -> None:
+        hooks = self._hooks(Place.SAMPLER, folder)
         for rollout in range(2):
             groups, samples = _groups(rollout), _finished(rollout)
             names = [[_name(sample) for sample in group] for group in groups], [_name(sample) for sample in samples]
@@ -82,12 +87,13 @@ class LifecycleSuite(Suite):
 
     def test_a_checkpoint_brings_the_state_back(self) -> None:
         for place, exercise in ((Place.DRIVER, _sync_weights), (Place.SAMPLER, _sample)):
-            hooks = self._hooks(place)
-            exercise(hooks, 0)
-            states = json.loads(json.dumps(hooks.states()))  # states() refuses values that JSON would change
-            exercise(hooks, 1)
-            hooks.restore(json.loads(json.dumps(states)))
-            again = hooks.states()
+            with _run_folder() as folder:
+                hooks = self._hooks(place, folder)
+                exercise(hooks, 0, folder)
+                states = json.loads(json.dumps(hooks.states()))  # states() refuses values that JSON would change
+                exercise(hooks, 1, folder)
+                hooks.restore(json.loads(json.dumps(states)))
+                again = hooks.states()
             require(again == states, state_mismatch(place, states, again))
         lost = self._ranks().lost
         require(not lost, "\n".join(lost))
@@ -105,11 +111,11 @@ class LifecycleSuite(Suite):
     def _options(cls, plugin: ActivePlugin) -> Any:
         return plugin.default_options() if cls.options is None else cls.options
 
-    def _hooks(self, place: Place) -> LifecycleHooks:
+    def _hooks(self, place: Place, folder: Path) -> LifecycleHooks:
         plugin = self._loaded()
         hooks = plugin.hooks(place, self._options(plugin))
         if place is Place.SAMPLER:
-            hooks.call("slime_sampler_start", sampler=SamplerInfo("http://127.0.0.1:1"))
+            hooks.call("slime_sampler_start", sampler=SamplerInfo("http://127.0.0.1:1", folder=folder))
         return hooks
 
     @classmethod
@@ -123,15 +129,21 @@ class LifecycleSuite(Suite):
         return cls._report
 
 
-def _sync_weights(hooks: LifecycleHooks, rollout: int) -> None:
+@contextmanager
+def _run_folder() -> Iterator[Path]:
+    """A temporary run folder, which is also the working directory, so that hooks write nothing elsewhere."""
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        yield Path(folder)
+
+
+def _sync_weights(hooks: LifecycleHooks, rollout: int, folder: Path) -> None:
     """Call the hooks that a run's driver calls between start and end."""
-    with tempfile.TemporaryDirectory() as folder:
-        if rollout == 0:
-            hooks.call("slime_run_start", run=run_info(Path(folder)))
-        hooks.call("slime_after_weight_sync", version=rollout + 1)
+    if rollout == 0:
+        hooks.call("slime_run_start", run=run_info(folder))
+    hooks.call("slime_after_weight_sync", version=rollout + 1)
 
 
-def _sample(hooks: LifecycleHooks, rollout: int) -> None:
+def _sample(hooks: LifecycleHooks, rollout: int, _: Path) -> None:
     hooks.call("slime_before_rollout", rollout=rollout, groups=_groups(rollout))
     hooks.call("slime_after_rollout", rollout=rollout, samples=_finished(rollout))
 

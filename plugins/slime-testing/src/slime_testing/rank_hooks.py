@@ -26,7 +26,7 @@ from slime_core.harness import RESTORE, STATE, ActivePlugin, LifecycleHooks, lea
 from slime_core.harness.megatron import small_shard
 from slime_core.modeling import ParallelLayout
 from slime_core.types import JsonValue
-from slime_testing.ranks import state_mismatch
+from slime_testing.ranks import RUN, state_mismatch
 
 __all__ = ["WORLD_SIZE", "main"]
 
@@ -42,7 +42,7 @@ def main(folder: Path, rank: int) -> None:
     store: Any = vars(dist)["FileStore"](str(folder / "store"), WORLD_SIZE)  # its stub does not export it
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD_SIZE)
     hooks = plugin.hooks(Place.RANK, options, where=f"rank {rank}")
-    Rank(hooks, store, rank).run_hooks()
+    Rank(hooks, store, rank, folder=folder / RUN).run_hooks()
     dist.destroy_process_group()
 
 
@@ -74,14 +74,15 @@ class ExampleSpec:
 class Rank:
     """Calls the hooks in the order of a run, synchronised with the other rank."""
 
-    def __init__(self, hooks: LifecycleHooks, store: Any, rank: int) -> None:
+    def __init__(self, hooks: LifecycleHooks, store: Any, rank: int, *, folder: Path) -> None:
         self._hooks = hooks
+        self._folder = folder
         self._store = store
         self._rank = rank
 
     def run_hooks(self) -> None:
         """Run two rollouts of one optimizer step each, then restore the state saved between them."""
-        empty = learner_info(self._rank, WORLD_SIZE)
+        empty = replace(learner_info(self._rank, WORLD_SIZE), folder=self._folder)
         model = torch.nn.Linear(4, 4)
         learner = replace(empty, model=(model,), optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
         self._call("slime_learner_start", learner=empty)
@@ -99,7 +100,7 @@ class Rank:
         self._collect_answers("slime_before_training", shard=shard, steps=steps)
         self._call("slime_before_train_step", step=step)
         self._call("slime_after_train_step", step=replace(step, metrics=dict(METRICS)))
-        self._call("slime_after_weight_write", folder=Path() if self._rank == 0 else None, engine_urls=[])
+        self._call("slime_after_weight_write", folder=self._folder if self._rank == 0 else None, engine_urls=[])
 
     def _call(self, hook: str, **arguments: Any) -> None:
         self._synchronised(hook, lambda: self._hooks.call(hook, **arguments))

@@ -19,7 +19,7 @@ from typing import Any
 from slime_core import Place
 from slime_core.harness import RESTORE, STATE, ActivePlugin, PlaceStates
 
-__all__ = ["RankReport", "run_ranks", "state_mismatch"]
+__all__ = ["RUN", "RankReport", "run_ranks", "state_mismatch"]
 
 RANKS = (0, 1)
 START_LIMIT_S = 300.0
@@ -30,6 +30,9 @@ STACKS_S = 0.5
 
 STACKS_LIMIT_S = 30.0
 """Time limit for writing them, in seconds."""
+
+RUN = "run"
+"""Name of the run folder within the folder of both ranks."""
 
 RankLines = dict[int, list[dict[str, str]]]
 """Rank -> the JSON lines that it has written."""
@@ -81,10 +84,17 @@ def _processes(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
         for rank in RANKS:
             out, err = (opened.enter_context((folder / f"{name}{rank}").open("wb")) for name in ("out", "err"))
             command = [sys.executable, "-m", "slime_testing.rank_hooks", str(folder), str(rank)]
-            process = subprocess.Popen(command, stdout=out, stderr=err, env=environment)
+            process = subprocess.Popen(command, stdout=out, stderr=err, env=environment, cwd=_run_folder(folder))
             opened.callback(_end, process)
             processes.append(process)
         yield processes
+
+
+def _run_folder(folder: Path) -> Path:
+    """Return the run folder of both ranks, which is also their working directory."""
+    run = folder / RUN
+    run.mkdir(exist_ok=True)
+    return run
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
