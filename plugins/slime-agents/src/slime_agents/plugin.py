@@ -80,4 +80,7 @@ def _uses(settings: Mapping[str, JsonValue]) -> Iterator[tuple[str, Mapping[str,
 
 @hookimpl
 def slime_prepare(options: AgentsOptions, code: Mapping[str, Sequence[FunctionSource]]) -> AgentsSetup:
+    from slime_agents.checks import check_code  # here: only a run has code to check
+
+    check_code(code)
     return AgentsSetup(options, {option: tuple(found) for option, found in code.items()})
