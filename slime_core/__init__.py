@@ -86,7 +86,7 @@ from slime_core.plugins.contracts import (
 )
 from slime_core.plugins.discovery import CORE as _CORE
 from slime_core.plugins.hooks import hookimpl, observer
-from slime_core.plugins.loading import FunctionSource, boundary, load_function, own_definitions
+from slime_core.plugins.loading import FunctionSource, boundary, describe, load_function, own_definitions
 from slime_core.types import PromptGroup, Sample, SampleRecord, SpecInfo, Status
 
 if _typing.TYPE_CHECKING:
@@ -177,6 +177,7 @@ __all__ = [
     "UsedBy",
     "__version__",
     "boundary",
+    "describe",
     "hookimpl",
     "load_function",
     "observer",

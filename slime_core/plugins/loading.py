@@ -13,12 +13,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import logging
+import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cache, reduce
 from importlib.abc import InspectLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -28,6 +31,7 @@ from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.component import Component
 from slime_core.plugins.discovery import (
     LOCAL_MODULE,
+    OUR_DISTRIBUTIONS,
     PluginIdentity,
     PluginSource,
     Source,
@@ -55,7 +59,8 @@ def boundary(
         action: what was going on, such as ``"importing it"``.
         error: what is raised, chained to the plugin's own exception.
         next_step: advice to the user; a function of the exception if it depends on the exception.
-        locate: also say in which file and line it was raised; not of an error of ours, which says what is wrong itself.
+        locate: also say where in the user's code it was raised, and in which log its traceback is; not of an error of
+            ours, which says what is wrong itself.
         passes: what the block may raise as it is, such as ``(SlimeError,)`` where the core's own code runs in it.
     """
     try:
@@ -69,9 +74,11 @@ def boundary(
         from slime_core.config.secrets import without_queries  # loads pydantic, which listing plugins does without
 
         text = f"{who}: {action} failed with {type(failure).__name__}: {without_queries(str(failure))}"
-        if locate and not isinstance(failure, SlimeError):
-            text = " ".join(filter(None, (text, place_of(failure))))
         step = next_step if isinstance(next_step, str) else next_step(failure)
+        if locate and not isinstance(failure, SlimeError):
+            place = place_of(failure)
+            text = " ".join(filter(None, (text, place)))
+            step = "\n".join(filter(None, (step, log_traceback(text, failure, place))))
         raise error(f"{text}\n{step}".rstrip()) from failure
 
 
@@ -82,16 +89,93 @@ def _is_cancellation(failure: BaseException) -> bool:
 
 
 def place_of(failure: BaseException) -> str:
-    """``(FILE:LINE)`` where it was raised; empty: the import itself failed, or the error names its place.
+    """``(FILE:LINE, in FUNCTION)`` of the innermost frame of the user's code, not of the libraries that it calls.
 
-    Example: ``(./mine.py:3)``, of the line ``import numpyy``.
+    Without a file of the user, the innermost frame of the package that slime called. Empty if the import itself failed,
+    or if the error names its place.
+
+    Example: ``(mine.py:3, in reward)``; of a line outside of functions ``(./mine.py:3)``.
     """
     if isinstance(failure, SyntaxError):
         return ""
     frames = traceback.extract_tb(failure.__traceback__)
     first = max((number for number, one in enumerate(frames, 1) if one.filename == _LOADING), default=0)
-    own = [one for one in frames[first:] if not one.filename.startswith(_IMPORTS)]
-    return f"({own[-1].filename}:{own[-1].lineno})" if own else ""
+    frames = [one for one in frames[first:] if not one.filename.startswith(_IMPORTS)]
+    packages = [_package_of(one.filename) for one in frames]
+    outside = [package for package in packages if package is not None and package not in _our_packages()]
+    user = "" if "" in outside else next(iter(outside), packages[-1] if packages else None)
+    own = [one for one, package in zip(frames, packages, strict=True) if package == user]
+    if not own:
+        return ""
+    function = "" if own[-1].name == "<module>" else f", in {own[-1].name}"
+    return f"({own[-1].filename}:{own[-1].lineno}{function})"
+
+
+def _package_of(file: str) -> str | None:
+    """Return the package of a library's file; empty: a file of the user. None: a file of Python itself."""
+    path = os.path.abspath(file)
+    for folder in _LIBRARIES:
+        if path.startswith(folder + os.sep):
+            return path[len(folder) + 1 :].split(os.sep)[0].removesuffix(".py")
+    if file.startswith("<frozen") or path.startswith(_PYTHON + os.sep):
+        return None
+    if path.startswith(_CORE + os.sep):
+        return "slime_core"
+    parts = path.split(os.sep)
+    return next((part for part in parts if part in _our_packages()), "")
+
+
+def describe(failure: Exception) -> str:
+    """Return type, message and place of an exception of the user's code, and the log that has its traceback.
+
+    Example: ``KeyError: 'gone' (mine.py:3, in solve). The traceback is in outputs/run-1/logs/sampler.log.``
+    """
+    text = f"{type(failure).__name__}: {failure}"
+    if isinstance(failure, SlimeError) or failure.__traceback__ is None:
+        return text
+    place = place_of(failure)
+    text = " ".join(filter(None, (text, place)))
+    log = log_traceback(text, failure, place)
+    return f"{text}. {log}" if log else text
+
+
+def log_traceback(what: str, failure: BaseException, place: str) -> str:
+    """Write the traceback of ``failure`` into the log of this process, the first time that ``place`` raises its type.
+
+    Returns:
+        A sentence that names the log; empty if the process has none.
+    """
+    logger = logging.getLogger(__name__)
+    if (type(failure), place) not in _LOGGED:
+        _LOGGED.add((type(failure), place))
+        logger.info("%s", what, exc_info=failure)
+    for handler in (*logger.handlers, *logging.getLogger().handlers):
+        if handler.name == PROCESS_LOG and isinstance(handler, logging.StreamHandler):
+            return f"The traceback is in {handler.stream.name}."
+    return ""
+
+
+def tracebacks_into(log: Path) -> None:
+    """From now on ``log`` gets the tracebacks of failures of plugins in this process."""
+    handler = logging.FileHandler(log, encoding="utf-8", delay=False)
+    handler.set_name(PROCESS_LOG)
+    logger = logging.getLogger(__name__)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+
+_LOGGED: set[tuple[type[BaseException], str]] = set()
+PROCESS_LOG = "log of the process"
+"""Name of the log handler that writes into a file of the run folder."""
+
+_PYTHON = os.path.dirname(os.__file__)
+_LIBRARIES = tuple(dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib")))
+_CORE = str(Path(__file__).parents[1])
+
+
+@cache
+def _our_packages() -> frozenset[str]:
+    return frozenset({"slime_core", *(name.replace("-", "_") for name in OUR_DISTRIBUTIONS)})
 
 
 _IMPORTS = ("<frozen importlib", importlib.__file__)

@@ -40,7 +40,7 @@ from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import construct
 from slime_core.plugins.contracts import RunView
-from slime_core.plugins.loading import boundary
+from slime_core.plugins.loading import boundary, log_traceback, place_of, tracebacks_into
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.plugins.registry import Registry
 from slime_core.runtime.supervisor import HANDLED, LIBC, die_with, fork_with_proxy
@@ -194,6 +194,9 @@ class _Worker:
         self._writer = writer
         self._process = os.getpid()
         self._models: dict[str, Any] = {}
+        if self._settings.log_file is not None:
+            with suppress(OSError):
+                tracebacks_into(self._settings.log_file)
 
     def send(self, event: str, **details: Any) -> None:
         _send(self._writer, event, **details)
@@ -226,9 +229,17 @@ class _Worker:
             cause = _cause(error.__cause__)
             # Exceptions at limits have no message; the sampler knows the limits and words it.
             own = str(error.__cause__ or error) or ("" if cause in LIMITS.values() else str(error))
+            own += self._located(error.__cause__) if cause not in LIMITS.values() else ""
             # An unpaired surrogate, which the JSON of a response may hold, cannot be written to a file.
             reported = without_queries(own)[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()
             self.send("failed", call=call, cause=cause, error=reported)
+
+    def _located(self, failure: BaseException | None) -> str:
+        """Return where the reward raised ``failure``, and the log that has its traceback; empty for errors of ours."""
+        if failure is None or isinstance(failure, SlimeError):
+            return ""
+        place = place_of(failure)
+        return " ".join(filter(None, ("", place, log_traceback(str(failure), failure, place))))
 
     def _model(self, name: str) -> Any:
         if name not in self._models:

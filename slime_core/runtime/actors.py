@@ -63,6 +63,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from slime_core import errors
 from slime_core.config.secrets import EngineAccess, engine_access, set_engine_access
 from slime_core.errors import NodeDied, ProcessDied, RemoteError, SlimeError
+from slime_core.plugins.loading import PROCESS_LOG
 from slime_core.runtime.placement import ActorPlacement
 
 TAIL_LINES = 15
@@ -448,6 +449,7 @@ def keep_output(log: Path) -> None:
     records, warnings = logging.StreamHandler(file), logging.StreamHandler(sys.stderr)
     for handler in (records, warnings):
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    records.set_name(PROCESS_LOG)
     warnings.setLevel(logging.WARNING)
     logging.basicConfig(level=logging.INFO, handlers=[records, warnings], force=True)
     copied: Any = _Copied

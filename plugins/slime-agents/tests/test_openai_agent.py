@@ -287,6 +287,10 @@ async def test_a_call_inside_thoughts_does_not_reach_the_agent(context, says, en
     assert (found[0].tool_calls, found[0].content[-16:], len(engine.sampled)) == (None, "The answer is 4.", 1)
 
 
+def line_of(function: Callable[..., Any]) -> int:
+    return function.__code__.co_firstlineno
+
+
 def trained_with_rest(sample: Sample) -> str:
     return "".join(map(chr, list(sample.tokens)[sample.prompt_length :]))
 
@@ -485,7 +489,10 @@ async def test_an_agent_that_raises_hangs_or_says_nothing_fails_its_sample(conte
     assert "the agent returned 2 rewards for 1 answers" in str((await fails(context, counts_wrong)).error)
     assert "a reward is a finite number" in str((await fails(context, undefined)).error)
     sample = await fails(context, broken)
-    assert (sample.failure_cause, sample.error) == ("agent_error", "sample 3 of group 1: KeyError: 'gone'")
+    assert (sample.failure_cause, sample.error) == (
+        "agent_error",
+        f"sample 3 of group 1: KeyError: 'gone' ({__file__}:{line_of(broken) + 1}, in broken)",
+    )
     assert (await fails(context, hangs, agent_timeout_s=0.1)).failure_cause == "agent_timeout"
     assert "the agent made no request" in str((await fails(context, silent)).error)
 

@@ -179,7 +179,7 @@ BAD_ONE = """
 async def test_a_failure_costs_its_own_sample(write) -> None:
     first, second = await PathReward(write("custom_rm_path", BAD_ONE), RunView()).score(SAMPLES)
     assert first == 1.0
-    assert second == "--custom-rm-path mine.py: calling it failed with ValueError: a bad one (mine.py:4)"
+    assert second == "--custom-rm-path mine.py: calling it failed with ValueError: a bad one (mine.py:4, in reward)"
 
 
 @pytest.mark.parametrize("value", ["None", "'1'", "next(iter([]))"])
@@ -198,7 +198,7 @@ async def test_one_bad_sample_of_a_group_is_the_only_one_without_a_reward(write)
     finally:
         await pool.close()
     assert (reward, isinstance(failure, RewardFailure)) == (1.0, True)
-    assert (failure.cause, "ValueError: a bad one (mine.py:4)" in failure.error) == ("invalid", True)
+    assert (failure.cause, "ValueError: a bad one (mine.py:4, in reward)" in failure.error) == ("invalid", True)
 
 
 async def test_a_function_of_one_sample_that_ends_its_process_costs_that_sample(write) -> None:
@@ -278,5 +278,5 @@ async def test_a_function_of_a_file_scores_in_a_process_of_its_own(write) -> Non
     assert (reward["process"] != os.getpid(), reward["router"], reward["judge"]) == (True, 3.0, 7.0)
     assert isinstance(failure, RewardFailure)
     assert failure.error.endswith(
-        "--custom-rm-path mine.py: calling it failed with KeyError: 'no such label' (mine.py:7)"
+        "--custom-rm-path mine.py: calling it failed with KeyError: 'no such label' (mine.py:7, in reward)"
     )

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
+import sys
 
 import pytest
+from packaging.version import InvalidVersion, Version
 
 from slime_core.errors import PluginError, RunError
-from slime_core.plugins.loading import boundary
+from slime_core.plugins.loading import boundary, place_of
 
 
 def test_a_failure_leaves_with_owner_action_cause_and_next_step():
@@ -52,7 +56,59 @@ def test_on_request_it_says_where_the_failure_was_raised():
     with pytest.raises(PluginError) as failure, boundary("plugin 'x'", "scoring", locate=True):
         raise ValueError("no")
     line = failure.value.__cause__.__traceback__.tb_next.tb_lineno
-    assert str(failure.value) == f"plugin 'x': scoring failed with ValueError: no ({__file__}:{line})"
+    function = test_on_request_it_says_where_the_failure_was_raised.__name__
+    assert str(failure.value) == f"plugin 'x': scoring failed with ValueError: no ({__file__}:{line}, in {function})"
+
+
+USERS = """
+import json
+import textwrap
+
+def parse(text):
+    return json.loads(text)
+
+def fill(text):
+    return textwrap.fill(text, width=0)
+
+def call(function):
+    return function()
+
+class Reward:
+    def score(self, text):
+        return call(lambda: parse(text))
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "place"),
+    [("parse('{')", "6, in parse"), ("fill('a b')", "9, in fill"), ("Reward().score('{')", "6, in parse")],
+)
+def test_the_place_is_the_innermost_line_of_the_users_file(tmp_path, call, place):
+    path = tmp_path / "mine.py"
+    names: dict[str, object] = {}
+    exec(compile(USERS, str(path), "exec"), names)
+    with pytest.raises(PluginError, match=f"mine.py:{place}"), boundary("plugin 'x'", "scoring", locate=True):
+        eval(call, names)
+
+
+def test_the_place_in_a_library_is_that_of_the_package_that_was_called():
+    with pytest.raises(InvalidVersion) as failure:
+        Version("no version")
+    called = failure.value.with_traceback(failure.tb.tb_next)
+    assert re.fullmatch(r"\(.*packaging/version\.py:\d+, in .*\)", place_of(called))
+
+
+def test_the_message_names_the_log_that_has_the_traceback(tmp_path):
+    log = tmp_path / "logs" / "sampler.log"
+    code = (
+        "from pathlib import Path; from slime_core.plugins.loading import boundary; "
+        "from slime_core.runtime.actors import keep_output; keep_output(Path('LOG'))\n"
+        "try:\n    with boundary('x', 'scoring', locate=True): {}['gone']\nexcept Exception as e: print(e)"
+    ).replace("LOG", str(log))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert str(log) in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "KeyError: 'gone'" in log.read_text().split("Traceback")[1]
 
 
 def test_a_failure_inside_another_boundary_is_located_once():
@@ -63,7 +119,8 @@ def test_a_failure_inside_another_boundary_is_located_once():
     ):
         raise ValueError("no")
     line = failure.value.__cause__.__cause__.__traceback__.tb_next.tb_lineno
-    expected = f"mine.py:f: calling it failed with ValueError: no ({__file__}:{line})"
+    function = test_a_failure_inside_another_boundary_is_located_once.__name__
+    expected = f"mine.py:f: calling it failed with ValueError: no ({__file__}:{line}, in {function})"
     assert str(failure.value) == f"plugin 'x': its hook failed with PluginError: {expected}"
 
 

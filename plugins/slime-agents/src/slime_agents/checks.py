@@ -1,5 +1,7 @@
-"""Checks, from their text, that the functions of ``--agent`` and ``--tools`` exist and can be called. Runs on the driver,
-before anything starts; the functions are imported later, in the process that calls them."""
+"""Checks, from their text, that the functions of ``--agent`` and ``--tools`` exist and can be called.
+
+Runs on the driver, before anything starts. The functions are imported later, in the process that calls them.
+"""
 
 from __future__ import annotations
 

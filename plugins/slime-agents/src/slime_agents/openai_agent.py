@@ -15,7 +15,7 @@ from slime_agents.conversations import Rollout
 from slime_agents.endpoint import Access, Endpoint, Session
 from slime_agents.options import AGENT, AgentsOptions, AgentsSetup
 from slime_agents.parsing import CallParser
-from slime_core import RunView, Sample
+from slime_core import RunView, Sample, describe
 from slime_core.errors import EngineError, PluginError
 from slime_core.generation import GenerateContext, Interrupted, SamplingParams
 from slime_core.types import JsonValue, Status
@@ -159,5 +159,5 @@ def _of(failure: Interrupted | EngineError | PluginError, session: Session) -> E
 
 def _failed(sample: Sample, problem: Exception) -> Sample:
     cause = "agent_timeout" if isinstance(problem, TimeoutError) else "agent_error"
-    error = f"sample {sample.index} of group {sample.group_index}: {type(problem).__name__}: {problem}"
+    error = f"sample {sample.index} of group {sample.group_index}: {describe(problem)}"
     return replace(sample, status=Status.FAILED, error=error, failure_cause=cause)

@@ -9,7 +9,7 @@ from typing import Any
 from slime_agents.options import AgentsOptions, AgentsSetup
 from slime_agents.parsing import CallParser, Parsed, prompt_end, turn_text
 from slime_agents.tools import Toolbox, unreadable
-from slime_core import RunView, Sample
+from slime_core import RunView, Sample, describe
 from slime_core.generation import GenerateContext, SamplingParams, Trajectory
 from slime_core.types import JsonValue, Status
 
@@ -76,7 +76,7 @@ class ToolAgent:
 
 def _failed(sample: Sample, problem: Exception) -> Sample:
     cause = TIMEOUT if isinstance(problem, TimeoutError) else BROKEN
-    what = "a tool gave no answer in time" if cause == TIMEOUT else f"a tool raised {type(problem).__name__}: {problem}"
+    what = "a tool gave no answer in time" if cause == TIMEOUT else f"a tool raised {describe(problem)}"
     error = f"sample {sample.index} of group {sample.group_index}: {what}"
     changes: dict[str, Any] = {"status": Status.FAILED, "error": error, "failure_cause": cause}
     return replace(sample, **changes)
