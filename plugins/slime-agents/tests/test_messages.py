@@ -82,17 +82,17 @@ def text(value: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "second",
+    ("second", "expected"),
     [
-        pytest.param(user(text("Are you sure?")), id="parts-agent"),
-        pytest.param(user(text("Are you "), text("sure?")), id="two parts"),
-        pytest.param(user("Are you sure?"), id="a text"),
+        pytest.param(user(text("Are you sure?")), "Are you sure?", id="parts-agent"),
+        pytest.param(user(text("Are you"), text("sure?")), "Are you\nsure?", id="two parts"),
+        pytest.param(user("Are you sure?"), "Are you sure?", id="a text"),
     ],
 )
-async def test_a_message_in_parts_reaches_the_model(engine, says, encoder, second) -> None:
+async def test_a_message_in_parts_reaches_the_model(engine, says, encoder, second, expected) -> None:
     says("42", "yes")
     (sample,) = await run(engine, encoder, [user("q")], [user("q"), None, second])
-    assert read(engine) == "[u:q]>42\x01[u:Are you sure?]>"
+    assert read(engine) == f"[u:q]>42\x01[u:{expected}]>"
     assert sample.status is Status.COMPLETED
 
 
