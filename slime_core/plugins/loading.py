@@ -100,11 +100,11 @@ def place_of(failure: BaseException) -> str:
         return ""
     frames = traceback.extract_tb(failure.__traceback__)
     first = max((number for number, one in enumerate(frames, 1) if one.filename == _LOADING), default=0)
-    frames = [one for one in frames[first:] if not one.filename.startswith(_IMPORTS)]
-    packages = [_package_of(one.filename) for one in frames]
+    called = [one for one in frames[first:] if not one.filename.startswith(_IMPORTS)]
+    packages = [_package_of(one.filename) for one in called]
     outside = [package for package in packages if package is not None and package not in _our_packages()]
     user = "" if "" in outside else next(iter(outside), packages[-1] if packages else None)
-    own = [one for one, package in zip(frames, packages, strict=True) if package == user]
+    own = [one for one, package in zip(called, packages, strict=True) if package == user]
     if not own:
         return ""
     function = "" if own[-1].name == "<module>" else f", in {own[-1].name}"

@@ -159,7 +159,10 @@ async def test_numbers_of_numpy_are_numbers_and_texts_are_left_out(write) -> Non
             "def f(args, samples): return [1.0]",
             "it returned 1 rewards for 2 samples; accepted: one each.",
         ),
-        ("def f(args, sample): return 1 / 0", "calling it failed with ZeroDivisionError: division by zero (mine.py:1, in f)"),
+        (
+            "def f(args, sample): return 1 / 0",
+            "calling it failed with ZeroDivisionError: division by zero (mine.py:1, in f)",
+        ),
     ],
 )
 async def test_a_malformed_reward_is_refused_with_the_name_of_the_flag(write, text: str, message: str) -> None:
