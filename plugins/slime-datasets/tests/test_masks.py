@@ -231,15 +231,22 @@ def test_a_turn_that_changes_how_earlier_ones_are_written_is_found(made: Make) -
 
 
 @pytest.mark.parametrize("calls", ["calculator", [1], [{"function": "calculator"}], [{}]])
-def test_what_is_no_tool_call_is_left_to_the_template(made: Make, calls: Any) -> None:
+def test_what_is_no_tool_call_is_refused(made: Make, calls: Any) -> None:
     messages = [*turns_of("hi"), {"role": "assistant", "content": "yes", "tool_calls": calls}]
-    assert trained(made("llama3"), messages) == [["yes<|eot_id|>"]]
+    with pytest.raises(DataError, match="message 2 of 2"):
+        conversations(made("llama3"), messages)
 
 
 def test_an_answer_may_start_with_the_words_of_a_header(made: Make) -> None:
     words = "{% for m in messages %}{{ m.role + ': ' + m.content + '<|im_end|>' }}{% endfor %}" + asks("assistant:")
     encoder = made(templated("qwen2.5", words))
     assert trained(encoder, turns_of("hi", "assistant: yes")) == [[" assistant: yes<|im_end|>"]]
+
+
+def test_a_turn_in_parts_is_trained_as_the_template_writes_it(made: Make) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    messages = [*turns_of("hi"), {"role": "assistant", "content": parts}]
+    assert trained(made("qwen2.5"), messages) == [["one\ntwo<|im_end|>"]]
 
 
 def test_two_turns_of_the_assistant_in_a_row_are_both_trained(made: Make) -> None:

@@ -98,7 +98,8 @@ def test_a_participant_that_fails_ends_the_call_and_says_who_what_and_where(plug
     hooks = LifecycleHooks(registry, place=Place.RANK, options={}, where="learner rank 1")
     step: list[str] = []
     assert refusal(hooks.call, "slime_before_train_step", step=step) == (
-        f"{registry.plugins[1]}: slime_before_train_step on learner rank 1 failed with ValueError: no ({path}:6)\n"
+        f"{registry.plugins[1]}: slime_before_train_step on learner rank 1 failed with ValueError: no "
+        f"({path}:6, in slime_before_train_step)\n"
         f"Nothing of an unfinished step was saved or published. Correct {path}, or run without it."
     )
     assert step == []
@@ -185,8 +186,8 @@ def test_an_observer_that_fails_is_recorded_and_off_after_the_third_time(plugin)
     assert hooks.failures.counts == {"toy": 3}
     texts = [warning.split("\n") for warning in hooks.failures.warnings]
     assert (
-        texts[0][0]
-        == f"{registry.plugins[1]}: slime_after_weight_sync on the driver failed with KeyError: 1 ({path}:6)"
+        texts[0][0] == f"{registry.plugins[1]}: slime_after_weight_sync on the driver failed with KeyError: 1 "
+        f"({path}:6, in slime_after_weight_sync)"
     )
     on = "It only watches, so the run goes on; after 3 failures it is off."
     off = "It has failed 3 times and is off for this hook for the rest of the run."

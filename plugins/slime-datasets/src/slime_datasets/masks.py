@@ -114,6 +114,7 @@ def conversations(encoder: PromptEncoder, messages: Sequence[Message], *, tools:
     places = [place for place in places if messages[place].get(TRAINS, 1) != 0]
     if not places:
         raise DataError(f"{TRAINS} is 0 in every message of the assistant; accepted: at least one that is trained")
+    messages = encoder.template(tools).normal_form(messages)
     sequences: list[list[Turn]] = []
     for place in places:
         try:
@@ -178,11 +179,8 @@ def _text(message: Message) -> str:
 
 
 def _calls(message: Message) -> list[str]:
-    """Names of the tools that a message calls; what is no call is the template's to refuse."""
-    calls = message.get("tool_calls")
-    found = [call for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
-    functions = [call.get("function", call) for call in found]
-    return [str(one["name"]) for one in functions if isinstance(one, Mapping) and one.get("name")]
+    """Return the names of the tools that a message in the template's form calls."""
+    return [call["function"]["name"] for call in message.get("tool_calls", ())]
 
 
 class _Rendering:
