@@ -24,6 +24,7 @@ What it is compared with:
 
     tables      the names that the pinned Megatron and SGLang know
     engine_flags    what a name means that is not a setting of the core
+    other_names    settings by the names that other tools give them
     internals    the private parts of libraries that the core touches
     model_config    what a model's ``config.json`` says
 

@@ -12,6 +12,7 @@ From metadata to a registry:
     activation  which plugins a run needs, named or not, loaded together
     loading     imports a plugin, a target, or a function that an option names by path; turns a plugin's failure into
                 our error, with the plugin's name in it
+    neighbours  the modules next to such a function's file: found in its imports, importable for it alone
     validation  mistakes in hooks that pluggy accepts silently; what hooks return; whether a target can be built and
                 called as its contract says
     registry    the components, presets, options and hooks of a run

@@ -117,7 +117,7 @@ def advice_for(module: str, name: str | None = None) -> str:
     return f"{there}In its place, {text}."
 
 
-_IMPORTING = ("importlib", "_frozen_importlib", "slime_core.plugins.")
+_IMPORTING = ("importlib", "_frozen_importlib", FunctionSource.__module__.rpartition(".")[0])
 """Modules between an import statement and a finder; the core imports modules next to a file."""
 
 
