@@ -16,6 +16,7 @@ import tempfile
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from slime_core.generation import SamplingParams
 from slime_core.generation.context import run_all
@@ -36,6 +37,12 @@ async def wave(url: str, prompts: list[list[int]]) -> None:
         await run_all(client.generate(ids, sampling=SamplingParams(max_new_tokens=4)) for ids in prompts)
 
 
+def prompts_of(engine: FakeEngine) -> list[tuple[int, ...]]:
+    """Return the prompts that the engine received, in order."""
+    bodies: list[Any] = engine.bodies
+    return [tuple(body["input_ids"]) for body in bodies]
+
+
 def measure(share: float, *, seed: int) -> tuple[list[int], float, float]:
     """Return requests per engine in the first wave, the largest imbalance, and the share of turns that stayed."""
     ids = random.Random(seed)
@@ -54,14 +61,11 @@ def measure(share: float, *, seed: int) -> tuple[list[int], float, float]:
             engine.delay_s = RESPONSE_S
         asyncio.run(wave(router.url, prompts))
         first = [len(engine.bodies) for engine in engines]
-        at = {tuple(body["input_ids"]): number for number, engine in enumerate(engines) for body in engine.bodies}
+        at = {ids: number for number, engine in enumerate(engines) for ids in prompts_of(engine)}
         asyncio.run(wave(router.url, longer))
-        second = [engine.bodies[count:] for engine, count in zip(engines, first, strict=True)]
-    stayed = Counter(
-        at[tuple(body["input_ids"][:LENGTH])] == number for number, bodies in enumerate(second) for body in bodies
-    )
-    mean = REQUESTS / ENGINES
-    worst = max(max(first), *(len(bodies) for bodies in second)) / mean
+        second = [prompts_of(engine)[count:] for engine, count in zip(engines, first, strict=True)]
+    stayed = Counter(at[ids[:LENGTH]] == number for number, prompts in enumerate(second) for ids in prompts)
+    worst = max(*first, *map(len, second)) / (REQUESTS / ENGINES)
     return first, worst, stayed[True] / REQUESTS
 
 

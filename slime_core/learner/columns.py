@@ -502,7 +502,10 @@ def _over_ranks(worst: ComparedToken | None, file: Path | None) -> tuple[Compare
     if dist.is_initialized() and dist.get_world_size() > 1:
         ranks = [None] * dist.get_world_size()
         dist.all_gather_object(ranks, (worst, file))
-    return max(ranks, key=lambda rank: -1.0 if rank[0] is None else rank[0].difference)
+    worst_rank: tuple[ComparedToken | None, Path | None] = max(
+        ranks, key=lambda rank: -1.0 if rank[0] is None else rank[0].difference
+    )
+    return worst_rank
 
 
 def _place(worst: ComparedToken | None, file: Path | None) -> str:
