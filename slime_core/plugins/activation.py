@@ -63,6 +63,8 @@ class Need:
 
     plugin: PluginIdentity
     why: str
+    tracks: bool = False
+    """Its trackers are meant too."""
 
     def __str__(self) -> str:
         return f"{self.plugin.name} is active because {self.why}"
@@ -142,8 +144,9 @@ def activate(
     """Load ``core``, the named plugins, what they require, and the plugins that claim what the run names and none of
     these offers: components, prompt formats, flags, and the checkpoint's architecture.
 
-    A plugin that is active for a component, a prompt format or a flag brings no presets and no trackers: those are for
-    runs that name it.
+    A plugin that is active for a component, a prompt format or a setting brings no presets: those are for runs that
+    name it. It brings its trackers only if a setting activates it that has ``:activates``, as ``--use-wandb`` does, or
+    if it offers no component that a run could have meant instead.
 
     Arguments:
         names: installed plugins (``grpo``, ``slime-grpo:grpo``), files (``./mine.py``) or modules (``my_lab.plugin``);
@@ -207,6 +210,7 @@ class _Start:
         self.withheld = frozenset(map(table_of, without))
         self.needs: list[Need] = []
         self._claimed: set[str] = set()
+        self._tracking: set[str] = set()
         named = [resolve(name, self.declared) for name in dict.fromkeys(names) if table_of(name) not in self.withheld]
         self._sources = list(dict.fromkeys([PluginSource(CORE), *named]))
         self._check_withheld(names, without)
@@ -226,10 +230,12 @@ class _Start:
         """Add the plugins of ``needs`` that are missing, and what they require; return whether any was missing.
 
         Arguments:
-            claimed: the added plugins bring neither presets nor trackers.
+            claimed: the added plugins bring no presets, and trackers only if the need says so.
         """
         before = len(self._sources)
         for need in needs:
+            if need.tracks:
+                self._tracking.add(need.plugin.name)
             if all(source.plugin != need.plugin for source in self._sources):
                 self._take(need, claimed=claimed)
                 self._take_required(claimed=claimed)
@@ -239,12 +245,20 @@ class _Start:
         """Yield the plugins that flags, and settings of a file, activate by themselves."""
         for flag, where in flags.items():
             is_flag = where == f"--{flag}"
-            found = claimants(self._activating(flag, in_file=not is_flag), self.declared)
+            claims = self._activating(flag, in_file=not is_flag)
+            found = claimants(claims, self.declared)
             if not is_flag and all(plugin.name in self.withheld for plugin in found):
                 continue  # the config.toml of a run holds every setting
             plugin = self._the_one(found, where)
             if plugin is not None:
-                yield Need(plugin, f"{where} is one of its settings")
+                activates = any(claim.activates and claim.plugin == plugin.name for claim in claims)
+                tracks = activates or not self._offers_components(plugin)
+                yield Need(plugin, f"{where} is one of its settings", tracks=tracks)
+
+    def _offers_components(self, plugin: PluginIdentity) -> bool:
+        """Return whether the plugin claims a component or an architecture; trackers have no names to claim."""
+        groups = (*KIND_GROUPS.values(), ARCHITECTURE_GROUP)
+        return any(claim.plugin == plugin.name for group in groups for claim in self.declared.group(group))
 
     def _activating(self, flag: str, *, in_file: bool) -> list[Declaration]:
         """The claims by which ``flag``, or ``PLUGIN.flag`` of a table ``[PLUGIN]``, activates a plugin."""
@@ -323,7 +337,7 @@ class _Start:
         manifest = self.record()
         if admit is not None:
             admit(manifest)
-        return register(self._sources, claimed=self._claimed), manifest
+        return register(self._sources, claimed=self._claimed, tracking=self._tracking), manifest
 
     def record(self, code: Sequence[PluginSource] = ()) -> Manifest:
         """Make the manifest of the active plugins and of ``code`` that options name."""

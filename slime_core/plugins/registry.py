@@ -191,12 +191,16 @@ class Registry:
         )
 
 
-def register(sources: Sequence[PluginSource], *, claimed: Collection[str] = ()) -> Registry:
+def register(
+    sources: Sequence[PluginSource], *, claimed: Collection[str] = (), tracking: Collection[str] = ()
+) -> Registry:
     """Import the plugins, check their hooks, call each hook once, and collect what they declare.
 
     Arguments:
         claimed: the plugins that are active for a name that they claim. Their presets and trackers are left out, and
             where another plugin offers a component of the same name, the plain name means that one.
+        tracking: of these, the plugins whose trackers are wanted. Only the driver has trackers, so the manifest does not
+            hold this.
 
     Raises:
         PluginError: a plugin is broken or misuses a hook, or two claim the same plugin name or component.
@@ -220,7 +224,7 @@ def register(sources: Sequence[PluginSource], *, claimed: Collection[str] = ()) 
         plugins=tuple(source.plugin for source in sources),
         presets=_presets(implemented["slime_presets"], claimed),
         options=_options(implemented["slime_options"], who),
-        _components=_components(implemented, claimed),
+        _components=_components(implemented, claimed, tracking),
         lifecycle={hook: implemented[hook] for hook in hooks.LIFECYCLE_HOOKS},
         declarations={hook: implemented[hook] for hook in hooks.DECLARATIONS},
     )
@@ -279,14 +283,14 @@ def _implementations(
 
 
 def _components(
-    implemented: Mapping[str, Sequence[Implementation]], claimed: Collection[str]
+    implemented: Mapping[str, Sequence[Implementation]], claimed: Collection[str], tracking: Collection[str]
 ) -> dict[tuple[Kind, str], _Declared]:
     """Map ``plugin:component`` to the component, and each plain name to the component of the plugin that offers it; if
     several plugins do, to that of the plugin that is not ``claimed``."""
     offered: list[tuple[Kind, _Declared]] = []
     for hook, kind in hooks.REGISTRATION_HOOKS.items():
         for one in implemented[hook]:
-            if kind is Kind.TRACKER and one.plugin.name in claimed:
+            if kind is Kind.TRACKER and one.plugin.name in claimed and one.plugin.name not in tracking:
                 continue
             with boundary(one.plugin, f"calling {hook}"):
                 components = checked_components(kind, one.function())

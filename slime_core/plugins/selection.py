@@ -92,7 +92,7 @@ def selected(config: RunConfig, registry: Registry, *, trains: bool, architectur
                 if name not in _named(config, setting):
                     yield _selected(registry, SELECTED_BY[setting], name, f"evaluation set {one.name}")
     for name in registry.names(Kind.TRACKER):
-        yield _selected(registry, Kind.TRACKER, name, "its plugin is named")
+        yield _selected(registry, Kind.TRACKER, name, "its plugin is active")
     if trains:
         yield _policy_loss(config, registry)
         if architecture is not None and (spec := registry.model_spec(architecture)) is not None:

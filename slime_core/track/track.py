@@ -14,7 +14,8 @@
 docstring), not the place of the call.
 
 Listeners receive events, which are frozen records: ``StepFinished(step=3, metrics={"train/loss": 0.1})``. Trackers and
-displays do not end a run: :class:`Observer` counts their failures and leaves them out after three.
+displays do not end a run: :class:`Observer` counts their failures and leaves them out after three. A tracker that cannot
+start is left out at once.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ MAX_FAILURES = 3
 
 
 class Observer:
-    """Something that may fail, such as a tracker; ``on_give_up`` is called once, after the third failure.
+    """Something that may fail, such as a tracker; ``on_give_up`` is called once, after the third failure, or after a
+    failure of :meth:`start`.
 
     Example: ``observer.call(tracker.log, step, metrics)``. Exceptions are caught; Ctrl-C and exits are not.
     """
@@ -104,12 +106,23 @@ class Observer:
         except Exception as error:
             self.failures += 1
             if self.failures == MAX_FAILURES:
-                where = traceback.extract_tb(error.__traceback__)[-1]
-                self._on_give_up(
-                    f"{self.name} failed {MAX_FAILURES} times and is off for the rest of the run: "
-                    f"{type(error).__name__}: {error} ({where.filename}:{where.lineno}). "
-                    "The run itself goes on; metrics.jsonl is complete."
-                )
+                self._give_up(f"failed {MAX_FAILURES} times", error)
+
+    def start(self, method: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call ``method``, without which nothing else works: its failure is the last one."""
+        try:
+            method(*args, **kwargs)
+        except Exception as error:
+            self.failures = MAX_FAILURES
+            self._give_up("could not start", error)
+
+    def _give_up(self, reason: str, error: Exception) -> None:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        self._on_give_up(
+            f"{self.name} {reason} and is off for the rest of the run: "
+            f"{type(error).__name__}: {error} ({where.filename}:{where.lineno}). "
+            "The run itself goes on; metrics.jsonl is complete."
+        )
 
 
 class Sink(Protocol):
@@ -219,7 +232,7 @@ class Track:
 
     def __enter__(self) -> Track:
         for sink, observer in self._sinks:
-            observer.call(sink.start, self._run)
+            observer.start(sink.start, self._run)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -294,7 +294,7 @@ def test_a_setting_of_an_inactive_plugin_is_refused_with_what_activates_it(insta
     ],
 )
 def test_a_claimed_setting_of_a_file_activates_the_plugin(install, tmp_path: Path, text, is_active):
-    add(install, groups={"slime.flags": {"fade-strength": "acme", "lr": "acme"}})
+    add(install, groups={**CLAIMS, "slime.flags": {"fade-strength": "acme", "lr": "acme"}})
     (tmp_path / "run.toml").write_text(text)
     active = activated("--config", str(tmp_path / "run.toml"))
     assert names(active) == (["core", "acme"] if is_active else ["core"])
@@ -314,7 +314,27 @@ def test_a_setting_that_by_itself_means_the_plugin_activates_it(install, tmp_pat
     (tmp_path / "run.toml").write_text('[data]\nfade_file = "a.json"\n')
     active = activated("--config", str(tmp_path / "run.toml"))
     assert "run.toml:2 [data] fade_file is one of its settings" in str(active.by_need[0])
-    assert active.registry.names(Kind.TRACKER) == ()
+    assert active.presets == {}
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+@pytest.mark.parametrize(
+    ("groups", "tracks_by_flag", "tracks_by_file"),
+    [
+        ({**CLAIMS, "slime.flags": {"fade-file": "acme:activates"}}, True, True),
+        ({**CLAIMS, "slime.flags": {"fade-file": "acme"}}, False, False),
+        ({"slime.flags": {"fade-file": "acme"}}, False, True),
+    ],
+    ids=["it activates the plugin", "the plugin offers a component too", "the plugin has nothing but trackers"],
+)
+def test_a_setting_brings_the_trackers_of_the_plugin_that_it_activates(
+    install, tmp_path: Path, groups, tracks_by_flag, tracks_by_file, in_file
+):
+    add(install, groups=groups)
+    (tmp_path / "run.toml").write_text('[acme]\nfade_file = "a.json"\n')
+    words = ("--config", str(tmp_path / "run.toml")) if in_file else ("--fade-file", "a.json")
+    tracks = tracks_by_file if in_file else tracks_by_flag
+    assert activated(*words).registry.names(Kind.TRACKER) == (("book-acme",) if tracks else ())
 
 
 def test_an_estimator_alone_activates_its_plugin():

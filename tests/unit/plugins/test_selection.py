@@ -76,7 +76,7 @@ def test_every_used_component_is_named_with_the_setting_that_chose_it(acme):
         (Kind.REWARD_MODEL, "length", "acme", "rm_type"),
         (Kind.DATA_SOURCE, "prompts", "core", "data_source"),
         (Kind.ADVANTAGE_ESTIMATOR, "flat", "acme", "advantage_estimator"),
-        (Kind.TRACKER, "log", "acme", "its plugin is named"),
+        (Kind.TRACKER, "log", "acme", "its plugin is active"),
         (Kind.POLICY_LOSS, "steep", "acme", "advantage estimator flat"),
     ]
 

@@ -217,10 +217,14 @@ def test_a_tracker_that_cannot_start_ends_no_run(tmp_path: Path) -> None:
         def start(self, run: object) -> None:
             raise ConnectionError("no such host")
 
-    watching = Refusing()
-    with Track(RunRecord(tmp_path), tensorboard=False, trackers={"one": watching}) as it, it.step(0):
+    watching, events = Refusing(), list[Event]()
+    listeners, trackers = [events.append], {"one": watching}
+    with Track(RunRecord(tmp_path), tensorboard=False, trackers=trackers, listeners=listeners) as it, it.step(0):
         pass
-    assert [step for step, _ in watching.rows] == [0]
+    assert watching.rows == []
+    (warning,) = [event.message for event in events if isinstance(event, Warned)]
+    assert "'one'" in warning
+    assert "no such host" in warning
 
 
 def test_a_tracker_that_recovers_stays(tmp_path: Path) -> None:
