@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from slime_core.plugins.manifest import table
-from slime_core.track.track import EvalFinished, Event, PhaseStarted, StepFinished, Warned
+from slime_core.track.track import EvalFinished, Event, Noted, PhaseStarted, StepFinished, Warned
 
 if TYPE_CHECKING:
     import rich.progress
@@ -71,6 +71,8 @@ class Progress:
                 self._print(f"evaluation of weights {version}: {shown}")
             case Warned(message):
                 self._print(f"warning: {message}")
+            case Noted(message):
+                self._print(message)
 
     def _print(self, text: str) -> None:
         if self._prints:

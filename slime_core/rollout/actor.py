@@ -25,7 +25,8 @@ from slime_core.plugins.lifecycle import Failures, PlaceStates
 from slime_core.plugins.manifest import Manifest, attach
 from slime_core.rollout.sampler import EvalSampler, Sampler, SamplerState
 from slime_core.rollout.sampler_components import SamplerSettings
-from slime_core.runtime.actors import Actor, Call, Ref, Watched, show_tasks, uncollected
+from slime_core.runtime.actors import Actor, Call, Ref, Watched, control, show_tasks, uncollected
+from slime_core.runtime.progress import Progress
 from slime_core.runtime.waiting import Wait, has_ended
 from slime_core.types import TrainBatch
 
@@ -56,6 +57,7 @@ class SamplerActor(Watched):
         self._manifest = manifest
         self._registry = attach(manifest)
         self._before: SamplerState | None = None  # the state before the last rollout
+        self._progress: Callable[[], Progress | None] = lambda: None
 
     async def setup(self, settings: SamplerSettings) -> None:
         """Load data, tokenizer and components."""
@@ -67,6 +69,7 @@ class SamplerActor(Watched):
                 self._sampler = self._train_sampler = Sampler(settings, self._registry, manifest=self._manifest)
             else:
                 self._sampler = EvalSampler(settings, self._registry, manifest=self._manifest)
+        self._progress = self._sampler.progress
 
     async def sample(self, rollout: int) -> SampledShards:
         """Collect and pack one rollout."""
@@ -76,6 +79,11 @@ class SamplerActor(Watched):
         refs = [ray.put(shard) for shard in sampled.shards]
         failures = self._train_sampler.hooks.failures.take()
         return SampledShards(refs, sampled.metrics, sampled.warnings, failures)
+
+    @control
+    def progress(self) -> Progress | None:
+        """How far the rollout or the evaluation is that runs now."""
+        return self._progress()
 
     async def evaluate(self, step: int) -> dict[str, float]:
         """Measure every evaluation set."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,6 +32,7 @@ from slime_core.rollout.group_generator import GroupGenerator, eval_sampling
 from slime_core.rollout.reward_scoring import part_metrics
 from slime_core.rollout.rollout_batch import describe_failures, mean_and_max, solved_generations
 from slime_core.rollout.sampler_components import SamplerComponents
+from slime_core.runtime.progress import Progress
 from slime_core.types import PromptGroup, Sample, Status
 
 
@@ -67,6 +68,18 @@ class Evaluation:
         self._config = config
         self._components = components
         self._sets = {one.name: self._load(one) for one in eval_sets(config)}
+        self._num_done: int | None = None
+
+    def progress(self) -> Progress | None:
+        """How far the evaluation is; None: none runs."""
+        if self._num_done is None:
+            return None
+        total = sum(len(one.groups) for one in self._sets.values())
+        clients = {id(client): client for one in self._sets.values() if (client := one.client) is not None}
+        waiting = waiting_for(
+            [one.collector for one in self._sets.values()], self._components.client, *clients.values()
+        )
+        return Progress(self._num_done, total, "prompts", waiting)
 
     async def run(self, context: GenerateContext, source: DataSource | None) -> dict[str, float]:
         """Score every set with the weights that the engines serve; returns ``eval/...`` metrics.
@@ -85,6 +98,7 @@ class Evaluation:
             return require_metrics(found, who=f"slime_evaluate of {hooks.implementers('slime_evaluate')}")
         metrics: dict[str, float] = {}
         sets: dict[str, EvalSamples] = {}
+        self._num_done = 0
         for name, one in self._sets.items():
             samples = await self._measure(one, context)
             own = one.settings
@@ -95,6 +109,7 @@ class Evaluation:
             metrics |= {f"eval/{name}-left_out": float(one.num_left_out)} if own.longest_prompt else {}
             rewards = [sample.reward_value(own.reward_key) for sample in samples]
             sets[name] = EvalSamples(samples, rewards, [sample.status is Status.TRUNCATED for sample in samples])
+        self._num_done = None
         logged = hooks.results("slime_log_evaluation", step=context.rollout, sets=sets, metrics=metrics)
         return {} if any(logged) else metrics
 
@@ -124,7 +139,9 @@ class Evaluation:
 
         async def collect(group: PromptGroup, limit: int) -> PromptGroup:
             limited = replace(sampling, max_new_tokens=limit, min_new_tokens=min(limit, sampling.min_new_tokens))
-            return await one.collector.collect(context, group, limited)
+            collected = await one.collector.collect(context, group, limited)
+            self._num_done = (self._num_done or 0) + 1
+            return collected
 
         return await run_all(map(collect, copy.deepcopy(one.groups), one.max_new_tokens))
 
@@ -161,6 +178,17 @@ class Evaluation:
             )
         max_in_flight, timeout_s = rollout.sglang_server_concurrency, rollout.rollout_request_timeout_s
         return GenerateClient(url, max_in_flight=max_in_flight, timeout_s=timeout_s)
+
+
+def waiting_for(collectors: Sequence[GroupGenerator], *clients: GenerateClient) -> dict[str, int]:
+    """What the groups of ``collectors`` wait for: requests to engines, samples whose generate function does something
+    else meanwhile, and samples without a reward."""
+    requests = sum(client.num_in_flight for client in clients)
+    generating = sum((Counter(dict(collector.generating)) for collector in collectors), Counter[str]())
+    rewards = sum(collector.dispatcher.num_in_flight for collector in collectors)
+    elsewhere = max(0, generating.total() - requests)
+    names = ", ".join(sorted(name for name, count in generating.items() if count))
+    return {"engines": requests, f"generate function {names}": elsewhere, "rewards": rewards}
 
 
 def _response_limit(one: EvalSet, group: PromptGroup, encoder: PromptEncoder) -> int:

@@ -21,7 +21,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import compress
 from typing import Any
 
@@ -181,6 +181,7 @@ class GroupGenerator:
 
     Attributes:
         dispatcher: calls the reward models, and counts samples without a reward.
+        generating: the samples that a generate function works on, by its name.
     """
 
     def __init__(
@@ -198,6 +199,7 @@ class GroupGenerator:
         self.dispatcher = RewardDispatcher(rollout)
         self._num_retries = rollout.failed_sample_retries if rollout.failed_samples == "retry" else 0
         self._retries: Counter[str] = Counter()
+        self.generating: Counter[str] = Counter()
 
     def prepare_group(self, group: PromptGroup, *, is_stale: bool = False) -> None:
         """Prepare ``group`` for generation: aborted responses resume if the run resumes them; other samples restart.
@@ -231,6 +233,7 @@ class GroupGenerator:
             sampling=sampling,
             hooks=self._hooks,
             dispatcher=self.dispatcher,
+            generating=self.generating,
         )
         samples = await attempt.generate(group)
         if context.evaluation:
@@ -316,6 +319,7 @@ class GroupAttempt:
         context, sampling: the other arguments of ``generator``.
         hooks: called with samples before they are rewarded; None: no hooks.
         dispatcher: calls ``reward``.
+        generating: counts the samples that ``generator`` works on, under its name.
     """
 
     generator: RoutedComponent
@@ -324,6 +328,7 @@ class GroupAttempt:
     sampling: SamplingParams
     hooks: LifecycleHooks | None
     dispatcher: RewardDispatcher
+    generating: Counter[str] = field(default_factory=Counter)
 
     async def generate(self, group: PromptGroup) -> list[Sample]:
         """Generate the unfinished samples of ``group``; return all samples.
@@ -351,6 +356,7 @@ class GroupAttempt:
         finished = [is_finished(sample) for sample in samples]
         parents = Parents.of(samples)
         argument = samples if self.generator.takes_groups else samples[0]
+        self.generating[self.generator.name] += len(samples)
         try:
             with component_boundary(self.generator.plugin, f"generate function {self.generator.name!r}"):
                 answer = await self.generator.component(self.context, argument, self.sampling)
@@ -362,6 +368,8 @@ class GroupAttempt:
             # Samples that were finished before the call keep their response.
             pairs = zip(samples, finished, strict=True)
             answer = [sample if is_done else _failed(sample, failure) for sample, is_done in pairs]
+        finally:
+            self.generating[self.generator.name] -= len(samples)
         made = require_samples(self.generator, answer)
         parents.adopt(made)
         return made

@@ -118,6 +118,11 @@ class GroupSource:
             SlimeError: a group failed.
         """
 
+    @property
+    def num_ready(self) -> int:
+        """Finished groups that the call of :meth:`fill` has not added to its batch yet."""
+        return 0
+
     def raise_failure(self) -> None:
         """Raise the exception of a group that failed, if there is one."""
 
@@ -271,6 +276,11 @@ class GroupScheduler(GroupSource):
         # A resumed run publishes before its first take: groups are then admitted for the rollouts that are not trained.
         self._rollout = max(self._rollout, version - 1)
         self._admit()
+
+    @property
+    def num_ready(self) -> int:
+        """Finished groups for which :meth:`take` waits with others; those of later rollouts do not count."""
+        return min(len(self._finished), self._wanted)
 
     def raise_failure(self) -> None:
         """Raise the first exception of a task, if there is one; every later call raises it again."""

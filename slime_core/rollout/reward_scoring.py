@@ -42,11 +42,15 @@ class RewardDispatcher:
 
     Arguments:
         rollout: says which of several rewards trains, where a row does not.
+
+    Attributes:
+        num_in_flight: samples that wait for a reward.
     """
 
     def __init__(self, rollout: RolloutConfig) -> None:
         self._key = rollout.reward_key
         self._failures: Counter[str] = Counter()
+        self.num_in_flight = 0
 
     async def score(
         self, reward_model: RoutedComponent, samples: list[Sample], *, evaluation: bool = False
@@ -60,7 +64,11 @@ class RewardDispatcher:
         scorable = [sample for sample in samples if is_finished(sample)]
         missing = [sample for sample in scorable if sample.reward is None]
         given = [(sample, sample.reward) for sample in scorable if sample.reward is not None]
-        answers = await reward_model.component.score(missing) if missing else []
+        self.num_in_flight += len(missing)
+        try:
+            answers = await reward_model.component.score(missing) if missing else []
+        finally:
+            self.num_in_flight -= len(missing)
         for sample, answer in zip(missing, answers, strict=True):
             self._settle(sample, answer, f"reward model {reward_model.name!r} returned", evaluation=evaluation)
         for sample, own in given:

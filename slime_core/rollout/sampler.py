@@ -41,7 +41,7 @@ from slime_core.rollout.components import (
     require_metrics,
 )
 from slime_core.rollout.engines.responses import spec_metrics
-from slime_core.rollout.evaluation import Evaluation, pass_rates
+from slime_core.rollout.evaluation import Evaluation, pass_rates, waiting_for
 from slime_core.rollout.group_generator import GroupGenerator, mark_missing_failed, truncates
 from slime_core.rollout.group_scheduler import GroupScheduler, GroupSource, RequeueBuffer
 from slime_core.rollout.rollout_batch import (
@@ -52,6 +52,7 @@ from slime_core.rollout.rollout_batch import (
 from slime_core.rollout.rollout_files import Recorded, read_numbered, rollout_file, write_rollout
 from slime_core.rollout.sampler_components import SamplerComponents, SamplerSettings, make_encoder
 from slime_core.rollout.shards import BatchPlan, batch_metrics, grouped_rewards, loss_masks, make_shards
+from slime_core.runtime.progress import Progress
 from slime_core.track.ledger import LEDGER, PendingGroups, PromptLedger
 from slime_core.track.record import Timeline
 from slime_core.types import PromptGroup, Sample, Status, TrainBatch
@@ -108,6 +109,10 @@ class EvalSampler:
         """Score every evaluation set with the weights that the engines serve; returns ``eval/...`` metrics."""
         return await self.evaluation.run(self._components.context(step, evaluation=True), None)
 
+    def progress(self) -> Progress | None:
+        """How far the evaluation is; None: none runs. Called by another thread."""
+        return self.evaluation.progress()
+
     async def close(self) -> None:
         """Close connections; stop processes."""
         await self.evaluation.close()
@@ -136,6 +141,7 @@ class Sampler(EvalSampler):
         self._collector = self._components.make_collector() if config.debug.generates else None
         self._rollouts = self._make_group_source()
         self._timeline = Timeline(settings.run_folder, "sampler")
+        self._batch: RolloutBatch | None = None  # the rollout that is being collected
         self._last_end_s: float | None = None  # when the last rollout was complete, on time.monotonic's clock
 
     def _make_group_source(self) -> GroupSource:
@@ -204,9 +210,11 @@ class Sampler(EvalSampler):
         )
         if source.is_replay:
             return batch, dict(await source.fill(batch))
+        self._batch = batch
         try:
             source_metrics = dict(await source.fill(batch))
         finally:
+            self._batch = None
             self._components.writer.write("train", rollout, batch.written, dropped=batch.dropped)
         source.prompts.put_back(batch.aborted)
         source_metrics |= self._ledger.close(rollout, source.pending_groups())
@@ -216,6 +224,16 @@ class Sampler(EvalSampler):
             recorded = Recorded(rollout, temperature, batch.trained, batch.lost, self.cursor())
             write_rollout(rollout_file(saved, rollout), recorded)
         return batch, source_metrics
+
+    def progress(self) -> Progress | None:
+        """How far the rollout or the evaluation is; None: neither runs. Called by another thread."""
+        batch, collector = self._batch, self._collector
+        if batch is None or collector is None:
+            return super().progress()
+        done = max(0, batch.wanted - batch.missing) + self._rollouts.num_ready
+        return Progress(
+            min(done, batch.wanted), batch.wanted, "groups", waiting_for([collector], self._components.client)
+        )
 
     def _require_trainable(self, batch: RolloutBatch) -> list[Sample]:
         """The samples that are trained, after the hooks of plugins; at least one a rank and optimizer step."""

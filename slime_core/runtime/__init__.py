@@ -8,11 +8,13 @@
     placement      the placement group, and the placement of each actor in it
     actors         one actor, or a group of actors: started at its placement, called through the methods of its class;
                    stacks and errors of actors on the driver
+    progress       how far a call of an actor is
     waiting        waits for calls, each with a name and a limit; reports late calls; ends some waits on SIGTERM
     device_pool    which role holds the devices
     machine        free resources of this machine, before anything is started
 
 The rule between them: nothing outside this package calls ``ray.get`` or ``ray.wait`` on a started call, a
 :class:`~.actors.Call` that knows its actor. Only :func:`~.waiting.wait` takes its result, so every wait has a name and
-a limit. ``device_pool``, ``layout`` and ``machine`` do not import Ray, except :func:`~.layout.device_of` when called.
+a limit. ``device_pool``, ``layout``, ``machine`` and ``progress`` do not import Ray, except
+:func:`~.layout.device_of` when called.
 """

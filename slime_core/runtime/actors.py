@@ -65,6 +65,7 @@ from slime_core.config.secrets import EngineAccess, engine_access, set_engine_ac
 from slime_core.errors import NodeDied, ProcessDied, RemoteError, SlimeError
 from slime_core.plugins.loading import PROCESS_LOG
 from slime_core.runtime.placement import ActorPlacement
+from slime_core.runtime.progress import Progress
 
 TAIL_LINES = 15
 """Lines kept of a remote traceback: the innermost frames and the message."""
@@ -83,6 +84,15 @@ _NODE = re.compile(r"[Nn]ode has (crashed|died)|[Nn]ode was (terminated|marked d
 
 _CONSTRUCTOR = "error raised in its creation task"
 """Ray's message about an actor whose constructor raised an error (ray 2.60)."""
+
+_UNEXPECTED = "unexpectedly"
+"""Ray's word about a process that ended without being told to (ray 2.60)."""
+
+_CRASH = re.compile(r"\*\*\* (SIG[A-Z]+) received|Fatal Python error: Segmentation fault")
+"""What the handlers of Ray and Python print when a process crashes."""
+
+_EXIT_CODE = re.compile(r"exit code[:=]? (-?\d+)")
+_COMPLAINT = re.compile(r"error|exception|fatal|abort|terminate|traceback|assert|SIG[A-Z]{3}", re.IGNORECASE)
 
 _LOST = (ActorUnavailableError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
 """Errors of Ray that say that a process is gone, besides those of an actor that died."""
@@ -131,13 +141,34 @@ def local_error(error: RayError, *, who: str) -> SlimeError:
         )
     if isinstance(error, ActorDiedError):
         kind = RemoteError if _CONSTRUCTOR in str(error) else ProcessDied
-        return SealedError.open(str(error)) or kind(
-            "\n".join([f"{who} died.", _tail(str(error)), *last_words(str(error), _logs())])
-        )
+        output = last_words(str(error), _logs())
+        if kind is ProcessDied and _UNEXPECTED in str(error):
+            return ProcessDied("\n".join([f"{who} died. {_cause_of_death(str(error), output)}", *_complaints(output)]))
+        return SealedError.open(str(error)) or kind("\n".join([f"{who} died.", _tail(str(error)), *output]))
     if isinstance(error, GetTimeoutError):
         return RemoteError(f"{who} did not hand over its result in time.\n{_tail(str(error))}")
     kind = ProcessDied if isinstance(error, _LOST) else RemoteError
     return kind(f"{who} is lost ({type(error).__name__}).\n{_tail(str(error))}")
+
+
+def _cause_of_death(message: str, output: Sequence[str]) -> str:
+    """One sentence about the process in Ray's ``message``. Ray does not report the signal that ended a process, but a
+    process that crashes prints it, so what ends one in silence is SIGKILL, or an exit of its code."""
+    pid, text = _PID.search(message), "\n".join(output)
+    process = "Its process" if pid is None else f"Its process {pid[1]}"
+    if (crash := _CRASH.search(text)) is not None:
+        return f"{process} crashed with {crash[1] or 'SIGSEGV'}."
+    if (code := _EXIT_CODE.search(message)) is not None:
+        return f"{process} exited with code {code[1]}."
+    return (
+        f"{process} was killed by SIGKILL, or exited without a word; often it was the kernel's out-of-memory killer "
+        "(dmesg says so)."
+    )
+
+
+def _complaints(output: Sequence[str]) -> Sequence[str]:
+    """``output`` if it speaks of an error; the warnings of an ordinary process explain nothing."""
+    return output if any(_COMPLAINT.search(line) for line in output[1:]) else ()
 
 
 def last_words(message: str, logs: Path | None) -> list[str]:
@@ -283,12 +314,17 @@ def _in_group(group: str, method: Callable[P, R]) -> Callable[P, R]:
 
 
 class Watched:
-    """Base of every actor class: both methods answer at once, whatever the actor's main thread does."""
+    """Base of every actor class: its methods answer at once, whatever the actor's main thread does."""
 
     @control
     def stacks(self) -> str:
         """The stacks of every thread and task of the actor."""
         return f"process {os.getpid()} on {socket.gethostname()}\n{process_stacks()}"
+
+    @control
+    def progress(self) -> Progress | None:
+        """How far the call is that the actor works on; None: unknown."""
+        return None
 
     @control
     def ping(self) -> int:

@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,7 +58,7 @@ from slime_core.runtime.layout import device_of, requested_layout, require_devic
 from slime_core.runtime.machine import cpu_threads, rank_environment
 from slime_core.runtime.placement import ActorPlacement, Placement, nearest_ranks, place
 from slime_core.runtime.session import Session, head_address, inspect_nodes, require_inputs
-from slime_core.runtime.waiting import RunWait, Terminated, Termination
+from slime_core.runtime.waiting import RunWait, Terminated, Termination, stacks_on_request
 from slime_core.track.record import RunRecord
 from slime_core.track.track import Track
 from slime_core.weights import PublisherSettings
@@ -165,7 +166,7 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
     """
     hooks = LifecycleHooks(job.registry, place=Place.DRIVER, options=job.options)
     ranks = job.config.num_started_ranks
-    with processes(job, learner_ranks=ranks, warn=track.warn, failures=hooks.failures) as started:
+    with processes(job, learner_ranks=ranks, warn=track.warn, note=track.note, failures=hooks.failures) as started:
         with track.timer("start"):
             started.servers.start()
             learner, devices = started.start_learner(track.record.checkpoints)
@@ -183,6 +184,7 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
                 for unclaimed in unclaimed_states(resume.state.plugin_states, job.registry):
                     track.warn(unclaimed)
                 state = replace(resume.state, plugins=state.plugins)
+            track.record.begin()
             config = _loop_config(
                 job.config, evaluates_start=resume is not None and _has_lost_evaluation(job.config, track, state.step)
             )
@@ -287,10 +289,16 @@ DELAYED_SIGNALS = 1
 
 
 @contextmanager
-def processes(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) -> Iterator[Processes]:
-    """Provide a Ray cluster and a placement for the processes of ``job``; end all of them after the block."""
+def processes(
+    job: Job, *, learner_ranks: int, warn: Warn, failures: Failures, note: Warn | None = None
+) -> Iterator[Processes]:
+    """Provide a Ray cluster and a placement for the processes of ``job``; end all of them after the block.
+
+    Arguments:
+        note: receives a line about what takes long and moves; None: ``warn``.
+    """
     cluster = job.config.cluster
-    with DelayedInterrupts() as interrupts, ExitStack() as stack:
+    with DelayedInterrupts() as interrupts, stacks_on_request(), ExitStack() as stack:
         try:
             stack.callback(remove_drafts, job.folder / "checkpoints")  # when no process is left that writes one
             namespace = f"slime-{os.getpid()}-{time.time_ns()}"
@@ -312,11 +320,11 @@ def processes(job: Job, *, learner_ranks: int, warn: Warn, failures: Failures) -
                 require_inputs(placement.nodes, job.inputs)
             resolved = cluster.model_copy(update={"device": "cuda" if device == "gpu" else "cpu"})
             job = replace(job, config=job.config.model_copy(update={"cluster": resolved}))
-            started = Processes(job, placement, warn=warn, failures=failures, check=session.check_alive)
+            started = Processes(job, placement, warn=warn, note=note, failures=failures, check=session.check_alive)
             stack.callback(session.end_in_order, started.servers.stop)
             yield started
         finally:
-            interrupts.delay()
+            interrupts.delay(interrupted=isinstance(sys.exception(), KeyboardInterrupt))
 
 
 class Processes:
@@ -337,6 +345,7 @@ class Processes:
         warn: Warn,
         failures: Failures,
         check: Callable[[], None] | None = None,
+        note: Warn | None = None,
     ) -> None:
         self._job = job
         self._placement = placement
@@ -349,7 +358,7 @@ class Processes:
             Restarts(job.config.engine.engine_max_restarts, warn=warn) if job.config.restarts_engines else None
         )
         background = (self._monitors, self._starting)
-        self._wait = RunWait(job.config.watch, warn, also=background, recovery=self._restarts, check=check)
+        self._wait = RunWait(job.config.watch, warn, also=background, recovery=self._restarts, check=check, note=note)
         self._eval_sampler: Actor[SamplerActor] | None = None
         self._address = head_address()
         site = Site(
@@ -498,7 +507,8 @@ class DelayedInterrupts:
 
     - The first signal prints a message. After the block it becomes a ``KeyboardInterrupt``, unless the block raised an
       error after which a run does not restart: that error is raised.
-    - The second signal raises ``KeyboardInterrupt`` at once.
+    - The second signal raises ``KeyboardInterrupt`` at once. If an interrupt began the clean-up, Ctrl-C counts as the
+      second one; SIGTERM does not, because `timeout` and systemd send it twice, to the process and to its group.
     - A signal that was ignored before, such as Ctrl-C in the background of a shell, stays ignored.
     - In a thread other than the main one, where Python handles no signals, nothing is delayed.
     """
@@ -506,12 +516,18 @@ class DelayedInterrupts:
     def __init__(self) -> None:
         self._handlers: dict[signal.Signals, Any] = {}
         self._num_signals = 0
+        self._is_interrupted = False
 
     def __enter__(self) -> Self:
         return self
 
-    def delay(self) -> None:
-        """Delay signals from here on."""
+    def delay(self, *, interrupted: bool = False) -> None:
+        """Delay signals from here on.
+
+        Arguments:
+            interrupted: an interrupt is why the run stops.
+        """
+        self._is_interrupted = interrupted
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(number) is not signal.SIG_IGN:
@@ -527,6 +543,7 @@ class DelayedInterrupts:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._num_signals += 1
-        if self._num_signals > DELAYED_SIGNALS:
+        is_second = self._is_interrupted and number == signal.SIGINT
+        if is_second or self._num_signals > DELAYED_SIGNALS:
             raise KeyboardInterrupt
         os.write(STDERR, STOPPING)  # the signal may have interrupted a print()

@@ -16,6 +16,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from slime_core.errors import PlacementError
 from slime_core.runtime.layout import Capacity, Layout, PlacedBundle, Plan, assign, plan
 
+SLICE_S = 1.0
+"""Longest wait in Ray's own code between two looks at Ctrl-C."""
+
 
 @dataclass(frozen=True, slots=True)
 class ActorPlacement:
@@ -80,7 +83,11 @@ def place(layout: Layout, *, timeout_s: float = 60.0) -> Placement:
     wanted = plan(layout, capacity=capacity())
     name = f"slime-{os.getpid()}-{time.time_ns()}"  # unique, as Ray wants it; other jobs read it
     group = placement_group([dict(wanted.bundle) for _ in range(layout.bundles)], strategy="PACK", name=name)
-    if not group.wait(timeout_s):
+    # In slices: Ray waits in native code, and Ctrl-C would come only at the end.
+    deadline_s = time.monotonic() + timeout_s
+    while not (is_placed := group.wait(SLICE_S)) and time.monotonic() < deadline_s:
+        pass
+    if not is_placed:
         remove_placement_group(group)
         free = ray.available_resources()
         raise PlacementError(

@@ -1,9 +1,11 @@
 """Waits for calls of actors: each wait has a name, reports late calls, and has a limit.
 
-A silent hang is the most common complaint about distributed training. So after ``warn_after_s`` a wait reports the
-pending calls, for how long they run, and the stacks of their actors (read through the actors' control threads); after
-``fail_after_s`` it raises the same as an error. An actor that died or raised ends the wait at once, even while other
-actors are still working, and so does a background task that failed. Waiting happens in short slices, so Ctrl-C works.
+A silent hang is the most common complaint about distributed training. So after ``warn_after_s`` a wait reports in one
+line how far its calls are, what they wait for and for how long. If nothing has moved for half of ``fail_after_s``, or
+the user sends SIGUSR1 (:func:`stacks_on_request`), it reports the stacks of the actors, read through their control
+threads; after ``fail_after_s`` it raises them as an error. An actor that died or raised ends the wait at once, even
+while other actors are still working, and so does a background task that failed. Waiting happens in short slices, so
+Ctrl-C works.
 
 :class:`Termination` is about SIGTERM, which schedulers send before they end a job: the run saves what it trained, and
 ends. The weights belong to a whole number of rollouts while the run waits for the sampler, and only then. So the signal
@@ -13,11 +15,12 @@ ends these waits and no other; the loop knows nothing of it.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol, Self, TypeVar
@@ -28,11 +31,18 @@ from ray.exceptions import RayError
 from slime_core.config.schema import WatchConfig
 from slime_core.errors import DEATHS, ProcessDied, SlimeError, WaitTimeout
 from slime_core.runtime.actors import Call, Ref, Watched, local_error
+from slime_core.runtime.progress import Progress
 
 R = TypeVar("R")
 
 WARN_AFTER_S = 60.0
 """Seconds after which a wait is reported first; then again whenever the time waited has doubled."""
+
+LONGEST_SILENCE = 10
+"""Reports are at most this many times ``warn_after_s`` apart."""
+
+SHOWN_CALLS = 6
+"""Pending calls that one line names."""
 
 FAIL_AFTER_S = 1800.0
 """Seconds after which a wait is an error: longer than a collective's own limit in torch (10 to 30 minutes)."""
@@ -42,6 +52,9 @@ SLICE_S = 0.5
 
 STACKS_LIMIT_S = 3.0
 """An actor whose control threads do not answer within this many seconds holds its interpreter, or has not started."""
+
+PROGRESS_LIMIT_S = 1.0
+"""An actor that does not say within this many seconds how far it is has unknown progress."""
 
 CAUSE_LIMIT_S = 1.0
 """A server that dies makes its clients fail; within this many seconds either of the two failures may arrive first."""
@@ -79,6 +92,7 @@ def wait(
     warn_after_s: float = WARN_AFTER_S,
     fail_after_s: float = FAIL_AFTER_S,
     on_warn: Callable[[str], None] = log.warning,
+    on_progress: Callable[[str], None] | None = None,
 ) -> list[R]:
     """Wait until all ``calls`` have ended; return their results in their order.
 
@@ -89,14 +103,22 @@ def wait(
         check: called every half second; its error ends the wait.
         warn_after_s: report after this many seconds, and again at 2, 4, 8 times that.
         fail_after_s: give up after this many seconds.
-        on_warn: receives each report: the pending calls, and the stacks of their actors.
+        on_warn: receives each report of a wait in which nothing moves: the pending calls; after half of
+            ``fail_after_s``, or on request, the stacks of their actors.
+        on_progress: receives each report of a wait that moves; None: ``on_warn``.
 
     Raises:
         SlimeError: the first error of a call, as it was raised there.
         RemoteError: a call failed otherwise, or its actor died.
         WaitTimeout: ``fail_after_s`` have passed; lists the pending calls with stacks.
     """
-    watch = _Watch(what=what, warn_after_s=warn_after_s, fail_after_s=fail_after_s, on_warn=on_warn)
+    watch = _Watch(
+        what=what,
+        warn_after_s=warn_after_s,
+        fail_after_s=fail_after_s,
+        on_warn=on_warn,
+        on_progress=on_progress or on_warn,
+    )
     waiting: dict[Ref[Any], Call[object]] = {call.ref: call for call in calls}
     background: dict[Ref[Any], Call[object]] = {call.ref: call for call in also if call.ref not in waiting}
     results: dict[Ref[Any], Any] = {}
@@ -147,6 +169,7 @@ class RunWait:
         also: lists of background calls whose failure ends any wait, such as engine monitors; calls that are added to
             the lists later count too.
         recovery, check: as in :func:`wait`.
+        note: receives the report of a wait that takes long and moves; None: ``warn``.
     """
 
     limits: WatchConfig
@@ -154,6 +177,7 @@ class RunWait:
     also: Sequence[Sequence[Call[object]]] = ()
     recovery: Recovery | None = None
     check: Callable[[], None] | None = None
+    note: Callable[[str], None] | None = None
 
     def __call__(self, calls: Sequence[Call[R]], /, *, what: str) -> list[R]:
         """Wait for ``calls``, as :func:`wait` does."""
@@ -166,33 +190,114 @@ class RunWait:
             warn_after_s=self.limits.wait_warn_s,
             fail_after_s=self.limits.wait_fail_s,
             on_warn=self.warn,
+            on_progress=self.note,
         )
 
 
 class _Watch:
-    def __init__(self, *, what: str, warn_after_s: float, fail_after_s: float, on_warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        *,
+        what: str,
+        warn_after_s: float,
+        fail_after_s: float,
+        on_warn: Callable[[str], None],
+        on_progress: Callable[[str], None],
+    ) -> None:
         self.what = what
+        self.warn_after_s = warn_after_s
         self.fail_after_s = fail_after_s
         self.on_warn = on_warn
+        self.on_progress = on_progress
         self.started_s = time.monotonic()
-        self.next_warning_s = warn_after_s
+        self.next_report_s = warn_after_s
+        self.num_done: tuple[int, int] | None = None
+        self.moved_s = 0.0  # when the number of finished parts was last seen to rise
 
     def waited_s(self) -> float:
         return time.monotonic() - self.started_s
 
     def slice_s(self) -> float:
-        due_s = min(self.next_warning_s, self.fail_after_s) - self.waited_s()
+        due_s = min(self.next_report_s, self.fail_after_s) - self.waited_s()
         return max(0.0, min(SLICE_S, due_s))
 
     def look(self, pending: Iterable[Call[object]], *, finished: int) -> None:
         waited_s = self.waited_s()
-        if waited_s < min(self.next_warning_s, self.fail_after_s):
+        if _stacks_requested.is_set():
+            _stacks_requested.clear()
+            self.on_warn(self._report(list(pending), finished, with_stacks=True))
             return
-        late = _report(self.what, waited_s, finished, list(pending))
+        if waited_s < min(self.next_report_s, self.fail_after_s):
+            return
+        calls = list(pending)
         if waited_s >= self.fail_after_s:
-            raise WaitTimeout(f"{late}\nGave up after {self.fail_after_s:g} s.")
-        self.next_warning_s = 2 * max(waited_s, self.next_warning_s)
-        self.on_warn(late)
+            report = self._report(calls, finished, with_stacks=True)
+            raise WaitTimeout(f"{report}\nGave up after {self.fail_after_s:g} s.")
+        self.next_report_s = waited_s + min(max(waited_s, self.warn_after_s), LONGEST_SILENCE * self.warn_after_s)
+        progress = _collect_progress(calls)
+        num_done = (finished, 0 if progress is None else progress.done)
+        has_moved = num_done > (self.num_done or (0, 0))
+        if has_moved:
+            self.num_done, self.moved_s = num_done, waited_s
+        stands_still = waited_s - self.moved_s >= self.fail_after_s / 2
+        tell = self.on_progress if has_moved else self.on_warn
+        tell(self._report(calls, finished, progress=progress, with_stacks=stands_still))
+
+    def _report(
+        self, pending: Sequence[Call[object]], finished: int, *, progress: Progress | None = None, with_stacks: bool
+    ) -> str:
+        """One line about the wait; with stacks, then those of each pending call."""
+        waited_s = self.waited_s()
+        line = f"Waiting for {self.what} for {waited_s:.0f} s; "
+        if progress is not None:
+            line += f"{progress}{_time_left(progress, waited_s)}"
+        else:
+            names = [call.who for call in pending]
+            more = f" and {len(names) - SHOWN_CALLS} more" if len(names) > SHOWN_CALLS else ""
+            line += f"{finished} done, pending: {', '.join(names[:SHOWN_CALLS])}{more}"
+        if not with_stacks:
+            return f"{line} (kill -USR1 {os.getpid()} shows what each process does)"
+        stacks = _collect_stacks(pending)
+        lines = [line]
+        for call in pending:
+            lines += [f"  {call}", *(f"    {text}" for text in stacks[call.who].splitlines())]
+        return "\n".join(lines)
+
+
+def _time_left(progress: Progress, waited_s: float) -> str:
+    """How long the rest takes if it takes as long as what is done; empty: nothing is."""
+    if not 0 < progress.done < progress.total:
+        return ""
+    return f", about {waited_s / progress.done * (progress.total - progress.done):.0f} s left"
+
+
+def _collect_progress(pending: Sequence[Call[object]]) -> Progress | None:
+    """The progress of the first of these calls whose actor knows it."""
+    asked = [call.actor.start(Watched.progress).ref for call in pending[:SHOWN_CALLS] if call.actor is not None]
+    answered = ray.wait(asked, num_returns=len(asked), timeout=PROGRESS_LIMIT_S)[0] if asked else []
+    for ref in answered:
+        with suppress(RayError):
+            found: Progress | None = ray.get(ref)
+            if found is not None:
+                return found
+    return None
+
+
+_stacks_requested = threading.Event()
+
+
+@contextmanager
+def stacks_on_request() -> Iterator[None]:
+    """Context in which SIGUSR1 makes the current wait, or the next one, report the stacks of what it waits for."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGUSR1, lambda *_: _stacks_requested.set())
+    try:
+        yield
+    finally:
+        _stacks_requested.clear()
+        signal.signal(signal.SIGUSR1, before)
 
 
 def _ready(refs: list[Ref[Any]], *, within_s: float) -> list[Ref[Any]]:
@@ -230,16 +335,6 @@ def _raise_cause(others: dict[Ref[Any], Call[object]], recovery: Recovery | None
                 is_cause = ref not in own or isinstance(error, ProcessDied)
                 if is_cause and (recovery is None or not recovery.accept(call, error)):
                     raise
-
-
-def _report(what: str, waited_s: float, finished: int, pending: Sequence[Call[object]]) -> str:
-    """One line about the wait, then the stacks of each pending call."""
-    stacks = _collect_stacks(pending)
-    names = ", ".join(call.who for call in pending)
-    lines = [f"Waiting for {what} for {waited_s:.0f} s; {finished} done, pending: {names}"]
-    for call in pending:
-        lines += [f"  {call}", *(f"    {line}" for line in stacks[call.who].splitlines())]
-    return "\n".join(lines)
 
 
 def _collect_stacks(pending: Sequence[Call[object]]) -> Mapping[str, str]:

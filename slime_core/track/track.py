@@ -14,8 +14,8 @@
 docstring), not the place of the call.
 
 Listeners receive events, which are frozen records: ``StepFinished(step=3, metrics={"train/loss": 0.1})``. Trackers and
-displays do not end a run: :class:`Observer` counts their failures and leaves them out after three. A tracker that cannot
-start is left out at once.
+displays do not end a run: :class:`Observer` counts their failures and leaves them out after three. A tracker that
+cannot start is left out at once.
 """
 
 from __future__ import annotations
@@ -75,7 +75,14 @@ class Warned:
     message: str
 
 
-Event = PhaseStarted | StepFinished | EvalFinished | RunFinished | Warned
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A line for the user about something that goes well and takes long."""
+
+    message: str
+
+
+Event = PhaseStarted | StepFinished | EvalFinished | RunFinished | Warned | Noted
 Listener = Callable[[Event], None]
 
 
@@ -293,6 +300,10 @@ class Track:
         """Emit a warning to the listeners."""
         self.emit(Warned(message))
 
+    def note(self, message: str) -> None:
+        """Emit a line about something that takes long."""
+        self.emit(Noted(message))
+
     def emit(self, event: Event) -> None:
         """Call every listener with ``event``, except those that have failed too often."""
         for listener, observer in self._listeners:
@@ -300,7 +311,8 @@ class Track:
 
     def close(self, error: BaseException | None = None) -> None:
         """Write pending evaluations as rows of their own, and close all trackers with ``error``."""
-        self._flush_evaluations(before=None)
+        if self.record.has_begun:
+            self._flush_evaluations(before=None)
         for sink, observer in self._sinks:
             self._observer(observer.name).call(sink.close, error)  # one that is off is closed too
         self.emit(RunFinished(time.monotonic() - self._started_s))
@@ -343,15 +355,18 @@ class TensorBoard:
 
         self._events, self._summaries = event_pb2, summary_pb2
         self._writer = EventFileWriter(str(directory))
-        if resumed_step is not None:
-            started = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=resumed_step, session_log=started))
+        self._hidden_from = resumed_step
 
     def start(self, run: object) -> None:
         """The constructor has opened the event file."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one event and flush it: a step takes long enough for its row to be worth seeing."""
+        if self._hidden_from is not None:  # with the first row: a resume that is refused hides nothing
+            started = self._events.SessionLog(status=self._events.SessionLog.START)
+            event = self._events.Event(wall_time=time.time(), step=self._hidden_from, session_log=started)
+            self._writer.add_event(event)
+            self._hidden_from = None
         summary = self._summaries.Summary
         values = [summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._writer.add_event(self._events.Event(wall_time=time.time(), step=step, summary=summary(value=values)))

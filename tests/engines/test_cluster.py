@@ -13,7 +13,6 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -27,7 +26,7 @@ from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, Watched, 
 from slime_core.runtime.layout import Layout
 from slime_core.runtime.placement import Placement, place
 from slime_core.runtime.session import Session
-from slime_core.runtime.waiting import Terminated, Termination, has_ended, wait
+from slime_core.runtime.waiting import Terminated, Termination, has_ended, stacks_on_request, wait
 from tests.processes import children, left_of, words
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the actors' processes cannot import test files
@@ -165,30 +164,26 @@ def test_a_constructor_that_fails_otherwise_is_a_remote_error(ray_session: Sessi
         wait([actor.start(Worker.answer)], what="a misfit")
 
 
-def test_a_late_call_is_reported_with_the_stack_of_who_is_pending(
-    workers: ActorGroup[Worker], signal_file: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_late_call_is_one_line_and_with_sigusr1_the_stack_of_who_is_pending(
+    workers: ActorGroup[Worker], signal_file: Path
 ) -> None:
-    seen: list[tuple[str, int, str]] = []
-    waited_s: list[float] = []
-    make_report = waiting._report
-
-    def report(what: str, waited: float, finished: int, pending: list[Call[object]]) -> str:
-        seen.append((what, finished, pending[0].who))
-        waited_s.append(waited)
-        return make_report(what, waited, finished, pending)
+    reports: list[str] = []
 
     def look(late: str) -> None:
-        if len(seen) > 1 and "in wait_for_file" in late:
+        reports.append(late)
+        if "in wait_for_file" in late:
             signal_file.touch()
-
-    monkeypatch.setattr(waiting, "_report", report)
+        else:
+            os.kill(os.getpid(), signal.SIGUSR1)
 
     done = workers[0].start(Worker.add, 1)
     wait([done], what="the first")
     calls = [done, workers[1].start(Worker.wait_for_file, str(signal_file))]
-    assert wait(calls, what="a file", warn_after_s=0.5, on_warn=look) == [1, "rested"]
-    assert set(seen) == {("a file", 1, "rank 1")}
-    assert all(later >= 2 * earlier for earlier, later in pairwise(waited_s))
+    with stacks_on_request():
+        assert wait(calls, what="a file", warn_after_s=0.5, on_warn=look) == [1, "rested"]
+    assert "\n" not in reports[0]
+    assert all(part in reports[0] for part in ("a file", "1 done", "rank 1"))
+    assert "in wait_for_file" in reports[-1]
 
 
 def test_a_wait_that_outlives_its_limit_says_who_and_where(

@@ -149,6 +149,11 @@ class GenerateClient:
             send_key_to(url)
         return url
 
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that an engine has not answered, those included that wait in the client."""
+        return self._in_flight.num_inside
+
     def aborting(self) -> AbstractAsyncContextManager[None]:
         """Context manager: requests end as aborted while it is active. Those in flight return the tokens that they
         have, waiting and new ones return none."""
@@ -269,14 +274,22 @@ class InFlightLimit:
     """
 
     def __init__(self, places: int) -> None:
+        self.num_inside = 0
+        """Blocks that run or wait to run."""
         self._free = asyncio.Queue[None]()
         for _ in range(places):
             self._free.put_nowait(None)
 
     async def __aenter__(self) -> None:
-        await self._free.get()
+        self.num_inside += 1
+        try:
+            await self._free.get()
+        except BaseException:
+            self.num_inside -= 1
+            raise
 
     async def __aexit__(self, *_: object) -> None:
+        self.num_inside -= 1
         self._free.put_nowait(None)
 
 

@@ -55,6 +55,7 @@ class FakeClient:
     requests: list[tuple[str, SamplingParams, int]] = field(default_factory=list)
     made_with: dict[str, Any] = field(default_factory=dict)
     closed: bool = False
+    num_in_flight: int = 0
 
     async def generate(
         self, input_ids: list[int], *, sampling: SamplingParams, n: int = 1, session: None = None
@@ -671,3 +672,47 @@ async def test_closing_closes_the_client(build):
     sampler, client = build(GOOD)
     await sampler.close()
     assert client.closed
+
+
+async def test_the_progress_of_a_rollout_counts_groups_and_what_the_others_wait_for(build, monkeypatch):
+    sampler, client = build(GOOD)
+    asked, answered = asyncio.Event(), asyncio.Event()
+    generate = client.generate
+
+    async def slow(input_ids: list[int], **options: Any) -> list[Generation]:
+        if input_ids[0] == digits("2")[0]:
+            client.num_in_flight += 1
+            asked.set()
+            await answered.wait()
+            client.num_in_flight -= 1
+        return await generate(input_ids, **options)
+
+    monkeypatch.setattr(client, "generate", slow)
+    assert sampler.progress() is None
+    rollout = asyncio.create_task(sampler.sample(0))
+    await asked.wait()
+    while (progress := sampler.progress()) is not None and not progress.done:
+        await asyncio.sleep(0)
+    assert progress is not None
+    assert (progress.done, progress.total, progress.unit) == (1, 2, "groups")
+    assert progress.waiting_for["engines"] == client.num_in_flight
+    assert progress.waiting_for["rewards"] == 0
+    answered.set()
+    await rollout
+    assert sampler.progress() is None
+
+
+async def test_the_progress_of_an_evaluation_counts_prompts(build, monkeypatch):
+    sampler, client = build(GOOD, kind=EvalSampler)
+    seen = []
+    generate = client.generate
+
+    async def looks(input_ids: list[int], **options: Any) -> list[Generation]:
+        seen.append(sampler.progress())
+        return await generate(input_ids, **options)
+
+    monkeypatch.setattr(client, "generate", looks)
+    assert sampler.progress() is None
+    await sampler.evaluate(0)
+    assert {(one.total, one.unit) for one in seen} == {(2, "prompts")}
+    assert sampler.progress() is None

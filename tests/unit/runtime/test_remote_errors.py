@@ -59,13 +59,59 @@ def test_the_last_lines_of_a_process_that_died_are_reported(tmp_path: Path, monk
     log.write_text(":job_id:01000000\n:actor_name:LearnerActor\n\n1\n2\nterminate called: out of memory\n")
     (logs / "worker-cd-01000000-14711.err").write_text("of another process\n")
     monkeypatch.setattr(worker, "_global_node", SimpleNamespace(get_session_dir_path=lambda: str(tmp_path)))
-    cause = ActorDiedErrorContext(actor_id=bytes(16), class_name="LearnerActor", pid=4711, error_message="It is gone.")
-    error = local_error(ActorDiedError(cause), who="learner rank 1: train()")
+    error = local_error(ActorDiedError(killed()), who="learner rank 1: train()")
     assert type(error) is ProcessDied
     message = str(error)
     first, *middle = message.splitlines()
-    assert first == "learner rank 1: train() died."
-    assert middle[-4:] == [f"The last lines of {log}:", "  1", "  2", "  terminate called: out of memory"]
+    assert first.startswith("learner rank 1: train() died.")
+    assert middle == [f"The last lines of {log}:", "  1", "  2", "  terminate called: out of memory"]
+
+
+KILLED = (
+    "The actor died unexpectedly before finishing this task.\nThe actor is dead because its worker process has died. "
+    "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code 2. End "
+    "of file. There are some potential root causes."
+)
+"""What ray 2.60 says after the process of an actor was killed."""
+
+
+def killed(message: str = KILLED) -> ActorDiedErrorContext:
+    return ActorDiedErrorContext(actor_id=bytes(16), class_name="LearnerActor", pid=4711, error_message=message)
+
+
+@pytest.mark.parametrize(
+    ("printed", "message", "named"),
+    [
+        ("", KILLED, "SIGKILL"),
+        ("FutureWarning: this goes away\n[rank1] compiled in 3 s\n", KILLED, "SIGKILL"),
+        ("", f"{KILLED} Worker exits with an exit code 7.", "code 7"),
+    ],
+)
+def test_a_process_that_was_killed_is_one_line_with_its_signal(
+    printed: str, message: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "worker-ab-01000000-4711.err").write_text(printed)
+    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(get_session_dir_path=lambda: str(tmp_path)))
+    error = local_error(ActorDiedError(killed(message)), who="learner rank 1: train()")
+    assert type(error) is ProcessDied
+    assert "\n" not in str(error)
+    assert all(part in str(error) for part in ("learner rank 1: train() died.", "4711", named))
+
+
+@pytest.mark.parametrize(
+    ("printed", "named"),
+    [("*** SIGSEGV received at time=1 on cpu 0 ***\nPC: @ 0x7f\n", "SIGSEGV"), ("*** SIGABRT received\n", "SIGABRT")],
+)
+def test_a_crash_is_named_with_what_the_process_printed(
+    printed: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "worker-ab-01000000-4711.err").write_text(printed)
+    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(get_session_dir_path=lambda: str(tmp_path)))
+    first, *lines = str(local_error(ActorDiedError(killed()), who="learner rank 1: train()")).splitlines()
+    assert named in first
+    assert len(lines) == 1 + printed.count("\n")
 
 
 def test_a_constructor_that_raised_an_error_is_no_death() -> None:

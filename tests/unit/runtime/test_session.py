@@ -194,8 +194,9 @@ def test_a_dead_service_of_its_own_cluster_is_the_death_of_ray(
 def test_an_agent_ends_with_its_raylet_and_keeps_its_command_line() -> None:
     agent = [sys.executable, "-c", GREETING, "--log-dir=/tmp/a b"]
     word = f"--dashboard_agent_command={subprocess.list2cmdline(agent)}"
-    command = shlex.split(session._dying_with_raylet(word).partition("=")[2])
-    assert session._dying_with_raylet("--session_dir=/tmp/x") == "--session_dir=/tmp/x"
+    command = shlex.split(session._changed_for_run(word).partition("=")[2])
+    assert session._changed_for_run("--session_dir=/tmp/x") == "--session_dir=/tmp/x"
+    assert session._changed_for_run("--num_prestart_python_workers=16") == "--num_prestart_python_workers=0"
     raylet = subprocess.Popen(
         [sys.executable, "-c", START_AND_WAIT, *command], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
     )
@@ -216,3 +217,57 @@ os.environ["RAY_RAYLET_PID"] = str(os.getpid())
 print(subprocess.Popen(sys.argv[1:]).pid, flush=True)
 sys.stdin.read()
 """
+
+
+STUCK = """
+import ctypes, os, signal, subprocess, sys
+import ray
+from slime_core.runtime import session
+
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.default_int_handler)
+
+def init(**_):
+    service = subprocess.Popen(["sleep", "600"])
+    print(service.pid, flush=True)
+    # As Ray's own start does: native code that holds the interpreter, and that no signal interrupts.
+    lock = ctypes.create_string_buffer(64)
+    native = ctypes.PyDLL(None)
+    native.pthread_mutex_lock(lock)
+    native.pthread_mutex_lock(lock)
+
+ray.init = init
+session.START_LIMIT_S = float(sys.argv[1])
+session.Session("local", namespace="test").__enter__()
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "signals", "message"),
+    [(0.5, [], "raylet.out"), (600, [signal.SIGINT], "interrupted"), (600, [signal.SIGTERM, signal.SIGINT], "interru")],
+    ids=["too late", "Ctrl-C", "a second signal"],
+)
+def test_a_start_of_ray_that_holds_the_interpreter_ends_with_one_line_and_without_services(
+    limit_s: float, signals: list[signal.Signals], message: str
+) -> None:
+    words = [sys.executable, "-c", STUCK, str(limit_s)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        service = int(process.stdout.readline())
+        for number in signals:
+            process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    assert message in errors
+    assert len(errors.splitlines()) == 1
+    assert left_of(service) == []
+
+
+def test_a_start_of_ray_leaves_no_guard_and_no_wakeup(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = psutil.Process().children()
+    with session._guarded_start(600):
+        (guard,) = [child for child in psutil.Process().children() if child not in before]
+    assert left_of(guard.pid) == []
+    wakeup = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(wakeup)
+    assert wakeup == -1

@@ -1,4 +1,4 @@
-"""A second Ctrl-C does not interrupt the clean-up of a run; a third one does."""
+"""A signal during the clean-up of a run waits for its end, unless it is the second one."""
 
 from __future__ import annotations
 
@@ -52,6 +52,23 @@ def test_the_second_one_ends_at_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         taken_down(signal.SIGINT, signal.SIGTERM, done=done)
     assert done == []
+
+
+@pytest.mark.parametrize(("number", "is_delayed"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
+def test_after_an_interrupt_ctrl_c_is_the_second_signal_and_sigterm_is_not(
+    number: signal.Signals, is_delayed: bool
+) -> None:
+    done: list[str] = []
+
+    def interrupted() -> None:
+        with DelayedInterrupts() as interrupts:
+            interrupts.delay(interrupted=True)
+            signal.raise_signal(number)
+            done.append("all")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert done == ["all"] * is_delayed
 
 
 def test_an_ignored_signal_stays_ignored() -> None:
