@@ -208,7 +208,7 @@ def _declarations(registry: Registry) -> dict[str, Any]:
             {
                 "hook": hook,
                 "places": [place.value for place in LIFECYCLE_HOOKS[hook].places],
-                "policy": LIFECYCLE_HOOKS[hook].policy,
+                "policy": "observer" if one.observes else LIFECYCLE_HOOKS[hook].policy,
                 "at": _place_of(one.function),
             }
             for hook, found in registry.lifecycle.items()
@@ -242,15 +242,19 @@ def _page(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"    {'':<28} {option['help']}"
     yield from _listed(
         "hooks of the run's life",
-        (f"{row['hook']:<28} {_where_called(row['hook'])}; {row['at']}" for row in found["hooks"]),
+        (f"{row['hook']:<28} {_where_called(row['hook'], row['policy'])}; {row['at']}" for row in found["hooks"]),
     )
 
 
-def _where_called(hook: str) -> str:
-    """The processes that call a hook of the run's life, and what its failure means."""
+def _where_called(hook: str, policy: str = "") -> str:
+    """The processes that call a hook of the run's life, and what its failure means.
+
+    Arguments:
+        policy: of one implementation, which may be marked as an observer; empty: of the hook.
+    """
     lifecycle = LIFECYCLE_HOOKS[hook]
     places = ["every rank" if place is Place.RANK else place.value for place in lifecycle.places]
-    return f"on {', '.join(places)}; {lifecycle.policy}"
+    return f"on {', '.join(places)}; {policy or lifecycle.policy}"
 
 
 def _place_of(function: Any) -> str:
@@ -325,7 +329,8 @@ def _calls_of(hook: str, arguments: str, found: Sequence[Implementation]) -> Ite
     yield f"  {hook:<40} {arguments}{'' if found else '  (no plugin)'}".rstrip()
     for number, one in enumerate(found, start=1):
         plugin = one.plugin
-        yield f"    {number}. {plugin.name} ({plugin.distribution} {plugin.version})  {_place_of(one.function)}"
+        marked = "  observer" if one.observes else ""
+        yield f"    {number}. {plugin.name} ({plugin.distribution} {plugin.version})  {_place_of(one.function)}{marked}"
 
 
 def _functions(found: Sequence[FunctionSource]) -> Iterator[str]:

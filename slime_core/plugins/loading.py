@@ -15,19 +15,21 @@ import importlib.util
 import inspect
 import logging
 import os
+import pkgutil
 import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, reduce
+from functools import cache, partial, reduce
+from importlib import metadata
 from importlib.abc import InspectLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from slime_core.errors import PluginError, SlimeError
+from slime_core.errors import PluginError, SlimeError, nearest
 from slime_core.plugins.component import Component
 from slime_core.plugins.discovery import (
     LOCAL_MODULE,
@@ -189,11 +191,52 @@ def load_plugin(source: PluginSource) -> object:
     Raises:
         PluginError: importing it failed; chained, naming distribution, version, entry point and the next step.
     """
-    with boundary(source.plugin, "importing it", next_step=_next_step(source.plugin), locate=True):
+    with boundary(source.plugin, "importing it", next_step=partial(_entry_point_step, source.plugin), locate=True):
         if source.source is Source.FILE:
             return _module_of_bytes(source)
         holder: object = load_attribute(source.plugin.entry_point)
         return holder
+
+
+def _entry_point_step(plugin: PluginIdentity, failure: BaseException) -> str:
+    """Advice about a plugin that cannot be imported. If the entry point names something that is not there, it is the
+    entry point that is wrong: the advice names the module or object that looks meant."""
+    module, _, attribute = plugin.entry_point.partition(":")
+    missing = failure.name if isinstance(failure, ModuleNotFoundError) else None
+    if missing is not None and f"{module}.".startswith(f"{missing}."):
+        known = _modules_near(missing)
+        similar = nearest(missing, known) or (f"; there are {', '.join(known[:MOST_NAMED])}" if known else "")
+        wrong = f"no module {missing}{similar}"
+    elif isinstance(failure, AttributeError) and attribute and module in sys.modules:
+        names = [name for name in vars(sys.modules[module]) if not name.startswith("_")]
+        if attribute.partition(".")[0] in names:
+            return _next_step(plugin)
+        wrong = f"nothing called {attribute} in {module}{nearest(attribute, names)}"
+    else:
+        return _next_step(plugin)
+    if plugin.distribution.startswith("module "):
+        return f"There is {wrong}. Give --plugin the module with the hooks."
+    return (
+        f"There is {wrong}. Correct the entry point {plugin.name} = {plugin.entry_point!r} under "
+        f"[project.entry-points.slime] in the pyproject.toml of {plugin.distribution}, then install that again."
+    )
+
+
+def _modules_near(missing: str) -> list[str]:
+    """The modules that can be imported next to ``missing``, by full name; nothing is imported but their package."""
+    parent, _, _ = missing.rpartition(".")
+    if not parent:
+        return sorted(name for name in metadata.packages_distributions() if name.isidentifier())
+    try:
+        spec = importlib.util.find_spec(parent)
+    except (ImportError, ValueError):
+        return []
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    return sorted(f"{parent}.{module.name}" for module in pkgutil.iter_modules(folders))
+
+
+MOST_NAMED = 8
+"""Modules that a message lists if none has a similar name."""
 
 
 def load_target(component: Component, plugin: PluginIdentity) -> Any:

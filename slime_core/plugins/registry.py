@@ -199,8 +199,8 @@ def register(
     Arguments:
         claimed: the plugins that are active for a name that they claim. Their presets and trackers are left out, and
             where another plugin offers a component of the same name, the plain name means that one.
-        tracking: of these, the plugins whose trackers are wanted. Only the driver has trackers, so the manifest does not
-            hold this.
+        tracking: of these, the plugins whose trackers are wanted. Only the driver has trackers, so the manifest does
+            not hold this.
 
     Raises:
         PluginError: a plugin is broken or misuses a hook, or two claim the same plugin name or component.

@@ -114,6 +114,54 @@ def test_show_lists_hooks_of_a_run_s_life_with_place_policy_and_line(capsys, tmp
     )
 
 
+def test_show_and_trace_say_which_hooks_only_observe(capsys, tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from slime_core import hookimpl, observer\n"
+        "@hookimpl\n@observer\ndef slime_after_rollout(rollout, samples): ...\n"
+        "@hookimpl\ndef slime_before_rollout(rollout, groups): ...\n"
+    )
+    assert slime("plugins", "show", str(mine), "--json") == 0
+    hooks = json.loads(capsys.readouterr().out)["hooks"]
+    assert {row["hook"]: row["policy"] for row in hooks} == {
+        "slime_after_rollout": "observer",
+        "slime_before_rollout": "participant",
+    }
+    assert slime("plugins", "show", str(mine)) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if "slime_" in line}
+    assert "; observer; " in lines["slime_after_rollout"]
+    assert "; participant; " in lines["slime_before_rollout"]
+    assert execute(["trace", "--plugin", "grpo", "--plugin", str(mine)]) == 0
+    traced = [line for line in capsys.readouterr().out.splitlines() if "mine.py" in line]
+    assert [line.endswith("observer") for line in traced].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "named"),
+    [
+        ("acme_oak.plugn", "acme_oak.plugin"),
+        ("acme_oak.hooks", "acme_oak.plugin"),
+        ("acme_oka.plugin", "acme_oak"),
+        ("acme_oak.plugin:Plugn", "Plugin"),
+    ],
+)
+def test_a_wrong_entry_point_suggests_the_right_one(capsys, install, entry_point, named):
+    code = "from slime_core import hookimpl\nclass Plugin:\n  @hookimpl\n  def slime_presets(self): return {}\n"
+    install("acme-oak", plugins={"oak": entry_point}, files={"acme_oak/__init__.py": "", "acme_oak/plugin.py": code})
+    assert slime("plugins", "show", "oak") == 2
+    advice = capsys.readouterr().out.splitlines()[-1]
+    assert named in advice
+    assert entry_point in advice
+    assert "einstall" not in advice
+
+
+def test_an_entry_point_whose_module_lacks_a_package_still_advises_to_install(capsys, install):
+    files = {"acme_oak/__init__.py": "", "acme_oak/plugin.py": "import acme_gone"}
+    install("acme-oak", plugins={"oak": "acme_oak.plugin"}, files=files)
+    assert slime("plugins", "show", "oak") == 2
+    assert "Reinstall acme-oak" in capsys.readouterr().out
+
+
 def test_show_as_json_holds_everything(capsys, install):
     install("acme-tree", "2.1", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": SOURCE})
     assert slime("plugins", "show", "acme", "--json") == 0
