@@ -106,6 +106,27 @@ def test_the_page_has_every_part_of_a_run_and_needs_no_network(run: Path, capsys
     assert not re.search(r"<script[^>]+src=", page)
 
 
+def test_the_page_of_one_run_shows_model_plugins_settings_and_duration(run: Path) -> None:
+    entries = [{"plugin": "core", "version": "0.1.0"}, {"plugin": "<grpo>", "version": "0.2.0"}]
+    (run / "plugins.json").write_text(json.dumps({"plugins": entries}))
+    with (run / "config.toml").open("a") as file:
+        file.write('[model]\nhf_checkpoint = "models/small"\n[rollout]\nnum_rollout = 7\n')
+    assert main([str(run)]) == 0
+    text = Elements((run / "report.html").read_text()).text
+    assert "models/small" in text
+    assert "core 0.1.0, <grpo> 0.2.0" in text
+    assert "lr0.5" in text
+    assert "num_rollout7" in text
+    assert "0:00:07" in text
+
+
+def test_a_run_without_timeline_and_plugins_has_a_page(run: Path) -> None:
+    for file in (run / "timeline").iterdir():
+        file.unlink()
+    assert main([str(run)]) == 0
+    assert "unknown" in Elements((run / "report.html").read_text()).text
+
+
 def test_text_of_models_and_data_is_escaped(run: Path) -> None:
     main([str(run)])
     found = Elements((run / "report.html").read_text())

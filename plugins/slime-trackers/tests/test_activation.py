@@ -20,7 +20,7 @@ from slime_core.cli.main import main
 from slime_core.runtime import launch
 
 CLIENTS = {
-    "wandb": '''
+    "wandb": """
 import json
 from pathlib import Path
 
@@ -40,8 +40,8 @@ class Run:
 
 def init(*, dir, **given):
     return Run(dir)
-''',
-    "mlflow": '''
+""",
+    "mlflow": """
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,8 +60,8 @@ class MlflowClient:
                 file.write(json.dumps({"step": step, "value": value}) + "\\n")
     def set_terminated(self, run_id, status):
         pass
-''',
-    "mlflow.entities": '''
+""",
+    "mlflow.entities": """
 def Metric(key, value, timestamp, step):
     return step, value
 
@@ -70,7 +70,7 @@ def Param(key, value):
 
 def rows(metrics):
     return metrics
-''',
+""",
 }
 
 

@@ -8,6 +8,7 @@ import math
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -103,9 +104,13 @@ def page(runs: Mapping[str, tuple[Path, Rows]], *, steps: int = 20, rows: int = 
     metrics = {name: metrics for name, (_, metrics) in runs.items()}
     if len(runs) > 1:
         body.section("Settings that differ", _differences({name: folder for name, (folder, _) in runs.items()}))
+    for name, (folder, _) in runs.items():
+        of_run = f": {name}" if len(runs) > 1 else ""
+        body.section(f"Run{of_run}", _facts(folder), is_open=len(runs) == 1)
     _curves(body, metrics)
     for name, (folder, _) in runs.items():
         of_run = f": {name}" if len(runs) > 1 else ""
+        body.section(f"Settings{of_run}", _all_settings(folder))
         _timeline(body, folder, of_run, steps)
         _distributions(body, folder, of_run)
         _samples(body, folder, of_run, rows, model)
@@ -228,6 +233,45 @@ def _differences(folders: Mapping[str, Path]) -> str:
     rows = [[name, *(str(values.get(name, "not set")) for values in settings.values())] for name in names]
     differ = [row for row in rows if len(set(row[1:])) > 1]
     return _table(["setting", *folders], differ) if differ else "<p>None.</p>"
+
+
+def _facts(folder: Path) -> str:
+    """Return a table of the run's model, plugins and duration."""
+    settings = dict(_settings(folder)) if (folder / "config.toml").exists() else {}
+    rows = [["model", str(settings.get("hf_checkpoint") or "the built-in arithmetic model")]] if settings else []
+    rows += [[name, str(settings[name])] for name in SHOWN_SETTINGS if name in settings]
+    rows.append(["plugins", ", ".join(_plugins(folder)) or "unknown"])
+    rows.append(["duration", _duration(folder)])
+    return _table(["", ""], rows)
+
+
+SHOWN_SETTINGS = ("advantage_estimator", "prompt_data", "num_rollout", "seed", "load")
+"""Settings in the first table, besides the model; all others have a section."""
+
+
+def _plugins(folder: Path) -> Iterator[str]:
+    """Yield name and version of each plugin of the run, as ``plugins.json`` holds them."""
+    try:
+        entries = json.loads((folder / "plugins.json").read_text(encoding="utf-8"))["plugins"]
+        yield from [f"{entry['plugin']} {entry['version']}" for entry in entries]
+    except (OSError, ValueError, LookupError, TypeError):
+        return
+
+
+def _duration(folder: Path) -> str:
+    """Return the time from the first span to the last; pauses between the starts of a run count."""
+    spans = [span for row in read_spans(folder).values() for span in row]
+    if not spans:
+        return "unknown"
+    seconds = max(span.end for span in spans) - min(span.start for span in spans)
+    return str(timedelta(seconds=round(seconds)))
+
+
+def _all_settings(folder: Path) -> str:
+    if not (folder / "config.toml").exists():
+        return "<p>None are written.</p>"
+    rows = [[name, json.dumps(value, ensure_ascii=False, default=str)] for name, value in _settings(folder)]
+    return _table(["setting", "value"], sorted(rows))
 
 
 def _settings(folder: Path) -> Iterator[tuple[str, Any]]:
