@@ -21,12 +21,13 @@ from slime_core.cli.plugins import because
 from slime_core.cli.preflight import (
     check_files,
     check_machine,
+    check_resume,
     computes_on_gpus,
     finds_gpus,
     joins_a_cluster,
     precision,
 )
-from slime_core.cli.run import continued, half_of, options_of, resumed
+from slime_core.cli.run import changed_settings, continued, half_of, options_of, resumed
 from slime_core.config.explain import to_toml
 from slime_core.config.model_config import architecture_of
 from slime_core.config.schema import RunConfig
@@ -72,7 +73,8 @@ def execute(argv: Sequence[str]) -> int:
     left_out = check_files(config, active.registry, trains=True, first=first, options=resolved.plugin_options)
     continued(active.manifest, resume, allowed=config.run.allow_plugin_change, without=active.withheld)
     options_of(resolved, active)
-    to_toml(resolved)
+    check_resume(config, active.registry, resume, resolved.plugin_options)
+    changes = list(changed_settings(resume, to_toml(resolved)))
     needs = Needs.of(config, trains=True, critic=has_critic(config, active.registry))
     print(f"settings, {'prompts' if config.debug.generates else 'rollouts'} and weights are right")
     if left_out:
@@ -83,7 +85,7 @@ def execute(argv: Sequence[str]) -> int:
         for line in bad.news():
             print(f"  {line}")
     if resume is not None:
-        print(f"continues from {resume.path}")
+        print("\n".join([f"continues from {resume.path}", *changes]))
     print(f"plugins: {listed(active.manifest.entries)}")
     for one in selected(config, active.registry, trains=True, architecture=architecture):
         print(f"  {one.kind.words} {one.component.name} of {one.plugin.name}, {because(one, resolved)}")

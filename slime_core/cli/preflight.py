@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.cli.memory import GpuPlan, Needs
 from slime_core.config.internals import missing_internals
-from slime_core.config.model_config import architecture_of, context_length, described, start_weights, whole_number
+from slime_core.config.model_config import (
+    architecture_of,
+    context_length,
+    described,
+    differences,
+    start_weights,
+    whole_number,
+)
 from slime_core.config.schema import ARITHMETIC, RunConfig, eval_sets
 from slime_core.config.secrets import result_changing_variables
 from slime_core.errors import Mistake, config_error
@@ -23,18 +30,23 @@ from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import prompt_formats, refusals, run_view, screened
 from slime_core.plugins.contracts import PromptFormat
 from slime_core.prompts.chat import has_processor
+from slime_core.prompts.numbered import Held
 from slime_core.prompts.requests import evaluation_request, template_arguments, training_request
 from slime_core.prompts.row_checks import RowChecks
-from slime_core.prompts.screen import Room, screen
+from slime_core.prompts.screen import MOST_BYTES, Room, screen
 from slime_core.rollout.rollout_files import screen_rollouts
 from slime_core.runtime.machine import Machine, cluster_address, free_resources
 
 if TYPE_CHECKING:
+    from slime_core.checkpoint.folder import Checkpoint
     from slime_core.config.load import Resolved
     from slime_core.plugins.registry import Registry
 
 
 NO_OPTIONS: Mapping[str, object] = {}
+
+PLACE = {"next", "returned", "n_samples_per_prompt"}
+"""Names in the state of a data source that numbers its prompts."""
 
 
 def print_warning(message: str) -> None:
@@ -83,6 +95,73 @@ def check_files(
             "add --eval-interval N, or evaluate a checkpoint with slime eval"
         )
     return bad
+
+
+def check_resume(
+    config: RunConfig,
+    registry: Registry,
+    resume: Checkpoint | None,
+    options: Mapping[str, object] = NO_OPTIONS,
+) -> None:
+    """Check that the run can continue from ``resume``: that the model is the checkpoint's, and that the place in the
+    data means the same prompts.
+
+    The learner and the data source check this again when they restore; here it costs no start, and the user learns of
+    all mistakes at once.
+
+    Raises:
+        ConfigError: lists every setting that differs from the checkpoint's.
+    """
+    if resume is None:
+        return
+    found: list[str] = []
+    if config.debug.trains and (saved := described(resume.hf)) is not None:
+        for one in differences(described(start_weights(config)) or {}, saved):
+            found.append(f"--hf-checkpoint {start_weights(config)} is another model than {resume.path}: {one}")
+    if config.debug.generates and (place := _place_in_prompts(resume.state.cursor)) is not None:
+        settings = {
+            "--seed": ("seed", config.run.seed),
+            "--rollout-shuffle": ("shuffle", config.data.rollout_shuffle),
+            "--n-samples-per-prompt": ("n_samples_per_prompt", config.rollout.n_samples_per_prompt),
+        }
+        for flag, (key, value) in settings.items():
+            if key in place and place[key] != value:
+                found.append(f"{flag} {value}: {resume.path} was written with {place[key]}")
+        if not found and (path := _other_prompts(config, registry, place, options)) is not None:
+            found.append(f"--prompt-data {path}: {resume.path} was written with other prompts or labels")
+    if found:
+        advice = "so its place in the data or its weights would mean something else; resume with that value"
+        raise config_error([Mistake(f"{text}, {advice}, or start a new run from its weights") for text in found])
+
+
+def _place_in_prompts(cursor: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The state of :class:`~slime_core.prompts.numbered.NumberedPrompts` in ``cursor``, whatever other sources and
+    buffers wrap it; None: there is none."""
+    if cursor.keys() >= PLACE:
+        parts = cursor.get("parts") or [{}]  # of a mix; all parts have the seed of the run
+        return {**parts[0], **cursor}
+    inner = (_place_in_prompts(value) for value in cursor.values() if isinstance(value, dict))
+    return next((place for place in inner if place is not None), None)
+
+
+def _other_prompts(
+    config: RunConfig, registry: Registry, place: Mapping[str, Any], options: Mapping[str, object]
+) -> Path | None:
+    """The prompt file if it holds other prompts than those of ``place``; None: it is the same, or is compared later,
+    by the data source: large files, and those of which rows are left out."""
+    data = config.data
+    path = data.prompt_data or ARITHMETIC / "data" / "train.jsonl"
+    leaves_out = data.rollout_max_prompt_len is not None or data.on_bad_data == "skip"
+    if data.data_source != "prompts" or "digest" not in place or leaves_out:
+        return None
+    if not path.is_file() or path.stat().st_size > MOST_BYTES:
+        return None
+    formats = prompt_formats(registry, options, run_view(config, options))
+    checks = RowChecks.of(config, registry, trains=True, options=options)
+    request = training_request(
+        config, path, checks, formats, vocab_size=whole_number(start_weights(config), "vocab_size")
+    )
+    return None if Held(request).identity()["digest"] == place["digest"] else path
 
 
 def _check_model(config: RunConfig, registry: Registry) -> None:

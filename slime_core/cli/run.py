@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import gc
 import json
+import shlex
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+import tomllib
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -23,14 +26,16 @@ from typing import TYPE_CHECKING, Any
 from slime_core.checkpoint.folder import Checkpoint, RunState, critic_part, find, newest, set_aside
 from slime_core.cli.activation import remember
 from slime_core.cli.memory import Needs, chosen
-from slime_core.cli.preflight import check_files, check_machine, precision, print_warning
+from slime_core.cli.preflight import check_files, check_machine, check_resume, precision, print_warning
 from slime_core.cli.progress import Progress, summary
 from slime_core.config.explain import to_toml
 from slime_core.config.model_config import architecture_of
 from slime_core.config.schema import RunConfig
+from slime_core.config.settings import as_toml
 from slime_core.errors import DEATHS, ConfigError, ManifestMismatch, PlacementError, RunError, UserError
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import construct, prepare_options, run_view
+from slime_core.plugins.discovery import COMMAND_GROUP, scan
 from slime_core.plugins.manifest import Manifest, PluginChange, listed, table
 from slime_core.plugins.selection import check_targets, has_critic
 from slime_core.track.record import PRIVATE, RunRecord, numbered
@@ -48,6 +53,7 @@ OUTPUTS = Path("outputs")
 
 def execute(resolved: Resolved, active: ActivePlugins) -> int:
     """Train as resolved, again after a death as :class:`RunRestarts` says; returns the exit code."""
+    signal.signal(signal.SIGTERM, _as_interrupt)
     check_targets(resolved.config, active.registry, trains=True, architecture=None)
     started_s = time.monotonic()
     restarts = RunRestarts(resolved.config.run.max_restarts, total=resolved.config.rollout.num_rollout)
@@ -57,7 +63,11 @@ def execute(resolved: Resolved, active: ActivePlugins) -> int:
         # Handles of Ray's actors in the frames of the error must go before another cluster is there.
         death = type(death)(str(death))
         gc.collect()
-        resolved = restarts.after(death, resolved, record.directory)
+        try:
+            resolved = restarts.after(death, resolved, record.directory)
+        except KeyboardInterrupt:  # in the pause
+            print(going_on(record.directory, total=restarts.total), file=sys.stderr, flush=True)
+            raise
         record, death = _train(resolved, active, progress, restarts=True)
     seconds = time.monotonic() - started_s
     summary(start=progress.first, end=progress.last, seconds=seconds, paths=paths(record))
@@ -79,11 +89,14 @@ def _train(
     check_files(config, active.registry, trains=True, first=step, options=resolved.plugin_options)
     check_machine(config, Needs.of(config, trains=True, critic=has_critic(config, active.registry)))
     options = options_of(resolved, active)
+    check_resume(config, active.registry, resume, resolved.plugin_options)
     is_new = config.run.output_dir is None or not config.run.output_dir.exists()
     settings = to_toml(resolved)
+    changes = () if restarts else tuple(changed_settings(resume, settings))
     record = open_record(config, resume, restarts=restarts)
-    record.write_text("config.toml", settings)
-    record.write_text("plugins.json", manifest.to_json(only_track=active.registry.only_tracking()) + "\n")
+    plugins = manifest.to_json(only_track=active.registry.only_tracking()) + "\n"
+    record.when_begun(partial(record.write_text, "config.toml", settings))
+    record.when_begun(partial(record.write_text, "plugins.json", plugins))
     remember(active.manifest, resolved)
     # Importing what starts processes takes a second: not before the settings are known to be right.
     from slime_core.runtime.launch import Job, run
@@ -98,9 +111,10 @@ def _train(
         options=options,
         resumed_step=step,
     )
-    signal.signal(signal.SIGTERM, _as_interrupt)
-    _announce(record, active, resolved)
     try:
+        _announce(record, active, resolved)
+        for change in changes:
+            print(change, flush=True)
         with no_trace_if_refused(record, is_new=is_new):
             seen = run_view(config, options, model_folder=job.model, folder=job.folder, resumed_step=step)
             # Naming a plugin is asking for the trackers that it offers.
@@ -113,6 +127,9 @@ def _train(
     except DEATHS as death:
         record.release()
         return record, death
+    except KeyboardInterrupt:
+        print(going_on(record.directory, total=config.rollout.num_rollout), file=sys.stderr, flush=True)
+        raise
     return record, None
 
 
@@ -122,21 +139,44 @@ def options_of(resolved: Resolved, active: ActivePlugins) -> dict[str, Any]:
 
 
 def paths(record: RunRecord) -> list[tuple[str, Path]]:
-    """The paths in the summary; a run that trains nothing has no checkpoint."""
-    saved = [("checkpoint", record.checkpoints)] if next(record.checkpoints.glob("*"), None) else []
-    return [
-        ("run", record.directory),
-        ("metrics", record.metrics),
-        ("samples", record.samples),
-        *saved,
-        ("curves", Path(f"tensorboard --logdir {record.tensorboard}")),
-    ]
+    """The paths in the summary, as far as there is something; a run that trains nothing has no checkpoint."""
+    found = {
+        "metrics": record.metrics,
+        "samples": record.samples,
+        "checkpoint": record.checkpoints,
+        "curves": record.directory / "curves.svg",
+        "report": record.directory / "report.html",
+    }
+    existing = [(label, path) for label, path in found.items() if _holds_something(path)]
+    if _holds_something(record.tensorboard):
+        existing.append(("TensorBoard", Path(f"tensorboard --logdir {record.tensorboard}")))
+    if not _holds_something(found["report"]) and any(one.name == "report" for one in scan().group(COMMAND_GROUP)):
+        existing.append(("report", Path(f"slime report {record.directory}")))
+    return [("run", record.directory), *existing]
+
+
+def _holds_something(path: Path) -> bool:
+    if path.is_dir():
+        return next(path.glob("[!.]*"), None) is not None
+    return path.is_file() and path.stat().st_size > 0
+
+
+def going_on(folder: Path, *, total: int) -> str:
+    """Return what an interrupted run has saved, and the command that continues it."""
+    found = newest(folder / "checkpoints")
+    if found is None:
+        return f"slime: nothing is saved; {folder} holds no checkpoint, so the next start begins at the first step."
+    saved = f"slime: saved: {found.path} (step {found.state.step} of {total})."
+    if found.state.step >= total:
+        return f"{saved} All rollouts are trained; measure them with: slime eval {folder}"
+    return f"{saved} Continue with: slime run --load {shlex.quote(str(folder))}"
 
 
 def open_record(config: RunConfig, resume: Checkpoint | None, *, restarts: bool = False) -> RunRecord:
     """The run folder: the one that was requested, that of the run that is resumed, or a new one.
 
-    A run that resumes in its own folder goes back to the checkpoint: later rows go, later checkpoints are set aside.
+    A run that resumes in its own folder goes back to the checkpoint when it begins: later rows go,
+    later checkpoints are set aside.
 
     Arguments:
         restarts: the requested folder is that of an earlier start of this run; without ``resume``, all rows go.
@@ -154,9 +194,13 @@ def open_record(config: RunConfig, resume: Checkpoint | None, *, restarts: bool 
             return RunRecord(folder)
     with writing(requested or home) as folder:
         record = RunRecord(folder, resumed_step=resume.state.step, row=resume.state.row)
-    for path in set_aside(record.checkpoints, after=resume.state.step):
-        print(f"set aside, because the run goes back to step {resume.state.step}: {path}")
+    record.when_begun(partial(_go_back, record, resume.state.step))
     return record
+
+
+def _go_back(record: RunRecord, step: int) -> None:
+    for path in set_aside(record.checkpoints, after=step):
+        print(f"set aside, because the run goes back to step {step}: {path}")
 
 
 def _new_folder(job_name: str) -> Path:
@@ -187,6 +231,42 @@ def resumed(config: RunConfig, registry: Registry) -> Checkpoint | None:
     if has_critic(config, registry):
         critic_part(found.path)
     return found
+
+
+NOT_OF_THE_RUN = frozenset({"model.load", "run.output_dir"})
+"""Settings that every resume changes."""
+
+
+def changed_settings(resume: Checkpoint | None, settings: str) -> Iterator[str]:
+    """Yield a line for each setting of the run that wrote ``resume`` that its resume changes.
+
+    Arguments:
+        settings: of this start, as :func:`to_toml` writes them.
+    """
+    home = None if resume is None else resume.home
+    if resume is None or home is None:
+        return
+    try:
+        before = tomllib.loads((home / "config.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # written by hand, or half of it is lost; the settings of this start are checked anyway
+    old, new = _by_key(before), _by_key(tomllib.loads(settings))
+    for key in sorted((old.keys() | new.keys()) - NOT_OF_THE_RUN):
+        if old.get(key) != new.get(key):
+            yield f"changed since {resume.path.name}: {key}: {_shown(old.get(key))} -> {_shown(new.get(key))}"
+
+
+def _by_key(tables: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        f"{section}.{name}": value
+        for section, table in tables.items()
+        if isinstance(table, dict)
+        for name, value in table.items()
+    }
+
+
+def _shown(value: object) -> str:
+    return "not set" if value is None else as_toml(value)
 
 
 def _announce(record: RunRecord, active: ActivePlugins, resolved: Resolved) -> None:
@@ -338,12 +418,12 @@ class RunRestarts:
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._count)
         self._count += 1
         start = f"continues from {found.path.name}" if found else "starts from its beginning, as it has no checkpoint"
-        print(
-            f"slime: {death}\nslime: restart {self._count} of {self.limit} in {pause_s:g} s: the run {start}. "
-            f"{self.limit - self._count} restarts are left until the next checkpoint (--max-restarts).",
-            file=sys.stderr,
-            flush=True,
+        restart = (
+            f"slime: restart {self._count} of {self.limit} in {pause_s:g} s: the run {start}. "
+            f"{self.limit - self._count} restarts are left until the next checkpoint (--max-restarts)."
         )
+        is_line = "\n" not in f"{death}"
+        print(f"{restart} Cause: {death}" if is_line else f"slime: {death}\n{restart}", file=sys.stderr, flush=True)
         self.sleep(pause_s)
         config = resolved.config
         model = config.model if found is None else config.model.model_copy(update={"load": folder})

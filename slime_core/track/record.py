@@ -20,10 +20,11 @@ import os
 import socket
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from datetime import datetime
+from functools import partial
 from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any, Literal
@@ -48,8 +49,8 @@ class RunRecord:
     Arguments:
         directory: made if it is missing; must be empty unless the run is resumed, or hold no more than a start that
             failed leaves: neither rows nor checkpoints.
-        resumed_step: the step that a resumed run does next: the rows of earlier steps are kept, later ones dropped,
-            and the settings so far get a name of their own. None: fresh.
+        resumed_step: the step that a resumed run does next: at :meth:`begin` the rows of earlier steps are kept, later
+            ones dropped, and the settings so far get a name of their own. None: fresh.
         row: metrics of the step before it, in the checkpoint: they take the place of a row that is missing because the
             process was killed before it wrote it.
 
@@ -83,9 +84,30 @@ class RunRecord:
             self._refuse_used()
         for folder in FOLDERS:
             (self.directory / folder).mkdir(parents=True, exist_ok=True)
+        self._when_begun: list[Callable[[], object]] | None = None
         if resumed_step is not None:
-            self._keep_config(resumed_step)
+            self._when_begun = []
+            self.when_begun(partial(self._keep_config, resumed_step))
             self._rewind(resumed_step, row)
+
+    def when_begun(self, change: Callable[[], object]) -> None:
+        """Make ``change`` to the folder: now in a new run, at :meth:`begin` in a run that resumes here, because a
+        resume that is refused must leave the folder as it was."""
+        if self._when_begun is None:
+            change()
+        else:
+            self._when_begun.append(change)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the folder is this run's to write into; a run that resumes here has not begun until :meth:`begin`."""
+        return self._when_begun is None
+
+    def begin(self) -> None:
+        """Make the changes that waited for the checkpoint to be restored. Nothing can refuse the resume any more."""
+        waiting, self._when_begun = self._when_begun or [], None
+        for change in waiting:
+            change()
 
     def release(self) -> None:
         """Unlock the folder before the end of this object: closing its file later would also release a lock that
@@ -102,6 +124,7 @@ class RunRecord:
         Raises:
             RunError: the disk is full.
         """
+        self.begin()
         with room_for(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **metrics}, allow_nan=False) + "\n")
 
@@ -167,7 +190,8 @@ class RunRecord:
             for one in kept:
                 last |= one if one["step"] == step - 1 else {}
             kept = [one for one in kept if one["step"] < step - 1] + [{"step": step - 1, **last}]
-        write_atomically(self.metrics, "".join(json.dumps(one) + "\n" for one in kept))
+        text = "".join(json.dumps(one) + "\n" for one in kept)
+        self.when_begun(partial(write_atomically, self.metrics, text))
         # The evaluation after the last step has a row of its own; it measured the weights that the resumed run starts
         # from.
         for one in rows:

@@ -89,6 +89,67 @@ def test_sigterm_saves_what_was_trained_and_the_run_goes_on_from_there(tmp_path:
     assert [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{trained + 1:06d}"]
 
 
+GATE = """
+import os, time
+from pathlib import Path
+from slime_core import hookimpl
+
+def stop(phase):
+    folder = Path(os.environ["GATE"])
+    if (folder / phase).exists():  # the phase in which the test wants to interrupt the run
+        (folder / "reached").write_text(phase)
+        time.sleep(3600)
+
+@hookimpl
+def slime_sampler_start(sampler):
+    stop("build")
+
+@hookimpl
+async def slime_after_generate(sample, context):
+    stop("rollout")
+    return sample
+
+@hookimpl
+def slime_before_train_step(step):
+    stop("training")
+
+@hookimpl
+def slime_checkpoint_state(place):
+    if place == "driver":  # the sampler is asked before each rollout, too
+        stop("save")
+    return {}
+
+@hookimpl
+def slime_checkpoint_restore(state):
+    pass
+
+@hookimpl
+def slime_after_weight_sync(version):
+    stop("publish")
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("phase", ["build", "rollout", "training", "save", "publish"])
+def test_ctrl_c_in_the_middle_of_a_phase_ends_the_run_with_the_next_step(
+    tmp_path: Path, phase: str, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "gate.py").write_text(GATE)
+    (tmp_path / phase).touch()
+    monkeypatch.setenv("GATE", str(tmp_path))
+    with running(tmp_path / "run", "--plugin", str(tmp_path / "gate.py"), "--save-interval", "1") as process:
+        wait_for(tmp_path / "reached", process)
+        started = family(process)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=END_LIMIT_S)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    saved, last = errors.splitlines()[-2:]
+    assert str(tmp_path / "run") in saved
+    assert last == "slime: interrupted"
+    assert left_of(*started) == []
+
+
 def server_of(process: subprocess.Popen[str], name: str) -> tuple[psutil.Process, list[psutil.Process]]:
     """The server of a run that is called so, and all its processes."""
     deadline = time.monotonic() + LIMIT_S

@@ -10,7 +10,7 @@ from slime_core.checkpoint.folder import RunState, drafted, find, write_state
 from slime_core.cli.activation import with_settings_of_loaded_run
 from slime_core.cli.evaluate import expand as expand_eval
 from slime_core.cli.main import main
-from slime_core.cli.run import open_record, paths
+from slime_core.cli.run import going_on, open_record, paths
 from slime_core.config.load import peek
 from slime_core.config.schema import JobConfig, RunConfig
 from slime_core.errors import ConfigError
@@ -81,6 +81,8 @@ def test_a_checkpoint_outside_a_run_brings_no_settings(run: Path, tmp_path: Path
 def test_a_run_that_goes_back_sets_later_checkpoints_aside(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = open_record(config(), find(run / "checkpoints" / "step-000002"))
     assert (record.directory, record.resumed_step) == (run, 2)
+    assert find(run).state.step == 4
+    record.begin()
     assert find(run).state.step == 2
     assert str(run / "checkpoints" / ".abandoned-step-000004") in capsys.readouterr().out
     assert (run / "config-step-000002.toml").is_file()
@@ -141,6 +143,25 @@ def test_a_config_json_that_is_no_json_is_a_mistake(run: Path, capsys: pytest.Ca
 
 def test_the_summary_names_checkpoints_where_there_are_some(tmp_path: Path) -> None:
     record = open_record(config(tmp_path / "new"), None)
-    assert [label for label, _ in paths(record)] == ["run", "metrics", "samples", "curves"]
+    assert dict(paths(record)) == {"run": record.directory, "report": Path(f"slime report {record.directory}")}
     save(record.checkpoints, 1)
-    assert dict(paths(record))["checkpoint"] == record.checkpoints
+    record.add_row(0, {"train/loss": 0.5})
+    for name in ("curves.svg", "report.html", "samples/train-000000.jsonl", "tensorboard/events"):
+        (record.directory / name).write_text("something")
+    found = dict(paths(record))
+    assert found["checkpoint"] == record.checkpoints
+    assert (found["curves"].name, found["report"].name) == ("curves.svg", "report.html")
+    assert {*found} == {"run", "metrics", "samples", "checkpoint", "curves", "report", "TensorBoard"}
+
+
+@pytest.mark.parametrize(
+    ("step", "words"), [(0, ["nothing"]), (2, ["step-000002", "slime run --load"]), (4, ["slime eval"])]
+)
+def test_an_interrupted_run_says_what_it_saved_and_how_it_goes_on(tmp_path: Path, step: int, words: list[str]) -> None:
+    record = open_record(config(tmp_path / "new"), None)
+    if step:
+        save(record.checkpoints, step)
+    line = going_on(record.directory, total=4)
+    assert all(word in line for word in words)
+    assert "\n" not in line
+    assert f"{record.directory}" in line

@@ -46,6 +46,14 @@ def test_a_run_restarts_from_its_newest_checkpoint(folder: Path, capsys: pytest.
     )
 
 
+def test_a_death_of_one_line_and_what_follows_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    death = ProcessDied("learner rank 1: train() died. Its process 7 was killed by SIGKILL.")
+    RunRestarts(3, total=10, sleep=lambda _: None).after(death, resolved(), folder)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "restart 1 of 3" in line
+    assert str(death) in line
+
+
 def test_without_a_checkpoint_a_run_starts_from_where_it_started(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other" / "checkpoints" / "step-000007"
     settings = RunRestarts(3, total=10, sleep=lambda _: None).after(DEATH, resolved(load=other), folder)
@@ -92,6 +100,7 @@ def test_a_death_after_the_last_checkpoint_ends_the_run(folder: Path) -> None:
 def test_a_start_in_the_folder_of_an_earlier_one_without_a_checkpoint_drops_its_rows(folder: Path) -> None:
     (folder / "metrics.jsonl").write_text('{"step": 0, "eval/a": 1.0}\n{"step": 1}\n')
     record = open_record(RunConfig(run=JobConfig(output_dir=folder)), None, restarts=True)
+    record.begin()
     assert (record.directory, record.resumed_step) == (folder, 0)
     assert (folder / "metrics.jsonl").read_text() == ""
 

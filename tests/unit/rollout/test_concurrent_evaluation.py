@@ -305,7 +305,9 @@ def pending(folder: Path, step: int, *, evaluated: bool) -> Track:
                 pass
         if evaluated:
             track.evaluation(step, {"eval/sums": 0.5})
-    return Track(RunRecord(folder, resumed_step=step), tensorboard=False)
+    record = RunRecord(folder, resumed_step=step)
+    record.begin()
+    return Track(record, tensorboard=False)
 
 
 @pytest.mark.parametrize(("step", "evaluated", "owed"), [(2, False, True), (2, True, False), (1, False, False)])

@@ -13,6 +13,7 @@ import pytest
 
 from slime_core.errors import CheckpointError, ConfigError, RunError
 from slime_core.track.record import RunRecord, write_atomically
+from slime_core.track.track import Track
 
 
 def test_a_run_folder_has_its_places(tmp_path: Path) -> None:
@@ -59,7 +60,7 @@ def test_a_folder_with_rows_checkpoints_or_other_files_is_refused(name: str, tmp
 def test_a_resumed_run_keeps_the_settings_so_far(tmp_path: Path) -> None:
     for settings in ("first", "second"):
         (tmp_path / "config.toml").write_text(settings)
-        RunRecord(tmp_path, resumed_step=40)
+        RunRecord(tmp_path, resumed_step=40).begin()
     assert (tmp_path / "config-step-000040.toml").read_text() == "first"
     assert (tmp_path / "config-step-000040-2.toml").read_text() == "second"
 
@@ -127,6 +128,8 @@ def test_a_resumed_run_drops_the_rows_it_will_do_again(tmp_path: Path) -> None:
     )
     (tmp_path / "metrics.jsonl").write_text(kept + again + '{"st')
     record = RunRecord(tmp_path, resumed_step=2)
+    assert record.metrics.read_text() == kept + again + '{"st'
+    record.begin()
     assert record.metrics.read_text() == kept
     assert record.pending_evaluation == {"eval/x": 0.5}
 
@@ -143,7 +146,25 @@ def test_a_row_that_was_not_written_is_that_of_the_checkpoint(tmp_path: Path, wr
     first = '{"step": 0, "a": 1.0}\n'
     (tmp_path / "metrics.jsonl").write_text(first + written)
     record = RunRecord(tmp_path, resumed_step=2, row={"a": 2.0})
+    record.begin()
     assert record.metrics.read_text() == first + kept
+
+
+def test_a_resume_that_never_begins_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
+    rows = '{"step": 0}\n{"step": 1, "eval/x": 0.5}\n{"step": 2}\n'
+    (tmp_path / "metrics.jsonl").write_text(rows)
+    (tmp_path / "config.toml").write_text("first")
+    record = RunRecord(tmp_path, resumed_step=1)
+    record.when_begun(lambda: record.write_text("config.toml", "second"))
+    with Track(record) as track:
+        track.evaluation(1, {"eval/x": 0.75})
+    assert record.metrics.read_text() == rows
+    assert record.config.read_text() == "first"
+    assert list(tmp_path.glob("config-step-*")) == []
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    events = [event for path in record.tensorboard.iterdir() for event in EventFileLoader(str(path)).Load()]
+    assert [event for event in events if event.HasField("session_log")] == []
 
 
 def test_a_run_may_resume_into_a_new_folder(tmp_path: Path) -> None:
