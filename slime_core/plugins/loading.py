@@ -201,6 +201,8 @@ def load_plugin(source: PluginSource) -> object:
 def _entry_point_step(plugin: PluginIdentity, failure: BaseException) -> str:
     """Advice about a plugin that cannot be imported. If the entry point names something that is not there, it is the
     entry point that is wrong: the advice names the module or object that looks meant."""
+    if plugin.distribution.startswith("module "):  # named by the run, not by an entry point
+        return _next_step(plugin)
     module, _, attribute = plugin.entry_point.partition(":")
     missing = failure.name if isinstance(failure, ModuleNotFoundError) else None
     if missing is not None and f"{module}.".startswith(f"{missing}."):
@@ -214,8 +216,6 @@ def _entry_point_step(plugin: PluginIdentity, failure: BaseException) -> str:
         wrong = f"nothing called {attribute} in {module}{nearest(attribute, names)}"
     else:
         return _next_step(plugin)
-    if plugin.distribution.startswith("module "):
-        return f"There is {wrong}. Give --plugin the module with the hooks."
     return (
         f"There is {wrong}. Correct the entry point {plugin.name} = {plugin.entry_point!r} under "
         f"[project.entry-points.slime] in the pyproject.toml of {plugin.distribution}, then install that again."
