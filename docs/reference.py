@@ -98,7 +98,13 @@ def _lifecycle_row(name: str, entry: hooks.Lifecycle) -> str:
 
 def _parameters(function: Any) -> str:
     """Return the signature, with annotations as in the source."""
-    return str(inspect.signature(function)).replace("'", "").replace("(self, ", "(").replace("(self)", "()")
+    return (
+        str(inspect.signature(function))
+        .replace("'", "")
+        .replace("(self, ", "(")
+        .replace("(self)", "()")
+        .replace("(cls, ", "(")
+    )
 
 
 def _described(title: str, cls: Any) -> list[str]:
@@ -112,7 +118,8 @@ def _fields(cls: Any) -> str:
 
 
 def _methods(cls: Any) -> Iterator[str]:
-    for name, method in vars(cls).items():
+    for name, attribute in vars(cls).items():
+        method = attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
         public = not name.startswith("_") or name in ("__call__", "__len__")
         if inspect.isfunction(method) and public and not dataclasses.is_dataclass(cls):
             word = "async " if inspect.iscoroutinefunction(method) else ""

@@ -34,6 +34,7 @@ from slime_core.plugins.component import (
 from slime_core.plugins.contracts import (
     AdvantageEstimator,
     AdvantageSettings,
+    CheckedRewardModel,
     Correction,
     CorrectionOutput,
     CorrectionTerms,
@@ -98,6 +99,7 @@ __all__ = [
     "AdvantageEstimator",
     "AdvantageSettings",
     "AdvantageTraits",
+    "CheckedRewardModel",
     "Component",
     "Conflicts",
     "Correction",

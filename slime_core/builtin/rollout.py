@@ -11,7 +11,7 @@ from slime_core import RunView
 from slime_core.errors import DataError
 from slime_core.generation import GenerateContext, SamplingParams, generate_group
 from slime_core.prompts.numbered import Held, NumberedPrompts, requested
-from slime_core.types import PromptGroup, Sample, Status, label_text
+from slime_core.types import PromptGroup, Sample, Status, label_text, needs_label, needs_text_label
 
 __all__ = ["ExactMatch", "FromLabel", "NoReward", "PromptFiles", "Random", "SingleTurn"]
 
@@ -53,6 +53,8 @@ class FromLabel:
     0; runs that use them are refused, because the trait ``samples_from_engine`` is False.
     """
 
+    check_row = staticmethod(needs_label)
+
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
 
@@ -83,6 +85,8 @@ class FromLabel:
 
 class ExactMatch:
     """1.0 if the response equals the label, both without surrounding white space; else 0.0."""
+
+    check_row = staticmethod(needs_text_label)
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slime_core.cli.activation import resolve, with_leading_config
+from slime_core.cli.labels import LabelSamples, check_labels
 from slime_core.cli.memory import GpuPlan, Needs, chosen
 from slime_core.cli.plugins import because
 from slime_core.cli.preflight import (
@@ -26,6 +27,7 @@ from slime_core.cli.preflight import (
     finds_gpus,
     joins_a_cluster,
     precision,
+    print_warning,
 )
 from slime_core.cli.run import changed_settings, continued, half_of, options_of, resumed
 from slime_core.config.explain import to_toml
@@ -70,10 +72,12 @@ def execute(argv: Sequence[str]) -> int:
     check_targets(config, active.registry, trains=True, architecture=architecture, heavy=True)
     resume = resumed(config, active.registry)
     first = 0 if resume is None else resume.state.step
-    left_out = check_files(config, active.registry, trains=True, first=first, options=resolved.plugin_options)
+    labels, options = LabelSamples(), resolved.plugin_options
+    left_out = check_files(config, active.registry, trains=True, first=first, options=options, labels=labels)
     continued(active.manifest, resume, allowed=config.run.allow_plugin_change, without=active.withheld)
-    options_of(resolved, active)
+    options = options_of(resolved, active)
     check_resume(config, active.registry, resume, resolved.plugin_options)
+    check_labels(labels, config, active.registry, active.manifest, options=options, warn=print_warning)
     changes = list(changed_settings(resume, to_toml(resolved)))
     needs = Needs.of(config, trains=True, critic=has_critic(config, active.registry))
     print(f"settings, {'prompts' if config.debug.generates else 'rollouts'} and weights are right")

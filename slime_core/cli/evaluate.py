@@ -19,6 +19,7 @@ from typing import Any
 
 from slime_core.checkpoint.folder import find
 from slime_core.cli.activation import resolve
+from slime_core.cli.labels import LabelSamples, check_labels
 from slime_core.cli.memory import Needs
 from slime_core.cli.preflight import check_files, check_machine, print_warning
 from slime_core.cli.run import options_of
@@ -98,9 +99,12 @@ def execute(argv: Sequence[str]) -> int:
     measuring = resolved.config.eval.model_copy(update=alone)
     resolved = replace(resolved, config=resolved.config.model_copy(update={"debug": DebugConfig(), "eval": measuring}))
     folder = _requested_folder(resolved)
-    check_files(resolved.config, active.registry, trains=False, options=resolved.plugin_options)
+    labels = LabelSamples()
+    check_files(resolved.config, active.registry, trains=False, options=resolved.plugin_options, labels=labels)
     critic = held is not None and has_critic(resolved.config, active.registry)
     check_machine(resolved.config, Needs.of(resolved.config, trains=held is not None, critic=critic))
+    options = options_of(resolved, active)
+    check_labels(labels, resolved.config, active.registry, active.manifest, options=options, warn=print_warning)
     from slime_core.runtime.launch import Job, evaluate
 
     with _output(folder) as (logs, samples):
@@ -111,7 +115,7 @@ def execute(argv: Sequence[str]) -> int:
             architecture=architecture_of(resolved.config.model.hf_checkpoint) or "",
             logs=logs,
             samples=samples,
-            options=options_of(resolved, active),
+            options=options,
         )
         model = job.model if held is None else held.path
         print(f"model: {model}", file=sys.stderr if as_json else sys.stdout, flush=True)

@@ -7,11 +7,13 @@ at. Estimates are lower bounds: what is refused here cannot work, what passes ma
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slime_core.cli.labels import LabelSamples
 from slime_core.cli.memory import GpuPlan, Needs
 from slime_core.config.internals import missing_internals
 from slime_core.config.model_config import (
@@ -22,18 +24,20 @@ from slime_core.config.model_config import (
     start_weights,
     whole_number,
 )
-from slime_core.config.schema import ARITHMETIC, RunConfig, eval_sets
+from slime_core.config.sampling import DataConfig
+from slime_core.config.schema import ARITHMETIC, EvalSet, RunConfig, eval_sets
 from slime_core.config.secrets import result_changing_variables
-from slime_core.errors import Mistake, config_error
+from slime_core.errors import DataError, Mistake, config_error
 from slime_core.modeling.memory import GIB
 from slime_core.plugins.component import Kind
 from slime_core.plugins.construction import prompt_formats, refusals, run_view, screened
-from slime_core.plugins.contracts import PromptFormat
+from slime_core.plugins.contracts import PromptFormat, PromptRequest, RawRow
 from slime_core.prompts.chat import has_processor
 from slime_core.prompts.numbered import Held
 from slime_core.prompts.requests import evaluation_request, template_arguments, training_request
 from slime_core.prompts.row_checks import RowChecks
-from slime_core.prompts.screen import MOST_BYTES, Room, screen
+from slime_core.prompts.rows import PromptRow, content_of, paths_of, shortened
+from slime_core.prompts.screen import MOST_BYTES, Room, has_field, screen
 from slime_core.rollout.rollout_files import screen_rollouts
 from slime_core.runtime.machine import Machine, cluster_address, free_resources
 
@@ -61,8 +65,12 @@ def check_files(
     trains: bool,
     first: int = 0,
     options: Mapping[str, object] = NO_OPTIONS,
+    labels: LabelSamples | None = None,
 ) -> list[str]:
     """Check that the model can be built, and that prompts, or recorded rollouts, are valid for it.
+
+    Arguments:
+        labels: receives labels of every file; None: they are not wanted.
 
     Returns:
         The mistakes in rows that the run will leave out (``on_bad_data = skip``), of those rows that were read.
@@ -86,8 +94,13 @@ def check_files(
         )
         return []
     formats = prompt_formats(registry, options, run_view(config, options))
-    bad = _screen_training(config, registry, formats, options) if trains else []
-    _screen_evaluations(config, registry, formats, options)
+    seen = _SeenFields(config.data, labels)
+    bad = _screen_training(config, registry, formats, options, seen) if trains else []
+    if trains:
+        seen.refuse_absent()
+    _screen_evaluations(config, registry, formats, options, seen)
+    if not trains:
+        seen.refuse_absent()
     unused = [name for name, path in config.eval.files if not _is_embedded(config, path)]
     if trains and config.eval.eval_interval is None and unused:
         print_warning(
@@ -289,15 +302,61 @@ def _size(number: int) -> str:
     return f"{number / 2**20:,.1f} MiB" if number >= 2**20 else f"{number / 2**10:,.1f} KiB"
 
 
+Rows = Sequence[tuple[RawRow, PromptRow]]
+
+OPTIONAL_KEYS = ("tool_key", "metadata_key")
+"""Settings that name fields which rows may lack."""
+
+
+class _SeenFields:
+    """The given keys of optional fields that no row had so far. Rows may lack such a field, and so may files of a mix.
+
+    Arguments:
+        labels: receives the labels of the files; None: they are not wanted.
+    """
+
+    def __init__(self, data: DataConfig, labels: LabelSamples | None) -> None:
+        keys = {setting: getattr(data, setting) for setting in OPTIONAL_KEYS if setting in data.model_fields_set}
+        self._missing = {setting: key for setting, key in keys.items() if key is not None}
+        self._labels = labels
+        self._error: DataError | None = None
+
+    def see(self, rows: Rows, request: PromptRequest, reward_key: str | None) -> None:
+        """Look at the rows of one file."""
+        self._missing = {setting: key for setting, key in self._missing.items() if not has_field(rows, key)}
+        for setting, key in self._missing.items():
+            self._error = self._error or _absent(setting, key, request.path, rows)
+        rewards = request.filter.rewards if isinstance(request.filter, RowChecks) else None
+        if self._labels is not None and rewards is not None:
+            self._labels.add(request.path, rows, rewards, reward_key)
+
+    def refuse_absent(self) -> None:
+        """Raise DataError if there were rows, and none of them has the field of a given key."""
+        if self._missing and self._error is not None:
+            raise self._error
+
+
+def _absent(setting: str, key: str, path: Path, rows: Rows) -> DataError:
+    fields = shortened(paths_of(content_of(rows[0][0])))
+    return DataError(
+        f"{path}: none of the rows that were looked at has a field {key!r} ({setting}), the first one has {fields}. "
+        f"Name the right one with --{setting.replace('_', '-')}, or leave that out"
+    )
+
+
 def _screen_training(
-    config: RunConfig, registry: Registry, formats: Mapping[str, PromptFormat], options: Mapping[str, object]
+    config: RunConfig,
+    registry: Registry,
+    formats: Mapping[str, PromptFormat],
+    options: Mapping[str, object],
+    seen: _SeenFields,
 ) -> list[str]:
     """Look through what the run's data source reads; returns what is wrong with rows that will be left out."""
     data = config.data
     request = training_request(
         config,
         data.prompt_data or ARITHMETIC / "data" / "train.jsonl",
-        RowChecks.of(config, registry, trains=True, options=options),
+        RowChecks.of(config, registry, options=options),
         formats,
         vocab_size=whole_number(start_weights(config), "vocab_size"),
     )
@@ -311,7 +370,9 @@ def _screen_training(
     )
 
     def look(path: Path, *, setting: str, share: float = 1.0) -> list[str]:
-        return screen(replace(request, path=path), room=room, setting=setting, share=share, warn=print_warning)
+        of_path = replace(request, path=path)
+        see = partial(seen.see, request=of_path, reward_key=config.rollout.reward_key)
+        return screen(of_path, room=room, setting=setting, share=share, warn=print_warning, see=see)
 
     bad: list[str] = []
     if registry.traits(Kind.DATA_SOURCE, data.data_source).reads_prompt_files and data.prompt_data is not None:
@@ -320,9 +381,12 @@ def _screen_training(
 
 
 def _screen_evaluations(
-    config: RunConfig, registry: Registry, formats: Mapping[str, PromptFormat], options: Mapping[str, object]
+    config: RunConfig,
+    registry: Registry,
+    formats: Mapping[str, PromptFormat],
+    options: Mapping[str, object],
+    seen: _SeenFields,
 ) -> None:
-    checks = RowChecks.of(config, registry, trains=False, options=options)
     for one in eval_sets(config):
         if not _is_embedded(config, one.path):
             room = _room(
@@ -333,6 +397,7 @@ def _screen_evaluations(
                 leaves_out=one.longest_prompt,
                 apply_chat_template=one.apply_chat_template,
             )
+            checks = RowChecks.of(config, registry, evaluates=one, options=options)
             request = evaluation_request(config, one, checks, formats)
             # Another model decides how long its prompts may be.
             screen(
@@ -340,7 +405,15 @@ def _screen_evaluations(
                 room=room if one.model is None else None,
                 setting=f"eval_prompt_data {one.name}",
                 warn=print_warning,
+                see=partial(_see_set, one, config, request, seen),
             )
+
+
+def _see_set(one: EvalSet, config: RunConfig, request: PromptRequest, seen: _SeenFields, rows: Rows) -> None:
+    """Look at the rows of an evaluation set; the field that it alone names has to be there."""
+    seen.see(rows, request, one.reward_key)
+    if one.metadata_key != config.data.metadata_key and not has_field(rows, one.metadata_key):
+        raise _absent("metadata_key", one.metadata_key, one.path, rows)
 
 
 def _is_embedded(config: RunConfig, path: Path) -> bool:

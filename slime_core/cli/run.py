@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.checkpoint.folder import Checkpoint, RunState, critic_part, find, newest, set_aside
 from slime_core.cli.activation import remember
+from slime_core.cli.labels import LabelSamples, check_labels
 from slime_core.cli.memory import Needs, chosen
 from slime_core.cli.preflight import check_files, check_machine, check_resume, precision, print_warning
 from slime_core.cli.progress import Progress, summary
@@ -86,10 +87,13 @@ def _train(
     resume = resumed(config, active.registry)
     manifest = continued(active.manifest, resume, allowed=config.run.allow_plugin_change, without=active.withheld)
     step = 0 if resume is None else resume.state.step
-    check_files(config, active.registry, trains=True, first=step, options=resolved.plugin_options)
+    labels = None if restarts else LabelSamples()
+    check_files(config, active.registry, trains=True, first=step, options=resolved.plugin_options, labels=labels)
     check_machine(config, Needs.of(config, trains=True, critic=has_critic(config, active.registry)))
     options = options_of(resolved, active)
     check_resume(config, active.registry, resume, resolved.plugin_options)
+    if labels is not None:
+        check_labels(labels, config, active.registry, active.manifest, options=options, warn=print_warning)
     is_new = config.run.output_dir is None or not config.run.output_dir.exists()
     settings = to_toml(resolved)
     changes = () if restarts else tuple(changed_settings(resume, settings))

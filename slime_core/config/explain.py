@@ -21,7 +21,7 @@ from slime_core.config.engine_flags import (
     known_flags,
 )
 from slime_core.config.load import DEFAULT, Resolved
-from slime_core.config.options import Once
+from slime_core.config.options import CheckedIfGiven, Once
 from slime_core.config.other_names import counterpart
 from slime_core.config.schema import RunConfig
 from slime_core.config.settings import Setting, as_toml, as_words, core_settings, plugin_settings
@@ -66,6 +66,8 @@ def to_toml(resolved: Resolved) -> str:
         source, recorded = str(resolved.provenance[key]), setting.recorded(value)
         if recorded is None and source == str(DEFAULT):
             lines.append(f"# {setting.name} is not set")
+        elif setting.notes(CheckedIfGiven) and source == str(DEFAULT):
+            lines.append(f"# {setting.name} = {as_toml(recorded)}  # {source}")
         elif setting.notes(Once):
             lines.append(f"# {setting.name} = {as_toml(recorded)}  # {source}; holds for one start")
         else:

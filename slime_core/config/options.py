@@ -201,6 +201,12 @@ class Once:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckedIfGiven:
+    """The setting is checked only if it is given: ``config.toml`` has its default as a comment, so that a run that
+    repeats another is not checked more strictly."""
+
+
+@dataclass(frozen=True, slots=True)
 class NamesCode:
     """The setting names functions by path: ``file.py:function``, ``file.py``, ``package.module.function`` or
     ``package.module:function``; in a tuple, several.

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from slime_core.config.engines import EngineGroup
-from slime_core.config.options import NO_ENGINES, ONE_HALF, AtMost, Conflicts, Needs
+from slime_core.config.options import NO_ENGINES, ONE_HALF, AtMost, CheckedIfGiven, Conflicts, Needs
 from slime_core.config.section import (
     FractionAboveZero,
     MinusOne,
@@ -304,12 +304,12 @@ class DataConfig(Section):
     """Prompts: a JSON Lines or Parquet file, a folder of such, a folder that datasets saved, a pattern such as
     'data/*.jsonl'; @[a:b] after it takes rows a to b-1. None: the built-in arithmetic problems."""
     input_key: Name = "prompt"
-    """Field of a row with the prompt: text, or chat messages."""
+    """Field of a row with the prompt: text, or chat messages. Dots lead into objects: extra_info.question."""
     label_key: Name | None = "label"
-    """Field of a row with the ground truth for the reward. None: rows have none."""
-    metadata_key: Name = "metadata"
+    """Field of a row with the ground truth for the reward, such as reward_model.ground_truth. None: rows have none."""
+    metadata_key: Annotated[Name, CheckedIfGiven()] = "metadata"
     """Field of a row with an object that becomes the sample's metadata; rows may lack it."""
-    tool_key: Name | None = "tools"
+    tool_key: Annotated[Name | None, CheckedIfGiven()] = "tools"
     """Field of a row with a list of tools that the chat template shows the model; rows may lack it. None: no tools."""
     multimodal_keys: MultimodalKeys | None = None
     """Fields of a row with images and the like, as JSON: '{"image": "images"}'; the engine is sent them. None: none."""

@@ -127,6 +127,12 @@ class RunFilter(PromptFilter):
             except DataError as problem:
                 raise DataError(f"{where}: {problem}") from None
 
+    def check_label(
+        self, label: JsonValue, metadata: Mapping[str, JsonValue], where: str, *, key: str | None = None
+    ) -> None:
+        """See :class:`~slime_core.PromptFilter`."""
+        self._checks.check_label(label, metadata, where, key=key)
+
     def select(self, prompts: Sequence[PromptWithTools]) -> Sequence[bool]:
         """See :class:`~slime_core.PromptFilter`."""
         if self._longest is None or self._lengths is None:

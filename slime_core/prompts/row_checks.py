@@ -19,13 +19,15 @@ a response ends, and may repeat but not change the parameters that determine tok
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from slime_core.config.sampling import reward_names
-from slime_core.config.schema import RunConfig
+from slime_core.config.sampling import RewardTerm, reward_names, reward_terms
+from slime_core.config.schema import EvalSet, RunConfig
 from slime_core.config.section import (
     FractionAboveZero,
     MinusOne,
@@ -45,6 +47,7 @@ from slime_core.plugins.discovery import how_to_get, similar
 from slime_core.plugins.loading import boundary
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.selection import missing_setting
+from slime_core.prompts.rows import paths_of, shortened
 from slime_core.types import REWARD_KEY, JsonValue
 
 __all__ = [
@@ -53,6 +56,7 @@ __all__ = [
     "SAMPLING_PARAMS",
     "Offered",
     "RowChecks",
+    "RowRewards",
     "RowSampling",
     "offered_to_rows",
     "own_sampling",
@@ -161,30 +165,95 @@ RowMistakes = Callable[[Mapping[str, JsonValue]], Iterator[str]]
 """Checks the metadata of one row; yields a message for each mistake."""
 
 
+@dataclass(frozen=True)
+class RowRewards:
+    """The reward models that score the rows of a run or of an evaluation set, and what they need of a row.
+
+    Arguments:
+        rm_type: of rows that name no other.
+        generate_function: of rows that name no other. If it may give rewards itself, rows need nothing.
+        rows_name: the keys of metadata under which rows may name components.
+        trains: whether the generate function makes responses to train on.
+    """
+
+    registry: Registry
+    rm_type: str
+    generate_function: str
+    rows_name: Collection[str] = ()
+    trains: bool = True
+
+    def terms(self, metadata: Mapping[str, JsonValue]) -> tuple[RewardTerm, ...]:
+        """The parts of the sum that scores a row, with weight 1 if it is one reward model; empty: it may be scored by
+        its generate function."""
+        if self.registry.traits(Kind.GENERATE_FUNCTION, self._named(GENERATE_FUNCTION, metadata)).rewards:
+            return ()
+        written = self._named(REWARD_MODEL, metadata)
+        return reward_terms(written) or (RewardTerm(1.0, written),)
+
+    def mistakes(self, label: JsonValue, metadata: Mapping[str, JsonValue]) -> Iterator[str]:
+        """Yield why no response to a row could be rewarded, or why it has no response."""
+        components = [(Kind.REWARD_MODEL, term.name) for term in self.terms(metadata)]
+        maker = self._named(GENERATE_FUNCTION, metadata)
+        if self.trains and not self.registry.traits(Kind.GENERATE_FUNCTION, maker).samples_from_engine:
+            components.append((Kind.GENERATE_FUNCTION, maker))  # its responses come from the rows
+        for kind, name in components:
+            check_row = self._checks(kind, name)
+            if check_row is not None:
+                with boundary(self.registry.owner(kind, name), f"{kind.words} {name!r}: check_row", locate=True):
+                    mistake = check_row(label, metadata)
+                if mistake:
+                    yield f"{kind.words} {name!r}: {mistake}"
+
+    def _named(self, key: str, metadata: Mapping[str, JsonValue]) -> str:
+        default = self.generate_function if key == GENERATE_FUNCTION else self.rm_type
+        return str(metadata.get(key) or default) if key in self.rows_name else default
+
+    def _checks(self, kind: Kind, name: str) -> Callable[[JsonValue, Mapping[str, JsonValue]], str | None] | None:
+        if (kind, name) not in self._loaded:
+            self._loaded[kind, name] = getattr(self.registry.load(kind, name), "check_row", None)
+        return self._loaded[kind, name]
+
+    @cached_property
+    def _loaded(self) -> dict[tuple[Kind, str], Any]:
+        return {}
+
+
 class RowChecks(PromptFilter):
-    """Filter that refuses rows whose metadata requests what the run cannot do, and selects all other rows.
+    """Filter that refuses rows whose metadata requests what the run cannot do, or to which no response could be
+    rewarded, and selects all other rows.
 
     Arguments:
         offered: what rows may name.
         of_run: sampling of a run that trains on the rows, which they may not change; None: an evaluation.
         mistakes: further checks of a row, those of plugins; None: there are none.
+        rewards: what reward models need of a row; None: nothing is known.
     """
 
     def __init__(
-        self, offered: Offered | None = None, of_run: RunSampling | None = None, mistakes: RowMistakes | None = None
+        self,
+        offered: Offered | None = None,
+        of_run: RunSampling | None = None,
+        mistakes: RowMistakes | None = None,
+        rewards: RowRewards | None = None,
     ) -> None:
         self._offered: Offered = offered or {}
         self._of_run = of_run
         self._mistakes = mistakes
+        self.rewards = rewards
 
     @classmethod
     def of(
-        cls, config: RunConfig, registry: Registry, *, trains: bool, options: Mapping[str, object] | None = None
+        cls,
+        config: RunConfig,
+        registry: Registry,
+        *,
+        evaluates: EvalSet | None = None,
+        options: Mapping[str, object] | None = None,
     ) -> RowChecks:
         """Make the checks of the rows of a run.
 
         Arguments:
-            trains: whether the run trains on the rows; False: they are evaluated.
+            evaluates: the evaluation set of the rows; None: the run trains on them.
             options: plugin name -> its options object; a plugin without an entry has its defaults.
         """
         rollout = config.rollout
@@ -194,7 +263,12 @@ class RowChecks(PromptFilter):
             "top_k": rollout.rollout_top_k,
         }
         mistakes = _mistakes_of_plugins(config, registry, options)
-        return cls(offered_to_rows(config, registry, options), of_run if trains else None, mistakes)
+        offered, trains = offered_to_rows(config, registry, options), evaluates is None
+        named = rollout if evaluates is None else evaluates
+        rewards = RowRewards(registry, named.rm_type, named.generate_function, frozenset(offered), trains=trains)
+        # A rollout source makes whole rollouts, and may reward them.
+        is_scored = not (trains and rollout.rollout_source)
+        return cls(offered, of_run if trains else None, mistakes, rewards if is_scored else None)
 
     def check(self, metadata: Mapping[str, JsonValue], where: str) -> None:
         """See :class:`~slime_core.PromptFilter`."""
@@ -202,6 +276,16 @@ class RowChecks(PromptFilter):
         own_sampling(metadata, of_run=self._of_run, where=where)
         if self._mistakes is not None and (found := next(self._mistakes(metadata), None)) is not None:
             raise DataError(f"{where}: {found}")
+
+    def check_label(
+        self, label: JsonValue, metadata: Mapping[str, JsonValue], where: str, *, key: str | None = None
+    ) -> None:
+        """See :class:`~slime_core.PromptFilter`."""
+        found = None if self.rewards is None else next(self.rewards.mistakes(label, metadata), None)
+        if found is not None:
+            paths = ["0"] if isinstance(label, list) else paths_of(label)
+            fields = f". There are: {shortened(f'{key}.{path}' for path in paths)}" if key and paths else ""
+            raise DataError(f"{where}: {found}{fields}")
 
 
 def offered_to_rows(

@@ -37,6 +37,7 @@ from slime_core.untrusted import open_regular
 __all__ = [
     "AT_ONCE",
     "EVERY",
+    "NOTHING",
     "JsonLines",
     "LineIndex",
     "LineTable",
@@ -44,13 +45,16 @@ __all__ = [
     "PromptRow",
     "Sizes",
     "content_of",
+    "field_at",
     "fields_of",
     "is_chat",
     "no_rows",
     "numbered_prompts",
     "open_tables",
+    "paths_of",
     "prompt_of",
     "rows_in_order",
+    "shortened",
     "stamp_of",
     "tools_of",
     "unreadable",
@@ -242,6 +246,9 @@ def _rows_from(start: int, tables: Iterable[PromptTable]) -> Iterator[RawRow]:
 MOST_LETTERS = 300
 """Most letters of the names of a row's fields that a message shows."""
 
+DEEPEST = 3
+"""Levels of objects in objects whose fields a message shows."""
+
 
 def _without_gaps(value: JsonValue) -> JsonValue:
     """Remove keys with null from the objects in ``value``, at any depth.
@@ -266,7 +273,7 @@ def _input(value: object) -> JsonValue:
 
 def fields_of(row: Mapping[str, object]) -> str:
     """Return the names of a row's fields, for a message."""
-    return textwrap.shorten(", ".join(row), MOST_LETTERS, placeholder="...") or "none"
+    return shortened(row)
 
 
 EXAMPLE = '{"prompt": "What is 2 + 2?", "label": "4"}'
@@ -374,10 +381,11 @@ def prompt_of(raw: RawRow, request: PromptRequest) -> PromptRow:
     tools = _tools(raw, row, request.tool_key)
     metadata = metadata if tools is None else {**metadata, TOOLS: tools}
     request.filter.check(metadata, raw.place)
-    label, inputs = _label(raw, row, request.label_key), _inputs(raw, row, request)
+    label = _label(raw, row, request.label_key)
+    request.filter.check_label(label, metadata, raw.place, key=request.label_key)
     if request.skips_bad:  # Otherwise the prompt is checked when it is due, and an error ends the run.
         request.filter.check_prompt(prompt, metadata, raw.place)
-    return PromptRow(prompt, label, metadata, inputs, raw.place)
+    return PromptRow(prompt, _label_text(label), metadata, _inputs(raw, row, request), raw.place)
 
 
 def content_of(raw: RawRow) -> dict[str, object]:
@@ -402,10 +410,66 @@ def content_of(raw: RawRow) -> dict[str, object]:
     return row
 
 
+NOTHING = object()
+"""Result of :func:`field_at` for a field that the row lacks."""
+
+
+def field_at(value: object, key: str) -> object:
+    """Return the field ``key`` of an object, or :data:`NOTHING`.
+
+    A field of that very name wins. Otherwise ``key`` is a path: dots lead into objects, also into those that are stored
+    as JSON text, and numbers into lists.
+
+    Example: ``reward_model.ground_truth`` of ``{"reward_model": {"style": "rule", "ground_truth": "72"}}`` is ``"72"``;
+    ``final_answer.0`` of ``{"final_answer": ["3", "4"]}`` is ``"3"``.
+    """
+    fields = _parsed(value)
+    if fields is None:  # a column of objects holds null in rows without one
+        return None
+    if isinstance(fields, list):
+        fields = {f"{place}": entry for place, entry in enumerate(fields)}
+    if not isinstance(fields, Mapping) or key in fields:
+        return fields[key] if isinstance(fields, Mapping) else NOTHING
+    ends = [place for place, letter in enumerate(key) if letter == "." and key[:place] in fields]
+    inner = (field_at(fields[key[:end]], key[end + 1 :]) for end in reversed(ends))  # names may hold dots, too
+    return next((found for found in inner if found is not NOTHING), NOTHING)
+
+
+def _parsed(value: object) -> object:
+    """The object or list that JSON text holds; any other value as it is."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        with suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value
+
+
+def paths_of(value: object, start: str = "") -> list[str]:
+    """Return the paths of the fields in ``value``, for a message: those of an object after the object itself, down to
+    the third level."""
+    fields = _parsed(value) if start.count(".") < DEEPEST else None
+    if not isinstance(fields, Mapping):
+        return []
+    return [path for name in fields for path in (f"{start}{name}", *paths_of(fields[name], f"{start}{name}."))]
+
+
+def shortened(names: Iterable[str]) -> str:
+    """Return names of fields, for a message."""
+    return textwrap.shorten(", ".join(names), MOST_LETTERS, placeholder="...") or "none"
+
+
 def _field(raw: RawRow, row: dict[str, Any], key: str, flag: str) -> Any:
-    if key not in row:
-        raise DataError(f"{raw.place}: no field {key!r}, found {fields_of(row)}. Name the right one with {flag}.")
-    return row[key]
+    found = field_at(row, key)
+    if found is NOTHING:
+        raise DataError(
+            f"{raw.place}: no field {key!r}, found {shortened(paths_of(row))}. Name the right one with {flag}."
+        )
+    return found
+
+
+def _optional_field(row: dict[str, Any], key: str | None) -> Any:
+    """The field, or None if the row lacks it; JSON text of an object or a list is read."""
+    found = NOTHING if key is None else field_at(row, key)
+    return None if found is NOTHING else _parsed(found)
 
 
 def _prompt(raw: RawRow, row: dict[str, Any], key: str) -> Prompt:
@@ -431,7 +495,8 @@ def _prompt(raw: RawRow, row: dict[str, Any], key: str) -> Prompt:
 
 
 def _metadata(raw: RawRow, row: dict[str, Any], key: str) -> dict[str, Any]:
-    metadata: Any = {} if row.get(key) is None else row[key]
+    metadata: Any = _optional_field(row, key)
+    metadata = {} if metadata is None else metadata
     if not isinstance(raw.content, bytes):  # of columns: there may be dates, which JSON has not
         metadata = json.loads(json.dumps(metadata, default=str))
     if not isinstance(metadata, dict):
@@ -439,8 +504,8 @@ def _metadata(raw: RawRow, row: dict[str, Any], key: str) -> dict[str, Any]:
     return metadata
 
 
-def _label(raw: RawRow, row: dict[str, Any], key: str | None) -> str | None:
-    """The ground truth as text: lists and objects as JSON, dates and exact decimals as they are written."""
+def _label(raw: RawRow, row: dict[str, Any], key: str | None) -> JsonValue:
+    """The ground truth as JSON: dates and exact decimals as they are written."""
     if key is None:
         return None
     label = _field(raw, row, key, "--label-key, or say with --label-key none that rows have none")
@@ -451,24 +516,28 @@ def _label(raw: RawRow, row: dict[str, Any], key: str | None) -> str | None:
             "these, or null where there is no ground truth"
         )
     if isinstance(label, list | dict | tuple):
-        return JsonLabel(json.dumps(label, default=str))
-    if isinstance(label, bool | int | float):
-        return json.dumps(label)
-    return label if label is None else str(label)
+        return (
+            label if isinstance(raw.content, bytes) else cast("JsonValue", json.loads(json.dumps(label, default=str)))
+        )
+    return label if label is None or isinstance(label, bool | int | float) else str(label)
+
+
+def _label_text(label: JsonValue) -> str | None:
+    """Return the label of a sample: an object or a list as JSON."""
+    if isinstance(label, list | dict):
+        return JsonLabel(json.dumps(label))
+    return label if label is None or isinstance(label, str) else json.dumps(label)
 
 
 def _tools(raw: RawRow, row: dict[str, Any], key: str | None) -> list[Any] | None:
     """The row's tools; text is JSON of them, since columns cannot hold objects of different forms."""
-    tools = None if key is None else row.get(key)
-    if isinstance(tools, str):
-        try:
-            tools = json.loads(tools) if tools.strip() else None
-        except (ValueError, RecursionError):
-            tools = 0
+    tools = _optional_field(row, key)
+    if isinstance(tools, str) and not tools.strip():
+        tools = None
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise DataError(
             f"{raw.place}: field {key!r} is not a list of tools, which are objects, as JSON or its text (--tool-key): "
-            f"found {json.dumps(row[str(key)], default=str)[:80]}"
+            f"found {json.dumps(field_at(row, str(key)), default=str)[:80]}"
         )
     return (tools if isinstance(raw.content, bytes) else list(map(_without_gaps, tools or ()))) or None
 

@@ -18,16 +18,16 @@ from typing import cast
 
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError
-from slime_core.plugins.contracts import PromptRequest
+from slime_core.plugins.contracts import PromptRequest, RawRow
 from slime_core.plugins.loading import boundary
 from slime_core.prompts.chat import PromptTokenizer
 from slime_core.prompts.messages import form_of
 from slime_core.prompts.row_checks import GENERATE_FUNCTION, own_sampling
-from slime_core.prompts.rows import PromptRow, numbered_prompts, size_of
+from slime_core.prompts.rows import NOTHING, PromptRow, content_of, field_at, numbered_prompts, size_of
 from slime_core.types import JsonValue
 from slime_core.untrusted import read_object
 
-__all__ = ["Room", "screen", "writes_tools"]
+__all__ = ["Room", "has_field", "screen", "writes_tools"]
 
 MOST_BYTES = 32 * 2**20
 """Bytes of a file that are checked; half a second of parsing."""
@@ -86,6 +86,7 @@ def screen(
     setting: str,
     share: float = 1.0,
     warn: Callable[[str], None] | None = None,
+    see: Callable[[Sequence[tuple[RawRow, PromptRow]]], None] | None = None,
 ) -> list[str]:
     """Returns if nothing wrong was found in the prompts of ``request``.
 
@@ -95,6 +96,7 @@ def screen(
         setting: which setting named the file.
         share: of the bytes that are looked at otherwise.
         warn: called with what a run can do with and a person should know.
+        see: called with the rows that can be read, if nothing is wrong with them.
 
     Returns:
         What is wrong with rows that the run leaves out (``request.skips_bad``), each with file and line.
@@ -128,6 +130,8 @@ def screen(
                 f"{room.folder} does not know. The model cannot read it: write prompts in what it knows, or name "
                 "another model (--hf-checkpoint)"
             )
+    if see is not None:
+        see(found)
     return bad
 
 
@@ -180,6 +184,11 @@ def _sample(rows: Rows) -> list[int]:
         chosen.append(position)
         left -= _size(rows[position][1])
     return sorted(chosen)
+
+
+def has_field(rows: Sequence[tuple[RawRow, PromptRow]], key: str) -> bool:
+    """Whether one of ``rows`` has the field ``key``, which may be a path."""
+    return any(field_at(content_of(raw), key) not in (None, NOTHING) for raw, _ in rows)
 
 
 def _refuse_messages(rows: Rows) -> None:

@@ -147,7 +147,7 @@ class Evaluation:
 
     def _load(self, one: EvalSet) -> _LoadedSet:
         encoder = self._components.encoder_for(one.apply_chat_template)
-        checks = self._components.row_checks(trains=False)
+        checks = self._components.row_checks(one)
         renders = self._components.renders(one.generate_function, encoder)
         chosen = RunFilter(checks, longest=one.longest_prompt, lengths=PromptLengths(encoder), encoder=renders)
         request = evaluation_request(self._config, one, chosen, self._components.formats)

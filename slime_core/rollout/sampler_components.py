@@ -154,7 +154,7 @@ class SamplerComponents:
         settings, data = self._settings, self._config.data
         name = data.data_source
         self.prompt_filter = RunFilter(
-            self.row_checks(trains=True),
+            self.row_checks(),
             longest=data.rollout_max_prompt_len,
             lengths=PromptLengths(self.encoder, num_workers=data.num_data_workers),
             bad_rows=settings.bad_rows,
@@ -171,9 +171,9 @@ class SamplerComponents:
         """One component, with whose it is."""
         return RoutedComponent(name, self.make(kind, name), plugin=self._registry.owner(kind, name))
 
-    def row_checks(self, *, trains: bool) -> RowChecks:
-        """Refuses rows that need what the run does not support."""
-        return RowChecks.of(self._config, self._registry, trains=trains, options=self._settings.options)
+    def row_checks(self, one: EvalSet | None = None) -> RowChecks:
+        """Refuses rows of an evaluation set, or of the training prompts, that need what the run does not support."""
+        return RowChecks.of(self._config, self._registry, evaluates=one, options=self._settings.options)
 
     def renders(self, generate_function: str, encoder: PromptEncoder) -> PromptEncoder | None:
         """Return ``encoder`` if the generate function renders prompts as they are; None: it decides itself."""

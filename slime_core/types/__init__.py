@@ -31,6 +31,8 @@ from slime_core.types.sample import (
     TokenIds,
     equal_rewards,
     label_text,
+    needs_label,
+    needs_text_label,
     reaches,
 )
 
@@ -54,5 +56,7 @@ __all__ = [
     "TrainBatch",
     "equal_rewards",
     "label_text",
+    "needs_label",
+    "needs_text_label",
     "reaches",
 ]

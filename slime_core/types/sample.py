@@ -415,3 +415,22 @@ def label_text(sample: Sample, reward: str) -> str:
         )
     # A data source of the user may give a number.
     return str(sample.label).strip()
+
+
+NO_LABEL = "the row has no label to compare with; name its field with --label-key, or choose another reward model"
+
+
+def needs_label(label: JsonValue, metadata: Mapping[str, JsonValue]) -> str | None:
+    """Return what is wrong with a row's label if it is missing or empty; for ``check_row`` of reward models."""
+    del metadata
+    is_empty = not label.strip() if isinstance(label, str) else label is None or label == [] or label == {}
+    return NO_LABEL if is_empty else None
+
+
+def needs_text_label(label: JsonValue, metadata: Mapping[str, JsonValue]) -> str | None:
+    """Return what is wrong with a row's label if it is missing or empty, or an object or a list, which no text equals;
+    for ``check_row`` of reward models."""
+    if label and isinstance(label, list | dict):
+        kind = "a list" if isinstance(label, list) else "an object"
+        return f"the label is {kind}; name the field in it that holds the text or number to compare with (--label-key)"
+    return needs_label(label, metadata)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from slime_core.plugins.contracts.run import RunView
 
 __all__ = [
+    "CheckedRewardModel",
     "DataSource",
     "GenerateFunction",
     "GroupGenerateFunction",
@@ -128,6 +129,32 @@ class RewardModel(Protocol):
         ...
 
 
+class CheckedRewardModel(RewardModel, Protocol):
+    """A reward model that checks rows before anything starts. Both methods are optional, and static: the core calls
+    them on the class."""
+
+    @staticmethod
+    def check_row(label: JsonValue, metadata: Mapping[str, JsonValue]) -> str | None:
+        """Return why no response to a row could be rewarded, such as ``the label is empty``; None if one could.
+
+        ``slime_core.types.needs_label`` and ``needs_text_label`` are such functions. A mistake is an error of the row,
+        with file and line; ``on_bad_data`` applies.
+
+        Arguments:
+            label: as the row has it: text, a number, an object, a list, or null.
+            metadata: of the row.
+        """
+        ...
+
+    @staticmethod
+    def perfect_response(label: str) -> str:
+        """Return a response that should get full marks: a reward of 1, each number of it if there are several.
+
+        The core scores the responses to a file's labels before a run and names the labels that do not get full marks.
+        """
+        ...
+
+
 class GenerateFunction(Protocol):
     """Makes the response to one sample's prompt (scope ``sample``)."""
 
@@ -185,6 +212,20 @@ class PromptFilter:
             DataError: the template refuses the prompt, or leaves a message or the tools out.
         """
         del prompt, metadata, where
+
+    def check_label(
+        self, label: JsonValue, metadata: Mapping[str, JsonValue], where: str, *, key: str | None = None
+    ) -> None:
+        """Returns if the row's reward model can reward a response to it; see :class:`CheckedRewardModel`.
+
+        Arguments:
+            label: as the row has it: text, a number, an object, a list, or null.
+            key: the field that holds it, for the message; None: rows have none.
+
+        Raises:
+            DataError: no response to the row could be rewarded.
+        """
+        del label, metadata, where, key
 
     def select(self, prompts: Sequence[tuple[Prompt, list[JsonValue] | None]]) -> Sequence[bool]:
         """Which of many prompts, each with its tools, are short enough; on several processes where the run has them.

@@ -220,7 +220,7 @@ def test_prompt_files_are_read_by_the_formats_of_the_plugins(tmp_path: Path) -> 
     (tmp_path / "mine.py").write_text(SHOUTED)
     registry = activate(["grpo", str(tmp_path / "mine.py")]).registry
     (tmp_path / "sums").mkdir()
-    run = config(f"--prompt-data {tmp_path / 'sums'} --rollout-max-response-len 8 --label-key none")
+    run = config(f"--prompt-data {tmp_path / 'sums'} --rollout-max-response-len 8 --label-key none --rm-type random")
     with pytest.raises(DataError, match=r"sums is a folder without \.jsonl, \.ndjson, \.shouted files"):
         check_files(run, registry, trains=True)
     (tmp_path / "sums" / "a.shouted").write_text("1+1=\n\n")

@@ -227,3 +227,53 @@ def test_a_malformed_slice_of_a_path_is_named(tmp_path, slice_):
     path = write(tmp_path, '{"prompt": "q", "label": "x"}')
     with pytest.raises(DataError, match=r"what follows @ is not a slice of rows; accepted: @\[a:b\] with 0 <= a < b"):
         prompts(Path(f"{path}@{slice_}"))
+
+
+VERL = {
+    "prompt": [{"role": "user", "content": "How many clips?"}],
+    "reward_model": {"style": "rule", "ground_truth": "72"},
+    "extra_info": {"question": "How many?", "tools.all": [{"name": "add"}], "about": {"level": 1}},
+    "final_answer": ["3", "4"],
+    "as.text": '{"label": "5", "more": "[6, 7]"}',
+    "reward_model.style": "a name with a dot",
+    "answer": None,
+    "images": {"first": "a.png"},
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"label_key": "reward_model.ground_truth"}, PromptRow(VERL["prompt"], "72")),
+        ({"label_key": "reward_model.style"}, PromptRow(VERL["prompt"], "a name with a dot")),
+        ({"label_key": "final_answer.1"}, PromptRow(VERL["prompt"], "4")),
+        ({"label_key": "as.text.label"}, PromptRow(VERL["prompt"], "5")),
+        ({"label_key": "as.text.more.0"}, PromptRow(VERL["prompt"], "6")),
+        ({"label_key": "answer.value"}, PromptRow(VERL["prompt"])),
+        ({"label_key": None, "input_key": "extra_info.question"}, PromptRow("How many?")),
+        ({"label_key": None, "metadata_key": "extra_info.about"}, PromptRow(VERL["prompt"], metadata={"level": 1})),
+        (
+            {"label_key": None, "metadata_key": "as.text"},
+            PromptRow(VERL["prompt"], metadata=json.loads(VERL["as.text"])),
+        ),
+        (
+            {"label_key": None, "tool_key": "extra_info.tools.all"},
+            PromptRow(VERL["prompt"], metadata={"tools": [{"name": "add"}]}),
+        ),
+        (
+            {"label_key": None, "multimodal_keys": (("image", "images.first"),)},
+            PromptRow(VERL["prompt"], inputs={"image": "a.png"}),
+        ),
+    ],
+    ids=str,
+)
+def test_a_key_may_be_a_path_into_a_field_and_a_field_of_that_name_wins(tmp_path, keys, expected):
+    assert prompts(write(tmp_path, json.dumps(VERL)), **keys) == [expected]
+
+
+@pytest.mark.parametrize("key", ["reward_model.truth", "final_answer.2", "final_answer.-1", "prompt.role", "answer2.x"])
+def test_a_path_that_leads_nowhere_is_refused_with_the_paths_that_there_are(tmp_path, key):
+    with pytest.raises(DataError) as caught:
+        prompts(write(tmp_path, json.dumps(VERL)), label_key=key)
+    assert f"line 1: no field {key!r}" in str(caught.value)
+    assert "reward_model, reward_model.style, reward_model.ground_truth" in str(caught.value)

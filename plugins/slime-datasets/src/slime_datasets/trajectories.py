@@ -86,6 +86,8 @@ def _sample(raw: RawRow, fit: Fit) -> Sample:
     metadata = {key: value for key, value in sample.metadata.items() if key != GENERATE_FUNCTION}
     # For the same reason the sampling parameters of its row no longer matter.
     fit.filter.check({key: value for key, value in metadata.items() if key != SAMPLING_PARAMS}, raw.place)
+    if sample.reward is None:
+        fit.filter.check_label(sample.label, metadata, raw.place)
     given = {**(sample.train_metadata or {}), GIVEN: [sample.status.value, sample.reward]}
     return replace(
         sample,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from slime_core import RunView
 from slime_core.errors import DataError
-from slime_core.types import Sample, label_text
+from slime_core.types import JsonValue, Sample, label_text, needs_text_label
 from slime_rewards.answers import after_thinking, answer_line, last_boxed
 
 __all__ = ["MultipleChoice", "WordOverlap", "choice", "word_f1"]
@@ -112,6 +112,8 @@ def _matches(pattern: re.Pattern[str], sentence: str) -> list[str]:
 class WordOverlap:
     """F1 of the response's words against the label's; see :func:`word_f1`."""
 
+    check_row = staticmethod(needs_text_label)
+
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
 
@@ -127,6 +129,12 @@ class WordOverlap:
 class MultipleChoice:
     """1.0 if the response chooses the label's letter, as in GPQA (2311.12022), else 0.0."""
 
+    @staticmethod
+    def check_row(label: JsonValue, metadata: Mapping[str, JsonValue]) -> str | None:
+        """See :class:`~slime_core.CheckedRewardModel`."""
+        mistake = needs_text_label(label, metadata)
+        return mistake or (None if _letter(str(label)) else f"the label is {label!r:.100}; {_ACCEPTED}")
+
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
 
@@ -141,13 +149,19 @@ class MultipleChoice:
 
 def _right_choice(sample: Sample) -> str:
     label = label_text(sample, "gpqa")
+    letter = _letter(label)
+    if letter is None:
+        where = f"sample {sample.index} of group {sample.group_index}"
+        raise DataError(f"reward model 'gpqa': {where} has the label {label!r:.100}; {_ACCEPTED}")
+    return letter
+
+
+_ACCEPTED = "accepted: the letter of the right choice, from A to J.\nName its field with --label-key."
+
+
+def _letter(label: str) -> str | None:
     found = re.fullmatch(r"\W*([A-Ja-j])\W*", label)
-    if found is None:
-        raise DataError(
-            f"reward model 'gpqa': sample {sample.index} of group {sample.group_index} has the label {label!r:.100}; "
-            "accepted: the letter of the right choice, from A to J.\nName its field with --label-key."
-        )
-    return found[1].upper()
+    return None if found is None else found[1].upper()
 
 
 def _words(text: str) -> Counter[str]:

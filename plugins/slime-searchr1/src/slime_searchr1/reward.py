@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from slime_core import RunView, Sample
 from slime_core.errors import DataError
+from slime_core.types import JsonValue, needs_label
 from slime_searchr1.options import SearchOptions
 from slime_searchr1.protocol import is_well_formed
 
@@ -26,9 +27,23 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 class AnswerMatch:
     """Scores the final answer and the format of responses."""
 
+    @staticmethod
+    def check_row(label: JsonValue, metadata: Mapping[str, JsonValue]) -> str | None:
+        """See :class:`~slime_core.CheckedRewardModel`."""
+        text = label if isinstance(label, str) else json.dumps(label)
+        if (mistake := needs_label(label, metadata)) is not None:
+            return mistake
+        has_answer = any(map(str.strip, _accepted(text)))
+        return None if has_answer else f"the label {text:.100} holds no answer to compare with"
+
     def __init__(self, options: SearchOptions, run: RunView) -> None:
         del run
         self._share = options.format_score
+
+    @staticmethod
+    def perfect_response(label: str) -> str:
+        """See :class:`~slime_core.CheckedRewardModel`."""
+        return f"<answer>{_accepted(label)[0]}</answer>"
 
     async def score(self, samples: Sequence[Sample]) -> list[dict[str, float]]:
         """Return for each sample, in order:
@@ -67,20 +82,24 @@ def normalised(answer: str) -> str:
 
 
 def _answers(sample: Sample) -> list[str]:
-    """Return the label's answers: ``ground_truth.target`` of an object, the format of the paper's rows under
-    ``reward_model``; the entries of a list; or the label itself."""
     if sample.label is None:
         raise DataError(
             f"reward model 'search_r1': sample {sample.index} of group {sample.group_index} has no label to compare "
             "with.\n"
             "Name the label's field with --label-key, or choose another reward model."
         )
+    return _accepted(sample.label)
+
+
+def _accepted(label: str) -> list[str]:
+    """Return the label's answers: ``ground_truth.target`` of an object, the format of the paper's rows under
+    ``reward_model``; the entries of a list; or the label itself."""
     try:
-        found = json.loads(sample.label)
+        found = json.loads(label)
     except (ValueError, RecursionError):
-        return [sample.label]
+        return [label]
     if isinstance(found, dict):
         truth = found.get("ground_truth", found)
         found = truth.get("target", truth) if isinstance(truth, dict) else truth
         found = [found] if isinstance(found, str | int | float) else found
-    return [str(entry) for entry in found] if isinstance(found, list) else [sample.label]
+    return [str(entry) for entry in found] if isinstance(found, list) else [label]

@@ -31,6 +31,9 @@ TEMPLATES = (
 )
 """Responses, some of which common reward models find right and some wrong."""
 
+ODD_LABELS = (None, "", " ", "42", 4.5, True, ["42"], {"ground_truth": "42"}, [], {})
+"""Labels that rows may have."""
+
 LONGEST = 12
 """Limit on the examples that are permuted."""
 
@@ -93,6 +96,24 @@ class RewardModelSuite(ComponentSuite):
         together = self._scored(samples)
         alone = [self._scored([sample])[0] for sample in samples]
         require(together == alone, f"scored together the samples get {together}, one by one {alone}")
+
+    def test_rows_are_checked(self) -> None:
+        check_row = getattr(type(self.make()), "check_row", None)
+        if check_row is None:
+            return
+        mistake = check_row(self.label, self.metadata)
+        require(mistake is None, f"check_row() refuses label and metadata of the suite: {mistake}")
+        wrong = [found for label in ODD_LABELS if not isinstance(found := check_row(label, {}), str | None)]
+        require(not wrong, f"check_row() returned {wrong[:1]}; the text of a mistake or None is wanted")
+
+    def test_a_perfect_response_gets_full_marks(self) -> None:
+        perfect_response = getattr(type(self.make()), "perfect_response", None)
+        if perfect_response is None:
+            return
+        response = perfect_response(self.label)
+        (reward,) = self._scored([replace(self._samples()[0], response=response)])
+        numbers = reward.values() if isinstance(reward, dict) else [reward]
+        require(min(numbers) >= 1, f"the response {response!r} of perfect_response() gets {reward}; 1 is wanted")
 
     def test_no_samples_get_no_rewards(self) -> None:
         self._scored([])

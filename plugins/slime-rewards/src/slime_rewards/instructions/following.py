@@ -14,7 +14,7 @@ from slime_rewards.instructions.counting import COUNTING
 from slime_rewards.instructions.forming import FORMING
 from slime_rewards.instructions.ifeval import IFEVAL
 
-__all__ = ["KNOWN", "Instruction", "instructions_of", "variants"]
+__all__ = ["KNOWN", "Instruction", "instructions_of", "read_instructions", "variants"]
 
 KNOWN: Mapping[str, Callable[..., bool]] = {**IFEVAL, **COUNTING, **FORMING}
 """Instruction -> its check, for both benchmarks; their names are disjoint."""
@@ -47,13 +47,16 @@ class Instruction:
 
 
 def instructions_of(sample: Sample) -> list[Instruction]:
-    """Return the instructions of the sample's row, in order.
+    """Return the instructions of the sample's row, in order; raises as :func:`read_instructions`."""
+    return read_instructions(sample.metadata, f"sample {sample.index} of group {sample.group_index}")
+
+
+def read_instructions(metadata: Mapping[str, Any], where: str) -> list[Instruction]:
+    """Return the instructions in the metadata of a row, in order.
 
     Raises:
-        DataError: the row has no instructions, an unknown one, or wrong arguments.
+        DataError: the row has no instructions, an unknown one, or wrong arguments; the message starts with ``where``.
     """
-    where = f"sample {sample.index} of group {sample.group_index}"
-    metadata: Mapping[str, Any] = sample.metadata
     names, arguments = metadata.get(IDS), metadata.get(ARGUMENTS)
     if not _is_list(names) or not names:
         raise DataError(

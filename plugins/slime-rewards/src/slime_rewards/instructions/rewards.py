@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from slime_core import RunView
-from slime_core.types import Sample
-from slime_rewards.instructions.following import instructions_of, variants
+from slime_core.errors import DataError
+from slime_core.types import JsonValue, Sample
+from slime_rewards.instructions.following import instructions_of, read_instructions, variants
 
 __all__ = ["IfBench", "IfEval", "Instructions", "measured"]
 
@@ -40,8 +41,20 @@ def measured(sample: Sample) -> dict[str, float]:
     }
 
 
+def wrong_instructions(label: JsonValue, metadata: Mapping[str, JsonValue]) -> str | None:
+    """Return what is wrong with the instructions of a row; None: nothing is."""
+    del label
+    try:
+        read_instructions(metadata, "the row")
+    except DataError as mistake:
+        return str(mistake)
+    return None
+
+
 class Instructions:
     """Four named numbers per sample, see :func:`measured`; ``--reward-key`` selects the one that is trained."""
+
+    check_row = staticmethod(wrong_instructions)
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
@@ -54,6 +67,8 @@ class Instructions:
 class IfEval:
     """1.0 if the response follows every instruction as written, else 0.0."""
 
+    check_row = staticmethod(wrong_instructions)
+
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
 
@@ -64,6 +79,8 @@ class IfEval:
 
 class IfBench:
     """1.0 if the response follows every instruction, ignoring asterisks and outer lines, else 0.0."""
+
+    check_row = staticmethod(wrong_instructions)
 
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
