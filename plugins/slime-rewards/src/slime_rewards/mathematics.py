@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from slime_core import RunView
-from slime_core.types import Sample, label_text
+from slime_core.types import Sample, label_text, needs_text_label
 from slime_rewards.answers import after_thinking, answer_line, final_answers, last_boxed, stated
 from slime_rewards.expressions import read, same
 from slime_rewards.notation import is_text, words
@@ -37,8 +37,15 @@ def equal(label: str, answer: str) -> bool:
 class Mathematics:
     """1.0 if the response's answer equals the label as a mathematical expression, else 0.0."""
 
+    check_row = staticmethod(needs_text_label)
+
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
+
+    @staticmethod
+    def perfect_response(label: str) -> str:
+        """See :class:`~slime_core.CheckedRewardModel`."""
+        return rf"\boxed{{{label}}}"
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """Return one reward per sample, in order.
@@ -52,8 +59,15 @@ class Mathematics:
 class BoxedMathematics:
     r"""Like :class:`Mathematics`, on the content of the last ``\boxed{}``; 0.0 without one."""
 
+    check_row = staticmethod(needs_text_label)
+
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
+
+    @staticmethod
+    def perfect_response(label: str) -> str:
+        """See :class:`~slime_core.CheckedRewardModel`."""
+        return rf"\boxed{{{label}}}"
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """Return one reward per sample, in order."""
@@ -66,8 +80,15 @@ class DeepScaleR:
     The thinking ends with ``</think>``, or, in responses without it, with ``###Response``.
     """
 
+    check_row = staticmethod(needs_text_label)
+
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
+
+    @staticmethod
+    def perfect_response(label: str) -> str:
+        """See :class:`~slime_core.CheckedRewardModel`."""
+        return rf"</think>\boxed{{{label}}}"
 
     async def score(self, samples: Sequence[Sample]) -> list[float]:
         """Return one reward per sample, in order."""
@@ -82,8 +103,15 @@ class Dapo:
     Train on one of the two with ``--reward-key score``.
     """
 
+    check_row = staticmethod(needs_text_label)
+
     def __init__(self, options: object, run: RunView) -> None:
         del options, run
+
+    @staticmethod
+    def perfect_response(label: str) -> str:
+        """See :class:`~slime_core.CheckedRewardModel`."""
+        return f"Answer: {label}"
 
     async def score(self, samples: Sequence[Sample]) -> list[dict[str, float]]:
         """Return two named numbers per sample, in order."""
