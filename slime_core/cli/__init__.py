@@ -9,6 +9,7 @@
     plugins     ``slime plugins list``, ``show``, ``trace``, ``lock`` and ``verify``
     progress    prints the progress of a run
     preflight   checks prompts, weights and the machine before the first process starts
+    labels      scores labels against themselves before a run
     memory      estimates the memory that a run needs on a machine and on each GPU; defaults that fit into it
 
 The rule between them: a command imports what it needs when it is called, so that help and lists load nothing heavy.

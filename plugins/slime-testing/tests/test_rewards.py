@@ -66,6 +66,18 @@ REWARDS = {
         "it_can_be_cancelled",
         "still running 2 s after it was cancelled",
     ),
+    "a perfect response that is not": (
+        SCORE,
+        SCORE + "\n\n    @staticmethod\n    def perfect_response(label):\n        return f'Answer: {label}'",
+        "a_perfect_response_gets_full_marks",
+        "'Answer: 42'",
+    ),
+    "a row that is refused": (
+        SCORE,
+        SCORE + "\n\n    @staticmethod\n    def check_row(label, metadata):\n        return 'it is not mine'",
+        "rows_are_checked",
+        "it is not mine",
+    ),
     "always right": (
         SCORE,
         "return [1.0 for sample in samples]",
