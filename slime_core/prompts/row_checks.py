@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, ValidationError
 
@@ -165,6 +165,10 @@ RowMistakes = Callable[[Mapping[str, JsonValue]], Iterator[str]]
 """Checks the metadata of one row; yields a message for each mistake."""
 
 
+CheckRow = Callable[[JsonValue, Mapping[str, JsonValue]], str | None]
+"""See :class:`~slime_core.CheckedRewardModel`."""
+
+
 @dataclass(frozen=True)
 class RowRewards:
     """The reward models that score the rows of a run or of an evaluation set, and what they need of a row.
@@ -208,13 +212,13 @@ class RowRewards:
         default = self.generate_function if key == GENERATE_FUNCTION else self.rm_type
         return str(metadata.get(key) or default) if key in self.rows_name else default
 
-    def _checks(self, kind: Kind, name: str) -> Callable[[JsonValue, Mapping[str, JsonValue]], str | None] | None:
+    def _checks(self, kind: Kind, name: str) -> CheckRow | None:
         if (kind, name) not in self._loaded:
             self._loaded[kind, name] = getattr(self.registry.load(kind, name), "check_row", None)
         return self._loaded[kind, name]
 
     @cached_property
-    def _loaded(self) -> dict[tuple[Kind, str], Any]:
+    def _loaded(self) -> dict[tuple[Kind, str], CheckRow | None]:
         return {}
 
 

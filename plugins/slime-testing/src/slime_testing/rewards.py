@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 
 from slime_core import Kind
-from slime_core.types import Sample, Status
+from slime_core.types import JsonValue, Sample, Status
 from slime_testing.suite import ComponentSuite, NotTested, given, require
 from slime_testing.waiting import require_cancellable, run
 
@@ -31,7 +31,7 @@ TEMPLATES = (
 )
 """Responses, some of which common reward models find right and some wrong."""
 
-ODD_LABELS = (None, "", " ", "42", 4.5, True, ["42"], {"ground_truth": "42"}, [], {})
+ODD_LABELS: tuple[JsonValue, ...] = (None, "", " ", "42", 4.5, True, ["42"], {"ground_truth": "42"}, [], {})
 """Labels that rows may have."""
 
 LONGEST = 12
