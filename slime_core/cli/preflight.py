@@ -170,7 +170,7 @@ def _other_prompts(
     if not path.is_file() or path.stat().st_size > MOST_BYTES:
         return None
     formats = prompt_formats(registry, options, run_view(config, options))
-    checks = RowChecks.of(config, registry, trains=True, options=options)
+    checks = RowChecks.of(config, registry, options=options)
     request = training_request(
         config, path, checks, formats, vocab_size=whole_number(start_weights(config), "vocab_size")
     )

@@ -229,17 +229,20 @@ class _Worker:
             cause = _cause(error.__cause__)
             # Exceptions at limits have no message; the sampler knows the limits and words it.
             own = str(error.__cause__ or error) or ("" if cause in LIMITS.values() else str(error))
-            own += self._located(error.__cause__) if cause not in LIMITS.values() else ""
+            if cause not in LIMITS.values():
+                own = self._located(own, error.__cause__)
             # An unpaired surrogate, which the JSON of a response may hold, cannot be written to a file.
             reported = without_queries(own)[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()
             self.send("failed", call=call, cause=cause, error=reported)
 
-    def _located(self, failure: BaseException | None) -> str:
-        """Return where the reward raised ``failure``, and the log that has its traceback; empty for errors of ours."""
+    def _located(self, text: str, failure: BaseException | None) -> str:
+        """Return ``text`` with the place in the reward's code that raised ``failure``, and the log with its traceback;
+        without both for errors of ours."""
         if failure is None or isinstance(failure, SlimeError):
-            return ""
+            return text
         place = place_of(failure)
-        return " ".join(filter(None, ("", place, log_traceback(str(failure), failure, place))))
+        text, log = " ".join(filter(None, (text, place))), log_traceback(str(failure), failure, place)
+        return f"{text}. {log}" if log else text
 
     def _model(self, name: str) -> Any:
         if name not in self._models:

@@ -282,7 +282,7 @@ def make_shards(
             columns_B={name: values_B[mine] for name, values_B in columns_B.items()},
             steps=_renumbered(steps, {sample: place for place, sample in enumerate(mine)}),
             indices_B=np.array([one.index for one in own], np.int64),
-            groups_B=np.array([one.group_index for one in own], np.int64),
+            groups_B=_groups(own),
             temperature=temperature,
             weight_version_B=np.array(list(map(_weight_version, own)), np.int64),
             routes_TLK=np.concatenate([_routes(one, like=own[0]) for one in own]) if with_routes else None,
@@ -294,6 +294,11 @@ def make_shards(
         )
 
     return [shard(steps) for steps in ranks]
+
+
+def _groups(samples: Sequence[Sample]) -> NDArray[np.int64] | None:
+    indices = [sample.group_index for sample in samples]
+    return None if None in indices else np.array(indices, np.int64)
 
 
 def _renumbered(steps: Sequence[StepPlan], places: Mapping[int, int]) -> tuple[StepPlan, ...]:

@@ -272,7 +272,7 @@ MORE = [
         ["e", "-1"],
     ),
     (r"\pi\mathrm{e}", [r"e\pi", r"\pi e"], [r"\pi", "e"]),
-    (r"\mathrm{i}", ["i", r"\text{i}", r"\sqrt{-1}", "I"], ["-i", "1", "0"]),
+    (r"\mathrm{i}", ["i", r"\text{i}", r"\sqrt{-1}"], ["-i", "1", "0"]),
     (r"-\mathrm{i}", ["-i", r"\frac{1}{i}"], ["i"]),
     (
         r"\frac{1}{2}+\frac{\sqrt{3}}{2}i",

@@ -176,14 +176,16 @@ def test_each_set_is_looked_through_by_its_own_settings(
     messages = {
         own: "line 1: no field 'prompt', found q.",
         f"{own}, input_key='q'": "line 1: no field 'label', found q.",
-        f"{own}, input_key='q', label_key='none'": "line 2: a prompt of ",
+        f"{own}, input_key='q', label_key='none'": "line 1: reward model 'exact_match'",
+        f"{own}, input_key='q', label_key='none', rm_type='zero'": "line 2: a prompt of ",
         f"{own}, rm_type='exact_mach'": "a reward model called 'exact_mach' (did you mean 'exact_match'?)",
     }
     for table_, message in messages.items():
         assert main(["eval", "--eval-datasets", table_]) != 0
         assert message in capsys.readouterr().err
     assert evaluated == []
-    assert main(["eval", "--eval-datasets", f"{own}, input_key='q', label_key='none', max_prompt_len=50"]) == 0
+    shorter = f"{own}, input_key='q', label_key='none', rm_type='zero', max_prompt_len=50"
+    assert main(["eval", "--eval-datasets", shorter]) == 0
 
 
 def test_a_table_has_a_column_for_every_k_and_only_sets_that_were_measured() -> None:

@@ -367,6 +367,4 @@ async def test_a_transform_that_fails_names_plugin_component_file_and_line(build
     with pytest.raises(PluginError) as failure:
         await sampler.sample(0)
     line = PLUGIN.splitlines().index("        return BAD(samples)") + 1
-    assert f"sample transform 'bad' failed with TypeError: 'NoneType' object is not callable ({plugin}:{line})" in str(
-        failure.value
-    )
+    assert all(text in str(failure.value) for text in ("sample transform 'bad'", "TypeError", f"({plugin}:{line}, in "))

@@ -29,7 +29,7 @@ def equal(label: str, answer: str) -> bool:
     if not expected or expected == words(answer):
         return bool(expected)
     if is_text(label) or is_text(answer):
-        return False
+        return expected.lower() == words(answer).lower()
     readings = read(answer)
     return any(same(one, other) for one in read(label) for other in readings)
 
