@@ -10,6 +10,8 @@ model; its vocabulary does not matter, because texts are compared, not tokens.
     mended    slime brings it to a form that the template writes whole
     refused   the row, or the request, is refused with the number of the message
     lost      slime accepts it, and the text is not in the result
+
+Loss masks: ``yes`` if every turn is trained with its thoughts, up to a token at which engines stop.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import re
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +31,7 @@ from transformers import PreTrainedTokenizerFast
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import DataError
 from slime_core.prompts.chat import PromptTokenizer
+from tests.chat_families import Family, encoder_of, mask_column
 
 Message = Mapping[str, Any]
 
@@ -157,6 +162,28 @@ def tools(template: Template) -> str:
     return template.verdict([{"role": "user", "content": QUESTION}], holds(QUESTION, "look_up_price"), [TOOL])
 
 
+SPECIAL = re.compile(
+    r"<[|｜][^\s<>{}'\"]+[|｜]>|<eos>|</?s>|<(?:start_of_turn|end_of_turn|end_of_utterance|turn\||\|turn)>|\[/?INST\]"
+)
+"""Tokens of the families' tokenizers that a template, or what it writes, may hold."""
+
+
+def loss_masks(template: Template) -> str:
+    """Turns for supervised fine-tuning, with a tokenizer that has the template's tokens. It stops at the first of them
+    that follows an answer."""
+    answer = "Two euros."
+    turn = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": answer}]
+    texts = [template.by_slime(messages) or "" for messages in (turn, [*turn, {"role": "user", "content": "Why?"}])]
+    stops = [stop[0] for text in texts if (stop := SPECIAL.search(text.partition(answer)[2]))]
+    if not stops:
+        return "no stop token"
+    source = template.tokenizer.chat_template
+    tokens = dict.fromkeys([*stops, *SPECIAL.findall(source + "".join(texts))])
+    with tempfile.TemporaryDirectory() as folder:
+        family = Family(source, special=tuple(tokens), stops=tuple(dict.fromkeys(stops)), end=stops[0], bos="<s>")
+        return mask_column(encoder_of(family, Path(folder))).partition(":")[0]
+
+
 COLUMNS: dict[str, Callable[[Template], str]] = {
     "text parts": parts,
     "`developer`": developer,
@@ -165,6 +192,7 @@ COLUMNS: dict[str, Callable[[Template], str]] = {
     "arguments as objects": calls({"item": WORD}),
     "null fields": nulls,
     "tools": tools,
+    "loss masks": loss_masks,
 }
 """Head of a column -> its value for a template."""
 
