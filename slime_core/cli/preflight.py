@@ -165,7 +165,8 @@ def _other_prompts(
     data = config.data
     path = data.prompt_data or ARITHMETIC / "data" / "train.jsonl"
     leaves_out = data.rollout_max_prompt_len is not None or data.on_bad_data == "skip"
-    if data.data_source != "prompts" or "digest" not in place or leaves_out:
+    is_default = data.data_source == DataConfig.model_fields["data_source"].default
+    if not is_default or "digest" not in place or leaves_out:
         return None
     if not path.is_file() or path.stat().st_size > MOST_BYTES:
         return None

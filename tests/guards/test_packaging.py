@@ -49,6 +49,8 @@ PROJECTS = {
 }
 # Import names that differ from the names of their distributions.
 IMPORTED_AS = {
+    "antlr4": "antlr4-python3-runtime",
+    "latex2sympy2_extended": "latex2sympy2-extended",
     "importlib_metadata": "importlib-metadata",
     "math_verify": "math-verify",
     "annotated_types": "annotated-types",
