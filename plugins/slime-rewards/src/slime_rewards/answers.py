@@ -34,7 +34,7 @@ _MATH = re.compile(
 _AFTER_MATH = re.compile(r"\s*(?:\\?%|percent\b)")
 _BETWEEN = re.compile(r"\s*(?:,?\s*and|,?\s*or|,)\s*")
 _SENTENCE = re.compile(
-    r"(?<=[^\s.])[.!?](?=\s|$|\*)|,\s+(?!and\b|or\b)(?=[a-z]{2})|;|\s+\(?(?:because|since|which|where|when|so|as|but|not)\b|\n",
+    r"(?<=[^\s.\\])[.!?](?=\s|$|\*)|(?<!\\),\s+(?!and\b|or\b)(?=[a-z]{2})|(?<!\\);|\s+\(?(?:because|since|which|where|when|so|as|but|not)\b|\n",
     re.IGNORECASE,
 )
 _TERM = (
