@@ -512,6 +512,85 @@ MORE = [
     ),
     (r"\ln 2 + i\pi / 3", [r"\ln 2+\frac{\pi}{3}i", r"\ln(1+\sqrt3 i)"], [r"\ln 2-\frac{\pi i}{3}"]),
     (r"2.2 \tau", [r"2.2\tau", r"\frac{11}{5}\tau"], [r"2.3\tau", "2.2"]),
+    # A time of day, with and without minutes.
+    ("5am", ["5 AM", "5:00 AM", "05:00 a.m.", r"5\text{ a.m.}", r"5\,\mathrm{AM}"], ["5pm", "5", "5:30 AM", "17:00"]),
+    ("1:58am", ["1:58 a.m.", r"1{:}58\text{ AM}"], ["1:58pm", "1:59am", "158"]),
+    ("12 p.m.", ["12:00 pm", "12pm"], ["12 a.m.", "12"]),
+    # Derivatives with a prime are not the function.
+    ("y'=2x", ["y' = 2x", r"y^{\prime}=2x", r"y^\prime-2x=0"], ["y=2x", "y''=2x", "y'=3x"]),
+    (r"y''+y=0", [r"y^{\prime\prime}+y=0", "y''=-y"], ["y'+y=0", "2y=0"]),
+    ("f'(x)=3x^2", ["3x^2", r"f^{\prime}(x)=3x^2"], ["x^3", "f'(x)=3x"]),
+    ("f'(a)", [r"f^{\prime}(a)"], ["f(a)", "f''(a)"]),
+    ("y_1'", [r"y_{1}^{\prime}", "y'_1"], ["y_1", "y_2'"]),
+    (r"12\text{ o'clock}", ["12"], ["11"]),
+    # Equations of names; the ratio of two equations is constant at all points, not on a line.
+    ("SRAC=LRAC", ["LRAC = SRAC"], ["SRMC=LRMC", "SRAC=LRMC"]),
+    ("MR=MC", ["MC=MR"], ["AR=AC", "MR=AC"]),
+    ("AB=AC", ["AC=AB", "BA=CA"], ["DB=DC"]),
+    ("AB=CD", ["CD=AB", "BA=DC"], ["AC=BD+1"]),
+    ("x+y=0", ["y+x=0", "x=-y"], ["x-2y=0", "x-y=0"]),
+    ("2y=4x", ["y=2x", "y-2x=0"], ["y=3x", "y=4x"]),
+    ("a^2+b^2=c^2", ["c^2-a^2=b^2"], ["a^2+b^2=2c^2"]),
+    ("x+y<z", ["z>x+y"], ["x+2y<z", "x+y>z"]),
+    # An E with an index; the imaginary unit beside a letter.
+    (r"\frac{1}{3} E_{1}+\frac{2}{3} E_{2}", [r"\frac{E_1+2E_2}{3}"], [r"\frac{2}{3}E_1+\frac{1}{3}E_2", "1"]),
+    ("E_{1},E_{2}", ["E_2, E_1"], ["E_1", "E_1, E_3"]),
+    (
+        r"\hbar\omega(v+1/2)-\frac{E_{0}^{2} e^{2}}{2 m \omega^{2}}",
+        [r"-\frac{e^2E_0^2}{2m\omega^2}+\hbar\omega\left(v+\frac12\right)"],
+        [r"\hbar\omega(v+1/2)+\frac{E_{0}^{2} e^{2}}{2 m \omega^{2}}"],
+    ),
+    ("e^{it}", [r"\cos t+i\sin t", r"\exp(it)", r"e^{t\mathrm{i}}"], ["e^{-it}", "e^{t}", r"\cos t"]),
+    ("e^{2it}", [r"\cos 2t+i\sin 2t", "(e^{it})^2"], ["e^{it}", "2e^{it}"]),
+    (r"e^{i(t-\pi/4)}", [r"\frac{1-i}{\sqrt2}e^{it}"], [r"e^{i(t+\pi/4)}", r"e^{t-\pi/4}"]),
+    ("II", [r"II"], ["-1", "I", "III"]),
+    # Sets that are described.
+    (r"\{x|x>2\}", [r"(2,\infty)", "x>2", r"\{x \mid x > 2\}", "{x : x > 2}"], [r"\{x|x\ge2\}", r"\{x|x<2\}", "2"]),
+    (r"\{x\mid -2\le x<1\}", ["[-2,1)", r"\{x|-2\leqx<1\}"], ["[-2,1]", "(-2,1)"]),
+    (
+        r"\left\{x\in\mathbb{R}\,\middle|\,x<-1\text{ or }x>2\right\}",
+        [r"(-\infty,-1)\cup(2,\infty)", r"x<-1\text{ or }x>2"],
+        [r"(-1,2)", r"\{x|x>2\}"],
+    ),
+    (
+        r"\{x|x=3k,k\in\mathbb{Z}\}",
+        [r"\{x \mid x = 3k,\ k \in \mathbb{Z}\}", r"\{x : x=3k, k\in Z\}"],
+        [r"\{x|x=2k,k\in\mathbb{Z}\}", r"\{x|x=3k,k\in\mathbb{N}\}", "3k"],
+    ),
+    (r"\{|x|,3\}", ["3, |x|"], ["3", r"\{x,3\}"]),
+    # Both signs within an expression.
+    (
+        r"\frac{3\pm\sqrt{21}}{2}",
+        [
+            r"\frac{3+\sqrt{21}}{2},\frac{3-\sqrt{21}}{2}",
+            r"x=\frac{3\pm\sqrt{21}}{2}",
+            r"\frac32\pm\frac{\sqrt{21}}{2}",
+        ],
+        [r"\frac{3+\sqrt{21}}{2}", r"\frac{3\pm\sqrt{20}}{2}"],
+    ),
+    # Units after pi; names as an index; the letter d.
+    (r"16\pi cm^2", [r"16\pi", r"16\pi\text{ cm}^2"], ["16", r"15\pi", r"16\pi\text{ m}^2"]),
+    (r"576\pi\;m^{2}", [r"576\pi", r"576\pi m^2"], ["576", r"57\pi"]),
+    (r"2\pi h", [r"2h\pi"], [r"2\pi"]),
+    (r"\pi h^2", [r"h^2\pi"], [r"\pi"]),
+    (r"\lambda_{red}", [r"\lambda_{\text{red}}"], [r"\lambda_{blue}", r"\lambda"]),
+    ("x_{max}", [r"x_{\max}", r"x_{\text{max}}"], [r"x_{\min}", "x"]),
+    (r"\pi dh", [r"\pi hd", r"d\cdot h\pi"], [r"\pi h", r"\pi d"]),
+    (r"C=\frac{def}{de+df+ef}", [r"\frac{fed}{de+f(d+e)}"], [r"\frac{de}{d+e}"]),
+    (r"\frac{dh}{dt}", [r"\frac{d h}{d t}"], [r"\frac{h}{t}"]),
+    ("dy=2x dx", ["dy = 2x\\,dx"], ["dy=2x^2"]),
+    # Unknowns in logarithms and roots are positive; the root of a square is the absolute value.
+    (r"\ln(xy)", [r"\ln x+\ln y"], [r"\ln x-\ln y", r"\ln x\ln y"]),
+    (r"\ln\frac1x", [r"-\ln x", r"-\ln(x)"], [r"\ln x", r"\frac{1}{\ln x}"]),
+    (r"\ln|x|", [r"\ln|-x|"], [r"\ln x"]),
+    (r"\sqrt{ab}", [r"\sqrt a\sqrt b"], [r"\sqrt a+\sqrt b", "ab"]),
+    (r"\sqrt{r^2}", ["|r|"], ["r", "-r"]),
+    (r"2\sqrt{x^2y}", [r"2|x|\sqrt{y}", r"\sqrt{4x^2y}"], [r"2x\sqrt{y}"]),
+    # A comma between numbers may mark thousands or a list.
+    (r"48 \text{ and } 384", ["48,384", "384, 48"], ["48", "48,385", "48384"]),
+    ("48,384", ["48384", "48 and 384", "384, 48"], ["48", "384"]),
+    ("1,000", ["1000"], ["1, 0", "1"]),
+    ("I,II,III,IV", ["I, II, III, and IV", "I, II, III and IV"], ["I, II, and IV", "I, II, III"]),
 ]
 
 

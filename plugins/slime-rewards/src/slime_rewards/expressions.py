@@ -71,6 +71,9 @@ def _readings(text: str) -> Iterator[Reading]:
         ):
             value = _parse(number.replace(",", "").replace(" ", ""))
             yield Reading(value, quantity.unit, quantity.percent)
+            if re.fullmatch(r"[-+]?\d{1,3}(,[1-9]\d{2})+", number):
+                yield Reading(_parse(number.replace(",", ", ")), quantity.unit, quantity.percent, is_list=True)
+                continue
         elif not re.search(r"[\[({]", number):
             number = re.sub(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])", lambda match: match[0].replace(",", ""), number)
         based = re.fullmatch(r"([0-9A-F]+)_\{?(?:\\text)?\{?(\d+|two|eight)\}*", number)
@@ -82,10 +85,39 @@ def _readings(text: str) -> Iterator[Reading]:
         if re.search(r"\d\s*:\s*\d", number):
             yield from _ratio(number)
             continue
-        value = _alternatives(number) if "," in number and re.search(r"[<>]|\\[lg]e ", number) else _parse(number)
+        if _SET.match(number):
+            yield Reading(_described(number))
+            continue
+        if re.search(r"\{[^{}]*\\(?:pm|mp)(?![a-z])", number):
+            value = _both_signs(number)
+        elif "," in number and re.search(r"[<>]|\\[lg]e ", number):
+            value = _alternatives(number)
+        else:
+            value = _parse(number)
         if value is not None:
             is_list = not re.search(r"^\s*(?:[A-Za-z]+\s*(?:=|\\in))?\s*\\?[({\[]", number)
             yield Reading(value, quantity.unit, quantity.percent, is_list)
+
+
+_SET = re.compile(r"\\?\{\s*(?:[a-z]|\([a-z]\s*,\s*[a-z]\))\s*(?:\\in[^|:]*)?(?::|\|(?=[^|]*(?:\|[^|]*\|[^|]*)*$))")
+
+
+def _described(text: str) -> Any:
+    r"""Return a symbol for a set that is described, such as ``\{x | x = 3k, k \in \mathbb{Z}\}``: it is its text."""
+    from sympy import Symbol
+
+    return Symbol(re.sub(r"\\mathbb\{(\w)\}", r"\1", re.sub(r"\s", "", text)).strip("\\{}").replace(":", "|"))
+
+
+def _both_signs(text: str) -> Any:
+    r"""Return the two values of an expression with ``\pm`` within it."""
+    from sympy import FiniteSet
+
+    text = re.sub(r"^\s*[A-Za-z]\s*=", "", text)
+    values = []
+    for plus, minus in ("+-", "-+"):
+        values.append(_parse(re.sub(r"\\(pm|mp)(?![a-z])", plus, text.replace(r"\mp", minus))))
+    return FiniteSet(*values) if None not in values else None
 
 
 def _in_base(digits: str, base: int) -> Reading | None:
@@ -164,15 +196,35 @@ def _parser() -> Any:
     return Parser
 
 
+_TOKEN = re.compile(r"\\text\s*\{[^{}]*\}|_\{(?:[^{}]|\{[^{}]*\})*\}|\\[A-Za-z]+|[A-Za-z]")
+_NAME = re.compile(r"\s*\\?[A-Za-z]")
+_POWER_OF_E = re.compile(
+    r"\\(?!exp)[A-Za-z]+|e\s*\^\s*\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}|\\exp\s*(?:\((?:[^()]|\([^()]*\))*\)|\{[^{}]*\})"
+)
+_DIFFERENTIAL = re.compile(
+    r"\\int|\}\s*\{\s*(?:d|\\partial)\s*\\?[A-Za-z]+\s*(?:\^\{\d\})?\s*\}|/\s*\(?d|d[^=]*=.*d|\\text\s*\{d\}"
+)
+r"""Where a letter d may belong to a derivative, an integral or differentials; elsewhere it is an unknown."""
+
+_ACRONYMS = re.compile(r"\s*(?=[A-Z]*([A-Z])[A-Z]*\s*=[A-Z\s]*\1)[A-Z]{2,}\s*=\s*[A-Z]{2,}\s*")
+"""An equation of names such as ``MR=MC``; as products, a letter of both sides would be cancelled."""
+
+
 def _parse(text: str) -> Any:
     """Return the expression that a rewritten text is; None if the parser does not read all of it."""
     if not text or is_prose(text) or _depth(text) > _DEEPEST:
         return None
     if not re.search(r"\\(?:sum|prod)", text):
         # The imaginary unit; a capital I is the parser's name for it and anyone's name for a current.
-        text = re.sub(r"(?<![A-Za-z\\])I(?![A-Za-z])", r"\\text{current}", text)
+        text = _TOKEN.sub(lambda m: r"\text{current}" if m[0] == "I" else m[0], text)
+        text = _POWER_OF_E.sub(lambda m: _TOKEN.sub(lambda one: "I" if one[0] == "i" else one[0], m[0]), text)
         text = re.sub(r"(?<![A-Za-z\\{])i(?![A-Za-z])|(?<=\{)i(?=\s*[}+*\\-])", "I", text)
     text = re.sub(r"\\gamma(?![a-zA-Z])", r"\\text{gam}", text)  # to the parser it is the function of this name
+    text = re.sub(r"(?<!\\)E(?=_)", r"\\text{energy}", text)  # to the parser it is 2.718 and has no index
+    if not _DIFFERENTIAL.search(text):
+        text = _TOKEN.sub(lambda m: r"\text{d}" if m[0] == "d" and _NAME.match(m.string, m.end()) else m[0], text)
+    if _ACRONYMS.fullmatch(text):
+        text = re.sub(r"[A-Z]+", lambda m: rf"\text{{{m[0] if len(m[0]) > 2 else ''.join(sorted(m[0]))}}}", text)
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
     from sympy import nan, zoo
 
@@ -456,17 +508,37 @@ def _values(first: Any, second: Any) -> Iterator[tuple[Any, Any]]:
     from sympy import Integer, Rational
 
     symbols = sorted(first.free_symbols | second.free_symbols, key=str)
+    positive = _positive(first, second)
+    # The points are on no common line: on one, y - 2x and y - 3x have a constant ratio.
     for number, (numerator, denominator) in enumerate(_POINTS):
         at = {
             # Names of whole numbers get whole numbers, for factorials and (-1)^n.
             symbol: Integer(2 + (3 * number + place) % 11)
             if str(symbol) in {"n", "k", "m"}
-            else Rational(numerator * (17 + 4 * place), denominator * (19 + 2 * place))
+            else Rational(
+                (abs(numerator) if symbol in positive else numerator) * (17 + 4 * place + 3 * number * place**2 % 13),
+                denominator * (19 + 2 * place),
+            )
             for place, symbol in enumerate(symbols)
         }
         values = _value(first, 30, at), _value(second, 30, at)
         if None not in values:
             yield values
+
+
+def _positive(first: Any, second: Any) -> set[Any]:
+    """Return the unknowns that are positive wherever both expressions are defined: those of logarithms and in roots.
+
+    The root of x is defined for positive x, the root of x squared for all."""
+    from sympy import Abs, Pow, log
+
+    logarithms = first.atoms(log) | second.atoms(log)
+    found = set().union(*(one.free_symbols for one in logarithms if not any(other.has(Abs) for other in logarithms)))
+    for root in first.atoms(Pow) | second.atoms(Pow):
+        base = root.base.as_independent(*root.base.free_symbols, as_Add=False)[1]
+        if root.exp.is_Rational and root.exp.q % 2 == 0 and base.is_Symbol and (root.base / base).is_positive:
+            found.add(base)
+    return found
 
 
 def _equal_relations(first: Any, second: Any) -> bool:

@@ -66,7 +66,8 @@ _LAYOUT = _rules(
     (r"\\[cdt]frac(?![a-zA-Z])", r"\\frac"),
     (r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
     (r"\\(?:left|right)\s*\.", ""),
-    (r"\\(?:left|right|[bB]ig+[lrm]?|displaystyle|textstyle|limits|mathstrut|therefore|boxed(?!\{))(?![a-zA-Z])", ""),
+    (r"\\(?:left|middle|right|[bB]ig+[lrm]?)(?![a-zA-Z])", ""),
+    (r"\\(?:displaystyle|textstyle|limits|mathstrut|therefore|boxed(?!\{))(?![a-zA-Z])", ""),
     (r"\\(?:hspace|vspace|phantom|hphantom|vphantom)\*?\{[^{}]*\}", ""),
     # Thousands with any mark between groups of three digits; a plain comma or space may also separate a list.
     (rf"(?<![\d.])\d{{1,3}}(?:(?:,?\s*{_SPACE}\s*|,?\{{\s*[,.]?\s*\}}|\\,)\d{{3}})+(?!\d)", lambda m: _digits(m[0])),
@@ -78,8 +79,8 @@ _LAYOUT = _rules(
     (r"\\(?:rang|rangle)(?![a-zA-Z])", ")"),
     (r"\\(?:lvert|rvert|vert|mid)(?![a-zA-Z])", "|"),
     (r"\\(?:uppi|mathrm\{\\pi\})(?![a-zA-Z])", r"\\pi "),
-    (r"\\(?:leqslant|leqq|leq)(?![a-zA-Z])", r"\\le "),
-    (r"\\(?:geqslant|geqq|geq)(?![a-zA-Z])", r"\\ge "),
+    (r"\\leq(?:slant|q)?", r"\\le "),
+    (r"\\geq(?:slant|q)?", r"\\ge "),
     (r"\\(?:neq|not\s*=)(?![a-zA-Z])", r"\\ne "),
     (r"\\(?:varnothing|O(?![a-zA-Z]))|\\\{\s*\\\}", r"\\emptyset "),
     (r"\\(?:ldots|dots|dotsc|cdots|dotsb)(?![a-zA-Z])|\.\.\.", "..."),
@@ -87,12 +88,25 @@ _LAYOUT = _rules(
     (r"\\(?:div)(?![a-zA-Z])", "/"),
     (r"\\(?:colon|ratio)(?![a-zA-Z])", ":"),
     (r"\\odot(?![a-zA-Z])", r"\\text{sun}"),
-    (r"_\{\s*\\(max|min)\s*\}", r"_{\\text{\1imum}}"),
+    (rf"_\{{\s*(?:{_FONT}\s*\{{\s*)?\\?(max|min)\s*\}}?\s*\}}", r"_{\\text{\1imum}}"),
+    (r"(?<!\\log)_\{\s*([A-Za-z]{3,})\s*\}", r"_{\\text{\1}}"),
+    # Derivatives: y', f''(x).
+    (
+        r"(\\[A-Za-z]+\s*|[A-Za-z])(?:_(?:\{(\w+)\}|(\w)))?"
+        r"\s*((?:\^\s*(?:\\prime|\{(?:\s*\\prime)+\s*\})|')+)(?!s\b|[a-z]{3})(?:_(?:\{(\w+)\}|(\w)))?",
+        lambda m: _derivative(m[1], m[2] or m[3] or m[5] or m[6] or "", m[4]),
+    ),
     (r"\\lt(?![a-zA-Z])", "<"),
     (r"\\gt(?![a-zA-Z])", ">"),
     (r"<=", r"\\le "),
     (r">=", r"\\ge "),
 )
+_BUILT = re.compile(
+    r"\s*\\?\{\s*[a-z]\s*(?:\\in\s*(?:\\mathbb\s*\{?\s*)?R\s*\}?\s*)?[|:](?!.*\\in(?![a-z])|.*\\text\s*\{\s*and)"
+    r"((?:[^,:{}\\]|\\[a-zA-Z]+|\{[^{}]*\})*(?:[<>]|\\(?:[lg]e|ne)(?![a-z]))(?:[^,:{}\\]|\\[a-zA-Z]+|\{[^{}]*\})*)\\?\}\s*"
+)
+"""A set of numbers for which inequalities hold: ``\\{x | x > 2\\}``."""
+
 _FONTS = _rules(
     (r"\{\s*\\(?:rm|bf|it|sf)\s+([^{}]*)\}", r"\\text{\1}"),
     (rf"{_FONT}(?:\s*\{{\s*([ei])\s*\}}|\s+([ei])(?![a-zA-Z]))", lambda m: f" {m[1] or m[2]}"),
@@ -147,7 +161,9 @@ def rewritten(text: str) -> str:
     for pattern, script in _SCRIPTS:
         text = pattern.sub(script, text)
     text = _without_marks(text.translate(_TRANSLATION))
-    text = _substituted(_substituted(text, _LAYOUT), _FONTS)
+    text = _substituted(text, _LAYOUT)
+    built = _BUILT.fullmatch(text)
+    text = _substituted(built[1] if built else text, _FONTS)
     text = re.sub(r"\s*,?\s*(?:\\text\s*\{\s*(?:and|or|,|;)\s*\}|(?<![A-Za-z])(?:and|or)(?![A-Za-z]))\s*", ", ", text)
     text = _substituted(text, _NUMBERS)
     text = _substituted(text, _PLAIN)
@@ -172,6 +188,11 @@ def _without_marks(text: str) -> str:
 
 def _digits(text: str) -> str:
     return re.sub(r"\D", "", text)
+
+
+def _derivative(name: str, index: str, primes: str) -> str:
+    orders = "prime" * (primes.count("prime") + primes.count("'"))
+    return rf"{name}_{{{index}\text{{{orders}}}}}"
 
 
 def _repeating(whole: str, fixed: str, period: str) -> str:
@@ -282,7 +303,7 @@ mm millimeter millimetre|cm centimeter centimetre|m meter metre|km kilometer kil
 _UNIT_OF = {name: unit.split()[0] for unit in _UNITS.replace("\n", " ").split("|") for name in unit.split()}
 _SHORT = (
     r"mm|cm|dm|m|km|nm|in|ft|yd|mi|mg|g|kg|lbs?|oz|s|ms|min|h|hrs?|L|l|mL|ml|N|J|kJ|eV|MeV|W|kW|Pa|kPa|Hz|V|K|mol|rad"
-    r"|mph|kmh|km/h|m/s|cm/s|pm|am"
+    r"|mph|kmh|km/h|m/s|cm/s|pm"
 )
 _TEXT_UNIT = re.compile(
     r"(?s)^(.*?[\d})!a-zA-Z|])\s*((?:\\text\s*\{(?:[^{}]|\{[^{}]*\})*\}\s*(?:\^\s*\{?-?\d+\}?)?[\s/.·\\cdot]*)+)$"
@@ -292,6 +313,9 @@ _WORD_UNIT = re.compile(
     rf"(?:[\s/.-]*[A-Za-z]+\.?(?:\^\{{?-?\d+\}}?)?)*)|((?:{_SHORT})))"
     r"\s*(?:\^\s*\{?-?\d+\}?)?(?:\s*/\s*\w+(?:\^\{?\d\}?)?)?$"
 )
+_AFTER_PI = re.compile(r"(?s)^(.*\\pi)\s+((?:mm|cm|dm|km|in|ft|yd|mi|kg|m(?=\s*\^\s*\{?[23]))\s*(?:\^\s*\{?[23]\}?)?)$")
+"""Units after pi; single letters are more often unknowns."""
+
 _DEGREES = re.compile(r"\s*\^\s*\{?\s*\\(?:circ|degree|circle)\s*\}?|\s*\\degree(?![a-z])")
 
 
@@ -314,12 +338,15 @@ def measure(text: str) -> list[Measure]:
     named = _WORD_UNIT.match(text)
     if named:
         readings.append(Measure(named[1].strip(), _unit(named[2] or named[3])))
+    after_pi = _AFTER_PI.match(text)
+    if after_pi:
+        readings.append(Measure(after_pi[1], _unit(after_pi[2].partition("^")[0])))
     return readings
 
 
 def _unit(text: str) -> str:
     """Return the short name of a unit of the table; empty for others, which are not compared."""
-    name = re.sub(r"\\text|[{}\s.]", "", text).strip()
+    name = re.sub(r"\^\s*\{?[23]\}?$|\\text|[{}\s.]", "", text.strip()).strip()
     if name in _UNIT_OF:
         return _UNIT_OF[name]
     name = name.lower()
@@ -335,9 +362,13 @@ def words(text: str) -> str:
     """Return the text of an answer without markup, spaces and final punctuation; words also without case."""
     text = re.sub(r"\{([:,;])\}", r"\1", text)
     is_words = is_text(text)
-    plain = re.sub(r"\s+", "", _MARKUP.sub(r" \1 ", text.replace(r"\%", "%").translate(_TRANSLATION))).strip("\"'")
+    if is_words and "," in text:
+        text = re.sub(r"(?<=\w),?\s+and\s+(?=\w)", ", ", text)
+    plain = re.sub(r"\s+", "", _MARKUP.sub(r" \1 ", text.replace(r"\%", "%").translate(_TRANSLATION))).strip('"')
+    plain = plain.strip("'") if plain.startswith("'") else plain  # at the end alone it is a derivative
     plain = plain.lower() if is_words else plain
     plain = re.sub(r"(?<=\d)([ap])\.m\.?", r"\1m", plain)
+    plain = re.sub(r"^0?(\d{1,2})(?::00)?(?=[ap]m$)", r"\1:00", plain) if is_words else plain
     plain = re.sub(r"[.,;:]$", "", plain)
     return re.sub(r"^\((\w)\)$", r"\1", plain)
 
@@ -353,7 +384,12 @@ def is_text(text: str) -> bool:
         return re.search(r"\d", text) is None
     if re.search(r"[\\^_=<>|\d]", text):
         return (
-            re.fullmatch(r"\s*\d{1,2}:\d\d\s*(?:\\text\s*\{)?[\s~]*[ap]\.?m\.?\s*\}?\s*", text, re.IGNORECASE)
+            re.fullmatch(
+                rf"[\s$]*(?:\d{{1,2}}:\d\d|0?[1-9]|1[0-2])(?:[\s~$]|\\[,;: ])*(?:{_FONT}\s*\{{)?[\s~]*"
+                r"[ap]\.?m\.?[\s}$.]*",
+                text,
+                re.IGNORECASE,
+            )
             is not None
         )
     return is_prose(text)
@@ -364,7 +400,7 @@ _SHORT_WORDS = re.compile(r"(?:^|\s)(?:is|it|we|to|of|at|by|so|be|an|if|no|on)(?
 
 def is_prose(text: str) -> bool:
     """Return whether a text has words of a sentence outside ``\\text`` and other commands."""
-    plain = re.sub(rf"{_FONT}\s*\{{[^{{}}]*\}}|\\begin\{{\w+\}}|\\end\{{\w+\}}|\\[A-Za-z]+", " ", text)
+    plain = re.sub(rf"{_FONT}\s*\{{[^{{}}]*\}}|\{{[a-z]{{3}}\}}|\\begin\{{\w+\}}|\\end\{{\w+\}}|\\[A-Za-z]+", " ", text)
     found = re.findall(r"[A-Za-z]{3,}", plain)
     return _SHORT_WORDS.search(plain) is not None or any(
         re.search("[eiouyEIOUY]", word) and not _names().fullmatch(word) for word in found
