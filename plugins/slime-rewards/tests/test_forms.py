@@ -516,6 +516,8 @@ MORE = [
     ("5am", ["5 AM", "5:00 AM", "05:00 a.m.", r"5\text{ a.m.}", r"5\,\mathrm{AM}"], ["5pm", "5", "5:30 AM", "17:00"]),
     ("1:58am", ["1:58 a.m.", r"1{:}58\text{ AM}"], ["1:58pm", "1:59am", "158"]),
     ("12 p.m.", ["12:00 pm", "12pm"], ["12 a.m.", "12"]),
+    (r"24 \mathrm{~min}", ["24 min", "24", r"24\text{ minutes}"], ["24 hours", "25 min"]),
+    ("min(2,3)", [r"\min(2,3)"], ["23"]),
     # Derivatives with a prime are not the function.
     ("y'=2x", ["y' = 2x", r"y^{\prime}=2x", r"y^\prime-2x=0"], ["y=2x", "y''=2x", "y'=3x"]),
     (r"y''+y=0", [r"y^{\prime\prime}+y=0", "y''=-y"], ["y'+y=0", "2y=0"]),

@@ -96,6 +96,8 @@ _LAYOUT = _rules(
         r"\s*((?:\^\s*(?:\\prime|\{(?:\s*\\prime)+\s*\})|')+)(?!s\b|[a-z]{3})(?:_(?:\{(\w+)\}|(\w)))?",
         lambda m: _derivative(m[1], m[2] or m[3] or m[5] or m[6] or "", m[4]),
     ),
+    # Minutes, not the smallest of several numbers.
+    (rf"(?<=[\d}}])\s*(?:{_FONT}\s*\{{\s*min\s*\}}|\s*(?<![A-Za-z\\])min(?!\s*[A-Za-z(\\{{]))", r"\\text{ minutes}"),
     (r"\\lt(?![a-zA-Z])", "<"),
     (r"\\gt(?![a-zA-Z])", ">"),
     (r"<=", r"\\le "),
