@@ -2,7 +2,8 @@
 
     python -m bench.label_counts test.jsonl minerva/ --label-key answer --rm-type boxed_math
 
-Prints one line per file and the first such labels. Reads JSON Lines, JSON lists and Parquet. ``--after '####'`` takes
+Prints one line per file and the first such labels, and how many labels equal their text only, because they are words or
+no expression that can be read. Reads JSON Lines, JSON lists and Parquet. ``--after '####'`` takes
 the label from the text after the last mark, as GSM8K writes it. See docs/rewards.md for the counts of public sets.
 """
 
@@ -17,15 +18,17 @@ from typing import Any
 
 from slime_core import RunView
 from slime_core.types import Sample
+from slime_rewards.expressions import read
 from slime_rewards.mathematics import BoxedMathematics, Dapo, DeepScaleR, Mathematics
+from slime_rewards.notation import is_text
 
-RULES: dict[str, tuple[Any, str]] = {
-    "math": (Mathematics, "{label}"),
-    "boxed_math": (BoxedMathematics, r"\boxed{{{label}}}"),
-    "deepscaler": (DeepScaleR, r"</think>\boxed{{{label}}}"),
-    "dapo": (Dapo, "Answer: {label}"),
+RULES: dict[str, Any] = {
+    "math": Mathematics,
+    "boxed_math": BoxedMathematics,
+    "deepscaler": DeepScaleR,
+    "dapo": Dapo,
 }
-"""Reward model -> its class, and a response that gives the label as the answer."""
+"""Reward model -> its class."""
 
 
 def rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -42,8 +45,8 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
 
 async def unmatched(labels: list[str], rm_type: str) -> list[str]:
     """Return the labels that get less than full marks from ``rm_type`` as their own answer."""
-    rule, response = RULES[rm_type]
-    samples = [Sample(label=label, response=response.format(label=label)) for label in labels]
+    rule = RULES[rm_type]
+    samples = [Sample(label=label, response=rule.perfect_response(label)) for label in labels]
     rewards = await rule(None, RunView()).score(samples)
     numbers = [reward["score"] if isinstance(reward, dict) else reward for reward in rewards]
     return [label for label, number in zip(labels, numbers, strict=True) if number < 1]
@@ -64,7 +67,10 @@ def main() -> None:
             if options.after:
                 labels = [label.rpartition(options.after)[2].strip() for label in labels]
             failed = asyncio.run(unmatched(labels, options.rm_type))
-            print(f"{file}: {len(failed)} of {len(labels)} labels do not score against themselves")
+            texts = sum(is_text(label) or not read(label) for label in labels)
+            print(
+                f"{file}: {len(failed)} of {len(labels)} labels do not score against themselves, {texts} are text only"
+            )
             for label in failed[:20]:
                 print(f"    {label!r}")
 
