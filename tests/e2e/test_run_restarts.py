@@ -89,8 +89,8 @@ def test_a_run_survives_the_death_of_a_rank_of_ray_and_of_its_driver(tmp_path: P
         ("1", "starts from its beginning, as it has no checkpoint"),
         ("1", "continues from step-000003"),
     ]
-    assert re.search("^slime: learner rank 0: .* died", said(folder), re.MULTILINE)
-    assert "slime: Ray died: its process raylet" in said(folder)
+    assert re.search("learner rank 0: .* died", said(folder))
+    assert "Ray died: its process raylet" in said(folder)
     more = slime(folder, "run", "--load", folder, "--num-rollout", "6", "--progress", "lines")
     assert more.code == 0, more.errors
     assert rows(folder) == list(range(STEPS))

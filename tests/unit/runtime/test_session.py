@@ -254,6 +254,8 @@ def test_a_start_of_ray_that_holds_the_interpreter_ends_with_one_line_and_withou
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         service = int(process.stdout.readline())
+        while "futex" not in Path(f"/proc/{process.pid}/wchan").read_text():  # Python handles signals until then
+            time.sleep(0.02)
         for number in signals:
             process.send_signal(number)
         _, errors = process.communicate(timeout=60)

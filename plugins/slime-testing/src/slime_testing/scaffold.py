@@ -19,7 +19,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib import metadata
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -228,10 +228,18 @@ def _install_and_test() -> str:
     """
     is_active = shutil.which("python") == str(Path(sys.prefix, "bin", "python"))
     python = "python" if is_active else shlex.quote(sys.executable)
-    install = f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"
+    install = f"{python} -m pip install" if _is_installed("pip") else f"uv pip install --python {python}"
     # An isolated build downloads hatchling.
-    build = " --no-build-isolation" if find_spec("hatchling") else ""
+    build = " --no-build-isolation" if _is_installed("hatchling") else ""
     return f"{install} --no-deps{build} -e . && {python} -m pytest"
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _bounds(version: str) -> str:
