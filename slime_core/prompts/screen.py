@@ -39,7 +39,7 @@ MOST_ENCODED = 256
 """Prompts in which unknown tokens are counted."""
 
 MOST_RENDERED = 512
-"""Prompts that are rendered: one of each form, the first, and others at equal distances; 0.2 s."""
+"""Prompts that are rendered: one of each form, the first, and others at equal distances."""
 
 MANY_UNKNOWN = 0.01
 """Share of unknown tokens from which on there is a warning."""

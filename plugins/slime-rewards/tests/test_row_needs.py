@@ -319,6 +319,10 @@ def test_a_label_that_hangs_its_reward_model_is_named_and_the_others_are_scored(
     assert "line 2: 'endless'" in warning
 
 
+def test_a_file_is_not_refused_because_its_labels_take_long(tmp_path: Path):
+    assert "1 of 1 labels" in warned(tmp_path, "--rm-type words", "endless")
+
+
 def test_a_file_without_a_label_that_scores_against_itself_is_refused(tmp_path: Path):
     with pytest.raises(DataError, match="none of the 2 labels"):
         warned(tmp_path, "--rm-type words", "two words", "three more words")
