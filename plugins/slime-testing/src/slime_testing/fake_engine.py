@@ -43,6 +43,8 @@ ACCEPT_TURNS = 4
 CLOSE_TURNS = 2
 """Event loop turns from a request to close a connection to the closed socket."""
 
+HOLD_INTERVAL_S = 0.005
+
 Answer = tuple[int, JsonValue]
 """HTTP status, and body as JSON."""
 
@@ -185,6 +187,7 @@ class FakeEngine(FakeServer):
         spoiled: True: the weights are random until the next update, and the checksum is meaningless.
         fail_with: HTTP statuses of the next generate requests, in order.
         delay_s: duration of every generate request, in seconds.
+        holds: True: generate requests start, and end only once it is False or they are aborted.
         partial: number of tokens of a response that is aborted.
         stuck: True: the counters (``/v1/loads``) do not change; else each read of them during generation shows one
             more decode step.
@@ -207,6 +210,7 @@ class FakeEngine(FakeServer):
         self.spoiled = False
         self.fail_with: list[int] = []
         self.delay_s = 0.0
+        self.holds = False
         self.partial = 0
         self.stuck = False
         self.aborts = False
@@ -274,6 +278,8 @@ class FakeEngine(FakeServer):
 
     async def _work(self) -> None:
         await asyncio.sleep(self.delay_s)
+        while self.holds:
+            await asyncio.sleep(HOLD_INTERVAL_S)
         await self._running.wait()
 
     async def _wait_for_abort(self) -> None:

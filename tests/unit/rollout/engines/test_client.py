@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import pickle
 from array import array
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -15,9 +16,16 @@ import pytest
 from slime_core.errors import EngineError, RequestFailed, RequestRefused
 from slime_core.generation import Generation, SamplingParams
 from slime_core.rollout.engines import client as module
-from slime_core.rollout.engines.client import COPIED_TOKENS, SHORT_RESPONSE, GenerateClient, ShortRequests
+from slime_core.rollout.engines.client import (
+    COPIED_TOKENS,
+    LOOKS,
+    SHORT_RESPONSE,
+    EngineProgress,
+    GenerateClient,
+    ShortRequests,
+)
 from slime_testing.fake_engine import FakeEngine
-from tests.simulated_clock import only_pauses_take_time
+from tests.simulated_clock import only_pauses_take_time, only_waits_take_time
 
 ALONE = SamplingParams(max_new_tokens=SHORT_RESPONSE + 1)
 """Of requests that are never joined."""
@@ -211,48 +219,81 @@ async def test_an_engine_that_hangs_ends_with_the_time_limit(client: GenerateCli
         await client.generate([3], sampling=ALONE, timeout_s=0.2)
 
 
-async def test_a_slow_response_outlasts_the_limit_while_its_engine_computes(engine: FakeEngine) -> None:
-    engine.delay_s = 5
+@pytest.fixture
+def clock(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
+    """The client's clock: it starts once the engine has a request, and runs while the client waits for the answer."""
+    return only_waits_take_time(monkeypatch, module, start=lambda: engine.bodies)
+
+
+async def passed(clock: Callable[[], float], seconds: float, asked: asyncio.Task[list[Generation]]) -> None:
+    """Return when so many seconds have passed for the client, during which the request was not answered."""
+    while clock() < seconds and not asked.done():
+        await asyncio.sleep(0.001)
+    assert not asked.done()
+
+
+async def test_a_slow_response_outlasts_the_limit_while_its_engine_computes(
+    engine: FakeEngine, clock: Callable[[], float]
+) -> None:
+    engine.holds = True
     async with GenerateClient(engine.url, timeout_s=3) as client:
-        answers = await client.generate([3, 4], sampling=ALONE, n=2)
-    assert [list(answer.token_ids) for answer in answers] == [[9, 4, 8, 2, 1]] * 2
+        asked = asyncio.create_task(client.generate([3, 4], sampling=ALONE, n=2))
+        await passed(clock, 30, asked)
+        engine.holds = False
+        assert [list(answer.token_ids) for answer in await asked] == [[9, 4, 8, 2, 1]] * 2
     assert engine.calls.count("/generate") == 1
 
 
-async def test_an_engine_whose_counters_stand_still_fails_the_request(engine: FakeEngine) -> None:
-    engine.delay_s, engine.stuck = 60, True
+async def test_an_engine_whose_counters_stand_still_fails_the_request(
+    engine: FakeEngine, clock: Callable[[], float]
+) -> None:
+    engine.holds = engine.stuck = True
     async with GenerateClient(engine.url, timeout_s=3) as client:
-        with pytest.raises(RequestFailed, match=r"within 3 s and 1 attempts; .*\(/v1/loads\) stood still") as failed:
-            await asyncio.wait_for(client.generate([3], sampling=ALONE), 30)
+        with pytest.raises(RequestFailed, match=r"within 3 s and 1 attempts; .*/v1/loads") as failed:
+            await client.generate([3], sampling=ALONE)
     assert failed.value.cause == "engine_timeout"
-    assert engine.calls.count("/v1/loads") >= 3
+    assert clock() == 3
+    assert engine.calls.count("/v1/loads") == LOOKS
 
 
-async def test_an_engine_that_gets_stuck_later_fails_the_request(engine: FakeEngine) -> None:
-    engine.delay_s = 60
+async def test_an_engine_that_gets_stuck_later_fails_the_request(
+    engine: FakeEngine, clock: Callable[[], float]
+) -> None:
+    engine.holds = True
     async with GenerateClient(engine.url, timeout_s=3) as client:
         asked = asyncio.create_task(client.generate([3], sampling=ALONE))
-        await asyncio.sleep(4.5)
-        assert not asked.done()
+        await passed(clock, 30, asked)
         engine.stuck = True
-        with pytest.raises(RequestFailed, match="stood still"):
-            await asyncio.wait_for(asked, 30)
+        with pytest.raises(RequestFailed) as failed:
+            await asked
+    assert failed.value.cause == "engine_timeout"
 
 
-async def test_a_paused_engine_fails_no_request(engine: FakeEngine) -> None:
+async def test_a_paused_engine_fails_no_request(engine: FakeEngine, clock: Callable[[], float]) -> None:
     async with GenerateClient(engine.url, timeout_s=3) as client, aiohttp.ClientSession() as session:
         await session.post(f"{engine.url}/pause_generation", json={"mode": "retract"})
         asked = asyncio.create_task(client.generate([3, 4], sampling=ALONE))
-        await asyncio.sleep(4.5)
+        await passed(clock, 30, asked)
         await session.post(f"{engine.url}/continue_generation", json={})
         assert (await asked)[0].finish_reason == "stop"
 
 
-async def test_many_requests_share_one_look_at_an_engine(engine: FakeEngine) -> None:
-    engine.delay_s = 5
-    async with GenerateClient(engine.url, timeout_s=3) as client:
-        await asyncio.gather(*(client.generate([3], sampling=ALONE) for _ in range(20)))
-    assert 2 <= engine.calls.count("/v1/loads") <= 14  # 5 s with a look each 3/8 s
+async def test_many_requests_share_one_look_at_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, looks = 100.0, [0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s))
+
+    async def get(url: str) -> tuple[int, Any]:
+        assert url == "http://engine/v1/loads"
+        looks[0] += 1
+        return 200, {"loads": [{"decode_moments": [looks[0]]}]}
+
+    async def engines(url: str) -> list[str]:
+        return [url]
+
+    progress = EngineProgress(get, engines)
+    for now_s, expected in ((100.0, 0), (100.9, 0), (101.0, 101), (101.9, 101), (102.0, 102)):
+        assert {await progress.last_s("http://engine", interval_s=1) for _ in range(20)} == {expected}
+    assert looks == [3]
 
 
 @pytest.mark.parametrize("fault", ["reset", "torn", "garbage"])
