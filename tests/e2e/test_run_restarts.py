@@ -13,22 +13,43 @@ from pathlib import Path
 import psutil
 
 from tests.e2e.conftest import BRIEF, LIMIT_S, command, slime
-from tests.processes import children, left_of, runs, words
+from tests.processes import children, left_of, words
 
-STEPS = 6
-ORPHAN_LIMIT_S = 10.0
-"""Seconds within which every process of a killed driver has ended."""
+STEPS = 2
+
+GATE = """
+import os, time
+from pathlib import Path
+from slime_core import hookimpl
+
+def hold(stage):
+    folder = Path(__file__).parent
+    (folder / f"at-{stage}").write_text(str(os.getpid()))
+    while (folder / f"hold-{stage}").exists():
+        time.sleep(0.02)
+
+@hookimpl
+def slime_sampler_start(sampler):
+    hold("start")
+
+@hookimpl
+def slime_before_train_step(step):
+    if step.rollout == 1:
+        hold("training")
+"""
+"""A plugin that waits at the start, and before the second step, while the file ``hold-STAGE`` is next to it."""
 
 
 @contextmanager
 def running(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A run whose output goes to ``folder``.txt; killed with all it started if the test fails."""
-    started = ("run", "--plugin", "grpo", "--output-dir", str(folder), "--progress", "lines", "--seed", "3")
+    (folder.parent / "gate.py").write_text(GATE)
+    started = ("run", "--plugin", "grpo", "--plugin", str(folder.parent / "gate.py"), "--output-dir", str(folder))
+    more = ("--progress", "lines", "--seed", "3", "--num-rollout", str(STEPS), "--save-interval", "1", *BRIEF)
     with folder.with_suffix(".txt").open("w") as output:
         process = subprocess.Popen(
-            command(*started, *BRIEF, "--num-rollout", "10000", "--save-interval", "3"),
-            stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            command(*started, *more), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
     try:
         yield process
     finally:
@@ -61,37 +82,49 @@ def rows(folder: Path) -> list[int]:
     return [json.loads(line)["step"] for line in lines if line.endswith("\n")]
 
 
-def killed(victim: str, process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """Kills the one process of the run of that name; returns all that ran before, the driver not among them."""
-    before = family(process)
-    (one,) = children(victim, of=before)
-    one.kill()
-    return before
-
-
 def test_a_run_survives_the_death_of_a_rank_of_ray_and_of_its_driver(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
+    folder, gates = tmp_path / "run", {stage: tmp_path / f"hold-{stage}" for stage in ("start", "training")}
+    seen: dict[str, str] = {}
+
+    def reached() -> dict[str, str]:
+        """Stage -> the process that came to it last."""
+        places = {stage: tmp_path / f"at-{stage}" for stage in gates}
+        return {stage: place.read_text() for stage, place in places.items() if place.exists()}
+
     with running(folder) as process:
-        for number, (victim, steps) in enumerate([("ray::LearnerActor", 1), ("raylet/raylet", 3)], start=1):
-            wait_until(lambda at=steps: len(rows(folder)) >= at, process, folder)
-            before = killed(victim, process)
+
+        def wait_at(stage: str) -> None:
+            """Returns when the run waits at ``stage``, after an earlier start of it did."""
+            wait_until(lambda: reached().get(stage, "") not in ("", seen.get(stage)), process, folder)
+            seen.update(reached())
+
+        gates["training"].touch()
+        # A rank dies before it trains the second step, Ray as soon as the run has started again.
+        for number, (stage, victim) in enumerate([("training", "ray::LearnerActor"), ("start", "raylet/raylet")], 1):
+            wait_at(stage)
+            before = family(process)
+            gates["start"].touch()
+            (one,) = children(victim, of=before)
+            one.kill()
             wait_until(lambda n=number: said(folder).count("slime: restart ") == n, process, folder)
             assert left_of(*before) == []
-        wait_until(lambda: len(rows(folder)) >= 4, process, folder)
+            gates["training"].unlink(missing_ok=True)
+        wait_at("start")
+        wait_until(lambda: children("sglang::scheduler", of=family(process)), process, folder)
         started = family(process)
         names = " ".join(" ".join(words(one)) for one in started)
         assert "ray::DashboardAgent" in names
         assert "ray::RuntimeEnvAgent" in names
         process.kill()
-        _, alive = psutil.wait_procs(started, timeout=ORPHAN_LIMIT_S)
-        assert [" ".join(words(one)) for one in alive if runs(one)] == []
-    assert re.findall(r"slime: restart (\d) of 3 in 1 s: the run (.*?)\. ", said(folder)) == [
-        ("1", "starts from its beginning, as it has no checkpoint"),
-        ("1", "continues from step-000003"),
+        assert left_of(*started) == []
+    assert re.findall(r"slime: restart (\d) of 3 in \d s: the run continues from (\S+)\. ", said(folder)) == [
+        ("1", "step-000001"),
+        ("2", "step-000001"),
     ]
     assert re.search("learner rank 0: .* died", said(folder))
     assert "Ray died: its process raylet" in said(folder)
-    more = slime(folder, "run", "--load", folder, "--num-rollout", "6", "--progress", "lines")
+    gates["start"].unlink()
+    more = slime(folder, "run", "--load", folder, "--progress", "lines")
     assert more.code == 0, more.errors
     assert rows(folder) == list(range(STEPS))
     ledger = slime(folder, "ledger", folder)
