@@ -45,7 +45,7 @@ def slime_learner_start(learner):
         fast = trained_model.response_log_probs
 
         def slow(*arguments, **options):
-            time.sleep(5)
+            time.sleep(15)
             return fast(*arguments, **options)
 
         trained_model.response_log_probs = slow

@@ -28,7 +28,7 @@ NUMBERS = ("values", "returns", "metric", "gradient")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     target = tmp_path_factory.mktemp("critic") / "rows.json"
     words = [sys.executable, "-m", "tests.campaigns.critic", "--no-mutants", "--json", target]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=580)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=1500)
     assert target.exists(), done.stderr
     return {row["layout"]: row for row in json.loads(target.read_text())}
 

@@ -98,7 +98,7 @@ def test_a_router_takes_engines_in_and_its_death_ends_waits(ray_session: Any, en
     client = RouterClient(url)
     client.add([Worker(engine.server.url)])
     client.wait_registered([engine.server.url])
-    assert call(url, "/get_model_info", timeout_s=10)["weight_version"] == "default"
+    assert call(url, "/get_model_info", timeout_s=60)["weight_version"] == "default"
     front(url).kill()
     with pytest.raises(EngineError, match="router ended by signal 9"):
         wait([watching], what="its end", fail_after_s=120)

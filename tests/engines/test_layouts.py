@@ -40,7 +40,7 @@ NAMES = [(layout, case) for layout, cases in ROWS.items() for case in cases]
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     target = tmp_path_factory.mktemp("exactness") / "found.json"
     words = [sys.executable, "-m", "tests.campaigns.exactness", "--small", "--no-mutants", "--json", target]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=580)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=1500)
     assert target.exists(), done.stderr
     return json.loads(target.read_text())
 

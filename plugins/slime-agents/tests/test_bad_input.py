@@ -106,13 +106,16 @@ async def test_a_request_of_many_megabytes_is_not_read_and_the_rollout_goes_on(c
 
 async def test_a_client_that_hangs_up_may_ask_again(context, says, engine) -> None:
     says("one", "two")
-    engine.delay_s = 0.3
+    engine.holds = True
 
     async def agent(task, **access: str) -> None:
         given = {"base_url": access["base_url"], "api_key": access["api_key"], "max_retries": 0}
         async with openai.AsyncOpenAI(**given) as client:  # type: ignore[arg-type]
-            with pytest.raises(openai.APITimeoutError):
-                await client.chat.completions.create(model="any", messages=[USER], timeout=0.1)  # type: ignore
+            asked = asyncio.create_task(client.chat.completions.create(model="any", messages=[USER]))  # type: ignore
+            while not engine.bodies:
+                await asyncio.sleep(0.01)
+            asked.cancel()
+            engine.holds = False
             await client.chat.completions.create(model="any", messages=[USER])  # type: ignore[list-item]
 
     samples = await run(context, agent)
@@ -121,11 +124,14 @@ async def test_a_client_that_hangs_up_may_ask_again(context, says, engine) -> No
 
 
 async def test_a_client_that_hangs_up_and_ends_fails_its_sample_with_the_cause(context, engine) -> None:
-    engine.delay_s = 1.0
+    engine.holds = True
 
     async def agent(task, **access: str) -> None:
         async with openai.AsyncOpenAI(base_url=access["base_url"], api_key=access["api_key"], max_retries=0) as client:
-            await client.chat.completions.create(model="any", messages=[USER], timeout=0.1)  # type: ignore[list-item]
+            try:
+                await client.chat.completions.create(model="any", messages=[USER], timeout=0.1)  # type: ignore
+            finally:
+                engine.holds = False
 
     (sample,) = await run(context, agent)
     assert (sample.status, sample.failure_cause) == (Status.FAILED, "agent_error")

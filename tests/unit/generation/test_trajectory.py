@@ -287,7 +287,7 @@ def test_a_mask_of_another_length_is_refused() -> None:
 async def test_two_turns_on_an_engine_continue_each_others_ids() -> None:
     encoder: Any = Letters()
     with FakeEngine(vocab_size=200, version="7") as engine:
-        async with GenerateClient(engine.url, timeout_s=20) as client:
+        async with GenerateClient(engine.url, timeout_s=120) as client:
             trajectory = GenerateContext(client, encoder, max_response_len=20).start(Sample(prompt="q"))
             first = await trajectory.generate(SamplingParams(max_new_tokens=3))
             trajectory.append_text("+")

@@ -144,7 +144,7 @@ class Encoder:
 
 async def _response(engine: FakeEngine, sampling: SamplingParams, *, interrupted_after: int | None = None) -> Sample:
     nothing: Any = Encoder()
-    async with GenerateClient(engine.url, timeout_s=20) as client:
+    async with GenerateClient(engine.url, timeout_s=120) as client:
         context = GenerateContext(client, nothing)
         (sample,) = samples = [Sample(prompt="q")]
         if interrupted_after is not None:

@@ -279,8 +279,8 @@ async def test_a_paused_engine_fails_no_request(engine: FakeEngine, clock: Calla
 
 
 async def test_many_requests_share_one_look_at_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s, looks = 100.0, [0]
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    now_s, looks = [100.0], [0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
 
     async def get(url: str) -> tuple[int, Any]:
         assert url == "http://engine/v1/loads"
@@ -291,7 +291,7 @@ async def test_many_requests_share_one_look_at_an_engine(monkeypatch: pytest.Mon
         return [url]
 
     progress = EngineProgress(get, engines)
-    for now_s, expected in ((100.0, 0), (100.9, 0), (101.0, 101), (101.9, 101), (102.0, 102)):
+    for now_s[0], expected in ((100.0, 0), (100.9, 0), (101.0, 101), (101.9, 101), (102.0, 102)):
         assert {await progress.last_s("http://engine", interval_s=1) for _ in range(20)} == {expected}
     assert looks == [3]
 
