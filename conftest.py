@@ -9,7 +9,9 @@ import tempfile
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A shell without job control starts background commands with Ctrl-C ignored, and children inherit that: runs that the
@@ -26,6 +28,26 @@ settings.load_profile("slime")
 # Runs of tests record the code that they name in a state folder of their own, not in the user's.
 _STATE = tempfile.TemporaryDirectory(prefix="slime-tests-state-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
+
+
+ON_ONE_ENGINE = {
+    f"tests/e2e/test_{name}.py"
+    for name in ("async", "evaluation", "lifecycle", "over_sampling", "parity", "ppo", "third_party")
+}
+"""Files whose runs take the engine of tests/e2e/conftest.py::external: one process runs them, so that one starts."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Distributes files, as ``--dist loadfile`` does."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "one engine" if file in ON_ONE_ENGINE else file
+
+    return Scheduling(config, log)
 
 
 class _PatchesFirst:

@@ -16,8 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3ForSequenceClassification
 
 from slime_core.config.schema import ARITHMETIC
-from slime_core.errors import WeightSyncError
-from slime_core.rollout.engines.server import free_ports
 from slime_core.weights.engine_control import call
 from tests.campaigns.fault_injection import wait_until
+from tests.external_engine import end, served
 
 MODEL = ARITHMETIC / "model"
 TURNS = Path(__file__).parent / "two_turns.py"
@@ -107,29 +105,6 @@ def external(folder: Path) -> Rows:
         dead = slime(folder / "dead", *named, "--num-rollout", "1")
         rows.append(("it is dead", *says(dead, "it does not answer as an SGLang server")))
     return rows
-
-
-@contextmanager
-def served(log: Path) -> Iterator[tuple[psutil.Popen, str]]:
-    """A server as docs/engines.md starts one, and its URL."""
-    (port,) = free_ports(1, host="127.0.0.1")
-    words = ["--model-path", str(MODEL), "--port", str(port), "--dtype", "float32"]
-    with log.open("wb") as output:
-        command = [sys.executable, "-m", "slime_core.cpu.serve", *words]
-        server = psutil.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until(lambda: answers(url), START_LIMIT_S, f"the server to answer; see {log}")
-        yield server, url
-    finally:
-        end(server)
-
-
-def answers(url: str) -> bool:
-    """Whether the server takes requests."""
-    with suppress(WeightSyncError):
-        return bool(call(url, "/model_info", timeout_s=5))
-    return False
 
 
 def left_running(server: psutil.Popen, url: str) -> tuple[str, bool]:
@@ -270,14 +245,6 @@ def short(errors: str) -> str:
     """A message on one line, with folders left out."""
     message = " ".join(errors.partition("slime: ")[2].split())
     return re.sub(r"(?<!\S)/\S*/", "", re.sub(r"127\.0\.0\.1:\d+", "HOST:PORT", message)).replace("|", "\\|")
-
-
-def end(server: psutil.Popen) -> None:
-    """Nothing of it is left."""
-    with suppress(psutil.NoSuchProcess):
-        for process in [*server.children(recursive=True), server]:
-            process.kill()
-        server.wait(10)
 
 
 if __name__ == "__main__":

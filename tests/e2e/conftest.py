@@ -6,16 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from filelock import FileLock
 from safetensors.numpy import load_file
 
-LIMIT_S = 400
-"""A run of a few steps takes half a minute on two idle cores, and ten times that on a busy machine."""
+from tests.external_engine import served
+
+LIMIT_S = 900
+"""Against hanging: a run of a few steps takes half a minute on two idle cores, and ten times that on a busy machine."""
 
 ONE_ANSWER = 1.5 / 500
 """Tolerance between two measurements of one accuracy: where rounding decides between the two likeliest tokens, an
@@ -66,6 +70,20 @@ def train(folder: Path, *words: str | Path) -> Finished:
     run = slime(folder, "run", "--plugin", "grpo", "--output-dir", folder, "--progress", "lines", *words)
     assert run.code == 0, run.errors + run.output
     return run
+
+
+@pytest.fixture(scope="session")
+def external(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[psutil.Popen, str]]:
+    """A server and its URL; the runs of this process that test nothing of an engine's start share it, one after
+    another."""
+    with served(tmp_path_factory.mktemp("external") / "server.log") as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def on_external(external: tuple[psutil.Popen, str]) -> tuple[str, str]:
+    """The words by which a run takes the shared server instead of starting an engine."""
+    return "--rollout-external-engine-addrs", external[1].removeprefix("http://")
 
 
 @pytest.fixture(scope="session")

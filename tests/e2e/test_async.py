@@ -28,9 +28,9 @@ class Twice:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Twice:
+def runs(tmp_path_factory: pytest.TempPathFactory, on_external: tuple[str, str]) -> Twice:
     folder = tmp_path_factory.mktemp("ahead")
-    whole = train(folder / "whole", *SIZES, *AHEAD)
+    whole = train(folder / "whole", *SIZES, *AHEAD, *on_external)
     shutil.copytree(whole.folder, folder / "resumed")
     shutil.rmtree(folder / "resumed" / "checkpoints" / "step-000004")
     return Twice(whole, train(folder / "resumed", "--load", folder / "resumed"))

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import psutil
 import pytest
 
 from slime_core.weights.engine_control import call
-from tests.campaigns.engines import served
 from tests.e2e.conftest import Finished, train
 
 BRIEF = ("--rollout-batch-size", "8", "--n-samples-per-prompt", "4", "--rm-type", "1.0*exact_match")
 
 
 @pytest.fixture(scope="module")
-def external(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[psutil.Popen, str]]:
-    """A server as a user starts it, and its URL."""
-    with served(tmp_path_factory.mktemp("external") / "server.log") as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, external: tuple[psutil.Popen, str]) -> Finished:
+def run(tmp_path_factory: pytest.TempPathFactory, on_external: tuple[str, str]) -> Finished:
     """Two steps, with an evaluation before and after each and a checkpoint in the middle."""
     folder = tmp_path_factory.mktemp("evaluation") / "run"
     steps = ("--num-rollout", "2", "--eval-interval", "1", "--save-interval", "1", "--seed", "3")
-    address = external[1].removeprefix("http://")
-    words = (*steps, "--eval-num-gpus", "1", "--rollout-external-engine-addrs", address)
+    words = (*steps, "--eval-num-gpus", "1", *on_external)
     return train(folder, *BRIEF, *words)
 
 

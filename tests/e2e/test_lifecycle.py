@@ -50,10 +50,11 @@ def live(run: Path, notes: Path, *words: str | Path) -> Watched:
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+def first(tmp_path_factory: pytest.TempPathFactory, on_external: tuple[str, str]) -> Watched:
     """Two rollouts of two optimizer steps, and a checkpoint; an observer on rank 0 fails each time."""
     folder = tmp_path_factory.mktemp("lifecycle")
-    watched = live(folder / "run", folder / "first", *NAMED, "--num-rollout", "2", "--output-dir", folder / "run")
+    words = (*NAMED, *on_external, "--num-rollout", "2", "--output-dir", folder / "run")
+    watched = live(folder / "run", folder / "first", *words)
     assert watched.run.code == 0, watched.run.errors + watched.run.output
     return watched
 

@@ -28,7 +28,7 @@ from slime_core import Component, GenerateTraits, hookimpl
 from slime_core.generation import generate_group
 
 TRAINED = Path("<trained>")
-LIMIT_S = 300
+LIMIT_S = 900
 
 
 @hookimpl
@@ -56,7 +56,7 @@ class Late:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def run(tmp_path_factory: pytest.TempPathFactory, on_external: tuple[str, str]) -> Finished:
     """Three rollouts; every step is evaluated on the policy's engine while the next one is generated."""
     folder = tmp_path_factory.mktemp("over") / "run"
     lengths = long_responses(folder.with_name("prompts.jsonl"), LONGEST, random.Random(1))
@@ -77,6 +77,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         *SIZES,
         *lengths,
         *evaluation,
+        *on_external,
     )
     return train(folder, *map(str, words))
 

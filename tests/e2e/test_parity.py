@@ -41,11 +41,13 @@ def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").iterdir())
 
 
-def test_a_run_whose_engines_sample_otherwise_than_the_learner_assumes_ends_before_it_trains(tmp_path: Path):
+def test_a_run_whose_engines_sample_otherwise_than_the_learner_assumes_ends_before_it_trains(
+    tmp_path: Path, on_external: tuple[str, str]
+):
     plugin, folder = tmp_path / "mistaken.py", tmp_path / "run"
     plugin.write_text(MISTAKEN)
     words = ("--generate-function", "mistaken", "--num-rollout", "5", "--progress", "lines", "--output-dir", folder)
-    words = (*words, "--actor-num-gpus-per-node", "2")
+    words = (*words, "--actor-num-gpus-per-node", "2", *on_external)
     run = slime(folder, "run", "--plugin", "grpo", "--plugin", plugin, *words, *SMALL)
     assert run.code == 1
     assert "rollout 2: learner and engines give the same tokens other log-probabilities" in run.errors

@@ -22,11 +22,12 @@ OF_THE_CRITIC = {
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def run(tmp_path_factory: pytest.TempPathFactory, on_external: tuple[str, str]) -> Finished:
     """Three rollouts, the first of which trains the critic alone, on a rank of its own."""
     folder = tmp_path_factory.mktemp("runs") / "ppo"
     sizes = ("--num-rollout", "3", "--num-critic-only-steps", "1", "--save-interval", "1", *BRIEF)
-    found = slime(folder, "run", "--plugin", "ppo", "--output-dir", folder, "--progress", "lines", *sizes, *SEPARATE)
+    where = ("--output-dir", folder, "--progress", "lines", *on_external)
+    found = slime(folder, "run", "--plugin", "ppo", *where, *sizes, *SEPARATE)
     assert found.code == 0, found.errors + found.output
     return found
 

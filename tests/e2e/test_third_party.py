@@ -45,10 +45,10 @@ def slime(site: Path, folder: Path, *words: str | Path) -> Finished:
 
 
 @pytest.fixture(scope="module")
-def whole(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def whole(site: Path, on_external: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """Three rollouts in one run."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    return slime(site, folder, "run", *RUN, "--num-rollout", "3", *NO_EVAL, "--output-dir", folder)
+    return slime(site, folder, "run", *RUN, "--num-rollout", "3", *NO_EVAL, *on_external, "--output-dir", folder)
 
 
 @pytest.fixture(scope="module")
