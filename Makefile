@@ -35,20 +35,31 @@ demo: setup ## train a tiny model with GRPO on this machine's CPU
 RANK_TESTS := $(wildcard $(patsubst %,tests/%.py,e2e/test_one_sample engines/test_layouts e2e/test_bad_input e2e/test_train_only \
     $(addprefix engines/test_,critic function_paths learner harness inputs families roles saves shared_prompts processes \
     convert freezing routing gloo log_probs megatron_flags model llama schedules)))
+# Tests that start no process, most of them; the others leave by themselves (tests/in_process.py).
+QUICK_TESTS := tests/unit tests/contracts $(wildcard plugins/*/tests)
 MARKED := not long
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder -m "$(MARKED)"
 
 # Two parts, each of which keeps two cores busy. Guards use the cache of `types`. Servers wait while they start.
 .PHONY: test
 test: setup ## all checks: lint, types, import contracts, tests
-	@$(MAKE) -j 4 lint types contracts test-ranks
-	@$(MAKE) -j 2 test-units test-servers
+	@status=0; \
+	$(MAKE) -j 4 lint types contracts test-ranks || status=$$?; \
+	$(MAKE) -j 2 test-units test-servers || status=$$?; \
+	exit $$status
 
 .PHONY: test-long
 test-long: setup ## the long tests, which `make test` leaves out: more layouts, whole runs, faults
 	@$(MAKE) MARKED=long test-ranks
-	@$(MAKE) MARKED=long test-servers
-	@$(MAKE) MARKED=long test-units
+	@$(MAKE) -j 2 MARKED=long test-units test-servers
+
+.PHONY: test-all
+test-all: setup ## `make test` and `make test-long` in one pass, in which tests of both share engines and runs
+	@$(MAKE) MARKED="long or not long" test
+
+.PHONY: quick
+quick: setup ## lint, types of changed files, tests that start no process and load no engine; while you write
+	@$(MAKE) -j 2 lint types-changed test-quick
 
 .PHONY: test-ranks
 test-ranks: setup
@@ -61,6 +72,10 @@ test-units: setup
 .PHONY: test-servers
 test-servers: setup
 	$(PYTEST) -n 3 $(addprefix --ignore ,$(RANK_TESTS)) tests/e2e tests/engines
+
+.PHONY: test-quick
+test-quick: setup
+	$(BIN)/python -m pytest -n 2 -q -r fE --durations 5 -p tests.in_process -m "not long" $(QUICK_TESTS)
 
 .PHONY: examples
 examples: setup ## property tests with ten times as many random examples as `make test`
@@ -78,6 +93,12 @@ lint: setup ## ruff: rules and formatting
 .PHONY: types
 types: setup ## mypy, strict
 	$(BIN)/mypy
+
+.PHONY: types-changed
+types-changed: setup
+	@files=$$({ git diff --name-only --diff-filter=d HEAD; git ls-files --others --exclude-standard; } \
+	    | grep -E '^(slime_core|plugins/[^/]+/src|bench|docs)/.*\.py$$' | grep -v '^slime_core/cpu/stand_ins/' || true); \
+	if [ -n "$$files" ]; then $(BIN)/mypy $$files; fi
 
 .PHONY: contracts
 contracts: setup ## import contracts: which package may import which

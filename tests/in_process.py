@@ -1,0 +1,56 @@
+"""A plugin of pytest for ``make quick``: leaves out each test that starts a process or loads Megatron or SGLang.
+
+Nobody marks tests: one that tries to, in its body, a fixture or its file, ends there as skipped. ``make test`` runs it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.process
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, NoReturn
+
+import pytest
+
+HEAVY = ("megatron", "mbridge", "sglang", "sglang_router")
+
+LOOKUPS = ("ldconfig", "gcc", "ld", "objdump", "lscpu", "uname", "file")
+"""Programs by which libraries look up what the machine has, such as ``ctypes.util.find_library``; they take
+milliseconds."""
+
+
+def leave(reason: str) -> NoReturn:
+    pytest.skip(f"not quick: {reason}", allow_module_level=True)
+
+
+class _NoEngines:
+    """Finds no module of an engine or of the learner's library: who imports one is left out."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] in HEAVY:
+            leave(f"imports {fullname}")
+        return None
+
+
+def _guarded(start: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(*arguments: Any, **options: Any) -> Any:
+        words = next((one for one in (*arguments[1:], options.get("args")) if one), "")
+        program = words if isinstance(words, str) else os.fspath(words[0])
+        if os.path.basename(program.split(" ")[0]) not in LOOKUPS:
+            leave(f"starts {program}")
+        return start(*arguments, **options)
+
+    return guarded
+
+
+def pytest_configure() -> None:
+    sys.meta_path.insert(0, _NoEngines())
+    subprocess.Popen.__init__ = _guarded(subprocess.Popen.__init__)  # type: ignore[method-assign]
+    for owner, name in ((multiprocessing.process.BaseProcess, "start"), (os, "fork"), (os, "posix_spawn")):
+        setattr(owner, name, lambda *_, **__: leave("starts a process"))
