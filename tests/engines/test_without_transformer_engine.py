@@ -122,39 +122,42 @@ print(json.dumps([loaded, second.steps(), same(first.weights(), second.weights()
 OFFLOADING = """
 from slime_core.learner.process import _optimizer_tensors
 
-fraction, overlaps = float(sys.argv[2]), sys.argv[3] == "overlaps"
-hybrid = {"optimizer_cpu_offload": True, "use_precision_aware_optimizer": True,
-          "optimizer_offload_fraction": fraction, "overlap_cpu_optimizer_d2h_h2d": overlaps}
-plain, offloaded = Run(bf16=True), Run(bf16=True, **hybrid)
-found = {}
-write_copies([sharded.copy(folder / "fresh", **offloaded.parts)])
-found["a save before the first step changes no weight"] = same(plain.weights(), offloaded.weights())
-for run in (plain, offloaded):
-    run.step()
-    run.step()
-found["equal to the plain optimizer"] = same(plain.weights(), offloaded.weights())
-state = [(parameter, value) for one in offloaded.inner for part in one.sub_optimizers
-         for parameter, held in part.state.items() for value in held.values() if value.dim()]
-on_host = sum(value.numel() for parameter, value in state if is_on_host(parameter))
-found["share on the host"] = on_host / sum(value.numel() for _, value in state)
-moved = [tensor for tensor in _optimizer_tensors(offloaded.optimizer) if is_on_host(tensor)]
-found["an offloaded rank leaves alone what is on the host"] = not moved
-for name, saved, loads in (("offloaded", offloaded, {}), ("plain", plain, hybrid), ("both", offloaded, hybrid)):
-    write_copies([sharded.copy(folder / name, **saved.parts)])
-    resumed = Run(bf16=True, **loads)
-    sharded.load(folder / name, **resumed.parts)
-    held = resumed.steps()
-    reference = Run(bf16=True)
-    sharded.load(folder / name, **reference.parts)
-    equal = same(resumed.weights(), plain.weights())
-    for run in (resumed, reference):
+def offloaded(folder, fraction, overlaps):
+    folder.mkdir()
+    hybrid = {"optimizer_cpu_offload": True, "use_precision_aware_optimizer": True,
+              "optimizer_offload_fraction": fraction, "overlap_cpu_optimizer_d2h_h2d": overlaps}
+    plain, offloaded = Run(bf16=True), Run(bf16=True, **hybrid)
+    found = {}
+    write_copies([sharded.copy(folder / "fresh", **offloaded.parts)])
+    found["a save before the first step changes no weight"] = same(plain.weights(), offloaded.weights())
+    for run in (plain, offloaded):
         run.step()
-    found[f"resumes {name}"] = [held, equal, resumed.steps(), same(resumed.weights(), reference.weights())]
-for run in (plain, offloaded):
-    reset_optimizer_states(run.optimizer)
-    run.step()
-found["equal after a reset"] = [offloaded.steps(), same(plain.weights(), offloaded.weights())]
-print(json.dumps(found))
+        run.step()
+    found["equal to the plain optimizer"] = same(plain.weights(), offloaded.weights())
+    state = [(parameter, value) for one in offloaded.inner for part in one.sub_optimizers
+             for parameter, held in part.state.items() for value in held.values() if value.dim()]
+    on_host = sum(value.numel() for parameter, value in state if is_on_host(parameter))
+    found["share on the host"] = on_host / sum(value.numel() for _, value in state)
+    moved = [tensor for tensor in _optimizer_tensors(offloaded.optimizer) if is_on_host(tensor)]
+    found["an offloaded rank leaves alone what is on the host"] = not moved
+    for name, saved, loads in (("offloaded", offloaded, {}), ("plain", plain, hybrid), ("both", offloaded, hybrid)):
+        write_copies([sharded.copy(folder / name, **saved.parts)])
+        resumed = Run(bf16=True, **loads)
+        sharded.load(folder / name, **resumed.parts)
+        held = resumed.steps()
+        reference = Run(bf16=True)
+        sharded.load(folder / name, **reference.parts)
+        equal = same(resumed.weights(), plain.weights())
+        for run in (resumed, reference):
+            run.step()
+        found[f"resumes {name}"] = [held, equal, resumed.steps(), same(resumed.weights(), reference.weights())]
+    for run in (plain, offloaded):
+        reset_optimizer_states(run.optimizer)
+        run.step()
+    found["equal after a reset"] = [offloaded.steps(), same(plain.weights(), offloaded.weights())]
+    return found
+
+print(json.dumps([offloaded(folder / f"case-{at}", *case) for at, case in enumerate(json.loads(sys.argv[2]))]))
 """
 
 
@@ -172,15 +175,27 @@ def test_a_mixture_trains_and_resumes_with_the_patches_for_missing_libraries_alo
     assert run_on_gpu(RESUMING, tmp_path) == [[1.0], [2.0], True, True]
 
 
-@pytest.mark.parametrize(
-    ("fraction", "overlaps", "share"), [(0.0, "no", 0), (0.5, "overlaps", 0.5), (1.0, "no", 1), (1.0, "overlaps", 1)]
-)
+CASES = {(0.0, False): 0, (0.5, True): 0.5, (1.0, False): 1, (1.0, True): 1}
+"""Fraction of the optimizer to offload, whether its copies overlap -> share of its state that is then on the host."""
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[float, bool], dict[str, Any]]:
+    """What each case found, in one process."""
+    return dict(
+        zip(CASES, run_on_gpu(OFFLOADING, tmp_path_factory.mktemp("hybrid"), json.dumps([*CASES])), strict=True)
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_a_hybrid_optimizer_trains_and_resumes_as_the_plain_one(
-    tmp_path: Path, fraction: float, overlaps: str, share: float
+    hybrid: dict[tuple[float, bool], dict[str, Any]], case: tuple[float, bool]
 ) -> None:
-    found = run_on_gpu(OFFLOADING, tmp_path, f"{fraction}", overlaps)
-    assert found.pop("share on the host") == pytest.approx(share, abs=0.1)
+    found = hybrid[case]
+    share = found["share on the host"]
+    assert share == pytest.approx(CASES[case], abs=0.1)
     assert found == {
+        "share on the host": share,
         "a save before the first step changes no weight": True,
         "equal to the plain optimizer": True,
         "an offloaded rank leaves alone what is on the host": True,
