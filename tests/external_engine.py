@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 from slime_core.config.schema import ARITHMETIC
 from slime_core.errors import WeightSyncError

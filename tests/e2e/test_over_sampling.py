@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from slime_core.config.schema import ARITHMETIC
-from tests.campaigns.ledger import long_responses
 from tests.e2e.conftest import Finished, slime, train
+from tests.long_responses import long_responses
 
 BATCH, OVER, STEPS = 8, 12, 3
 SIZES = ("--rollout-batch-size", BATCH, "--over-sampling-batch-size", OVER, "--n-samples-per-prompt", "4")

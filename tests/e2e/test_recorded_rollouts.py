@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import pytest
 from safetensors import safe_open
 
 from slime_core.config.schema import ARITHMETIC
-from tests.campaigns import saves
 from tests.e2e.conftest import LIMIT_S, Finished, command, train, weights
+from tests.recorded_runs import FLAGS, rows, tensors, write_rollouts
 
 pytestmark = pytest.mark.long
+
+ROOT = Path(__file__).parents[2]
 
 SMALL = ("--num-rollout", "2", "--rollout-batch-size", "16", "--num-steps-per-rollout", "2", "--seed", "5")
 KL = ("--use-kl-loss", "--kl-loss-coef", "0.1", "--kl-loss-type", "k3")
@@ -92,7 +95,9 @@ def test_training_alone_starts_no_engine_and_ends_where_the_live_run_ended(live:
 
 def test_a_run_that_is_killed_while_it_saves_resumes_to_the_same_bits(tmp_path: Path):
     """Moments of the optimizer and rows of metrics too; `make saves` kills 50 times."""
-    saves.main(tmp_path, kills=3, seed=0, flags=[])
+    words = [sys.executable, "-m", "campaigns.saves", tmp_path, "--kills", "3"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=1500, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def can_mount() -> bool:
@@ -105,8 +110,8 @@ def can_mount() -> bool:
 def test_a_run_goes_on_with_a_full_disk_and_fails_at_its_last_save(tmp_path: Path):
     """A file system that has room for the first of three checkpoints."""
     run, files = tmp_path / "run", tmp_path / "kept"
-    rollouts = saves.write_rollouts(tmp_path / "rollouts", 3)
-    words = [*saves.FLAGS, "--load-debug-rollout-data", rollouts, "--num-rollout", "3", "--output-dir", run]
+    rollouts = write_rollouts(tmp_path / "rollouts", 3)
+    words = [*FLAGS, "--load-debug-rollout-data", rollouts, "--num-rollout", "3", "--output-dir", run]
     script = (
         f"mkdir -p {run}/checkpoints && mount -t tmpfs -o size=4m tmpfs {run}/checkpoints || exit 99\n"
         f'"$@"; code=$?; cp -a {run}/checkpoints {files}; exit $code'
@@ -123,5 +128,5 @@ def test_a_run_goes_on_with_a_full_disk_and_fails_at_its_last_save(tmp_path: Pat
     assert f"until then {run}/checkpoints/step-000001 is kept" in warned
     assert "step 3, the last of this run, is not saved: " in done.stderr
     assert "Traceback" not in done.stderr
-    assert [row["step"] for row in saves.rows(run)] == [0, 1]
-    assert len(saves.tensors(files / "step-000001" / "torch_dist")) > 30
+    assert [row["step"] for row in rows(run)] == [0, 1]
+    assert len(tensors(files / "step-000001" / "torch_dist")) > 30

@@ -1,7 +1,7 @@
 """One PPO rollout replayed in several layouts: values, returns, metrics and gradients of the critic are those of one
 rank, and those of one rank are those of plain torch.
 
-``tests/campaigns/critic.py`` replays it once, on fresh ranks for every layout; ``make mutants`` shows that it notices
+``campaigns/critic.py`` replays it once, on fresh ranks for every layout; ``make mutants`` shows that it notices
 critics that are broken on purpose.
 """
 
@@ -27,7 +27,7 @@ NUMBERS = ("values", "returns", "metric", "gradient")
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     target = tmp_path_factory.mktemp("critic") / "rows.json"
-    words = [sys.executable, "-m", "tests.campaigns.critic", "--no-mutants", "--json", target]
+    words = [sys.executable, "-m", "campaigns.critic", "--no-mutants", "--json", target]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=1500)
     assert target.exists(), done.stderr
     return {row["layout"]: row for row in json.loads(target.read_text())}

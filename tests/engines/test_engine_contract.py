@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 import slime_core
-from bench import growth_engines
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.generation import Generation, SamplingParams
 from slime_core.generation.context import run_all
@@ -71,18 +69,11 @@ async def reasons_of(asking: Sequence[asyncio.Task[list[Generation]]]) -> set[st
     return reasons
 
 
-ALL = pytest.mark.parametrize("subject", ["fake", "real", "of the growth benchmark"], indirect=True)
-"""For tests that only generate; :mod:`bench.growth_engines` does nothing else."""
-
-
 @pytest.fixture(params=["fake", "real"])
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     if request.param == "real":
         engine: Any = request.getfixturevalue("engine")
         yield Subject(engine.server.url)
-    elif request.param == "of the growth benchmark":
-        with growth_engines.engines(1, vocab_size=16, context_length=128) as (url,):
-            yield Subject(url)
     else:
         with FakeEngine(vocab_size=16, context_length=128) as fake:
             yield Subject(fake.url, fake)
@@ -106,7 +97,6 @@ async def client(url: str) -> AsyncIterator[GenerateClient]:
         yield found
 
 
-@ALL
 async def test_every_token_has_a_log_probability_and_ids_are_in_range(client: GenerateClient) -> None:
     groups = await run_all(
         client.generate(ids, sampling=SamplingParams(max_new_tokens=8), n=3) for ids in ([3, 4], [5] * 20)
@@ -117,26 +107,6 @@ async def test_every_token_has_a_log_probability_and_ids_are_in_range(client: Ge
     assert all(0 <= token < 16 for answer in answers for token in answer.token_ids)
     assert all(log_prob <= 0 for answer in answers for log_prob in answer.log_probs)
     assert {answer.weight_versions for answer in answers} == {("default",)}
-
-
-def fields_of(value: Any) -> Any:
-    """The names in an answer, with the types of what they hold; of a list, those of its first entry."""
-    if isinstance(value, dict):
-        return {name: fields_of(one) for name, one in value.items()}
-    return [fields_of(value[0]) if value else None] if isinstance(value, list) else type(value).__name__
-
-
-@pytest.mark.parametrize(("ids", "n"), [([6, 15, 6], 2), ([[6, 15, 6], [6, 15, 6]], 1)])
-@pytest.mark.parametrize("subject", ["real"], indirect=True)
-def test_an_engine_of_the_growth_benchmark_sends_what_the_real_one_sends(url: str, ids: Any, n: int) -> None:
-    sampling = SamplingParams(max_new_tokens=8, ignore_eos=True).fields(n=n)
-    body: Any = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True}
-    with growth_engines.engines(2, vocab_size=16, context_length=128) as urls:
-        answers = [call(one, "/generate", body, timeout_s=120) for one in (url, *urls)]
-    first, *others = map(fields_of, answers)
-    assert others == [first, first]
-    # A number of one more or less digit changes what an answer costs to read by little; another format would not.
-    assert len(json.dumps(answers[1])) == pytest.approx(len(json.dumps(answers[0])), rel=0.1)
 
 
 def counters(url: str) -> Any:
@@ -169,7 +139,6 @@ def test_a_paused_engine_is_not_ready(control: EngineControl, url: str) -> None:
     control.resume()
 
 
-@ALL
 async def test_a_cut_response_and_an_ended_one_say_so(client: GenerateClient) -> None:
     (cut,) = await client.generate([3, 8, 4], sampling=SamplingParams(temperature=0, max_new_tokens=1, ignore_eos=True))
     ends = SamplingParams(temperature=0, max_new_tokens=8, stop_token_ids=(cut.token_ids[0],))
@@ -193,7 +162,6 @@ async def test_a_stop_text_is_looked_for_in_what_one_request_samples(subject: Su
     assert [*before, *until_stop(before, rest, stops, encoder).token_ids] == list(whole.token_ids)
 
 
-@ALL
 @pytest.mark.parametrize("length", [128, 1000])
 async def test_too_long_a_response_is_refused(client: GenerateClient, length: int) -> None:
     with pytest.raises(EngineError, match=r"status 400: .*maximum context length"):
@@ -269,7 +237,6 @@ async def test_a_client_that_ends_its_requests_ends_those_too_that_a_paused_engi
             reasons = await reasons_of(asking)
 
 
-@ALL
 def test_the_cache_can_be_flushed(control: EngineControl) -> None:
     control.flush_cache()
 

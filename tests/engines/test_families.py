@@ -241,7 +241,7 @@ LAYOUTS = (
 def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """By case; the rest is in ``make families``."""
     target = tmp_path_factory.mktemp("families") / "rows.json"
-    command = [sys.executable, "-m", "tests.campaigns.families", "--json", target, "--only", *LAYOUTS]
+    command = [sys.executable, "-m", "campaigns.families", "--json", target, "--only", *LAYOUTS]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
     assert target.exists(), done.stderr
     return {row["case"]: row for row in json.loads(target.read_text())}

@@ -1,6 +1,6 @@
 """One rollout trained in every kind of layout gives what one rank gives, one rank what torch gives.
 
-``python -m tests.campaigns.exactness --small`` trains once; ``make layouts`` runs all cases in all layouts,
+``python -m campaigns.exactness --small`` trains once; ``make layouts`` runs all cases in all layouts,
 ``make mutants`` shows that the comparison notices learners that are broken on purpose.
 """
 
@@ -39,7 +39,7 @@ NAMES = [(layout, case) for layout, cases in ROWS.items() for case in cases]
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     target = tmp_path_factory.mktemp("exactness") / "found.json"
-    words = [sys.executable, "-m", "tests.campaigns.exactness", "--small", "--no-mutants", "--json", target]
+    words = [sys.executable, "-m", "campaigns.exactness", "--small", "--no-mutants", "--json", target]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=1500)
     assert target.exists(), done.stderr
     return json.loads(target.read_text())

@@ -14,6 +14,7 @@ import torch
 
 from slime_core.ops.prefixes import Prefixes
 from slime_core.types import StepPlan, TrainBatch
+from tests.shared_prompts import build, gradients, train
 
 # Megatron warns about its own calls between its own modules.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:megatron")
@@ -23,17 +24,21 @@ GROUPS = ((5, (3, 0, 7, 1)), (5, (2,)), (1, (4, 4, 9)), (12, (1, 2)), (3, (6, 1,
 """Tokens of a prompt, and of its responses."""
 
 
+SHAPE = {
+    "vocab_size": 32,
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "initializer_range": 0.2,
+}
+
+
 @pytest.fixture(scope="module")
-def bench() -> Any:
-    from bench import shared_prompts
-
-    return shared_prompts
-
-
-@pytest.fixture(scope="module")
-def chunk(megatron, bench) -> Any:
-    shape = bench.SHAPES["embedded"] | {"vocab_size": 32, "initializer_range": 0.2}
-    return bench.build(shape)
+def chunk(megatron) -> Any:
+    return build(SHAPE)
 
 
 def answers() -> tuple[list[np.ndarray], list[int]]:
@@ -89,15 +94,15 @@ def shard(kind: str, *plan: tuple[int, ...]) -> TrainBatch:
     )
 
 
-def trained(chunk: Any, bench: Any, batch: TrainBatch, **options: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def trained(chunk: Any, batch: TrainBatch, **options: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Log-probs in the order of the shard, and the gradients over all micro-batches."""
     from slime_core.learner.micro_batches import make_micro_batches
 
     (step,) = make_micro_batches(batch, **options)
     log_probs_U, sums = torch.zeros(len(batch.loss_mask_U)), None
     for micro in step:
-        log_probs_U[micro.places_U] = bench.train(chunk, micro)
-        found = bench.gradients(chunk)
+        log_probs_U[micro.places_U] = train(chunk, micro)
+        found = gradients(chunk)
         sums = found if sums is None else [a + b for a, b in zip(sums, found, strict=True)]
     return log_probs_U, sums
 
@@ -114,8 +119,8 @@ def require_equal(found: Any, expected: Any) -> None:
     ids=["one row", "split groups", "single samples"],
 )
 @pytest.mark.parametrize("kind", SAMPLES)
-def test_log_probs_and_gradients_are_those_of_repeated_tokens(chunk, bench, kind, plan):
-    require_equal(trained(chunk, bench, shard(kind, *plan), share=True), trained(chunk, bench, shard(kind)))
+def test_log_probs_and_gradients_are_those_of_repeated_tokens(chunk, kind, plan):
+    require_equal(trained(chunk, shard(kind, *plan), share=True), trained(chunk, shard(kind)))
 
 
 @pytest.mark.parametrize(("kind", "tokens"), [("answers", (111, 70)), ("conversations", (212, 82))])
@@ -165,7 +170,7 @@ def test_a_model_with_other_layers_repeats_prompts(chunk, monkeypatch):
 @pytest.mark.long
 def test_every_layout_finds_the_gradients_of_repeated_prompts_on_one_rank(tmp_path):
     target = tmp_path / "rows.json"
-    command = [sys.executable, "-m", "tests.campaigns.shared_layouts", "--json", target]
+    command = [sys.executable, "-m", "campaigns.shared_layouts", "--json", target]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(target.read_text())

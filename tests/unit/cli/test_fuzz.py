@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.campaigns.fuzz import KINDS, findings
+from tests.fuzz import KINDS, findings
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -16,7 +16,7 @@ def test_a_command_that_fails_otherwise_is_found(monkeypatch: pytest.MonkeyPatch
     def fails(words: list[str]) -> int:
         raise KeyError(words[0])
 
-    monkeypatch.setattr("tests.campaigns.fuzz.slime", fails)
+    monkeypatch.setattr("tests.fuzz.slime", fails)
     (found,) = findings(range(1), seed=1, kind="flags")
     assert "KeyError" in found
 

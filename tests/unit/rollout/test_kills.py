@@ -1,6 +1,6 @@
 """A run is killed repeatedly while it generates: after every resume each prompt group is in one place, none is lost.
 
-What dies is the sampler's side over an engine without a model; ``tests/campaigns/ledger.py`` kills whole runs.
+What dies is the sampler's side over an engine without a model; ``campaigns/ledger.py`` kills whole runs.
 """
 
 from __future__ import annotations

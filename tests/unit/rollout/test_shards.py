@@ -7,7 +7,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bench import growth_balance
 from slime_core.config.model_config import ForwardFlops
 from slime_core.ops.groups import loss_factor, loss_weights
 from slime_core.rollout.shards import BatchPlan, grouped_rewards, loss_masks, make_shards, rollout_numbers
@@ -468,10 +467,3 @@ def test_sharing_changes_no_weight_and_no_column():
         rows = [row for part in columns for row in zip(*(column.tolist() for column in part), strict=True)]
         found.append((sorted(rows), [step.divisor for part in parts for step in part.steps]))
     assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("name", ["demo 0", "smollm2, 4 rollouts as one", "searchr1 0", "searchr1 1"])
-def test_eight_ranks_with_four_recorded_groups_each_differ_by_less_than_two_percent(name):
-    groups = growth_balance.rollouts()[name]
-    imbalance, _, _ = growth_balance.evenness(groups, 8)
-    assert (len(groups), imbalance < 0.02) == (32, True)
