@@ -144,7 +144,7 @@ def end(servers: list[subprocess.Popen[bytes]]) -> None:
     for server in servers:
         server.terminate()
     for server in servers:
-        server.wait(timeout=60)
+        server.wait(timeout=600)
 
 
 def answers(port: int, path: str) -> bool:

@@ -61,7 +61,7 @@ def test_no_server_is_left_when_its_actor_is_killed(ray_session: Any, engine: An
 def two_placements(ray_session: Any) -> Iterator[ActorPlacement]:
     """As an engine over two nodes has them, both on this one."""
     group = placement_group([{"CPU": 0.1}] * 2)
-    ray.get(group.ready(), timeout=60)
+    ray.get(group.ready(), timeout=600)
     first, second = (
         ActorPlacement(group, PlacedBundle(number, f"node {number}", "127.0.0.1"), 0.1, 0) for number in range(2)
     )

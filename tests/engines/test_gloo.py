@@ -26,7 +26,7 @@ def on_rank(rank: int, folder: Path) -> None:
     """Run as a program: a forked child would inherit the process group of another test."""
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=200))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=600))
     found = []
     for sizes in SIZES:
         gathered = all_gather_parts(part(rank, sizes[rank]), sizes)
@@ -42,7 +42,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[list[list[object]]]:
     words = [[sys.executable, __file__, str(rank), str(folder)] for rank in (0, 1)]
     ranks = [subprocess.Popen(line, stderr=subprocess.PIPE, text=True) for line in words]
     try:
-        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
+        errors = [rank.communicate(timeout=1200)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

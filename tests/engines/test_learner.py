@@ -194,17 +194,17 @@ class Children:
             SlimeError: what rank 0 raised.
         """
         # By the process of rank 0, which then serves the rendezvous on it.
-        address = f"127.0.0.1:{self._pools[0].submit(reserve_port, '127.0.0.1').result(timeout=240)}"
+        address = f"127.0.0.1:{self._pools[0].submit(reserve_port, '127.0.0.1').result(timeout=1200)}"
         calls = [
             pool.submit(cloudpickle.loads, cloudpickle.dumps(InChild(job, rank, world_size, address)))
             for rank, pool in enumerate(self._pools[:world_size])
         ]
-        return [cloudpickle.loads(call.result(timeout=240)) for call in calls]
+        return [cloudpickle.loads(call.result(timeout=1200)) for call in calls]
 
     def stop(self) -> None:
         """Ends both, also one that waits for the other."""
         for pool, pid in zip(self._pools, self._pids, strict=True):
-            os.killpg(pid.result(timeout=240), signal.SIGKILL)
+            os.killpg(pid.result(timeout=1200), signal.SIGKILL)
             pool.shutdown(cancel_futures=True)
 
 

@@ -120,15 +120,15 @@ def learn(engine: Any) -> Iterator[Learn]:
     pids = [pool.submit(os.getpid) for pool in pools]
 
     def run(*rollouts: Rollout, lr: float = 0.0, folder: Path = engine.model, **layout: int) -> list[Outcome]:
-        address = f"127.0.0.1:{pools[0].submit(reserve_port, '127.0.0.1').result(timeout=240)}"
+        address = f"127.0.0.1:{pools[0].submit(reserve_port, '127.0.0.1').result(timeout=1200)}"
         ranks = len(rollouts[0].shards)
         jobs = [cloudpickle.dumps(InChild(folder, rollouts, lr, layout, rank, ranks, address)) for rank in range(ranks)]
         calls = [pool.submit(cloudpickle.loads, job) for pool, job in zip(pools, jobs, strict=False)]
-        return [cloudpickle.loads(call.result(timeout=240)) for call in calls]
+        return [cloudpickle.loads(call.result(timeout=1200)) for call in calls]
 
     yield run
     for pool, pid in zip(pools, pids, strict=True):
-        os.killpg(pid.result(timeout=240), signal.SIGKILL)
+        os.killpg(pid.result(timeout=1200), signal.SIGKILL)
         pool.shutdown(cancel_futures=True)
 
 

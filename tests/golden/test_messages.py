@@ -25,7 +25,7 @@ MESSAGES = parse(STORED.read_text())
 def test_messages_equal_the_stored_ones() -> None:
     """In a process of its own, because checks import Megatron, which takes over the process that loads it."""
     command = [sys.executable, "-m", "tests.golden.messages"]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False, timeout=1500)
     assert done.returncode == 0, done.stderr
     found = parse(done.stdout)
     assert found.keys() == MESSAGES.keys(), AGAIN

@@ -18,7 +18,7 @@ WANTED: dict[str, Any] = json.loads(STORED.read_text())
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.golden.sampler"]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False, timeout=1500)
     assert done.returncode == 0, done.stderr
     cases: dict[str, Any] = json.loads(done.stdout)
     return cases

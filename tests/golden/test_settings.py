@@ -19,7 +19,7 @@ WANTED: dict[str, Any] = json.loads(STORED.read_text())
 def found() -> dict[str, Any]:
     """In a process of its own, because checks import Megatron, which takes over the process that loads it."""
     command = [sys.executable, "-m", "tests.golden.settings"]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False, timeout=1500)
     assert done.returncode == 0, done.stderr
     resolved: dict[str, Any] = json.loads(done.stdout)
     return resolved

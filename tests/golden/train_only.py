@@ -23,7 +23,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 STORED = HERE / "train_only.json"
-LIMIT_S = 400
+LIMIT_S = 900
 ALL = (
     f"--load-debug-rollout-data {HERE}/rollouts/{{rollout_id}}.jsonl --num-rollout 3 --rollout-batch-size 6 "
     "--n-samples-per-prompt 4 --rollout-temperature 1.4 --eval-interval none --eval-prompt-data none --lr 2e-4 "

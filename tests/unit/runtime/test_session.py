@@ -259,7 +259,7 @@ def test_a_start_of_ray_that_holds_the_interpreter_ends_with_one_line_and_withou
             time.sleep(0.02)
         for number in signals:
             process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=600)
     assert process.returncode == -signal.SIGKILL
     assert message in errors
     assert len(errors.splitlines()) == 1

@@ -14,7 +14,7 @@ from slime_core.runtime.actors import process_stacks, show_tasks, task_stacks, t
 
 def shown(stacks: Callable[[], str], words: str) -> str:
     """The stacks once they hold ``words``: a thread that was started has not come anywhere yet."""
-    text, deadline_s = "", time.monotonic() + 60
+    text, deadline_s = "", time.monotonic() + 600
     while words not in text and time.monotonic() < deadline_s:
         text = stacks()
     return text

@@ -161,7 +161,7 @@ def test_the_socket_of_the_helper_is_in_the_folder_that_is_named_if_its_path_is_
         folder = Path(temporary) / name
         folder.mkdir()
         command = [sys.executable, "-c", HELPED, str(folder)]
-        printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+        printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=900).stdout
     assert printed == f"{found} /tmp\n"
 
 
@@ -241,8 +241,8 @@ def test_each_rank_hands_its_own_copy_to_the_processes_that_it_holds(tmp_path):
         read = subprocess.run(
             [sys.executable, "-c", READER], input="\n".join(lines), text=True, capture_output=True, check=True
         ).stdout
-        ranks[0].communicate("go on\n", timeout=120)
-        ranks[1].communicate(timeout=120)
+        ranks[0].communicate("go on\n", timeout=900)
+        ranks[1].communicate(timeout=900)
     assert [len(of_engine) for of_engine in payloads] == [1, 2]
     assert read.splitlines() == ["norm [11.0, 11.0]", "norm [10.0, 10.0]", "norm [11.0, 11.0]"]
     assert [rank.returncode for rank in ranks] == [0, 0]
@@ -290,7 +290,7 @@ def test_every_rank_raises_what_stopped_one_of_them(failing, words, tmp_path):
             )
             for rank in range(2)
         ]
-        printed = [rank.communicate(timeout=120)[0].splitlines() for rank in ranks]
+        printed = [rank.communicate(timeout=900)[0].splitlines() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert printed[0] == printed[1]
     assert [words in line for line in printed[0]] == [True, True]
