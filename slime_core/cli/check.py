@@ -186,7 +186,8 @@ def placement_plan(config: RunConfig, needs: Needs, machine: Machine) -> Iterato
             ("a rank", rank_environment(config, on_gpu=True)),
             ("an engine", nccl_environment(config)),
         ):
-            yield f"environment of {process}: {' '.join(f'{name}={value}' for name, value in variables.items())}"
+            if variables:
+                yield f"environment of {process}: {' '.join(f'{name}={value}' for name, value in variables.items())}"
     yield half_of(config) or f"weights travel to the engines by: {config.transport}"
 
 

@@ -79,19 +79,21 @@ def cpu_threads() -> int:
 
 
 def nccl_environment(config: RunConfig) -> dict[str, str]:
-    """NCCL's variables that learner ranks and engines must share, because rank 0 and the engines form one group.
+    """NCCL's variables of learner ranks and engines: what the user exports counts on every node.
 
-    SGLang 0.5.23 sets them to 0 where they are unset, and to 1 for two of its flags (entrypoints/engine.py:1898-1915);
-    NCCL itself starts with other values. What the user exports counts on every node.
+    Rank 0 and the engines form one NCCL group only if weights are broadcast (``distributed``); then all of them need
+    the same values. SGLang 0.5.23 sets the variables to 0 if they are unset, and to 1 for two of its flags
+    (entrypoints/engine.py:1898-1915). With the other transports the learner keeps NCCL's defaults, NVLS included.
     """
+    exported = {name: os.environ[name] for name in ("NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE") if name in os.environ}
+    if config.transport != "distributed" or not (config.debug.trains and config.num_engines):
+        return exported
     groups = (*config.engine_groups, *config.eval_groups)
     flags = [dict(given) for given in (config.sglang.given, *(group.overrides for group in groups))]
     symmetric = any(one.get("enable_symm_mem") is True for one in flags)
     nvls = symmetric or any(one.get("enable_nccl_nvls") is True for one in flags)
-    return {
-        "NCCL_CUMEM_ENABLE": "1" if symmetric else os.environ.get("NCCL_CUMEM_ENABLE", "0"),
-        "NCCL_NVLS_ENABLE": "1" if nvls else os.environ.get("NCCL_NVLS_ENABLE", "0"),
-    }
+    required = ({"NCCL_CUMEM_ENABLE": "1"} if symmetric else {}) | ({"NCCL_NVLS_ENABLE": "1"} if nvls else {})
+    return {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"} | exported | required
 
 
 def openmp_environment(config: RunConfig) -> dict[str, str]:

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from slime_core.config.engines import EngineConfig, EngineGroup, MegatronConfig, SGLangConfig
+from slime_core.config.learning import WeightsConfig
 from slime_core.config.sampling import RolloutConfig
 from slime_core.config.schema import ClusterConfig, DebugConfig, RunConfig
 from slime_core.runtime import machine
@@ -88,6 +89,21 @@ def test_what_the_user_exports_counts_for_both(unset) -> None:
     unset.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
     assert nccl_environment(RunConfig())["NCCL_CUMEM_ENABLE"] == "1"
     assert rank_environment(RunConfig(), on_gpu=True)["CUDA_DEVICE_MAX_CONNECTIONS"] == "8"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        RunConfig(cluster=ClusterConfig(colocate=True)),
+        RunConfig(weights=WeightsConfig(update_weight_transport="disk")),
+        RunConfig(debug=DebugConfig(debug_train_only=True)),
+    ],
+    ids=["tensor", "disk", "no engines"],
+)
+def test_ranks_that_share_no_group_with_engines_keep_the_defaults_of_nccl(unset, config: RunConfig) -> None:
+    assert nccl_environment(config) == {}
+    unset.setenv("NCCL_NVLS_ENABLE", "1")
+    assert nccl_environment(config) == {"NCCL_NVLS_ENABLE": "1"}
 
 
 @pytest.mark.parametrize(
