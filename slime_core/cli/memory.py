@@ -29,6 +29,7 @@ from slime_core.errors import ConfigError, PluginError, WeightSyncError
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.modeling.memory import (
     GIB,
+    PAUSED_ENGINE_GIB,
     RECOMPUTE,
     SHARE,
     Cut,
@@ -36,6 +37,7 @@ from slime_core.modeling.memory import (
     Training,
     Usage,
     layouts,
+    usable,
     usage,
 )
 from slime_core.plugins.registry import Registry
@@ -247,8 +249,10 @@ class GpuPlan:
 
     def too_large(self) -> dict[str, Usage]:
         """``learner`` and ``critic``, where a rank of it needs more than a GPU has."""
-        limit = math.inf if self.memory is None else self.memory * SHARE * GIB
-        return {role: found for role, found in self.usages().items() if found.total > limit}
+        if self.memory is None:
+            return {}
+        found = self.usages().items()
+        return {role: usage for role, usage in found if usage.total > usable(self.memory, self._reserved(role))}
 
     def training(self, *, context: int = 1) -> Training:
         """The load of ranks, ``context`` of which share a row; a sample longer than a row gets one of its own."""
@@ -277,6 +281,11 @@ class GpuPlan:
                 f"{self.training(context=context).tokens // context} tokens per micro-batch, "
                 f"recomputing {found.cut.recompute}"
             )
+        if self._reserved("learner"):
+            yield (
+                f"memory of a GPU that learner and engine share: a paused engine keeps {PAUSED_ENGINE_GIB:g} GiB (CUDA "
+                "contexts, decode graphs, workspaces)"
+            )
         if self.memory is not None and self.needs.engines:
             gpus = self.config.cluster.rollout_num_gpus_per_engine
             token = self.size.cached(gpus) * self.needs.item * gpus
@@ -290,15 +299,25 @@ class GpuPlan:
         """Why the run does not fit its GPUs: the part that is too large, and the nearest layout that fits."""
         if self.memory is None:
             return
-        limit = f"{SHARE:.0%} of {self.memory:g} GiB are {self.memory * SHARE:.1f}"
         for role, found in self.too_large().items():
             name, largest = max(found.parts.items(), key=lambda part: part[1])
             yield (
                 f"GPU memory: a {role} rank needs {found.total / GIB:.1f} GiB, most of it {name} "
-                f"({largest / GIB:.1f}), and {limit}; {self._what_fits(self.memory, role)}"
+                f"({largest / GIB:.1f}), and {self._limit(self.memory, role)}; {self._what_fits(self.memory, role)}"
             )
         if self.config.engine_groups:
-            yield from self._engine_mistakes(self.memory, limit)
+            yield from self._engine_mistakes(self.memory)
+
+    def _reserved(self, role: str) -> float:
+        """GiB that a paused engine keeps on the GPUs of ``role``; a separate critic shares none with engines."""
+        shares = role == "learner" and self.config.cluster.colocate and self.config.engine_groups
+        return PAUSED_ENGINE_GIB if shares else 0.0
+
+    def _limit(self, memory: float, role: str) -> str:
+        """How much of a GPU of ``role`` may be used, as a clause."""
+        reserved = self._reserved(role)
+        less = f", less {reserved:g} of the paused engine," if reserved else ""
+        return f"{SHARE:.0%} of {memory:g} GiB{less} are {usable(memory, reserved) / GIB:.1f}"
 
     def host_mistakes(self, free: int) -> Iterator[str]:
         """Why the optimizer's state does not fit the memory of a node, where it is on the host.
@@ -345,7 +364,7 @@ class GpuPlan:
         left = memory * GIB * (self.config.engine.sglang_mem_fraction_static or SHARE) - self.needs.of_engine / gpus
         return max(0, int(left / (self.size.cached(gpus) * self.needs.item)))
 
-    def _engine_mistakes(self, memory: float, limit: str) -> Iterator[str]:
+    def _engine_mistakes(self, memory: float) -> Iterator[str]:
         """Why an engine has no room for one prompt and its response, or for its weights while they are published."""
         gpus, longest = min(group.size for group in self.config.engine_groups), self._longest
         weights, room = self.needs.of_engine / gpus, self._room(memory, gpus)
@@ -358,17 +377,19 @@ class GpuPlan:
                 "--rollout-max-response-len"
             )
         of_learner = self.usages()["learner"].parts["weights"]
-        if self.config.cluster.colocate and of_learner + weights > memory * SHARE * GIB:
+        reserved = self._reserved("learner")
+        if reserved and of_learner + weights > usable(memory, reserved):
             yield (
                 f"GPU memory: while weights are published, a colocated GPU holds {of_learner / GIB:.1f} GiB of the "
-                f"learner's and {weights / GIB:.1f} of the engine's, and {limit}; "
+                f"learner's and {weights / GIB:.1f} of the engine's, and {self._limit(memory, 'learner')}; "
                 "raise --rollout-num-gpus-per-engine, or leave --colocate out"
             )
 
     def _what_fits(self, memory: float, role: str) -> str:
         """The next step: the best layout of as many GPUs that fits."""
         gpus = self.config.num_learner_ranks
-        found = layouts(self.size, gpus, memory, self.training()) if role == "learner" else []
+        reserved = self._reserved(role)
+        found = layouts(self.size, gpus, memory, self.training(), reserved_gib=reserved) if role == "learner" else []
         if found:
             return f"this fits ({found[0].total / GIB:.1f} GiB): {found[0].cut.flags}"
         return f"give the {role} more GPUs or larger parallel sizes, or lower --max-tokens-per-gpu"

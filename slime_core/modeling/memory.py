@@ -35,6 +35,7 @@ from slime_core.types import JsonValue
 __all__ = [
     "GIB",
     "GPUS_OF_A_NODE",
+    "PAUSED_ENGINE_GIB",
     "RECOMPUTE",
     "SHARE",
     "Cut",
@@ -43,6 +44,7 @@ __all__ = [
     "Training",
     "Usage",
     "layouts",
+    "usable",
     "usage",
 ]
 
@@ -52,6 +54,10 @@ GRADIENT, MOMENTS, MASTER, LOGIT = 4, 8, 4, 4
 
 SHARE = 0.9
 """Fraction of the memory that the counted parts may use."""
+
+PAUSED_ENGINE_GIB = 6.0
+"""Most GiB of a GPU that a colocated engine keeps while the learner trains, after it has released weights and KV cache:
+CUDA contexts, decode graphs, workspaces. The upper end of an estimate of 3 to 6; no GPU has measured it yet."""
 
 GPUS_OF_A_NODE = 8
 
@@ -224,15 +230,28 @@ class Training:
     critic: bool = False
 
 
-def layouts(size: ModelSize, gpus: int, memory_gib: float, training: Training) -> list[Usage]:
+def usable(memory_gib: float, reserved_gib: float = 0.0) -> float:
+    """Return the bytes that the counted parts may use.
+
+    Arguments:
+        reserved_gib: memory of another process on the GPU.
+    """
+    return (memory_gib * SHARE - reserved_gib) * GIB
+
+
+def layouts(
+    size: ModelSize, gpus: int, memory_gib: float, training: Training, *, reserved_gib: float = 0.0
+) -> list[Usage]:
     """Return the layouts that fit, best first: few ranks for a copy of the model, few stages, few expert ranks.
 
     Arguments:
         gpus: number of GPUs for training; above 8, a multiple of 8.
         memory_gib: memory of one GPU, in GiB.
+        reserved_gib: memory of another process on each GPU.
     """
+    limit = usable(memory_gib, reserved_gib)
     found = (usage(size, cut, training) for cut in _cuts(size, gpus))
-    return sorted((one for one in found if one.total <= memory_gib * GIB * SHARE), key=lambda one: _rank(one.cut))
+    return sorted((one for one in found if one.total <= limit), key=lambda one: _rank(one.cut))
 
 
 def _rank(cut: Cut) -> tuple[int, ...]:

@@ -155,7 +155,11 @@ class EngineSettings:
         # The other nodes connect to this address; SGLang's own guess is another one where a node has several.
         address = {"SGLANG_HOST_IP": self.host} if self.num_nodes > 1 else {}
         path = {"PATH": program_path()}  # SGLang compiles kernels with the environment's ninja
-        found = {**needed_environment(), **path, **address, **self.variables, ENGINE_KEY: engine_access().key_text}
+        # No run releases graphs, and a server that could does not start with breakable ones, SGLang's for prefills
+        # (sglang 0.5.23, srt/model_executor/runner_backend/breakable_cuda_graph_backend.py:91).
+        graphs = {"SGLANG_MEMORY_SAVER_CUDA_GRAPH": "0"} if self.releases_memory else {}
+        own = {**path, **address, **graphs, **self.variables, ENGINE_KEY: engine_access().key_text}
+        found = {**needed_environment(), **own}
         if self.device != "cpu":
             return found
         return {**found, **cpu.server_environment(threads=self.threads, processes=self.tensor_parallel)}

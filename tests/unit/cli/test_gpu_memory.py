@@ -15,7 +15,7 @@ from slime_core.cli import memory
 from slime_core.cli.memory import GpuPlan, Needs
 from slime_core.config.load import load
 from slime_core.config.schema import RunConfig
-from slime_core.modeling.memory import GIB
+from slime_core.modeling.memory import GIB, PAUSED_ENGINE_GIB, SHARE
 
 HIDDEN, LAYERS, VOCAB = 2560, 36, 151936
 QWEN: Mapping[str, Any] = {
@@ -193,6 +193,31 @@ def test_a_colocated_gpu_holds_both_weights_while_they_are_published(tmp_path):
     line = "--colocate --actor-num-gpus-per-node 8 --max-tokens-per-gpu 256 --rollout-max-response-len 8"
     found = mistakes(tmp_path, f"{line} --gpu-memory-gib 16")
     assert any("a colocated GPU holds 7.5 GiB of the learner's and 7.5 of the engine's" in text for text in found)
+
+
+def test_a_paused_engine_keeps_memory_that_a_colocated_learner_cannot_use(tmp_path):
+    line, ranks = "--max-tokens-per-gpu 8192 --rollout-num-gpus 8", " --actor-num-gpus-per-node 8"
+    needed_gib = sum(parts(planned(tmp_path, line + ranks)).values()) / GIB
+    limit = f" --gpu-memory-gib {(needed_gib + PAUSED_ENGINE_GIB / 2) / SHARE:.2f}"
+    assert mistakes(tmp_path, line + ranks + limit) == []
+    (message,) = mistakes(tmp_path, line + ranks + limit + " --colocate")
+    assert mistakes(tmp_path, line + limit + " --colocate " + message.partition("GiB): ")[2]) == []
+    larger = f" --gpu-memory-gib {(needed_gib + PAUSED_ENGINE_GIB) / SHARE + 0.1:.2f}"
+    assert mistakes(tmp_path, line + ranks + larger + " --colocate") == []
+
+
+def test_a_separate_critic_shares_no_gpu_with_an_engine(tmp_path):
+    line = "--colocate --actor-num-gpus-per-node 8 --rollout-num-gpus 8 --critic-num-gpus 8 --max-tokens-per-gpu 8192"
+    critic = {"critic_parameters": 10**9, "critic_ranks": 8}
+    needed = planned(tmp_path, line, **critic).usages()["critic"].total / GIB
+    plan = planned(tmp_path, f"{line} --gpu-memory-gib {(needed + PAUSED_ENGINE_GIB / 2) / SHARE:.2f}", **critic)
+    assert "critic" not in plan.too_large()
+
+
+def test_the_plan_says_what_a_paused_engine_keeps(tmp_path):
+    reserved, shared = f"{PAUSED_ENGINE_GIB:g} GiB", planned(tmp_path, "--gpu-memory-gib 80 --colocate").lines()
+    assert any(reserved in line and "paused" in line for line in shared)
+    assert not any("paused" in line for line in planned(tmp_path, "--gpu-memory-gib 80").lines())
 
 
 def test_latent_attention_caches_its_latents_on_every_gpu(tmp_path):

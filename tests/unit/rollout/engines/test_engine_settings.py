@@ -33,6 +33,13 @@ def test_a_gpu_server_gets_nothing_of_that() -> None:
     assert str(cpu.STAND_INS) not in settings.environment().get("PYTHONPATH", "")
 
 
+def test_a_server_that_releases_memory_keeps_its_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "1")
+    settings = EngineSettings(FOLDER, LOG, device="cuda", releases_memory=True)
+    assert "--enable-memory-saver" in settings.arguments()
+    assert settings.environment()["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] == "0"
+
+
 def test_remote_code_runs_only_when_requested() -> None:
     assert "--trust-remote-code" not in EngineSettings(FOLDER, LOG).arguments()
     assert "--trust-remote-code" in EngineSettings(FOLDER, LOG, trust_remote_code=True).arguments()
