@@ -149,8 +149,9 @@ class EngineConfig(Section):
     """Share of an engine's memory for weights and KV cache. None: SGLang decides."""
     sglang_context_length: PositiveInt | None = None
     """Maximum tokens of prompt plus response. None: as the model's config.json says."""
-    engine_start_timeout_s: PositiveFloat = 300.0
-    """Seconds until a starting engine must answer."""
+    engine_start_timeout_s: PositiveFloat | None = None
+    """Seconds until a starting engine must answer, and then until its first response. None: 600, plus the time to read
+    its weights at 0.5 GB/s."""
     use_fault_tolerance: Annotated[
         bool | None,
         Conflicts(
@@ -170,9 +171,10 @@ class EngineConfig(Section):
     rollout_health_check_interval: PositiveFloat = 10.0
     """Seconds between two probes of an engine."""
     rollout_health_check_timeout: PositiveFloat = 15.0
-    """Seconds that an engine's scheduler has to answer one probe; after three failed ones in a row it hangs."""
+    """Seconds that an engine's scheduler has to answer one probe; after three failed ones in a row it hangs. Before its
+    first response, a GPU engine has engine_start_timeout_s to answer."""
     rollout_health_check_first_wait: NonNegativeFloat = 0.0
-    """Seconds from an engine's start to its first probe; raise it where its first requests compile kernels for long."""
+    """Seconds from an engine's start to its first probe."""
     engine_groups: tuple[EngineGroup, ...] = ()
     """Groups of the policy's engines with settings of their own; together they have rollout_num_gpus. Empty: all alike.
 
@@ -408,7 +410,7 @@ _OWNED: Mapping[str, str] = {
     """,
     "the version of the weights is counted by the run": "weight_version",
     "the learner publishes weights when an engine is up": "checkpoint_engine_wait_weights_before_ready",
-    "a server is started without its warm-up request": "skip_server_warmup",
+    "servers on GPUs are started with their warm-up request, servers on CPUs without it": "skip_server_warmup",
     "responses are read as text and as tokens": "skip_tokenizer_init",
     "write is_embedding in [[engine.engine_models]]": "is_embedding",
     "engines that span pipeline stages are not built yet": "pp_size pipeline_parallel_size",

@@ -176,8 +176,12 @@ class Evaluation:
                 f"{', '.join(sorted(models)) or 'none'}{nearest(one.model, models)}. Accepted: one of them, the "
                 "address of an SGLang server, or nothing, which is the policy."
             )
-        max_in_flight, timeout_s = rollout.sglang_server_concurrency, rollout.rollout_request_timeout_s
-        return GenerateClient(url, max_in_flight=max_in_flight, timeout_s=timeout_s)
+        return GenerateClient(
+            url,
+            max_in_flight=rollout.sglang_server_concurrency,
+            timeout_s=rollout.rollout_request_timeout_s,
+            first_answer_s=self._components.first_answer_s,
+        )
 
 
 def waiting_for(collectors: Sequence[GroupGenerator], *clients: GenerateClient) -> dict[str, int]:

@@ -21,6 +21,7 @@ from slime_core.prompts.requests import PromptLengths, RunFilter, template_argum
 from slime_core.prompts.row_checks import RowChecks, offered_to_rows
 from slime_core.rollout.components import CheckedDataSource, ComponentRouter, RoutedComponent, Transform, Transforms
 from slime_core.rollout.engines.client import GenerateClient
+from slime_core.rollout.engines.engine import start_limit_s
 from slime_core.rollout.group_generator import GroupGenerator, apply_row_sampling, train_sampling
 from slime_core.rollout.reward_pool import RewardPool
 from slime_core.rollout.reward_scoring import make_scorer
@@ -45,6 +46,7 @@ class SamplerSettings(ProcessSettings):
         rewards_log: receives what reward models print; None: nothing does.
         num_engines: servers of the router, for the number of requests in flight.
         engine_urls: of engines that get requests directly; empty: requests go to the router.
+        first_answer_s: seconds for the first response of an engine, as in :class:`GenerateClient`.
         trains: False: the sampler only evaluates, so it needs neither prompts nor an advantage estimator.
     """
 
@@ -57,6 +59,7 @@ class SamplerSettings(ProcessSettings):
     num_engines: int = 1
     trains: bool = True
     engine_urls: tuple[str, ...] = ()
+    first_answer_s: float = 0.0
 
 
 class SamplerComponents:
@@ -71,6 +74,7 @@ class SamplerComponents:
         train_sampling: how training samples tokens, where a row says nothing else.
         client: sends requests to the engines.
         models: name -> URL of every auxiliary model that the run serves.
+        first_answer_s: as in the settings.
         prompt_filter: which training prompts the run uses; counts the others.
         formats: name -> format of prompt files, in addition to JSON Lines.
         writer: writes readable samples.
@@ -98,6 +102,7 @@ class SamplerComponents:
         self._processor = self._make_processor()
         self.client = self._make_client()
         self.models = settings.model_urls
+        self.first_answer_s = settings.first_answer_s
         self._context_length = config.engine.sglang_context_length or context_length(settings.folder)
         self.prompt_filter = RunFilter()
         self.formats = prompt_formats(registry, settings.options, settings.run)
@@ -258,7 +263,10 @@ class SamplerComponents:
             routes=routes_shape(settings.folder) if config.learner.use_rollout_routing_replay else None,
             engines=settings.engine_urls,
             num_engines=settings.num_engines,
-            restart_s=config.engine.engine_start_timeout_s if config.restarts_engines else 0.0,
+            restart_s=(config.engine.engine_start_timeout_s or start_limit_s(settings.folder))
+            if config.restarts_engines
+            else 0.0,
+            first_answer_s=settings.first_answer_s,
         )
 
 

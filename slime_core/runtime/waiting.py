@@ -155,8 +155,12 @@ def has_ended(call: Call[object]) -> bool:
 class Wait(Protocol):
     """A function that waits for calls, with limits of its own."""
 
-    def __call__(self, calls: Sequence[Call[R]], /, *, what: str) -> list[R]:
-        """Wait for ``calls``, as :func:`wait` does."""
+    def __call__(self, calls: Sequence[Call[R]], /, *, what: str, at_least_s: float = 0.0) -> list[R]:
+        """Wait for ``calls``, as :func:`wait` does.
+
+        Arguments:
+            at_least_s: seconds that the calls may take, if the function's own limit is shorter.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +183,7 @@ class RunWait:
     check: Callable[[], None] | None = None
     note: Callable[[str], None] | None = None
 
-    def __call__(self, calls: Sequence[Call[R]], /, *, what: str) -> list[R]:
+    def __call__(self, calls: Sequence[Call[R]], /, *, what: str, at_least_s: float = 0.0) -> list[R]:
         """Wait for ``calls``, as :func:`wait` does."""
         return wait(
             calls,
@@ -188,7 +192,7 @@ class RunWait:
             recovery=self.recovery,
             check=self.check,
             warn_after_s=self.limits.wait_warn_s,
-            fail_after_s=self.limits.wait_fail_s,
+            fail_after_s=max(self.limits.wait_fail_s, at_least_s),
             on_warn=self.warn,
             on_progress=self.note,
         )

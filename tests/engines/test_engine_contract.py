@@ -17,8 +17,9 @@ from slime_core.generation import Generation, SamplingParams
 from slime_core.generation.context import run_all
 from slime_core.generation.sampling import until_stop
 from slime_core.prompts.chat import PromptEncoder
-from slime_core.rollout.engines.client import COUNTERS, LOADS, GenerateClient
-from slime_core.rollout.engines.server import READY
+from slime_core.rollout.engines.client import GenerateClient
+from slime_core.rollout.engines.responses import LOADS, Load, read_load
+from slime_core.rollout.engines.server import READY, FirstAnswer
 from slime_core.weights.engine_control import SHA_DIGITS, XXH3_DIGITS, Bucket, EngineControl, call
 from slime_core.weights.hugging_face import WeightSpec
 from slime_testing.fake_engine import FakeEngine
@@ -109,8 +110,14 @@ async def test_every_token_has_a_log_probability_and_ids_are_in_range(client: Ge
     assert {answer.weight_versions for answer in answers} == {("default",)}
 
 
+def load_of(url: str) -> Load:
+    load = read_load(call(url, LOADS, timeout_s=120))
+    assert load is not None
+    return load
+
+
 def counters(url: str) -> Any:
-    return [[load.get(name) for name in COUNTERS] for load in call(url, LOADS, timeout_s=120)["loads"]]
+    return load_of(url).counters
 
 
 async def test_the_counters_advance_while_a_request_is_under_way_and_stand_still_after_it(
@@ -129,6 +136,21 @@ async def test_the_counters_advance_while_a_request_is_under_way_and_stand_still
     while len(seen) < 2 or seen[-1] != seen[-2]:
         await asyncio.sleep(1)
         seen.append(await now())
+
+
+async def test_the_sequences_of_requests_are_counted_while_they_are_under_way(
+    subject: Subject, client: GenerateClient
+) -> None:
+    first = FirstAnswer(subject.url)
+    assert not await asyncio.to_thread(first.look)
+    tasks = await subject.busy(client)
+    while not 0 < (await asyncio.to_thread(load_of, subject.url)).sequences <= MANY:
+        await asyncio.sleep(0)
+    await asyncio.to_thread(subject.end_all)
+    await asyncio.gather(*tasks)
+    while (await asyncio.to_thread(load_of, subject.url)).sequences:
+        await asyncio.sleep(0)
+    assert await asyncio.to_thread(first.look)
 
 
 def test_a_paused_engine_is_not_ready(control: EngineControl, url: str) -> None:

@@ -33,9 +33,11 @@ from slime_core.generation import Generation, SamplingParams
 from slime_core.generation.sampling import NOTHING
 from slime_core.rollout.engines.responses import (
     BODY_SHOWN,
+    LOADS,
     Truncation,
     read_answer,
     read_generation,
+    read_load,
 )
 from slime_core.rollout.engines.server import PROBE_INTERVAL_S, READY
 
@@ -85,6 +87,8 @@ class GenerateClient:
         num_engines: behind ``url``; where ``engines`` are named, their number.
         restart_s: seconds that a request waits in addition, from its first failed attempt on, because the run starts an
             engine again.
+        first_answer_s: seconds without progress in which an engine may compute its first response, from the first
+            request on, because it compiles kernels; only then ``timeout_s`` counts. 0: it compiles none.
     """
 
     def __init__(
@@ -98,9 +102,11 @@ class GenerateClient:
         engines: Sequence[str] = (),
         num_engines: int = 1,
         restart_s: float = 0.0,
+        first_answer_s: float = 0.0,
     ) -> None:
         self.url = url.rstrip("/")
         self._restart_s = restart_s
+        self._first_answers = FirstAnswers(first_answer_s)
         self._targets = Targets([one.rstrip("/") for one in engines] or [self.url])
         self._timeout_s = timeout_s
         self._vocab_size = vocab_size
@@ -222,6 +228,7 @@ class GenerateClient:
     async def _attempt(self, url: str, body: bytes, limit: _Limit, session: str | None) -> list[Any] | _Failure:
         sending = asyncio.ensure_future(self._send(url, body, session))
         try:
+            self._first_answers.sent(url)
             await self._wait_answer(sending, url, limit)
             if not sending.done():
                 return _Failure(f"a TimeoutError{limit.unmoved}", TIMEOUT)
@@ -233,6 +240,7 @@ class GenerateClient:
         finally:
             sending.cancel()
         if status == HTTPStatus.OK:
+            self._first_answers.answered(url)
             try:
                 return read_answer(content)
             except ValueError as error:
@@ -252,7 +260,8 @@ class GenerateClient:
         while not sending.done() and limit.left_s() > 0:
             await asyncio.wait([sending], timeout=min(limit.left_s(), limit.interval_s))
             if limit.follows_progress and not sending.done():
-                limit.extend(await self._progress.last_s(url, interval_s=limit.interval_s))
+                moved_s = await self._progress.last_s(url, interval_s=limit.interval_s)
+                limit.extend(max(moved_s, self._first_answers.waited_until_s(url)))
 
     async def _engines_behind(self, url: str) -> list[str]:
         return await self._aborter.engines() if url == self.url else [url]
@@ -344,6 +353,31 @@ class ShortRequests:
         for answer in self._in_flight:
             answer.cancel()
         await asyncio.gather(*self._in_flight, return_exceptions=True)
+
+
+class FirstAnswers:
+    """The time that engines have for their first response.
+
+    Arguments:
+        seconds: from the first request on.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._ends_s: dict[str, float] = {}
+
+    def sent(self, url: str) -> None:
+        """A request is sent to ``url``, an engine or a router."""
+        self._ends_s.setdefault(url, time.monotonic() + self._seconds)
+
+    def answered(self, url: str) -> None:
+        """``url`` has answered; from now on its limit is the ordinary one."""
+        self._ends_s[url] = min(self._ends_s[url], time.monotonic())
+
+    def waited_until_s(self, url: str) -> float:
+        """Return until when (``time.monotonic``) requests to ``url`` wait although it shows no progress: now, or in the
+        past."""
+        return min(self._ends_s[url], time.monotonic())
 
 
 class _Limit:
@@ -500,15 +534,8 @@ class RequestAborter:
         return 0, None
 
 
-LOADS = "/v1/loads"
-
-COUNTERS = ("decode_moments", "total_prefill_uncached_tokens", "num_used_tokens")
-"""Sums over decode steps, prefilled tokens, tokens in the KV cache. The lengths of queues also change while an engine
-stands still."""
-
-
 class EngineProgress:
-    """Remembers when each engine's counters changed last, which SGLang publishes at ``/v1/loads``.
+    """Remembers when the counters of each engine's load (:class:`~.responses.Load`) changed last.
 
     A request is answered once, when all its responses are complete: nothing of it arrives meanwhile. The counters are
     of the whole engine (sglang 0.5.23, srt/managers/load_snapshot.py) and stand still when its scheduler does. Streams
@@ -526,7 +553,7 @@ class EngineProgress:
     ) -> None:
         self._get = get
         self._engines = engines
-        self._counters: dict[str, list[Any]] = {}
+        self._counters: dict[str, tuple[tuple[Any, ...], ...]] = {}
         self._moved_s: dict[str, float] = {}
         self._looked_s: dict[str, float] = {}
 
@@ -544,18 +571,12 @@ class EngineProgress:
 
     async def _has_moved(self, engine: str) -> bool:
         status, answer = await self._get(f"{engine}{LOADS}")
-        found = list(_counters(answer)) if status == HTTPStatus.OK else []
+        load = read_load(answer) if status == HTTPStatus.OK else None
+        if load is None:
+            return False
         before = self._counters.get(engine)
-        if not found or found == before:
+        if load.counters == before:
             # A paused engine holds its requests on purpose; the calls that pause it have limits of their own.
-            return bool(found) and (await self._get(f"{engine}{READY}"))[0] == HTTPStatus.SERVICE_UNAVAILABLE
-        self._counters[engine] = found
+            return (await self._get(f"{engine}{READY}"))[0] == HTTPStatus.SERVICE_UNAVAILABLE
+        self._counters[engine] = load.counters
         return before is not None
-
-
-def _counters(answer: Any) -> Iterator[Any]:
-    """The counters of each scheduler of an engine; none where the answer is not SGLang's."""
-    loads = answer.get("loads") if isinstance(answer, dict) else None
-    for load in loads if isinstance(loads, list) else []:
-        if isinstance(load, dict):
-            yield [load.get(name) for name in COUNTERS]

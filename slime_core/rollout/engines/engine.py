@@ -5,7 +5,8 @@ SGLang.
 The server is the unmodified ``sglang.launch_server``, never imported. What it needs on a CPU is passed through its
 environment (:mod:`slime_core.cpu.serve`). There a launcher lets its processes fork
 (``_slime_server`` among the stand-ins): it starts in 6 s with 0.7 GB on two idle cores instead of about 20 s with 1.8
-GB, nearly all of it imports. The warm-up request is skipped. The key of the run comes through the environment too
+GB, nearly all of it imports. The warm-up request is skipped on a CPU; on a GPU it compiles kernels, and the server is
+ready after it. The key of the run comes through the environment too
 (:mod:`.keyed`).
 
 The router is sglang-router and not its successor smg: it removes an engine at once, where smg takes seconds and refuses
@@ -33,7 +34,7 @@ from slime_core.config.secrets import ENGINE_KEY, engine_access, needed_environm
 from slime_core.cpu import serve as cpu
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.rollout.engines import keyed
-from slime_core.rollout.engines.server import HealthCheck, Server
+from slime_core.rollout.engines.server import READY, HealthCheck, Server
 from slime_core.runtime.machine import program_path
 from slime_core.runtime.supervisor import supervised
 from slime_core.weights.engine_control import call
@@ -49,6 +50,22 @@ SHARED_MEMORY = "sgl*"
 
 
 AUTO = "auto"
+
+
+START_S = 600.0
+"""Seconds for a server to start, without reading its weights: on a GPU it compiles kernels and captures graphs."""
+
+READ_BYTES_S = 0.5e9
+"""Bytes of weights that a slow shared file system reads in a second."""
+
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+
+
+def start_limit_s(model: Path) -> float:
+    """Return the seconds that a server of the checkpoint in ``model`` may take to start, and to answer its first
+    request."""
+    sizes = (sum(file.stat().st_size for file in model.glob(pattern)) for pattern in WEIGHT_FILES)
+    return START_S + max(sizes) / READ_BYTES_S
 
 
 def checkpoint_dtype(model: Path) -> str:
@@ -93,7 +110,7 @@ class EngineSettings:
         worker_type: the part of a request that it computes: all of it, or, on GPUs, prefill or decode alone.
         extra: further arguments of ``sglang.launch_server``; they win.
         variables: environment variables in addition to those that this process passes on.
-        start_timeout_s: seconds until it must answer.
+        start_timeout_s: seconds until it must answer; None: :func:`start_limit_s`.
         health: how it is probed.
     """
 
@@ -116,7 +133,7 @@ class EngineSettings:
     worker_type: WorkerType = "regular"
     extra: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
-    start_timeout_s: float = 300.0
+    start_timeout_s: float | None = None
     health: HealthCheck = field(default_factory=HealthCheck)
 
     def arguments(self) -> list[str]:
@@ -138,8 +155,7 @@ class EngineSettings:
             "log-level-http": "warning",
         }
         flags = {
-            # The warm-up request saves nothing: 20 ms on a CPU, and CUDA graphs are captured before it.
-            "skip-server-warmup": True,
+            "skip-server-warmup": on_cpu,  # it would save 20 ms there
             "trust-remote-code": self.trust_remote_code,
             "enable-memory-saver": self.releases_memory and not on_cpu,
         }
@@ -175,8 +191,8 @@ class SGLangServer(Server):
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self.bootstrap_port = 0
-        # SGLang listens only after its scheduler has loaded the model. The parts on further nodes answer /health alone.
-        self.probe = "/health" if settings.node_rank else "/model_info"
+        # Answers 200 after the warm-up request. The parts on further nodes answer /health alone.
+        self.probe = "/health" if settings.node_rank else READY
         if not settings.node_rank:
             self.health = settings.health
         super().__init__(
@@ -184,7 +200,7 @@ class SGLangServer(Server):
             host=settings.host,
             env=settings.environment(),
             log_file=settings.log_file,
-            start_timeout_s=settings.start_timeout_s,
+            start_timeout_s=settings.start_timeout_s or start_limit_s(settings.model),
         )
 
     def command(self, port: int, second: int) -> list[str]:

@@ -39,7 +39,7 @@ from slime_core.rollout.engines.actors import (
     start_engine,
     start_router,
 )
-from slime_core.rollout.engines.engine import EngineSettings, RouterClient, RouterSettings, Worker
+from slime_core.rollout.engines.engine import EngineSettings, RouterClient, RouterSettings, Worker, start_limit_s
 from slime_core.rollout.engines.external import ExternalWatcher, discover, require_eval_servers_reachable, start_watch
 from slime_core.rollout.engines.server import HANG_LIMIT_S, HealthCheck
 from slime_core.runtime.actors import ActorGroup, Call
@@ -110,6 +110,7 @@ def _engines(
     **fields: Any,
 ) -> list[EngineSettings]:
     each = [group for group in groups for _ in range(group.num_engines)]
+    start_s = config.engine.engine_start_timeout_s or start_limit_s(fields.get("model", site.model))
     return [
         EngineSettings(
             **{"model": site.model, "dtype": "bfloat16" if config.model.bf16 else "float32", **fields},
@@ -124,8 +125,8 @@ def _engines(
             # The later of two arguments wins in SGLang's parser.
             extra=(*config.sglang.arguments, *server_arguments(group.overrides), *extra),
             variables=nccl_environment(config) if site.on_gpus else openmp_environment(config),
-            start_timeout_s=config.engine.engine_start_timeout_s,
-            health=_health_check(config, group),
+            start_timeout_s=start_s,
+            health=replace(_health_check(config, group), first_answer_s=start_s if site.on_gpus else 0.0),
             worker_type=group.worker_type,
         )
         for number, group in enumerate(each)
@@ -192,6 +193,10 @@ def _add_to_index(index: Path) -> None:
         content = read_object(index) | {"weight_map": weight_map(index) | {BIAS: ADDED}}
         index.unlink()  # a link to the checkpoint's own
         index.write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+
+LAUNCH_S = 60.0
+"""Seconds for the actor of a server to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +307,10 @@ class ModelServers:
     def _wait_started(self, servers: Sequence[RestartableServer[Any]], *, what: str) -> None:
         starts = [one.starting for one in servers if one.starting is not None and not one.url]
         if starts:
-            for one, url in zip(servers, self._watch.wait(starts, what=f"{what} to start"), strict=True):
+            # The servers have limits of their own, which grow with their weights.
+            at_least_s = max((one.start_timeout_s or 0.0 for one in self._settings), default=0.0) + LAUNCH_S
+            urls = self._watch.wait(starts, what=f"{what} to start", at_least_s=at_least_s)
+            for one, url in zip(servers, urls, strict=True):
                 one.url = url
 
     def ready_url(self) -> str:
@@ -487,6 +495,11 @@ class EngineFleet:
         """The policy's engines where requests must bypass the router, because it would drop ``return_routed_experts``;
         waits until they have started. Empty: requests go through the router."""
         return tuple(self.policy.urls()) if self._config.learner.use_rollout_routing_replay else ()
+
+    def first_answer_s(self) -> float:
+        """Seconds for the first response of an engine on GPUs, which compiles kernels; 0: the engines are on CPUs."""
+        limit_s = self._config.engine.engine_start_timeout_s or start_limit_s(self._site.model)
+        return limit_s if self._site.on_gpus else 0.0
 
     def _auxiliary(
         self,

@@ -2,6 +2,7 @@
 
     read_answer      the responses in the bytes of an answer
     read_generation  one response with its log-probabilities, weight versions, routes and counters
+    read_load        how many sequences an engine works on, and counters that advance while it computes
     take_routes      the routed experts of a mixture, taken out of the bytes before these are parsed
     truncate         which tokens top-p, top-k and min-p left to sample from, and log-probabilities over these
     spec_metrics     how many drafted tokens engines accepted
@@ -69,6 +70,42 @@ def read_answer(content: bytes) -> list[Any]:
         if isinstance(place, int) and 0 <= place < len(routes):
             row["meta_info"][ROUTES] = routes[place]
     return rows
+
+
+LOADS = "/v1/loads"
+"""The path at which SGLang publishes the load of each scheduler, also of one that is busy."""
+
+COUNTERS = ("decode_moments", "total_prefill_uncached_tokens", "num_used_tokens")
+"""Sums over decode steps, prefilled tokens, tokens in the KV cache. The lengths of queues also change while an engine
+stands still."""
+
+SEQUENCES = ("num_running_reqs", "num_waiting_reqs")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The load of an engine (sglang 0.5.23, srt/managers/load_snapshot.py), summed over its schedulers.
+
+    Arguments:
+        sequences: responses that it generates, or holds until it has room.
+        counters: of each scheduler, :data:`COUNTERS`.
+    """
+
+    sequences: int
+    counters: tuple[tuple[Any, ...], ...]
+
+
+def read_load(answer: Any) -> Load | None:
+    """Return the load in the answer to :data:`LOADS`; None: it is not SGLang's."""
+    loads = answer.get("loads") if isinstance(answer, dict) else None
+    schedulers = [load for load in loads if isinstance(load, dict)] if isinstance(loads, list) else []
+    if not schedulers:
+        return None
+    numbers = [load.get(name) for load in schedulers for name in SEQUENCES]
+    return Load(
+        sequences=sum(number for number in numbers if isinstance(number, int)),
+        counters=tuple(tuple(load.get(name) for name in COUNTERS) for load in schedulers),
+    )
 
 
 def _is_response(row: Any) -> bool:

@@ -2,6 +2,7 @@
 
     Server      the child process, its port, its log and its health, from start to stop
     is_hung     whether an engine runs and does not answer
+    FirstAnswer whether an engine has answered a request since it started
 
 A thread of its own starts the program and waits for its end. The thread must live as long as the program: Linux sends
 the parent-death signal when the *thread* that started a child ends, not its process (prctl(2), PR_SET_PDEATHSIG).
@@ -10,6 +11,7 @@ the parent-death signal when the *thread* that started a child ends, not its pro
 from __future__ import annotations
 
 import http.client
+import math
 import os
 import signal
 import socket
@@ -26,10 +28,11 @@ from typing import Any, Self
 import psutil  # type: ignore[import-untyped]
 
 from slime_core.config.secrets import send_key_to
-from slime_core.errors import EngineError
+from slime_core.errors import EngineError, WeightSyncError
+from slime_core.rollout.engines.responses import LOADS, Load, read_load
 from slime_core.runtime.machine import family, runs, status
 from slime_core.runtime.supervisor import die_with
-from slime_core.weights.engine_control import request
+from slime_core.weights.engine_control import call, request
 
 TERMINATE_GRACE_S = 3.0
 """The supervisor of an engine takes a tenth of that on an idle machine."""
@@ -60,12 +63,23 @@ class HealthCheck:
         timeout_s: to answer one.
         probes: unanswered requests in a row.
         first_wait_s: from the first look to the first request.
+        first_answer_s: without an answer of the scheduler, as long as the engine has not answered its first generation
+            request, for which it may compile kernels; at least ``probes * timeout_s``.
     """
 
     interval_s: float = PROBE_INTERVAL_S
     timeout_s: float = HANG_LIMIT_S
     probes: int = 1
     first_wait_s: float = 0.0
+    first_answer_s: float = 0.0
+
+    def allowed(self, *, has_answered: bool) -> int:
+        """Unanswered requests in a row at which the engine hangs.
+
+        Arguments:
+            has_answered: it has answered a generation request.
+        """
+        return self.probes if has_answered else max(self.probes, math.ceil(self.first_answer_s / self.timeout_s))
 
 
 SCHEDULER, READY = "/server_info", "/ready"
@@ -114,6 +128,7 @@ class Server(ABC):
         self._ended = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._failure: OSError | None = None
+        self._silent_s = 0.0
 
     @abstractmethod
     def command(self, port: int, second: int) -> list[str]:
@@ -213,10 +228,12 @@ class Server(ABC):
         """Wait until it hangs or has ended; True: it hangs. Returns False at once for a server that is not checked."""
         if self.health is None or self.wait_end(self.health.first_wait_s):
             return False
-        unanswered = 0
+        unanswered, first = 0, FirstAnswer(self.url)
         while not self.wait_end(0 if unanswered else self.health.interval_s):
+            has_answered = not self.health.first_answer_s or first.look()
             unanswered = unanswered + 1 if is_hung(self.url, limit_s=self.health.timeout_s) else 0
-            if unanswered == self.health.probes:
+            if unanswered >= self.health.allowed(has_answered=has_answered):
+                self._silent_s = unanswered * self.health.timeout_s
                 return self.is_alive()
         return False
 
@@ -225,7 +242,7 @@ class Server(ABC):
         ids, health = " ".join(map(str, self.running())), self.health or HealthCheck()
         flag = "--sglang-watchdog-timeout" if health.probes == 1 else "--rollout-health-check-timeout"
         return self._failed(
-            f"at {self.url} runs, but its scheduler has answered nothing for {health.probes * health.timeout_s:g} s, "
+            f"at {self.url} runs, but its scheduler has answered nothing for {self._silent_s:g} s, "
             f"so it hangs. `py-spy dump --pid N` shows where, for N in {ids}. If one forward pass takes that long, "
             f"raise {flag}.\nResume the run with --load RUN_FOLDER."
         )
@@ -344,6 +361,36 @@ def is_hung(url: str, *, limit_s: float) -> bool:
     except (OSError, http.client.HTTPException):  # it ends, or an external one restarts
         return False
     return False
+
+
+class FirstAnswer:
+    """Notices when an engine has answered a request since it was first looked at; its warm-up does not count.
+
+    An engine does not report its answers: it has given one if it has computed and works on fewer sequences than before.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._first: Load | None = None
+        self._most_sequences = 0
+        self._has_answered = False
+
+    def look(self) -> bool:
+        """Return whether the engine has answered; asks its HTTP process, which answers while its scheduler is busy."""
+        load = None if self._has_answered else _load(self._url)
+        if load is not None:
+            self._first = self._first or load
+            has_computed = load.counters != self._first.counters
+            self._has_answered = has_computed and (not load.sequences or load.sequences < self._most_sequences)
+            self._most_sequences = max(self._most_sequences, load.sequences)
+        return self._has_answered
+
+
+def _load(url: str) -> Load | None:
+    try:
+        return read_load(call(url, LOADS, timeout_s=LONGEST_ANSWER_S))
+    except WeightSyncError:  # it ends, or is no engine
+        return None
 
 
 def _answers_with(status: int, url: str, path: str) -> bool:

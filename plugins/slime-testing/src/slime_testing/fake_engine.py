@@ -189,8 +189,9 @@ class FakeEngine(FakeServer):
         delay_s: duration of every generate request, in seconds.
         holds: True: generate requests start, and end only once it is False or they are aborted.
         partial: number of tokens of a response that is aborted.
-        stuck: True: the counters (``/v1/loads``) do not change; else each read of them during generation shows one
-            more decode step.
+        stuck: True: the counters (``/v1/loads``) do not change; else each read of them during generation, and each
+            answer, is one more decode step.
+        finished: number of responses that are complete and wait for the others of their requests.
         aborts: True: every response is aborted once its request has started.
         most_in_flight: maximum of concurrent generate requests; requests that wait for a paused engine do not count.
         info: additional fields of its server info.
@@ -213,6 +214,7 @@ class FakeEngine(FakeServer):
         self.holds = False
         self.partial = 0
         self.stuck = False
+        self.finished = 0
         self.aborts = False
         self.most_in_flight = 0
         self.info: dict[str, JsonValue] = {}
@@ -221,6 +223,7 @@ class FakeEngine(FakeServer):
         self._vocab_size = vocab_size
         self._context_length = context_length
         self._in_flight = 0
+        self._sequences = 0
         self._steps = 0
         self._keeps_running = False
         self._version = version
@@ -252,10 +255,15 @@ class FakeEngine(FakeServer):
             return 400, {"error": {"message": "input_ids cannot be empty."}}
         if max(map(len, prompts)) + sampling["max_new_tokens"] > self._context_length:
             return 400, {"error": {"message": "longer than the model's maximum context length"}}
-        is_aborted = await self._is_aborted()
+        n = sampling.get("n", 1)
+        self._sequences += len(prompts) * n
+        try:
+            is_aborted = await self._is_aborted()
+        finally:
+            self._sequences -= len(prompts) * n
+        self._steps += not self.stuck
         if self.released:
             return 400, {"error": {"message": f"nothing can be generated without {sorted(self.released)}"}}
-        n = sampling.get("n", 1)
         respond = self._respond_in_part if is_aborted else self._respond
         rows = [respond(prompt, sampling) for prompt in prompts for _ in range(n)]
         if top := body.get("top_logprobs_num", 0):
@@ -332,7 +340,13 @@ class FakeEngine(FakeServer):
     async def _loads(self, _: dict[str, Any]) -> Answer:
         if self._in_flight and self._running.is_set() and not self.stuck:
             self._steps += 1
-        return 200, {"loads": [{"decode_moments": [float(self._steps)], "num_used_tokens": self._in_flight}]}
+        load = {
+            "decode_moments": [float(self._steps)],
+            "num_used_tokens": self._in_flight,
+            "num_running_reqs": max(0, self._sequences - self.finished),
+            "num_waiting_reqs": 0,
+        }
+        return 200, {"loads": [load]}
 
     async def _readiness(self, _: dict[str, Any]) -> Answer:
         return (200, None) if self._running.is_set() else (503, None)

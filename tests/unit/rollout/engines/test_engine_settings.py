@@ -10,7 +10,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from slime_core.cpu import serve as cpu
-from slime_core.rollout.engines.engine import EngineSettings, RouterSettings, SGLangServer
+from slime_core.rollout.engines.engine import EngineSettings, RouterSettings, SGLangServer, start_limit_s
+from slime_core.rollout.engines.server import READY
 
 FOLDER = Path("model")
 LOG = Path("engine.log")
@@ -31,6 +32,21 @@ def test_a_gpu_server_gets_nothing_of_that() -> None:
     assert not set(cpu.server_arguments()) & set(arguments)
     assert "sglang.launch_server" in SGLangServer(settings).command(1, 2)
     assert str(cpu.STAND_INS) not in settings.environment().get("PYTHONPATH", "")
+
+
+def test_only_a_server_on_a_cpu_skips_the_warm_up_which_compiles_kernels() -> None:
+    assert "--skip-server-warmup" in EngineSettings(FOLDER, LOG).arguments()
+    on_gpu = EngineSettings(FOLDER, LOG, device="cuda")
+    assert "--skip-server-warmup" not in on_gpu.arguments()
+    assert SGLangServer(on_gpu).probe == READY  # 503 until the warm-up is answered
+
+
+def test_a_start_takes_as_long_as_the_weights_are_large(tmp_path: Path) -> None:
+    assert start_limit_s(tmp_path) == 600
+    for number in range(2):
+        with (tmp_path / f"model-{number}.safetensors").open("wb") as weights:
+            weights.truncate(5 * 10**9)
+    assert start_limit_s(tmp_path) == 620
 
 
 def test_a_server_that_releases_memory_keeps_its_graphs(monkeypatch: pytest.MonkeyPatch) -> None:

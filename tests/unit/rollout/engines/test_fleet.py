@@ -114,12 +114,12 @@ def workers_of(stand: Stand) -> list[dict[str, Any]]:
     return stand.router.workers
 
 
-def servers(config: RunConfig, tmp_path: Path, *, on_gpus: bool = False) -> EngineFleet:
+def servers(config: RunConfig, tmp_path: Path, *, on_gpus: bool = False, wait: Any = None) -> EngineFleet:
     policy = sum(group.num_engines for group in config.engine_groups)
     auxiliary = sum(group.num_engines for group in config.auxiliary_groups)
     placements: Any = [None] * policy, [None] * auxiliary
     site = Site(MODEL, tmp_path, on_gpus=on_gpus, placements=placements[0], auxiliary_placements=placements[1])
-    found = EngineFleet(config, site, Supervision(wait=lambda calls, **_: list(calls), monitors=[]))
+    found = EngineFleet(config, site, Supervision(wait=wait or (lambda calls, **_: list(calls)), monitors=[]))
     found.start()
     return found
 
@@ -172,6 +172,33 @@ def test_an_engine_hangs_after_the_time_that_sglang_gives_a_forward_pass(started
     servers(settings(*line), tmp_path)
     health = started["engine 0"].settings.health
     assert health.probes * health.timeout_s == limit_s
+
+
+@pytest.mark.parametrize(("line", "limit_s"), [([], 600.0), (["--engine-start-timeout-s", "50"], 50.0)])
+def test_the_first_response_of_a_gpu_engine_may_take_as_long_as_its_start(
+    started, tmp_path, monkeypatch, line: list[str], limit_s: float
+) -> None:
+    monkeypatch.setattr(fleet, "start_limit_s", lambda _: 600.0)
+    found = servers(settings(*line), tmp_path, on_gpus=True)
+    engine = started["engine 0"].settings
+    assert (engine.start_timeout_s, engine.health.first_answer_s, found.first_answer_s()) == (limit_s,) * 3
+    started.clear()
+    found = servers(settings(*line), tmp_path)
+    engine = started["engine 0"].settings
+    assert (engine.start_timeout_s, engine.health.first_answer_s, found.first_answer_s()) == (limit_s, 0.0, 0.0)
+
+
+def test_the_run_waits_for_engines_as_long_as_they_may_take(started, tmp_path) -> None:
+    waits: list[tuple[str, float]] = []
+
+    def wait(calls: Any, *, what: str, at_least_s: float = 0.0) -> list[Any]:
+        waits.append((what, at_least_s))
+        return list(calls)
+
+    found = servers(settings("--engine-start-timeout-s", "5000"), tmp_path, wait=wait)
+    found.policy.urls()
+    ((_, at_least_s),) = waits
+    assert at_least_s > 5000
 
 
 def test_models_have_their_own_weights_and_several_engines_a_router(started, tmp_path):
