@@ -82,7 +82,7 @@ class Job:
             n_samples_per_prompt=self.group,
             rm_type="random",
             rollout_max_response_len=self.tokens,
-            sglang_server_concurrency=-(-self.in_flight // self.group // self.engines),
+            sglang_server_concurrency=-(-self.in_flight // self.engines),
         )
         config = RunConfig(
             data=DataConfig(apply_chat_template=True),

@@ -39,7 +39,7 @@ from slime_core.weights.engine_control import EngineControl
 from slime_testing.fake_engine import FakeEngine
 
 ARITHMETIC = Path(slime_core.__file__).parent / "builtin" / "arithmetic"
-GROUPS, AT_ONCE, STEPS = 16, 4, 10
+GROUPS, AT_ONCE, SAMPLES, STEPS = 16, 4, 4, 10
 HALVES = ((1.0, 1.0), (1.0, 0.5), (0.5, 1.0))
 """Seconds to generate a rollout, and to train it."""
 
@@ -143,8 +143,8 @@ def step_time(generating: float, training: float, *, ahead: int) -> float:
     rollout = RolloutConfig(
         num_rollout=STEPS,
         rollout_batch_size=GROUPS,
-        n_samples_per_prompt=4,
-        sglang_server_concurrency=AT_ONCE,
+        n_samples_per_prompt=SAMPLES,
+        sglang_server_concurrency=AT_ONCE * SAMPLES,
         async_buffer_size=ahead,
         max_staleness=2 * ahead,
         rollout_max_response_len=8,

@@ -77,7 +77,7 @@ class Job:
             n_samples_per_prompt=self.group,
             rm_type=self.reward,
             rollout_max_response_len=self.tokens,
-            sglang_server_concurrency=IN_FLIGHT // self.group,  # requests; a group shares one
+            sglang_server_concurrency=IN_FLIGHT,
         )
         return RunConfig(
             data=DataConfig(apply_chat_template=True),

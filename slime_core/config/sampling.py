@@ -285,8 +285,8 @@ class RolloutConfig(Section):
 
     in_place: they continue with the KV cache of the old weights. abort: they are aborted and their prompts requeued.
     """
-    sglang_server_concurrency: PositiveInt = 64
-    """Requests in flight per engine; the rest wait in the sampler."""
+    sglang_server_concurrency: PositiveInt = 512
+    """Responses that an engine generates at once; further requests wait in the sampler."""
     rollout_request_timeout_s: PositiveFloat = 300.0
     """Seconds without an answer and without progress of the engine after which a generation request has failed."""
 

@@ -1,6 +1,6 @@
 """Sends token ids to the engines; :mod:`.responses` reads their answers.
 
-    GenerateClient    one connection pool, a bound on the requests in flight, retries with growing pauses
+    GenerateClient    one connection pool, a bound on the responses in flight, retries with growing pauses
     InFlightLimit     that bound, in constant time for each request, however many wait
     ShortRequests     one request for many prompts with short responses
     Targets           chooses the URL of each attempt
@@ -77,7 +77,8 @@ class GenerateClient:
 
     Arguments:
         url: of the router (or of one engine).
-        max_in_flight: requests in flight at once; more wait in the client.
+        max_in_flight: responses that are generated at once (:class:`InFlightLimit`); further requests wait in the
+            client.
         timeout_s: limit of a request in seconds, with its retries, without its wait in the client. It counts from the
             last progress of the engines that it was sent to (:class:`EngineProgress`): a long response may take longer.
         vocab_size: ids must be below it; None: not checked. An id beyond the embedding kills the server.
@@ -95,7 +96,7 @@ class GenerateClient:
         self,
         url: str,
         *,
-        max_in_flight: int = 256,
+        max_in_flight: int = 512,
         timeout_s: float = 300.0,
         vocab_size: int | None = None,
         routes: tuple[int, int] | None = None,
@@ -111,9 +112,9 @@ class GenerateClient:
         self._timeout_s = timeout_s
         self._vocab_size = vocab_size
         self._routes = routes
-        self._in_flight = InFlightLimit(max_in_flight)
         self._short = ShortRequests(self._post_joined, max(num_engines, len(engines)))
         self._aborter = RequestAborter(self.url, self._open)
+        self._in_flight = InFlightLimit(max_in_flight, self._num_running)
         self._progress = EngineProgress(self._aborter.get, self._engines_behind)
         self._session: aiohttp.ClientSession | None = None
 
@@ -139,7 +140,7 @@ class GenerateClient:
             fields["top_k"] = truncation.top_k
         more = {"sampling_params": fields, "return_logprob": True, **top_logprobs, **extra}
         prompts = [ids] * n if copied else [ids]
-        async with self._in_flight:
+        async with self._in_flight.hold(n):
             if copied and session is None and timeout_s is None and sampling.max_new_tokens <= SHORT_RESPONSE:
                 rows = await self._short.request(prompts, more)
             else:
@@ -157,7 +158,7 @@ class GenerateClient:
 
     @property
     def num_in_flight(self) -> int:
-        """Requests that an engine has not answered, those included that wait in the client."""
+        """Responses of requests that an engine has not answered, or that wait in the client."""
         return self._in_flight.num_inside
 
     def aborting(self) -> AbstractAsyncContextManager[None]:
@@ -167,6 +168,7 @@ class GenerateClient:
 
     async def close(self) -> None:
         """Close all connections; the engines abort the requests in flight."""
+        await self._in_flight.close()
         await self._short.close()
         if self._session is not None:
             await self._session.close()
@@ -263,6 +265,12 @@ class GenerateClient:
                 moved_s = await self._progress.last_s(url, interval_s=limit.interval_s)
                 limit.extend(max(moved_s, self._first_answers.waited_until_s(url)))
 
+    async def _num_running(self) -> int | None:
+        """Sequences that the engines work on; None: one of them does not answer."""
+        answers = await asyncio.gather(*(self._aborter.get(f"{url}{LOADS}") for url in await self._aborter.engines()))
+        loads = [load for _, answer in answers if (load := read_load(answer)) is not None]
+        return sum(load.sequences for load in loads) if answers and len(loads) == len(answers) else None
+
     async def _engines_behind(self, url: str) -> list[str]:
         return await self._aborter.engines() if url == self.url else [url]
 
@@ -275,31 +283,102 @@ class GenerateClient:
         return self._session
 
 
-class InFlightLimit:
-    """At most ``places`` blocks ``async with limit`` run at once; others wait, and enter in the order of their coming.
+LOOK_S = 1.0
+"""Seconds between two looks at the sequences that engines work on, while requests wait for a place."""
 
-    A queue of free places and no ``asyncio.Semaphore``, which looks at all waiters whose turn has come and that have
-    not run since: where thousands of answers arrive at once, that takes the square of their number.
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """What a request holds: ``sequences``, of which a look may have found all but one to be complete."""
+
+    sequences: int
+    admitted: asyncio.Future[None]
+
+
+class InFlightLimit:
+    """Bounds the sequences in flight; requests wait, and enter in the order of their arrival.
+
+    A request is answered when its longest response is complete. So that its other responses do not keep requests out
+    until then, the limit asks the engines, while requests wait, how many sequences they work on. Every unanswered
+    request counts as one sequence at least; a request that was sent since the look before the last, which an engine may
+    not count yet, counts with all its sequences.
+
+    Everything but a look takes constant time, however many requests wait. ``asyncio.Semaphore`` takes the square of
+    their number if thousands of answers arrive at once.
+
+    Arguments:
+        places: most sequences; a request with more of them enters alone.
+        running: returns the sequences that the engines work on, of any sender; None: unknown.
     """
 
-    def __init__(self, places: int) -> None:
+    def __init__(self, places: int, running: Callable[[], Awaitable[int | None]] | None = None) -> None:
         self.num_inside = 0
-        """Blocks that run or wait to run."""
-        self._free = asyncio.Queue[None]()
-        for _ in range(places):
-            self._free.put_nowait(None)
+        """Sequences of the requests that are in flight or wait."""
+        self._places = places
+        self._running = running
+        self._waiting: deque[_Place] = deque()
+        self._sent: dict[_Place, None] = {}
+        self._seen: set[_Place] = set()
+        self._num_sent = 0
+        self._num_complete = 0
+        self._looking: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> None:
-        self.num_inside += 1
+    @asynccontextmanager
+    async def hold(self, sequences: int) -> AsyncIterator[None]:
+        """Wait for places for the ``sequences`` of a request; hold them until its block ends."""
+        place = _Place(min(sequences, self._places), asyncio.get_running_loop().create_future())
+        self._waiting.append(place)
+        self.num_inside += sequences
         try:
-            await self._free.get()
-        except BaseException:
-            self.num_inside -= 1
-            raise
+            self._admit()
+            await self._wait(place)
+            yield
+        finally:
+            self.num_inside -= sequences
+            if place in self._sent:
+                self._leave(place)
 
-    async def __aexit__(self, *_: object) -> None:
-        self.num_inside -= 1
-        self._free.put_nowait(None)
+    async def close(self) -> None:
+        """Stop looking at the engines."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+
+    async def _wait(self, place: _Place) -> None:
+        if place.admitted.done():
+            return
+        if self._running is not None and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self._look_while_waiting(self._running))
+        await place.admitted
+
+    def _admit(self) -> None:
+        while self._waiting:
+            place = self._waiting[0]
+            is_cancelled = place.admitted.cancelled()
+            if not is_cancelled and self._num_sent - self._num_complete + place.sequences > self._places:
+                return
+            self._waiting.popleft()
+            if not is_cancelled:
+                self._sent[place] = None
+                self._num_sent += place.sequences
+                place.admitted.set_result(None)
+
+    def _leave(self, place: _Place) -> None:
+        del self._sent[place]
+        self._num_sent -= place.sequences
+        # Which request the complete sequences belong to is unknown: at most these. The next look counts again.
+        self._num_complete = max(0, self._num_complete - (place.sequences - 1))
+        self._admit()
+
+    async def _look_while_waiting(self, running: Callable[[], Awaitable[int | None]]) -> None:
+        while self._waiting:
+            await asyncio.sleep(LOOK_S)
+            known, self._seen = self._seen, set(self._sent)
+            num_running = await running()
+            if num_running is not None:
+                least = sum(1 if place in known else place.sequences for place in self._sent)
+                self._num_complete = max(0, self._num_sent - max(num_running, least))
+            self._admit()
 
 
 class ShortRequests:

@@ -96,7 +96,9 @@ def model_engines(config: RunConfig, site: Site, model: EngineModel) -> list[Eng
         served = with_head_bias(served, site.logs.parent / "served" / model.name)
     extra = ("--is-embedding",) if model.is_embedding else ()
     own = {} if model.dtype is None else {"dtype": model.dtype}
-    return _engines(config, site, model.groups, name=model.name, seed=0, extra=extra, model=served, **own)
+    return _engines(
+        config, site, model.groups, name=model.name, seed=0, extra=extra, is_policy=False, model=served, **own
+    )
 
 
 def _engines(
@@ -107,6 +109,7 @@ def _engines(
     name: str,
     seed: int,
     extra: tuple[str, ...] = (),
+    is_policy: bool = True,
     **fields: Any,
 ) -> list[EngineSettings]:
     each = [group for group in groups for _ in range(group.num_engines)]
@@ -123,7 +126,12 @@ def _engines(
             trust_remote_code=config.model.trust_remote_code,
             threads=cpu_threads(),
             # The later of two arguments wins in SGLang's parser.
-            extra=(*config.sglang.arguments, *server_arguments(group.overrides), *extra),
+            extra=(
+                *(_decode_graphs(config, group) if is_policy and site.on_gpus else ()),
+                *config.sglang.arguments,
+                *server_arguments(group.overrides),
+                *extra,
+            ),
             variables=nccl_environment(config) if site.on_gpus else openmp_environment(config),
             start_timeout_s=start_s,
             health=replace(_health_check(config, group), first_answer_s=start_s if site.on_gpus else 0.0),
@@ -131,6 +139,29 @@ def _engines(
         )
         for number, group in enumerate(each)
     ]
+
+
+DEFAULT_GRAPHS, MOST_GRAPHS, GRAPH_GPU_GIB = 256, 512, 60
+"""Sequences of the largest decode graph: SGLang's default on GPUs from 60 GiB on, and the most that a run asks for,
+because SGLang reserves 2 MiB for each (sglang 0.5.23, srt/arg_groups/memory_hook.py:139 and :368)."""
+
+GRAPH_FLAGS = frozenset(
+    {"cuda_graph_config", "cuda_graph_max_bs_decode", "cuda_graph_bs_decode", "speculative_algorithm", "dp_size"}
+)
+"""Flags that set or change the sizes of decode graphs."""
+
+
+def _decode_graphs(config: RunConfig, group: EngineGroup) -> tuple[str, ...]:
+    """Arguments for decode graphs as large as the batches that an engine gets; without a graph, SGLang starts every
+    kernel of a decode step by itself."""
+    given = {**dict(config.sglang.given), **dict(group.overrides)}
+    is_small = (config.cluster.gpu_memory_gib or GRAPH_GPU_GIB) < GRAPH_GPU_GIB
+    if is_small or group.worker_type == "prefill" or GRAPH_FLAGS & given.keys():
+        return ()
+    limit = given.get("max_running_requests")
+    sequences = min(config.rollout.sglang_server_concurrency, limit if isinstance(limit, int) else MOST_GRAPHS)
+    largest = min(sequences, MOST_GRAPHS)
+    return server_arguments((("cuda_graph_max_bs_decode", largest),)) if largest > DEFAULT_GRAPHS else ()
 
 
 PROBES = 3

@@ -412,7 +412,7 @@ async def test_training_and_evaluation_ask_for_different_sampling(build):
 async def test_the_client_has_room_for_all_engines_and_knows_the_vocabulary(build):
     _, client = build(GOOD)
     assert client.made_with == {
-        "max_in_flight": 3 * 64,
+        "max_in_flight": 3 * 512,
         "timeout_s": 300.0,
         "vocab_size": 16,
         "routes": None,

@@ -451,6 +451,26 @@ async def test_requests_in_flight_are_bounded(client: GenerateClient, engine: Fa
     assert (reasons.count("abort"), reasons.count("stop"), engine.most_in_flight) == (3, 7, 3)
 
 
+async def test_finished_responses_of_unanswered_requests_make_room(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    engine.delay_s = 1000
+    async with GenerateClient(engine.url, max_in_flight=16) as client:
+        asking = [asyncio.create_task(client.generate(LONG, sampling=ALONE, n=8)) for _ in range(4)]
+        while engine.calls.count("/v1/loads") < 5:
+            await asyncio.sleep(0)
+        assert engine.most_in_flight == 2
+        engine.finished = 8
+        while engine.most_in_flight < 3:
+            await asyncio.sleep(0)
+        assert client.num_in_flight == 32
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        assert client.num_in_flight == 0
+
+
 @pytest.mark.parametrize("ids", [[3, 16], [-1]])
 async def test_ids_that_would_kill_the_server_are_not_sent(
     client: GenerateClient, engine: FakeEngine, ids: list[int]

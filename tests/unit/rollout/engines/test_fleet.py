@@ -201,6 +201,38 @@ def test_the_run_waits_for_engines_as_long_as_they_may_take(started, tmp_path) -
     assert at_least_s > 5000
 
 
+@pytest.mark.parametrize(
+    ("line", "largest"),
+    [
+        ("", 512),
+        ("--sglang-server-concurrency 400", 400),
+        ("--sglang-server-concurrency 4000", 512),
+        ("--sglang-max-running-requests 300", 300),
+        # SGLang's own choice stays, or that of the user.
+        ("--sglang-server-concurrency 64", None),
+        ("--gpu-memory-gib 24", None),
+        ("--sglang-dp-size 2", None),
+        ("--sglang-speculative-algorithm NGRAM", None),
+        ("--sglang-cuda-graph-bs-decode 1 2 4", None),
+    ],
+)
+def test_decode_graphs_are_as_large_as_the_batches(started, tmp_path, line: str, largest: int | None) -> None:
+    servers(settings(*line.split()), tmp_path, on_gpus=True)
+    graphs = [word for word in started["engine 0"].settings.extra if "cuda-graph-max-bs" in word]
+    assert graphs == ([] if largest is None else [f"--cuda-graph-max-bs-decode={largest}"])
+
+
+def test_decode_graphs_of_the_user_win_and_cpus_and_other_models_have_none(started, tmp_path) -> None:
+    servers(settings("--sglang-cuda-graph-max-bs-decode", "320"), tmp_path, on_gpus=True)
+    assert started["engine 0"].settings.extra == ("--cuda-graph-max-bs-decode=320",)
+    started.clear()
+    servers(settings(), tmp_path)
+    assert started["engine 0"].settings.extra == ()
+    started.clear()
+    servers(settings(file=tmp_path, text=TWO_GROUPS), tmp_path, on_gpus=True)
+    assert started["judge 0"].settings.extra == ("--chunked-prefill-size=64",)
+
+
 def test_models_have_their_own_weights_and_several_engines_a_router(started, tmp_path):
     found = servers(settings(file=tmp_path, text=TWO_GROUPS), tmp_path)
     assert sorted(started) == ["engine 0", "engine 1", "judge 0", "router", "router-score", "score 0", "score 1"]
