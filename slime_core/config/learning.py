@@ -262,7 +262,7 @@ class CriticConfig(Section):
 
 
 class LearnerConfig(Section):
-    """How a rollout is split into optimizer steps and micro-batches."""
+    """How a rollout is split into optimizer steps and micro-batches; how their results are computed."""
 
     global_batch_size: PositiveInt | None = None
     """Samples per optimizer step. None: rollout_batch_size x n_samples_per_prompt / num_steps_per_rollout."""
@@ -307,6 +307,11 @@ class LearnerConfig(Section):
     """Record the expert routes of a mixture in the first pass over a rollout and replay them in later passes."""
     use_rollout_routing_replay: bool = False
     """Replay the expert routes of the engine, which returns them with each response of a mixture."""
+    deterministic_mode: Annotated[bool | None, Conflicts("debug_rollout_only", because="nothing is trained")] = None
+    """Train with deterministic operations only: the same rollouts give the same bits; others end the run.
+
+    None: in runs that only train. Slower on GPUs, because the backward pass of attention adds up in a fixed order.
+    """
 
 
 class ParallelConfig(Section):

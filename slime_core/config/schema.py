@@ -301,6 +301,12 @@ class RunConfig(Section):
     _of_plugins: PluginSettings = PrivateAttr(default_factory=PluginSettings)
 
     @property
+    def is_deterministic(self) -> bool:
+        """Whether the learner uses deterministic operations only."""
+        requested = self.learner.deterministic_mode
+        return not self.debug.generates if requested is None else requested
+
+    @property
     def of_plugins(self) -> PluginSettings:
         """The options of the run's plugins, as far as the core reads them."""
         return self._of_plugins

@@ -9,6 +9,7 @@ of one another.
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,8 +36,8 @@ def prepare_process(settings: LearnerSettings) -> torch.device:
     kind = accelerator(settings.config.cluster.device)
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
-    if not settings.config.debug.generates:
-        _repeat_bit_for_bit(strict=kind == "cpu")
+    if settings.config.is_deterministic:
+        _repeat_bit_for_bit()
     device = torch.device("cpu")
     if kind == "cpu":
         keep_freed_memory()
@@ -90,12 +91,20 @@ def keep_freed_memory() -> None:
             mallopt(option, value)
 
 
-def _repeat_bit_for_bit(*, strict: bool) -> None:
+DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
+"""Variables with which cuBLAS (CUDA, cuBLAS documentation, "Results reproducibility") and TransformerEngine repeat their
+results. The libraries read them at their first operation on a GPU."""
+
+
+def _repeat_bit_for_bit() -> None:
     """Use torch's deterministic operations, so that training on the same rollouts again gives the same bits.
 
-    An operation without a deterministic version fails, or warns unless ``strict``.
+    An operation without a deterministic version fails. With ``warn_only`` attention would keep its faster backward pass,
+    which adds in any order (aten/native/transformers/cuda/attention_backward.cu).
     """
-    torch.use_deterministic_algorithms(True, warn_only=not strict)
+    for name, value in DETERMINISTIC.items():
+        os.environ.setdefault(name, value)
+    torch.use_deterministic_algorithms(True)
     # By default it fills fresh memory with NaN, which costs time and changes no result.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 

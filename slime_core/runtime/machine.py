@@ -85,15 +85,18 @@ def nccl_environment(config: RunConfig) -> dict[str, str]:
     the same values. SGLang 0.5.23 sets the variables to 0 if they are unset, and to 1 for two of its flags
     (entrypoints/engine.py:1898-1915). With the other transports the learner keeps NCCL's defaults, NVLS included.
     """
-    exported = {name: os.environ[name] for name in ("NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE") if name in os.environ}
+    names = ("NCCL_ALGO", "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE")
+    # A ring adds in one order; sums in switches (NVLS) may not.
+    ring = {"NCCL_ALGO": "Ring"} if config.is_deterministic else {}
+    chosen = ring | {name: os.environ[name] for name in names if name in os.environ}
     if config.transport != "distributed" or not (config.debug.trains and config.num_engines):
-        return exported
+        return chosen
     groups = (*config.engine_groups, *config.eval_groups)
     flags = [dict(given) for given in (config.sglang.given, *(group.overrides for group in groups))]
     symmetric = any(one.get("enable_symm_mem") is True for one in flags)
     nvls = symmetric or any(one.get("enable_nccl_nvls") is True for one in flags)
     required = ({"NCCL_CUMEM_ENABLE": "1"} if symmetric else {}) | ({"NCCL_NVLS_ENABLE": "1"} if nvls else {})
-    return {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"} | exported | required
+    return {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"} | chosen | required
 
 
 def openmp_environment(config: RunConfig) -> dict[str, str]:
@@ -110,16 +113,13 @@ def rank_environment(config: RunConfig, *, on_gpu: bool) -> dict[str, str]:
     """Variables of a process that trains or samples.
 
     On a GPU: those of NCCL, and defaults for unset variables. With one queue of kernels, tensor parallelism overlaps
-    communication in the order that Megatron-core expects; and cuBLAS repeats its results where a run has to (CUDA,
-    cuBLAS documentation, "Results reproducibility"). Ray gives an actor one thread on the CPU; an optimizer on the host
-    gets the node's cores, divided among its ranks, as many as this machine has.
+    communication in the order that Megatron-core expects. Ray gives an actor one thread on the CPU; an optimizer on the
+    host gets the node's cores, divided among its ranks, as many as this machine has.
     """
     if not on_gpu:
         # A CPU run on a machine with GPUs must not see them, because torch would use them.
         return {"OMP_NUM_THREADS": str(cpu_threads()), "CUDA_VISIBLE_DEVICES": "", **openmp_environment(config)}
     own = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    if not config.debug.generates:
-        own["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     if config.megatron.optimizer.get("optimizer_cpu_offload"):
         own["OMP_NUM_THREADS"] = str(max(1, cpu_threads() // config.cluster.actor_num_gpus_per_node))
     return nccl_environment(config) | {name: os.environ.get(name, value) for name, value in own.items()}

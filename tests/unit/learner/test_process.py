@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from slime_core.config.learning import ParallelConfig
+from slime_core.config.learning import LearnerConfig, ParallelConfig
+from slime_core.config.schema import ClusterConfig, DebugConfig, RunConfig
 from slime_core.errors import ConfigError
+from slime_core.learner import LearnerSettings
 from slime_core.modeling.layout import ParallelLayout
 
 
@@ -106,3 +110,46 @@ def test_freed_memory_is_used_again_without_page_faults():
     """400 MB are 100,000 pages, or 200 large ones. The first tensors may leave holes too small for the next."""
     done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 50
+
+
+class CudaStarts(Exception):
+    """The device is selected: everything after it may start CUDA."""
+
+
+@pytest.mark.parametrize(
+    ("learner", "debug", "expected"),
+    [
+        ({}, {"debug_train_only": True}, True),
+        ({"deterministic_mode": True}, {}, True),
+        ({"deterministic_mode": False}, {"debug_train_only": True}, False),
+        ({}, {}, False),
+    ],
+)
+def test_a_deterministic_run_switches_everything_before_cuda_starts(monkeypatch, learner, debug, expected):
+    import torch
+
+    from slime_core.learner.process import DETERMINISTIC, prepare_process
+
+    switched: list[tuple[bool, bool, bool]] = []
+
+    def start(_: object) -> None:
+        is_set = all(os.environ.get(name) == value for name, value in DETERMINISTIC.items())
+        warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        switched.append((is_set, torch.are_deterministic_algorithms_enabled(), warns))
+        raise CudaStarts
+
+    for name in DETERMINISTIC:
+        monkeypatch.setenv(name, "")  # restores it after the test
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", start)
+    config = RunConfig(
+        cluster=ClusterConfig(device="cuda"), learner=LearnerConfig(**learner), debug=DebugConfig(**debug)
+    )
+    try:
+        with pytest.raises(CudaStarts):
+            prepare_process(LearnerSettings(config, Path("model"), "Toy", "clipped", 1))
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+    assert switched == [(expected, expected, False)]

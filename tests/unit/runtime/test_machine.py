@@ -71,7 +71,7 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         "NCCL_CUMEM_ENABLE",
         "NCCL_NVLS_ENABLE",
         "CUDA_DEVICE_MAX_CONNECTIONS",
-        "CUBLAS_WORKSPACE_CONFIG",
+        "NCCL_ALGO",
         "OMP_NUM_THREADS",
     ):
         monkeypatch.delenv(name, raising=False)
@@ -101,9 +101,10 @@ def test_what_the_user_exports_counts_for_both(unset) -> None:
     ids=["tensor", "disk", "no engines"],
 )
 def test_ranks_that_share_no_group_with_engines_keep_the_defaults_of_nccl(unset, config: RunConfig) -> None:
-    assert nccl_environment(config) == {}
+    ring = {"NCCL_ALGO": "Ring"} if config.is_deterministic else {}
+    assert nccl_environment(config) == ring
     unset.setenv("NCCL_NVLS_ENABLE", "1")
-    assert nccl_environment(config) == {"NCCL_NVLS_ENABLE": "1"}
+    assert nccl_environment(config) == {"NCCL_NVLS_ENABLE": "1"} | ring
 
 
 @pytest.mark.parametrize(
@@ -119,9 +120,11 @@ def test_flags_of_any_engine_that_make_sglang_set_them_count_for_both(unset, fla
         assert tuple(nccl_environment(config).values()) == expected
 
 
-def test_a_rank_repeats_its_results_where_only_it_runs(unset) -> None:
+def test_ranks_of_a_deterministic_run_sum_along_a_ring(unset) -> None:
     config = RunConfig(debug=DebugConfig(debug_train_only=True))
-    assert rank_environment(config, on_gpu=True)["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert rank_environment(config, on_gpu=True)["NCCL_ALGO"] == "Ring"
+    unset.setenv("NCCL_ALGO", "Tree")
+    assert rank_environment(config, on_gpu=True)["NCCL_ALGO"] == "Tree"
 
 
 @pytest.mark.parametrize(("ranks", "exported", "threads"), [(2, None, "8"), (32, None, "1"), (2, "3", "3")])
