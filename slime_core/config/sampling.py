@@ -291,6 +291,11 @@ class RolloutConfig(Section):
     """Seconds without an answer and without progress of the engine after which a generation request has failed."""
 
     @property
+    def truncates(self) -> bool:
+        """Whether top-p or top-k truncates the vocabulary."""
+        return self.rollout_top_p < 1 or self.rollout_top_k != -1
+
+    @property
     def has_groups_across_rollouts(self) -> bool:
         """Whether the sampler may hold groups of other rollouts while it samples a rollout. If not, an interrupted
         rollout can be sampled again from its start."""

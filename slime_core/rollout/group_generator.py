@@ -41,11 +41,6 @@ from slime_core.types import PromptGroup, Sample, Status
 SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams)) - {"extra", "max_kept"}
 
 
-def truncates(rollout: RolloutConfig) -> bool:
-    """Whether top-p or top-k truncates the vocabulary."""
-    return rollout.rollout_top_p < 1 or rollout.rollout_top_k != -1
-
-
 def train_sampling(config: RunConfig, *, end_ids: tuple[int, ...]) -> SamplingParams:
     """Return the sampling parameters of training, from ``[rollout]``; the model's ``end_ids`` end a response too."""
     rollout = config.rollout

@@ -42,7 +42,7 @@ from slime_core.rollout.components import (
 )
 from slime_core.rollout.engines.responses import spec_metrics
 from slime_core.rollout.evaluation import Evaluation, pass_rates, waiting_for
-from slime_core.rollout.group_generator import GroupGenerator, mark_missing_failed, truncates
+from slime_core.rollout.group_generator import GroupGenerator, mark_missing_failed
 from slime_core.rollout.group_scheduler import GroupScheduler, GroupSource, RequeueBuffer
 from slime_core.rollout.rollout_batch import (
     RolloutBatch,
@@ -278,7 +278,7 @@ class Sampler(EvalSampler):
             temperature=self._config.rollout.rollout_temperature,
             rewards_B=rewards.rewards_B,
             with_routes=self._config.learner.use_rollout_routing_replay,
-            cuts=truncates(self._config.rollout),
+            cuts=self._config.rollout.truncates,
         )
 
     def _collect_metrics(self, batch: RolloutBatch, trained: list[Sample]) -> dict[str, float]:

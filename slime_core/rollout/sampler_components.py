@@ -46,7 +46,7 @@ class SamplerSettings(ProcessSettings):
         rewards_log: receives what reward models print; None: nothing does.
         num_engines: servers of the router, for the number of requests in flight.
         engine_urls: of engines that get requests directly; empty: requests go to the router.
-        first_answer_s: seconds for the first response of an engine, as in :class:`GenerateClient`.
+        first_answer_s, masks_up_to: as in :class:`GenerateClient`.
         trains: False: the sampler only evaluates, so it needs neither prompts nor an advantage estimator.
     """
 
@@ -60,6 +60,7 @@ class SamplerSettings(ProcessSettings):
     trains: bool = True
     engine_urls: tuple[str, ...] = ()
     first_answer_s: float = 0.0
+    masks_up_to: int = 0
 
 
 class SamplerComponents:
@@ -267,6 +268,7 @@ class SamplerComponents:
             if config.restarts_engines
             else 0.0,
             first_answer_s=settings.first_answer_s,
+            masks_up_to=settings.masks_up_to,
         )
 
 

@@ -50,7 +50,7 @@ from slime_core.rollout.actor import (
     eval_sampler_settings,
 )
 from slime_core.rollout.engines.actors import EngineActor, Restarts
-from slime_core.rollout.engines.fleet import EngineFleet, ModelServers, Site, Supervision
+from slime_core.rollout.engines.fleet import EngineFleet, ModelServers, Site, Supervision, masks_up_to
 from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, Watched, start_actor
 from slime_core.runtime.device_pool import ColocatedDevices, DevicePool
@@ -154,6 +154,7 @@ def sampler_settings(job: Job, servers: EngineFleet, *, trains: bool) -> Sampler
         model_urls=servers.model_urls(),
         engine_urls=servers.direct_urls(),
         first_answer_s=servers.first_answer_s(),
+        masks_up_to=masks_up_to(job.config),
         run_folder=job.folder,
         resumed_step=job.resumed_step,
     )

@@ -6,7 +6,10 @@ with SGLang's, whose top-p reads the mass before top-k cuts it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -25,7 +28,9 @@ from slime_core.builtin.rollout import SingleTurn
 from slime_core.generation import GenerateContext, Generation, SamplingParams
 from slime_core.prompts.chat import PromptEncoder
 from slime_core.rollout.engines.client import GenerateClient
+from slime_core.rollout.engines.responses import Truncation, read_generation
 from slime_core.types import Sample, Status
+from slime_core.weights.engine_control import call
 
 PROMPT = [3, 8, 12, 15, 9, 10, 4]
 """``37+45`` in the chat template of the embedded model, which answers 82 and the token that ends a sequence."""
@@ -57,6 +62,50 @@ def warped(model: torch.nn.Module, answer: Generation, *warpers: Any) -> torch.T
     ids = torch.tensor([*PROMPT, *answer.token_ids])
     logits_TV = model(ids[None]).logits[0, len(PROMPT) - 1 : -1].float()
     return LogitsProcessorList(warpers)(None, logits_TV).log_softmax(-1)
+
+
+MASKED = {"top_p": {"top_p": 0.8}, "top_k": {"top_k": 4}, "both": {"top_p": 0.9, "top_k": 4}, "min_p": {"min_p": 0.1}}
+
+
+@pytest.mark.parametrize("given", MASKED.values(), ids=MASKED)
+def test_the_mask_that_the_engine_reports_is_the_one_computed_from_the_likeliest_tokens(
+    engine: Any, given: dict[str, Any]
+) -> None:
+    cut = Truncation.of(given, most=16, vocab_size=16)
+    assert cut is not None
+    body = {
+        "input_ids": PROMPT,
+        "sampling_params": {**given, "top_k": cut.top_k, "temperature": 2.0, "n": 8, **FREE},
+        "return_logprob": True,
+        "return_sampling_mask": True,
+        "top_logprobs_num": cut.top_k,
+    }
+    rows = call(engine.server.url, "/generate", body, timeout_s=120)
+    sizes = set()
+    for row in rows:
+        computed, reported = (read_generation(row, None, replace(cut, is_reported=way)) for way in (False, True))
+        assert computed.kept is not None
+        assert reported.kept is not None
+        assert len(computed.token_ids) == FREE["max_new_tokens"]
+        assert reported.kept.offsets == computed.kept.offsets
+        for start, end in pairwise(computed.kept.offsets):
+            assert set(reported.kept.token_ids[start:end]) == set(computed.kept.token_ids[start:end])
+            sizes.add(end - start)
+        assert list(reported.log_probs) == pytest.approx(list(computed.log_probs), abs=1e-5)
+    assert len(sizes) > 1 or "top_p" not in given
+
+
+async def test_a_client_of_the_engine_itself_gets_masks_also_of_responses_that_are_aborted(engine: Any) -> None:
+    long, url = SamplingParams(top_p=0.8, max_new_tokens=110, ignore_eos=True), engine.server.url
+    async with GenerateClient(url, engines=[url], masks_up_to=64, timeout_s=120, vocab_size=16) as client:
+        asking = [asyncio.create_task(client.generate(PROMPT, sampling=long)) for _ in range(50)]
+        await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED, timeout=0.5)
+        async with client.aborting():
+            answers = [answer for (answer,) in await asyncio.gather(*asking)]
+        for answer in answers:
+            assert answer.kept is not None or not answer.token_ids
+            assert len(answer.token_ids) == len(answer.log_probs)
+            assert answer.kept is None or len(answer.kept.offsets) == len(answer.token_ids) + 1
 
 
 @pytest.mark.parametrize("temperature", [0.7, 2.0])

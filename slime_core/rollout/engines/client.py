@@ -20,7 +20,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from http import HTTPStatus
 from typing import Any
@@ -88,6 +88,7 @@ class GenerateClient:
         num_engines: behind ``url``; where ``engines`` are named, their number.
         restart_s: seconds that a request waits in addition, from its first failed attempt on, because the run starts an
             engine again.
+        masks_up_to: largest top_k for which ``engines`` report the truncated-sampling mask; 0: none do.
         first_answer_s: seconds without progress in which an engine may compute its first response, from the first
             request on, because it compiles kernels; only then ``timeout_s`` counts. 0: it compiles none.
     """
@@ -104,8 +105,10 @@ class GenerateClient:
         num_engines: int = 1,
         restart_s: float = 0.0,
         first_answer_s: float = 0.0,
+        masks_up_to: int = 0,
     ) -> None:
         self.url = url.rstrip("/")
+        self._masks_up_to = masks_up_to if engines else 0  # a router would drop the field
         self._restart_s = restart_s
         self._first_answers = FirstAnswers(first_answer_s)
         self._targets = Targets([one.rstrip("/") for one in engines] or [self.url])
@@ -135,10 +138,14 @@ class GenerateClient:
         copied = len(ids) <= COPIED_TOKENS and not extra  # fields of extra may belong to one prompt, such as its images
         fields = sampling.fields(n=1 if copied else n)
         truncation = Truncation.of(fields, most=sampling.max_kept, vocab_size=self._vocab_size)
-        top_logprobs = {} if truncation is None else {"top_logprobs_num": truncation.top_k}
+        of_truncation = {}
         if truncation is not None:
+            # SGLang refuses to return a mask that a custom processor may have changed.
+            is_masked = truncation.top_k <= self._masks_up_to and "custom_logit_processor" not in extra
+            truncation = replace(truncation, is_reported=is_masked)
             fields["top_k"] = truncation.top_k
-        more = {"sampling_params": fields, "return_logprob": True, **top_logprobs, **extra}
+            of_truncation = truncation.request_fields
+        more = {"sampling_params": fields, "return_logprob": True, **of_truncation, **extra}
         prompts = [ids] * n if copied else [ids]
         async with self._in_flight.hold(n):
             if copied and session is None and timeout_s is None and sampling.max_new_tokens <= SHORT_RESPONSE:

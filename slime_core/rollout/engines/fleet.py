@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from slime_core.config.engines import EngineGroup, EngineModel, server_arguments
+from slime_core.config.engines import EngineGroup, EngineModel, server_arguments, speculates
 from slime_core.config.model_config import described
 from slime_core.config.schema import RunConfig
 from slime_core.errors import EngineError, RemoteError, WaitTimeout, WeightSyncError
@@ -77,13 +77,15 @@ def policy_engines(config: RunConfig, site: Site) -> list[EngineSettings]:
     routes = ("--enable-return-routed-experts",) if config.learner.use_rollout_routing_replay else ()
     # Paused in place, engines keep KV entries of older weights; no other request may reuse them.
     no_prefix_cache = ("--disable-radix-cache",) if config.rollout.pause_generation_mode == "in_place" else ()
+    most = masks_up_to(config)
+    masks = (f"--sampling-mask-max-tokens={MASK_ROOM * most}",) if most else ()
     return _engines(
         config,
         site,
         config.engine_groups,
         name="engine",
         seed=config.run.seed,
-        extra=(*routes, *no_prefix_cache),
+        extra=(*routes, *no_prefix_cache, *masks),
         context_length=config.engine.sglang_context_length,
         releases_memory=config.cluster.colocate,
     )
@@ -162,6 +164,27 @@ def _decode_graphs(config: RunConfig, group: EngineGroup) -> tuple[str, ...]:
     sequences = min(config.rollout.sglang_server_concurrency, limit if isinstance(limit, int) else MOST_GRAPHS)
     largest = min(sequences, MOST_GRAPHS)
     return server_arguments((("cuda_graph_max_bs_decode", largest),)) if largest > DEFAULT_GRAPHS else ()
+
+
+MOST_KEPT, MASK_ROOM = 256, 4
+"""Largest top_k for which engines report the tokens that stay, and how many times as many they may report: SGLang ends
+a request with more, and tokens that are equally likely at the border all stay."""
+
+
+def masks_up_to(config: RunConfig) -> int:
+    """Return the largest top_k for which the policy's engines report the truncated-sampling mask; 0: requests ask for
+    the likeliest tokens.
+
+    Such requests bypass the router, which drops the field. So its policy must be the default one, and engines must not
+    be restarted, because only the router knows which of them hold the learner's weights.
+    """
+    router, groups = config.engine, config.engine_groups
+    flags = [{**dict(config.sglang.given), **dict(group.overrides)} for group in groups]
+    can_report = bool(flags) and not any(speculates(given.items()) for given in flags)
+    can_report &= not any("sampling_mask_max_tokens" in given for given in flags)
+    can_report &= all(group.worker_type == "regular" for group in groups) and not config.restarts_engines
+    can_report &= router.sglang_router_policy == "cache_aware" and router.sglang_router_ip is None
+    return MOST_KEPT if can_report and config.rollout.truncates else 0
 
 
 PROBES = 3
@@ -523,9 +546,10 @@ class EngineFleet:
         return {name: model.ready_url() for name, model in self.models.items()}
 
     def direct_urls(self) -> tuple[str, ...]:
-        """The policy's engines where requests must bypass the router, because it would drop ``return_routed_experts``;
-        waits until they have started. Empty: requests go through the router."""
-        return tuple(self.policy.urls()) if self._config.learner.use_rollout_routing_replay else ()
+        """The policy's engines if requests must bypass the router, because it would drop ``return_routed_experts`` or
+        ``return_sampling_mask``; waits until they have started. Empty: requests go through the router."""
+        is_direct = self._config.learner.use_rollout_routing_replay or masks_up_to(self._config)
+        return tuple(self.policy.urls()) if is_direct else ()
 
     def first_answer_s(self) -> float:
         """Seconds for the first response of an engine on GPUs, which compiles kernels; 0: the engines are on CPUs."""

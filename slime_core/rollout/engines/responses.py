@@ -4,15 +4,19 @@
     read_generation  one response with its log-probabilities, weight versions, routes and counters
     read_load        how many sequences an engine works on, and counters that advance while it computes
     take_routes      the routed experts of a mixture, taken out of the bytes before these are parsed
-    truncate         which tokens top-p, top-k and min-p left to sample from, and log-probabilities over these
+    read_mask        which tokens top-p, top-k and min-p left to sample from, and log-probabilities over these, as the
+                     engine reports them
+    truncate         the same, computed from the likeliest tokens
     spec_metrics     how many drafted tokens engines accepted
 
 **Routes.** SGLang sends them as int32 in base64, token after token (0.5.23, srt/state_capturer/routed_experts.py:166):
 66 MB for a response of 32,000 tokens of 48 layers with 8 experts a token, nearly all of the answer. They are decoded a
 piece at a time, so that neither their text nor int32 numbers are ever held whole.
 
-**Truncated sampling.** An engine reports log-probabilities after the temperature and before it cuts (sglang 0.5.23,
-layers/sampler.py:309), and the likeliest tokens with theirs. From these the cut is found again, by the engine's own
+**Truncated sampling.** An engine that is asked for it (``return_sampling_mask``) sends the tokens from which each token
+was sampled, and its log-probability among these. The router drops that field of a request, so a request through it asks
+for the likeliest tokens instead: an engine reports log-probabilities after the temperature and before it cuts (sglang
+0.5.23, layers/sampler.py:309), and the likeliest tokens with theirs. The cut is computed from these by the engine's
 rule (``top_k_top_p_min_p_sampling_from_probs_torch`` there): tokens in falling order of probability, of which those
 stay
 
@@ -34,7 +38,7 @@ import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, cast
 
 import numpy as np
@@ -122,7 +126,7 @@ def read_generation(
     Arguments:
         row: as SGLang's ``/generate`` sends it, but for routes, which are numbers (:func:`read_answer`).
         routes: layers of the model and experts per token, where routes were requested.
-        cut: the top-p and top-k limits, where log-probabilities are those of the truncated distribution.
+        cut: the top-p and top-k limits, if log-probabilities are those of the truncated distribution.
 
     Raises:
         EngineError: the answer contradicts itself, or a field is missing or of another type.
@@ -141,7 +145,10 @@ def _generation(row: Mapping[str, Any], routes: tuple[int, int] | None, cut: Tru
         raise EngineError(f"The engine sent {len(token_ids)} tokens with {len(entries)} log-probabilities")
     kept, log_probs = None, array("f", [entry[0] for entry in entries])
     if cut is not None:
-        kept, log_probs = truncate(token_ids, log_probs, meta.get("output_top_logprobs") or [], cut)
+        if cut.is_reported:
+            kept, log_probs = read_mask(token_ids, meta)
+        else:
+            kept, log_probs = truncate(token_ids, log_probs, meta.get("output_top_logprobs") or [], cut)
     reason = meta["finish_reason"]["type"]
     if reason not in ("stop", "length", "abort"):
         raise EngineError(f"The engine ended a response with {meta['finish_reason']}; known are stop, length and abort")
@@ -277,11 +284,18 @@ class Truncation:
         top_k: most tokens that are kept, and the number that is requested.
         top_p: mass in (0, 1] before the last token that stays.
         min_p: of the likeliest token's probability; 0: no bound.
+        is_reported: the engine reports the tokens that stay.
     """
 
     top_k: int
     top_p: float = 1.0
     min_p: float = 0.0
+    is_reported: bool = False
+
+    @property
+    def request_fields(self) -> dict[str, Any]:
+        """The fields of a request that ask for what :func:`read_mask` or :func:`truncate` reads."""
+        return {"return_sampling_mask": True} if self.is_reported else {"top_logprobs_num": self.top_k}
 
     @staticmethod
     def of(fields: Mapping[str, Any], *, most: int | None, vocab_size: int | None) -> Truncation | None:
@@ -315,6 +329,34 @@ class Truncation:
         stays_TK = in_mass_TK & likely_TK & (probs_TK > 0)
         stays_TK[:, self.top_k :] = False
         return np.asarray(stays_TK)
+
+
+def read_mask(token_ids: Sequence[int], meta: Mapping[str, Any]) -> tuple[Kept, array[float]]:
+    """Return the tokens kept at each of t positions, and the log-probability of each sampled token among them, float32.
+
+    Arguments:
+        token_ids: that were sampled.
+        meta: ``meta_info`` of the answer to a request with ``return_sampling_mask`` (sglang 0.5.23,
+            srt/managers/tokenizer_manager.py:2540).
+
+    Raises:
+        EngineError: the engine sent another number of masks, or sampled a token outside of its mask.
+    """
+    rows = meta.get("output_token_sampling_mask") or []
+    log_probs = array("f", meta.get("output_token_sampling_logprobs") or [])
+    if not len(token_ids) == len(rows) == len(log_probs):
+        raise EngineError(
+            f"The engine sent {len(token_ids)} tokens with {len(rows)} masks and {len(log_probs)} log-probabilities "
+            "over them; return_sampling_mask asks for one of each a token. Is it sglang 0.5.23?"
+        )
+    outside = next(
+        (place for place, (token, row) in enumerate(zip(token_ids, rows, strict=True)) if token not in row), None
+    )
+    if outside is not None:
+        raise EngineError(
+            f"The engine sampled token {token_ids[outside]} at place {outside}, which its mask leaves out"
+        )
+    return Kept(array("i", chain.from_iterable(rows)), array("i", [0, *accumulate(map(len, rows))])), log_probs
 
 
 def truncate(

@@ -13,8 +13,10 @@ import pytest
 
 from slime_core.cli import memory
 from slime_core.cli.memory import GpuPlan, Needs
+from slime_core.cli.preflight import check_machine
 from slime_core.config.load import load
 from slime_core.config.schema import RunConfig
+from slime_core.errors import ConfigError
 from slime_core.modeling.memory import GIB, PAUSED_ENGINE_GIB, SHARE
 
 HIDDEN, LAYERS, VOCAB = 2560, 36, 151936
@@ -204,6 +206,15 @@ def test_a_paused_engine_keeps_memory_that_a_colocated_learner_cannot_use(tmp_pa
     assert mistakes(tmp_path, line + limit + " --colocate " + message.partition("GiB): ")[2]) == []
     larger = f" --gpu-memory-gib {(needed_gib + PAUSED_ENGINE_GIB) / SHARE + 0.1:.2f}"
     assert mistakes(tmp_path, line + ranks + larger + " --colocate") == []
+
+
+def test_a_layout_that_does_not_fit_beside_an_engine_is_refused_before_anything_starts(tmp_path):
+    line = "--colocate --max-tokens-per-gpu 8192 --actor-num-gpus-per-node 8 --ray-address auto --gpu-memory-gib"
+    limit = (planned(tmp_path, f"{line} 80").usages()["learner"].total / GIB + PAUSED_ENGINE_GIB) / SHARE
+    fits, does_not = (planned(tmp_path, f"{line} {limit + more:.2f}") for more in (1, -1))
+    check_machine(fits.config, fits.needs)
+    with pytest.raises(ConfigError, match="GPU memory"):
+        check_machine(does_not.config, does_not.needs)
 
 
 def test_a_separate_critic_shares_no_gpu_with_an_engine(tmp_path):

@@ -420,6 +420,7 @@ async def test_the_client_has_room_for_all_engines_and_knows_the_vocabulary(buil
         "num_engines": 3,
         "restart_s": 0.0,
         "first_answer_s": 0.0,
+        "masks_up_to": 0,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from slime_core.generation import SamplingParams, joined, keep
 from slime_core.learner.micro_batches import make_micro_batches as cut_batch
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.rollout.engines.client import GenerateClient
-from slime_core.rollout.engines.responses import Truncation, truncate
+from slime_core.rollout.engines.responses import Truncation, read_mask, truncate
 from slime_core.rollout.shards import BatchPlan, make_shards
 from slime_core.types import Sample, TrainBatch
 from slime_testing.fake_engine import FakeEngine
@@ -58,6 +59,72 @@ def test_the_kept_tokens_share_the_probability_mass(cut: Truncation, ids: list[i
 def test_top_p_reads_the_mass_before_top_k_cuts_it() -> None:
     """transformers would divide by what top-k left first, and then keep one token of 2/3 only."""
     assert found(Truncation(2, top_p=0.6))[0] == [7, 2]
+
+
+REPORTED = {"output_token_sampling_mask": [[7, 2], [9]], "output_token_sampling_logprobs": [-0.25, 0.0]}
+
+
+def test_a_reported_mask_is_what_each_token_was_sampled_from() -> None:
+    kept, log_probs = read_mask([2, 9], REPORTED)
+    assert (list(kept.token_ids), list(kept.offsets), list(log_probs)) == ([7, 2, 9], [0, 2, 3], [-0.25, 0.0])
+    kept, log_probs = read_mask([], {})  # aborted before its first token
+    assert (list(kept.token_ids), list(kept.offsets), list(log_probs)) == ([], [0], [])
+
+
+@pytest.mark.parametrize(
+    ("ids", "meta"),
+    [
+        ([2], REPORTED),
+        ([2, 9], {}),
+        ([2, 9], {**REPORTED, "output_token_sampling_logprobs": [-0.25]}),
+        ([9, 9], REPORTED),
+    ],
+    ids=["more masks than tokens", "no mask", "too few log-probabilities", "a token outside"],
+)
+def test_a_reported_mask_that_does_not_match_its_tokens_is_an_error(ids: list[int], meta: dict[str, Any]) -> None:
+    with pytest.raises(EngineError):
+        read_mask(ids, meta)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "extra", "is_masked"),
+    [
+        (SamplingParams(top_p=0.9), None, True),
+        (SamplingParams(top_k=8), None, True),
+        (SamplingParams(top_k=9), None, False),
+        (SamplingParams(top_k=1), None, True),
+        (SamplingParams(top_p=0.9), {"custom_logit_processor": "code"}, False),
+        (SamplingParams(), None, False),
+        (SamplingParams(top_p=0.9, max_kept=None), None, False),
+    ],
+)
+async def test_masks_are_requested_from_engines_that_report_them(
+    sampling: SamplingParams, extra: Any, is_masked: bool
+) -> None:
+    sampling = replace(sampling, max_kept=None if sampling.max_kept is None else 8, max_new_tokens=8)
+    with FakeEngine() as engine:
+        for engines in ([engine.url], []):
+            options: Any = {"engines": engines, "masks_up_to": 8, "vocab_size": 16}
+            async with GenerateClient(engine.url, **options) as client:
+                (answer,) = await client.generate([3], sampling=sampling, extra=extra)
+            body = engine.bodies[-1]
+            assert body.get("return_sampling_mask", False) == (is_masked and bool(engines))
+            assert not (body.get("return_sampling_mask") and body.get("top_logprobs_num"))
+            cuts = sampling.max_kept is not None and (sampling.top_p < 1 or sampling.top_k > 0)
+            assert (answer.kept is not None) == cuts
+
+
+async def test_both_ways_to_the_mask_agree_on_the_fake_engine() -> None:
+    with FakeEngine() as engine:
+        answers = []
+        for engines in ([engine.url], []):
+            async with GenerateClient(engine.url, engines=engines, masks_up_to=64, vocab_size=16) as client:
+                (answer,) = await client.generate([3], sampling=SamplingParams(top_p=0.7, max_new_tokens=8))
+            assert answer.kept is not None
+            answers.append((answer.token_ids, answer.kept.token_ids, answer.kept.offsets, list(answer.log_probs)))
+        (*masked, their), (*computed, ours) = answers
+        assert masked == computed
+        assert their == pytest.approx(ours, abs=1e-6)
 
 
 def test_a_token_at_the_border_is_kept_because_it_was_sampled() -> None:

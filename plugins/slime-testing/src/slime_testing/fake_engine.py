@@ -269,6 +269,9 @@ class FakeEngine(FakeServer):
         if top := body.get("top_logprobs_num", 0):
             for row in rows:
                 row["meta_info"]["output_top_logprobs"] = [self._likeliest(one, top) for one in row["output_ids"]]
+        if body.get("return_sampling_mask"):
+            for row in rows:
+                row["meta_info"] |= self._masks(row["output_ids"], sampling)
         return 200, rows if len(rows) > 1 else rows[0]
 
     async def _is_aborted(self) -> bool:
@@ -326,6 +329,20 @@ class FakeEngine(FakeServer):
         others = [one for one in range(self._vocab_size) if one != sampled][: count - 1]
         rest = math.log(-math.expm1(LOG_PROB) / (self._vocab_size - 1))
         return [[LOG_PROB, sampled, None], *([rest, one, None] for one in others)]
+
+    def _masks(self, ids: Sequence[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        """Return the tokens that each of ``ids`` was sampled from, and its log-probability among them."""
+        masks, log_probs = [], []
+        for sampled in ids:
+            mass, mask = 0.0, list[int]()
+            for log_prob, one, _ in self._likeliest(sampled, sampling["top_k"]):
+                if mass > sampling["top_p"] or log_prob - LOG_PROB < math.log(sampling.get("min_p", 0.0) or 1e-9):
+                    break
+                mass += math.exp(log_prob)
+                mask.append(one)
+            masks.append(mask)
+            log_probs.append(LOG_PROB - math.log(mass))
+        return {"output_token_sampling_mask": masks, "output_token_sampling_logprobs": log_probs}
 
     def _next(self, prompt: list[int], ids: list[int], *, after: int) -> int:
         ends = len(ids) >= after > 0 or len(ids) == ANSWER_LENGTH

@@ -17,7 +17,7 @@ from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.errors import ConfigError, EngineError, RemoteError
 from slime_core.rollout.engines import fleet
 from slime_core.rollout.engines.engine import EngineSettings, RouterSettings, SGLangServer, Worker
-from slime_core.rollout.engines.fleet import EngineFleet, Site, Supervision
+from slime_core.rollout.engines.fleet import EngineFleet, Site, Supervision, masks_up_to
 from slime_testing.fake_engine import FakeEngine
 
 MODEL = ARITHMETIC / "model"
@@ -265,6 +265,30 @@ def test_prefill_engines_are_registered_with_their_ports(started, tmp_path):
     assert "--disaggregation-mode=prefill" in arguments
     assert "--disaggregation-bootstrap-port=8998" in arguments
     assert "--disaggregation-mode=decode" in started["engine 1"].settings.arguments()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--rollout-num-gpus 2",  # they are restarted
+        "--sglang-router-policy round_robin",
+        "--sglang-speculative-algorithm NGRAM",
+        "--sglang-sampling-mask-max-tokens 8",
+        "--rollout-num-gpus 2 --prefill-num-servers 1 --no-use-fault-tolerance",
+    ],
+)
+def test_engines_report_masks_where_requests_can_bypass_the_router(started, tmp_path, line: str) -> None:
+    cut = ["--rollout-top-p", "0.9"]
+    for more in ([], ["--rollout-num-gpus", "2", "--no-use-fault-tolerance"]):
+        found = servers(settings(*cut, *more), tmp_path, on_gpus=True)
+        assert found.direct_urls() == tuple(found.policy.urls())
+        assert "--sampling-mask-max-tokens=1024" in started["engine 0"].settings.extra
+        assert masks_up_to(settings(*cut, *more)) == 256
+        started.clear()
+    assert masks_up_to(settings()) == 0
+    found = servers(settings(*cut, *line.split()), tmp_path, on_gpus=True)
+    assert found.direct_urls() == ()
+    assert masks_up_to(settings(*cut, *line.split())) == 0
 
 
 def test_engines_that_return_routes_are_called_directly(started, tmp_path):
