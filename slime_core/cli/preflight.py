@@ -39,7 +39,7 @@ from slime_core.prompts.row_checks import RowChecks
 from slime_core.prompts.rows import PromptRow, content_of, paths_of, shortened
 from slime_core.prompts.screen import MOST_BYTES, Room, has_field, screen
 from slime_core.rollout.rollout_files import screen_rollouts
-from slime_core.runtime.machine import Machine, cluster_address, free_resources
+from slime_core.runtime.machine import KERNEL_PACKAGES, Machine, cluster_address, free_resources
 
 if TYPE_CHECKING:
     from slime_core.checkpoint.folder import Checkpoint
@@ -51,6 +51,10 @@ NO_OPTIONS: Mapping[str, object] = {}
 
 PLACE = {"next", "returned", "n_samples_per_prompt"}
 """Names in the state of a data source that numbers its prompts."""
+
+
+KERNEL_SETTINGS = ("flash_attention",)
+"""Settings of the learner that name an implementation."""
 
 
 def print_warning(message: str) -> None:
@@ -275,11 +279,26 @@ def machine_mistakes(config: RunConfig, needs: Needs, machine: Machine) -> Itera
         yield f"device = cuda, but {found}; accepted here: --device cpu or auto, or a cluster with GPUs (--ray-address)"
     elif config.cluster.device == "cpu" or not machine.can_use_gpus:
         yield from _too_small(needs, machine)
-    elif machine.missing_build_tools:
+    yield from _missing_kernels(config, machine)
+    if config.cluster.device != "cpu" and machine.can_use_gpus and machine.missing_build_tools:
         yield (
             f"engines compile GPU kernels at their start, but {', '.join(machine.missing_build_tools)} is missing; "
             "install the CUDA toolkit, a C++ compiler and ninja (docs/install.md)"
         )
+
+
+def _missing_kernels(config: RunConfig, machine: Machine) -> Iterator[str]:
+    """Mistakes about implementations that the learner is told to use and that this machine does not have."""
+    for setting in KERNEL_SETTINGS:
+        used = getattr(config.learner, setting)
+        package = KERNEL_PACKAGES.get(used)
+        if package is None:
+            continue
+        flag = f"--{setting.replace('_', '-')}"
+        if not machine.can_use_gpus:
+            yield f"{setting} = {used} needs a GPU, and torch can use none here; leave {flag} out"
+        elif package not in machine.kernel_packages:
+            yield f"{setting} = {used}, but {package} is not installed; pip install {package}, or leave {flag} out"
 
 
 def _too_small(needs: Needs, machine: Machine) -> Iterator[str]:

@@ -262,7 +262,7 @@ class CriticConfig(Section):
 
 
 class LearnerConfig(Section):
-    """How a rollout is split into optimizer steps and micro-batches; how their results are computed."""
+    """Optimizer steps and micro-batches of a rollout, and the kernels that compute them."""
 
     global_batch_size: PositiveInt | None = None
     """Samples per optimizer step. None: rollout_batch_size x n_samples_per_prompt / num_steps_per_rollout."""
@@ -307,6 +307,13 @@ class LearnerConfig(Section):
     """Record the expert routes of a mixture in the first pass over a rollout and replay them in later passes."""
     use_rollout_routing_replay: bool = False
     """Replay the expert routes of the engine, which returns them with each response of a mixture."""
+    flash_attention: Annotated[
+        Literal["auto", "fa2", "fa4"],
+        Needs("bf16", when="fa4", because="FlashAttention computes in bfloat16"),
+        Conflicts("device", equals="cpu", when="fa4", because="FlashAttention runs on GPUs"),
+    ] = "auto"
+    """Version of FlashAttention, on GPUs in bfloat16. auto: 4 if flash-attn-4 is installed, as with SGLang, and gives
+    what 2 gives on a test row; else 2."""
     deterministic_mode: Annotated[bool | None, Conflicts("debug_rollout_only", because="nothing is trained")] = None
     """Train with deterministic operations only: the same rollouts give the same bits; others end the run.
 

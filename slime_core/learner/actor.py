@@ -153,6 +153,10 @@ class LearnerActor(RankActor):
 
             self._learner = Learner(settings, self._registry)
 
+    def kernels(self) -> dict[str, str]:
+        """Return the implementations that this rank uses, see :class:`~slime_core.learner.rank.Learner`."""
+        return self._learner.kernels
+
     def connect(self, engine_urls: list[str], settings: PublisherSettings, *, only_evaluate: bool = False) -> None:
         """Connect to the engines for weight transfer; may be repeated, as after a restart of an engine. Collective."""
         from slime_core.weights.publisher import Publisher
@@ -330,6 +334,10 @@ class LearnerHandle:
         address = self.wait([call], what=f"an address for the {of}'s ranks")[0]
         own = [replace(settings, rank=rank, world_size=len(group), address=address) for rank in range(len(group))]
         return group.start_each(RankActor.setup, own)
+
+    def kernels(self) -> dict[str, str]:
+        """Return part of the model -> the implementation that the ranks use, in words; all ranks use the same."""
+        return self.wait([self.group[0].start(LearnerActor.kernels)], what="the learner's kernels")[0]
 
     def connect(self, engine_urls: list[str], settings: PublisherSettings, *, only_evaluate: bool = False) -> None:
         """Connect every rank to the engines for weight transfer.

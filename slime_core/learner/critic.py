@@ -38,6 +38,7 @@ from slime_core.learner.trained_model import (
     NamedSpec,
     TrainedModel,
     build_chunks,
+    choose_kernels,
     forward_backward,
     forward_only,
     micro_batches_of_rank,
@@ -291,6 +292,7 @@ class CriticRank:
         hooks = LifecycleHooks(registry, place=contracts.Place.RANK, options=settings.options, where=where)
         self._spec = build_model_spec(registry, settings, hooks=hooks)
         self.critic = Critic(self._spec, settings=settings)
+        choose_kernels(self.critic.trained.chunks, settings.config, device=self._device)
         self._steps: list[list[MicroBatch]] = []
         self._shards: Sequence[TrainBatch] = ()
         self._places: list[SampleIndex] = []

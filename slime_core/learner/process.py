@@ -92,15 +92,15 @@ def keep_freed_memory() -> None:
 
 
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
-"""Variables with which cuBLAS (CUDA, cuBLAS documentation, "Results reproducibility") and TransformerEngine repeat their
-results. The libraries read them at their first operation on a GPU."""
+"""Variables with which cuBLAS (its documentation, "Results reproducibility") and TransformerEngine repeat results. The
+libraries read them at their first operation on a GPU."""
 
 
 def _repeat_bit_for_bit() -> None:
     """Use torch's deterministic operations, so that training on the same rollouts again gives the same bits.
 
-    An operation without a deterministic version fails. With ``warn_only`` attention would keep its faster backward pass,
-    which adds in any order (aten/native/transformers/cuda/attention_backward.cu).
+    An operation without a deterministic version fails. With ``warn_only`` attention would keep its faster backward
+    pass, which adds in any order (aten/native/transformers/cuda/attention_backward.cu).
     """
     for name, value in DETERMINISTIC.items():
         os.environ.setdefault(name, value)

@@ -47,6 +47,7 @@ from slime_core.learner.trained_model import (
     RoutingReplay,
     TrainedModel,
     build_chunks,
+    choose_kernels,
     compute_log_probs,
     forward_backward_policy,
     freeze,
@@ -74,6 +75,7 @@ class Learner:
 
     Attributes:
         device: of this rank.
+        kernels: part of the model -> the implementation that this process uses, and why, in words.
         hooks: the plugins' lifecycle hooks of this rank.
         actor: the policy that trains.
         critic: on the actor's ranks; None: there is none, or it is on separate ranks.
@@ -104,6 +106,7 @@ class Learner:
         self.hooks.call("slime_learner_start", learner=self._info)
         self._spec = build_model_spec(registry, settings, hooks=self.hooks)
         self.actor = self._build_actor()
+        self.kernels = choose_kernels(self.actor.chunks, config, device=self.device)
         self._info = replace(
             self._info, model=tuple(self.actor.model), optimizer=self.actor.optimizer, schedule=self.actor.schedule
         )

@@ -29,6 +29,7 @@ import torch.distributed as dist
 
 from slime_core.config.learning import LearnerConfig, OptimizerConfig
 from slime_core.config.model_config import described, torch_dist_folder
+from slime_core.config.schema import RunConfig
 from slime_core.errors import ConfigError, RunError, SlimeError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.checks import require_gradient
@@ -113,6 +114,16 @@ def build_chunks(spec: NamedSpec, *, settings: LearnerSettings, folder: Path) ->
         chunks: Chunks = spec.spec.build(config, dtype=dtype, parallel=settings.layout, overrides=overrides)
     spec.load_weights(chunks, folder)
     return chunks
+
+
+def choose_kernels(chunks: Chunks, config: RunConfig, *, device: torch.device) -> dict[str, str]:
+    """Choose the implementations of this process; return them in words, by the part of the model. Collective."""
+    from slime_core.modeling.kernels import Heads, choose_attention
+
+    dtype = torch.bfloat16 if config.model.bf16 else torch.float32
+    heads = Heads.of(chunks[0].config)  # type: ignore[arg-type]
+    found = choose_attention(config.learner.flash_attention, heads, device=device, dtype=dtype)
+    return {"attention": f"{found}"}
 
 
 class TrainedModel:

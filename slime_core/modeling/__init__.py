@@ -8,6 +8,7 @@
     rows         the sequences of a row or of a context-parallel rank's share of it, and attention over them with the
                  kernel that the device has
     mlp          the activation of gated MLPs; matrix products over all experts of a mixture
+    kernels      which of several implementations a process uses: FlashAttention 2 or 4
     memory       GPU memory of training, in bytes, for every layout
 
 :func:`unsupported` lists the parts of a ``config.json`` that these layers do not support. The trait ``unsupported`` of

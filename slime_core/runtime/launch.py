@@ -59,7 +59,7 @@ from slime_core.runtime.machine import cpu_threads, rank_environment
 from slime_core.runtime.placement import ActorPlacement, Placement, nearest_ranks, place
 from slime_core.runtime.session import Session, head_address, inspect_nodes, require_inputs
 from slime_core.runtime.waiting import RunWait, Terminated, Termination, stacks_on_request
-from slime_core.track.record import RunRecord
+from slime_core.track.record import KERNELS, RunRecord
 from slime_core.track.track import Track
 from slime_core.weights import PublisherSettings
 
@@ -174,6 +174,8 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
             learner, devices = started.start_learner(track.record.checkpoints)
             handle = started.start_sampler(learner, trains=True)
             started.join(learner)
+        if isinstance(learner, LearnerHandle):
+            _record_kernels(learner.kernels(), track)
         sampler = started.add_concurrent_evaluation(handle, learner, track)
         state = RunState(plugins=json.loads(job.manifest.to_json()))
         step = 0 if resume is None else resume.state.step
@@ -219,6 +221,13 @@ def run(job: Job, *, track: Track, resume: Checkpoint | None = None) -> RunState
 
 
 SAVING = "SIGTERM: the run saves step {step} and ends. A second SIGTERM ends it at once."
+
+
+def _record_kernels(kernels: Mapping[str, str], track: Track) -> None:
+    """Print and record the implementations that the learner uses."""
+    track.note(f"learner: {', '.join(f'{part} {used}' for part, used in kernels.items())}")
+    text = json.dumps(kernels, indent=1) + "\n"
+    track.record.when_begun(partial(track.record.write_text, KERNELS, text))
 
 
 def _is_saved(record: RunRecord, step: int) -> bool:

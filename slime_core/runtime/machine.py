@@ -20,6 +20,10 @@ DEVICES = ("nvidia[0-9]*", "kfd", "dxg")
 """Names under /dev of NVIDIA's driver, AMD's, and that of a Windows host."""
 
 
+KERNEL_PACKAGES = {"fa4": "flash-attn-4"}
+"""Implementation that a learner can be told to use -> the distribution that has it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """Resources that processes can use if they start now.
@@ -31,6 +35,7 @@ class Machine:
         has_gpus: a GPU driver has devices here.
         torch: version of torch; ``+cpu`` at its end marks a build without CUDA.
         missing_build_tools: the programs that SGLang needs to compile GPU kernels and that an engine would not find.
+        kernel_packages: those of :data:`KERNEL_PACKAGES` that are installed.
     """
 
     cores: int
@@ -39,6 +44,7 @@ class Machine:
     has_gpus: bool
     torch: str
     missing_build_tools: tuple[str, ...] = ()
+    kernel_packages: frozenset[str] = frozenset()
 
     @property
     def can_use_gpus(self) -> bool:
@@ -135,7 +141,16 @@ def free_resources() -> Machine:
         has_gpus=any(True for name in DEVICES for _ in Path("/dev").glob(name)),
         torch=metadata.version("torch"),
         missing_build_tools=_missing_build_tools(),
+        kernel_packages=frozenset(filter(_is_installed, KERNEL_PACKAGES.values())),
     )
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _free(folder: Path) -> int | None:

@@ -2,6 +2,7 @@
 
 config.toml     the settings as they were resolved; config-step-000040.toml: those before a resume from step 40
 plugins.json    which plugins ran, with versions and digests
+kernels.json    which implementations the learner's ranks used, such as that of attention
 metrics.jsonl   one row a step
 tensorboard/    the same for TensorBoard
 samples/        what was generated and how it was rewarded: one JSON object a line, one file a rollout or evaluation set
@@ -39,7 +40,8 @@ PRIVATE = 0o700
 FOLDERS = ("tensorboard", "samples", "logs", "timeline", "checkpoints")
 LOCK = "run.lock"
 LOCK_BYTES = 4096
-FILES = ("config.toml", "plugins.json", "metrics.jsonl", LOCK)
+KERNELS = "kernels.json"
+FILES = ("config.toml", "plugins.json", KERNELS, "metrics.jsonl", LOCK)
 
 
 class RunRecord:

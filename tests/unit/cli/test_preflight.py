@@ -157,6 +157,24 @@ def test_gpus_that_are_not_there_are_refused(machine: Machine, found: str) -> No
     assert found in message
 
 
+@pytest.mark.parametrize(("setting", "used", "package"), [("flash_attention", "fa4", "flash-attn-4")])
+def test_kernels_that_are_requested_need_their_package_and_a_gpu(setting: str, used: str, package: str) -> None:
+    requested = config(f"--bf16 --{setting.replace('_', '-')} {used}")
+    gpus = replace(LARGE, has_gpus=True)
+    assert list(machine_mistakes(requested, BILLION, replace(gpus, kernel_packages=frozenset([package])))) == []
+    (message,) = machine_mistakes(requested, BILLION, gpus)
+    assert setting in message
+    assert package in message
+    (message,) = machine_mistakes(requested, BILLION, LARGE)
+    assert f"{setting} = {used} needs a GPU" in message
+
+
+def test_packages_of_kernels_are_found_by_their_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert free_resources().kernel_packages == frozenset()
+    monkeypatch.setattr("slime_core.runtime.machine.metadata.version", lambda name: "1")
+    assert "flash-attn-4" in free_resources().kernel_packages
+
+
 def test_memory_of_gpus_is_not_checked_against_host_memory() -> None:
     assert list(machine_mistakes(config(), BILLION, replace(LARGE, has_gpus=True, memory=0))) == []
 
