@@ -417,6 +417,7 @@ _OWNED: Mapping[str, str] = {
     "write --prefill-num-servers, or worker_type in [[engine.engine_groups]]": "disaggregation_mode",
     "separate encoders are not built yet": "encoder_only language_only",
     "write --use-rollout-routing-replay": "enable_return_routed_experts",
+    "write --fp32-lm-head (learner and engines compute logits in one type)": "enable_fp32_lm_head",
     "a help page": "help",
 }
 

@@ -291,6 +291,9 @@ class LearnerConfig(Section):
     """
     log_probs_chunk_size: PositiveInt | None = 1024
     """Response tokens whose vocabulary-sized logits are in memory at once. None: all of a micro-batch."""
+    fp32_lm_head: Annotated[bool, Needs("bf16", because="in float32 logits have that type already")] = False
+    """Compute logits in float32 instead of bfloat16, in learner and engines. The learner multiplies a chunk of
+    log_probs_chunk_size at a time, and again in the backward pass, and holds no other logits."""
     shared_prompts: Literal["auto", "off"] = "auto"
     """Pack the tokens with which several samples start, prompts and earlier turns, once for all of them. auto: where
     possible and at least 5 % of the tokens are saved."""

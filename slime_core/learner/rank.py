@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from safetensors.numpy import save
 from slime_core.config.model_config import ForwardFlops, described, forward_flops
 from slime_core.config.secrets import engine_access
 from slime_core.config.settings import core_values
+from slime_core.errors import ConfigError
 from slime_core.learner import LearnerSettings
 from slime_core.learner.checks import (
     can_share_prompts,
@@ -112,6 +113,12 @@ class Learner:
         )
         parts = collect_loss_parts(self.hooks, self._info)
         self._objective, self._estimation = build_learning(registry, settings, parts=parts)
+        if config.learner.fp32_lm_head and self._objective.parts.of_logits is not None:
+            raise ConfigError("fp32_lm_head = true, and a plugin's loss reads all logits; leave --fp32-lm-head out")
+        self._of_logits: dict[str, Any] = {
+            "chunk_size": config.learner.log_probs_chunk_size,
+            "fp32_logits": config.learner.fp32_lm_head,
+        }
         self._shares_prompts = self._can_share_prompts()
         self.parity = ParityGate(
             config.weights,
@@ -276,8 +283,7 @@ class Learner:
         """Run one pass of ``role``, whose weights the model holds; only the last stage has log-probabilities."""
         self.hooks.call("slime_before_log_probs", role=role, learner=self._info)
         with self._replay.record_or_replay(micro_batches, role):
-            chunk_size = self._config.learner.log_probs_chunk_size
-            found = compute_log_probs(self.actor.model, micro_batches, chunk_size=chunk_size)
+            found = compute_log_probs(self.actor.model, micro_batches, **self._of_logits)
         for micro, log_probs_U in zip(micro_batches, found, strict=False):
             if role == REFERENCE:
                 micro.ref_log_probs_U = log_probs_U
@@ -298,8 +304,7 @@ class Learner:
         self.actor.zero_gradients()
         self.actor.clock.start()
         with self._replay.record_or_replay(micro_batches, ACTOR):
-            chunk_size = self._config.learner.log_probs_chunk_size
-            metrics = forward_backward_policy(self.actor.model, micro_batches, self._objective, chunk_size=chunk_size)
+            metrics = forward_backward_policy(self.actor.model, micro_batches, self._objective, **self._of_logits)
         self._objective.corrections.refuse_faults(metrics, rollout=rollout)
         require_finite_metrics(metrics, rollout)
         require_loss_weight(metrics.pop("weight"), rollout)

@@ -37,7 +37,7 @@ from slime_core.learner.micro_batches import MicroBatch, RowInputs, idle_micro_b
 from slime_core.learner.objective import MetricSums, Objective, reduce_metrics
 from slime_core.learner.rank_load import ComputeClock
 from slime_core.modeling.layout import ParallelLayout
-from slime_core.ops.log_probs import log_probs_and_entropy
+from slime_core.ops.log_probs import log_probs_and_entropy, projected_log_probs
 from slime_core.plugins.loading import boundary
 from slime_core.types import TrainBatch
 
@@ -117,13 +117,22 @@ def build_chunks(spec: NamedSpec, *, settings: LearnerSettings, folder: Path) ->
 
 
 def choose_kernels(chunks: Chunks, config: RunConfig, *, device: torch.device) -> dict[str, str]:
-    """Choose the implementations of this process; return them in words, by the part of the model. Collective."""
+    """Choose the implementations of this process; return them in words, by the part of the model. Collective.
+
+    Raises:
+        ConfigError: one that the settings name cannot be used.
+    """
     from slime_core.modeling.kernels import Heads, choose_attention
 
     dtype = torch.bfloat16 if config.model.bf16 else torch.float32
     heads = Heads.of(chunks[0].config)  # type: ignore[arg-type]
     found = choose_attention(config.learner.flash_attention, heads, device=device, dtype=dtype)
-    return {"attention": f"{found}"}
+    if config.learner.fp32_lm_head and not can_project(chunks):
+        raise ConfigError(
+            "fp32_lm_head = true, but the logits of this model are not just a product with its output weights; leave "
+            "--fp32-lm-head out"
+        )
+    return {"attention": f"{found}", "logits": "float32" if config.learner.fp32_lm_head else f"{dtype}"[6:]}
 
 
 class TrainedModel:
@@ -237,53 +246,70 @@ def micro_batches_of_rank(
 
 
 def compute_log_probs(
-    model: Sequence[Any], micro_batches: Sequence[MicroBatch], *, chunk_size: int | None = None
+    model: Sequence[Any],
+    micro_batches: Sequence[MicroBatch],
+    *,
+    chunk_size: int | None = None,
+    fp32_logits: bool = False,
 ) -> list[torch.Tensor]:
     """Compute the log-probabilities of the response tokens of every micro-batch, without gradient.
 
     Arguments:
         chunk_size: response tokens whose probabilities are in memory at a time; None: all of a micro-batch.
+        fp32_logits: multiply by the output weights in float32, a chunk at a time; see :func:`can_project`.
 
     Returns:
         One float32 [u] per micro-batch on the last pipeline stage; an empty list on other stages, which have no logits.
     """
 
-    def take(micro: MicroBatch, logits_1TV: torch.Tensor) -> torch.Tensor:
-        return response_log_probs(logits_1TV, micro, chunk_size=chunk_size, with_entropy=False)[0]
+    def take(micro: MicroBatch, logits: Any) -> torch.Tensor:
+        return response_log_probs(logits, micro, chunk_size=chunk_size, with_entropy=False)[0]
 
-    return forward_only(model, micro_batches, take)
+    return forward_only(model, micro_batches, take, projects=fp32_logits)
 
 
 def forward_only(
-    model: Sequence[Any], micro_batches: Sequence[MicroBatch], take: Callable[[MicroBatch, torch.Tensor], torch.Tensor]
+    model: Sequence[Any],
+    micro_batches: Sequence[MicroBatch],
+    take: Callable[[MicroBatch, Any], torch.Tensor],
+    *,
+    projects: bool = False,
 ) -> list[torch.Tensor]:
     """Apply ``take`` to the model's output for each micro-batch, without gradient.
+
+    Arguments:
+        projects: ``take`` gets a :class:`Projection` in place of logits.
 
     Returns:
         One result per micro-batch on the last pipeline stage; an empty list on other stages.
     """
 
-    def last(micro: MicroBatch, output: torch.Tensor, **_: Any) -> torch.Tensor:
+    def last(micro: MicroBatch, output: Any, **_: Any) -> torch.Tensor:
         return take(micro, output)
 
     with torch.no_grad():
-        collected: list[torch.Tensor] = _schedule(model, micro_batches, last, forward_only=True)
+        collected: list[torch.Tensor] = _schedule(model, micro_batches, last, forward_only=True, projects=projects)
     return collected
 
 
 def forward_backward_policy(
-    model: Sequence[Any], micro_batches: Sequence[MicroBatch], objective: Objective, *, chunk_size: int | None = None
+    model: Sequence[Any],
+    micro_batches: Sequence[MicroBatch],
+    objective: Objective,
+    *,
+    chunk_size: int | None = None,
+    fp32_logits: bool = False,
 ) -> dict[str, float]:
     """Compute the gradients of the summed loss of ``micro_batches``, in the model's buffers, reduced over all ranks.
 
     Arguments:
-        chunk_size: as for :func:`compute_log_probs`.
+        chunk_size, fp32_logits: as for :func:`compute_log_probs`; no loss of logits takes float32 logits.
 
     Returns:
         The metrics of the step, summed over all data-parallel ranks, the same on every rank.
     """
 
-    def compute_loss(micro: MicroBatch, logits_1TV: torch.Tensor) -> tuple[torch.Tensor, MetricSums]:
+    def compute_loss(micro: MicroBatch, logits_1TV: Any) -> tuple[torch.Tensor, MetricSums]:
         # The backward pass may overwrite the logits, because that of the output layer needs only the layer's input. A
         # loss of logits may change them in place, so the log-probabilities are computed before it.
         with torch.set_grad_enabled(not of_logits):
@@ -294,16 +320,22 @@ def forward_backward_policy(
         return objective(log_probs_U, entropy_U if objective.algorithm.entropy_coef else entropy_U.detach(), micro)
 
     of_logits = objective.parts.of_logits is not None
-    return forward_backward(model, micro_batches, compute_loss, all_rows=of_logits)
+    return forward_backward(model, micro_batches, compute_loss, all_rows=of_logits, projects=fp32_logits)
 
 
 def forward_backward(
-    model: Sequence[Any], micro_batches: Sequence[MicroBatch], compute_loss: ComputeLoss, *, all_rows: bool = False
+    model: Sequence[Any],
+    micro_batches: Sequence[MicroBatch],
+    compute_loss: ComputeLoss,
+    *,
+    all_rows: bool = False,
+    projects: bool = False,
 ) -> dict[str, float]:
     """Compute the gradients of the summed losses of ``compute_loss``, otherwise as :func:`forward_backward_policy`.
 
     Arguments:
         all_rows: ``compute_loss`` gets the model's output for every token, not only for those in ``rows_U``.
+        projects: it gets a :class:`Projection` in place of logits.
 
     Raises:
         RunError: no loss of any rank needs a gradient.
@@ -317,14 +349,27 @@ def forward_backward(
         # Megatron wants a token count, which optimizer.sum_gradients ignores.
         return value, torch.ones((), dtype=torch.int, device=value.device), sums
 
-    passed = _schedule(model, micro_batches, loss, forward_only=False, all_rows=all_rows)
+    passed = _schedule(model, micro_batches, loss, forward_only=False, all_rows=all_rows, projects=projects)
     metrics = _reduce(passed, device=next(model[0].parameters()).device)
     require_gradient(metrics.pop(GRADIENT))
     return metrics
 
 
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """The factors of logits: what the output layer would multiply.
+
+    Arguments:
+        hidden_1TH: of every token of the row; its gradient is summed over tensor-parallel ranks.
+        weight_VH: output weights of this rank's part of the vocabulary.
+    """
+
+    hidden_1TH: torch.Tensor
+    weight_VH: torch.Tensor
+
+
 def response_log_probs(
-    logits_1TV: torch.Tensor,
+    logits: torch.Tensor | Projection,
     micro: MicroBatch,
     *,
     chunk_size: int | None,
@@ -339,15 +384,18 @@ def response_log_probs(
     """
     from megatron.core import parallel_state
 
-    return log_probs_and_entropy(
-        logits_1TV.squeeze(0),  # the gradient of [0] would be a copy in a tensor of zeros
+    compute: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+    if isinstance(logits, Projection):
+        compute = partial(projected_log_probs, logits.hidden_1TH.squeeze(0), logits.weight_VH)
+    else:  # the gradient of [0] would be a copy in a tensor of zeros
+        compute = partial(log_probs_and_entropy, logits.squeeze(0), consume=consume)
+    return compute(
         rows_U=micro.rows_U,
         targets_U=micro.targets_U,
         temperature=micro.temperature,
         chunk_size=chunk_size,
         group=parallel_state.get_tensor_model_parallel_group(),
         with_entropy=with_entropy,
-        consume=consume,
         kept=micro.kept,
     )
 
@@ -359,13 +407,14 @@ def _schedule(
     *,
     forward_only: bool,
     all_rows: bool = False,
+    projects: bool = False,
 ) -> Any:
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     longest = max(micro.num_tokens for micro in micro_batches)
     iterators = [iter(micro_batches) for _ in model]
     return get_forward_backward_func()(
-        forward_step_func=partial(_forward, last, all_rows),
+        forward_step_func=partial(_forward_projection if projects else partial(_forward, all_rows), last),
         data_iterator=iterators if len(model) > 1 else iterators[0],
         model=list(model) if len(model) > 1 else model[0],
         num_microbatches=len(micro_batches),
@@ -376,16 +425,75 @@ def _schedule(
     )
 
 
-def _forward(last: Any, all_rows: bool, micro_batches: Iterator[MicroBatch], chunk: Any) -> tuple[torch.Tensor, Any]:
+def _forward(all_rows: bool, last: Any, micro_batches: Iterator[MicroBatch], chunk: Any) -> tuple[torch.Tensor, Any]:
+    micro = next(micro_batches)
+    with nullcontext(micro) if all_rows else _predicting_rows(chunk.module, micro) as seen:
+        output = _output(chunk, micro)
+    return output, lambda logits_1TV, **options: last(seen, logits_1TV, **options)
+
+
+def _forward_projection(last: Any, micro_batches: Iterator[MicroBatch], chunk: Any) -> tuple[torch.Tensor, Any]:
+    micro = next(micro_batches)
+    with _without_product(chunk.module) as weights:
+        output = _output(chunk, micro)
+    return output, lambda hidden_1TH, **options: last(micro, Projection(hidden_1TH, weights[0]), **options)
+
+
+def _output(chunk: Any, micro: MicroBatch) -> torch.Tensor:
     from megatron.core.transformer.module import Float16Module
 
-    micro = next(micro_batches)
     # Without it Megatron would copy all bfloat16 logits to float32 at once.
     keep_dtype = {"fp32_output": False} if isinstance(chunk.module, Float16Module) else {}
     extra = {**keep_dtype, **model_inputs(chunk, micro.inputs, micro.tokens_1T.device)}
-    with nullcontext(micro) if all_rows else _predicting_rows(chunk.module, micro) as seen:
-        output = chunk(micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=micro.packed_sequence, **extra)
-    return output, lambda logits_1TV, **options: last(seen, logits_1TV, **options)
+    output: torch.Tensor = chunk(
+        micro.tokens_1T, micro.position_ids_1T, None, packed_seq_params=micro.packed_sequence, **extra
+    )
+    return output
+
+
+def can_project(chunks: Chunks) -> bool:
+    """Return whether the model's logits are the product of hidden states and output weights, and nothing else.
+
+    Chunks of earlier pipeline stages have no logits, so they are no obstacle.
+    """
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.tensor_parallel import ColumnParallelLinear
+
+    layers = [getattr(chunk, "output_layer", None) for chunk in chunks]
+    plain = [type(layer) is ColumnParallelLinear and layer.bias is None for layer in layers if layer is not None]
+    return all(isinstance(chunk, GPTModel) for chunk in chunks) and all(plain)
+
+
+@contextmanager
+def _without_product(module: Any) -> Iterator[list[torch.Tensor]]:
+    """Inside the block, let the output layer of ``module`` return its input, for every token of the row, with the
+    gradient summed over tensor-parallel ranks.
+
+    Yields a list that gets the output weights when the layer is called. Does nothing on earlier pipeline stages.
+    """
+    from megatron.core.tensor_parallel import (
+        copy_to_tensor_model_parallel_region,
+        gather_from_sequence_parallel_region,
+    )
+
+    layer = getattr(getattr(module, "module", module), "output_layer", None)
+    weights: list[torch.Tensor] = []
+
+    def forward(hidden_T1H: torch.Tensor, weight: torch.Tensor | None = None, **_: Any) -> tuple[torch.Tensor, None]:
+        assert layer is not None
+        weights.append(layer.weight if weight is None else weight)
+        gather = (
+            gather_from_sequence_parallel_region if layer.sequence_parallel else copy_to_tensor_model_parallel_region
+        )
+        return gather(hidden_T1H), None
+
+    if layer is not None:
+        layer.forward = forward
+    try:
+        yield weights
+    finally:
+        if layer is not None:
+            del layer.forward
 
 
 @contextmanager

@@ -18,11 +18,14 @@ Truncated sampling (top-p, top-k) samples a token from a set ``K`` of the vocabu
 A :class:`KeptTokens` mask records the sets. Later log-probabilities of the tokens use the same sets, so old and new
 distributions have the same support and their ratio is an importance ratio (DeepSeek-V3.2, 2512.02556, section 3.1,
 "keep sampling mask"). ``H`` stays that of the whole vocabulary.
+
+:func:`log_probs_and_entropy` takes logits. In bfloat16 they have 8 bits: those between 16 and 32 are multiples of 1/8.
+:func:`projected_log_probs` takes the two factors of the logits and multiplies them in float32, a chunk at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +34,7 @@ import torch.distributed as dist
 
 from slime_core.errors import RunError
 
-__all__ = ["KeptTokens", "log_probs_and_entropy"]
+__all__ = ["KeptTokens", "log_probs_and_entropy", "projected_log_probs"]
 
 
 CACHED_NUMBERS = 2**20
@@ -66,6 +69,10 @@ class KeptTokens:
         of_n = torch.repeat_interleave(torch.arange(len(places), device=places.device), counts)
         ordinals_n = torch.arange(len(of_n), device=places.device) - (counts.cumsum(0) - counts)[of_n]
         return self.ids_S[firsts[of_n] + ordinals_n], of_n
+
+    def at(self, places: torch.Tensor) -> KeptTokens:
+        """Return the sets at ``places``."""
+        return KeptTokens(self.entries(places)[0], self.counts_U[places])
 
 
 def log_probs_and_entropy(
@@ -107,6 +114,146 @@ def log_probs_and_entropy(
         logits_TV, rows_U, targets_U, how
     )
     return found
+
+
+def projected_log_probs(
+    hidden_TH: torch.Tensor,
+    weight_VH: torch.Tensor,
+    *,
+    rows_U: torch.Tensor,
+    targets_U: torch.Tensor,
+    temperature: float = 1.0,
+    chunk_size: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    with_entropy: bool = True,
+    kept: KeptTokens | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return :func:`log_probs_and_entropy` of the logits ``hidden weight^T``, which are products in float32.
+
+    At most ``chunk_size`` rows of logits are in memory at a time, but never less than two: the backward pass computes
+    them again. Their gradient is rounded to the dtype of the factors; that of the weights is added up in float32.
+
+    Arguments:
+        hidden_TH: [t, h]; with a group, its gradient is that of this rank's part of the vocabulary.
+        weight_VH: [v, h], this rank's part of the vocabulary, in the dtype of ``hidden_TH``.
+        rows_U, targets_U, temperature, chunk_size, group, with_entropy, kept: see :func:`log_probs_and_entropy`.
+    """
+    # A chunk of logits, and as many rows while they are computed with.
+    size = None if chunk_size is None else max(chunk_size // 2, 1)
+    how = _How(temperature, size, group, with_entropy, consume=True, kept=kept)
+    found: tuple[torch.Tensor, torch.Tensor | None] = _ProjectedLogProbs.apply(  # type: ignore[no-untyped-call]
+        hidden_TH, weight_VH, rows_U, targets_U, how
+    )
+    return found
+
+
+class _ProjectedLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_TH: torch.Tensor,
+        weight_VH: torch.Tensor,
+        rows_U: torch.Tensor,
+        targets_U: torch.Tensor,
+        how: _How,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        ctx.how = how
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(hidden_TH, weight_VH, rows_U, targets_U)
+        dtype = torch.promote_types(hidden_TH.dtype, torch.float32)
+        log_probs_U = torch.empty(rows_U.shape, dtype=dtype, device=hidden_TH.device)
+        entropy_U = torch.empty_like(log_probs_U) if how.with_entropy else None
+        multiply = _multiplier(weight_VH)
+        for chunk in _chunks(rows_U, targets_U, how):
+            log_probs_u, entropy_u = chunk.log_probs(multiply(hidden_TH[chunk.rows_r]), how)
+            log_probs_U[chunk.tokens_u] = log_probs_u
+            if entropy_U is not None and entropy_u is not None:
+                entropy_U[chunk.tokens_u] = entropy_u
+        return log_probs_U, entropy_U
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: torch.Tensor | None) -> Any:
+        _refuse_second_derivative()
+        if all(slope_U is None for slope_U in slopes):
+            return (None,) * 5
+        hidden_TH, weight_VH, rows_U, targets_U = ctx.saved_tensors
+        needs_hidden, needs_weight, *_ = ctx.needs_input_grad
+        of_hidden_TH = torch.zeros_like(hidden_TH) if needs_hidden else None
+        of_weight_VH: torch.Tensor | None = None
+        multiply = _multiplier(weight_VH)
+        for chunk in _chunks(rows_U, targets_U, ctx.how):
+            hidden_rH = hidden_TH[chunk.rows_r]
+            with torch.enable_grad():
+                logits_rV = multiply(hidden_rH).requires_grad_()
+                results = chunk.log_probs(logits_rV, ctx.how)
+            given = [
+                (result, slope[chunk.tokens_u])
+                for result, slope in zip(results, slopes, strict=True)
+                if slope is not None
+            ]
+            values, weights = zip(*given, strict=True)
+            (of_logits_rV,) = torch.autograd.grad(values, logits_rV, weights)
+            del logits_rV, results, given, values
+            of_logits_rV = of_logits_rV.to(weight_VH.dtype)
+            if of_hidden_TH is not None:
+                of_hidden_TH[chunk.rows_r] = of_logits_rV @ weight_VH
+            if needs_weight:
+                part_VH = _product(of_logits_rV.t(), hidden_rH)
+                of_weight_VH = part_VH if of_weight_VH is None else of_weight_VH.add_(part_VH)
+        return of_hidden_TH, None if of_weight_VH is None else of_weight_VH.to(weight_VH.dtype), None, None, None
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Some of the rows that predict tokens, and these tokens.
+
+    Arguments:
+        rows_r: the rows, ascending.
+        tokens_u: numbers of the tokens among all.
+        of_u: index in ``rows_r`` of each token's row.
+        targets_u: the tokens.
+    """
+
+    rows_r: torch.Tensor
+    tokens_u: torch.Tensor
+    of_u: torch.Tensor
+    targets_u: torch.Tensor
+
+    def log_probs(self, logits_rV: torch.Tensor, how: _How) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return log_probs_and_entropy(
+            logits_rV,
+            rows_U=self.of_u,
+            targets_U=self.targets_u,
+            temperature=how.temperature,
+            chunk_size=how.chunk_size,
+            group=how.group,
+            with_entropy=how.with_entropy,
+            consume=how.consume,
+            kept=None if how.kept is None else how.kept.at(self.tokens_u),
+        )
+
+
+def _chunks(rows_U: torch.Tensor, targets_U: torch.Tensor, how: _How) -> Iterator[_Chunk]:
+    rows_R, of_U = torch.unique(rows_U, return_inverse=True)
+    size = how.chunk_size or max(len(rows_R), 1)
+    blocks = [(start, min(start + size, len(rows_R))) for start in range(0, len(rows_R), size)]
+    for (start, end), tokens_u in zip(blocks, _tokens(of_U, blocks), strict=True):
+        yield _Chunk(rows_R[start:end], tokens_u, of_U[tokens_u] - start, targets_U[tokens_u])
+
+
+def _multiplier(weight_VH: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the product of its argument [r, h] with the weights, in float32 or better: [r, v]."""
+    if not weight_VH.is_cuda:
+        weight_VH = weight_VH.to(torch.promote_types(weight_VH.dtype, torch.float32))  # once, not for each chunk
+    return lambda hidden_rH: _product(hidden_rH, weight_VH.t())
+
+
+def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return the matrix product in float32 or better. On a GPU, factors of 16 bits are not copied."""
+    if left.is_cuda and left.dtype == right.dtype and left.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(left, right, out_dtype=torch.float32)
+    dtype = torch.promote_types(left.dtype, torch.float32)
+    return left.to(dtype) @ right.to(dtype)
 
 
 @dataclass(frozen=True, slots=True)

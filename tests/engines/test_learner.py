@@ -23,7 +23,7 @@ import torch
 from ray import cloudpickle
 
 from slime_core.config.engines import MegatronConfig
-from slime_core.config.learning import AlgorithmConfig, OptimizerConfig
+from slime_core.config.learning import AlgorithmConfig, LearnerConfig, OptimizerConfig
 from slime_core.config.schema import ClusterConfig, ModelConfig, RunConfig
 from slime_core.errors import CheckpointError, NonFiniteError, RunError, SlimeError
 from slime_core.rollout.shards import BatchPlan, loss_masks, make_shards
@@ -398,6 +398,18 @@ def test_two_ranks_equal_one(children, folder, samples, alone):
     assert distance(first.weights, alone.weights) < NEAR
 
 
+@pytest.mark.parametrize(
+    "layout", [{}, {"tensor": 2}, {"tensor": 2, "sequence": True}, {"pipeline": 2}], ids=lambda layout: "-".join(layout)
+)
+def test_logits_that_are_multiplied_by_chunks_train_the_same(children, folder, samples, alone, layout):
+    config = settings(algorithm=EVERYTHING).model_copy(
+        update={"learner": LearnerConfig(fp32_lm_head=True, log_probs_chunk_size=6)}
+    )
+    found, *_ = children.run(Job(config, folder, [cut(samples)], **layout), world_size=2 if layout else 1)
+    assert found.metrics[0] == pytest.approx(alone.metrics[0], rel=1e-5, abs=LAST_BITS)
+    assert distance(found.weights, alone.weights) < NEAR
+
+
 @pytest.mark.long
 def test_latent_attention_split_over_two_ranks_trains_as_one_rank_does(children, samples, tmp_path):
     model = write("deepseek_v3", tmp_path / "model", vocab_size=48, num_hidden_layers=2, first_k_dense_replace=2)
@@ -492,9 +504,18 @@ def test_another_reference_leaves_the_actor_as_it_is(children, folder, samples, 
     assert equal(found.weights, start_weights(folder))
 
 
-def test_bfloat16_trains_close_to_float32(children, folder, samples):
+@pytest.mark.parametrize("fp32_lm_head", [False, True])
+def test_bfloat16_trains_close_to_float32(children, folder, samples, fp32_lm_head):
     exact, rounded = (
-        children.run(Job(settings(model={"bf16": bf16}), folder, [cut(samples, num_steps=1)] * 3))[0]
+        children.run(
+            Job(
+                settings(model={"bf16": bf16}).model_copy(
+                    update={"learner": LearnerConfig(fp32_lm_head=bf16 and fp32_lm_head)}
+                ),
+                folder,
+                [cut(samples, num_steps=1)] * 3,
+            )
+        )[0]
         for bf16 in (False, True)
     )
     for a, b in zip(exact.metrics, rounded.metrics, strict=True):

@@ -53,6 +53,7 @@ class EngineReport(BaseModel, protected_namespaces=()):
     disaggregation_bootstrap_port: int | None = None
     is_generation: bool = True
     enable_return_routed_experts: bool = False
+    enable_fp32_lm_head: bool = False
     disable_radix_cache: bool = False
 
 
@@ -159,6 +160,12 @@ def _reasons(report: EngineReport, config: RunConfig, model: Path) -> list[str]:
         found.append("it serves embeddings; start it without --is-embedding")
     if config.learner.use_rollout_routing_replay and not report.enable_return_routed_experts:
         found.append("use_rollout_routing_replay needs the routes; start it with --enable-return-routed-experts")
+    if report.enable_fp32_lm_head != config.learner.fp32_lm_head:
+        wanted = "with" if config.learner.fp32_lm_head else "without"
+        found.append(
+            f"enable_fp32_lm_head = {report.enable_fp32_lm_head}, but fp32_lm_head = {config.learner.fp32_lm_head}; "
+            f"start it {wanted} --enable-fp32-lm-head"
+        )
     if config.rollout.pause_generation_mode == "in_place" and not report.disable_radix_cache:
         found.append(
             "pause_generation_mode = in_place: its prefix cache would hold entries of older weights; start it with "

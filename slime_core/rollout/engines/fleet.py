@@ -75,6 +75,7 @@ class Site:
 def policy_engines(config: RunConfig, site: Site) -> list[EngineSettings]:
     """Settings of each engine of the policy that the run starts, group by group."""
     routes = ("--enable-return-routed-experts",) if config.learner.use_rollout_routing_replay else ()
+    logits = ("--enable-fp32-lm-head",) if config.learner.fp32_lm_head else ()
     # Paused in place, engines keep KV entries of older weights; no other request may reuse them.
     no_prefix_cache = ("--disable-radix-cache",) if config.rollout.pause_generation_mode == "in_place" else ()
     most = masks_up_to(config)
@@ -85,7 +86,7 @@ def policy_engines(config: RunConfig, site: Site) -> list[EngineSettings]:
         config.engine_groups,
         name="engine",
         seed=config.run.seed,
-        extra=(*routes, *no_prefix_cache, *masks),
+        extra=(*routes, *logits, *no_prefix_cache, *masks),
         context_length=config.engine.sglang_context_length,
         releases_memory=config.cluster.colocate,
     )
