@@ -3,7 +3,6 @@
     RMSNorm              the norm of every layer
     KeepingRouter        the router of a mixture of experts: records and replays the experts of each token, see
                          :mod:`slime_core.learner.trained_model`
-    GroupedExperts       the experts of a mixture on one rank, computed together
     PackedAttention      the core attention: softmax(q k) v
     PackedSelfAttention  the layer around it: rotary positions of every packed token
     PackedLatentAttention  the same for multi-latent attention
@@ -50,19 +49,17 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
-from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
 from slime_core.errors import ConfigError
-from slime_core.modeling.mlp import grouped_linear, swiglu
 from slime_core.modeling.rows import Positions, Sequences, attend
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-__all__ = ["GroupedExperts", "KeepingRouter", "PackedAttention", "PackedRow", "PackedSelfAttention", "RMSNorm"]
+__all__ = ["KeepingRouter", "PackedAttention", "PackedRow", "PackedSelfAttention", "RMSNorm"]
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -173,42 +170,6 @@ def _completed(given: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
         parts = given.tensor_split(parallel_state.get_tensor_model_parallel_world_size())
         given = parts[parallel_state.get_tensor_model_parallel_rank()]
     return torch.where(given < 0, own, given.long())
-
-
-ALIGNMENT_BYTES = 16
-"""torch's grouped product requires rows that start at multiples of this (aten/native/GroupedMMUtils.h)."""
-
-
-class GroupedExperts(SequentialMLP):  # type: ignore[misc]
-    """Megatron's experts of one rank, computed together; replaces SequentialMLP in the layer spec."""
-
-    def forward(
-        self,
-        permuted_local_hidden_states: torch.Tensor,
-        tokens_per_expert: torch.Tensor,
-        permuted_probs: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute tokens [n, hidden], sorted by expert, with numbers of tokens and weights [n] -> [n, hidden].
-
-        Arguments: as in Megatron's SequentialMLP.
-        """
-        tokens = permuted_local_hidden_states
-        first = [expert.linear_fc1.weight for expert in self.local_experts]
-        second = [expert.linear_fc2.weight for expert in self.local_experts]
-        if not (self._is_plain and tokens.numel() and _are_aligned(first[0], second[0])):
-            found: tuple[torch.Tensor, torch.Tensor | None] = super().forward(tokens, tokens_per_expert, permuted_probs)
-            return found
-        ends = tokens_per_expert.cumsum(0).to(tokens.device, torch.int32)
-        inner = swiglu(grouped_linear(tokens, ends, first), permuted_probs.unsqueeze(-1))
-        return grouped_linear(inner, ends, second), None
-
-    @property
-    def _is_plain(self) -> bool:
-        return self.local_experts[0].activation_func is swiglu and not self.config.moe_apply_probs_on_input
-
-
-def _are_aligned(*weights: torch.Tensor) -> bool:
-    return all(size * weight.element_size() % ALIGNMENT_BYTES == 0 for weight in weights for size in weight.shape)
 
 
 @dataclass

@@ -585,11 +585,11 @@ def local_layers(config: TransformerConfig, *, vp_stage: int | None = None) -> T
     from megatron.core.transformer.attention import SelfAttention
     from megatron.core.transformer.identity_op import IdentityOp
     from megatron.core.transformer.moe.experts import SequentialMLP
-    from megatron.core.transformer.moe.moe_layer import MoESubmodules
+    from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
     from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
+    from slime_core.modeling.experts import GroupedExperts, MixtureLayer
     from slime_core.modeling.layers import (
-        GroupedExperts,
         KeepingRouter,
         PackedAttention,
         PackedLatentAttention,
@@ -616,6 +616,8 @@ def local_layers(config: TransformerConfig, *, vp_stage: int | None = None) -> T
             mixture.router = KeepingRouter
             if mixture.experts.module is SequentialMLP:
                 mixture.experts.module = GroupedExperts
+            if layer.submodules.mlp.module is MoELayer:
+                layer.submodules.mlp.module = MixtureLayer
             mlps = [mixture.experts, mixture.shared_experts]
         if config.use_te_activation_func:
             for mlp in mlps:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from slime_core import RunView
+from slime_core.modeling.mlp import stacked
 from slime_core.modeling.spec import MBridgeSpec
 from tests.engines.families import HEADS, MIXTURE, SIZES
 
@@ -59,14 +61,19 @@ def test_only_what_trains_gets_a_gradient(megatron):
     assert torch.allclose(weights[1].grad, tokens[1:].sum(0).expand(8, 8))
 
 
-@pytest.fixture(scope="module")
-def experts(megatron) -> Any:
-    """The experts of a layer of a tiny Qwen3 mixture, as the layer spec makes them."""
-    from slime_core.modeling.layers import GroupedExperts
-
+def tiny_mixture(megatron, dtype: torch.dtype, **overrides: Any) -> torch.nn.Module:
+    """The whole model of a tiny Qwen3 mixture, as the layer spec makes it."""
     config = {"model_type": "qwen3_moe", **SIZES, **HEADS, **MIXTURE, "norm_topk_prob": True}
     torch.manual_seed(0)
-    (chunk,) = MBridgeSpec(None, RunView()).build(config, dtype=torch.float32, parallel=megatron)
+    (chunk,) = MBridgeSpec(None, RunView()).build(config, dtype=dtype, parallel=megatron, overrides=overrides)
+    return chunk
+
+
+@pytest.fixture(scope="module")
+def experts(megatron) -> Any:
+    from slime_core.modeling.experts import GroupedExperts
+
+    chunk = tiny_mixture(megatron, torch.float32)
     return next(module for module in chunk.modules() if isinstance(module, GroupedExperts))
 
 
@@ -94,3 +101,91 @@ def test_one_grouped_product_takes_the_place_of_one_for_each_expert(experts, mon
     monkeypatch.setattr(room, "grouped_mm", lambda *args, **options: calls.append(1) or product(*args, **options))
     experts(torch.randn(8, 64), torch.ones(8, dtype=torch.int64), torch.rand(8))
     assert len(calls) == 2
+
+
+def mixture_layer(megatron, dtype: torch.dtype) -> Any:
+    from slime_core.modeling.experts import MixtureLayer
+
+    chunk = tiny_mixture(megatron, dtype)
+    return next(module for module in chunk.modules() if isinstance(module, MixtureLayer))
+
+
+def loop_over_experts(layer: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """What a mixture is by definition: one product for each token and expert, summed in float32."""
+    probs, is_chosen = layer.router(tokens)
+    outputs = []
+    for token, of_token, chosen in zip(tokens.view(-1, 64), probs, is_chosen, strict=True):
+        sums = torch.zeros(64)
+        for number in chosen.nonzero().flatten().tolist():
+            expert = layer.experts.local_experts[number]
+            gate, up = (token @ expert.linear_fc1.weight.t()).chunk(2)
+            inner = (torch.nn.functional.silu(gate) * up * of_token[number]).to(token.dtype)
+            sums = sums + (inner @ expert.linear_fc2.weight.t()).float()
+        outputs.append(sums.to(token.dtype))
+    return torch.stack(outputs).view_as(tokens)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
+@pytest.mark.parametrize("num_tokens", [1, 2, 33])
+@pytest.mark.parametrize("one_takes_all", [False, True])
+def test_a_mixture_is_a_loop_over_experts(megatron, num_tokens, one_takes_all, dtype, tolerance):
+    layer = mixture_layer(megatron, dtype)
+    if one_takes_all:
+        layer.router.weight.data[2] += 1  # with tokens above 0
+    torch.manual_seed(1)
+    tokens = torch.rand(num_tokens, 1, 64, dtype=dtype, requires_grad=True)
+    gradient, found = torch.randn(num_tokens, 1, 64, dtype=dtype), []
+    for forward in (lambda: layer(tokens)[0], lambda: layer(tokens)[0], lambda: loop_over_experts(layer, tokens)):
+        output = forward()
+        inputs = [tokens, *layer.parameters()]
+        got = torch.autograd.grad(output, inputs, gradient, allow_unused=True, materialize_grads=True)
+        found.append([output, *got])
+    for mine, again, theirs in zip(*found, strict=True):
+        assert torch.equal(mine, again)
+        assert torch.allclose(mine.float(), theirs.float(), rtol=tolerance, atol=tolerance)
+
+
+def fake_pass(layer: Any) -> list[torch.Size]:
+    """Forward and backward of tensors without values: code that reads one, or whose shapes follow from them, raises."""
+    mode = FakeTensorMode()
+    parameters = {name: mode.from_tensor(tensor) for name, tensor in layer.named_parameters()}
+    with mode:
+        tokens = torch.randn(6, 1, 64, dtype=torch.bfloat16, requires_grad=True)
+        output, _ = torch.func.functional_call(layer, parameters, (tokens,))
+        gradients = torch.autograd.grad(output.sum(), [tokens, *parameters.values()])
+    return [gradient.shape for gradient in gradients]
+
+
+def test_no_step_of_a_mixture_waits_for_the_device(megatron):
+    layer = mixture_layer(megatron, torch.bfloat16)
+    assert fake_pass(layer) == [torch.Size([6, 1, 64]), *(weight.shape for weight in layer.parameters())]
+
+
+def test_megatron_s_dispatcher_waits_for_the_device(megatron, monkeypatch):
+    from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+
+    layer = mixture_layer(megatron, torch.bfloat16)
+    monkeypatch.setattr(layer.token_dispatcher, "__class__", MoEAlltoAllTokenDispatcher)
+    with pytest.raises(DynamicOutputShapeException):
+        fake_pass(layer)
+
+
+def test_a_model_that_trains_reads_the_matrices_of_its_experts_in_place(megatron):
+    from slime_core.learner.optimizer import wrap
+    from slime_core.modeling.experts import GroupedExperts
+
+    chunk = tiny_mixture(megatron, torch.float32)
+    names = [name for name in chunk.state_dict() if "_extra_state" not in name]
+    before = {name: tensor.clone() for name, tensor in chunk.named_parameters()}
+    wrap([chunk], bf16=False)
+    layers = [module for module in chunk.modules() if isinstance(module, GroupedExperts)]
+    for layer in layers:
+        for matrix in ("linear_fc1", "linear_fc2"):
+            weights = [getattr(expert, matrix).weight for expert in layer.local_experts]
+            whole = stacked(weights)
+            assert whole is not None
+            assert torch.equal(whole, torch.stack(weights))
+    assert len(layers) == 3
+    assert [name for name in chunk.state_dict() if "_extra_state" not in name] == names
+    assert all(torch.equal(tensor, before.pop(name)) for name, tensor in chunk.named_parameters())
+    assert not before
