@@ -264,7 +264,7 @@ class MegatronFlag:
     """A flag that sets a field of one of Megatron's configs.
 
     Arguments:
-        home: which of Megatron's configs it sets: ``transformer`` or ``optimizer``.
+        home: which of Megatron's configs it sets: ``transformer``, ``optimizer`` or ``ddp``.
         text: what it does.
         conditions: what it needs and excludes, and its bounds. Megatron fails only when the model is built, or not at
             all.
@@ -338,6 +338,13 @@ MEGATRON_FLAGS: Mapping[str, MegatronFlag] = {
         "optimizer", "Copy gradients and weights between GPU and host while other weights are updated.", OFFLOADED
     ),
     "apply_wd_to_qk_layernorm": MegatronFlag("optimizer", "Decay the weights of the norms of queries and keys too."),
+    "overlap_grad_reduce": MegatronFlag(
+        "ddp", "Exchange the gradients of a step's last micro-batch between ranks while the backward pass goes on."
+    ),
+    "overlap_param_gather": MegatronFlag(
+        "ddp",
+        "Gather new weights from the ranks that hold them while the next step of the rollout runs its forward pass.",
+    ),
     "recompute_activations": MegatronFlag(
         "transformer",
         "Means recompute_granularity selective.",
@@ -368,6 +375,11 @@ class MegatronConfig(EngineSection):
     def optimizer(self) -> dict[str, Any]:
         """Fields to set in OptimizerConfig."""
         return dict(self._fields("optimizer"))
+
+    @property
+    def ddp(self) -> dict[str, Any]:
+        """Fields to set in DistributedDataParallelConfig."""
+        return dict(self._fields("ddp"))
 
     def _fields(self, home: str) -> Iterator[tuple[str, Any]]:
         for name, value in self.given:

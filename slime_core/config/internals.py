@@ -46,6 +46,23 @@ INTERNALS: Mapping[str, tuple[str, ...]] = {
         "DistributedOptimizer._set_main_param_and_optimizer_states",
         "DistributedOptimizer.model_param_group_index_map",
     ),
+    # modeling/experts.py
+    "megatron.core.transformer.moe.moe_layer": ("MoELayer.token_dispatcher",),
+    "megatron.core.transformer.moe.token_dispatcher": (
+        "MoEAlltoAllTokenDispatcher.preprocess",
+        "MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize",
+    ),
+    # learner/data_parallel.py
+    "megatron.core.distributed.distributed_data_parallel": (
+        "DistributedDataParallel._make_backward_post_hook",
+        "DistributedDataParallel._make_forward_pre_hook",
+    ),
+    "megatron.core.distributed.param_and_grad_buffer": (
+        "_ParamAndGradBucketGroup.start_grad_sync",
+        "_ParamAndGradBucketGroup.finish_param_sync",
+        "_ParamAndGradBucketGroup.param_gather_handle",
+        "_ParamAndGradBucketGroup.grad_reduce_handle",
+    ),
     # checkpoint/sharded.py
     "megatron.core.dist_checkpointing.strategies.torch": (
         "_replace_state_dict_keys_with_sharded_keys",

@@ -341,6 +341,7 @@ class CriticRank:
             micro.returns_U = mine_U[micro.places_U]
         rollout = self._shards[0].rollout
         results = average_metrics([self.critic.step(step, rollout=rollout) for step in self._steps])
+        self.critic.trained.finish_gather()
         require_finite_weights(self.critic.trained.chunks, rollout=rollout, of="critic_")
         self._steps, self._shards = [], ()
         return {f"train/{name}": value for name, value in results.items()}

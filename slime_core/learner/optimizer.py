@@ -17,6 +17,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.module import Float16Module
 
 from slime_core.config.learning import OptimizerConfig as OptimizerSettings
+from slime_core.learner.data_parallel import OverlappingDDP
 
 OFFLOADING = (
     "optimizer_cpu_offload",
@@ -27,26 +28,40 @@ OFFLOADING = (
 """Fields of Megatron's OptimizerConfig that move Adam's state, and its work, from a GPU to the host."""
 
 
-def wrap(chunks: list[torch.nn.Module], *, bf16: bool, before_exchange: Callable[[], None] | None = None) -> list[Any]:
+def wrap(
+    chunks: list[torch.nn.Module],
+    *,
+    bf16: bool,
+    before_exchange: Callable[[], None] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> list[Any]:
     """Wrap the chunks in Megatron's DDP, with fp32 gradient reduction and gradients summed over ranks.
 
     Arguments:
         before_exchange: called when a rank has computed its gradients, before it waits for those of other ranks.
+        overrides: further fields of Megatron's DistributedDataParallelConfig.
     """
     settings = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=True,
         check_for_nan_in_grad=False,
         average_in_collective=False,
+        **(overrides or {}),
     )
     config: Any = chunks[0].config
     config.calculate_per_token_loss = True
     config.finalize_model_grads_func = partial(sum_gradients, before_exchange=before_exchange)
     inner = [Float16Module(config, chunk) if bf16 else chunk for chunk in chunks]
-    return [
-        DistributedDataParallel(config=config, ddp_config=settings, module=module, disable_bucketing=position > 0)
+    overlaps = settings.overlap_grad_reduce or settings.overlap_param_gather
+    of = OverlappingDDP if overlaps else DistributedDataParallel
+    model = [
+        of(config=config, ddp_config=settings, module=module, disable_bucketing=position > 0)
         for position, module in enumerate(inner)
     ]
+    if settings.overlap_grad_reduce:
+        # Until its last micro-batch a step only adds up gradients.
+        config.no_sync_func = [chunk.no_sync for chunk in model] if len(model) > 1 else model[0].no_sync
+    return model
 
 
 def sum_gradients(

@@ -211,8 +211,10 @@ class Learner:
         if self.critic is not None:
             with self.timeline.span("critic_train", shard.rollout):
                 critic_steps = [self.critic.step(step, rollout=shard.rollout) for step in steps]
+                self.critic.trained.finish_gather()
         with self.timeline.span("actor_train", shard.rollout):
             actor_steps = [self._hooked_step(step, shard, i) for i, step in enumerate(steps if trains_actor else [])]
+            self.actor.finish_gather()
         require_finite_weights(self.actor.chunks, rollout=shard.rollout)
         if self.critic is not None:
             require_finite_weights(self.critic.trained.chunks, rollout=shard.rollout, of="critic_")
@@ -296,6 +298,8 @@ class Learner:
         step = TrainStep(shard.rollout, number, self._info)
         self.hooks.call("slime_before_train_step", step=step)
         metrics = self._step(micro_batches, rollout=step.rollout)
+        if any(map(self.hooks.implementers, ("slime_before_train_step", "slime_after_train_step"))):
+            self.actor.finish_gather()  # a hook may read the weights
         self.hooks.call("slime_after_train_step", step=replace(step, metrics=dict(metrics)))
         return metrics
 

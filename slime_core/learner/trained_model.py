@@ -162,7 +162,9 @@ class TrainedModel:
         self._resets_optimizer = optimizer.reset_optimizer_states
         self.chunks = chunks
         self.clock = ComputeClock(next(chunks[0].parameters()).device)
-        self.model = wrap(chunks, bf16=bf16, before_exchange=self.clock.stop)
+        ddp = config.megatron.ddp
+        self._overlaps_gather = bool(ddp.get("overlap_param_gather"))
+        self.model = wrap(chunks, bf16=bf16, before_exchange=self.clock.stop, overrides=ddp)
         self.optimizer = build_optimizer(self.model, optimizer, bf16=bf16, overrides=config.megatron.optimizer)
         self.schedule = build_schedule(self.optimizer, optimizer, num_steps=settings.num_steps)
 
@@ -184,11 +186,23 @@ class TrainedModel:
         self.optimizer.zero_grad()
 
     def step(self) -> dict[str, float]:
-        """Take the optimizer step; return ``grad_norm``, before clipping, and ``lr``, the learning rate of the step."""
+        """Take the optimizer step; return ``grad_norm``, before clipping, and ``lr``, the learning rate of the step.
+
+        With ``overlap_param_gather``, call :meth:`finish_gather` before anything but a pass of the model reads weights.
+        """
         learning_rate = float(self.optimizer.param_groups[0]["lr"])
         _, grad_norm, _ = self.optimizer.step()
         self.schedule.step(increment=1)
+        if self._overlaps_gather:
+            for chunk in self.model:
+                chunk.start_gather()
         return {"grad_norm": float(grad_norm), "lr": learning_rate}
+
+    def finish_gather(self) -> None:
+        """Wait until this rank has all weights of the last step."""
+        if self._overlaps_gather:
+            for chunk in self.model:
+                chunk.finish_gather()
 
     def copy(self, folder: Path) -> StateCopy:
         """Copy model, optimizer and schedule, see :func:`slime_core.checkpoint.sharded.copy`."""

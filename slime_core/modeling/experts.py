@@ -1,6 +1,5 @@
-"""The mixture of experts of Megatron layer specs: which rows reach which expert, and the experts of a rank.
+"""The parts of a mixture of experts: which rows reach which expert, and the experts of a rank.
 
-    MixtureLayer      Megatron's layer, with the dispatcher below
     TokenDispatcher   sorts the tokens by expert, exchanges them between ranks, and adds up what the experts return
     GroupedExperts    the experts of one rank, computed together
 
@@ -14,7 +13,6 @@ many rows it exchanges with every other rank.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.tensor_parallel import (
@@ -28,32 +26,21 @@ from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispa
 
 from slime_core.modeling.mlp import Order, chosen_groups, grouped_linear, swiglu
 
-if TYPE_CHECKING:
-    from megatron.core.process_groups_config import ProcessGroupCollection
-    from megatron.core.transformer.transformer_config import TransformerConfig
-
-__all__ = ["GroupedExperts", "MixtureLayer", "TokenDispatcher"]
+__all__ = ["GroupedExperts", "TokenDispatcher", "replace_dispatchers"]
 
 
-class MixtureLayer(MoELayer):  # type: ignore[misc]
-    """Megatron's mixture, whose tokens are moved without waiting for the device; replaces MoELayer in the layer spec.
+def replace_dispatchers(chunk: torch.nn.Module) -> None:
+    """Let the mixtures of ``chunk`` exchange tokens by :class:`TokenDispatcher`, if they exchange them all to all.
 
-    Arguments: as Megatron passes them. Another dispatcher than the one that exchanges tokens all to all is kept.
+    A layer spec has no place for a dispatcher: Megatron's layer chooses it (transformer/moe/moe_layer.py).
     """
-
-    def __init__(
-        self,
-        config: TransformerConfig,
-        submodules: Any = None,
-        layer_number: int | None = None,
-        pg_collection: ProcessGroupCollection | None = None,
-    ) -> None:
-        groups = pg_collection or get_default_pg_collection()
-        super().__init__(config, submodules, layer_number, groups)
-        # Megatron's constructor (transformer/moe/moe_layer.py) has no place for another class.
-        if type(self.token_dispatcher) is MoEAlltoAllTokenDispatcher:
-            self.token_dispatcher = TokenDispatcher(
-                self.num_local_experts, self.local_expert_indices, config=self.config, pg_collection=groups
+    for layer in chunk.modules():
+        if isinstance(layer, MoELayer) and type(layer.token_dispatcher) is MoEAlltoAllTokenDispatcher:
+            layer.token_dispatcher = TokenDispatcher(
+                layer.num_local_experts,
+                layer.local_expert_indices,
+                config=layer.config,
+                pg_collection=get_default_pg_collection(),
             )
 
 

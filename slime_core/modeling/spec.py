@@ -476,6 +476,8 @@ def _build_chunk(
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import set_defaults_if_not_set_tensor_model_parallel_attributes
 
+    from slime_core.modeling.experts import replace_dispatchers
+
     place: dict[str, Any] = {"ignore_virtual": True}
     if parallel.virtual_pipeline > 1:
         place = {"ignore_virtual": False, "vp_stage": stage}
@@ -488,6 +490,7 @@ def _build_chunk(
             post_process=parallel_state.is_pipeline_last_stage(**place),
             vp_stage=place.get("vp_stage"),
         )
+    replace_dispatchers(chunk)
     for parameter in chunk.parameters():
         set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
     return chunk.to(accelerator())
@@ -585,10 +588,10 @@ def local_layers(config: TransformerConfig, *, vp_stage: int | None = None) -> T
     from megatron.core.transformer.attention import SelfAttention
     from megatron.core.transformer.identity_op import IdentityOp
     from megatron.core.transformer.moe.experts import SequentialMLP
-    from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+    from megatron.core.transformer.moe.moe_layer import MoESubmodules
     from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
-    from slime_core.modeling.experts import GroupedExperts, MixtureLayer
+    from slime_core.modeling.experts import GroupedExperts
     from slime_core.modeling.layers import (
         KeepingRouter,
         PackedAttention,
@@ -616,8 +619,6 @@ def local_layers(config: TransformerConfig, *, vp_stage: int | None = None) -> T
             mixture.router = KeepingRouter
             if mixture.experts.module is SequentialMLP:
                 mixture.experts.module = GroupedExperts
-            if layer.submodules.mlp.module is MoELayer:
-                layer.submodules.mlp.module = MixtureLayer
             mlps = [mixture.experts, mixture.shared_experts]
         if config.use_te_activation_func:
             for mlp in mlps:

@@ -104,10 +104,10 @@ def test_one_grouped_product_takes_the_place_of_one_for_each_expert(experts, mon
 
 
 def mixture_layer(megatron, dtype: torch.dtype) -> Any:
-    from slime_core.modeling.experts import MixtureLayer
+    from megatron.core.transformer.moe.moe_layer import MoELayer
 
     chunk = tiny_mixture(megatron, dtype)
-    return next(module for module in chunk.modules() if isinstance(module, MixtureLayer))
+    return next(module for module in chunk.modules() if isinstance(module, MoELayer))
 
 
 def loop_over_experts(layer: Any, tokens: torch.Tensor) -> torch.Tensor:

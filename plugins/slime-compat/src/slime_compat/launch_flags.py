@@ -43,7 +43,6 @@ _DESCRIBING: Mapping[str, str] = {
 
 _LOCAL = "the layers are Megatron's local ones, without fused kernels"
 _ROUTER = "a router is trained by the policy's loss alone"
-_OVERLAP = "gradients are reduced after the last micro-batch; overlapping that is not built yet"
 
 _ALWAYS: Mapping[tuple[str, Value], str] = {
     ("it would make two passes over the same tokens differ", 0.0): "hidden_dropout attention_dropout",
@@ -63,7 +62,6 @@ _ALWAYS: Mapping[tuple[str, Value], str] = {
     ("gradients are summed, because the divisors are in the loss", False): """
         average_in_collective ddp_average_in_collective
     """,
-    (_OVERLAP, False): "overlap_grad_reduce overlap_param_gather",
     ("a run always stops at a loss or a gradient that is not finite", True): "check_for_nan_in_loss_and_grad",
     ("models are Megatron-core's", True): "use_mcore_models",
     ("checkpoints are distributed ones", "torch_dist"): "ckpt_format dist_ckpt_format",
