@@ -310,6 +310,7 @@ class LearnerHandle:
     _slow_rank: SlowRank = field(default_factory=SlowRank, init=False)
     _warned_of_names: bool = field(default=False, init=False)
     _parity_was_due: bool = field(default=False, init=False)
+    _parity_drift: ParityDrift = field(default_factory=lambda: ParityDrift(), init=False)
 
     def __post_init__(self) -> None:
         self._saved = BackgroundSave(self.saving.folder, wait=self.wait, warn=self.warn)
@@ -375,6 +376,8 @@ class LearnerHandle:
             fits = self.critic.start(CriticActor.fit, self._returns(trained))
             metrics |= self.wait(fits, what="the critic to train")[0]
         self._warn_of_unchecked_parity(metrics.get("parity/tokens"))
+        if (message := self._parity_drift.warning(metrics.get("parity/mean"))) is not None:
+            self.warn(message)
         return metrics
 
     def _returns(self, trained: Sequence[RankResult]) -> list[Ref[np.ndarray]]:
@@ -421,8 +424,8 @@ class LearnerHandle:
         if proven < 1 and not self._warned_of_names:
             self._warned_of_names = True
             self.warn(
-                f"{1 - proven:.0%} of the engines' weights have names that cannot be compared with what was sent; "
-                "that all engines agree with each other was checked"
+                f"{1 - proven:.0%} of the engines' weights cannot be compared with what was sent, because the engines "
+                "hold them under other names or in another form; that all engines agree with each other was checked"
             )
         if self.checks_equal:
             self.checks_equal = False
@@ -531,6 +534,39 @@ def parity_unchecked_warning(ahead: int) -> str:
         f"the published weights alone. {older if ahead else ''}A generate function must copy weight_versions from the "
         "engine's answers to its samples. --parity-interval 0 switches the check off"
     )
+
+
+DRIFT = 3.0
+"""Growth of ``parity/mean`` that is no noise: a rollout has thousands of tokens."""
+ROUNDING = 1e-5
+"""Difference in nats that float32 alone explains; its growth means nothing."""
+
+
+class ParityDrift:
+    """Warns once if ``parity/mean`` has tripled since its first value, as it does when a weight is never updated."""
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+        self._has_warned = False
+
+    def warning(self, mean: float | None) -> str | None:
+        """Return the warning after a rollout, if there is one.
+
+        Arguments:
+            mean: ``parity/mean``, in nats; None: parity was not compared.
+        """
+        if mean is None or self._has_warned:
+            return None
+        if self._first is None:
+            self._first = mean
+        self._has_warned = mean > DRIFT * max(self._first, ROUNDING)
+        if not self._has_warned:
+            return None
+        return (
+            f"parity/mean was {self._first:.3g} at first and is {mean:.3g} now: learner and engines drift apart, as "
+            "they do if a weight does not reach the engines. To test that, continue the run with "
+            "--check-weight-update-equal"
+        )
 
 
 class CriticActor(RankActor):

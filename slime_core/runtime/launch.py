@@ -29,6 +29,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
 from slime_core.checkpoint.folder import Checkpoint, Retention, RunState, by_step, is_due, remove_drafts
+from slime_core.config.layout_rules import rearranges_weights
 from slime_core.config.schema import ARITHMETIC, RunConfig
 from slime_core.config.secrets import add_key, key_of_run
 from slime_core.config.settings import core_values
@@ -506,6 +507,7 @@ class Processes:
             engine_gpus=tuple(gpus) if all(gpus) and len(gpus) == len(ranks) else (),
             holders=holders if len(holders) == len(ranks) else (),
             pause_mode=config.rollout.pause_generation_mode,
+            rearranges=self._on_gpus and rearranges_weights(config),
             resumes=not config.cluster.colocate,
         )
 

@@ -1,7 +1,7 @@
 """Sends weights from the learner to the engines by name, in buckets, checked before and after.
 
-    publisher       one publication from pause to resume; the plan of buckets; the engines' checksums against those of
-                    the sent weights
+    publisher       one publication from pause to resume; the plan of buckets
+    checksums       the engines' checksums against those of the sent weights
     transports      how buckets reach the engines: a process group, shared memory, files
     engine_control  control calls to the servers over HTTP
     hugging_face    names, dtypes and shapes of a Hugging Face folder's weights; writes such folders, for disk and for
@@ -11,7 +11,7 @@ The rule between the parts: nothing is sent before :func:`~.publisher.require_ma
 weight of a wrong shape kills a server; and no engine resumes before all engines have loaded all weights.
 
 The driver creates :class:`PublisherSettings` and does not load torch. So this file, ``engine_control`` and
-``hugging_face`` import torch only in functions that use it; ``publisher`` and ``transports`` import it at the top.
+``hugging_face`` import torch only in functions that use it; the others import it at the top.
 
 PUBLIC: the names in ``__all__``, for programs that read and write Hugging Face folders. The modules are private.
 """
@@ -66,6 +66,8 @@ class PublisherSettings:
         holders: for ``tensor``: the learner rank whose memory each process of each engine reads, one tuple per engine;
             empty: the first rank.
         pause_mode: whether requests in flight are aborted, retracted or kept.
+        rearranges: whether the engines quantize weights, or split or store them in a way that is unknown here; their
+            checksums are then compared with each other only.
         resumes: whether the publisher resumes the engines after an update; False: the caller does.
     """
 
@@ -81,4 +83,5 @@ class PublisherSettings:
     engine_gpus: tuple[tuple[str, ...], ...] = ()
     holders: tuple[tuple[int, ...], ...] = ()
     pause_mode: PauseMode = "retract"
+    rearranges: bool = False
     resumes: bool = True

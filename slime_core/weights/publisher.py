@@ -1,39 +1,30 @@
 """One publication from pause to resume: plan once, send in buckets, and compare every engine's checksums.
 
-The learner's ranks call :class:`Publisher`.
-
-An engine reports one digest for each of *its* parameters. On a CPU that is a hash of the parameter's bytes, so the
-sender can compute it too: 128 bits of XXH3 from a server that slime starts (``cpu/stand_ins/_slime_server.py``), the
-first 8 bytes of SHA-256 from any other (sglang 0.5.23, srt/managers/mm_utils.py, ``tensor_hash``). Either shows that
-the bytes arrived. Neither has to resist forgery, because a malicious engine could report any digest. The engine
-concatenates the rows of query, key and value weights in ``qkv_proj``, of gate and up in ``gate_up_proj``, of the two
-latent projections of multi-head latent attention in ``fused_qkv_a_proj_with_mqa``, and of all experts of a layer in
-``w13_weight`` and ``w2_weight``. All processes of an engine hold parts of one size, padded with zeros: rows of
-embedding and output weights, heads, and the intermediate size, of which each process has a multiple of 32
-(srt/configs/update_config.py, ``adjust_config_with_unaligned_cpu_tp``). The comparison proves the bytes end to end,
-through transport, naming, sharding and fusing. On a GPU the engine's digest differs, so only the engines are compared
-with each other.
+The learner's ranks call :class:`Publisher`. ``checksums.py`` says what the comparison proves.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-import xxhash
 
 from slime_core.config.model_config import described
 from slime_core.errors import NonFiniteError, WeightSyncError
 from slime_core.weights import PublisherSettings
-from slime_core.weights.engine_control import SHA_DIGITS, XXH3_DIGITS, Bucket, EngineChecksums, EngineControl
-from slime_core.weights.hugging_face import WeightSpec, bytes_of, expected_specs, spec_of
+from slime_core.weights.checksums import (
+    SentWeights,
+    listed,
+    require_agreement,
+    require_all_overwritten,
+    require_restored,
+)
+from slime_core.weights.engine_control import SHA_DIGITS, XXH3_DIGITS, Bucket, EngineControl
+from slime_core.weights.hugging_face import WeightSpec, expected_specs, spec_of
 from slime_core.weights.transports import (
     Background,
     DiskTransport,
@@ -47,39 +38,8 @@ from slime_core.weights.transports import (
 TIED = "lm_head.weight"
 """The output weight that a model with tied embeddings may leave out, or repeat."""
 
-QUERY_KEY_VALUE = {"q_proj": ("qkv_proj", 0, 3), "k_proj": ("qkv_proj", 1, 3), "v_proj": ("qkv_proj", 2, 3)}
-GATE_UP = {"gate_proj": ("gate_up_proj", 0, 2), "up_proj": ("gate_up_proj", 1, 2)}
-LATENT = {
-    "q_a_proj": ("fused_qkv_a_proj_with_mqa", 0, 2),
-    "kv_a_proj_with_mqa": ("fused_qkv_a_proj_with_mqa", 1, 2),
-}
-"""Part of a Hugging Face name -> the engine's part, position, number of pieces (srt/models/qwen3.py and llama.py,
-``load_weights``; ``LATENT``: srt/models/deepseek_common/deepseek_weight_loader.py)."""
-
-EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
-EXPERT_STACKS = {"gate": ("w13_weight", 0, 2), "up": ("w13_weight", 1, 2), "down": ("w2_weight", 0, 1)}
-"""The engine's stack of a layer's experts: its name, the position in one expert, pieces of one expert
-(srt/layers/moe/fused_moe_triton/layer.py)."""
-
 ATTENTION = re.compile(r".*\.(?:self_attn|attention|attn|linear_attn)\.")
 """The attention module in the name of one of its weights."""
-
-VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
-WIDE = (".gate_proj.", ".up_proj.", ".down_proj.")
-HEADS = (".q_proj.", ".k_proj.", ".v_proj.", ".o_proj.")
-COLUMNS = (".o_proj.weight", ".down_proj.weight")
-UNSHARDED = (".o_proj.bias", ".down_proj.bias")
-"""Weights that an engine splits over its processes: VOCABULARY by tokens, WIDE by intermediate size, HEADS by heads; by
-rows, COLUMNS by columns. Every process holds UNSHARDED and all other weights whole (srt/layers/linear.py,
-``QKVParallelLinear``, ``MergedColumnParallelLinear``, ``RowParallelLinear``)."""
-
-VOCABULARY_ROWS = 64
-"""DEFAULT_VOCAB_PADDING_SIZE, srt/layers/vocab_parallel_embedding.py."""
-WIDTH = 32
-"""DEFAULT_MOE_PADDING_SIZE, srt/configs/update_config.py."""
-
-SHOWN = 8
-"""Names that a message lists."""
 
 CPU_BUCKET_BYTES = 30 * 1024**2
 """Largest bucket where learner and engines have no GPUs. The C library reuses blocks of up to 32 MiB (glibc,
@@ -116,7 +76,7 @@ def require_matching_specs(
         raise WeightSyncError(
             f"The learner exports {len(specs)} weights, the engines expect {len(expected)}; they differ, "
             "so nothing was sent. "
-            + "; ".join(f"{kind}: {_listed(names)}" for kind, names in mistakes.items() if names)
+            + "; ".join(f"{kind}: {listed(names)}" for kind, names in mistakes.items() if names)
             + ". The learner has to export the names and shapes of the checkpoint that the engines were started from."
         )
 
@@ -145,185 +105,6 @@ def plan_buckets(specs: Sequence[WeightSpec], *, bytes_limit: int) -> list[Bucke
             current.clear()
         current += module
     return done + [Bucket(tuple(specs)) for specs in opened.values() if specs]
-
-
-def require_agreement(held: Sequence[EngineChecksums]) -> None:
-    """Check that all engines hold the same weights. Compares engines with the same number of processes and the same
-    hash.
-
-    Raises:
-        WeightSyncError: an engine differs; names the first such engine and the weights that differ.
-    """
-    firsts: dict[tuple[int, int], EngineChecksums] = {}
-    for other in held:
-        first = firsts.setdefault((len(other.ranks), other.digits), other)
-        if other.total != first.total:
-            raise WeightSyncError(
-                f"After the update {other.url} holds other weights than {first.url}: "
-                f"{_different(first.ranks, other.ranks)}"
-            )
-
-
-def require_all_overwritten(before: Sequence[EngineChecksums], overwritten: Sequence[EngineChecksums]) -> None:
-    """Check that every weight of every process of every engine differs from ``before``.
-
-    Raises:
-        WeightSyncError: an engine still holds a weight, so the check could not detect that it is not published; names
-            the weights of the first such engine.
-    """
-    for old, new in zip(before, overwritten, strict=True):
-        same = sorted({name for a, b in zip(old.ranks, new.ranks, strict=True) for name in a if a[name] == b[name]})
-        if same:
-            raise WeightSyncError(
-                f"The check of publications overwrites all weights of an engine, but {old.url} still holds "
-                f"{_listed(same)} afterwards. Leave --check-weight-update-equal out for this model."
-            )
-
-
-def require_restored(before: Sequence[EngineChecksums], after: Sequence[EngineChecksums]) -> None:
-    """Check that every process of every engine holds the same weights as in ``before``.
-
-    Raises:
-        WeightSyncError: an engine differs; names the first such engine and the weights that differ.
-    """
-    for old, new in zip(before, after, strict=True):
-        lost = _different(old.ranks, new.ranks)
-        if lost:
-            raise WeightSyncError(
-                f"Weights were spoiled and published again; {old.url} does not hold what it began with: {lost}. "
-                "They are not published, or not as the checkpoint has them: compare the model spec's export with the "
-                "engine's load_weights."
-            )
-
-
-class SentWeights:
-    """Digests of the sent weights, under the engines' names; add every weight once, in any order.
-
-    Keeps the pieces of a fused parameter, uncopied, until the last piece is added.
-
-    Arguments:
-        dtype: of the engines' weights, torch's name; the engines convert the weights that they receive.
-        ranks: processes of one engine (its tensor parallel size).
-        kv_heads: key-value heads of the model; they, and their query heads, are padded to a multiple of ``ranks``. 0:
-            no padding is needed.
-        digits: hexadecimal digits of the engines' digests, which identify the hash function.
-        config: of the model, as in ``config.json``; tells which weights the engines fuse. The experts of engines of
-            several processes are compared between engines only, because it is unknown here how processes share them.
-    """
-
-    def __init__(
-        self,
-        *,
-        dtype: str,
-        ranks: int = 1,
-        kv_heads: int = 0,
-        digits: int = SHA_DIGITS,
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._fused = _fused(config or {})
-        self._num_experts = _num_experts(config or {}) if ranks == 1 else 0
-        self._dtype = dtype
-        self._digits = digits
-        self._ranks = ranks
-        self._kv_heads = kv_heads or ranks
-        self._digests: list[dict[str, str]] = [{} for _ in range(ranks)]
-        self._pieces: dict[str, dict[int, Sequence[torch.Tensor]]] = {}
-
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Add the digests of ``tensor``, sent under the Hugging Face name ``name``."""
-        contents = self._shard(name, tensor)
-        whole, position, count = self._place(name)
-        pieces = self._pieces.setdefault(whole, {})
-        pieces[position] = contents
-        if len(pieces) == count:
-            del self._pieces[whole]
-            for rank, digests in enumerate(self._digests):
-                digests[whole] = _digest((pieces[index][rank] for index in range(count)), self._digits)
-
-    def verify(self, held: EngineChecksums) -> int:
-        """Compare the engine's weights with the sent weights; return how many could be compared. The other weights have
-        names that this class does not know.
-
-        Raises:
-            WeightSyncError: a weight differs from the sent weight.
-        """
-        if len(held.ranks) != self._ranks:
-            return 0
-        known, wrong = 0, set()
-        for ours, theirs in zip(self._digests, held.ranks, strict=True):
-            both = ours.keys() & theirs.keys()
-            known += len(both)
-            wrong |= {name for name in both if ours[name] != theirs[name]}
-        if wrong:
-            raise WeightSyncError(f"After the update {held.url} does not hold what was sent: {_listed(sorted(wrong))}")
-        return known
-
-    def _place(self, name: str) -> tuple[str, int, int]:
-        """Return the engine's parameter that holds the weight ``name``, the weight's position in it, and the number of
-        its pieces."""
-        if self._num_experts and (expert := EXPERT.fullmatch(name)):
-            stack, position, count = EXPERT_STACKS[expert[3]]
-            return f"{expert[1]}.{stack}", count * int(expert[2]) + position, count * self._num_experts
-        piece = next((part for part in self._fused if f".{part}." in name), None)
-        if piece is None:
-            return name, 0, 1
-        fused, position, count = self._fused[piece]
-        return name.replace(piece, fused), position, count
-
-    def _shard(self, name: str, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return each rank's shard of ``tensor``."""
-        full = tensor.detach().to("cpu", getattr(torch, self._dtype))
-        if not any(part in name for part in (*VOCABULARY, *WIDE, *HEADS)) or name.endswith(UNSHARDED):
-            return [full] * self._ranks
-        across = int(name.endswith(COLUMNS))
-        shape = list(full.shape)
-        shape[across] = self._padded_length(name, shape[across]) - shape[across]
-        padded = torch.cat([full, full.new_zeros(shape)], across) if shape[across] else full
-        return padded.tensor_split(self._ranks, across)
-
-    def _padded_length(self, name: str, length: int) -> int:
-        """Return the rows or columns that the engine's processes hold in total, padding included, for ``length`` sent
-        rows or columns."""
-        if any(part in name for part in HEADS):
-            return length // self._kv_heads * _multiple(self._kv_heads, self._ranks)
-        if any(part in name for part in WIDE):
-            return _multiple(length, self._ranks * WIDTH)
-        return _multiple(length, math.lcm(VOCABULARY_ROWS, self._ranks))
-
-
-def _fused(config: Mapping[str, Any]) -> dict[str, tuple[str, int, int]]:
-    """Return the weights that engines fuse, in the form of :data:`GATE_UP`."""
-    if not config.get("kv_lora_rank"):
-        return QUERY_KEY_VALUE | GATE_UP
-    return LATENT | GATE_UP if config.get("q_lora_rank") else GATE_UP
-
-
-def _num_experts(config: Mapping[str, Any]) -> int:
-    """Return the number of routed experts of a layer; 0: the model has none."""
-    names = ("n_routed_experts", "num_experts", "num_local_experts")
-    return next((int(config[name]) for name in names if config.get(name)), 0)
-
-
-def _multiple(number: int, of: int) -> int:
-    return -(-number // of) * of
-
-
-def _digest(pieces: Iterable[torch.Tensor], digits: int) -> str:
-    whole = xxhash.xxh3_128() if digits == XXH3_DIGITS else hashlib.sha256()
-    for piece in pieces:
-        whole.update(bytes_of(piece))
-    return whole.hexdigest()[:digits]
-
-
-def _different(ours: Sequence[Mapping[str, str]], theirs: Sequence[Mapping[str, str]]) -> str:
-    names = sorted(
-        {name for a, b in zip(ours, theirs, strict=True) for name in a.keys() | b.keys() if a.get(name) != b.get(name)}
-    )
-    return _listed(names)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 ABANDON_S = 10.0
@@ -391,8 +172,8 @@ class Publisher:
         The settings decide what happens to requests in flight.
 
         Returns:
-            The share of the engines' weights whose checksums were compared with the sent weights: 1 on a CPU. GPUs and
-            ranks that only gather compare nothing and return 1 too.
+            The share of the engines' weights whose checksums were compared with the sent weights: 1 for the models
+            that the plugins support. Ranks that only gather compare nothing and return 1 too.
 
         Raises:
             NonFiniteError: a weight is NaN or infinite; no engine got a complete update.
@@ -487,19 +268,21 @@ class Publisher:
     def _new_digests(self) -> Sent:
         """Return empty checksums for each kind of engine; none if checksums cannot be computed here."""
         settings = self._settings
-        # Engines on GPUs report a digest that cannot be computed here.
-        if settings.backend != "gloo" or self._control is None:
+        if self._control is None or settings.rearranges:
             return {}
+        on_gpu = settings.backend == "nccl"
         describe = partial(
             SentWeights,
             dtype=settings.dtype,
             kv_heads=int(self._config.get("num_key_value_heads") or 0),
             config=self._config,
+            on_gpu=on_gpu,
+            stacks=not (on_gpu and _may_rearrange_experts()),
         )
         return {
             (ranks, digits): describe(ranks=ranks, digits=digits)
             for ranks in set(self._control.ranks)
-            for digits in self._digits
+            for digits in ({SHA_DIGITS} if on_gpu else self._digits)
         }
 
     def _prove(self, control: EngineControl, sent: Sent, version: str) -> float:
@@ -508,8 +291,8 @@ class Publisher:
             raise WeightSyncError(f"Weights of version {version} were sent; the engines report version {served}")
         checksums = control.checksum()
         require_agreement(checksums)
-        if not sent:
-            return 1.0
+        if self._settings.rearranges:
+            return 0.0
         self._digits = {engine.digits for engine in checksums}
         pairs = zip(checksums, control.ranks, strict=True)
         return min(sent[ranks, engine.digits].verify(engine) / sum(map(len, engine.ranks)) for engine, ranks in pairs)
@@ -527,6 +310,16 @@ def _transport(
         return DiskTransport(control, folder=settings.disk_folder, template=settings.model, on_written=on_written)
     group = UpdateGroup(control, backend=settings.backend, address=settings.address, timeout_s=settings.timeout_s)
     return DistributedTransport(control, group)
+
+
+BLACKWELL = 10
+"""Compute capability from which SGLang chooses kernels that need stacks of experts in blocks
+(srt/arg_groups/model_overrides/, "flashinfer_trtllm")."""
+
+
+def _may_rearrange_experts() -> bool:
+    """Whether engines on GPUs like this process's may store stacks of experts otherwise than the checkpoint does."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= BLACKWELL
 
 
 def _filled(buckets: Sequence[Bucket], weights: NamedWeights) -> Iterator[tuple[Bucket, list[torch.Tensor]]]:

@@ -29,8 +29,9 @@ from slime_core.rollout.engines.client import GenerateClient
 from slime_core.rollout.engines.engine import EngineSettings, Router, RouterSettings, SGLangServer, Worker
 from slime_core.rollout.engines.server import free_ports, is_hung
 from slime_core.weights import PublisherSettings
+from slime_core.weights.checksums import SentWeights, require_agreement
 from slime_core.weights.engine_control import XXH3_DIGITS, Bucket, EngineControl
-from slime_core.weights.publisher import Publisher, SentWeights, require_agreement
+from slime_core.weights.publisher import Publisher
 from slime_testing.fake_engine import FakeEngine
 from tests.engines.conftest import registered
 from tests.processes import children

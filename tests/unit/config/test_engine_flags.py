@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from slime_core.config.explain import explain, help_topic
+from slime_core.config.layout_rules import REARRANGING, rearranges_weights
 from slime_core.config.load import load
 from slime_core.config.schema import RunConfig
+from slime_core.config.tables import rows
 from slime_core.errors import ConfigError
 
 
@@ -142,3 +144,26 @@ def test_the_order_of_flags_does_not_matter() -> None:
 def test_attention_in_parallel_copies_is_passed_on() -> None:
     line = ["--advantage-estimator", "grpo", "--sglang-dp-size", "2", "--sglang-enable-dp-attention"]
     assert load(line).config.sglang.arguments == ("--dp-size=2", "--enable-dp-attention")
+
+
+@pytest.mark.parametrize(
+    ("line", "rearranged"),
+    [
+        ("", False),
+        ("--sglang-attention-backend triton --sglang-tp-size 2", False),
+        ("--sglang-quantization fp8", True),
+        ("--sglang-pp-size 2", True),
+        ("--sglang-ep-size 2", True),
+        ("--sglang-ep-size 1 --sglang-moe-runner-backend triton", False),
+        ("--sglang-enable-dp-attention --sglang-dp-size 2", True),
+        ("--sglang-enable-dp-attention false", False),
+        ("--sglang-moe-runner-backend auto --sglang-moe-a2a-backend none", False),
+        ("--sglang-moe-runner-backend flashinfer_trtllm", True),
+    ],
+)
+def test_flags_that_change_how_an_engine_holds_its_weights_are_known(line: str, rearranged: bool) -> None:
+    assert rearranges_weights(config_of(line)) is rearranged
+
+
+def test_every_flag_that_rearranges_weights_is_one_of_sglangs() -> None:
+    assert {row.name for row in rows("sglang")} >= REARRANGING

@@ -9,8 +9,8 @@ import torch
 import xxhash
 
 from slime_core.errors import WeightSyncError
+from slime_core.weights.checksums import SentWeights, require_agreement, require_all_overwritten, require_restored
 from slime_core.weights.engine_control import SHA_DIGITS, XXH3_DIGITS, EngineChecksums
-from slime_core.weights.publisher import SentWeights, require_agreement, require_all_overwritten, require_restored
 
 
 def digest(*tensors: torch.Tensor) -> str:

@@ -11,7 +11,7 @@ import xxhash
 from safetensors.torch import load_file, save_file
 
 from slime_core.errors import NonFiniteError, WeightSyncError
-from slime_core.weights import PublisherSettings
+from slime_core.weights import PublisherSettings, checksums
 from slime_core.weights import publisher as module
 from slime_core.weights.engine_control import EngineChecksums
 from slime_core.weights.publisher import Publisher
@@ -159,8 +159,8 @@ def test_engines_that_do_not_hold_what_was_sent_stay_paused(engines, weights, fa
 @pytest.mark.parametrize("digest", [sha, xxh3])
 def test_the_hash_is_that_of_the_engine_and_later_the_only_one(engines, weights, monkeypatch, digest):
     engines.digest, computed = digest, []
-    real = module._digest
-    monkeypatch.setattr(module, "_digest", lambda pieces, digits: computed.append(digits) or real(pieces, digits))
+    real = checksums._digest
+    monkeypatch.setattr(checksums, "_digest", lambda pieces, digits: computed.append(digits) or real(pieces, digits))
     sender = publisher(weights)
     assert sender.publish(weights.items(), version="1") == 1
     assert len(set(computed)) == 2
@@ -170,6 +170,27 @@ def test_the_hash_is_that_of_the_engine_and_later_the_only_one(engines, weights,
     engines.spoils = NORM
     with pytest.raises(WeightSyncError, match=f"not hold .*{NORM}"):
         sender.publish(weights.items(), version="3")
+
+
+def words(tensor: torch.Tensor) -> str:
+    sums = checksums.WordSums(tensor.nbytes, tensor.device)
+    sums.add(tensor)
+    return sums.hexdigest()
+
+
+def test_a_publication_to_gpus_is_compared_with_what_was_sent_too(engines, weights):
+    engines.digest = words
+    sender = publisher(weights, backend="nccl")
+    assert sender.publish(weights.items(), version="1") == 1
+    engines.spoils = NORM
+    with pytest.raises(WeightSyncError, match=f"not hold .*{NORM}"):
+        sender.publish(weights.items(), version="2")
+
+
+def test_engines_that_rearrange_weights_are_compared_with_each_other_only(engines, weights):
+    sender = publisher(weights, backend="nccl", rearranges=True)
+    engines.spoils = NORM
+    assert sender.publish(weights.items(), version="1") == 0
 
 
 def test_a_bucket_is_sent_while_the_next_one_is_gathered(engines, weights, monkeypatch):
@@ -203,8 +224,9 @@ def test_a_publication_computes_with_one_thread_a_side(engines, weights):
 def test_buckets_for_cpus_are_small_enough_for_memory_that_is_reused(engines, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "CPU_BUCKET_BYTES", 200_000)
     weights = load_file(FOLDER / "model.safetensors")
-    for backend, buckets in (("gloo", 3), ("nccl", 1)):
+    for backend, digest, buckets in (("gloo", sha, 3), ("nccl", words, 1)):
         engines.calls.clear()
+        engines.digest = digest
         publisher(weights, backend=backend).publish(weights.items(), version="1")
         assert len([call for call in engines.calls if call.startswith("update")]) == buckets
 

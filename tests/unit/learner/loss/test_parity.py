@@ -15,7 +15,7 @@ from slime_core.config.learning import AlgorithmConfig, WeightsConfig
 from slime_core.config.schema import RunConfig
 from slime_core.errors import ComparedToken, ParityError
 from slime_core.learner import LearnerSettings
-from slime_core.learner.actor import parity_unchecked_warning
+from slime_core.learner.actor import ParityDrift, parity_unchecked_warning
 from slime_core.learner.columns import BFLOAT16, FLOAT32, MIXTURE, STRICT, Bounds, ParityGate
 from slime_core.learner.micro_batches import MicroBatch, make_micro_batches
 from slime_core.learner.objective import Objective, compare, reduce_metrics
@@ -431,3 +431,20 @@ def test_a_run_that_generates_ahead_reports_why_no_token_could_be_compared() -> 
         "--async-buffer-size 2 generates ahead, so that tokens may be older than the weights they are trained with: a "
         f"short run with --async-buffer-size 0 checks the same engines. {rest}"
     )
+
+
+@pytest.mark.parametrize(
+    ("means", "warned"),
+    [
+        ([0.01, 0.02, 0.029, 0.01], []),
+        ([0.01, None, 0.031, 0.05], [2]),
+        ([0.01, 0.001, 0.02, 0.04], [3]),
+        ([None, 0.02, 0.05, 0.061], [3]),
+        ([0.0, 1e-6, 2e-5, 4e-5], [3]),
+    ],
+)
+def test_a_difference_that_triples_from_its_first_value_is_reported_once(means, warned) -> None:
+    drift = ParityDrift()
+    messages = [drift.warning(mean) for mean in means]
+    assert [number for number, message in enumerate(messages) if message] == warned
+    assert all("parity/mean" in message for message in messages if message)
