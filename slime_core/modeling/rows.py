@@ -35,7 +35,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from inspect import signature
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -427,6 +428,10 @@ def attend_spans(
     width = -(-max(size, value_size) // HEAD_MULTIPLE) * HEAD_MULTIPLE
     # Columns of zeros change no score; the added columns of the output are cut off.
     query, key, value = (_widened(part, width) for part in (query, spans.gather_keys(key), spans.gather_keys(value)))
+    is_grouped = query.size(1) != key.size(1)
+    options = {"enable_gqa": is_grouped} if _takes_grouped_heads(varlen_attn) else {}
+    if is_grouped and not options:
+        key, value = (part.repeat_interleave(query.size(1) // part.size(1), dim=1) for part in (key, value))
     output = varlen_attn(
         query,
         key,
@@ -436,10 +441,16 @@ def attend_spans(
         *spans.longest,
         scale=size**-0.5 if scale is None else scale,
         window_size=(-1, 0),
-        enable_gqa=query.size(1) != key.size(1),
+        **options,
     )
     assert isinstance(output, torch.Tensor)  # a tuple only if return_aux is requested
     return output[..., :value_size].flatten(1)
+
+
+@cache
+def _takes_grouped_heads(kernel: Callable[..., object]) -> bool:
+    """Return whether ``varlen_attn`` accepts fewer heads of keys than of queries; that of torch 2.11 does not."""
+    return "enable_gqa" in signature(kernel).parameters
 
 
 def _widened(values: torch.Tensor, width: int) -> torch.Tensor:
