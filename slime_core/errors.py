@@ -76,7 +76,20 @@ class UserError(SlimeError):
 
 
 class ConfigError(UserError, ValueError):
-    """One or more settings are wrong; the message lists all of them."""
+    """One or more settings are wrong; the message lists all of them.
+
+    Attributes:
+        mistakes: the mistakes of a command's settings, each once; empty: the error is about something else.
+        keys: the settings that ``mistakes`` blame.
+    """
+
+    def __init__(self, message: str, mistakes: Sequence[Mistake] = ()) -> None:
+        super().__init__(message)
+        self.mistakes = tuple(mistakes)
+
+    @property
+    def keys(self) -> frozenset[str]:
+        return frozenset(mistake.key for mistake in self.mistakes if mistake.key)
 
 
 class DataError(UserError, ValueError):
@@ -235,7 +248,7 @@ class Mistake:
 
     Arguments:
         message: the place, what was found, what is accepted.
-        key: the setting without a usable value, so that rules that read it are not checked; empty: none.
+        key: the setting that it blames; empty: none. Rules that read a setting without a usable value are not checked.
         ending: computes the end of the message, if that is slow. A command parses its arguments several times, each
             time with the settings of more plugins, and reports only the mistakes of the last time.
     """
@@ -250,10 +263,10 @@ class Mistake:
 
 def config_error(mistakes: Sequence[Mistake]) -> ConfigError:
     """Make one error that lists all mistakes, each once, with the next step."""
-    messages = list(dict.fromkeys(map(str, mistakes)))
-    count = "1 mistake" if len(messages) == 1 else f"{len(messages)} mistakes"
-    listed = "\n".join(f"  - {message}".replace("\n", "\n    ") for message in messages)
-    return ConfigError(f"{count} in the settings:\n{listed}\n{_NEXT_STEP}")
+    told = list({(text := str(mistake)): Mistake(text, mistake.key) for mistake in mistakes}.values())  # can be pickled
+    count = "1 mistake" if len(told) == 1 else f"{len(told)} mistakes"
+    listed = "\n".join(f"  - {mistake}".replace("\n", "\n    ") for mistake in told)
+    return ConfigError(f"{count} in the settings:\n{listed}\n{_NEXT_STEP}", told)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ Then come the rules, functions that yield messages.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -190,7 +191,13 @@ def mistakes(
         *out_of_bounds(values, sections=sections, broken=broken),
         *(message for rule in rules for message in _messages(rule, readable, is_whole=not broken)),
     ]
-    return list(map(Mistake, dict.fromkeys(messages)))
+    return [blaming(message, values) for message in dict.fromkeys(messages)]
+
+
+def blaming(message: str, values: Mapping[str, Pair]) -> Mistake:
+    """Return the mistake of a rule's message; it blames the setting that the message names first."""
+    keys = {called(setting): key for key, (setting, _) in values.items()}
+    return Mistake(message, next((keys[word] for word in re.findall(r"[\w.]+", message) if word in keys), ""))
 
 
 def _without(config: RunConfig, settings: frozenset[str]) -> RunConfig:

@@ -13,14 +13,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-from slime_core.config.check import called
+from slime_core.config.check import blaming, called
 from slime_core.config.engines import EngineModel
 from slime_core.config.load import Resolved
 from slime_core.config.options import KIND_NAMED_BY, ReadBy, UsedBy
 from slime_core.config.sampling import RewardTerm, reward_names, reward_terms
 from slime_core.config.schema import RunConfig, eval_sets
 from slime_core.config.settings import Setting, as_words, core_settings, core_values, plugin_settings
-from slime_core.errors import Mistake, PluginError, SlimeError, config_error
+from slime_core.errors import PluginError, SlimeError, config_error
 from slime_core.plugins import hooks
 from slime_core.plugins.component import SETTINGS_READ, Component, Kind
 from slime_core.plugins.construction import Code, run_view
@@ -451,7 +451,8 @@ def check_settings(
     unused = _without_effect(resolved, registry, architecture) if trains else ()
     found = [*unused, *_plugin_mistakes(resolved, registry, code or {}, trains=trains)]
     if found:
-        raise config_error([Mistake(message) for message in found])
+        values = resolved.values()
+        raise config_error([blaming(message, values) for message in found])
 
 
 def _without_effect(resolved: Resolved, registry: Registry, architecture: str | None) -> Iterator[str]:

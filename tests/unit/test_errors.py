@@ -7,7 +7,7 @@ import re
 import pytest
 
 from slime_core import errors
-from slime_core.errors import RunError, SlimeError, UserError
+from slime_core.errors import Mistake, RunError, SlimeError, UserError, config_error
 
 CLASSES = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, SlimeError)}
 LINE = re.compile(r"^    (?P<indent>[│├└─ ]*)(?P<name>[A-Z]\w+) ")
@@ -53,3 +53,12 @@ def test_mistakes_exit_with_2_and_failures_with_1(kind):
 def test_leaves_are_also_builtin_errors():
     leaves = [kind for kind in CLASSES.values() if kind not in (SlimeError, UserError)]
     assert all(issubclass(kind, ValueError if issubclass(kind, UserError) else RuntimeError) for kind in leaves)
+
+
+def test_the_mistakes_of_a_config_error_survive_pickling_each_once():
+    late = Mistake("lr: 3", "lr", ending=lambda: " is high")
+    error = config_error([late, late, Mistake("--lrr is unknown")])
+    assert error.mistakes == (Mistake("lr: 3 is high", "lr"), Mistake("--lrr is unknown"))
+    assert error.keys == {"lr"}
+    restored = pickle.loads(pickle.dumps(error))
+    assert (str(restored), restored.mistakes) == (str(error), error.mistakes)

@@ -65,11 +65,16 @@ def names(active: ActivePlugins) -> list[str]:
     return [plugin.name for plugin in active.registry.plugins]
 
 
+def why(active: ActivePlugins) -> dict[str, str]:
+    """Plugins that nobody named, with what needs them."""
+    return {need.plugin.name: need.why for need in active.by_need}
+
+
 def test_naming_a_component_activates_the_plugin_that_claims_it(install):
     add(install)
     active = activated("--corrections", "fade")
     assert names(active) == ["core", "acme"]
-    assert [str(need) for need in active.by_need] == ["acme is active because --corrections names fade"]
+    assert why(active) == {"acme": "--corrections names fade"}
     assert [(one.plugin, one.needed_by) for one in active.manifest.entries if one.claimed] == [
         ("acme", "--corrections names fade")
     ]
@@ -106,18 +111,18 @@ def test_a_plugin_that_is_not_named_is_not_imported(install):
 
 
 @pytest.mark.parametrize(
-    ("argv", "why"),
+    ("argv", "reason"),
     [
         (["--rm-type", "0.5*length+0.5*random"], "--rm-type names length"),
         (["--eval-datasets", 'name = "a", path = "a.jsonl", rm_type = "length"'], "evaluation set a names length"),
         (["--rm-type", "acme:length"], "--rm-type names acme:length"),
     ],
 )
-def test_a_name_counts_wherever_a_run_gives_it(install, argv, why):
+def test_a_name_counts_wherever_a_run_gives_it(install, argv, reason):
     add(install)
     active = activated(*argv)
     assert names(active) == ["core", "acme"]
-    assert str(active.by_need[0]).endswith(why)
+    assert reason in why(active)["acme"]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +146,7 @@ def slime_register_{register}():
 """
     add(install, source=source, groups={f"slime.{register}": {"mine": "acme"}})
     active = activated(flag, "mine")
-    assert [str(need) for need in active.by_need] == [f"acme is active because {flag} names mine"]
+    assert why(active) == {"acme": f"{flag} names mine"}
     assert active.registry.offers(Kind(kind), "mine")
 
 
@@ -149,7 +154,7 @@ def test_a_file_says_where_it_names_the_component(install, tmp_path: Path):
     add(install)
     (tmp_path / "run.toml").write_text('[algorithm]\ncorrections = ["fade"]\n')
     active = activated("--config", str(tmp_path / "run.toml"))
-    assert [str(need) for need in active.by_need] == ["acme is active because corrections (file run.toml:2) names fade"]
+    assert "run.toml:2" in why(active)["acme"]
 
 
 def test_the_sets_of_an_evaluation_file_count(install, tmp_path: Path):
@@ -169,9 +174,7 @@ def slime_presets():
 """
     add(install, "first", source=first, groups={})
     active = activated("--plugin", "first")
-    assert [str(need) for need in active.by_need] == [
-        "acme is active because corrections (preset of plugin first) names fade"
-    ]
+    assert "plugin first" in why(active)["acme"]
     assert names(activated("--plugin", "first", "--corrections", "none-such")) == ["core", "first"]
 
 
@@ -191,10 +194,8 @@ def slime_register_policy_losses():
     add(install, "one", source=estimator, groups={"slime.advantage_estimators": {"mine": "one"}})
     add(install, "two", source=loss, groups={"slime.policy_losses": {"soft": "two"}})
     active = activated("--advantage-estimator", "mine")
-    assert [str(need) for need in active.by_need] == [
-        "one is active because --advantage-estimator names mine",
-        "two is active because advantage estimator mine names soft",
-    ]
+    assert why(active)["one"] == "--advantage-estimator names mine"
+    assert "mine names soft" in why(active)["two"]
     assert names(activated("--advantage-estimator", "mine", "--policy-loss", "clipped")) == ["core", "one"]
 
 
@@ -218,18 +219,15 @@ def test_a_plain_name_means_the_named_plugin_s_and_a_full_one_the_other_s(instal
 def test_two_claims_are_for_the_user_to_choose(install):
     add(install)
     add(install, "other")
-    with pytest.raises(PluginError) as caught:
+    with pytest.raises(PluginError, match=r"--corrections(.|\n)*--plugin acme-dist:acme .*--plugin other-dist:other"):
         activated("--corrections", "fade")
-    text = str(caught.value)
-    assert text.startswith("fade (--corrections): plugin 'acme' (acme-dist 1.0")
-    assert text.endswith("\nName the one that is meant: --plugin acme-dist:acme or --plugin other-dist:other.")
     assert names(activated("--corrections", "other:fade")) == ["core", "other"]
     assert names(activated("--corrections", "fade", "--no-plugin", "acme")) == ["core", "other"]
 
 
 def test_a_claim_that_is_withheld_says_so(install):
     add(install)
-    with pytest.raises(PluginError, match=r"^fade \(--corrections\) needs plugin 'acme' .*--no-plugin takes that away"):
+    with pytest.raises(PluginError, match=r"^fade \(--corrections\) .*'acme' .*--no-plugin"):
         activated("--corrections", "fade", "--no-plugin", "acme")
 
 
@@ -240,22 +238,14 @@ def test_a_claim_of_another_distribution_does_not_count(install):
     assert how_to_get("correction", "fade") is None
 
 
-def test_an_unknown_component_is_answered_with_where_to_look(install):
-    add(install)
-    registry = activated("--corrections", "faded").registry
-    with pytest.raises(PluginError) as caught:
-        registry.find(Kind.CORRECTION, "faded")
-    assert str(caught.value).endswith("slime plugins list says what is installed.")
-
-
 def test_a_component_of_an_uninstalled_distribution_of_ours_says_what_to_install(monkeypatch):
     monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(PluginError, match="Install slime-grpo, which has it"):
+    with pytest.raises(PluginError, match=" slime-grpo"):
         activate([]).registry.find(Kind.ADVANTAGE_ESTIMATOR, "grpo")
 
 
 def test_a_plugin_before_the_component_has_to_be_installed():
-    with pytest.raises(PluginError, match=r"--corrections names missing:fade, and no plugin 'missing' is installed"):
+    with pytest.raises(PluginError, match=r"--corrections .*missing:fade.*'missing'"):
         activated("--corrections", "missing:fade")
 
 
@@ -263,25 +253,18 @@ def test_a_prompt_file_activates_the_plugin_that_claims_its_suffix(install, tmp_
     add(install, groups={"slime.prompt_formats": {"tsv": "acme"}})
     (tmp_path / "a.tsv").write_text("")
     active = activated("--prompt-data", f"{tmp_path / 'a.tsv'}@[:3]")
-    assert [str(need) for need in active.by_need] == ["acme is active because --prompt-data names tsv"]
+    assert why(active) == {"acme": "--prompt-data names tsv"}
     assert names(activated("--eval-prompt-data", "held-out", str(tmp_path / "a.tsv"))) == ["core", "acme"]
 
 
 def test_a_setting_of_an_inactive_plugin_is_refused_with_what_activates_it(install, tmp_path: Path):
     add(install, groups={**CLAIMS, "slime.flags": {"fade-strength": "acme"}})
-    message = (
-        "a setting of plugin 'acme' (acme-dist 1.0, entry point acme.plugin), which is not active; add --plugin "
-        "acme, or leave this out"
-    )
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"--fade-strength: .*acme-dist 1\.0.*--plugin acme"):
         load(["--fade-strength", "2"], inactive=activated("--fade-strength", "2").inactive)
-    assert f"--fade-strength: {message}" in str(caught.value)
     (tmp_path / "run.toml").write_text("[algorithm]\nfade_strength = 2\n[acme]\nstrength = 2\n")
     argv, inactive = ["--config", str(tmp_path / "run.toml")], activated().inactive
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"run\.toml:2 \[algorithm\] fade_strength: .*\n.*run\.toml:3 \[acme\]: "):
         load(argv, inactive=inactive)
-    assert f"run.toml:2 [algorithm] fade_strength: {message}" in str(caught.value)
-    assert "run.toml:3 [acme]: settings of plugin 'acme'" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -310,10 +293,10 @@ def test_the_settings_of_an_active_plugin_are_not_refused(install):
 def test_a_setting_that_by_itself_means_the_plugin_activates_it(install, tmp_path: Path):
     add(install, groups={"slime.flags": {"fade-file": "acme:activates"}})
     active = activated("--fade-file", "a.json")
-    assert [str(need) for need in active.by_need] == ["acme is active because --fade-file is one of its settings"]
+    assert "--fade-file" in why(active)["acme"]
     (tmp_path / "run.toml").write_text('[data]\nfade_file = "a.json"\n')
     active = activated("--config", str(tmp_path / "run.toml"))
-    assert "run.toml:2 [data] fade_file is one of its settings" in str(active.by_need[0])
+    assert "run.toml:2 [data] fade_file" in why(active)["acme"]
     assert active.presets == {}
 
 
@@ -339,12 +322,12 @@ def test_a_setting_brings_the_trackers_of_the_plugin_that_it_activates(
 
 def test_an_estimator_alone_activates_its_plugin():
     active = activated("--advantage-estimator", "ppo")
-    assert [str(need) for need in active.by_need] == ["ppo is active because --advantage-estimator names ppo"]
+    assert why(active) == {"ppo": "--advantage-estimator names ppo"}
 
 
 def test_the_parts_of_a_sum_of_rewards_activate_their_plugin():
     active = activated("--rm-type", "0.7*math+0.3*dapo:acc")
-    assert [str(need) for need in active.by_need] == ["rewards is active because --rm-type names math"]
+    assert why(active) == {"rewards": "--rm-type names math"}
 
 
 @pytest.fixture
@@ -367,13 +350,13 @@ def test_the_demo_trains_with_the_core_slime_grpo_and_slime_models_alone(only):
 
 def test_without_slime_models_the_demo_says_what_to_install(only):
     only("slime-grpo")
-    with pytest.raises(PluginError, match="Install slime-models, or write a plugin with a model spec"):
+    with pytest.raises(PluginError, match="slime-models"):
         activate_named(peek(["--plugin", "grpo"]))
 
 
 def test_a_reward_of_a_distribution_that_is_not_installed_says_what_to_install(only):
     only("slime-grpo")
-    with pytest.raises(PluginError, match="Install slime-rewards, which has it"):
+    with pytest.raises(PluginError, match="slime-rewards"):
         activated("--plugin", "grpo", "--rm-type", "math").registry.find(Kind.REWARD_MODEL, "math")
 
 
@@ -381,10 +364,7 @@ def test_inactive_flags_know_our_distributions_that_are_not_installed(monkeypatc
     monkeypatch.setattr(
         "slime_core.plugins.discovery.OUR_DISTRIBUTIONS", {"slime-acme": {"slime.flags": ("fade-strength",)}}
     )
-    assert inactive_flags([], scan()) | {} == {
-        **inactive_flags([], scan()),
-        "fade-strength": "a setting of slime-acme, which is not installed; install it",
-    }
+    assert "slime-acme" in inactive_flags([], scan())["fade-strength"]
 
 
 def test_a_choice_says_what_names_it():

@@ -44,7 +44,7 @@ def test_a_command_of_ours_needs_no_words_after_it(install, name):
 def test_a_dot_joins_two_words_and_the_longer_command_wins(install, capsys):
     install("acme-oak", commands={"oak": "acme_oak:main", "oak.cut": "acme_oak:refuse"}, files={"acme_oak.py": SOURCE})
     assert main(["oak", "cut"]) == 2
-    assert capsys.readouterr().err == "slime: oak.jsonl:3: no prompt; write one\n"
+    assert "oak.jsonl:3" in capsys.readouterr().err
 
 
 def test_a_command_can_be_added_to_the_cores_own_under_plugins(install, capsys):
@@ -79,42 +79,34 @@ def test_two_claims_of_one_command_name_both_distributions(install, capsys):
         install(name, commands={"oak": f"{name}_oak:main"}, files={f"{name}_oak.py": SOURCE})
     assert main(["oak"]) == 2
     error = capsys.readouterr().err
-    assert "slime oak: acme 1.0 (acme_oak:main) and zeta 1.0 (zeta_oak:main) declare this command.\n" in error
+    assert all(name in error for name in ("slime oak", "acme 1.0 (acme_oak:main)", "zeta 1.0 (zeta_oak:main)"))
     assert main(["--help"]) == 0
     assert "slime oak" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("target", "message"),
+    ("target", "problem"),
     [
-        (
-            "acme_gone:main",
-            "importing it failed with ModuleNotFoundError: No module named 'acme_gone'\nReinstall acme-oak",
-        ),
-        ("acme_oak:gone", "importing it failed with AttributeError"),
-        ("acme_oak", "its target is not a function. Report it to the author of acme-oak."),
-        ("acme_oak:silent", "returned None; an exit code is wanted, an int. Report it to the author of acme-oak."),
+        ("acme_gone:main", "ModuleNotFoundError"),
+        ("acme_oak:gone", "AttributeError"),
+        ("acme_oak", "not a function"),
+        ("acme_oak:silent", "returned None"),
     ],
 )
-def test_a_target_that_cannot_be_run_names_the_command_and_its_distribution(install, capsys, target, message):
+def test_a_target_that_cannot_be_run_names_the_command_and_its_distribution(install, capsys, target, problem):
     install("acme-oak", commands={"oak": target}, files={"acme_oak.py": SOURCE})
     assert main(["oak"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"slime: command slime oak of acme-oak 1.0 ({target})")
-    assert message in error
+    assert all(name in error for name in ("slime oak", f"acme-oak 1.0 ({target})", problem))
 
 
 @pytest.mark.parametrize("name", sorted(OURS))
 def test_a_command_of_ours_that_is_not_installed_says_what_to_install(monkeypatch, capsys, name):
     monkeypatch.setattr(commands, "scan", Declared)
     assert main([*name.split("."), "more"]) == 2
-    distribution = OURS[name]
-    assert capsys.readouterr().err == (
-        f"slime: slime {name.replace('.', ' ')} comes with {distribution}, which is not installed here.\n"
-        f"Install it from a checkout of slime: pip install ./plugins/{distribution}\n"
-    )
+    assert f"pip install ./plugins/{OURS[name]}\n" in capsys.readouterr().err
     assert main(["--help"]) == 0
-    assert f"(not installed: plugins/{distribution})" in capsys.readouterr().out
+    assert f"plugins/{OURS[name]}" in capsys.readouterr().out
 
 
 def test_the_names_of_the_core_are_the_commands_that_it_has():

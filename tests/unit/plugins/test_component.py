@@ -18,13 +18,13 @@ def test_a_component_is_frozen_and_takes_keywords_after_its_name():
 
 @pytest.mark.parametrize("target", ["a.b", "a:", ":b", "a b:c", "a.b:c()", ""])
 def test_a_target_that_is_no_import_path_is_refused(target):
-    with pytest.raises(ValueError, match=r"write it as 'package\.module:attribute'"):
+    with pytest.raises(ValueError, match=r"'package\.module:attribute'"):
         Component("x", target=target)
 
 
 @pytest.mark.parametrize("name", ["", "two words", "-dash", "a:b", "a/b"])
 def test_a_name_that_could_not_be_a_flag_value_is_refused(name):
-    with pytest.raises(ValueError, match="a component's name has letters, digits"):
+    with pytest.raises(ValueError, match=f"{name!r}"):
         Component(name, target="a:b")
 
 

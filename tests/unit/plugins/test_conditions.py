@@ -74,14 +74,6 @@ def checked(*argv: str) -> None:
     check_settings(load(argv, presets=registry.presets, plugin_options=registry.options), registry)
 
 
-def mistake(*argv: str) -> str:
-    with pytest.raises(ConfigError) as refused:
-        checked(*argv)
-    first, *middle, last = str(refused.value).splitlines()
-    assert (first, last.split(" ")[0]) == ("1 mistake in the settings:", "slime")
-    return "".join(middle).removeprefix("  - ")
-
-
 def test_a_flag_of_its_own_sets_the_setting_and_the_plugins_name_another() -> None:
     found = resolved("--length-limit", "7", "--mine.mode", "soft").plugin_options["mine"]
     assert dict(found) == {
@@ -114,13 +106,13 @@ def test_both_sections_are_read_and_the_new_one_is_written(tmp_path: Path, secti
 
 def test_a_setting_stands_in_one_of_its_sections(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("[rollout]\nlimit = 7\n[mine]\nlimit = 8\n")
-    with pytest.raises(ConfigError, match=r"run.toml:4 \[mine\] limit: stands there and at run.toml:2 \[rollout\]"):
+    with pytest.raises(ConfigError, match=r"run.toml:4 \[mine\] limit: .* run.toml:2 \[rollout\]"):
         resolved("--config", str(tmp_path / "run.toml"))
 
 
 def test_help_and_explanations_show_it_under_the_plugin() -> None:
     options = registry_of().options
-    assert "--length-limit N" in help_page("run", options).split("[mine] options of plugin mine")[1]
+    assert "--length-limit N" in help_page("run", options).split("[mine]")[1]
     assert "--length-limit N" in help_topic("mine", options)
     explained = explain("length-limit", resolved("--length-limit", "7"))
     assert explained.startswith("mine.limit = 7\n")
@@ -142,72 +134,51 @@ def test_options_that_take_effect_are_accepted(argv: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "message"),
+    ("line", "key", "names"),
     [
+        ("--sample-transforms b c --length-limit 7", "mine.limit", ["sample_transforms = b c", ": a"]),
+        ("--sample-transforms c --mine.mode soft", "mine.mode", ["sample_transforms = c", ": a, b"]),
+        ("--sample-transforms a --mine.slope 2", "mine.slope", ["mine.mode = soft"]),
+        ("--sample-transforms a --mine.floor 2", "mine.floor", ["length_limit", " 5"]),
+        ("--sample-transforms a --mine.words /w --reward-key score", "mine.words", ["reward_key = score"]),
+        ("--sample-transforms b --mine.weight 2", "mine.weight", ["generate_function = single_turn", ": b"]),
+        ("--mine.plain", "mine.plain", ["'mine'", ": a, b, c"]),
         (
-            ("--sample-transforms", "b", "c", "--length-limit", "7"),
-            "length_limit = 7 has no effect: none of sample_transforms = b c reads it. Leave --length-limit out, or "
-            "name a sample transform that reads it: a",
-        ),
-        (
-            ("--sample-transforms", "c", "--mine.mode", "soft"),
-            "mine.mode = soft has no effect: none of sample_transforms = c reads it. Leave --mine.mode out, or name a "
-            "sample transform that reads it: a, b",
-        ),
-        (
-            ("--sample-transforms", "a", "--mine.slope", "2"),
-            "mine.slope = 2 needs mine.mode = soft (got hard). Give --mine.mode soft, or leave --mine.slope out",
-        ),
-        (
-            ("--sample-transforms", "a", "--mine.floor", "2"),
-            "mine.floor = 2 needs length_limit other than 5. Add --length-limit, or leave --mine.floor out",
-        ),
-        (
-            ("--sample-transforms", "a", "--mine.words", "/w", "--reward-key", "score"),
-            "mine.words = /w cannot be combined with reward_key = score. Leave --mine.words or --reward-key out",
-        ),
-        (
-            ("--sample-transforms", "b", "--mine.weight", "2"),
-            "mine.weight = 2 has no effect: none of generate_function = single_turn reads it. Leave --mine.weight out, "
-            "or name a generate function that reads it: b",
-        ),
-        (
-            ("--mine.plain",),
-            "mine.plain = true has no effect: the run uses no component of plugin 'mine'. Leave --mine.plain out, or "
-            "name one: a, b, c",
-        ),
-        (
-            ("--sample-transforms", "a", "--length-limit", "70", "--rollout-max-response-len", "60"),
-            "length_limit = 70 is above rollout_max_response_len = 60 (plugin mine)",
+            "--sample-transforms a --length-limit 70 --rollout-max-response-len 60",
+            "mine.limit",
+            ["rollout_max_response_len = 60", "(plugin mine)"],
         ),
     ],
 )
-def test_options_without_effect_are_refused(argv: Sequence[str], message: str) -> None:
-    assert mistake(*argv) == message
+def test_options_without_effect_are_refused(line: str, key: str, names: list[str]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        checked(*line.split())
+    (mistake,) = refused.value.mistakes
+    assert mistake.key == key
+    assert [name for name in names if name not in mistake.message] == []
 
 
 def test_two_settings_cannot_share_a_flag() -> None:
-    with pytest.raises(PluginError, match=r"its setting limit has the flag --lr, which is one of the core"):
+    with pytest.raises(PluginError, match=r"'mine' .* limit .* --lr"):
         registry_of(PLUGIN.replace("--length-limit", "--lr"))
 
 
 def test_a_check_that_fails_is_its_plugins() -> None:
     registry = registry_of(PLUGIN.replace("options.limit >", "options.absent >"))
-    with pytest.raises(PluginError, match=r"plugin 'mine' .*: calling slime_check failed with AttributeError"):
+    with pytest.raises(PluginError, match=r"'mine' .*slime_check .*AttributeError"):
         check_settings(resolved("--advantage-estimator", "sft", registry=registry), registry)
 
 
-@pytest.mark.parametrize(("name", "given"), [("x", "yield 3"), ("x", "return 'text'")])
-def test_a_check_yields_messages(name: str, given: str) -> None:
-    text = PLUGIN[: PLUGIN.index("    if options.limit >")] + f"    {given}\n"
-    registry = registry_of(text)
-    with pytest.raises(PluginError, match="calling slime_check failed with TypeError"):
+@pytest.mark.parametrize("given", ["yield 3", "return 'text'"])
+def test_a_check_yields_messages(given: str) -> None:
+    registry = registry_of(PLUGIN[: PLUGIN.index("    if options.limit >")] + f"    {given}\n")
+    with pytest.raises(PluginError, match=r"slime_check .*TypeError"):
         check_settings(resolved("--advantage-estimator", "sft", registry=registry), registry)
 
 
 def test_a_condition_that_names_nothing_is_its_plugins_mistake() -> None:
     registry = registry_of(PLUGIN.replace('UsedBy("a")', 'UsedBy("absent")'))
-    with pytest.raises(PluginError, match=r"setting mine.limit: UsedBy names absent, which no active plugin offers"):
+    with pytest.raises(PluginError, match=r"mine.limit: UsedBy .* absent"):
         check_settings(resolved("--length-limit", "7", "--advantage-estimator", "sft", registry=registry), registry)
 
 

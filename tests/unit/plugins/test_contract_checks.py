@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from abc import ABC, abstractmethod
 
 import pytest
@@ -62,24 +63,24 @@ def test_one_message_names_plugin_component_what_is_wrong_and_the_contract():
 
     with pytest.raises(PluginError) as failure:
         check_fit(Kind.REWARD_MODEL, COMPONENT, PLUGIN, Wrong)
-    assert str(failure.value) == (
-        "plugin 'tree' (acme-tree 2.1, entry point acme_tree.plugin): acme_tree.rewards:Length cannot be a reward "
-        "model, which component 'length' says it is:\n"
-        "  - it is built by Wrong(options, run), and takes (): too many positional arguments\n"
-        "  - score is not async; it is awaited, so write async def score with return\n"
-        "  - score is called as score(samples), and takes (self, sample, label): missing a required argument: 'label'\n"
-        "The contract is RewardModel in slime_core.plugins.contracts.\n"
-        "Correct it, or report this to the author of acme-tree."
-    )
+    head, *wrong, contract, _ = str(failure.value).splitlines()
+    assert re.search(r"acme-tree 2\.1.*acme_tree\.rewards:Length.*'length'", head)
+    assert ["Wrong(options, run)" in wrong[0], "async" in wrong[1], "score(samples)" in wrong[2]] == [True] * 3
+    assert len(wrong) == 3
+    assert "slime_core.plugins.contracts" in contract
+
+
+def one(target: object, kind: Kind = Kind.REWARD_MODEL, traits: object = None) -> str:
+    (text,) = found(target, kind, traits)
+    return text
 
 
 def test_a_function_is_refused_and_so_is_an_object():
     def score(samples):
         return []
 
-    accepted = "; accepted: a class, which is called with the plugin's options and a RunView"
-    assert found(score) == ["it is a function" + accepted]
-    assert found(Length(None, None)) == ["it is an object of type Length" + accepted]
+    assert "a function" in one(score)
+    assert "type Length" in one(Length(None, None))
 
 
 def test_a_missing_method_is_named_and_the_body_of_the_protocol_is_no_method():
@@ -91,10 +92,10 @@ def test_a_missing_method_is_named_and_the_body_of_the_protocol_is_no_method():
         def __init__(self, options, run):
             pass
 
-    assert found(Nothing) == ["it has no method score"]
-    assert found(OnlyTheProtocol) == ["it has no method score"]
+    assert one(Nothing).endswith(" score")
+    assert one(OnlyTheProtocol).endswith(" score")
     # Every class can be called; that is not what a policy loss means.
-    assert found(Nothing, Kind.POLICY_LOSS) == ["it has no method __call__"]
+    assert one(Nothing, Kind.POLICY_LOSS).endswith(" __call__")
 
 
 def test_an_attribute_that_is_no_method_is_named_with_its_type():
@@ -112,8 +113,8 @@ def test_an_attribute_that_is_no_method_is_named_with_its_type():
         def score(self):
             raise RuntimeError("ran")
 
-    assert found(Number) == ["score is not a method, but of type int"]
-    assert found(Property) == ["score is not a method, but of type property"]
+    assert one(Number).endswith(" type int")
+    assert one(Property).endswith(" type property")
 
 
 def test_an_abstract_class_is_named_with_what_it_leaves_out():
@@ -124,7 +125,7 @@ def test_an_abstract_class_is_named_with_what_it_leaves_out():
         @abstractmethod
         async def score(self, samples): ...
 
-    assert found(Base) == ["it is abstract, so Base(options, run) fails: it leaves out score"]
+    assert re.search(r"abstract.* Base\(options, run\) .* score$", one(Base))
 
 
 def test_every_kind_is_built_with_options_and_run_by_position():
@@ -136,10 +137,9 @@ def test_every_kind_is_built_with_options_and_run_by_position():
         def put_back(self, groups): ...
         def state(self): ...
 
-    assert found(Source, Kind.DATA_SOURCE) == [
-        "it is built by Source(options, run), and takes (options, *, request): too many positional arguments",
-        "it has no method restore",
-    ]
+    built, missing = found(Source, Kind.DATA_SOURCE)
+    assert re.search(r"Source\(options, run\), .*\(options, \*, request\)", built)
+    assert missing.endswith(" restore")
 
 
 def test_a_method_that_should_not_be_async_is_refused():
@@ -149,9 +149,7 @@ def test_a_method_that_should_not_be_async_is_refused():
 
         async def estimate(self, batch): ...
 
-    assert found(Slow, Kind.ADVANTAGE_ESTIMATOR) == [
-        "estimate is async, and is called without await; write it with plain def"
-    ]
+    assert one(Slow, Kind.ADVANTAGE_ESTIMATOR).startswith("estimate is async")
 
 
 def test_an_async_generator_is_not_awaited():
@@ -162,9 +160,7 @@ def test_an_async_generator_is_not_awaited():
         async def score(self, samples):
             yield 1.0
 
-    assert found(Stream) == [
-        "score is an async generator; it is awaited, so write async def score with return",
-    ]
+    assert "async generator" in one(Stream)
 
 
 def test_the_scope_chooses_what_the_method_is_called_with():
@@ -175,9 +171,7 @@ def test_the_scope_chooses_what_the_method_is_called_with():
         def estimate(self, batch): ...
 
     assert found(OverGroups, Kind.ADVANTAGE_ESTIMATOR) == []
-    assert found(OverGroups, Kind.ADVANTAGE_ESTIMATOR, AdvantageTraits(scope="token")) == [
-        "estimate is called as estimate(batch, reduce), and takes (self, batch): too many positional arguments"
-    ]
+    assert "estimate(batch, reduce)" in one(OverGroups, Kind.ADVANTAGE_ESTIMATOR, AdvantageTraits(scope="token"))
 
 
 def test_keyword_parameters_of_the_contract_have_to_be_there():
@@ -189,10 +183,7 @@ def test_keyword_parameters_of_the_contract_have_to_be_there():
         def load_weights(self, chunks, folder): ...
         def export_weights(self, chunks): ...
 
-    assert found(Spec, Kind.MODEL_SPEC) == [
-        "build is called as build(config, dtype=, parallel=, overrides=), and takes (self, config, *, dtype, "
-        "parallel): got an unexpected keyword argument 'overrides'"
-    ]
+    assert "'overrides'" in one(Spec, Kind.MODEL_SPEC)
 
 
 def test_inherited_static_class_and_wrapped_methods_are_called_as_they_are():
@@ -222,9 +213,7 @@ def test_inherited_static_class_and_wrapped_methods_are_called_as_they_are():
         async def score(self, samples): ...
 
     assert [found(target) for target in (Inherited, Static, OfClass, Wrapped)] == [[], [], [], []]
-    assert found(WrongStatic) == [
-        "score is called as score(samples), and takes (self, samples): missing a required argument: 'samples'"
-    ]
+    assert "(self, samples)" in one(WrongStatic)
 
 
 def test_a_class_that_fails_while_it_is_looked_at_is_named():
@@ -235,8 +224,5 @@ def test_a_class_that_fails_while_it_is_looked_at_is_named():
     class Shy(metaclass=Meta):
         pass
 
-    with pytest.raises(PluginError) as failure:
+    with pytest.raises(PluginError, match=r"acme_tree\.rewards:Length.*'length'.*OSError: no "):
         check_fit(Kind.REWARD_MODEL, COMPONENT, PLUGIN, Shy)
-    assert str(failure.value).startswith(
-        f"{PLUGIN}: looking at acme_tree.rewards:Length of component 'length' failed with OSError: no "
-    )

@@ -17,16 +17,16 @@ def test_a_batch_counts_its_samples():
 
 
 def test_columns_of_different_length_are_refused_with_their_shapes():
-    with pytest.raises(ValueError, match=r"one number per sample; found the shapes .*'groups_B': \(1,\)"):
+    with pytest.raises(ValueError, match=r"'groups_B': \(1,\)"):
         batch([1, 0], [0])
 
 
 def test_a_matrix_of_rewards_is_refused():
-    with pytest.raises(ValueError, match="one number per sample"):
+    with pytest.raises(ValueError, match=r"'rewards_B': \(2, 2\)"):
         batch([[1, 0], [0, 1]], [[0, 0], [1, 1]])
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), float("-inf")])
 def test_a_reward_that_is_no_finite_number_is_refused(reward):
-    with pytest.raises(ValueError, match="a reward is NaN or infinite; the reward model must return finite numbers"):
+    with pytest.raises(ValueError, match="NaN"):
         batch([1, reward, 0], [0, 0, 0])

@@ -21,6 +21,17 @@ from slime_core.plugins.discovery import (
 )
 
 
+@pytest.fixture
+def trees(install) -> None:
+    install("acme-tree", "2.1", plugins={"tree": "acme_tree.plugin"}, files={"acme_tree/plugin.py": ""})
+    install("zeta-tree", "0.3", plugins={"tree": "zeta_tree.plugin"}, files={"zeta_tree/plugin.py": ""})
+
+
+def test_a_core_without_metadata_is_an_error_that_says_what_is_not_installed():
+    with pytest.raises(PluginError, match=r"^slime-none .* 'core' .* 'slime'"):
+        entry_point_of("slime-none", "slime", "core")
+
+
 def test_an_installed_plugin_is_listed_with_distribution_version_and_entry_point(install):
     install("acme-tree", "2.1", plugins={"tree": "acme_tree.plugin"}, files={"acme_tree/plugin.py": ""})
     assert PluginIdentity("tree", "acme-tree", "2.1", "acme_tree.plugin") in installed()
@@ -42,31 +53,17 @@ def test_the_entry_point_of_core_says_where_its_hooks_are(install):
     assert entry_point_of("slime-rl", "slime", "core") == "elsewhere.plugin"
 
 
-def test_a_core_without_metadata_is_an_error_that_says_to_install_it():
-    with pytest.raises(PluginError, match=r"^slime-none is not installed here: .* 'core' in group 'slime'\.\nInstall"):
-        entry_point_of("slime-none", "slime", "core")
-
-
 def test_an_identity_prints_everything_a_reader_needs_to_find_it():
-    identity = PluginIdentity("grpo", "slime-grpo", "0.1.0", "slime_grpo.plugin")
-    assert str(identity) == "plugin 'grpo' (slime-grpo 0.1.0, entry point slime_grpo.plugin)"
+    printed = str(PluginIdentity("grpo", "slime-grpo", "0.1.0", "slime_grpo.plugin"))
+    assert all(part in printed for part in ("'grpo'", "slime-grpo 0.1.0", "slime_grpo.plugin"))
 
 
-def test_two_distributions_that_claim_one_name_are_both_named_with_versions(install):
-    install("acme-tree", "2.1", plugins={"tree": "acme_tree.plugin"}, files={"acme_tree/plugin.py": ""})
-    install("zeta-tree", "0.3", plugins={"tree": "zeta_tree.plugin"}, files={"zeta_tree/plugin.py": ""})
-    with pytest.raises(PluginError) as failure:
+def test_two_distributions_that_claim_one_name_are_both_named_with_versions(trees):
+    with pytest.raises(PluginError, match=r"acme-tree 2\.1.*zeta-tree 0\.3(.|\n)*acme-tree:tree .*zeta-tree:tree"):
         resolve("tree")
-    assert str(failure.value) == (
-        "--plugin tree: plugin 'tree' (acme-tree 2.1, entry point acme_tree.plugin) and plugin 'tree' (zeta-tree 0.3, "
-        "entry point zeta_tree.plugin) claim one name.\n"
-        "Name the one that is meant: --plugin acme-tree:tree or --plugin zeta-tree:tree."
-    )
 
 
-def test_a_distribution_before_the_name_says_which_one_is_meant(install):
-    install("acme-tree", "2.1", plugins={"tree": "acme_tree.plugin"}, files={"acme_tree/plugin.py": ""})
-    install("zeta-tree", "0.3", plugins={"tree": "zeta_tree.plugin"}, files={"zeta_tree/plugin.py": ""})
+def test_a_distribution_before_the_name_says_which_one_is_meant(trees):
     assert resolve("zeta-tree:tree").plugin == PluginIdentity("tree", "zeta-tree", "0.3", "zeta_tree.plugin")
     assert resolve("Acme_Tree:tree").plugin.distribution == "acme-tree"
 
@@ -74,26 +71,24 @@ def test_a_distribution_before_the_name_says_which_one_is_meant(install):
 @pytest.mark.parametrize(
     ("name", "found"),
     [
-        ("acme-tree:bush", " (did you mean 'acme-tree:tree'?). Installed plugins: acme-tree:tree."),
-        ("missing:tree", ". 'missing' is no distribution with a plugin."),
-        (":grpo", ". '' is no distribution with a plugin."),
-        ("mine.py:obj", ". 'mine.py' is no distribution with a plugin."),
+        ("acme-tree:bush", "'acme-tree:tree'"),
+        ("missing:tree", "'missing'"),
+        (":grpo", "''"),
+        ("mine.py:obj", "'mine.py'"),
+        ("treee", "'tree'"),
+        ("./mine.py:obj", r"file \(\./mine\.py\)"),
+        ("./mine", r"file \(\./mine\.py\)"),
     ],
 )
-def test_a_distribution_that_does_not_offer_the_name_is_answered_with_what_it_offers(install, name, found):
+def test_a_name_that_nothing_offers_is_answered_with_what_is_near_or_missing(install, name, found):
     install("acme-tree", plugins={"tree": "acme_tree.plugin"}, files={"acme_tree/plugin.py": ""})
-    with pytest.raises(PluginError) as failure:
+    with pytest.raises(PluginError, match=rf"--plugin {name}: (.|\n)*{found}"):
         resolve(name)
-    assert str(failure.value) == (
-        f"--plugin {name}: no installed plugin is called that{found}\n"
-        "Install the distribution that has it, or give a file (./mine.py) or a dotted module (my_lab.plugin). "
-        "--no-plugin leaves out one that a file or a run names."
-    )
 
 
 def test_a_plugin_of_ours_that_is_not_installed_is_answered_with_its_distribution(monkeypatch):
     monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(PluginError, match=r"--plugin grpo: no installed plugin .*\nInstall slime-grpo, or give a file"):
+    with pytest.raises(PluginError, match=r"--plugin grpo: (.|\n)* slime-grpo"):
         resolve("grpo")
 
 
@@ -106,10 +101,10 @@ def test_a_copy_after_one_without_entry_points_is_ignored(install):
 @pytest.mark.parametrize(
     ("file", "content", "problem"),
     [
-        ("METADATA", b"Metadata-Version: 2.1\n", "ValueError: its METADATA has no Name"),
-        ("METADATA", b"Name: broken\n", "ValueError: its METADATA has no Version"),
+        ("METADATA", b"Metadata-Version: 2.1\n", "METADATA has no Name"),
+        ("METADATA", b"Name: broken\n", "METADATA has no Version"),
         ("METADATA", b"\xff\xfe", "UnicodeDecodeError: "),
-        ("METADATA", b"Name: other\nVersion: 1.0\n", "PackageNotFoundError: No package metadata was found for other"),
+        ("METADATA", b"Name: other\nVersion: 1.0\n", "PackageNotFoundError: .* other"),
         ("entry_points.txt", b"[slime]\nno equals sign\n", "Error: "),
         ("entry_points.txt", b"[slime]\ntree = \xff\n", "UnicodeDecodeError: "),
     ],
@@ -120,13 +115,9 @@ def test_broken_metadata_hides_its_own_plugins_only_and_is_reported_where_one_is
     install("acme", plugins={"bush": "acme.plugin"}, files={"acme/plugin.py": ""})
     site = install("broken", plugins={"tree": "broken.plugin"}, files={"broken/plugin.py": ""})
     (site / "broken-1.0.dist-info" / file).write_bytes(content)
-    names = [plugin.name for plugin in installed()]
-    assert "bush" in names
-    assert "tree" not in names
-    with pytest.raises(PluginError) as failure:
+    assert {"bush", "tree"} & {plugin.name for plugin in installed()} == {"bush"}
+    with pytest.raises(PluginError, match=rf"(?s){site} \(.*{problem}"):
         resolve("tree")
-    assert f"Could not read: a distribution in {site} (" in str(failure.value)
-    assert problem in str(failure.value)
 
 
 def test_requirements_of_a_plugin_come_from_its_own_distribution(install):
@@ -142,31 +133,10 @@ def test_a_stale_second_copy_of_one_distribution_is_not_a_collision(install):
     assert resolve("tree").plugin == PluginIdentity("tree", "acme-tree", "2.0", "new.plugin")
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_and_the_ways_out(install):
-    install("acme-tree", plugins={"tree": "acme_tree.plugin"}, files={"acme_tree/plugin.py": ""})
-    with pytest.raises(PluginError, match=r"no installed plugin is called that \(did you mean 'tree'\?\)") as failure:
-        resolve("treee")
-    assert "give a file (./mine.py) or a dotted module (my_lab.plugin)" in str(failure.value)
-
-
-def test_a_file_that_is_not_there_is_an_error_before_anything_runs():
-    with pytest.raises(PluginError, match=r"--plugin nowhere\.py: cannot be read in .* \(No such file or directory\)"):
-        resolve("./nowhere.py")
-
-
-def test_a_file_that_cannot_be_read_is_an_error_before_anything_runs():
-    name = "x" * 300 + ".py"
-    with pytest.raises(PluginError) as failure:
-        resolve(name)
-    assert str(failure.value) == (
-        f"--plugin {name}: cannot be read in {Path.cwd()} (File name too long); give a Python file that can."
-    )
-
-
-@pytest.mark.parametrize("name", ["./mine.py:obj", "./mine"])
-def test_a_file_that_is_half_written_is_answered_with_the_form(name: str):
-    with pytest.raises(PluginError, match=r"no installed plugin is called that[\s\S]*or give a file \(\./mine\.py\)"):
-        resolve(name)
+@pytest.mark.parametrize("name", ["nowhere.py", "x" * 300 + ".py"])
+def test_a_file_that_cannot_be_read_is_an_error_before_anything_runs(name):
+    with pytest.raises(PluginError, match=rf"--plugin {name}: .* {Path.cwd()}"):
+        resolve(f"./{name}")
 
 
 def test_a_file_is_called_by_its_stem_and_its_module_by_its_hash(tmp_path: Path):
@@ -179,8 +149,8 @@ def test_a_file_is_called_by_its_stem_and_its_module_by_its_hash(tmp_path: Path)
 
 
 def test_a_dotted_name_that_no_distribution_declares_is_a_module():
-    source = resolve("my_lab.plugin")
-    assert (source.source, source.plugin.name, source.plugin.entry_point) == (
+    found = resolve("my_lab.plugin")
+    assert (found.source, found.plugin.name, found.plugin.entry_point) == (
         Source.MODULE,
         "my_lab_plugin",
         "my_lab.plugin",

@@ -30,7 +30,7 @@ def test_a_function_of_a_file_is_loaded_from_the_bytes_that_were_read(file: Path
 def test_a_file_without_a_name_holds_exactly_one_function_that_fits(file: Path) -> None:
     source = find_function("mine.py", setting="custom_rm_path")
     assert load_function(source, fits=lambda found: found.__name__ == "other")(None) == 2.0
-    with pytest.raises(PluginError, match=r"exactly one function there has to fit; found other, reward\. Write mine"):
+    with pytest.raises(PluginError, match=r"other, reward\. .*mine"):
         load_function(source)
 
 
@@ -43,21 +43,21 @@ def test_a_function_of_a_module_is_found_by_dots_and_by_a_colon(path: str) -> No
 
 def test_a_class_or_a_nested_name_is_no_surprise(file: Path) -> None:
     source = find_function("mine.py:missing", setting="custom_rm_path")
-    with pytest.raises(PluginError, match="looking up 'missing' failed with AttributeError"):
+    with pytest.raises(PluginError, match=r"'missing' .*AttributeError"):
         load_function(source)
 
 
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("gone.py:f", "--custom-rm-path gone.py:f: cannot be read in"),
-        ("__main__.foo", "--custom-rm-path __main__.foo: there is no package '__main__' here"),
-        ("x" * 300 + ".py:f", r"x\.py:f: cannot be read in .* \(File name too long\)"),
-        ("nowhere_at_all.f", "--custom-rm-path nowhere_at_all.f: there is no package 'nowhere_at_all' here"),
-        ("f", "--custom-rm-path f: this is not a path of a function; accepted: package.module.function"),
-        ("a b.c", "this is not a path of a function"),
+        ("gone.py:f", "gone.py:f: "),
+        ("__main__.foo", "'__main__'"),
+        ("x" * 300 + ".py:f", "File name too long"),
+        ("nowhere_at_all.f", "'nowhere_at_all'"),
+        ("f", r"package\.module\.function"),
+        ("a b.c", r"package\.module\.function"),
     ],
 )
 def test_a_path_that_leads_nowhere_says_what_is_accepted(path: str, message: str) -> None:
-    with pytest.raises(PluginError, match=message):
+    with pytest.raises(PluginError, match=f"--custom-rm-path .*{message}"):
         find_function(path, setting="custom_rm_path")

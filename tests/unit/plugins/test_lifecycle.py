@@ -3,6 +3,7 @@ from __future__ import annotations
 import inspect
 import json
 import pickle
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -94,20 +95,16 @@ def test_methods_of_an_object_are_hooks_like_functions_of_a_module(install):
 def test_a_participant_that_fails_ends_the_call_and_says_who_what_and_where(plugin):
     path = plugin("toy", hook("before_train_step", "step", body="raise ValueError('no')"))
     after = plugin("after", hook("before_train_step", "step", body="step.append('called')"))
-    registry = activate([path, after]).registry
-    hooks = LifecycleHooks(registry, place=Place.RANK, options={}, where="learner rank 1")
+    hooks = made(path, after, place=Place.RANK, where="learner rank 1")
     step: list[str] = []
-    assert refusal(hooks.call, "slime_before_train_step", step=step) == (
-        f"{registry.plugins[1]}: slime_before_train_step on learner rank 1 failed with ValueError: no "
-        f"({path}:6, in slime_before_train_step)\n"
-        f"Nothing of an unfinished step was saved or published. Correct {path}, or run without it."
-    )
+    text = refusal(hooks.call, "slime_before_train_step", step=step)
+    assert re.search(rf"'toy' .*slime_before_train_step .*learner rank 1 .*ValueError: no \({path}:6, ", text)
     assert step == []
 
 
 def test_a_participant_that_exits_is_a_failure_and_not_the_end_of_the_process(plugin):
     path = plugin("toy", hook("run_start", body="raise SystemExit(0)"))
-    assert "slime_run_start on the driver failed with SystemExit: 0" in refusal(made(path).call, "slime_run_start")
+    assert re.search("'toy' .*slime_run_start .*SystemExit: 0", refusal(made(path).call, "slime_run_start"))
 
 
 def test_a_participants_hook_that_is_marked_as_an_observer_never_ends_the_run(plugin):
@@ -119,14 +116,13 @@ def test_a_participants_hook_that_is_marked_as_an_observer_never_ends_the_run(pl
         hooks.call("slime_after_rollout", rollout=0, samples=[])
     failures = hooks.failures.take()
     assert failures.counts == {"stores": 3}
-    assert "slime_after_rollout on the sampler failed with OSError: disk full" in failures.warnings[0]
-    assert "is off for this hook for the rest of the run" in failures.warnings[2]
+    assert re.search("'stores' .*slime_after_rollout .*OSError: disk full", failures.warnings[0])
 
 
 @pytest.mark.parametrize("name", ["before_training", "checkpoint_state", "after_weight_sync"])
 def test_a_hook_that_takes_part_by_its_answer_cannot_be_marked_as_an_observer(plugin, name):
     text = "from slime_core import observer\n@observer\n" + hook(name, body="pass")
-    with pytest.raises(PluginError, match=r"is marked as an observer, .*\nObservers may be: slime_run_start, "):
+    with pytest.raises(PluginError, match=rf"'stores' .*slime_{name} .*\n.* slime_run_start, "):
         made(plugin("stores", text), place=Place.SAMPLER)
 
 
@@ -154,17 +150,13 @@ async def test_a_sample_passes_through_every_plugin_that_sees_it_before_its_rewa
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ("return 3", "failed with TypeError: it returned 3; accepted: a slime_core.Sample, or None"),
-        ("raise KeyError('x')", "slime_after_generate on the sampler failed with KeyError: 'x'"),
-    ],
+    ("body", "names"),
+    [("return 3", "'toy' .*TypeError: .* 3"), ("raise KeyError('x')", "'toy' .*slime_after_generate .*KeyError: 'x'")],
 )
-async def test_an_error_in_an_async_hook_names_the_plugin(plugin, body, words):
+async def test_an_error_in_an_async_hook_names_the_plugin(plugin, body, names):
     path = plugin("toy", f"@hookimpl\nasync def slime_after_generate(sample):\n    {body}\n")
-    with pytest.raises(PluginError) as failure:
+    with pytest.raises(PluginError, match=names):
         await made(path, place=Place.SAMPLER).after_generate(Sample(), None)  # type: ignore[arg-type]
-    assert words in str(failure.value)
 
 
 def test_an_error_of_slimes_own_passes_a_hook_that_answers_as_it_is(plugin):
@@ -184,14 +176,8 @@ def test_an_observer_that_fails_is_recorded_and_off_after_the_third_time(plugin)
     assert seen(registry, "toy") == [0, 1, 2]
     assert seen(registry, "other") == [0, 1, 2, 3, 4]
     assert hooks.failures.counts == {"toy": 3}
-    texts = [warning.split("\n") for warning in hooks.failures.warnings]
-    assert (
-        texts[0][0] == f"{registry.plugins[1]}: slime_after_weight_sync on the driver failed with KeyError: 1 "
-        f"({path}:6, in slime_after_weight_sync)"
-    )
-    on = "It only watches, so the run goes on; after 3 failures it is off."
-    off = "It has failed 3 times and is off for this hook for the rest of the run."
-    assert [lines[1] for lines in texts] == [on, on, off]
+    for number, warning in enumerate(hooks.failures.warnings, 1):
+        assert re.search(rf"'toy' .*slime_after_weight_sync .*KeyError: {number} \({path}:6, ", warning)
 
 
 def test_an_observer_is_off_for_one_hook_only(plugin):
@@ -226,7 +212,7 @@ def test_a_run_that_fails_calls_the_end_hook_and_keeps_its_own_error(plugin):
         lifetime(made(path), RunInfo(Path("run"), {}), warn=warnings.append),
     ):
         raise NonFiniteError("loss is NaN")
-    assert "slime_run_end on the driver failed with RuntimeError: saw loss is NaN" in warnings[0]
+    assert re.search("'toy' .*slime_run_end .*RuntimeError: saw loss", warnings[0])
 
 
 def test_a_run_that_was_interrupted_calls_the_end_hook(plugin):
@@ -242,7 +228,7 @@ def test_a_start_hook_that_fails_is_followed_by_the_end_hooks(plugin):
     path = plugin("toy", hook("run_end", "error", "run", body="run.settings['calls'].append(str(error))"))
     calls: list[str] = []
     with (
-        pytest.raises(PluginError, match="slime_run_start on the driver failed with ValueError: no"),
+        pytest.raises(PluginError, match=r"'bad' .*slime_run_start .*ValueError: no"),
         lifetime(made(bad, path), RunInfo(Path("r"), {"calls": calls}), warn=print),
     ):
         raise AssertionError("the block of a run that did not start")
@@ -281,37 +267,25 @@ def test_a_state_comes_back_at_its_place_and_only_where_there_was_one(plugin):
 )
 def test_a_state_that_json_does_not_carry_is_refused(plugin, value, wrong):
     path = plugin("toy", hook("checkpoint_state", body=f"return {value}"), RESTORE)
-    registry = activate([path]).registry
-    text = refusal(LifecycleHooks(registry, place=Place.DRIVER, options={}).states)
-    assert text == (
-        f"{registry.plugins[1]}: slime_checkpoint_state on the driver returned what JSON does not carry: {wrong}. "
-        f"Accepted is a dict of str to dicts, lists, str, int, bool, None and finite floats.\nCorrect {path}; nothing "
-        "of this checkpoint was kept."
-    )
+    text = refusal(made(path).states)
+    assert re.search(rf"'toy' .*slime_checkpoint_state .*: {re.escape(wrong)}\. ", text)
 
 
 def test_a_plugin_that_saves_and_cannot_restore_is_refused_at_start(plugin):
     path = plugin("toy", STATE)
-    assert refusal(activate, [path]).endswith(
-        "it implements slime_checkpoint_state and not slime_checkpoint_restore, so what it saves would be lost on a "
-        "resume.\nImplement both, or neither."
-    )
+    assert re.search("'toy' .*slime_checkpoint_state .*slime_checkpoint_restore", refusal(activate, [path]))
 
 
 def test_state_of_a_plugin_that_is_not_active_is_reported():
     states = {"driver": {"gone": {"n": 1}}, "rank": {}}
-    assert list(unclaimed_states(states, activate([]).registry)) == [
-        "the checkpoint holds state of plugin 'gone' for the driver, and no active plugin of that name takes it back; "
-        "it is left out. Name the plugin with --plugin gone to go on with it."
-    ]
+    (text,) = unclaimed_states(states, activate([]).registry)
+    assert re.search("'gone' .* driver.*--plugin gone", text)
 
 
 def test_two_functions_of_one_plugin_for_one_hook_are_refused(plugin):
     second = "@hookimpl(specname='slime_run_start')\ndef another(run):\n    pass\n"
     path = plugin("toy", hook("run_start", body="pass"), second)
-    assert refusal(activate, [path]).endswith(
-        ": another and slime_run_start both implement slime_run_start.\nWrite one function that does both."
-    )
+    assert re.search("'toy' .*another .*slime_run_start", refusal(activate, [path]))
 
 
 def test_a_hook_without_implementations_calls_nothing():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -21,7 +22,6 @@ def slime_register_reward_models():
     yield Component("length", target="acme.code:Length")
 """
 HOOK = "from slime_core import hookimpl\n@hookimpl\ndef slime_run_start(): ...\n"
-REMEDY = "or rewrite it with slime plugins lock."
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_file_above_the_working_directory_is_found_again(folder, monkeypatch, 
     monkeypatch.chdir(folder.parent / "link")
     assert main(["plugins", "lock", "--plugin", "grpo", "--plugin", "../mine.py"]) == 0
     assert main(["plugins", "verify"]) == 0
-    assert capsys.readouterr().out.endswith("slime.lock: all 4 plugins are here as it says\n")
+    assert " 4 plugins " in capsys.readouterr().out
 
 
 def test_a_written_lock_is_read_again_and_accepts_the_same_set(acme, folder, install):
@@ -85,48 +85,38 @@ def test_a_written_lock_is_read_again_and_accepts_the_same_set(acme, folder, ins
 
 
 def test_a_plugin_that_the_lock_does_not_have_is_not_even_admitted(acme):
-    with pytest.raises(ManifestMismatch) as failure:
-        lock().admit(activate(["acme"]).manifest)
-    entry = activate(["acme"]).manifest.entries[1]
-    assert str(failure.value) == (
-        "the plugins of this run are not those of slime.lock:\n"
-        "  plugin  slime.lock  here                        differs in\n"
-        f"  acme    -           acme-tree 2.1 {entry.digest[:12]}  added\n"
-        f"Install what slime.lock says, {REMEDY}"
-    )
+    manifest = activate(["acme"]).manifest
+    digest = manifest.entries[1].digest[:12]
+    with pytest.raises(ManifestMismatch, match=rf"slime\.lock:\n.*\n  acme +- +acme-tree 2\.1 {digest}"):
+        lock().admit(manifest)
 
 
 def test_a_plugin_that_only_the_lock_has_is_refused_when_the_set_is_whole(acme):
     found = lock("acme")
     found.admit(activate([]).manifest)
-    with pytest.raises(ManifestMismatch, match=r"acme    acme-tree 2\.1 \w{12}  -     missing"):
+    with pytest.raises(ManifestMismatch, match=r"acme +acme-tree 2\.1 \w{12} +- "):
         found.check(activate([]).manifest)
 
 
 @pytest.mark.parametrize(
     ("text", "mistake"),
     [
-        ("plugin = 3", "no 'version'"),
-        ("version = 2\nplugin = []", "its version is 2, and this slime reads 1"),
-        ("version = 1", "no 'plugin'"),
-        ("version = 1\n[[plugin]]\nname = 'x'", "an entry is {'name': 'x'}"),
-        (
-            "version = 1\n[[plugin]]\nname = 'x'\nfile = 1\nsha256 = 'y'",
-            "an entry is {'name': 'x', 'file': 1, 'sha256'",
-        ),
+        ("plugin = 3", "'version'"),
+        ("version = 2\nplugin = []", "version is 2.* 1"),
+        ("version = 1", "'plugin'"),
+        ("version = 1\n[[plugin]]\nname = 'x'", "{'name': 'x'}"),
+        ("version = 1\n[[plugin]]\nname = 'x'\nfile = 1\nsha256 = 'y'", "{'name': 'x', 'file': 1, 'sha256'"),
         (
             "version = 1\n[[plugin]]\nname = 'x'\ndistribution = ''\nversion = ''\nentry_point = 'x'\nsha256 = 'y'",
-            "an entry is {'name': ",
+            "{'name': 'x', 'distribution': ''",
         ),
-        ("not toml", "Expected '=' after a key"),
+        ("not toml", "'='"),
     ],
 )
 def test_a_file_that_is_no_lock_is_refused_with_what_is_wrong(folder, text, mistake):
     (folder / "slime.lock").write_text(text)
-    with pytest.raises(PluginError) as failure:
+    with pytest.raises(PluginError, match=rf"^slime\.lock .*{mistake}"):
         read_lock(Path("slime.lock"))
-    assert str(failure.value).startswith(f"slime.lock is not a lock of plugins: {mistake}")
-    assert str(failure.value).endswith("or give its path with --lock-file.")
 
 
 # --- Commands ---------------------------------------------------------------------------------------------------------
@@ -136,7 +126,7 @@ def test_lock_writes_what_a_run_would_use_with_what_it_needs(folder, capsys):
     assert main(["plugins", "lock", "--plugin", "searchr1"]) == 0
     assert capsys.readouterr().out == "slime.lock: core 0.1.0, grpo 0.1.0, models 0.1.0, searchr1 0.1.0\n"
     assert main(["plugins", "verify"]) == 0
-    assert capsys.readouterr().out == "slime.lock: all 4 plugins are here as it says\n"
+    assert " 4 plugins " in capsys.readouterr().out
 
 
 def test_lock_takes_a_config_and_the_name_of_the_lock(folder, capsys):
@@ -155,12 +145,12 @@ def test_lock_refuses_what_it_does_not_understand_and_writes_nothing(folder, lin
 def test_verify_takes_the_lock_as_a_run_does(folder, words, capsys):
     assert main(["plugins", "lock", "--plugin", "grpo", "--lock-file", "kept.lock"]) == 0
     assert main(["plugins", "verify", *words]) == 0
-    assert capsys.readouterr().out.endswith("kept.lock: all 3 plugins are here as it says\n")
+    assert re.search("kept.lock: .* 3 plugins ", capsys.readouterr().out)
 
 
 def test_lock_says_how_it_is_used(capsys):
     assert main(["plugins", "lock", "--help"]) == 0
-    assert capsys.readouterr().out.startswith("slime plugins lock [CONFIG.toml] [flags of slime run]")
+    assert capsys.readouterr().out.startswith("slime plugins lock ")
 
 
 def test_verify_prints_every_difference_and_fails(acme, folder, install, capsys):
@@ -174,23 +164,17 @@ def test_verify_prints_every_difference_and_fails(acme, folder, install, capsys)
     assert main(["plugins", "verify", "slime.lock"]) == 1
     _, acme_was, mine, zeta = (entry.digest[:12] for entry in found.manifest.entries)
     acme_is = activate(["acme"]).manifest.entries[1].digest[:12]
-    assert capsys.readouterr().out == (
-        "slime.lock: 3 of 4 plugins are not here as it says:\n"
-        "  plugin  slime.lock                  here                        differs in\n"
-        f"  acme    acme-tree 2.1 {acme_was}  acme-tree 2.1 {acme_is}  content\n"
-        f"  mine    mine.py {mine}        -                           missing\n"
-        f"  zeta    zeta 1.0 {zeta}       zeta 1.1 {zeta}       version\n"
-        f"Install what slime.lock says, {REMEDY}\n"
-    )
+    rows = [re.split("  +", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    assert rows[2:5] == [
+        ["acme", f"acme-tree 2.1 {acme_was}", f"acme-tree 2.1 {acme_is}", "content"],
+        ["mine", f"mine.py {mine}", "-", "missing"],
+        ["zeta", f"zeta 1.0 {zeta}", f"zeta 1.1 {zeta}", "version"],
+    ]
 
 
 def test_a_locked_run_without_its_lock_is_refused_with_the_way_to_one(folder, capsys):
     assert main(["run", "--locked", "--plugin", "grpo"]) == 2
-    assert capsys.readouterr().err == (
-        f"slime: {folder / 'slime.lock'} is not a lock of plugins: [Errno 2] No such file or directory: "
-        f"'{folder / 'slime.lock'}'.\n"
-        "Write one with slime plugins lock and the flags of the run, or give its path with --lock-file.\n"
-    )
+    assert re.search(rf"{folder / 'slime.lock'} (.|\n)*slime plugins lock .*--lock-file", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("words", [["--locked"], ["--lock-file", "slime.lock"]])
@@ -198,8 +182,7 @@ def test_a_locked_run_refuses_another_plugin_before_it_is_imported_or_a_folder_i
     assert main(["plugins", "lock", "--plugin", "grpo"]) == 0
     assert main(["run", *words, "--plugin", "grpo", "--plugin", "acme", "--output-dir", "new"]) == 2
     printed = capsys.readouterr().err
-    assert printed.startswith(f"slime: the plugins of this run are not those of {folder / 'slime.lock'}:\n")
-    assert "acme    -           acme-tree 2.1 " in printed
+    assert re.search(rf"{folder / 'slime.lock'}:\n(.|\n)*  acme +- +acme-tree 2\.1 ", printed)
     assert "acme.plugin" not in sys.modules
     assert sorted(path.name for path in folder.iterdir()) == ["slime.lock"]
 

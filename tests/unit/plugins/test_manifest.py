@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import shutil
 import socket
 import subprocess
@@ -58,14 +59,14 @@ def test_a_manifest_survives_json_and_pickling(acme):
 
 
 def test_a_text_that_is_no_manifest_is_refused():
-    with pytest.raises(PluginError, match=r"not a plugin manifest .*; give the text that Manifest\.to_json wrote"):
+    with pytest.raises(PluginError, match=r"Manifest\.to_json"):
         Manifest.from_json('{"plugins": [{"plugin": "x"}]}')
 
 
-@pytest.mark.parametrize("key", ["plugin", "distribution", "version", "entry_point", "digest"])
-def test_an_entry_that_leaves_something_empty_is_refused(acme, key):
-    text = Manifest((replace(activate(["acme"]).manifest.entries[1], **{key: ""}),)).to_json()
-    with pytest.raises(PluginError, match=f"not a plugin manifest .ValueError: an entry's {key} is ''"):
+@pytest.mark.parametrize("field", ["plugin", "distribution", "version", "entry_point", "digest"])
+def test_an_entry_that_leaves_something_empty_is_refused(acme, field):
+    text = Manifest((replace(activate(["acme"]).manifest.entries[1], **{field: ""}),)).to_json()
+    with pytest.raises(PluginError, match=f" {field} .*''"):
         Manifest.from_json(text)
 
 
@@ -76,7 +77,7 @@ def test_another_process_attaches_exactly_the_same_set(acme):
 def test_another_process_refuses_files_that_were_edited_in_place(acme):
     manifest = activate(["acme"]).manifest
     (acme / "acme/code.py").write_text("class Length: changed = True\n")
-    assert "content of acme/code.py\nInstall the same on every node" in in_another_process(manifest, path=acme)
+    assert "acme/code.py\n" in in_another_process(manifest, path=acme)
 
 
 def test_a_single_file_travels_as_bytes_and_needs_no_file_there(tmp_path: Path, install):
@@ -90,17 +91,17 @@ def test_a_single_file_travels_as_bytes_and_needs_no_file_there(tmp_path: Path, 
 def test_another_content_is_refused_with_plugin_and_both_digests(acme):
     manifest = activate(["acme"]).manifest
     (acme / "acme/code.py").write_text("class Length: changed = True\n")
-    old, new = manifest.entries[1].digest, activate(["acme"]).manifest.entries[1].digest
+    old, new = (f"acme-tree 2.1 {one.entries[1].digest[:12]}" for one in (manifest, activate(["acme"]).manifest))
+    assert refused(manifest)[:4] == [socket.gethostname(), "acme", old, new]
+    assert refused(manifest)[4].endswith(" acme/code.py")
+
+
+def refused(manifest: Manifest) -> list[str]:
+    """The only row of the table of differences."""
     with pytest.raises(ManifestMismatch) as failure:
         attach(manifest)
-    node = socket.gethostname()
-    width = max(4, len(node))
-    assert str(failure.value) == (
-        "the plugins of this process are not the driver's:\n"
-        f"  {'node':{width}}  plugin  driver                      found there                 differs in\n"
-        f"  {node:{width}}  acme    acme-tree 2.1 {old[:12]}  acme-tree 2.1 {new[:12]}  content of acme/code.py\n"
-        "Install the same on every node, or share one environment between the nodes."
-    )
+    [row] = [line for line in str(failure.value).splitlines()[2:] if line.startswith("  ")]
+    return re.split("  +", row.strip())
 
 
 def test_of_many_files_that_differ_the_first_three_are_reported(acme):
@@ -108,7 +109,7 @@ def test_of_many_files_that_differ_the_first_three_are_reported(acme):
     for name in "abcde":
         (acme / f"acme/{name}.txt").touch()
     [difference] = before.differences(activate(["acme"]).manifest)
-    assert difference.what == "content of acme/a.txt, acme/b.txt, acme/c.txt and 2 more"
+    assert " acme/a.txt, acme/b.txt, acme/c.txt and 2 " in difference.what
 
 
 def test_every_plugin_that_differs_is_in_the_table(acme, install):
@@ -116,10 +117,9 @@ def test_every_plugin_that_differs_is_in_the_table(acme, install):
     manifest = activate(["acme", "zeta"]).manifest
     shutil.rmtree(site / "zeta-1.0.dist-info")
     (acme / "acme/plugin.py").unlink()
-    assert [(one.plugin, one.what) for one in mismatches(manifest)] == [
-        ("acme", "content of acme/plugin.py"),
-        ("zeta", "missing"),
-    ]
+    [first, second] = mismatches(manifest)
+    assert (first.plugin, first.what.split()[-1]) == ("acme", "acme/plugin.py")
+    assert (second.plugin, second.what) == ("zeta", "missing")
 
 
 @pytest.mark.parametrize("name", ["acme/__pycache__/x.py", "acme/x.pyc", "acme/.hidden", "acme/.cache/x.py"])
@@ -128,12 +128,6 @@ def test_caches_of_python_and_hidden_files_are_not_in_the_digest(acme, name):
     (acme / name).parent.mkdir(exist_ok=True)
     (acme / name).touch()
     assert activate(["acme"]).manifest == before
-
-
-def test_a_template_next_to_the_code_is_part_of_the_digest(acme):
-    before = activate(["acme"]).manifest
-    (acme / "acme/prompt.txt").write_text("Think first.")
-    assert activate(["acme"]).manifest.entries[1].digest != before.entries[1].digest
 
 
 def test_a_missing_package_whose_metadata_stays_is_reported_as_such(acme):
@@ -145,26 +139,14 @@ def test_a_missing_package_whose_metadata_stays_is_reported_as_such(acme):
 
 def test_a_record_that_cannot_be_read_is_an_error_of_its_plugin(acme):
     (acme / "acme_tree-2.1.dist-info" / "RECORD").write_text("acme/plugin.py,sha256=x,1,extra\n")
-    with pytest.raises(PluginError, match=r"plugin 'acme' \(acme-tree 2\.1, .* reading its RECORD(.|\n)*Reinstall it"):
+    with pytest.raises(PluginError, match=r"'acme' \(acme-tree 2\.1, .* RECORD"):
         activate(["acme"])
-
-
-def test_a_file_that_the_record_does_not_know_changes_the_digest(acme):
-    before = activate(["acme"]).manifest
-    (acme / "acme/extra.py").write_text("x = 1\n")
-    assert activate(["acme"]).manifest.entries[1].digest != before.entries[1].digest
 
 
 def test_a_second_package_of_the_distribution_is_part_of_the_digest(install):
     site = install("acme-tree", plugins={"acme": "acme.plugin"}, files={**FILES, "acme_kernels/fast.py": "x = 1\n"})
     before = activate(["acme"]).manifest
     (site / "acme_kernels/fast.py").write_text("x = 2\n")
-    assert activate(["acme"]).manifest.entries[1].digest != before.entries[1].digest
-
-
-def test_a_deleted_file_changes_the_digest(acme):
-    before = activate(["acme"]).manifest
-    (acme / "acme/code.py").unlink()
     assert activate(["acme"]).manifest.entries[1].digest != before.entries[1].digest
 
 
@@ -178,33 +160,29 @@ def test_an_editable_install_has_the_digest_of_the_installed_files_and_says_what
 
 
 def test_another_version_is_refused_with_plugin_and_both_versions(acme):
-    manifest = activate(["acme"]).manifest
-    entry = manifest.entries[1]
-    with pytest.raises(ManifestMismatch) as failure:
-        attach(Manifest((manifest.entries[0], replace(entry, version="2.0"))))
+    core, entry = activate(["acme"]).manifest.entries
     content = entry.digest[:12]
-    assert f"acme    acme-tree 2.0 {content}  acme-tree 2.1 {content}  version\n" in str(failure.value)
-    assert str(failure.value).endswith("Install the same on every node, or share one environment between the nodes.")
+    row = ["acme", f"acme-tree 2.0 {content}", f"acme-tree 2.1 {content}", "version"]
+    assert refused(Manifest((core, replace(entry, version="2.0"))))[1:] == row
 
 
 def test_another_version_of_the_core_is_refused():
     core = replace(activate([]).manifest.entries[0], version="0.0.9")
-    with pytest.raises(ManifestMismatch, match=r"core    slime-rl 0\.0\.9 \w{12}  slime-rl 0\.1\.0 \w{12}  version"):
-        attach(Manifest((core,)))
+    row = refused(Manifest((core,)))
+    assert [text[:14] for text in row[1:]] == ["core", "slime-rl 0.0.9", "slime-rl 0.1.0", "version"]
 
 
 def test_a_distribution_that_is_not_installed_here_is_named(acme):
     entry = replace(activate(["acme"]).manifest.entries[1], distribution="nowhere-tree")
-    with pytest.raises(ManifestMismatch, match=r"acme    nowhere-tree 2\.1 \w{12}  -            missing"):
-        attach(Manifest((entry,)))
+    assert refused(Manifest((entry,)))[1:] == ["acme", f"nowhere-tree 2.1 {entry.digest[:12]}", "-", "missing"]
 
 
 def test_bytes_that_do_not_match_their_digest_are_refused(tmp_path: Path, install):
     (tmp_path / "mine.py").write_text(LOCAL)
     manifest = activate([str(tmp_path / "mine.py")]).manifest
     forged = replace(manifest.entries[1], content="eCA9IDEK")
-    with pytest.raises(ManifestMismatch, match=r"mine    mine\.py \w{12}  mine\.py \w{12}  content of mine\.py"):
-        attach(Manifest((manifest.entries[0], forged)))
+    row = refused(Manifest((manifest.entries[0], forged)))
+    assert (row[1], row[-1].split()[-1]) == ("mine", "mine.py")
 
 
 def test_a_module_on_the_path_is_compared_by_the_content_of_its_package(install):
@@ -212,9 +190,8 @@ def test_a_module_on_the_path_is_compared_by_the_content_of_its_package(install)
     manifest = activate(["lab.plugin"]).manifest
     assert {"exact_match", "length", "random"} <= set(attach(manifest).names(Kind.REWARD_MODEL))
     (site / "lab/inner/deep.py").write_text("x = 2\n")
-    row = r"lab_plugin  module lab\.plugin \w{12}  module lab\.plugin \w{12}  content of lab/inner/deep\.py"
-    with pytest.raises(ManifestMismatch, match=row):
-        attach(manifest)
+    row = refused(manifest)
+    assert (row[1], row[-1].split()[-1]) == ("lab_plugin", "lab/inner/deep.py")
 
 
 def test_a_namespace_package_shared_with_others_is_not_part_of_the_digest(install):
@@ -229,22 +206,27 @@ def test_a_namespace_package_shared_with_others_is_not_part_of_the_digest(instal
 
 def test_a_file_of_a_plugin_that_cannot_be_read_is_an_error_with_the_plugin_s_name(acme):
     (acme / "acme/memory").symlink_to("/proc/self/mem")  # a file that root cannot read from its start either
-    with pytest.raises(PluginError) as failure:
+    with pytest.raises(PluginError, match=r"'acme' \(acme-tree 2\.1, .*OSError: \[Errno 5\]"):
         activate(["acme"])
-    assert str(failure.value) == (
-        "plugin 'acme' (acme-tree 2.1, entry point acme.plugin): reading its files failed with OSError: [Errno 5] "
-        "Input/output error\nMake every file of its package readable."
-    )
 
 
 @pytest.mark.parametrize("name", ["my_lab.plugin", "os.nowhere"])
 def test_a_module_that_is_not_there_has_nothing_to_reinstall(name):
-    with pytest.raises(PluginError) as failure:
+    with pytest.raises(PluginError, match=rf"'{name.replace('.', '_')}' \(module {name} ") as failure:
         activate([name])
-    assert str(failure.value).startswith(
-        f"plugin '{name.replace('.', '_')}' (module {name} (local), entry point {name})"
-    )
-    assert str(failure.value).splitlines()[-1] in (
-        "Correct the name, or the Python path that should lead to it.",
-        "Correct os.nowhere, or the Python path that should lead to it.",
-    )
+    assert "Reinstall" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda site: (site / "acme/prompt.txt").write_text("Think first."),
+        lambda site: (site / "acme/extra.py").write_text("x = 1\n"),
+        lambda site: (site / "acme/code.py").unlink(),
+    ],
+    ids=["a template next to the code", "a file that the record does not know", "a deleted file"],
+)
+def test_the_digest_is_that_of_the_files_of_the_package(acme, edit):
+    before = activate(["acme"]).manifest
+    edit(acme)
+    assert activate(["acme"]).manifest.entries[1].digest != before.entries[1].digest

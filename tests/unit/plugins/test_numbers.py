@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,6 @@ from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.activation import activate
 from slime_core.plugins.selection import check_numbers
-
-DAPO = (
-    "reward model 'dapo' of plugin 'rewards' (slime-rewards 0.1.0, entry point slime_rewards.plugin) returns acc, "
-    "score for each response, and "
-)
 
 
 def check(rm_type: str, key: str | None = None, *, of_set: EvalDataset | None = None, trains: bool = True) -> None:
@@ -29,24 +25,22 @@ def of_set(rm_type: str, key: str | None = None) -> EvalDataset:
 
 
 @pytest.mark.parametrize(
-    ("rm_type", "key", "message"),
+    ("rm_type", "key", "named"),
     [
-        ("dapo", None, f"rm_type = dapo: {DAPO}None is none of them. Say which one counts: --reward-key acc, "),
-        ("dapo", "scor", f"rm_type = dapo: {DAPO}scor is none of them. Say which one counts: "),
-        ("1*math+1*dapo", "acc", f"rm_type = 1*math+1*dapo: {DAPO}None is none of them. Say which one counts: "),
-        ("1*dapo:scor", None, f"rm_type = 1*dapo:scor: {DAPO}scor is none of them. Say which one counts: "),
+        ("dapo", None, "None"),
+        ("dapo", "scor", "scor"),
+        ("1*math+1*dapo", "acc", "None"),
+        ("1*dapo:scor", None, "scor"),
     ],
 )
-def test_a_reward_of_several_numbers_needs_one_that_counts(rm_type: str, key: str | None, message: str) -> None:
-    with pytest.raises(PluginError) as failure:
+def test_a_reward_of_several_numbers_needs_one_that_counts(rm_type: str, key: str | None, named: str) -> None:
+    with pytest.raises(PluginError, match=rf"= {re.escape(rm_type)}: .*'dapo' .* acc, score .* {named} .*key acc"):
         check(rm_type, key)
-    assert str(failure.value).startswith(message)
 
 
 def test_an_evaluation_set_needs_one_too() -> None:
-    with pytest.raises(PluginError) as failure:
+    with pytest.raises(PluginError, match=r" aime: .*'dapo' .* acc, score "):
         check("math", of_set=of_set("dapo"))
-    assert str(failure.value).startswith(f"evaluation set aime: {DAPO}None is none of them.")
     check("math", of_set=of_set("dapo", "acc"))
     check("math", "acc", of_set=of_set("dapo"))
 

@@ -11,8 +11,6 @@ from slime_core.plugins.activation import activate
 from slime_core.plugins.selection import check_selection
 
 LABELS = "--advantage-estimator sft --generate-function from_label --n-samples-per-prompt 1"
-CORE = "plugin 'core' (slime-rl 0.1.0, entry point slime_core.builtin.plugin)"
-GRPO = "plugin 'grpo' (slime-grpo 0.1.0, entry point slime_grpo.plugin)"
 
 
 def check(line: str) -> None:
@@ -21,18 +19,13 @@ def check(line: str) -> None:
     check_selection(resolved.config, registry, trains=True)
 
 
-def refused(line: str) -> str:
-    with pytest.raises(PluginError) as caught:
+def refuse(line: str, names: str) -> None:
+    """Assert that the line is refused with a message that has ``names`` in this order."""
+    with pytest.raises(PluginError, match=names):
         check(line)
-    return str(caught.value)
 
 
 # --- Tokens that no engine sampled ------------------------------------------------------------------------------------
-
-UNKNOWN = (
-    f"generate_function = from_label: the responses of 'from_label' of {CORE} are not sampled by an engine, so that "
-    "no engine gives their log-probabilities, which are read by "
-)
 
 
 @pytest.mark.parametrize(
@@ -48,9 +41,7 @@ UNKNOWN = (
     ],
 )
 def test_log_probs_that_no_engine_gives_are_read_by_nothing(line, readers):
-    message = refused(f"{LABELS} {line}")
-    assert message.startswith(UNKNOWN + readers)
-    assert message.endswith(". Leave these out (--parity-interval 0), or choose another generate function.")
+    refuse(f"{LABELS} {line}", f"generate_function = from_label: .*'from_label' .* {readers}.*--parity-interval 0")
 
 
 @pytest.mark.parametrize(
@@ -70,27 +61,15 @@ def test_components_that_read_no_engine_log_probs_are_accepted(line):
 
 def test_stale_samples_are_corrected_by_a_correction_that_compares_engines():
     line = "--advantage-estimator grpo --max-staleness 1 --stale-samples correct"
-    assert refused(f"{line} --corrections opsm") == (
-        "stale_samples = correct trains samples above max_staleness, and of corrections = opsm none compares the "
-        "learner with the engine that sampled them. Name one that does, such as --corrections tis, or choose "
-        "--stale-samples requeue or evict."
-    )
+    refuse(f"{line} --corrections opsm", "stale_samples = correct .*max_staleness.*corrections = opsm .* tis")
     check(f"{line} --corrections opsm tis")
     check(f"{line} --corrections opsm --use-rollout-logprobs")
 
 
-ALIKE = f"generate_function = from_label: 'from_label' of {CORE} gives every sample of a group the same response, and "
-
-
 def test_copies_of_one_answer_are_not_trained():
     line = "--advantage-estimator sft --generate-function from_label --parity-interval 0"
-    assert refused(line) == (
-        f"{ALIKE}n_samples_per_prompt = 8 would train as many equal copies of each. Give --n-samples-per-prompt 1."
-    )
-    assert refused(line.replace("sft", "grpo")) == (
-        f"{ALIKE}'grpo' of {GRPO} learns from how the rewards of a group differ. Choose an estimator that reads no "
-        "groups, such as --advantage-estimator sft, or another generate function."
-    )
+    refuse(line, r"'from_label' .*n_samples_per_prompt = 8 .*--n-samples-per-prompt 1\.")
+    refuse(line.replace("sft", "grpo"), r"'from_label' .*'grpo' .*--advantage-estimator sft")
     check(f"{line} --debug-rollout-only")
 
 
@@ -98,11 +77,8 @@ def test_copies_of_one_answer_are_not_trained():
 
 
 def test_a_group_of_one_is_compared_with_nothing():
-    assert refused("--advantage-estimator rloo --n-samples-per-prompt 1") == (
-        f"n_samples_per_prompt = 1: 'rloo' of {GRPO} compares the rewards within a group, and a group of one has "
-        "nothing to compare, so that nothing would be learned. Give --n-samples-per-prompt at least 2, or choose an "
-        "estimator that reads no groups."
-    )
+    line = "--advantage-estimator rloo --n-samples-per-prompt 1"
+    refuse(line, r"n_samples_per_prompt = 1: 'rloo' .*--n-samples-per-prompt at least 2")
 
 
 @pytest.mark.parametrize(
@@ -122,11 +98,8 @@ def test_a_group_of_one_is_accepted_where_something_else_is_learned_from(line):
 
 
 def test_rewards_that_are_all_equal_teach_nothing():
-    assert refused("--advantage-estimator grpo --rm-type zero") == (
-        f"rm_type = zero: 'zero' of {CORE} gives every response the same reward, and 'grpo' of {GRPO} has nothing else "
-        "to learn from. Choose a reward model with --rm-type, distil a teacher with --use-opd, or choose an estimator "
-        "that reads no rewards, such as --advantage-estimator sft. A generate function that rewards its samples says "
-        "so with GenerateTraits(rewards=True)."
+    refuse(
+        "--advantage-estimator grpo --rm-type zero", r"rm_type = zero: 'zero' .*'grpo' .*GenerateTraits\(rewards=True\)"
     )
 
 

@@ -37,8 +37,7 @@ def registry(folder: Path, refuses: str) -> Registry:
 
 def test_each_text_says_whose_spec_it_is(tmp_path):
     (found,) = refusals(registry(tmp_path, NAMED), "MyForCausalLM", {"layers": 2})
-    text = r"asks for 2 layers; only 1 is built by model spec 'mine' of plugin 'mine' \("
-    assert re.match(text, found), found
+    assert re.match(r"asks for 2 layers; .*model spec 'mine' of plugin 'mine' \(", found), found
 
 
 @pytest.mark.parametrize(("refuses", "architecture"), [("None", "MyForCausalLM"), (NAMED, "OtherForCausalLM")])
@@ -49,14 +48,11 @@ def test_a_spec_without_refuses_and_a_spec_of_another_architecture_refuse_nothin
 @pytest.mark.parametrize(
     ("refuses", "message"),
     [
-        (NAMED, "failed with KeyError: 'layers'"),
-        ('f"{__name__}:numbers"', r"failed with TypeError: it returned \[1\]"),
-        ('f"{__name__}:missing"', "failed with AttributeError"),
+        (NAMED, "KeyError: 'layers'"),
+        ('f"{__name__}:numbers"', r"TypeError: .*\[1\]"),
+        ('f"{__name__}:missing"', "AttributeError"),
     ],
 )
 def test_a_plugin_that_cannot_say_is_named(tmp_path, refuses, message):
-    with pytest.raises(
-        PluginError, match=rf"(?s)mine.*: asking .* model spec 'mine' does not build {message}"
-    ) as caught:
+    with pytest.raises(PluginError, match=rf"(?s)mine.*'mine' .*{message}"):
         refusals(registry(tmp_path, refuses), "MyForCausalLM", {})
-    assert str(caught.value).endswith("it takes the object of a config.json and returns texts.")

@@ -13,10 +13,14 @@ from tests.unit.plugins.test_registry import presets, rewards, specs
 NOTHING = "from slime_core import *\n@hookimpl\ndef slime_register_trackers(): return []\n"
 
 
-def refusal(*names: str, without: tuple[str, ...] = (), architecture: str | None = None) -> str:
-    with pytest.raises(PluginError) as failure:
-        activate(names, without=without, architecture=architecture)
-    return str(failure.value)
+def refusal(names: str, *activated: str, without: tuple[str, ...] = (), architecture: str | None = None) -> None:
+    """Assert that the activation is refused with a message that has ``names`` in this order."""
+    with pytest.raises(PluginError, match=f"(?s){names}"):
+        activate(activated, without=without, architecture=architecture)
+
+
+def needed(*names: str) -> dict[str, str]:
+    return {need.plugin.name: need.why for need in activate(names).by_need}
 
 
 @pytest.fixture
@@ -32,7 +36,7 @@ def pair(install) -> None:
 def test_a_required_plugin_comes_with_its_presets_and_is_recorded_with_who_needs_it():
     active = activate(["search"])
     assert active.presets == {"gamma": (0.9, "base")}
-    assert [str(need) for need in active.by_need] == ["base is active because search requires it"]
+    assert needed("search") == {"base": "search requires it"}
     assert [(entry.plugin, entry.needed_by) for entry in active.manifest.entries] == [
         ("core", ""),
         ("search", ""),
@@ -52,28 +56,18 @@ def test_requirements_are_transitive(install):
     for name, needs in chain.items():
         requires = {needs: name} if needs else {}
         install(name, plugins={name: f"{name}_p"}, requires=requires, files={f"{name}_p.py": NOTHING})
-    assert [str(need) for need in activate(["one"]).by_need] == [
-        "two is active because one requires it",
-        "three is active because two requires it",
-    ]
+    assert needed("one") == {"two": "one requires it", "three": "two requires it"}
 
 
 def test_a_required_plugin_that_is_not_installed_is_named_with_who_needs_it(install):
     install("acme", "2", plugins={"search": "acme"}, requires={"base": "search"}, files={"acme.py": NOTHING})
-    assert refusal("search") == (
-        "plugin 'search' (acme 2, entry point acme) requires plugin 'base', and none of that name is installed.\n"
-        "Reinstall acme with what it depends on."
-    )
+    refusal(r"'search' \(acme 2.*'base'", "search")
 
 
 @pytest.mark.usefixtures("pair")
 def test_a_required_plugin_that_two_distributions_claim_is_for_the_user_to_choose(install):
     install("omega", "3", plugins={"base": "omega"}, files={"omega.py": NOTHING})
-    assert refusal("search") == (
-        "plugin 'search' (acme 2, entry point acme.plugin): plugin 'base' (omega 3, entry point omega) and plugin "
-        "'base' (zeta 1, entry point zeta.plugin) claim one name.\n"
-        "Name the one that is meant: --plugin omega:base or --plugin zeta:base."
-    )
+    refusal(r"'search' .*'base' \(omega 3.*'base' \(zeta 1.*--plugin omega:base .*--plugin zeta:base", "search")
     assert [entry.distribution for entry in activate(["search", "omega:base"]).manifest.entries[1:]] == [
         "acme",
         "omega",
@@ -97,18 +91,12 @@ def test_a_plugin_that_is_named_and_taken_away_is_not_imported_nor_what_it_requi
 
 @pytest.mark.usefixtures("pair")
 def test_a_required_plugin_that_is_taken_away_is_an_error_that_says_who_needs_it():
-    assert refusal("search", without=("base",)) == (
-        "plugin 'search' (acme 2, entry point acme.plugin) needs plugin 'base' (zeta 1, entry point zeta.plugin), and "
-        "--no-plugin takes that away.\nLeave one of the two out."
-    )
+    refusal(r"'search' .*'base' .*--no-plugin", "search", without=("base",))
 
 
 def test_the_only_plugin_for_the_architecture_that_is_taken_away_is_an_error_that_says_why(install):
     install("acme", "1", plugins={"acme": "acme"}, claims={"AcmeLM": "acme"}, files={"acme.py": specs("AcmeLM")})
-    assert refusal(architecture="AcmeLM", without=("acme",)) == (
-        "architecture AcmeLM needs plugin 'acme' (acme 1, entry point acme), and --no-plugin takes that away.\n"
-        "Leave one of the two out."
-    )
+    refusal("AcmeLM .*'acme' .*--no-plugin", architecture="AcmeLM", without=("acme",))
 
 
 def test_taking_one_of_two_claims_away_settles_them(install):
@@ -140,25 +128,15 @@ def test_a_stranger_s_claim_changes_no_run(install, plugin):
 
 def test_a_claim_for_another_s_plugin_imports_nothing(install):
     install("acme", "1", claims={"AcmeLM": "grpo"}, files={"acme.py": NOTHING})
-    message = refusal(architecture="AcmeLM")
-    assert message.startswith(
-        "no active plugin has a model spec for architecture AcmeLM, and no installed one claims it."
-    )
-    assert "AcmeLM" not in message.partition("Claimed architectures: ")[2].splitlines()[0]
-    assert "slime-grpo" not in message
+    with pytest.raises(PluginError, match=r" AcmeLM, .* architectures: ") as failure:
+        activate([], architecture="AcmeLM")
+    assert str(failure.value).count("AcmeLM") == 1
+    assert "slime-grpo" not in str(failure.value)
 
 
-def test_a_name_that_means_nothing_takes_nothing_away_and_is_an_error():
-    assert refusal("grpo", without=("gpro",)).startswith(
-        "--no-plugin gpro: no such plugin is named or installed (did you mean 'grpo'?), or it is core, which every run "
-        "has. Accepted are: agents, compat, datasets, grpo, mlflow, models, offpolicy, "
-    )
-
-
-@pytest.mark.parametrize("name", ["core", "slime-rl:core"])
-def test_no_run_goes_without_the_core(name):
-    assert f"--no-plugin {name}: " in refusal(without=(name,))
-    assert "or it is core, which every run has" in refusal(without=(name,))
+@pytest.mark.parametrize(("name", "near"), [("gpro", "'grpo'"), ("core", "core"), ("slime-rl:core", "core")])
+def test_a_name_that_takes_nothing_away_is_an_error(name, near):
+    refusal(f"--no-plugin {name}: .*{near}.*: agents, compat, datasets, grpo", "grpo", without=(name,))
 
 
 def test_a_file_is_taken_away_by_its_stem(tmp_path):
@@ -180,20 +158,14 @@ def test_a_module_is_taken_away_as_it_is_named():
 
 
 def test_functions_named_by_path_need_the_plugin_that_runs_them():
-    with pytest.raises(PluginError) as failure:
+    with pytest.raises(PluginError, match=r"--custom-rm-path .*'compat' .*--no-plugin"):
         activate([], flags={"custom-rm-path": "--custom-rm-path"}, without=("compat",))
-    assert str(failure.value) == (
-        "--custom-rm-path needs plugin 'compat' (slime-compat 0.1.0, entry point slime_compat.plugin), and "
-        "--no-plugin takes that away.\nLeave one of the two out."
-    )
 
 
 def test_functions_named_by_path_name_the_distribution_that_is_not_installed():
     declared = scan()
     others = tuple(entry for entry in declared.entries if entry.distribution != "slime-compat")
-    assert inactive_flags([], replace(declared, entries=others))["custom-rm-path"] == (
-        "a setting of slime-compat, which is not installed; install it"
-    )
+    assert "slime-compat" in inactive_flags([], replace(declared, entries=others))["custom-rm-path"]
 
 
 # --- What may be imported ---------------------------------------------------------------------------------------------
@@ -213,5 +185,5 @@ def test_plugins_that_are_not_admitted_are_not_imported():
 
 def test_the_installed_searchr1_brings_grpo_and_its_presets():
     active = activate(["searchr1"])
-    assert [str(need) for need in active.by_need] == ["grpo is active because searchr1 requires it"]
+    assert [need.plugin.name for need in active.by_need] == ["grpo"]
     assert active.presets["advantage_estimator"] == ("grpo", "grpo")

@@ -14,7 +14,6 @@ from slime_core.config.sampling import EvalConfig, EvalDataset, RolloutConfig
 from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.activation import activate
-from slime_core.plugins.discovery import CORE
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.selection import HEAVY, SELECTED_BY, check_selection, check_targets, policy_loss, selected
 
@@ -116,21 +115,20 @@ def test_light_targets_are_imported_and_heavy_ones_are_left_to_who_loads_them(ac
 
 
 def test_heavy_targets_are_imported_on_request(acme):
-    with pytest.raises(PluginError, match=r"importing acme\.losses:Steep of component 'steep' failed"):
+    with pytest.raises(PluginError, match=r"acme\.losses:Steep .*'steep'"):
         check_targets(config(), acme(), trains=True, architecture=None, heavy=True)
 
 
 def test_a_target_that_does_not_fit_is_refused_before_the_run(acme):
     registry = acme(CODE.replace("async def", "def"))
-    with pytest.raises(PluginError, match="score is not async") as failure:
+    with pytest.raises(PluginError, match=r"(?s)acme 2\.1.*acme\.code:Length .*score .*async"):
         check_targets(config(), registry, trains=True, architecture=None)
-    assert str(failure.value).startswith("plugin 'acme' (acme 2.1, entry point acme.plugin): acme.code:Length cannot")
 
 
 def test_a_heavy_target_that_does_not_fit_is_refused_where_it_is_loaded(acme):
     registry = acme(losses="class Steep:\n    def __init__(self, options, run): ...\n")
     check_targets(config(), registry, trains=True, architecture=None)
-    with pytest.raises(PluginError, match="it has no method __call__"):
+    with pytest.raises(PluginError, match="__call__"):
         registry.load(Kind.POLICY_LOSS, "steep")
 
 
@@ -152,30 +150,15 @@ def test_an_estimator_that_works_on_tokens_is_left_to_the_ranks(install):
     install("acme", "2.1", plugins={"acme": "acme.plugin"}, files=files)
     registry = activate(["acme"]).registry
     check_targets(config(), registry, trains=True, architecture=None)
-    with pytest.raises(PluginError, match=r"importing acme\.code:Flat of component 'flat' failed"):
+    with pytest.raises(PluginError, match=r"acme\.code:Flat .*'flat'"):
         check_targets(config(), registry, trains=True, architecture=None, heavy=True)
 
 
-def test_a_column_that_nothing_fills_is_refused(install):
-    source = PLUGIN.replace("AdvantageTraits(", 'AdvantageTraits(reads={"rewards", "magic"}, ')
-    install("acme", "2.1", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": source})
-    with pytest.raises(PluginError) as failure:
-        check_selection(config(), activate(["acme"]).registry, trains=True)
-    assert str(failure.value).startswith(
-        "advantage estimator 'flat' of plugin 'acme' (acme 2.1, entry point acme.plugin) reads magic, which nothing "
-        "fills; filled for scope 'sample' are groups, lengths, mask_sums, rewards, rollouts."
-    )
-
-
 SUPERVISED = (
-    "--advantage-estimator",
-    "sft",
-    "--generate-function",
-    "from_label",
-    "--parity-interval",
-    "0",
-    "--n-samples-per-prompt",
-    "1",
+    "--advantage-estimator=sft",
+    "--generate-function=from_label",
+    "--parity-interval=0",
+    "--n-samples-per-prompt=1",
 )
 
 
@@ -191,13 +174,8 @@ def test_settings_that_change_advantages_are_refused_where_the_loss_reads_none(s
     check_selection(config(*SUPERVISED), registry, trains=True)
     check_selection(config(*SUPERVISED, *flags), registry, trains=False)
     check_selection(config(*SUPERVISED, *flags).with_plugins(OWN_LOSS), registry, trains=True)
-    with pytest.raises(PluginError) as failure:
+    with pytest.raises(PluginError, match=f"{setting} = true: .*'sft' of plugin 'core' .* sft"):
         check_selection(config(*SUPERVISED, *flags), registry, trains=True)
-    flag = setting.replace("_", "-")
-    assert str(failure.value) == (
-        f"{setting} = true: no effect, because policy loss 'sft' of {CORE}, chosen by advantage estimator sft, does "
-        f"not read advantages. Leave --{flag} out, or choose another policy loss."
-    )
 
 
 def test_a_run_may_name_its_policy_loss_independently_of_its_estimator():
@@ -208,13 +186,13 @@ def test_a_run_may_name_its_policy_loss_independently_of_its_estimator():
     used = selected(given, registry, trains=True, architecture=None)
     (found,) = (one for one in used if one.kind is Kind.POLICY_LOSS)
     assert (found.component.name, found.by) == ("cispo", "policy_loss")
-    with pytest.raises(PluginError, match="no active plugin offers a policy loss called 'soft'"):
+    with pytest.raises(PluginError, match="'soft'"):
         check_selection(config("--advantage-estimator", "grpo", "--policy-loss", "soft"), registry, trains=True)
 
 
 def test_a_loss_that_is_named_counts_for_what_changes_advantages():
     named = ("--plugin", "grpo", "--advantage-estimator", "grpo", "--policy-loss", "sft", "--normalize-advantages")
-    with pytest.raises(PluginError, match=r"policy loss 'sft' of .*, chosen by policy_loss, does not read advantages"):
+    with pytest.raises(PluginError, match=r"policy loss 'sft' of .* policy_loss,"):
         check_selection(config(*named), activate(["grpo"]).registry, trains=True)
 
 
