@@ -45,7 +45,7 @@ def test_values_that_are_no_arrays_are_unchanged() -> None:
 
 @pytest.mark.parametrize("value", [3.0, np.array(["a"]), ["a"], [None], np.array([1j])])
 def test_arrays_without_rows_of_numbers_are_refused(value: object) -> None:
-    with pytest.raises(ValueError, match=r"shape \[.*\] of .*; accepted: numbers or truth values with at least one"):
+    with pytest.raises(ValueError, match=r"shape \[.*\] of "):
         array_of(value)
 
 

@@ -82,9 +82,9 @@ def test_the_reward_is_the_number_or_the_entry_of_the_key():
 
 
 def test_a_reward_that_is_not_there_names_the_sample_and_what_it_has():
-    with pytest.raises(ValueError, match=r"sample 3 has rewards \['format', 'score'\]; reward key 'length'"):
+    with pytest.raises(ValueError, match=r"sample 3 .*\['format', 'score'\].*'length'"):
         Sample(index=3, reward={"score": 0.5, "format": 1.0}).reward_value("length")
-    with pytest.raises(ValueError, match="sample 4 has no reward \\(status failed\\)"):
+    with pytest.raises(ValueError, match=r"sample 4 .*\(status failed\)"):
         Sample(index=4, status=Status.FAILED).reward_value()
 
 

@@ -18,7 +18,7 @@ async def test_exact_match_ignores_white_space_around_and_nothing_else():
 
 
 async def test_exact_match_without_a_label_names_the_sample_and_the_flag():
-    with pytest.raises(DataError, match=r"sample 7 of group 2 has no label to compare with.\n.*--label-key"):
+    with pytest.raises(DataError, match=r"sample 7 of group 2 .*\n.*--label-key"):
         await ExactMatch(None, RunView()).score([Sample(group_index=2, index=7, response="4")])
 
 

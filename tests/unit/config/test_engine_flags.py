@@ -12,16 +12,11 @@ from slime_core.config.load import load
 from slime_core.config.schema import RunConfig
 from slime_core.config.tables import rows
 from slime_core.errors import ConfigError
+from tests.unit.config.broken import refused
 
 
 def config_of(line: str) -> RunConfig:
     return load(line.split(), check_rules=False).config
-
-
-def mistakes_of(line: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        config_of(line)
-    return [text.removeprefix("  - ") for text in str(caught.value).splitlines() if text.startswith("  - ")]
 
 
 def test_megatrons_flags_become_fields_of_its_configs() -> None:
@@ -65,36 +60,23 @@ def test_flags_that_are_settings_of_the_core_stay_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "mistake"),
+    ("text", "place", "names"),
     [
-        (
-            "[megatron]\nrecompute_granularty = 'full'",
-            "[megatron] recompute_granularty: Megatron has no such flag; did you mean recompute_granularity?",
-        ),
-        ("[sglang]\nlog_levl = 'info'", "[sglang] log_levl: SGLang has no such flag; did you mean log_level?"),
-        (
-            "[sglang]\nhost = '0.0.0.0'",
-            "[sglang] host: host: not passed on to SGLang: an engine's addresses are chosen where it is started",
-        ),
-        (
-            "[sglang]\ngc_threshold = 3",
-            "[sglang] gc_threshold: found 3; accepted: any number of values, each a whole number",
-        ),
-        ("[megatron]\nlr = 1e-3", "[megatron] lr: it belongs to [optimizer]"),
-        (
-            "[model]\ndecoupled_lr = 1e-5",
-            "[model] decoupled_lr: no such setting; it belongs to [megatron] as decoupled_lr",
-        ),
-        (
-            "[engine]\nsglang_log_level = 'info'",
-            "[engine] sglang_log_level: no such setting; it belongs to [sglang] as log_level",
-        ),
+        ("[megatron]\nrecompute_granularty = 'full'", "[megatron] recompute_granularty: ", " recompute_granularity?"),
+        ("[sglang]\nlog_levl = 'info'", "[sglang] log_levl: ", " log_level?"),
+        ("[sglang]\nhost = '0.0.0.0'", "[sglang] host: ", "SGLang"),
+        ("[sglang]\ngc_threshold = 3", "[sglang] gc_threshold: ", " 3;"),
+        ("[megatron]\nlr = 1e-3", "[megatron] lr: ", "[optimizer]"),
+        ("[model]\ndecoupled_lr = 1e-5", "[model] decoupled_lr: ", "[megatron]"),
+        ("[engine]\nsglang_log_level = 'info'", "[engine] sglang_log_level: ", "[sglang] as log_level"),
     ],
 )
-def test_a_mistake_in_a_file_says_where(text: str, mistake: str, tmp_path: Path) -> None:
+def test_a_mistake_in_a_file_says_where(text: str, place: str, names: str, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(text)
-    assert mistakes_of(f"--config {path}") == [f"run.toml:2 {mistake}"]
+    (mistake,) = refused("--config", str(path))
+    assert str(mistake).startswith(f"run.toml:2 {place}")
+    assert names in str(mistake)
 
 
 @pytest.mark.parametrize(

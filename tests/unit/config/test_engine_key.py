@@ -56,7 +56,7 @@ def test_a_server_of_others_gets_its_own_key_and_no_other(monkeypatch: pytest.Mo
         send_key_to(ENGINE)
         assert engine_headers(ENGINE) == {"Authorization": f"Bearer {engine_access().key_text}"}
         monkeypatch.delenv("THEIR_KEY")
-        with pytest.raises(ConfigError, match=r"THEIR_KEY holds no key for https://judge\.example"):
+        with pytest.raises(ConfigError, match=r"THEIR_KEY .*https://judge\.example"):
             add_key("https://judge.example/v1", "THEIR_KEY")
     assert engine_headers("https://judge.example/generate") == {}
 
@@ -82,10 +82,7 @@ def test_the_user_chooses_it_or_goes_without(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("text", ["two words", "line\nend", "schlüssel"])
 def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv(ENGINE_KEY, text)
-    with (
-        pytest.raises(ConfigError, match="SLIME_ENGINE_KEY holds no text that a header can carry") as caught,
-        key_of_run(),
-    ):
+    with pytest.raises(ConfigError, match=ENGINE_KEY) as caught, key_of_run():
         pass
     assert text not in str(caught.value)
 

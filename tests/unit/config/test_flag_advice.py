@@ -34,8 +34,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 
 def test_an_unknown_flag_gets_the_advice_of_a_distribution(install):
-    install("acme", "def advice():\n    return {'--acme-rate': '--acme-rate is called here --lr'}\n")
-    with pytest.raises(ConfigError, match=r"\n  - --acme-rate is called here --lr\n"):
+    install("acme", "def advice():\n    return {'--acme-rate': '--acme-rate is --lr'}\n")
+    with pytest.raises(ConfigError, match=r"\n  - --acme-rate is --lr\n"):
         load(["--acme-rate", "1"], check_rules=False)
 
 
@@ -66,13 +66,12 @@ def test_a_setting_of_the_core_needs_no_advice(install):
 @pytest.mark.parametrize(
     ("code", "found"),
     [
-        ("def advice():\n    return ['--rate']\n", "returned ['--rate']; accepted: texts or functions by flag"),
-        ("def advice(): raise ValueError('no table')\n", "failed with ValueError: no table"),
-        ("", "failed with AttributeError"),
+        ("def advice():\n    return ['--rate']\n", r"\['--rate'\]"),
+        ("def advice(): raise ValueError('no table')\n", "ValueError: no table"),
+        ("", "AttributeError"),
     ],
 )
 def test_a_function_that_gives_no_advice_is_named(install, code, found):
     install("acme", code)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=rf"acme_advice:advice .*slime\.flag_advice .*{found}"):
         flag_advice()
-    assert str(refused.value).startswith("entry point acme = acme_advice:advice of slime.flag_advice " + found)

@@ -67,7 +67,7 @@ def test_shared_experts_count_with_their_gate():
 
 
 def test_a_model_whose_flops_cannot_be_counted_is_refused():
-    with pytest.raises(ValueError, match="does not say hidden_size, vocab_size"):
+    with pytest.raises(ValueError, match="hidden_size, vocab_size"):
         forward_flops({key: value for key, value in SHAPE.items() if key not in ("hidden_size", "vocab_size")})
-    with pytest.raises(ValueError, match=r"latent attention \(kv_lora_rank\)"):
+    with pytest.raises(ValueError, match="kv_lora_rank"):
         forward_flops({**SHAPE, "kv_lora_rank": 8})

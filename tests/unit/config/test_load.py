@@ -12,6 +12,7 @@ from slime_core.config.explain import to_toml
 from slime_core.config.load import Resolved, load, peek
 from slime_core.config.schema import ARITHMETIC, DEMO_DEFAULTS
 from slime_core.errors import ConfigError
+from tests.unit.config.broken import refused
 
 
 class Options(BaseModel):
@@ -42,12 +43,6 @@ def write(folder: Path, text: str) -> Path:
     path = folder / "run.toml"
     path.write_text(text)
     return path
-
-
-def mistakes_of(folder: Path, text: str, **layers: object) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        resolve(file=write(folder, text), **layers)
-    return [line.removeprefix("  - ") for line in str(caught.value).splitlines() if line.startswith("  - ")]
 
 
 def test_a_flag_beats_the_file_which_beats_a_preset_which_beats_the_default(tmp_path: Path) -> None:
@@ -86,9 +81,9 @@ def test_a_run_without_evaluations_has_a_flag_of_its_own(tmp_path: Path) -> None
     file = write(tmp_path, '[eval]\neval_interval = 5\n[[eval.eval_datasets]]\nname = "a"\npath = "b"')
     for config in (resolve("--no-eval").config, resolve("--no-eval", file=file).config):
         assert (config.evaluates, config.eval.eval_interval, config.eval.skip_eval_before_train) == (False, None, True)
-    with pytest.raises(ConfigError, match="--no-eval: nothing is evaluated with it; leave it or --eval-interval out"):
+    with pytest.raises(ConfigError, match=r"--no-eval: .*--eval-interval"):
         resolve("--no-eval --eval-interval 3")
-    with pytest.raises(ConfigError, match="--no-eval: found 'false'; accepted: no value"):
+    with pytest.raises(ConfigError, match=r"--no-eval: .*'false'"):
         resolve("--no-eval false")
 
 
@@ -138,40 +133,42 @@ def test_plugin_options_come_from_flags_and_from_a_table(tmp_path: Path) -> None
 
 
 def test_a_rule_between_plugin_options_is_reported_with_the_rest() -> None:
-    with pytest.raises(ConfigError, match=r"(?s)2 mistakes.*--zzz.*\[toy\]: .*low = 2.0 is above high = 1.0"):
+    with pytest.raises(ConfigError, match=r"(?s)--zzz.*\[toy\]: .*low = 2.0 .*high = 1.0"):
         resolve("--toy.low 2 --zzz", plugin_options=TOY)
 
 
 def test_a_preset_that_is_no_setting_blames_the_plugin() -> None:
-    with pytest.raises(ConfigError, match="preset eps_clop of plugin toy: no such setting; did you mean eps_clip"):
+    with pytest.raises(ConfigError, match=r"eps_clop .* toy: .* eps_clip\b"):
         resolve(presets={"eps_clop": (1, "toy")})
 
 
 @pytest.mark.parametrize(
-    ("text", "mistake"),
+    ("text", "place", "names"),
     [
-        ("[optimizer]\nlr = '1'", 'run.toml:2 [optimizer] lr: found "1"; accepted: a number of at least 0'),
-        ("[run]\nseed = true", "run.toml:2 [run] seed: found true; accepted: a whole number of at least 0"),
-        ("[model]\nbf16 = 1", "run.toml:2 [model] bf16: found 1; accepted: true or false"),
-        ("[run]\njob_name = 2024-01-01", "run.toml:2 [run] job_name: found 2024-01-01; accepted: text"),
-        ("[optimizer]\nlearning = 1", "run.toml:2 [optimizer] learning: no such setting"),
-        ("[optimizer]\nmin_lrr = 1", "run.toml:2 [optimizer] min_lrr: no such setting; did you mean min_lr?"),
-        ("[model]\nlr = 1", "run.toml:2 [model] lr: no such setting; it belongs to [optimizer]"),
-        ("plugins = []", "run.toml:1 plugins: stands in no section; it belongs to [run]"),
-        ("[eva]", "run.toml:1 [eva]: neither a section nor a named plugin with options; did you mean eval?"),
+        ("[optimizer]\nlr = '1'", "run.toml:2 [optimizer] lr: ", '"1"'),
+        ("[run]\nseed = true", "run.toml:2 [run] seed: ", "true"),
+        ("[model]\nbf16 = 1", "run.toml:2 [model] bf16: ", "1"),
+        ("[run]\njob_name = 2024-01-01", "run.toml:2 [run] job_name: ", "2024-01-01"),
+        ("[optimizer]\nlearning = 1", "run.toml:2 [optimizer] learning: ", ""),
+        ("[optimizer]\nmin_lrr = 1", "run.toml:2 [optimizer] min_lrr: ", " min_lr?"),
+        ("[model]\nlr = 1", "run.toml:2 [model] lr: ", "[optimizer]"),
+        ("plugins = []", "run.toml:1 plugins: ", "[run]"),
+        ("[eva]", "run.toml:1 [eva]: ", " eval?"),
     ],
 )
-def test_a_mistake_in_a_file_says_line_and_section(tmp_path: Path, text: str, mistake: str) -> None:
-    assert mistakes_of(tmp_path, text) == [mistake]
+def test_a_mistake_in_a_file_says_line_and_section(tmp_path: Path, text: str, place: str, names: str) -> None:
+    (mistake,) = refused("--config", str(write(tmp_path, text)))
+    assert str(mistake).startswith(place)
+    assert names in str(mistake).removeprefix(place)
 
 
 def test_a_syntax_error_in_a_file_names_its_line_and_hides_no_other_mistake(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"(?s)2 mistakes.*run\.toml: not TOML: .*line 2.*--lr: found 'fast'"):
+    with pytest.raises(ConfigError, match=r"run\.toml: .*line 2.*\n.*--lr: .*'fast'"):
         load(["--config", str(write(tmp_path, "[run]\nseed = = 1")), "--lr", "fast"])
 
 
 def test_a_missing_file_is_a_mistake() -> None:
-    with pytest.raises(ConfigError, match=r"--config missing\.toml: No such file or directory; accepted: the path"):
+    with pytest.raises(ConfigError, match=r"--config missing\.toml: "):
         load(["--config", "missing.toml"])
 
 

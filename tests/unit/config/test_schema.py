@@ -7,7 +7,7 @@ import pickle
 import pytest
 from pydantic import ValidationError
 
-from slime_core.config.learning import AlgorithmConfig, CriticConfig, LearnerConfig
+from slime_core.config.learning import AlgorithmConfig, LearnerConfig
 from slime_core.config.sampling import RolloutConfig
 from slime_core.config.schema import ARITHMETIC, DEMO_DEFAULTS, RunConfig
 from slime_core.config.section import EngineSection
@@ -81,10 +81,3 @@ def test_embedded_defaults_are_settings_and_their_files_exist() -> None:
     assert DEMO_DEFAULTS.keys() <= core_settings().keys()
     assert (ARITHMETIC / "model" / "config.json").is_file()
     assert (ARITHMETIC / "data" / "held_out.jsonl").is_file()
-
-
-def test_the_help_of_a_setting_says_what_else_it_decides():
-    described = {name: f"{field.description}" for name, field in LearnerConfig.model_fields.items()}
-    for name in ("micro_batch_size", "balance_by_flops"):
-        assert "switches shared_prompts off" in described[name]
-    assert "a causal language model of the actor's arch" in f"{CriticConfig.model_fields['critic_load'].description}"

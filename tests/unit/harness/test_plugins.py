@@ -78,7 +78,7 @@ def test_an_active_plugin_offers_what_is_its_own_and_finds_what_core_offers(mine
     assert plugin.lifecycle == ("slime_after_weight_sync",)
     assert plugin.component(Kind.REWARD_MODEL, "exact_match").name == "exact_match"
     assert plugin.load(Kind.REWARD_MODEL, "length").__name__ == "Length"  # type: ignore[attr-defined]
-    with pytest.raises(PluginError, match="no active plugin offers a reward model called 'width'"):
+    with pytest.raises(PluginError, match="'width'"):
         plugin.load(Kind.REWARD_MODEL, "width")
 
 
@@ -95,7 +95,7 @@ def test_a_component_is_made_with_options_and_run_as_in_a_run(mine: Path):
 
 def test_a_constructor_that_fails_is_the_plugin_s(mine: Path):
     mine.write_text(SOURCE.replace("self.factor = options.factor", "raise KeyError('factor')"))
-    with pytest.raises(PluginError, match=r"plugin 'mine' .* making reward model 'length' failed with KeyError"):
+    with pytest.raises(PluginError, match=r"'mine' .*'length' .*KeyError"):
         activate(str(mine)).build(Kind.REWARD_MODEL, "length")
 
 
@@ -134,7 +134,7 @@ def test_another_process_with_other_code_refuses():
 def test_a_block_without_installed_plugins_finds_core_files_and_modules_only(mine: Path):
     with only_core_installed():
         assert {plugin.name for plugin in installed()} == {"core"}
-        with pytest.raises(PluginError, match="no installed plugin is called that"):
+        with pytest.raises(PluginError, match="--plugin grpo: "):
             find_plugin("grpo")
         assert activate(str(mine)).identity.name == "mine"
     assert "grpo" in {plugin.name for plugin in installed()}
@@ -143,7 +143,7 @@ def test_a_block_without_installed_plugins_finds_core_files_and_modules_only(min
 def test_the_parameters_of_a_hook_are_those_of_its_specification():
     assert hook_parameters("slime_after_weight_sync") == ("version", "options")
     assert all(hook_parameters(hook)[-1] == "options" for hook in LIFECYCLE_HOOKS)
-    with pytest.raises(PluginError, match="there is no lifecycle hook 'slime_after_lunch'"):
+    with pytest.raises(PluginError, match="'slime_after_lunch'"):
         hook_parameters("slime_after_lunch")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -42,8 +43,10 @@ def test_the_embedded_model_is_built():
     ],
 )
 def test_scaled_positions_are_refused_however_they_are_written(refuses, scaled):
-    built = "'default' and 'llama3' are" if refuses is refusals.llama else "'default' is"
-    assert list(refuses(scaled)) == [f"asks for rotary positions of type 'yarn'; only {built} built"]
+    (text,) = refuses(scaled)
+    assert "'yarn'" in text
+    assert "'default'" in text
+    assert ("'llama3'" in text) == (refuses is refusals.llama)
 
 
 WINDOWS = ["asks for sliding-window attention; only full attention is built"]
@@ -75,19 +78,17 @@ def test_windows_are_found_where_transformers_gives_them():
 
 @pytest.mark.parametrize("refuses", FAMILIES)
 def test_other_activations_are_refused(refuses):
-    assert list(refuses({"hidden_act": "gelu"})) == ["asks for activation 'gelu'; only 'silu' is built"]
+    (text,) = refuses({"hidden_act": "gelu"})
+    assert re.search("'gelu'.*'silu'", text)
 
 
 @pytest.mark.parametrize(
-    ("refuses", "name", "text"),
-    [
-        (refusals.qwen3, "attention_bias", "asks for biases in its attention (attention_bias)"),
-        (refusals.llama, "attention_bias", "asks for biases in its attention (attention_bias)"),
-        (refusals.llama, "mlp_bias", "asks for biases in its MLP (mlp_bias)"),
-    ],
+    ("refuses", "name"),
+    [(refusals.qwen3, "attention_bias"), (refusals.llama, "attention_bias"), (refusals.llama, "mlp_bias")],
 )
-def test_biases_that_are_not_mapped_are_refused(refuses, name, text):
-    assert list(refuses({name: True})) == [f"{text}; only models without are mapped"]
+def test_biases_that_are_not_mapped_are_refused(refuses, name):
+    (text,) = refuses({name: True})
+    assert f"({name})" in text
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,10 @@ def yielding(run):
     yield run
 
 
+def wrapping():
+    return (yield)
+
+
 @pytest.mark.parametrize(
     ("name", "function", "mistake"),
     [
@@ -92,7 +96,7 @@ def yielding(run):
         ("slime_register_trackers", lambda config: [], "parameter 'config'"),
         ("slime_register_trackers", asynchronous, "async"),
         ("slime_register_trackers", generator, "async"),
-        ("slime_run_start", hookimpl(wrapper=True)(yielding), "wrapper"),
+        ("slime_run_start", hookimpl(wrapper=True)(wrapping), "wrapper"),
         ("slime_run_start", lambda *, options: None, "parameter 'options'.* run, options"),
         ("slime_run_start", lambda **kw: None, "parameter 'kw'.* run, options"),
         ("slime_run_start", lambda *args: None, "parameter 'args'.* run, options"),

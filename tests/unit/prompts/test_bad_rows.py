@@ -23,10 +23,9 @@ def test_three_bad_rows_are_reported_and_the_file_holds_the_first_thousand_once(
     bad = BadRows(path)
     for line in range(1, 1201):
         bad.add(f"a.jsonl, line {line}: not\nJSON{'!' * 600}")
-    assert bad.news() == [
-        *(f"a.jsonl, line {line}: not JSON{'!' * 600}"[:500] for line in (1, 2, 3)),
-        f"and 1197 more; the first 1,000 of all stand in {path}",
-    ]
+    *rows, last = bad.news()
+    assert rows == [f"a.jsonl, line {line}: not JSON{'!' * 600}"[:500] for line in (1, 2, 3)]
+    assert re.search(rf"1197 .*1,000 .*{path}$", last)
     assert bad.news() == []
     lines = path.read_text().splitlines()
     assert (len(lines), max(map(len, lines)), lines[999][:20]) == (1000, 500, "a.jsonl, line 1000: ")
@@ -49,18 +48,13 @@ def test_every_row_that_is_skipped_is_explained_once_with_file_and_line(tmp_path
     request = PromptRequest(path, label_key=None, skips_bad=True, filter=left_out)
     found = [group[0].prompt for group in PromptFiles(None, RunView(prompts=request)).next_groups(6)]
     assert sorted(found) == ["a", "a", "a", "b", "b", "b"]
-    assert sorted((tmp_path / "bad-rows.log").read_text().splitlines()) == [
-        f'{path}, line 2, column 1: not JSON (Expecting value). Expected an object such as {{"prompt": "What is 2 + '
-        '2?", "label": "4"}',
-        f"{path}, line 4: the prompt in field 'prompt' is empty, so that there is nothing to answer. Write one, or "
-        "take the row out; of training data, --on-bad-data skip leaves such rows out and names them",
-    ]
     (report,) = left_out.news()
     first, *others = report.split("\n")
-    assert first == (
-        "2 rows of the prompt files, or groups of --buffer-data, cannot be read and are left out (--on-bad-data skip)"
-    )
-    assert sorted(line[: len(str(path)) + 10] for line in others) == [f"  {path}, line {line}" for line in (2, 4)]
+    assert first.startswith("2 ")
+    assert "--on-bad-data skip" in first
+    logged = (tmp_path / "bad-rows.log").read_text().splitlines()
+    for lines in (logged, [line.removeprefix("  ") for line in others]):
+        assert sorted(line[: len(str(path)) + 8] for line in lines) == [f"{path}, line {line}" for line in (2, 4)]
 
 
 OFFERED = {"rm_type": {"math": ""}}
@@ -72,12 +66,9 @@ def mistakes(metadata):
 
 
 NAMING = [
-    ({"rm_type": "maths"}, "metadata rm_type = 'maths' names no reward model of the run's plugins"),
-    ({"level": "hard"}, "metadata level = 'hard' is too hard"),
-    (
-        {"sampling_params": {"temperature": 2}},
-        "metadata sampling_params: temperature = 2.0, but the run samples with 1",
-    ),
+    ({"rm_type": "maths"}, "metadata rm_type = 'maths' "),
+    ({"level": "hard"}, "metadata level = 'hard' "),
+    ({"sampling_params": {"temperature": 2}}, "metadata sampling_params: temperature = 2.0, "),
 ]
 
 
@@ -92,7 +83,7 @@ def test_a_row_that_names_what_the_run_has_not_is_a_bad_row_wherever_it_stands(
     checks = RowChecks(OFFERED, {"temperature": 1.0}, mistakes)
     left_out = RunFilter(checks, bad_rows=tmp_path / "bad-rows.log")
     request = PromptRequest(path, label_key=None, filter=left_out)
-    with pytest.raises(DataError, match=f"^{re.escape(f'{path}, line 61: {message}')}"):
+    with pytest.raises(DataError, match=rf"^{re.escape(f'{path}, line 61: {message}')}"):
         PromptFiles(None, RunView(prompts=request)).next_groups(61)
     skipping = PromptFiles(None, RunView(prompts=replace(request, skips_bad=True))).next_groups(61)
     assert [group[0].prompt for group in skipping] == ["a"] * 61
@@ -120,7 +111,7 @@ def test_a_prompt_that_the_template_refuses_late_is_a_bad_row(tmp_path: Path, lo
     assert [group[0].prompt for group in groups] == [*["1"] * 1000, "2"]
     assert chosen.metrics() == {"data/left_out/bad": 1.0}
     failing = replace(request, skips_bad=False, filter=refusing(longest))
-    with pytest.raises(DataError, match=f"^{re.escape(f'{path}, line 1001: ')}"):
+    with pytest.raises(DataError, match=rf"^{re.escape(f'{path}, line 1001: ')}"):
         PromptFiles(None, RunView(prompts=failing)).next_groups(1001)
 
 
@@ -132,7 +123,5 @@ def test_a_row_with_another_generate_function_is_not_rendered(tmp_path: Path) ->
 
 
 def test_a_row_activates_no_plugin_and_says_which_one_to_add() -> None:
-    with pytest.raises(DataError) as failure:
+    with pytest.raises(DataError, match=r"train\.jsonl:3.*'f1'(.|\n)*--plugin rewards"):
         refuse_unknown({"rm_type": "f1"}, {"rm_type": {"exact_match": ""}}, where="train.jsonl:3")
-    assert "Add --plugin rewards: plugin 'rewards' (slime-rewards " in str(failure.value)
-    assert "Rows name components of active plugins" in str(failure.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def test_images_and_the_like_come_as_they_stand(tmp_path):
     path.write_text('{"prompt": "a", "pictures": ["x.png"]}\n{"prompt": "b", "pictures": null}\n')
     first, second = source(path, shuffle=False, multimodal_keys=(("image", "pictures"),)).next_groups(2)
     assert (first[0].multimodal_inputs, second[0].multimodal_inputs) == ({"image": ["x.png"]}, None)
-    with pytest.raises(DataError, match=r"images\.jsonl, line 1: no field 'photos', found prompt, .*--multimodal-keys"):
+    with pytest.raises(DataError, match=r"images\.jsonl, line 1: .*'photos', .*--multimodal-keys"):
         source(path, multimodal_keys=(("image", "photos"),))
 
 
@@ -65,23 +66,18 @@ def test_a_slice_follows_the_path(text, wanted):
 
 @pytest.mark.parametrize("text", ["a.jsonl@[-3:]", "a.jsonl@[:-1]", "a.jsonl@[7:7]", "a.jsonl@[:0]"])
 def test_a_slice_that_holds_nothing_or_counts_from_the_end_is_refused(text):
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=re.escape(f"{text}: ")):
         PromptPath.read(Path(text))
-    assert str(caught.value) == (
-        f"{text}: what follows @ is not a slice of rows; accepted: @[a:b] with 0 <= a < b, no steps"
-    )
 
 
 def test_files_of_a_pattern_come_by_name_and_others_are_refused(tmp_path):
     for name in ("b.jsonl", "a.jsonl", "c.txt"):
         (tmp_path / name).write_text("{}")
     assert [file.name for file in PromptPath.read(tmp_path / "*.jsonl").files()] == ["a.jsonl", "b.jsonl"]
-    with pytest.raises(
-        DataError, match=r"\*\.csv matches no file; accepted: a prompt file, or a pattern that matches some$"
-    ):
+    with pytest.raises(DataError, match=r"\*\.csv "):
         PromptPath.read(tmp_path / "*.csv").files()
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"empty is a folder without \.jsonl, \.ndjson files; accepted: a prompt file"):
+    with pytest.raises(DataError, match=r"empty .*\.jsonl, \.ndjson"):
         source(tmp_path / "empty")
 
 
@@ -119,9 +115,7 @@ def test_a_pattern_means_what_a_reader_would_take_it_for(tmp_path, pattern, want
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "rows.jsonl")
-    with pytest.raises(
-        DataError, match=r"rows\.jsonl is not a file but a pipe or a device, whose rows come once; accepted"
-    ):
+    with pytest.raises(DataError, match=r"rows\.jsonl .*pipe"):
         source(tmp_path / "rows.jsonl")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ def test_prompts_are_counted_in_order_by_several_processes(lengths, encoder):
 
 
 def test_a_prompt_that_cannot_be_counted_raises_here_and_the_process_continues(lengths):
-    with pytest.raises(DataError, match=r"the prompt is a list of chat messages; add --apply-chat-template"):
+    with pytest.raises(DataError, match="--apply-chat-template"):
         lengths([([{"role": "user", "content": "1"}], None)])
     assert lengths([("11", None)]) == [2]
 
@@ -44,9 +45,7 @@ def test_a_process_that_died_is_an_error_with_a_way_out(encoder):
     lengths = PromptLengths(encoder, num_workers=1)
     lengths([("1", None)])
     lengths._workers[0]._process.kill()
-    with pytest.raises(
-        RunError, match=r"counts the tokens of prompts ended \(exit code -9\).* Try --num-data-workers 0"
-    ):
+    with pytest.raises(RunError, match=r"exit code -9.*--num-data-workers 0"):
         lengths([("1", None)])
     lengths.close()
 
@@ -69,13 +68,13 @@ def test_prompts_are_short_enough_up_to_the_bound():
 def test_left_out_prompts_are_reported_each_time_their_count_doubles():
     left_out = RunFilter()
     left_out.count_left_out("too_long", 3)
-    assert left_out.news() == ["3 prompts are longer than --rollout-max-prompt-len and are left out"]
+    (first,) = left_out.news()
+    assert re.match("3 .*--rollout-max-prompt-len", first)
     left_out.count_left_out("too_long", 3)
     assert left_out.news() == []
     left_out.count_left_out("too_long", 1)
     left_out.count_left_out("bad", 1)
-    assert left_out.news() == [
-        "1 rows of the prompt files, or groups of --buffer-data, cannot be read and are left out (--on-bad-data skip)",
-        "7 prompts are longer than --rollout-max-prompt-len and are left out",
-    ]
+    bad, long = left_out.news()
+    assert re.match("1 .*--on-bad-data skip", bad)
+    assert re.match("7 .*--rollout-max-prompt-len", long)
     assert left_out.metrics() == {"data/left_out/bad": 1.0, "data/left_out/too_long": 7.0}

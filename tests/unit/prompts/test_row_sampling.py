@@ -15,7 +15,6 @@ from slime_core.prompts.row_checks import RowChecks, own_sampling
 from slime_core.prompts.screen import screen
 
 OF_RUN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
-NEXT = ".\nCorrect the row, or leave sampling_params out."
 
 
 def own(requested: Any, *, of_run: dict[str, float] | None = None) -> dict[str, Any]:
@@ -38,39 +37,17 @@ def test_in_training_a_row_says_where_a_response_ends_and_repeats_the_distributi
 
 
 @pytest.mark.parametrize(
-    ("requested", "message_start"),
+    ("requested", "found"),
     [
-        ({"temperature": 0.7}, "temperature = 0.7, but the run samples with 1. The learner computes"),
-        ({"top_p": 0.9}, "top_p = 0.9, but the run samples with 1. "),
-        ({"repetition_penalty": 1.0}, "repetition_penalty = 1.0 would change the distribution. The learner computes"),
+        ("greedy", "found 'greedy'"),
+        ({"max_tokens": 4}, "max_tokens = 4: "),
+        ({"top_p": 2}, "top_p = 2: "),
+        ({"stop": [""]}, r"stop = \[''\]: "),
     ],
 )
-def test_another_distribution_is_refused_in_training_with_the_reason(requested: Any, message_start: str) -> None:
-    assert own(requested) != {}
-    with pytest.raises(DataError) as caught:
-        own(requested, of_run=OF_RUN)
-    message = str(caught.value)
-    assert message.startswith(f"x.jsonl, line 3: metadata sampling_params: {message_start}")
-    assert message.endswith(
-        "so that those of this row would be wrong. Rows that are trained may set ignore_eos, max_new_tokens, "
-        "min_new_tokens, stop, stop_token_ids; rows of evaluations may set everything" + NEXT
-    )
-
-
-@pytest.mark.parametrize(
-    ("requested", "message_start"),
-    [
-        ("greedy", "found 'greedy'; accepted: an object such as {'max_new_tokens': 16}"),
-        ({"max_tokens": 4}, "max_tokens = 4: Extra inputs are not permitted"),
-        ({"top_p": 2}, "top_p = 2: Input should be less than or equal to 1"),
-        ({"stop": [""]}, "stop = ['']: String should have at least 1 character"),
-    ],
-)
-def test_wrong_sampling_params_are_refused(requested: Any, message_start: str) -> None:
-    with pytest.raises(DataError) as caught:
+def test_wrong_sampling_params_are_refused(requested: Any, found: str) -> None:
+    with pytest.raises(DataError, match=rf"^x\.jsonl, line 3: metadata sampling_params: {found}"):
         own(requested)
-    assert str(caught.value).startswith(f"x.jsonl, line 3: metadata sampling_params: {message_start}")
-    assert str(caught.value).endswith(NEXT)
 
 
 def test_prompt_files_are_looked_through_before_anything_starts(tmp_path: Path) -> None:
@@ -79,5 +56,20 @@ def test_prompt_files_are_looked_through_before_anything_starts(tmp_path: Path) 
     rows = [{"prompt": "1"}, {"prompt": "2", "metadata": {"sampling_params": {"temperature": 0.5}}}]
     path.write_text("\n".join(map(json.dumps, rows)))
     screen(replace(request, filter=RowChecks()), room=None, setting="eval_prompt_data x")
-    with pytest.raises(DataError, match=r"x\.jsonl, line 2: metadata sampling_params: temperature = 0\.5, but"):
+    with pytest.raises(DataError, match=r"x\.jsonl, line 2: metadata sampling_params: temperature = 0\.5, "):
         screen(replace(request, filter=RowChecks(of_run=OF_RUN)), room=None, setting="prompt_data")
+
+
+@pytest.mark.parametrize(
+    ("requested", "found"),
+    [
+        ({"temperature": 0.7}, "temperature = 0.7, .* 1."),
+        ({"top_p": 0.9}, "top_p = 0.9, .* 1."),
+        ({"repetition_penalty": 1.0}, "repetition_penalty = 1.0 "),
+    ],
+)
+def test_another_distribution_is_refused_in_training_with_what_may_be_set(requested: Any, found: str) -> None:
+    assert own(requested) != {}
+    settable = "ignore_eos, max_new_tokens, min_new_tokens, stop, stop_token_ids;"
+    with pytest.raises(DataError, match=rf"^x\.jsonl, line 3: metadata sampling_params: {found}.* {settable}"):
+        own(requested, of_run=OF_RUN)

@@ -72,36 +72,51 @@ def test_a_prompt_may_be_chat_messages(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "names"),
     [
-        ('{"prompt": ', r"line 2, column 12: not JSON"),
-        ('{"prompt": "1+1"', r"line 2, column 17: not JSON \(Expecting ',' delimiter\)"),
-        ("[1]", r"line 2: found list. Expected an object such as \{"),
-        ('{"question": "q", "x": 1}', r"line 2: no field 'prompt', found question, x. .*--input-key"),
-        ("{}", r"line 2: no field 'prompt', found none"),
-        ('{"prompt": 5, "label": "x"}', r"line 2: field 'prompt' is neither text nor a list of messages"),
-        ('{"prompt": [], "label": "x"}', r"line 2: field 'prompt' is neither"),
-        ('{"prompt": [{"role": "user"}], "label": "x"}', r"line 2: field 'prompt' is neither"),
-        ('{"prompt": "q"}', r"line 2: no field 'label', found prompt. .*--label-key"),
-        ('{"prompt": "q", "label": "x", "metadata": 3}', r"line 2: field 'metadata' is int.*--metadata-key"),
+        ('{"prompt": ', ", column 12: "),
+        ('{"prompt": "1+1"', ", column 17: .*','"),
+        ("[1]", ": found list"),
+        ('{"question": "q", "x": 1}', ": .*'prompt', found question, x. .*--input-key"),
+        ("{}", ": .*'prompt', found none"),
+        ('{"prompt": 5, "label": "x"}', ": field 'prompt' "),
+        ('{"prompt": [], "label": "x"}', ": field 'prompt' "),
+        ('{"prompt": [{"role": "user"}], "label": "x"}', ": field 'prompt' "),
+        ('{"prompt": [{"role": 7, "content": "q"}], "label": "x"}', r": field 'prompt' .*: found \[{"),
+        ('{"prompt": [{"role": "user", "content": null}], "label": "x"}', r": field 'prompt' .*: found \[{"),
+        ('{"prompt": [{"role": "user", "content": 5}], "label": "x"}', r": field 'prompt' .*: found \[{"),
+        ('{"prompt": null, "label": "x"}', ": field 'prompt' .*: found null"),
+        ('{"prompt": "q"}', ": .*'label', found prompt. .*--label-key none"),
+        ('{"prompt": "q", "label": "x", "metadata": 3}', ": field 'metadata' is int.*--metadata-key"),
+        ('{"prompt": "q", "label": "x", "tools": [1]}', ": field 'tools' "),
+        (json.dumps({"prompt": "q", "label": "x", "tools": "[" * 100_000}), ": field 'tools' "),
+        (json.dumps({"prompt": "q", "label": "x", "tools": f"[{'9' * 5000}]"}), ": field 'tools' "),
+        (json.dumps({"prompt": "q", "label": "x", "tools": "[1"}), ": field 'tools' "),
+        (f'{{"prompt": "q", "label": {"[" * 100_000}', ": .*recursion"),
+        (f'{{"prompt": "q", "label": {"9" * 5000}}}', ": .*4300 digits"),
+        (r'{"prompt": "a\ud800b", "label": "x"}', ": .*utf-8"),
+        ('{"prompt": "q", "label": NaN}', ": field 'label' holds nan"),
+        ('{"prompt": "q", "label": Infinity}', ": field 'label' holds inf"),
+        ('{"prompt": "q", "label": 1e999}', ": field 'label' holds inf"),
     ],
+    ids=lambda value: value[:60],
 )
-def test_a_malformed_row_is_named_by_file_and_line(tmp_path, line, message):
+def test_a_malformed_row_is_named_by_file_and_line(tmp_path, line, names):
     path = write(tmp_path, '{"prompt": "good", "label": "x"}', line)
-    with pytest.raises(DataError, match=rf"rows\.jsonl, {message}"):
-        prompts(path)
+    with pytest.raises(DataError, match=rf"rows\.jsonl, line 2{names}"):
+        prompts(path, tool_key="tools")
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
-    with pytest.raises(DataError, match=r"absent\.jsonl does not exist; accepted: a prompt file"):
+    with pytest.raises(DataError, match=r"absent\.jsonl "):
         read_rows(tmp_path / "absent.jsonl")
     (tmp_path / "latin.jsonl").write_bytes(b'{"a": "\xe9"}')
-    with pytest.raises(DataError, match=r"latin\.jsonl, line 1: not JSON in UTF-8 \(.*can't decode byte 0xe9"):
+    with pytest.raises(DataError, match=r"latin\.jsonl, line 1: .*0xe9"):
         read_rows(tmp_path / "latin.jsonl")
 
 
 def test_a_file_without_rows_is_refused(tmp_path):
-    with pytest.raises(DataError, match="holds no rows"):
+    with pytest.raises(DataError, match=r"rows\.jsonl .*no rows"):
         prompts(write(tmp_path, "", " "))
 
 
@@ -111,33 +126,9 @@ def test_a_byte_order_mark_before_the_first_line_is_passed_over(tmp_path):
     assert read_rows(path) == [(1, {"a": 1}), (2, {"a": 2})]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (f'{{"prompt": "q", "label": {"[" * 100_000}', "line 1: not JSON in UTF-8 (maximum recursion depth exceeded"),
-        (f'{{"prompt": "q", "label": {"9" * 5000}}}', "line 1: not JSON in UTF-8 (Exceeds the limit (4300 digits)"),
-        (r'{"prompt": "a\ud800b", "label": "x"}', r"line 1: not JSON in UTF-8 ('utf-8' codec can't encode"),
-        ('{"prompt": "q", "label": "x", "tools": [1]}', "'tools' is not a list of tools, which are objects"),
-        ('{"prompt": [{"role": 7, "content": "q"}], "label": "x"}', "messages with role and content: found [{"),
-        ('{"prompt": [{"role": "user", "content": null}], "label": "x"}', "messages with role and content: found [{"),
-        ('{"prompt": [{"role": "user", "content": 5}], "label": "x"}', "messages with role and content: found [{"),
-        ('{"prompt": null, "label": "x"}', "neither text nor a list of messages with role and content: found null"),
-        ('{"prompt": "q"}', "or say with --label-key none that rows have none."),
-    ],
-)
-def test_a_row_that_json_or_the_reader_takes_ill_is_an_error_of_the_data(tmp_path, line, message):
-    path = write(tmp_path, line)
-    with pytest.raises(DataError) as caught:
-        prompts(path, tool_key="tools")
-    assert message in str(caught.value)
-
-
 def test_both_halves_of_a_character_are_one(tmp_path):
     (row,) = prompts(write(tmp_path, r'{"prompt": "\ud83d\ude00", "label": "x"}'))
     assert row.prompt == "\N{GRINNING FACE}"
-
-
-EMPTY = "line 1: the prompt in field 'prompt' is empty, so that there is nothing to answer. Write one, or take the row"
 
 
 @pytest.mark.parametrize(
@@ -150,9 +141,8 @@ EMPTY = "line 1: the prompt in field 'prompt' is empty, so that there is nothing
     ],
 )
 def test_an_empty_prompt_is_refused(tmp_path, prompt):
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"rows\.jsonl, line 1: .*'prompt' is empty"):
         prompts(write(tmp_path, json.dumps({"prompt": prompt, "label": "x"})))
-    assert EMPTY in str(caught.value)
 
 
 def test_a_conversation_may_hold_an_empty_message(tmp_path):
@@ -162,22 +152,6 @@ def test_a_conversation_may_hold_an_empty_message(tmp_path):
         assert row.prompt == prompt
 
 
-@pytest.mark.parametrize(("label", "found"), [("NaN", "nan"), ("Infinity", "inf"), ("1e999", "inf")])
-def test_a_label_that_is_no_number_is_refused(tmp_path, label, found):
-    with pytest.raises(DataError) as caught:
-        prompts(write(tmp_path, f'{{"prompt": "q", "label": {label}}}'))
-    assert str(caught.value).endswith(
-        f"rows.jsonl, line 1: field 'label' holds {found}, which is not a number (--label-key); accepted: text, a "
-        "number, lists or objects of these, or null where there is no ground truth"
-    )
-
-
-@pytest.mark.parametrize("tools", ["[" * 100_000, f"[{'9' * 5000}]", "[1"])
-def test_a_text_that_is_no_list_of_tools_is_refused(tmp_path, tools):
-    with pytest.raises(DataError, match="line 1: field 'tools' is not a list of tools, which are objects"):
-        prompts(write(tmp_path, json.dumps({"prompt": "q", "tools": tools})), label_key=None, tool_key="tools")
-
-
 def test_no_text_is_no_tools(tmp_path):
     path = write(tmp_path, '{"prompt": "q", "tools": " "}')
     assert prompts(path, label_key=None, tool_key="tools") == [PromptRow("q")]
@@ -185,10 +159,9 @@ def test_no_text_is_no_tools(tmp_path):
 
 def test_the_names_of_very_many_fields_are_cut(tmp_path):
     path = write(tmp_path, json.dumps({f"{n}" * 50: 0 for n in range(1, 30)}))
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=rf"{'1' * 50}, {'2' * 50}, .*\.\.\. .*--input-key") as caught:
         prompts(path)
-    assert f"found {'1' * 50}, {'2' * 50}, " in str(caught.value)
-    assert str(caught.value).endswith("... Name the right one with --input-key.")
+    assert "29" * 50 not in str(caught.value)
 
 
 def test_a_byte_order_mark_alone_is_an_empty_line(tmp_path):
@@ -208,24 +181,20 @@ def test_metadata_may_be_null(tmp_path):
 def test_files_of_other_forms_are_refused_with_what_to_do(tmp_path, content):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=rf"^{path}, line 1.* \.parquet, .*slime-datasets"):
         prompts(path)
-    assert str(caught.value).startswith(f"{path}, line 1")
-    assert str(caught.value).endswith("name a Parquet file with .parquet, which slime-datasets reads")
 
 
 def test_a_slice_beyond_the_last_row_reports_the_number_of_rows(tmp_path):
     path = write(tmp_path, '{"prompt": "q", "label": "x"}')
-    with pytest.raises(
-        DataError, match=r"@\[7:9\]: the slice starts at row 7, counted from 0, but there are only 1 rows"
-    ):
+    with pytest.raises(DataError, match=r"@\[7:9\]: .* row 7, .* 1 rows"):
         prompts(Path(f"{path}@[7:9]"))
 
 
 @pytest.mark.parametrize("slice_", ["[0:9:2]", "[5]", "[a:b]", "[]", ""])
 def test_a_malformed_slice_of_a_path_is_named(tmp_path, slice_):
     path = write(tmp_path, '{"prompt": "q", "label": "x"}')
-    with pytest.raises(DataError, match=r"what follows @ is not a slice of rows; accepted: @\[a:b\] with 0 <= a < b"):
+    with pytest.raises(DataError, match=r"@\[a:b\] with 0 <= a < b"):
         prompts(Path(f"{path}@{slice_}"))
 
 
@@ -273,7 +242,6 @@ def test_a_key_may_be_a_path_into_a_field_and_a_field_of_that_name_wins(tmp_path
 
 @pytest.mark.parametrize("key", ["reward_model.truth", "final_answer.2", "final_answer.-1", "prompt.role", "answer2.x"])
 def test_a_path_that_leads_nowhere_is_refused_with_the_paths_that_there_are(tmp_path, key):
-    with pytest.raises(DataError) as caught:
+    paths = "reward_model, reward_model.style, reward_model.ground_truth"
+    with pytest.raises(DataError, match=rf"line 1: .*'{key}'.*{paths}"):
         prompts(write(tmp_path, json.dumps(VERL)), label_key=key)
-    assert f"line 1: no field {key!r}" in str(caught.value)
-    assert "reward_model, reward_model.style, reward_model.ground_truth" in str(caught.value)

@@ -36,47 +36,30 @@ def look(folder: Path, /, *prompts: object, **changed: Any) -> None:
     screen(request(path), room=room(**changed), setting="prompt_data")
 
 
+def write(folder: Path, *rows: dict[str, Any]) -> Path:
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
 def test_the_longest_prompt_that_fits_is_accepted_and_one_token_more_is_not(tmp_path: Path) -> None:
     look(tmp_path, "1" * 12)
-    with pytest.raises(DataError) as caught:
+    numbers = r"line 2: .* 13 tokens in prompt_data, .* 8, .* 21; .* 20\. .* 12 tokens: .*--rollout-max-prompt-len 12"
+    with pytest.raises(DataError, match=numbers):
         look(tmp_path, "1", "1" * 13)
-    assert str(caught.value) == (
-        f"{tmp_path}/prompts.jsonl, line 2: a prompt of 13 tokens in prompt_data, and a response may have 8, together "
-        "21; the model reads at most 20. Accepted are prompts of at most 12 tokens: shorten them, leave them out with "
-        "--rollout-max-prompt-len 12, or ask for shorter responses."
-    )
 
 
-@pytest.mark.parametrize(
-    ("own", "message"),
-    [
-        (
-            20,
-            "line 2: a prompt of 5 tokens in prompt_data, and a response may have 20, together 25; the model reads at",
-        ),
-        (
-            16,
-            "line 2: a prompt of 5 tokens in prompt_data, and a response may have 16, together 21; the model reads at",
-        ),
-        (15, None),
-    ],
-)
-def test_a_row_that_names_a_longer_response_of_its_own_has_less_room(
-    tmp_path: Path, own: int, message: str | None
-) -> None:
-    path = tmp_path / "prompts.jsonl"
-    rows = [{"prompt": "1" * 12}, {"prompt": "1" * 5, "metadata": {"sampling_params": {"max_new_tokens": own}}}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    if message is None:
-        screen(request(path), room=room(), setting="prompt_data")
-        return
-    with pytest.raises(DataError) as caught:
-        screen(request(path), room=room(), setting="prompt_data")
-    assert str(caught.value).startswith(f"{path}, {message}")
+@pytest.mark.parametrize("own", [20, 16])
+def test_a_row_that_names_a_longer_response_of_its_own_has_less_room(tmp_path: Path, own: int) -> None:
+    first, second = {"prompt": "1" * 12}, {"prompt": "1" * 5, "metadata": {"sampling_params": {"max_new_tokens": own}}}
+    with pytest.raises(DataError, match=rf"line 2: .* 5 tokens .* {own}, .* {5 + own};"):
+        screen(request(write(tmp_path, first, second)), room=room(), setting="prompt_data")
+    second["metadata"] = {"sampling_params": {"max_new_tokens": 15}}
+    screen(request(write(tmp_path, first, second)), room=room(), setting="prompt_data")
 
 
 def test_the_first_of_several_is_named_and_the_others_counted(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="line 1 and 2 more: a prompt of 14 tokens"):
+    with pytest.raises(DataError, match=r"line 1 and 2 more: .* 14 tokens"):
         look(tmp_path, "1" * 14, "2", "1" * 30, "1" * 13)
 
 
@@ -86,7 +69,7 @@ def test_the_first_of_several_is_named_and_the_others_counted(tmp_path: Path) ->
 def test_the_chat_template_counts_as_in_the_sampler(tmp_path: Path, prompt: Any) -> None:
     counted = len(PromptEncoder(MODEL, apply_chat_template=True).encode(prompt))
     look(tmp_path, prompt, apply_chat_template=True, context=counted + 8)
-    with pytest.raises(DataError, match=f"a prompt of {counted} tokens"):
+    with pytest.raises(DataError, match=f" {counted} tokens"):
         look(tmp_path, prompt, apply_chat_template=True, context=counted + 7)
 
 
@@ -101,12 +84,10 @@ def warned(folder: Path, /, *prompts: str, **changed: Any) -> list[str]:
 
 def test_prompts_that_the_tokenizer_does_not_know_are_counted(tmp_path: Path) -> None:
     (found,) = warned(tmp_path, "Add 3 to 4", "1+1")
-    assert found == (
-        f"{tmp_path}/prompts.jsonl: 62% of the prompt tokens stand for text that the tokenizer in {MODEL} does not "
-        "know. The model cannot read it: write prompts in what it knows, or name another model (--hf-checkpoint)"
-    )
+    assert found.startswith(f"{tmp_path}/prompts.jsonl: 62% ")
+    assert f" {MODEL} " in found
     (found,) = warned(tmp_path, "Add 3 to 4", "1+1", apply_chat_template=True)
-    assert "47% of the prompt tokens" in found  # the template adds two tokens to each
+    assert ": 47% " in found  # the template adds two tokens to each
     assert warned(tmp_path, *["1+1"] * 40, "a") == []
 
 
@@ -122,7 +103,7 @@ def test_a_tokenizer_that_writes_everything_has_no_unknown_tokens(tmp_path: Path
 
 def test_prompts_that_the_run_leaves_out_may_be_long(tmp_path: Path) -> None:
     look(tmp_path, "1" * 50, "1", leaves_out=12)
-    with pytest.raises(DataError, match="line 2: a prompt of 14 tokens"):
+    with pytest.raises(DataError, match=r"line 2: .* 14 tokens"):
         look(tmp_path, "1" * 50, "1" * 14, leaves_out=14)
 
 
@@ -139,19 +120,23 @@ def test_a_tokenizer_with_code_of_its_own_is_left_to_the_sampler(tmp_path: Path)
 
 def test_a_file_without_readable_rows_is_an_error_even_with_skip(tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text("5\n6\n")
-    with pytest.raises(DataError, match=r"none of the 2 rows that were looked at can be read, the first one: .*line 1"):
+    with pytest.raises(DataError, match=r" 2 rows .*prompts\.jsonl, line 1"):
         screen(request(tmp_path / "prompts.jsonl", skips_bad=True), room=room(), setting="prompt_data")
 
 
-def test_the_template_renders_one_prompt_even_where_none_can_be_too_long(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"prompts\.jsonl, line 1: the chat template in .*: rendering a conversation failed"
-    ):
-        look(tmp_path, "1", context=None, apply_chat_template=True, template_arguments={"chat_template": "{{ 1 / 0 }}"})
+@pytest.mark.parametrize(
+    ("template", "mistake"),
+    [("{{ 1 / 0 }}", "ZeroDivisionError"), ("{{ raise_exception('no system') }}", "TemplateError: no system")],
+)
+def test_the_template_renders_one_prompt_even_where_none_can_be_too_long(
+    tmp_path: Path, template: str, mistake: str
+) -> None:
+    with pytest.raises(DataError, match=rf"prompts\.jsonl, line 1: .*{mistake}"):
+        look(tmp_path, "1", context=None, folder=with_template(tmp_path, template), apply_chat_template=True)
 
 
 def test_messages_without_the_template_are_refused_with_their_line(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"line 2: the prompt is a list of chat messages.*add --apply-chat-template"):
+    with pytest.raises(DataError, match=r"line 2: .*--apply-chat-template"):
         look(tmp_path, "1", [{"role": "user", "content": "1"}])
 
 
@@ -161,34 +146,19 @@ def test_the_check_of_a_large_file_reads_its_beginning(tmp_path: Path, monkeypat
     path.write_text('{"prompt": "1"}\n{"prompt": "a longer one"}\nnonsense\n')
     screen(request(path), room=None, setting="prompt_data")
     monkeypatch.setattr(room_of_screen, "MOST_BYTES", 60)
-    with pytest.raises(DataError, match="line 3, column 1: not JSON"):
+    with pytest.raises(DataError, match="line 3, column 1: "):
         screen(request(path), room=None, setting="prompt_data")
 
 
 def test_the_longest_prompts_are_counted_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room_of_screen, "MOST_TEXT", 20)
-    with pytest.raises(DataError, match="line 3: a prompt of 15 tokens"):
+    with pytest.raises(DataError, match=r"line 3: .* 15 tokens"):
         look(tmp_path, "1" * 13, "1" * 14, "1" * 15)
-
-
-def test_a_template_that_refuses_a_prompt_is_reported_with_the_line(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    shutil.copy(MODEL / "tokenizer.json", folder)
-    settings = json.loads((MODEL / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(settings | {"chat_template": "{{ raise_exception('no system role') }}"})
-    )
-    with pytest.raises(
-        DataError,
-        match=r"line 1: the chat template in .*: rendering a conversation failed with TemplateError: no system role",
-    ):
-        look(tmp_path, "1", folder=folder, apply_chat_template=True)
 
 
 def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
     shutil.copy(MODEL / "tokenizer.json", tmp_path)
-    with pytest.raises(DataError, match="needs a chat template"):
+    with pytest.raises(DataError, match="--apply-chat-template"):
         look(tmp_path, "1", folder=tmp_path, apply_chat_template=True)
 
 
@@ -213,32 +183,24 @@ def test_rows_may_name_what_the_plugins_of_the_run_offer(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("row", "found"),
     [
-        (
-            {"rm_type": "lenght"},
-            "rm_type = 'lenght' names no reward model of the run's plugins (did you mean 'length'?)",
-        ),
-        ({"rm_type": ["length"]}, "rm_type = ['length'] names no reward model of the run's plugins"),
-        (
-            {"rm_type": "0.5*length + 1*remote_rm"},
-            "rm_type = '0.5*length + 1*remote_rm': reward model 'remote_rm' needs rm_url, which the run does not give. "
-            "Add --rm-url, or correct the row.",
-        ),
-        ({"rm_type": "mine.py:reward"}, "rm_type = 'mine.py:reward' names no reward model of the run's plugins"),
-        ({"reward_key": 3}, "reward_key = 3 is not a name; accepted: the name of one of the numbers that the row's"),
-        ({"generate_function": "my.code:f"}, "generate_function = 'my.code:f' names no generate function of the run's"),
+        ({"rm_type": "lenght"}, "rm_type = 'lenght' .*'length'"),
+        ({"rm_type": ["length"]}, r"rm_type = \['length'\] "),
+        ({"rm_type": "0.5*length + 1*remote_rm"}, r"rm_type = .*'remote_rm' .* rm_url, .*--rm-url"),
+        ({"rm_type": "mine.py:reward"}, "rm_type = 'mine.py:reward' "),
+        ({"reward_key": 3}, "reward_key = 3 "),
+        ({"generate_function": "my.code:f"}, "generate_function = 'my.code:f' "),
     ],
 )
 def test_a_name_that_no_plugin_offers_is_refused_with_file_and_line(tmp_path: Path, row: Any, found: str) -> None:
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=rf"^{tmp_path}/prompts\.jsonl, line 2: metadata {found}"):
         name(tmp_path, {}, row)
-    assert str(caught.value).startswith(f"{tmp_path}/prompts.jsonl, line 2: metadata {found}")
 
 
 def test_rows_with_names_that_no_plugin_offers_may_be_left_out(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "1"}\n{"prompt": "2", "metadata": {"rm_type": "lenght"}}\n')
     (message,) = screen(request(path, filter=RowChecks(OFFERED), skips_bad=True), room=None, setting="prompt_data")
-    assert message.startswith(f"{path}, line 2: metadata rm_type = 'lenght' names no reward model")
+    assert message.startswith(f"{path}, line 2: metadata rm_type = 'lenght' ")
 
 
 def test_rows_with_a_generate_function_of_their_own_have_no_limit_of_length(tmp_path: Path) -> None:
@@ -250,13 +212,8 @@ def test_rows_with_a_generate_function_of_their_own_have_no_limit_of_length(tmp_
 
 def test_a_limit_that_leaves_no_prompt_is_refused(tmp_path: Path) -> None:
     look(tmp_path, "1" * 9, "1" * 5, leaves_out=5)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"prompts\.jsonl: all 2 .* 5 tokens .* 6; .*--rollout-max-prompt-len"):
         look(tmp_path, "1" * 9, "1" * 6, leaves_out=5)
-    assert str(caught.value) == (
-        f"{tmp_path}/prompts.jsonl: all 2 prompts have more than the 5 tokens that a prompt may have here, the "
-        "shortest 6; raise the limit (--rollout-max-prompt-len; of evaluations, --eval-max-prompt-len or "
-        "max_context_len), or shorten them"
-    )
 
 
 REFUSES_X = (

@@ -24,37 +24,36 @@ def warnings(*rows: dict[str, float]) -> list[list[str]]:
 def test_a_gradient_of_zero_is_explained_at_once_and_once() -> None:
     first, second, third = warnings({"train/grad_norm": 1.0}, SAME, {**SAME, "rollout/zero_std_groups": 0.0})
     assert (first, third) == ([], [])
-    assert second == [
-        "the gradient is 0, so nothing was learnt: all responses to a prompt got the same reward, on average 0.500. "
-        "Read samples/train-000001.jsonl; often --apply-chat-template is missing, or the reward looks for another "
-        "answer than the responses give (--rm-type, --label-key)"
-    ]
+    (message,) = second
+    names = ["0.500", "samples/train-000001.jsonl", "--apply-chat-template", "--rm-type", "--label-key"]
+    assert [name for name in names if name not in message] == []
 
 
 def test_a_gradient_of_zero_though_rewards_differ_says_no_more_than_that() -> None:
     ((message,),) = warnings({"train/grad_norm": 0.0, "rollout/zero_std_groups": 0.5})
-    assert "so nothing was learnt. Read samples/train-000000.jsonl; " in message
+    assert "samples/train-000000.jsonl; " in message
+    assert "0.5" not in message
 
 
 @pytest.mark.parametrize(
-    ("metric", "good", "bad", "message"),
+    ("metric", "good", "bad", "names"),
     [
-        ("rollout/truncated_ratio", 0.5, 0.75, "75% of the responses are cut before their end"),
-        ("rollout/zero_std_groups", 0.9, 1.0, "in 100% of the groups all responses have the same reward"),
-        ("rollout/raw_reward", 0.1, 0.0, "no response of the first rollouts got a reward"),
-        ("train/kl_loss", 1.0, 2.5, "the policy is 2.5 nats a token from its reference"),
-        ("train/ppo_kl", -0.2, -0.5, "one rollout moves the policy by -0.5 nats a token"),
-        ("rollout/staleness/requeued", 0.0, 7.0, "older than --max-staleness and generated again, 7 in rollout 2"),
-        ("rollout/staleness/evicted", 0.0, 7.0, "older than --max-staleness and dropped, 7 in rollout 2"),
-        ("train/token_imbalance", 1.5, 3.0, "the busiest rank trains 3.0 times the tokens of the mean rank"),
+        ("rollout/truncated_ratio", 0.5, 0.75, "75% .* cut "),
+        ("rollout/zero_std_groups", 0.9, 1.0, "100% .*groups"),
+        ("rollout/raw_reward", 0.1, 0.0, "reward"),
+        ("train/kl_loss", 1.0, 2.5, " 2.5 nats .*reference"),
+        ("train/ppo_kl", -0.2, -0.5, " -0.5 nats "),
+        ("rollout/staleness/requeued", 0.0, 7.0, "--max-staleness .*again, 7 in rollout 2"),
+        ("rollout/staleness/evicted", 0.0, 7.0, "--max-staleness .*dropped, 7 in rollout 2"),
+        ("train/token_imbalance", 1.5, 3.0, "rank .* 3.0 "),
     ],
 )
-def test_a_sign_counts_when_it_held_for_three_rows(metric: str, good: float, bad: float, message: str) -> None:
+def test_a_sign_counts_when_it_held_for_three_rows(metric: str, good: float, bad: float, names: str) -> None:
     none, good_row, bad_row = {"train/loss": 1.0}, {metric: good}, {metric: bad}
     assert not any(warnings(bad_row, bad_row, none))
     assert not any(warnings(*[good_row] * 6))
-    (found,) = [row for row in warnings(bad_row, bad_row, bad_row, bad_row, bad_row, bad_row, bad_row) if row]
-    assert message in found[0]
+    (found,) = [row for row in warnings(*[bad_row] * 7) if row]
+    assert re.search(names, found[0])
 
 
 def test_a_good_row_between_bad_ones_starts_the_count_again() -> None:
@@ -69,12 +68,12 @@ def test_a_reward_that_falls_to_zero_later_is_no_mistake_of_its_form() -> None:
 def test_entropy_is_compared_with_that_of_the_first_row() -> None:
     found = warnings(*({"train/entropy_loss": value} for value in (2.0, 0.05, 0.03, 0.02, 0.01)))
     assert [bool(row) for row in found] == [False] * 4 + [True]
-    assert "the entropy fell from 2 to 0.01 nats" in found[-1][0]
+    assert " 2 to 0.01 nats" in found[-1][0]
 
 
 def test_rewards_that_time_out_are_reported_at_once() -> None:
     ((message,),) = warnings({"rollout/reward_failures/timeout": 3.0})
-    assert message.startswith("rewards timed out, 3 in rollout 0")
+    assert "3 in rollout 0" in message
 
 
 def test_metrics_and_flags_of_the_signs_are_documented() -> None:

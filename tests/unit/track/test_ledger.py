@@ -103,53 +103,6 @@ def test_a_group_that_was_put_back_has_not_ended_and_counts_once(journal, close,
     assert (found.taken, found.returned, found.open, found.groups) == (1, set(), {}, {("trained", ""): 1})
 
 
-def test_a_group_that_is_nowhere_is_named(journal, close, recount):
-    journal.took(ids(0, 1))
-    close(0, group(0, DONE, DONE))
-    with pytest.raises(
-        RunError, match=r"does not balance: groups 1 handed out and nowhere: neither in a file of .* nor"
-    ):
-        recount().check({})
-
-
-def test_a_group_that_is_held_although_it_was_trained_is_named(journal, close, recount):
-    journal.took(ids(0))
-    close(0, group(0, DONE, DONE))
-    with pytest.raises(RunError, match=r"does not balance: groups 0 in flight or held, although the files say"):
-        recount().check(ids(0))
-
-
-def test_a_group_that_is_trained_twice_is_named(journal, close, recount):
-    journal.took(ids(0))
-    close(0, group(0, DONE, DONE))
-    close(1, group(0, DONE, DONE))
-    with pytest.raises(
-        RunError, match=r"train-000001.jsonl says that groups 0 ended \(trained\); such groups were never"
-    ):
-        recount()
-
-
-def test_a_group_that_was_never_handed_out_is_named(journal, close, recount):
-    journal.took(ids(0))
-    close(0, group(0, DONE, DONE), group(7, DONE, DONE))
-    with pytest.raises(RunError, match="says that groups 7 ended"):
-        recount()
-
-
-def test_a_sample_that_is_missing_in_its_group_is_named(journal, close, recount):
-    journal.took(ids(5))
-    close(0, group(5, DONE))
-    with pytest.raises(RunError, match=r"train-000000.jsonl holds group 5 without samples 11"):
-        recount()
-
-
-def test_a_group_that_is_handed_out_twice_at_once_is_named(journal, recount):
-    journal.took(ids(3))
-    journal.took(ids(3))
-    with pytest.raises(RunError, match="group 3 was handed out again before it had ended"):
-        recount()
-
-
 def test_a_source_may_hand_out_again_what_was_trained_and_put_back(journal, close, recount):
     journal.took(ids(0))
     close(0, group(0, DONE, DONE))
@@ -169,7 +122,7 @@ def test_only_what_was_added_is_read_and_the_count_is_that_of_a_fresh_reader(tmp
     close(1, group(1, DONE, DONE))
     found.read()
     assert found.groups == {("trained", ""): 2}
-    with pytest.raises(CheckpointError, match=r"train-000000.jsonl cannot be read \(No such file"):
+    with pytest.raises(CheckpointError, match=r"train-000000\.jsonl .*\(No such file"):
         recount()
 
 
@@ -234,3 +187,41 @@ def test_without_a_folder_nothing_is_written(tmp_path):
     journal.rewind(None, held={})
     assert journal.position() == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_group_that_is_nowhere_or_held_although_it_was_trained_is_named(journal, close, recount):
+    journal.took(ids(0, 1))
+    close(0, group(0, DONE, DONE))
+    with pytest.raises(RunError, match=r"groups 1 .*nowhere"):
+        recount().check({})
+    with pytest.raises(RunError, match=r"groups 0 .*held"):
+        recount().check(ids(0, 1))
+
+
+def test_a_group_that_is_trained_twice_is_named(journal, close, recount):
+    journal.took(ids(0))
+    close(0, group(0, DONE, DONE))
+    close(1, group(0, DONE, DONE))
+    with pytest.raises(RunError, match=r"train-000001\.jsonl .*groups 0 .*trained"):
+        recount()
+
+
+def test_a_group_that_was_never_handed_out_is_named(journal, close, recount):
+    journal.took(ids(0))
+    close(0, group(0, DONE, DONE), group(7, DONE, DONE))
+    with pytest.raises(RunError, match="groups 7 "):
+        recount()
+
+
+def test_a_sample_that_is_missing_in_its_group_is_named(journal, close, recount):
+    journal.took(ids(5))
+    close(0, group(5, DONE))
+    with pytest.raises(RunError, match=r"train-000000\.jsonl .*group 5 .*samples 11"):
+        recount()
+
+
+def test_a_group_that_is_handed_out_twice_at_once_is_named(journal, recount):
+    journal.took(ids(3))
+    journal.took(ids(3))
+    with pytest.raises(RunError, match="group 3 "):
+        recount()

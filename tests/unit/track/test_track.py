@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -170,11 +171,11 @@ def test_listeners_hear_everything_in_order(tmp_path: Path) -> None:
     with Track(RunRecord(tmp_path), tensorboard=False, listeners=[heard.append]) as track:
         track.evaluation(0, {"eval/sums": 0.1})
         with track.step(0), track.timer("rollout"):
-            track.warn("All groups have zero variance.")
+            track.warn("Equal rewards.")
     assert heard[:3] == [
         EvalFinished(0, {"eval/sums": 0.1}),
         PhaseStarted("rollout", 0),
-        Warned("All groups have zero variance."),
+        Warned("Equal rewards."),
     ]
     assert [type(event) for event in heard[3:]] == [StepFinished, RunFinished]
 
@@ -190,7 +191,7 @@ def test_a_tracker_that_fails_three_times_is_off_and_reported_once(tmp_path: Pat
                 pass
     assert (broken.calls, [step for step, _ in sound.rows]) == (3, [0, 1, 2, 3, 4])
     (warning,) = [event.message for event in heard if isinstance(event, Warned)]
-    assert "Tracker 'broken' failed 3 times and is off for the rest of the run: ConnectionError: no such" in warning
+    assert re.search("'broken' .* 3 .*ConnectionError: no such", warning)
     assert broken.closed
     assert sound.closed
 
