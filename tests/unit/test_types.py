@@ -135,9 +135,9 @@ def test_the_end_of_an_answer_in_the_middle_may_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("log_probs", "trainable", "message"),
     [
-        (None, True, "sample 4: 2 more response tokens with no log-probs; accepted: one for each token"),
-        ([-0.5], True, "sample 4: 2 more response tokens with 1 log-probs; accepted: one for each token"),
-        ([-0.5, -0.5], False, "sample 4: 2 more response tokens with 2 log-probs; accepted: none, since it does not"),
+        (None, True, "sample 4: 2 .* no log-probs"),
+        ([-0.5], True, "sample 4: 2 .* 1 log-probs"),
+        ([-0.5, -0.5], False, "sample 4: 2 .* 2 log-probs"),
     ],
 )
 def test_sampled_tokens_have_log_probs_and_others_do_not(

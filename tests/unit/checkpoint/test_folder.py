@@ -115,7 +115,7 @@ def test_files_that_a_killed_process_left_are_removed(tmp_path):
 
 
 def test_a_full_disk_is_a_checkpoint_error_with_the_next_step(tmp_path):
-    with pytest.raises(CheckpointError, match=r"step-000001 .*No space left.*--output-dir"):
+    with pytest.raises(CheckpointError, match=r"step-000001 .*No space.*--output-dir"):
         fail_half_way(tmp_path, OSError(28, "No space left on device"))
     assert list(tmp_path.iterdir()) == []
 

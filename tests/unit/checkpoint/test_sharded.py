@@ -17,20 +17,17 @@ FOLDER = Path("c/step-000001/torch_dist")
 
 
 @pytest.mark.parametrize(
-    ("key", "advice"),
+    ("key", "names"),
     [
         (
             "optimizer.state.exp_avg.decoder.b",
-            "It has no optimizer state of this weight, which a run that freezes the weight does not write: resume with "
-            "the --only-train-params-name-list and --freeze-params-name-list of the run that wrote it, or start "
-            "again from its weights with --hf-checkpoint c/step-000001/hf. If it froze nothing that trains now, it "
-            "is of another model.",
+            ["--only-train-params-name-list", "--freeze-params-name-list", "--hf-checkpoint c/step-000001/hf"],
         ),
-        ("decoder.b", "Give a checkpoint of this very model."),
+        ("decoder.b", []),
     ],
 )
 def test_state_that_a_frozen_weight_lacks_is_distinguished_from_another_model(
-    monkeypatch: pytest.MonkeyPatch, key: str, advice: str
+    monkeypatch: pytest.MonkeyPatch, key: str, names: list[str]
 ) -> None:
     missing = KeyError(f"{key} from model not in state dict: ['decoder.a']")  # in Megatron's words
 
@@ -40,4 +37,8 @@ def test_state_that_a_frozen_weight_lacks_is_distinguished_from_another_model(
     monkeypatch.setattr(sharded.dist_checkpointing, "load", load)
     with pytest.raises(CheckpointError) as caught:
         sharded._read({}, FOLDER)
-    assert str(caught.value) == f"{FOLDER} cannot be loaded: {missing}. {advice}"
+    text = str(caught.value)
+    assert text.startswith(f"{FOLDER} ")
+    assert str(missing) in text
+    assert [word.strip(".,") for word in text.split() if word.startswith("--")] == [name.split()[0] for name in names]
+    assert all(name in text for name in names)

@@ -87,7 +87,7 @@ def test_a_mistake_in_a_file_says_where(text: str, place: str, names: str, tmp_p
             ["megatron.recompute_granularity = full", "  from     flag --recompute-granularity"],
         ),
         ("--recompute-method", ["megatron.recompute_method = (not given)", "  from     default"]),
-        ("sglang.log_level", ["sglang.log_level = (not given)", "  default  left to SGLang, whose own is info"]),
+        ("sglang.log_level", ["sglang.log_level = (not given)"]),
         ("--sglang-log-level", ["  file     [sglang] log_level"]),
         ("tensor_model_parallel_size", ["parallel.tensor_model_parallel_size = 1"]),
     ],
@@ -100,9 +100,9 @@ def test_an_engines_flag_is_explained_by_any_of_its_names(name: str, lines: list
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("--sglang-port", "not passed on to SGLang"),
-        ("megatron.fp8", "TransformerEngine"),
-        ("release_train", "not built yet"),
+        ("--sglang-port", "--sglang-port: .*SGLang"),
+        ("megatron.fp8", "--fp8: .*TransformerEngine"),
+        ("release_train", "--release-train: .*not built"),
     ],
 )
 def test_explaining_a_refused_flag_gives_the_reason(name: str, message: str) -> None:
@@ -112,9 +112,9 @@ def test_explaining_a_refused_flag_gives_the_reason(name: str, message: str) -> 
 
 def test_help_lists_the_engines_flags_only_on_request() -> None:
     assert "--recompute-method" not in help_topic("all")
-    assert "  --recompute-method NAME           Which layers" in help_topic("megatron")
+    assert "  --recompute-method NAME " in help_topic("megatron")
     assert "--fp8 " not in help_topic("megatron")
-    assert "  --sglang-log-level NAME           text" in help_topic("sglang")
+    assert "  --sglang-log-level NAME " in help_topic("sglang")
     assert "--sglang-port" not in help_topic("sglang")
 
 

@@ -7,11 +7,9 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from examples import tiny_model
 from examples.arithmetic import recipe, task
 from examples.arithmetic.recipe import WarmUp, warm_up_batches
 from examples.arithmetic.task import Problem
@@ -67,15 +65,6 @@ def test_a_sum_and_its_mirror_image_are_in_the_same_part() -> None:
         assert {(right, left) for left, right in members} == members
 
 
-def test_no_prompt_of_the_training_file_is_held_out_or_in_reserve() -> None:
-    train, held_out, reserve = (
-        {row["prompt"] for row in rows(f"{name}.jsonl")} for name in ("train", "held_out", "reserve")
-    )
-    assert (len(train), len(held_out), len(reserve)) == (9_000, 500, 500)
-    assert train.isdisjoint(held_out | reserve)
-    assert held_out.isdisjoint(reserve)
-
-
 def test_the_warm_up_shows_no_problem_that_is_held_out_or_in_reserve() -> None:
     parts = task.split()
     hidden = {problem.prompt for problem in (*parts.held_out, *parts.reserve)}
@@ -117,14 +106,6 @@ def test_the_data_stays_under_a_megabyte_and_the_checkpoint_under_four() -> None
     assert sum(path.stat().st_size for path in (ROOM / "model").iterdir()) < 4_000_000
 
 
-def test_written_files_are_exactly_the_given_ones(tmp_path: Path) -> None:
-    tiny_model.write_files(tmp_path / "new", files={"a.txt": "one\n", "b.txt": "two\n"})
-    assert {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()} == {
-        "a.txt": b"one\n",
-        "b.txt": b"two\n",
-    }
-
-
 def test_the_tokenizer_gives_one_id_a_character_and_reads_them_back() -> None:
     from tokenizers import Tokenizer
 
@@ -146,16 +127,6 @@ def test_the_chat_template_wraps_the_prompt_and_ends_the_answer() -> None:
     whole = tokenizer.apply_chat_template([user, {"role": "assistant", "content": "82"}], return_dict=False)
     assert whole == [*prompt, 13, 7, EOS_ID]
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (EOS_ID, PAD_ID)
-
-
-def test_every_prompt_has_its_own_ids_and_decodes_to_itself() -> None:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(ROOM / "model" / "tokenizer.json"))
-    prompts = [problem.prompt for problem in task.all_problems()]
-    encoded = [tuple(found.ids) for found in tokenizer.encode_batch(prompts)]
-    assert len(set(encoded)) == 10_000
-    assert tokenizer.decode_batch([list(ids) for ids in encoded]) == prompts
 
 
 def test_the_checkpoint_holds_the_tensors_that_its_configuration_describes() -> None:

@@ -49,22 +49,19 @@ def test_scaled_positions_are_refused_however_they_are_written(refuses, scaled):
     assert ("'llama3'" in text) == (refuses is refusals.llama)
 
 
-WINDOWS = ["asks for sliding-window attention; only full attention is built"]
-
-
 @pytest.mark.parametrize("refuses", [refusals.qwen2, refusals.qwen3])
 @pytest.mark.parametrize(
-    ("config", "found"),
+    ("config", "count"),
     [
-        ({"use_sliding_window": True, "max_window_layers": 1, "num_hidden_layers": 2}, WINDOWS),
-        ({"use_sliding_window": True, "num_hidden_layers": 36}, WINDOWS),  # the default is 28
-        ({"use_sliding_window": True, "max_window_layers": 2, "num_hidden_layers": 2}, []),
-        ({"use_sliding_window": True, "sliding_window": None, "num_hidden_layers": 36}, []),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, WINDOWS),
+        ({"use_sliding_window": True, "max_window_layers": 1, "num_hidden_layers": 2}, 1),
+        ({"use_sliding_window": True, "num_hidden_layers": 36}, 1),  # the default is 28
+        ({"use_sliding_window": True, "max_window_layers": 2, "num_hidden_layers": 2}, 0),
+        ({"use_sliding_window": True, "sliding_window": None, "num_hidden_layers": 36}, 0),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, 1),
     ],
 )
-def test_sliding_windows_are_refused_where_a_layer_has_one(refuses, config, found):
-    assert list(refuses(config)) == found
+def test_sliding_windows_are_refused_where_a_layer_has_one(refuses, config, count):
+    assert ["sliding-window" in text for text in refuses(config)] == [True] * count
 
 
 def test_windows_are_found_where_transformers_gives_them():
@@ -92,17 +89,20 @@ def test_biases_that_are_not_mapped_are_refused(refuses, name):
 
 
 @pytest.mark.parametrize(
-    ("config", "text"),
+    ("config", "accepted"),
     [
-        ({"decoder_sparse_step": 2}, "asks for decoder_sparse_step = 2; only 1 is built"),
-        ({"mlp_only_layers": [0]}, "asks for mlp_only_layers = [0]; only [] is built"),
-        ({"attention_bias": True}, "asks for attention_bias = True; only False is built"),
-        ({"use_sliding_window": True}, "asks for use_sliding_window = True; only False is built"),
-        ({"shared_expert_intermediate_size": 8}, "asks for shared_expert_intermediate_size = 8; only 0 is built"),
+        ({"decoder_sparse_step": 2}, 1),
+        ({"mlp_only_layers": [0]}, []),
+        ({"attention_bias": True}, False),
+        ({"use_sliding_window": True}, False),
+        ({"shared_expert_intermediate_size": 8}, 0),
     ],
 )
-def test_more_than_a_plain_stack_of_mixtures_is_refused(config, text):
-    assert list(refusals.qwen3_moe(config)) == [text]
+def test_more_than_a_plain_stack_of_mixtures_is_refused(config, accepted):
+    ((name, value),) = config.items()
+    (text,) = refusals.qwen3_moe(config)
+    assert f"{name} = {value};" in text
+    assert f" {accepted} " in text.partition(";")[2]
 
 
 def test_all_that_is_refused_is_listed():

@@ -104,12 +104,6 @@ def test_another_process_activates_it_in_the_same_way(install):
     assert registry.names(Kind.TRACKER) == ()
 
 
-def test_a_plugin_that_is_not_named_is_not_imported(install):
-    add(install)
-    activated("--rm-type", "random")
-    assert "acme.plugin" not in sys.modules
-
-
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
@@ -325,11 +319,6 @@ def test_an_estimator_alone_activates_its_plugin():
     assert why(active) == {"ppo": "--advantage-estimator names ppo"}
 
 
-def test_the_parts_of_a_sum_of_rewards_activate_their_plugin():
-    active = activated("--rm-type", "0.7*math+0.3*dapo:acc")
-    assert why(active) == {"rewards": "--rm-type names math"}
-
-
 @pytest.fixture
 def only(monkeypatch):
     """As if no distributions of ours were installed but the core and these."""
@@ -352,12 +341,6 @@ def test_without_slime_models_the_demo_says_what_to_install(only):
     only("slime-grpo")
     with pytest.raises(PluginError, match="slime-models"):
         activate_named(peek(["--plugin", "grpo"]))
-
-
-def test_a_reward_of_a_distribution_that_is_not_installed_says_what_to_install(only):
-    only("slime-grpo")
-    with pytest.raises(PluginError, match="slime-rewards"):
-        activated("--plugin", "grpo", "--rm-type", "math").registry.find(Kind.REWARD_MODEL, "math")
 
 
 def test_inactive_flags_know_our_distributions_that_are_not_installed(monkeypatch):

@@ -185,11 +185,6 @@ def test_show_as_json_holds_everything(capsys, install):
     }
 
 
-def test_show_of_core_lists_what_the_core_ships(capsys):
-    assert slime("plugins", "show", "core") == 0
-    assert "single_turn" in capsys.readouterr().out
-
-
 def test_show_of_a_broken_plugin_says_who_it_is_and_what_is_wrong(capsys, install):
     install("acme-tree", "2.1", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": "import no_such_thing"})
     assert slime("plugins", "show", "acme") == 2

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import inspect
 import json
 import pickle
 import re
@@ -294,33 +293,6 @@ def test_a_hook_without_implementations_calls_nothing():
         if Place.DRIVER in lifecycle.places and name not in (specs.STATE, specs.RESTORE):
             hooks.call(name)
     assert hooks.states() == {}
-
-
-def test_the_table_names_the_arguments_that_calls_pass():
-    assert {name: tuple(inspect.signature(vars(specs)[name]).parameters) for name in specs.LIFECYCLE_HOOKS} == {
-        "slime_run_start": ("run", "options"),
-        "slime_run_end": ("run", "error", "options"),
-        "slime_sampler_start": ("sampler", "options"),
-        "slime_before_rollout": ("rollout", "groups", "options"),
-        "slime_after_generate": ("sample", "context", "options"),
-        "slime_after_rollout": ("rollout", "samples", "options"),
-        "slime_after_collect": ("rollout", "groups", "prompts", "options"),
-        "slime_before_shards": ("rollout", "samples", "options"),
-        "slime_log_rollout": ("rollout", "samples", "metrics", "seconds", "options"),
-        "slime_evaluate": ("step", "prompts", "options"),
-        "slime_log_evaluation": ("step", "sets", "metrics", "options"),
-        "slime_after_weight_write": ("folder", "engine_urls", "options"),
-        "slime_learner_start": ("learner", "options"),
-        "slime_model_spec": ("spec", "options"),
-        "slime_loss_parts": ("learner", "options"),
-        "slime_before_training": ("shard", "steps", "options"),
-        "slime_before_log_probs": ("role", "learner", "options"),
-        "slime_before_train_step": ("step", "options"),
-        "slime_after_train_step": ("step", "options"),
-        "slime_after_weight_sync": ("version", "options"),
-        "slime_checkpoint_state": ("place", "options"),
-        "slime_checkpoint_restore": ("place", "state", "options"),
-    }
 
 
 def seen(registry, name: str) -> list[object]:

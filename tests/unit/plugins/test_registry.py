@@ -56,13 +56,6 @@ def test_without_a_name_only_core_is_active():
     assert active.by_need == ()
 
 
-def test_every_target_of_core_that_needs_no_engine_is_importable():
-    registry = activate([]).registry
-    for kind in (Kind.REWARD_MODEL, Kind.POLICY_LOSS):
-        for name in registry.names(kind):
-            assert isinstance(registry.load(kind, name), type)
-
-
 def test_a_named_plugin_is_active_and_its_neighbour_is_not_even_imported(install):
     install("acme", plugins={"acme": "acme.plugin"}, files={"acme/plugin.py": rewards("length")})
     install("other", plugins={"other": "other.plugin"}, files={"other/plugin.py": "raise SystemExit(3)"})
@@ -130,11 +123,8 @@ def test_two_plugins_that_offer_one_component_are_both_named(install):
     acme(install, rewards("length"))
     acme(install, rewards("length"), "zeta")
     assert re.search(r"'length'.*acme 2\.1.*zeta 2\.1", refusal("acme", "zeta"))
-
-
-def test_a_plugin_cannot_take_a_name_of_core(install):
-    acme(install, rewards("random"))
-    assert re.search(r"'random'.*slime-rl.*acme 2\.1", refusal("acme"))
+    acme(install, rewards("random"), "oak")
+    assert re.search(r"'random'.*slime-rl.*oak 2\.1", refusal("oak"))
 
 
 def test_a_preset_carries_the_plugin_that_sets_it(install):
@@ -288,14 +278,6 @@ def test_the_installed_grpo_plugin_presets_the_estimator_it_offers():
     assert active.registry.find(Kind.ADVANTAGE_ESTIMATOR, "grpo").traits == AdvantageTraits(
         scope="sample", reads={"rewards", "groups", "rollouts"}, policy_loss="clipped"
     )
-
-
-@pytest.mark.parametrize("name", ["grpo", "ppo", "searchr1"])
-def test_the_targets_of_our_own_plugins_are_importable(name):
-    registry = activate([name]).registry
-    for kind in (Kind.ADVANTAGE_ESTIMATOR, Kind.REWARD_MODEL):
-        for component in registry.names(kind):
-            assert isinstance(registry.load(kind, component), type)
 
 
 def test_a_target_that_is_not_there_names_plugin_and_component(install):

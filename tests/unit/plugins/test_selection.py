@@ -15,7 +15,7 @@ from slime_core.config.schema import RunConfig
 from slime_core.errors import PluginError
 from slime_core.plugins.activation import activate
 from slime_core.plugins.registry import Registry
-from slime_core.plugins.selection import HEAVY, SELECTED_BY, check_selection, check_targets, policy_loss, selected
+from slime_core.plugins.selection import SELECTED_BY, check_selection, check_targets, policy_loss, selected
 
 PLUGIN = """
 from slime_core import *
@@ -140,10 +140,6 @@ def test_the_core_s_own_targets_are_not_imported(monkeypatch):
     assert loaded == ["grpo:grpo"]
 
 
-def test_kinds_that_may_import_torch_are_the_heavy_ones():
-    assert set(HEAVY) == {Kind.POLICY_LOSS, Kind.CORRECTION, Kind.MODEL_SPEC}
-
-
 def test_an_estimator_that_works_on_tokens_is_left_to_the_ranks(install):
     source = PLUGIN.replace("AdvantageTraits(", "AdvantageTraits(scope='token', ")
     files = {"acme/plugin.py": source, "acme/code.py": CODE.replace("Flat", "Steep"), "acme/losses.py": ""}
@@ -174,7 +170,7 @@ def test_settings_that_change_advantages_are_refused_where_the_loss_reads_none(s
     check_selection(config(*SUPERVISED), registry, trains=True)
     check_selection(config(*SUPERVISED, *flags), registry, trains=False)
     check_selection(config(*SUPERVISED, *flags).with_plugins(OWN_LOSS), registry, trains=True)
-    with pytest.raises(PluginError, match=f"{setting} = true: .*'sft' of plugin 'core' .* sft"):
+    with pytest.raises(PluginError, match=rf"{setting} = true: .*'sft' of plugin 'core' .* sft"):
         check_selection(config(*SUPERVISED, *flags), registry, trains=True)
 
 

