@@ -264,7 +264,7 @@ def test_a_resumed_run_continues_after_its_last_step(run):
             "wait for it, required",
             "publish 3",
             "evaluate 3",
-        ),
+        )
     ]
 
 

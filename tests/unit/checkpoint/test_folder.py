@@ -128,10 +128,7 @@ def test_what_a_full_disk_does_not_take_is_named_with_the_room_that_there_is(tmp
     # torch's own writer fails with a RuntimeError that does not say why.
     with pytest.raises(CheckpointError) as caught, writing(file), file.open("wb", buffering=0) as stream:
         torch.save(torch.zeros(1000), stream)
-    assert re.fullmatch(
-        rf"{re.escape(str(file))} .*No space left .*\(\d+ MiB .*\)",
-        str(caught.value),
-    )
+    assert re.fullmatch(rf"{re.escape(str(file))} .*No space left .*\(\d+ MiB .*\)", str(caught.value))
 
 
 def test_drafts_go_and_checkpoints_stay(tmp_path):

@@ -14,10 +14,7 @@ from slime_core.config.settings import core_settings, plugin_settings
 from slime_core.errors import ConfigError, nearest
 from slime_core.plugins.activation import activate
 
-SETTINGS = [
-    *core_settings().values(),
-    *plugin_settings(activate(["compat", "rewards", "wandb"]).options).values(),
-]
+SETTINGS = [*core_settings().values(), *plugin_settings(activate(["compat", "rewards", "wandb"]).options).values()]
 FLAGS = {setting.flag for setting in SETTINGS}
 
 

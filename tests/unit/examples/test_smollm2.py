@@ -202,9 +202,7 @@ def test_the_converted_weights_are_those_of_the_file(converted: tuple[Path, dict
         assert np.array_equal(held[convert.hf_name(f"{name}.weight")], values), name
 
 
-def test_the_converted_tokenizer_splits_digits_and_hides_control_tokens(
-    converted: tuple[Path, dict[str, Any]],
-) -> None:
+def test_the_converted_tokenizer_splits_digits_and_hides_control_tokens(converted: tuple[Path, dict[str, Any]]) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(converted[0])

@@ -93,12 +93,6 @@ def test_a_component_is_made_with_options_and_run_as_in_a_run(mine: Path):
     assert (default.factor, default.seed, given.factor, given.seed) == (2.0, 1234, 0.5, 7)  # type: ignore[attr-defined]
 
 
-def test_a_constructor_that_fails_is_the_plugin_s(mine: Path):
-    mine.write_text(SOURCE.replace("self.factor = options.factor", "raise KeyError('factor')"))
-    with pytest.raises(PluginError, match=r"'mine' .*'length' .*KeyError"):
-        activate(str(mine)).build(Kind.REWARD_MODEL, "length")
-
-
 def test_core_is_a_plugin_like_any_other():
     core = activate("core")
     assert (Kind.POLICY_LOSS, "clipped") in core.offers

@@ -172,12 +172,7 @@ def test_show_as_json_holds_everything(capsys, install):
         "unfit": None,
         "error": None,
         "components": [
-            {
-                "kind": "reward_model",
-                "name": "length",
-                "target": "acme.code:Length",
-                "summary": "Shorter is better",
-            }
+            {"kind": "reward_model", "name": "length", "target": "acme.code:Length", "summary": "Shorter is better"}
         ],
         "presets": {},
         "options": {},

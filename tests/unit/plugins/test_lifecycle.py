@@ -180,11 +180,7 @@ def test_an_observer_that_fails_is_recorded_and_off_after_the_third_time(plugin)
 
 
 def test_an_observer_is_off_for_one_hook_only(plugin):
-    path = plugin(
-        "toy",
-        hook("after_weight_sync", body="raise ValueError"),
-        hook("run_end", body="seen.append('end')"),
-    )
+    path = plugin("toy", hook("after_weight_sync", body="raise ValueError"), hook("run_end", body="seen.append('end')"))
     registry = activate([path]).registry
     hooks = LifecycleHooks(registry, place=Place.DRIVER, options={})
     for _ in range(4):

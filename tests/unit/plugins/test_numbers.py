@@ -26,12 +26,7 @@ def of_set(rm_type: str, key: str | None = None) -> EvalDataset:
 
 @pytest.mark.parametrize(
     ("rm_type", "key", "named"),
-    [
-        ("dapo", None, "None"),
-        ("dapo", "scor", "scor"),
-        ("1*math+1*dapo", "acc", "None"),
-        ("1*dapo:scor", None, "scor"),
-    ],
+    [("dapo", None, "None"), ("dapo", "scor", "scor"), ("1*math+1*dapo", "acc", "None"), ("1*dapo:scor", None, "scor")],
 )
 def test_a_reward_of_several_numbers_needs_one_that_counts(rm_type: str, key: str | None, named: str) -> None:
     with pytest.raises(PluginError, match=rf"= {re.escape(rm_type)}: .*'dapo' .* acc, score .* {named} .*key acc"):

@@ -160,10 +160,7 @@ SUPERVISED = (
 
 @pytest.mark.parametrize(
     ("setting", "flags"),
-    [
-        ("normalize_advantages", ["--normalize-advantages"]),
-        ("use_opd", ["--use-opd", "--opd-teacher-load", "teacher"]),
-    ],
+    [("normalize_advantages", ["--normalize-advantages"]), ("use_opd", ["--use-opd", "--opd-teacher-load", "teacher"])],
 )
 def test_settings_that_change_advantages_are_refused_where_the_loss_reads_none(setting, flags):
     registry = activate([]).registry

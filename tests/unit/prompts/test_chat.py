@@ -58,7 +58,6 @@ def test_a_prompt_without_tokens_is_refused(plain):
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
 
-
 @pytest.mark.parametrize("in_thread", [False, True], ids=["main thread", "another thread"])
 def test_a_template_has_a_limit_of_time_and_memory_wherever_it_runs(
     template: str, limit: str, in_thread: bool, monkeypatch: pytest.MonkeyPatch

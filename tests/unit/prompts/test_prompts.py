@@ -7,7 +7,7 @@ import pytest
 
 from slime_core import PromptFilter, PromptRequest, RunView, Sample
 from slime_core.builtin.rollout import PromptFiles
-from slime_core.errors import CheckpointError, DataError, RunError
+from slime_core.errors import CheckpointError, RunError
 
 
 @pytest.fixture
@@ -155,8 +155,3 @@ def test_rows_that_were_edited_or_moved_are_another_file(file):
 
 def test_the_size_of_the_source_is_one_pass_over_the_data(file):
     assert len(source(file, n_samples_per_prompt=4)) == 7
-
-
-def test_a_missing_file_is_a_data_error(tmp_path):
-    with pytest.raises(DataError, match="absent"):
-        source(tmp_path / "absent.jsonl")

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slime_core import PromptRequest
 from slime_core.errors import DataError
-from slime_core.prompts.row_checks import RowChecks, own_sampling
-from slime_core.prompts.screen import screen
+from slime_core.prompts.row_checks import own_sampling
 
 OF_RUN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 
@@ -48,16 +43,6 @@ def test_in_training_a_row_says_where_a_response_ends_and_repeats_the_distributi
 def test_wrong_sampling_params_are_refused(requested: Any, found: str) -> None:
     with pytest.raises(DataError, match=rf"^x\.jsonl, line 3: metadata sampling_params: {found}"):
         own(requested)
-
-
-def test_prompt_files_are_looked_through_before_anything_starts(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    request = PromptRequest(path, label_key=None)
-    rows = [{"prompt": "1"}, {"prompt": "2", "metadata": {"sampling_params": {"temperature": 0.5}}}]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    screen(replace(request, filter=RowChecks()), room=None, setting="eval_prompt_data x")
-    with pytest.raises(DataError, match=r"x\.jsonl, line 2: metadata sampling_params: temperature = 0\.5, "):
-        screen(replace(request, filter=RowChecks(of_run=OF_RUN)), room=None, setting="prompt_data")
 
 
 @pytest.mark.parametrize(

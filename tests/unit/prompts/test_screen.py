@@ -156,12 +156,6 @@ def test_the_longest_prompts_are_counted_first(tmp_path: Path, monkeypatch: pyte
         look(tmp_path, "1" * 13, "1" * 14, "1" * 15)
 
 
-def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
-    shutil.copy(MODEL / "tokenizer.json", tmp_path)
-    with pytest.raises(DataError, match="--apply-chat-template"):
-        look(tmp_path, "1", folder=tmp_path, apply_chat_template=True)
-
-
 OFFERED = {
     "generate_function": {"single_turn": ""},
     "rm_type": {"exact_match": "", "length": "", "remote_rm": "rm_url"},
@@ -194,13 +188,6 @@ def test_rows_may_name_what_the_plugins_of_the_run_offer(tmp_path: Path) -> None
 def test_a_name_that_no_plugin_offers_is_refused_with_file_and_line(tmp_path: Path, row: Any, found: str) -> None:
     with pytest.raises(DataError, match=rf"^{tmp_path}/prompts\.jsonl, line 2: metadata {found}"):
         name(tmp_path, {}, row)
-
-
-def test_rows_with_names_that_no_plugin_offers_may_be_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "1"}\n{"prompt": "2", "metadata": {"rm_type": "lenght"}}\n')
-    (message,) = screen(request(path, filter=RowChecks(OFFERED), skips_bad=True), room=None, setting="prompt_data")
-    assert message.startswith(f"{path}, line 2: metadata rm_type = 'lenght' ")
 
 
 def test_rows_with_a_generate_function_of_their_own_have_no_limit_of_length(tmp_path: Path) -> None:

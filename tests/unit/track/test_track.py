@@ -172,11 +172,7 @@ def test_listeners_hear_everything_in_order(tmp_path: Path) -> None:
         track.evaluation(0, {"eval/sums": 0.1})
         with track.step(0), track.timer("rollout"):
             track.warn("Equal rewards.")
-    assert heard[:3] == [
-        EvalFinished(0, {"eval/sums": 0.1}),
-        PhaseStarted("rollout", 0),
-        Warned("Equal rewards."),
-    ]
+    assert heard[:3] == [EvalFinished(0, {"eval/sums": 0.1}), PhaseStarted("rollout", 0), Warned("Equal rewards.")]
     assert [type(event) for event in heard[3:]] == [StepFinished, RunFinished]
 
 

@@ -147,12 +147,7 @@ WRONG = [
         "group 0: overrides chunked_prefill_size: found 'many'",
     ),
     ('[[engine.engine_groups]]\nnum_gpus = 1\nworker_type = "prefill"', "engine_groups", "worker_type is prefill"),
-    (
-        f'[[engine.engine_models]]\nname = "a"\nmodel_path = "{MODEL}"\n' * 2,
-        "engine_models",
-        "2 ",
-        "'a'",
-    ),
+    (f'[[engine.engine_models]]\nname = "a"\nmodel_path = "{MODEL}"\n' * 2, "engine_models", "2 ", "'a'"),
     (
         f'[[engine.engine_models]]\nname = "a"\nmodel_path = "{MODEL}"\nnum_gpus = 3\n'
         "engine_groups = [{ num_gpus = 1 }]",
