@@ -1,11 +1,6 @@
-"""What slime says of command lines that it refuses, stored in ``messages.txt`` and read as a diff.
+"""Makes mistakes as a user makes them and prints what slime says, as JSON; ``test_messages.py`` keeps the snapshot.
 
-    settings    lines of ``refused.txt``: what is wrong with settings; only plugins that flags mean are active
-    commands    command lines of ``cases.toml`` that are refused, as a user gives them
-    inputs      files and folders that are wrong, of ``tests/e2e/test_bad_input.py``, as far as no process is started
-                and the message does not depend on the machine
-
-``python -m tests.golden.messages --write`` stores what the code says now; read the difference before committing it.
+Everything is deterministic: paths and ports are replaced, and no message depends on the machine.
 """
 
 from __future__ import annotations
@@ -14,114 +9,124 @@ import contextlib
 import io
 import json
 import os
+import re
 import shlex
 import shutil
-import sys
 import tempfile
-import tomllib
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-HERE = Path(__file__).parent
-REPO = HERE.parents[1]
-REFUSED = HERE / "refused.txt"
-STORED = HERE / "messages.txt"
-EXPLAIN = "slime config explain KEY says what a setting does and accepts."
-"""Ends every report; stored without it."""
+from slime_core.checkpoint.folder import RunState, drafted, write_state
+from slime_core.cli.main import main
+from slime_core.config.load import load
+from slime_core.config.schema import ARITHMETIC
+from slime_core.errors import SlimeError
+from slime_core.plugins.contracts import PromptRequest
+from slime_core.prompts.numbered import Held, NumberedPrompts
+from slime_core.rollout.engines.external import discover
+from slime_testing.fake_engine import FakeEngine
 
-OF_THE_MACHINE = {
-    "GPUs on a machine without",
-    "too little memory",
-    "too little shared memory",
+REPO = Path(__file__).parents[2]
+MODEL = ARITHMETIC / "model"
+PROMPTS = "--plugin grpo --prompt-data prompts.jsonl --rollout-max-response-len 8"
+TERABYTE = 10**12
+
+COMMANDS = {
+    "a misspelled flag": "check --plugin grpo --rollout-bach-size 4",
+    "a flag without its value": "check --plugin grpo --lr",
+    "a value out of range": "check --plugin grpo --rollout-top-p 2",
+    "several mistakes": "check --plugin grpo --lr fast --seed 1.5 --device gpu",
+    "a flag that needs another": "check --plugin grpo --kl-loss-coef 0.1",
+    "flags that exclude each other": "check --plugin grpo --colocate --async-buffer-size 2",
+    "an unknown plugin": "check --plugin gpro",
+    "a component that no plugin has": "check --plugin grpo --advantage-estimator grppo",
+    "a misspelled key in a file": "check --plugin grpo --config typo.toml",
+    "a custom function that is not in its file": "check --plugin grpo --custom-rm-path reward.py:score",
+    "a prompt file that is not there": "check --plugin grpo --prompt-data missing.jsonl",
+    "a row that is not JSON": f"check {PROMPTS}",
+    "rows without the label": f"check {PROMPTS.replace('prompts', 'unlabelled')}",
+    "a prompt longer than the context": f"check {PROMPTS.replace('prompts', 'long')}",
+    "a chat template with an error": "check --plugin grpo --hf-checkpoint template --prompt-data good.jsonl "
+    "--apply-chat-template --rollout-max-response-len 8",
+    "an architecture without a model spec": "check --plugin grpo --hf-checkpoint mamba --rollout-max-response-len 8",
+    "batches that do not add up": "check --plugin grpo --rollout-batch-size 8 --n-samples-per-prompt 4 "
+    "--global-batch-size 10 --num-steps-per-rollout 3",
+    "a layout that does not divide the ranks": "check --plugin grpo --actor-num-gpus-per-node 3 "
+    "--pipeline-model-parallel-size 2",
+    "a model that does not fit the memory": "check --plugin grpo --hf-checkpoint large --device cpu "
+    "--rollout-max-response-len 8",
+    "a resumed run with other prompts": f"check {PROMPTS.replace('prompts', 'good')} --load checkpoints "
+    "--allow-plugin-change",
 }
-"""Inputs of which the message names what the machine has."""
-
-NOT_CHECKED = {"a file where the output folder should be", "an output folder that cannot be written"}
-"""Inputs that only ``slime run`` looks at, when it makes its folder."""
-
-
-def lines() -> list[str]:
-    """The lines of ``refused.txt``."""
-    return [line for line in REFUSED.read_text().splitlines() if line and not line.startswith("#")]
 
 
 def messages() -> dict[str, str]:
-    """Command line -> what slime says of it."""
+    """Mistake -> exit code and message."""
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
-        folder = Path(name)
-        shutil.copytree(HERE / "files", folder, dirs_exist_ok=True)
-        model = next(REPO.glob("slime_core/**/model/model.safetensors")).parent
-        places = {str(folder.resolve()): "<files>", name: "<files>", str(model): "<model>", str(REPO): "<repo>"}
-        found = dict(_of_settings(model))
-        found |= dict(_of_commands(model))
-        found |= dict(_of_inputs(folder))
-        return {line: _without_places(text, places) for line, text in found.items()}
+        _write_files()
+        outcomes = {mistake: _outcome(line) for mistake, line in COMMANDS.items()}
+        outcomes["an external engine with other settings"] = _external()
+        replaced = {str(Path(name).resolve()): "<files>", str(REPO): "<repo>"}
+        return {mistake: _without_places(text, replaced) for mistake, text in outcomes.items()}
 
 
-def _of_settings(model: Path) -> Iterator[tuple[str, str]]:
-    from slime_core.config.load import load, peek
-    from slime_core.errors import ConfigError
-    from slime_core.plugins.activation import activate
+def _write_files() -> None:
+    good = '{"prompt": "1+2", "label": "3"}\n'
+    rows = {
+        "prompts": f'{good}\n{{"prompt": }}\n',
+        "good": good * 8,
+        "unlabelled": '{"prompt": "1+2"}\n',
+        "long": good + json.dumps({"prompt": "1" * 130, "label": "1"}) + "\n",
+    }
+    for name, text in rows.items():
+        Path(f"{name}.jsonl").write_text(text)
+    Path("typo.toml").write_text("[optimizer]\nlearning_rate = 1e-6\n")
+    Path("reward.py").write_text("def reward(sample):\n    return 0.0\n")
+    for name, changes in {"template": {}, "mamba": {"architectures": ["MambaForCausalLM"]}, "large": {}}.items():
+        shutil.copytree(MODEL, name)
+        config = Path(name) / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    _enlarge(Path("large/model.safetensors"))
+    Path("template/chat_template.jinja").write_text("{{ messages[0].content | shout }}")
+    request = PromptRequest(Path("good.jsonl"), "prompt", "label", n_samples_per_prompt=4, shuffle=True, seed=1)
+    source = NumberedPrompts(Held(request), request)
+    source.next_groups(2)
+    with drafted(Path("checkpoints"), 2) as draft:
+        shutil.copytree(MODEL, draft / "hf")
+        write_state(draft, RunState(2, {"ledger": {}, "source": source.state(), "in_flight": []}, {}))
 
-    for line in lines():
-        argv = [*shlex.split(line.replace("{model}", str(model))), "--advantage-estimator", "toy"]
+
+def _enlarge(weights: Path) -> None:
+    """Declare a terabyte of weights; the file is sparse and takes no room on the disk."""
+    entry = {"dtype": "F32", "shape": [TERABYTE // 4], "data_offsets": [0, TERABYTE]}
+    header = json.dumps({"model.embed_tokens.weight": entry}).encode()
+    weights.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(weights, 8 + len(header) + TERABYTE)
+
+
+def _outcome(line: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as errors:
+        code = main(shlex.split(line))
+    message = errors.getvalue()
+    # Warnings before it name the versions of plugins.
+    return f"$ slime {line}\n{message[message.rfind('slime: ') :]}exit code {code}"
+
+
+def _external() -> str:
+    with FakeEngine() as engine:
+        engine.info = {"model_path": "other", "tp_size": 2, "dtype": "bfloat16", "architectures": ["LlamaForCausalLM"]}
+        config = load(["--advantage-estimator", "toy"], check_rules=False).config
         try:
-            load(argv, **activate([], flags=peek(argv).flags).for_settings)
-        except ConfigError as refusal:
-            yield line, str(refusal)
-        else:
-            yield line, "is accepted"
+            discover([engine.url.removeprefix("http://")], config, MODEL)
+        except SlimeError as error:
+            return f"{type(error).__name__}: {error}".replace(engine.url, "http://<engine>")
+    return "is accepted"
 
 
-def _of_commands(model: Path) -> Iterator[tuple[str, str]]:
-    stored = json.loads((HERE / "settings.json").read_text())["cases"]
-    for group, cases in tomllib.loads((HERE / "cases.toml").read_text()).items():
-        for name, line in cases.items():
-            if stored[f"{group}.{name}"].get("refused"):
-                yield f"slime check {' '.join(line.split())}", _check(line.format(repo=REPO, model=model))
-
-
-def _of_inputs(folder: Path) -> Iterator[tuple[str, str]]:
-    from tests.e2e.test_bad_input import ROWS
-
-    for number, (name, row) in enumerate(ROWS.items()):
-        if row.starts or name in OF_THE_MACHINE | NOT_CHECKED:
-            continue
-        place = folder / f"input-{number}"
-        place.mkdir()
-        row.prepare(place)
-        with contextlib.chdir(place):
-            line = row.words.removeprefix("run ").replace("--progress lines ", "")
-            yield f"slime check {line}  # {name}", _check(line).replace(str(place), "<files>")
-
-
-def _check(line: str) -> str:
-    from slime_core.cli.main import main
-
-    out, errors = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-        code = main(["check", *shlex.split(line)])
-    return errors.getvalue() if code else "is accepted"
-
-
-def _without_places(text: str, places: Mapping[str, str]) -> str:
-    for place, name in places.items():
+def _without_places(text: str, replaced: dict[str, str]) -> str:
+    for place, name in replaced.items():
         text = text.replace(place, name)
-    return "\n".join(line for line in text.strip().splitlines() if line != EXPLAIN)
-
-
-def text_of(found: Mapping[str, str]) -> str:
-    """The stored form: each command line, followed by its message, indented."""
-    blocks = []
-    for line, message in found.items():
-        blocks.append("\n".join([line, *(f"    {one}".rstrip() for one in message.splitlines())]))
-    return "\n\n".join(blocks) + "\n"
+    return re.sub(r"this machine has [\d.]+", "this machine has <number>", text)
 
 
 if __name__ == "__main__":
-    os.environ.pop("RAY_ADDRESS", None)
-    text = text_of(messages())
-    if "--write" in sys.argv:
-        STORED.write_text(text)
-    else:
-        print(text, end="")
+    print(json.dumps(messages()))

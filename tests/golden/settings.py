@@ -2,10 +2,10 @@
 
 Commands are run as a user runs them (``slime config show``, ``slime check``) and start nothing. Values are stored by
 the flag's spelling, not by section, because settings may move between sections and to the options of plugins, where
-their flags stay. Of each command only values that are no defaults are stored; ``defaults`` holds those of every flag.
+their flags stay. ``base`` holds the values of ``BASE`` that are no defaults, and its components; each case, on a line,
+what differs from it. The defaults themselves are in ``docs/settings.md``.
 
 ``python -m tests.golden.settings --write`` stores what the code does now; read the difference before committing it.
-With ``--verbose`` it prints what slime says about each command that it refuses.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import shutil
 import sys
 import tempfile
 import tomllib
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -30,56 +31,53 @@ REPO = HERE.parents[1]
 STORED = HERE / "settings.json"
 OWNED_BY_ENGINE = {"megatron": "", "sglang": "sglang-"}
 """Section of an engine -> what stands before the names of its flags."""
-CORE_PLUGINS = ("core",)
-"""Plugins that every run has and that need no name."""
+BASE = "--plugin grpo"
 
 
-WITHOUT_CLIENT = {"mlflow", "wandb"}
-"""Plugins that are refused here, because the clients of their services are not installed (``make trackers``)."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a command resolves to: flag -> value, without defaults, and components as ``slime check`` prints them."""
+
+    settings: dict[str, Any]
+    components: list[str]
+
+    def since(self, base: Outcome) -> dict[str, Any]:
+        """Return what differs from ``base``; settings of ``base`` that are at their default here are in ``default``."""
+        changes = {
+            "settings": {key: value for key, value in self.settings.items() if base.settings.get(key) != value},
+            "default": sorted(base.settings.keys() - self.settings.keys()),
+            "with": sorted(set(self.components) - set(base.components)),
+            "without": sorted(set(base.components) - set(self.components)),
+        }
+        return {key: value for key, value in changes.items() if value}
 
 
 def resolve_all() -> dict[str, Any]:
-    """``defaults`` (flag -> value), ``cases`` (name -> settings and components, or that the command is refused)."""
-    defaults: dict[str, Any] = {}
-    cases = {}
+    """Return the stored form: ``base``, and ``cases`` by name."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         shutil.copytree(HERE / "files", folder, dirs_exist_ok=True)
         _write_parquet(Path(folder))
         (Path(folder) / "inbox").mkdir()
         places = {str(Path(folder).resolve()): "<files>", folder: "<files>", str(REPO): "<repo>"}
         model = next(REPO.glob("slime_core/**/model/model.safetensors")).parent
+        base = _outcome(shlex.split(BASE), places)
+        cases = {}
         for group, lines in tomllib.loads((HERE / "cases.toml").read_text()).items():
             for name, line in lines.items():
                 argv = shlex.split(line.format(repo=REPO, model=model))
-                cases[f"{group}.{name}"] = _case(argv, places, defaults)
-        every = [
-            word for name in sorted(_plugins() - set(CORE_PLUGINS) - WITHOUT_CLIENT) for word in ("--plugin", name)
-        ]
-        # The presets of searchr1 are for models that search, which the built-in one does not.
-        instead = ("--generate-function", "single_turn", "--reward-key", "score", "--eval-reward-key", "exact_match")
-        _case([*every, "--advantage-estimator", "grpo", *instead], places, defaults)
-        # Where a model is named, what follows from the built-in one is not set.
-        _case(["--hf-checkpoint", str(model), "--advantage-estimator", "grpo"], places, defaults)
-    return {"defaults": dict(sorted(defaults.items())), "cases": cases}
+                cases[f"{group}.{name}"] = _outcome(argv, places).since(base)
+    return {"base": asdict(base), "cases": cases}
 
 
-def _case(argv: list[str], places: dict[str, str], defaults: dict[str, Any]) -> dict[str, Any]:
-    """The case as it is stored; adds the defaults that it shows to ``defaults``."""
-    code, shown = _slime("config", "show", *argv)
-    if code != 0:
-        return {"refused": True}
-    given = {}
-    for flag, value, is_default in _flat(shown):
-        value = _without_places(value, places)
-        if is_default:
-            assert defaults.setdefault(flag, value) == value, f"--{flag} has two defaults"
-        else:
-            assert flag not in given, f"--{flag} is shown twice"
-            given[flag] = value
-    _, checked = _slime("check", *argv)
-    found = sorted(re.findall(r"^  (\S.*) of \S+, by ", checked, re.MULTILINE))
-    accepted = re.search(r"^settings, .* are right$", checked, re.MULTILINE) is not None
-    return {"settings": dict(sorted(given.items())), "components": found, "files_are_right": accepted}
+def _outcome(argv: list[str], places: dict[str, str]) -> Outcome:
+    """Return what the command resolves to; ``slime check`` has to accept it."""
+    code, printed = _slime("check", *argv)
+    assert code == 0, printed
+    components = sorted(re.findall(r"^  (\S.*) of \S+, by ", printed, re.MULTILINE))
+    _, shown = _slime("config", "show", *argv)
+    settings = [(flag, _without_places(value, places)) for flag, value in _changed(shown)]
+    assert len(dict(settings)) == len(settings), "a flag is shown twice"
+    return Outcome(dict(sorted(settings)), components)
 
 
 def _slime(*argv: str) -> tuple[int, str]:
@@ -88,39 +86,32 @@ def _slime(*argv: str) -> tuple[int, str]:
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         code = main(argv)
-    if code and "--verbose" in sys.argv:
-        print(shlex.join(argv), out.getvalue(), sep="\n", file=sys.stderr)
     return code, out.getvalue()
 
 
-def _flat(shown: str) -> list[tuple[str, Any, bool]]:
-    """(flag without dashes, value, whether it is the default) of each line of ``slime config show``."""
-    stored = json.loads(STORED.read_text())["defaults"] if STORED.exists() else {}
+def _changed(shown: str) -> list[tuple[str, Any]]:
+    """(flag without dashes, value) of each line of ``slime config show`` that is no default."""
     found, section = [], ""
     for line in shown.splitlines():
         if match := re.fullmatch(r"\[(\w+)\]", line):
             section = match[1]
-        elif match := re.fullmatch(r"# (\w+) is not set", line):
-            found.append((_flag(section, match[1], stored), None, True))
-        elif match := re.fullmatch(r"(?:# )?(\w+) = (.*)  # (.*)", line):
-            value = tomllib.loads(f"value = {match[2]}")["value"]
-            found.append((_flag(section, match[1], stored), value, match[3].split(";")[0] == "default"))
+        elif (match := re.fullmatch(r"(?:# )?(\w+) = (.*)  # (.*)", line)) and match[3].split(";")[0] != "default":
+            found.append((_flag(section, match[1]), tomllib.loads(f"value = {match[2]}")["value"]))
     return found
 
 
 @cache
-def _plugins() -> frozenset[str]:
-    """Names of the installed plugins. Finding them reads the metadata of every installed distribution."""
-    return frozenset(entry_points(group="slime").names)
+def _names(group: str) -> frozenset[str]:
+    """Names in a group of entry points. Finding them reads the metadata of every installed distribution."""
+    return frozenset(entry_points(group=group).names)
 
 
-def _flag(section: str, name: str, stored: dict[str, Any]) -> str:
-    """As the command line spells it. An option of a plugin that is a flag of its own is one by its stored name."""
+def _flag(section: str, name: str) -> str:
+    """As the command line spells it; some options of plugins have a flag of their own."""
     flat = name.replace("_", "-")
     if section in OWNED_BY_ENGINE:
         return OWNED_BY_ENGINE[section] + flat
-    of_plugin = section in _plugins() and flat not in stored
-    return f"{section}.{flat}" if of_plugin else flat
+    return f"{section}.{flat}" if section in _names("slime") and flat not in _names("slime.flags") else flat
 
 
 def _without_places(value: Any, places: dict[str, str]) -> Any:
@@ -138,10 +129,17 @@ def _write_parquet(folder: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "train.parquet")
 
 
+def text_of(resolved: dict[str, Any]) -> str:
+    """The stored form, with a line for each case."""
+    cases = ",\n".join(f"  {json.dumps(name)}: {json.dumps(case)}" for name, case in resolved["cases"].items())
+    base = json.dumps(resolved["base"], indent=1).replace("\n", "\n ")
+    return f'{{\n "base": {base},\n "cases": {{\n{cases}\n }}\n}}\n'
+
+
 if __name__ == "__main__":
     os.environ.pop("RAY_ADDRESS", None)
     os.environ["GOLDEN_TOKEN"] = "a secret that must not be stored"
-    text = json.dumps(resolve_all(), indent=1, ensure_ascii=False) + "\n"
+    text = text_of(resolve_all())
     if "--write" in sys.argv:
         STORED.write_text(text)
     else:
