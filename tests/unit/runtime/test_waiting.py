@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from slime_core.config.schema import WatchConfig
 from slime_core.errors import WaitTimeout
 from slime_core.runtime import waiting
 from slime_core.runtime.actors import Call
 from slime_core.runtime.progress import Progress
-from slime_core.runtime.waiting import stacks_on_request
+from slime_core.runtime.waiting import RunWait, stacks_on_request
 
 STACKS = "process 7\nthread main:\n  File worker.py, line 3"
 
@@ -126,3 +127,18 @@ def test_the_time_left_is_told_once_something_is_done(clock: Clock, done: int, l
     (line,) = reports.notes or reports.warnings
     assert ("left" in line) is bool(left)
     assert left in line
+
+
+@pytest.mark.parametrize(("at_least_s", "limit_s"), [(0.0, 1800.0), (3000.0, 3000.0)])
+def test_calls_with_longer_limits_of_their_own_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch, at_least_s: float, limit_s: float
+) -> None:
+    limits: list[float] = []
+
+    def wait(calls: Any, *, fail_after_s: float, **_: Any) -> list[Any]:
+        limits.append(fail_after_s)
+        return list(calls)
+
+    monkeypatch.setattr(waiting, "wait", wait)
+    RunWait(WatchConfig(wait_fail_s=1800), print)([], what="engines to start", at_least_s=at_least_s)
+    assert limits == [limit_s]
