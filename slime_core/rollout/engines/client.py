@@ -373,7 +373,7 @@ class InFlightLimit:
     def _leave(self, place: _Place) -> None:
         del self._sent[place]
         self._num_sent -= place.sequences
-        # Which request the complete sequences belong to is unknown: at most these. The next look counts again.
+        # At most these of the complete sequences were its own; the next look counts again.
         self._num_complete = max(0, self._num_complete - (place.sequences - 1))
         self._admit()
 
