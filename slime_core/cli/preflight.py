@@ -39,7 +39,7 @@ from slime_core.prompts.row_checks import RowChecks
 from slime_core.prompts.rows import PromptRow, content_of, paths_of, shortened
 from slime_core.prompts.screen import MOST_BYTES, Room, has_field, screen
 from slime_core.rollout.rollout_files import screen_rollouts
-from slime_core.runtime.machine import KERNEL_PACKAGES, Machine, cluster_address, free_resources
+from slime_core.runtime.machine import COMPILER, KERNEL_PACKAGES, Machine, cluster_address, free_resources
 
 if TYPE_CHECKING:
     from slime_core.checkpoint.folder import Checkpoint
@@ -289,6 +289,8 @@ def machine_mistakes(config: RunConfig, needs: Needs, machine: Machine) -> Itera
 
 def _missing_kernels(config: RunConfig, machine: Machine) -> Iterator[str]:
     """Mistakes about implementations that the learner is told to use and that this machine does not have."""
+    if config.learner.compile_pointwise and COMPILER in machine.missing_build_tools:
+        yield f"compile_pointwise needs {COMPILER}, and this machine has none; install g++ (docs/install.md)"
     for setting in KERNEL_SETTINGS:
         used = getattr(config.learner, setting)
         package = KERNEL_PACKAGES.get(used)

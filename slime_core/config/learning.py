@@ -317,6 +317,9 @@ class LearnerConfig(Section):
     ] = "auto"
     """Version of FlashAttention, on GPUs in bfloat16. auto: 4 if flash-attn-4 is installed, as with SGLang, and gives
     what 2 gives on a test row; else 2."""
+    compile_pointwise: bool = False
+    """Fuse rotary embeddings and SwiGLU with torch.compile, which needs a C++ compiler. Results differ in their last
+    bits."""
     deterministic_mode: Annotated[bool | None, Conflicts("debug_rollout_only", because="nothing is trained")] = None
     """Train with deterministic operations only: the same rollouts give the same bits; others end the run.
 

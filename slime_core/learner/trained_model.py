@@ -122,8 +122,11 @@ def choose_kernels(chunks: Chunks, config: RunConfig, *, device: torch.device) -
     Raises:
         ConfigError: one that the settings name cannot be used.
     """
-    from slime_core.modeling.kernels import Heads, choose_attention
+    from slime_core.modeling.kernels import Heads, choose_attention, compile_pointwise
 
+    compiles = config.learner.compile_pointwise
+    if compiles:
+        compile_pointwise()
     dtype = torch.bfloat16 if config.model.bf16 else torch.float32
     heads = Heads.of(chunks[0].config)  # type: ignore[arg-type]
     found = choose_attention(config.learner.flash_attention, heads, device=device, dtype=dtype)
@@ -132,7 +135,11 @@ def choose_kernels(chunks: Chunks, config: RunConfig, *, device: torch.device) -
             "fp32_lm_head = true, but the logits of this model are not just a product with its output weights; leave "
             "--fp32-lm-head out"
         )
-    return {"attention": f"{found}", "logits": "float32" if config.learner.fp32_lm_head else f"{dtype}"[6:]}
+    return {
+        "attention": f"{found}",
+        "rotary embedding and SwiGLU": "compiled" if compiles else "not compiled",
+        "logits": "float32" if config.learner.fp32_lm_head else f"{dtype}".removeprefix("torch."),
+    }
 
 
 class TrainedModel:

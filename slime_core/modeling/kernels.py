@@ -2,25 +2,28 @@
 
 Choice             what is used for one part of the model, and why; printed and recorded by the run
 choose_attention   FlashAttention 4 if it works here and agrees with FlashAttention 2, else FlashAttention 2
+compile_pointwise  rotary embeddings and SwiGLU by torch.compile
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch.nn import attention
 
 from slime_core.errors import ConfigError, RunError
+from slime_core.modeling.mlp import compile_swiglu
 from slime_core.modeling.rows import LARGEST_HEAD, Sequences, attend_spans
 from slime_core.plugins.loading import boundary
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-__all__ = ["Choice", "Heads", "choose_attention"]
+__all__ = ["Choice", "Heads", "choose_attention", "compile_pointwise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +135,23 @@ def _attend_test_row(heads: Heads, device: torch.device) -> list[torch.Tensor]:
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+def compile_pointwise(backend: str = "inductor") -> None:
+    """Let torch.compile fuse the rotary embedding and SwiGLU of this process; a second call changes nothing.
+
+    Fused kernels round to bfloat16 once instead of after each operation, so results differ in their last bits.
+
+    Arguments:
+        backend: of torch.compile.
+    """
+    from megatron.core.models.common.embeddings import rope_utils
+
+    def compile_function(function: Callable[..., Any]) -> Callable[..., Any]:
+        # Rows differ in length: one graph for all of them.
+        compiled: Callable[..., Any] = torch.compile(function, backend=backend, dynamic=True, fullgraph=True)
+        return compiled
+
+    if not hasattr(rope_utils._apply_rotary_pos_emb_bshd, "_torchdynamo_orig_callable"):
+        rope_utils._apply_rotary_pos_emb_bshd = compile_function(rope_utils._apply_rotary_pos_emb_bshd)
+        compile_swiglu(compile_function)

@@ -16,7 +16,7 @@ device: every shape follows from the number of tokens, and sums have a fixed ord
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,7 +27,7 @@ from torch.nn.functional import grouped_mm, silu
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-__all__ = ["Order", "chosen_groups", "grouped_linear", "is_swiglu", "stacked", "swiglu"]
+__all__ = ["Order", "chosen_groups", "compile_swiglu", "grouped_linear", "is_swiglu", "stacked", "swiglu"]
 
 
 def is_swiglu(config: TransformerConfig) -> bool:
@@ -54,27 +54,45 @@ def swiglu(both: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tenso
     return product
 
 
+def compile_swiglu(compile_function: Callable[[Any], Any]) -> None:
+    """Let :func:`swiglu` of this process compute with functions that ``compile_function`` returns, both ways."""
+    _SwiGLU.value = staticmethod(compile_function(_gated))
+    _SwiGLU.gradient = staticmethod(compile_function(_gated_gradient))
+
+
+def _gated(both: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    gate, up = both.chunk(2, dim=-1)
+    product = silu(gate) * up
+    return product if scale is None else (product * scale).to(both.dtype)
+
+
+def _gated_gradient(
+    gradient: torch.Tensor, both: torch.Tensor, scale: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    gate, up = both.chunk(2, dim=-1)
+    activated = silu(gate)
+    of_scale: torch.Tensor | None = None
+    if scale is not None:
+        gradient = gradient.to(torch.promote_types(both.dtype, scale.dtype))
+        of_scale = (gradient * (activated * up)).sum(-1, keepdim=True).to(scale.dtype)
+        gradient = (gradient * scale).to(both.dtype)
+    of_gate = torch.ops.aten.silu_backward(gradient * up, gate)
+    return torch.cat([of_gate, gradient * activated], dim=-1), of_scale
+
+
 class _SwiGLU(torch.autograd.Function):
+    value: Callable[..., torch.Tensor] = staticmethod(_gated)
+    gradient: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = staticmethod(_gated_gradient)
+
     @staticmethod
     def forward(ctx: Any, both: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
         ctx.save_for_backward(both, scale)
-        gate, up = both.chunk(2, dim=-1)
-        product = silu(gate) * up
-        return product if scale is None else (product * scale).to(both.dtype)
+        return _SwiGLU.value(both, scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        both, scale = ctx.saved_tensors
-        gate, up = both.chunk(2, dim=-1)
-        activated = silu(gate)
-        of_scale: torch.Tensor | None = None
-        if scale is not None:
-            gradient = gradient.to(torch.promote_types(both.dtype, scale.dtype))
-            of_scale = (gradient * (activated * up)).sum(-1, keepdim=True).to(scale.dtype)
-            gradient = (gradient * scale).to(both.dtype)
-        of_gate = torch.ops.aten.silu_backward(gradient * up, gate)
-        return torch.cat([of_gate, gradient * activated], dim=-1), of_scale
+        return _SwiGLU.gradient(gradient, *ctx.saved_tensors)
 
 
 def chosen_groups(is_chosen: torch.Tensor, *, num: int) -> torch.Tensor:

@@ -20,6 +20,7 @@ DEVICES = ("nvidia[0-9]*", "kfd", "dxg")
 """Names under /dev of NVIDIA's driver, AMD's, and that of a Windows host."""
 
 
+COMPILER = "a C++ compiler"
 KERNEL_PACKAGES = {"fa4": "flash-attn-4"}
 """Implementation that a learner can be told to use -> the distribution that has it."""
 
@@ -72,7 +73,7 @@ def _missing_build_tools() -> tuple[str, ...]:
     toolkit = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     needed = {
         "nvcc": which("nvcc", path=os.pathsep.join([f"{toolkit}/bin", path])),
-        "a C++ compiler": which(os.environ.get("CXX", "c++"), path=path) or which("g++", path=path),
+        COMPILER: which(os.environ.get("CXX", "c++"), path=path) or which("g++", path=path),
         "ninja": which("ninja", path=path),
     }
     return tuple(name for name, program in needed.items() if program is None)

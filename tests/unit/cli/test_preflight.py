@@ -169,6 +169,13 @@ def test_kernels_that_are_requested_need_their_package_and_a_gpu(setting: str, u
     assert f"{setting} = {used} needs a GPU" in message
 
 
+def test_compiled_kernels_need_a_compiler() -> None:
+    without = replace(LARGE, missing_build_tools=("a C++ compiler",))
+    (message,) = machine_mistakes(config("--device cpu --compile-pointwise"), BILLION, without)
+    assert "compile_pointwise" in message
+    assert list(machine_mistakes(config("--device cpu"), BILLION, without)) == []
+
+
 def test_packages_of_kernels_are_found_by_their_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert free_resources().kernel_packages == frozenset()
     monkeypatch.setattr("slime_core.runtime.machine.metadata.version", lambda name: "1")
