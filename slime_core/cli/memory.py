@@ -267,6 +267,7 @@ class GpuPlan:
             item=self.needs.item,
             chunk=settings.log_probs_chunk_size,
             on_host=given.get("optimizer_offload_fraction", 1.0) if given.get("optimizer_cpu_offload") else 0.0,
+            holds_logits=not settings.fp32_lm_head,
             critic=bool(self.needs.critic_parameters and not self.needs.critic_ranks),
         )
 

@@ -53,7 +53,7 @@ PLACE = {"next", "returned", "n_samples_per_prompt"}
 """Names in the state of a data source that numbers its prompts."""
 
 
-KERNEL_SETTINGS = ("flash_attention",)
+KERNEL_SETTINGS = ("flash_attention", "transformer_impl")
 """Settings of the learner that name an implementation."""
 
 

@@ -317,6 +317,18 @@ class LearnerConfig(Section):
     ] = "auto"
     """Version of FlashAttention, on GPUs in bfloat16. auto: 4 if flash-attn-4 is installed, as with SGLang, and gives
     what 2 gives on a test row; else 2."""
+    transformer_impl: Annotated[
+        Literal["auto", "local", "transformer_engine"],
+        Conflicts("device", equals="cpu", when="transformer_engine", because="TransformerEngine runs on GPUs"),
+        Conflicts(
+            "only_train_params_name_list",
+            "freeze_params_name_list",
+            when="transformer_engine",
+            because="these expressions find names of local layers",
+        ),
+    ] = "auto"
+    """Matrices and norms of the learner's layers. auto: on GPUs TransformerEngine's if it is installed and neither the
+    model nor frozen parameters need local layers; else Megatron's local ones."""
     compile_pointwise: bool = False
     """Fuse rotary embeddings and SwiGLU with torch.compile, which needs a C++ compiler. Results differ in their last
     bits."""

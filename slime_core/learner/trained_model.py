@@ -135,7 +135,9 @@ def choose_kernels(chunks: Chunks, config: RunConfig, *, device: torch.device) -
             "fp32_lm_head = true, but the logits of this model are not just a product with its output weights; leave "
             "--fp32-lm-head out"
         )
+    is_fused = any(name.endswith("layer_norm_weight") for chunk in chunks for name, _ in chunk.named_parameters())
     return {
+        "layers": "transformer_engine" if is_fused else "local",
         "attention": f"{found}",
         "rotary embedding and SwiGLU": "compiled" if compiles else "not compiled",
         "logits": "float32" if config.learner.fp32_lm_head else f"{dtype}".removeprefix("torch."),

@@ -3,9 +3,10 @@
 Counted, in bytes a number: weights (2 in bfloat16), gradients (4), Adam's state, which is distributed over
 data-parallel ranks (12: float32 copy, mean and variance; 8 if the weights are float32), the activations of one
 micro-batch, and its logits (2), which their gradient overwrites, with a chunk of them in float32 (4; see
-:func:`slime_core.ops.log_probs.log_probs_and_entropy`). Not counted: memory that CUDA and NCCL reserve, unequal numbers
-of tokens for experts, and fragmentation, for which a tenth of the memory is reserved; reference, teacher and old actor,
-which are in host memory; the float32 logits and their gradient that a plugin's loss of logits needs.
+:func:`slime_core.ops.log_probs.log_probs_and_entropy`); with fp32_lm_head only that chunk and the gradient of the
+output weights (4). Not counted: memory that CUDA and NCCL reserve, unequal numbers of tokens for experts, and
+fragmentation, for which a tenth of the memory is reserved; reference, teacher and old actor, which are in host memory;
+the float32 logits and their gradient that a plugin's loss of logits needs.
 
 One of Megatron's local layers stores, for each token of a row::
 
@@ -221,6 +222,7 @@ class Training:
         on_host: fraction of the optimizer's state that is in host memory.
         critic: True: a critic shares the ranks; it has no output weights, and needs activations after the actor's are
             freed.
+        holds_logits: False: only a chunk of the logits exists at a time.
     """
 
     tokens: int
@@ -228,6 +230,7 @@ class Training:
     chunk: int | None = 1024
     on_host: float = 0.0
     critic: bool = False
+    holds_logits: bool = True
 
 
 def usable(memory_gib: float, reserved_gib: float = 0.0) -> float:
@@ -301,12 +304,14 @@ def usage(size: ModelSize, cut: Cut, training: Training) -> Usage:
     copies = replicas * layout.tensor / (layout.expert * layout.expert_tensor)
     spread = sum(dense / replicas + routed / copies for dense, routed in held)
     part = training.tokens / layout.context
+    chunk = min(part, training.chunk or part) * LOGIT
+    logits = chunk + (part * item if training.holds_logits else size.hidden * GRADIENT)
     parts = {
         "weights": item * parameters,
         "gradients": GRADIENT * parameters,
         "optimizer": state * (1 - training.on_host) * spread,
         "activations": part * _entries(size, cut) * item,
-        "logits": (part * item + min(part, training.chunk or part) * LOGIT) * size.vocab / layout.tensor,
+        "logits": logits * size.vocab / layout.tensor,
     }
     return Usage(cut=cut, parts={name: int(number) for name, number in parts.items()})
 

@@ -55,6 +55,7 @@ __all__ = [
     "local_layers",
     "share_embedding",
     "spec_of_checkpoint",
+    "transformer_engine_layers",
     "transformers_config",
 ]
 
@@ -266,7 +267,8 @@ class MBridgeSpec:
         run: names the checkpoint's own Python code, for a ``model_type`` that transformers does not know.
 
     Attributes:
-        layers: creates the layer spec from ``(config, vp_stage=)``; None: :func:`local_layers`. Set before building.
+        layers: creates the layer spec from ``(config, vp_stage=)``; None: :func:`local_layers`, or those of
+            TransformerEngine, as ``transformer_impl`` says. Set before building.
         provider: creates a chunk from ``(config, pre_process=, post_process=, vp_stage=)``; None: a GPTModel of
             ``layers``.
         follows: names of further fields of Megatron's TransformerConfig that the family sets, because its layers and
@@ -343,7 +345,7 @@ class MBridgeSpec:
         self._refuse_unfollowed(overrides or {}, expected)  # first, since Megatron fails at some of them
         self._bridge = bridge_class(classic_config(hf_config), dtype, settings)
         self._refuse_unfollowed({name: getattr(self._bridge.config, name) for name in expected}, expected)
-        self._bridge.layers = self.layers or local_layers
+        self._bridge.layers = self._choose_layers(self._bridge.config)
         if hf_config.tie_word_embeddings:
             share_embedding(self._bridge)
         _refuse_router_losses(self._bridge.config)
@@ -402,6 +404,29 @@ class MBridgeSpec:
                 yield from weight.export().items()
         else:
             yield from bridge.export_weights([NamedForMBridge(chunk) for chunk in chunks])
+
+    def _choose_layers(self, config: TransformerConfig) -> Callable[..., object]:
+        """Return the spec's own layers, or those that ``transformer_impl`` requests.
+
+        Raises:
+            ConfigError: TransformerEngine is requested and cannot be used.
+        """
+        settings = self._run.settings
+        requested = settings.get("transformer_impl", "local")
+        if requested == "local" or (requested == "auto" and accelerator() == "cpu"):
+            return self.layers or local_layers
+        obstacle = ""
+        if self.layers is not None or self.provider is not None:
+            obstacle = "the model spec has its own layers"
+        elif not has_transformer_engine():
+            obstacle = "Megatron cannot import TransformerEngine"
+        elif config.multi_latent_attention:
+            obstacle = "multi-latent attention is built of local layers"
+        elif settings.get("only_train_params_name_list") or settings.get("freeze_params_name_list"):
+            obstacle = "the names of frozen parameters are those of local layers"
+        if obstacle and requested == "transformer_engine":
+            raise ConfigError(f"transformer_impl = transformer_engine: {obstacle}; leave --transformer-impl out")
+        return transformer_engine_layers if not obstacle else self.layers or local_layers
 
     def _refuse_unsupported(self, config: Mapping[str, JsonValue]) -> None:
         if reasons := list(self.unsupported(config)):
@@ -624,3 +649,41 @@ def local_layers(config: TransformerConfig, *, vp_stage: int | None = None) -> T
             for mlp in mlps:
                 mlp.submodules.activation_func = swiglu
     return block
+
+
+def transformer_engine_layers(config: TransformerConfig, *, vp_stage: int | None = None) -> TransformerBlockSubmodules:
+    """Return :func:`local_layers` with TransformerEngine's matrices and norms around our attention and experts.
+
+    It multiplies a norm and the matrix after it in one module. So a layer has other parameter names than a local one,
+    those that mbridge maps; checkpoints of Megatron have the same names for both.
+
+    Arguments: as for :func:`local_layers`; multi-latent attention is not accepted.
+    """
+    from megatron.core.extensions import transformer_engine as engine
+    from megatron.core.transformer.identity_op import IdentityOp
+    from megatron.core.transformer.moe.moe_layer import MoESubmodules
+
+    block = local_layers(config, vp_stage=vp_stage)
+    block.layer_norm = engine.TENorm
+    for layer in block.layer_specs:
+        parts, attention = layer.submodules, layer.submodules.self_attention.submodules
+        parts.input_layernorm = IdentityOp
+        attention.linear_qkv = engine.TELayerNormColumnParallelLinear
+        attention.linear_proj = engine.TERowParallelLinear
+        for norm in ("q_layernorm", "k_layernorm"):
+            if getattr(attention, norm) is not IdentityOp:
+                setattr(attention, norm, engine.TENorm)
+        if isinstance(parts.mlp.submodules, MoESubmodules):
+            parts.pre_mlp_layernorm = engine.TENorm
+        else:
+            parts.pre_mlp_layernorm = IdentityOp
+            parts.mlp.submodules.linear_fc1 = engine.TELayerNormColumnParallelLinear
+            parts.mlp.submodules.linear_fc2 = engine.TERowParallelLinear
+    return block
+
+
+def has_transformer_engine() -> bool:
+    """Return whether Megatron found TransformerEngine."""
+    from megatron.core.extensions import transformer_engine as engine
+
+    return bool(engine.HAVE_TE)

@@ -21,7 +21,7 @@ DEVICES = ("nvidia[0-9]*", "kfd", "dxg")
 
 
 COMPILER = "a C++ compiler"
-KERNEL_PACKAGES = {"fa4": "flash-attn-4"}
+KERNEL_PACKAGES = {"fa4": "flash-attn-4", "transformer_engine": "transformer-engine"}
 """Implementation that a learner can be told to use -> the distribution that has it."""
 
 

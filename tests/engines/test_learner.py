@@ -58,6 +58,7 @@ class Job:
         tensor, pipeline, context, expert: ranks that share every matrix, the layers, every row, the experts.
         sequence: those that share matrices share the tokens between them.
         plugins: in addition to the core.
+        before: called before the learner is built, when Megatron can be imported.
         functions: option of plugin ``compat`` -> the function that it names by path.
         architecture: of the model.
     """
@@ -77,6 +78,7 @@ class Job:
     sequence: bool = False
     plugins: Sequence[str] = ()
     functions: Mapping[str, str] = field(default_factory=dict)
+    before: Callable[[], None] | None = None
     architecture: str = "Qwen3ForCausalLM"
 
 
@@ -116,6 +118,11 @@ def carry_out(job: Job, rank: int, world_size: int, address: str) -> Outcome:
         num_threads=1,
         layout=ParallelLayout(**{name: getattr(job, name) for name in LAYOUT}),
     )
+    if job.before is not None:
+        from slime_core.modeling import prepare_megatron
+
+        prepare_megatron()
+        job.before()
     try:
         learner = Learner(settings, active.registry)
     except (ValueError, SlimeError):
@@ -408,6 +415,52 @@ def test_logits_that_are_multiplied_by_chunks_train_the_same(children, folder, s
     found, *_ = children.run(Job(config, folder, [cut(samples)], **layout), world_size=2 if layout else 1)
     assert found.metrics[0] == pytest.approx(alone.metrics[0], rel=1e-5, abs=LAST_BITS)
     assert distance(found.weights, alone.weights) < NEAR
+
+
+def stand_in_transformer_engine() -> None:
+    """Give Megatron modules with the parameters of TransformerEngine's, that compute with torch."""
+    from megatron.core.extensions import transformer_engine as engine
+    from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+
+    from slime_core.modeling.layers import RMSNorm
+
+    class LayerNormColumnParallelLinear(ColumnParallelLinear):
+        def __init__(self, input_size, output_size, *, config, **options):
+            super().__init__(input_size, output_size, config=config, **options)
+            norm = RMSNorm(config, input_size, eps=config.layernorm_epsilon)
+            self.layer_norm_weight = norm.weight
+            self.eps = norm.eps
+
+        def forward(self, hidden, *more, **options):
+            shape = self.layer_norm_weight.shape
+            normed = torch.nn.functional.rms_norm(hidden, shape, self.layer_norm_weight, self.eps)
+            return super().forward(normed, *more, **options)
+
+    engine.HAVE_TE = True
+    engine.TENorm, engine.TERowParallelLinear = RMSNorm, RowParallelLinear
+    engine.TELayerNormColumnParallelLinear = LayerNormColumnParallelLinear
+
+
+def with_transformer_engine(layout: dict[str, Any], folder: Path, shards: list[TrainBatch], **more: Any) -> Job:
+    requested = {"learner": LearnerConfig(transformer_impl="transformer_engine")}
+    config = settings(algorithm=EVERYTHING).model_copy(update=requested)
+    return Job(config, folder, [shards], before=stand_in_transformer_engine, **layout, **more)
+
+
+@pytest.mark.parametrize("layout", [{}, {"tensor": 2, "sequence": True}], ids=["one rank", "tensor"])
+def test_layers_with_the_names_of_transformer_engine_load_train_and_export(children, folder, samples, alone, layout):
+    job = with_transformer_engine(layout, folder, cut(samples))
+    found, *_ = children.run(job, world_size=2 if layout else 1)
+    assert found.metrics[0] == pytest.approx(alone.metrics[0], rel=1e-5, abs=LAST_BITS)
+    assert distance(found.weights, alone.weights) < NEAR
+
+
+def test_a_checkpoint_of_transformer_engines_layers_resumes_with_local_ones(children, folder, samples, tmp_path):
+    (tmp_path / "saved").mkdir()
+    job = with_transformer_engine({}, folder, cut(samples), save=tmp_path / "saved")
+    (saved,) = children.run(job)
+    (resumed,) = children.run(Job(settings(algorithm=EVERYTHING), folder, load=tmp_path / "saved"))
+    assert equal(resumed.weights, saved.weights)
 
 
 @pytest.mark.long

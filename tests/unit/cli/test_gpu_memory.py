@@ -83,6 +83,11 @@ def test_without_chunks_all_logits_are_in_float32_too(tmp_path):
     assert parts(plan)["logits"] == 8192 * (2 + 4) * VOCAB
 
 
+def test_float32_logits_exist_by_chunks_only(tmp_path):
+    plan = planned(tmp_path, "--max-tokens-per-gpu 8192 --bf16 --fp32-lm-head")
+    assert parts(plan)["logits"] == (1024 * 4 + HIDDEN * 4) * VOCAB  # and the gradient of the output weights
+
+
 def test_a_run_that_cannot_fit_names_the_largest_part_and_what_fits(tmp_path):
     (message,) = mistakes(tmp_path, "--max-tokens-per-gpu 8192 --gpu-memory-gib 70 --actor-num-gpus-per-node 8")
     assert message.startswith("GPU memory: a learner rank needs 71.2 GiB")

@@ -157,7 +157,10 @@ def test_gpus_that_are_not_there_are_refused(machine: Machine, found: str) -> No
     assert found in message
 
 
-@pytest.mark.parametrize(("setting", "used", "package"), [("flash_attention", "fa4", "flash-attn-4")])
+@pytest.mark.parametrize(
+    ("setting", "used", "package"),
+    [("flash_attention", "fa4", "flash-attn-4"), ("transformer_impl", "transformer_engine", "transformer-engine")],
+)
 def test_kernels_that_are_requested_need_their_package_and_a_gpu(setting: str, used: str, package: str) -> None:
     requested = config(f"--bf16 --{setting.replace('_', '-')} {used}")
     gpus = replace(LARGE, has_gpus=True)

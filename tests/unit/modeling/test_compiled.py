@@ -25,8 +25,9 @@ def results():
             torch.randn(length, *shape, generator=random) for shape in ((24,), (1,), (1, 4, 16), (1, 1, 8))
         )
         both, heads = both.bfloat16().requires_grad_(), heads.bfloat16().requires_grad_()
-        for output in (swiglu(both, scale.requires_grad_()), swiglu(both), rope_utils._apply_rotary_pos_emb_bshd(heads, angles)):
-            found += [output.detach(), *torch.autograd.grad(output.float().square().sum(), both if output.dim() == 2 else heads)]
+        rotated = rope_utils._apply_rotary_pos_emb_bshd(heads, angles)
+        for output, given in ((swiglu(both, scale.requires_grad_()), both), (swiglu(both), both), (rotated, heads)):
+            found += [output.detach(), *torch.autograd.grad(output.float().square().sum(), given)]
     return found
 
 torch.set_num_threads(1)

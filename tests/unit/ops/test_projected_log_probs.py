@@ -125,3 +125,25 @@ def test_a_second_derivative_is_refused():
     found_U, _ = projected_log_probs(hidden, weight, rows_U=ROWS, targets_U=TARGETS)
     with pytest.raises(RunError, match="create_graph"):
         torch.autograd.grad(found_U.sum(), (hidden, weight), create_graph=True)
+
+
+def test_learner_and_engine_agree_if_both_or_neither_have_float32_logits():
+    """Of confident tokens, whose hidden states differ by the rounding of their last norm."""
+    random = torch.Generator().manual_seed(0)
+    weight = torch.randn(4000, 256, generator=random).div(4).bfloat16()
+    tokens = torch.randint(0, 4000, (100,), generator=random)
+    hidden = torch.randn(100, 256, generator=random) / 8 + weight[tokens].float() * 1.5
+    place = {"rows_U": torch.arange(100), "targets_U": tokens}
+
+    def log_probs(*, exact: bool) -> torch.Tensor:
+        seen = (hidden * (1 + 2**-8 * torch.randn(hidden.shape, generator=random))).bfloat16()
+        if exact:
+            return projected_log_probs(seen, weight, **place)[0]
+        return log_probs_and_entropy(seen @ weight.t(), **place)[0]
+
+    def difference(learner: bool, engine: bool) -> float:
+        return float((log_probs(exact=learner) - log_probs(exact=engine)).abs().mean())
+
+    mixed = min(difference(True, False), difference(False, True))
+    assert difference(True, True) < mixed
+    assert difference(False, False) < mixed
