@@ -241,25 +241,30 @@ class _Gathers:
                     dist.recv(parts[rank], group=group, group_src=rank)
         self._parts.clear()
 
-    def _copy(self, optimizer: Any, **_: Any) -> dict[Any, Any]:
-        """Return the result of Megatron's method, filled with this rank's part only."""
+    def _copy(self, optimizer: Any, *, empty_data: bool = False, **_: Any) -> dict[Any, Any]:
+        """Return the result of Megatron's method, filled with this rank's part only, or not at all.
+
+        Places are those of Megatron's buffer. Megatron leaves out the padding between buckets, but then looks for
+        parameters at their places in the buffer (distrib_optimizer.py:1500).
+        """
         found: dict[Any, Any] = {"buckets_coalesced": True}
         for number, ranges in enumerate(optimizer.gbuf_ranges):
             ((dtype, buckets),) = ranges.items()
             buffer, group = optimizer.buffers[number], optimizer.data_parallel_group_gloo
-            whole = {name: torch.empty(buffer.numel_unpadded, dtype=torch.float32) for name in OF_ADAM}
+            whole = {name: torch.empty(buffer.numel, dtype=torch.float32) for name in OF_ADAM}
+            found[number] = {dtype: {**whole, "numel_unpadded": buffer.numel_unpadded}}
+            if empty_data:
+                continue
             self.storages |= {tensor.untyped_storage().data_ptr() for tensor in whole.values()}
-            start = 0
             for bucket, own in zip(buffer.buckets, buckets, strict=True):
-                size, end = bucket.grad_data.numel() // group.size(), start + bucket.numel_unpadded
+                start, size = bucket.offset, bucket.grad_data.numel() // group.size()
+                end = start + bucket.numel_unpadded
                 for name, flat in whole.items():
                     parts = [
                         flat[start + rank * size : min(start + rank * size + size, end)] for rank in range(group.size())
                     ]
                     self._parts.append((group, parts))
                     self._fill(parts[group.rank()], name, own["param_map"], optimizer)
-                start = end
-            found[number] = {dtype: {**whole, "numel_unpadded": buffer.numel_unpadded}}
         return found
 
     def _fill(self, part: torch.Tensor, name: str, param_map: Any, optimizer: Any) -> None:
@@ -320,7 +325,9 @@ def load(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) 
     Raises:
         CheckpointError: the folder is not such a checkpoint, or is of another model.
     """
-    found = _read(_state(chunks, optimizer, loading=True) | {"schedule": schedule.state_dict()}, folder)
+    with _Gathers().replacing_gathers_of(optimizer):
+        state = _state(chunks, optimizer, loading=True) | {"schedule": schedule.state_dict()}
+    found = _read(state, folder)
     for key, chunk in zip(_keys(chunks), chunks, strict=True):
         chunk.load_state_dict(found[key])
     optimizer.load_state_dict(_regroup(found["optimizer"], num_parts=len(optimizer.chained_optimizers)))

@@ -206,6 +206,20 @@ def test_the_flags_of_an_offloaded_optimizer_reach_megatron() -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "fields"),
+    [
+        ("", {}),
+        ("--overlap-grad-reduce", {"overlap_grad_reduce": True}),
+        ("--overlap-grad-reduce --overlap-param-gather", {"overlap_grad_reduce": True, "overlap_param_gather": True}),
+        ("--no-overlap-grad-reduce", {"overlap_grad_reduce": False}),
+    ],
+)
+def test_the_flags_of_overlapping_exchanges_reach_megatron(line: str, fields: dict[str, bool]) -> None:
+    megatron = load([*TOY, *line.split()]).config.megatron
+    assert (megatron.ddp, megatron.optimizer, megatron.transformer) == (fields, {}, {})
+
+
+@pytest.mark.parametrize(
     ("line", "key", "needs"),
     [
         ("--use-precision-aware-optimizer", "use_precision_aware_optimizer", "optimizer_cpu_offload"),
