@@ -226,7 +226,10 @@ def zero_empty_groups(gradients: torch.Tensor, ends: torch.Tensor) -> torch.Tens
 
 
 def _leaves_empty_groups(device: torch.device) -> bool:
-    """Return whether torch's kernel for ``device`` may leave the gradients of groups without rows as they were."""
+    """Return whether torch's kernel for ``device`` may leave anything as the gradients of groups without rows.
+
+    It does on Blackwell (https://github.com/pytorch/pytorch/issues/172439); can go when that is closed.
+    """
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 10
 
 
