@@ -67,7 +67,7 @@ test-ranks: setup
 
 .PHONY: test-units
 test-units: setup
-	$(PYTEST) -n 2 tests/guards $(wildcard plugins/*/tests) examples/model_family/tests tests/contracts tests/golden tests/unit
+	$(PYTEST) -n 2 tests/guards $(wildcard plugins/*/tests) examples/model_family/tests tests/contracts tests/golden tests/gpu tests/unit
 
 .PHONY: test-servers
 test-servers: setup
@@ -228,6 +228,13 @@ smollm-run: smollm ## train SmolLM2, run its negative control, write examples/sm
 .PHONY: streaming
 streaming: setup ## prompts of a 10 GB file: time to the first, memory; the table of docs/data.md
 	@$(BIN)/python -m bench.streaming outputs/streaming
+
+.PHONY: gpu-kit
+gpu-kit: setup ## gather the wheels that tests/gpu/run installs on a bare GPU machine with Python 3.12: docs/gpu.md
+	@rm -rf outputs/gpu-kit/wheels
+	@$(BIN)/python -m pip download --quiet --no-deps --only-binary :all: --python-version 3.12 --dest outputs/gpu-kit/wheels \
+	    --constraint requirements/cpu.txt --requirement tests/gpu/requirements.txt
+	@du -sh outputs/gpu-kit/wheels
 
 .PHONY: wheels
 wheels: setup ## build the wheels into dist/

@@ -38,7 +38,8 @@ GROUPED, LONG = "heads 16/8 x 128", sized("one row of 32,768", "one row of 100")
 CASES = {
     GROUPED: Case(sized([1024] * 6 + [1500, 548], [48, 30, 1])),
     "8 responses that share a prompt": Case(
-        sized([1024] + [512, 300, 700, 512, 1, 900, 64, 128], [32, 8, 17, 1]), continues=sized([-1] + [0] * 8, [-1, 0, 0, 0])
+        sized([1024] + [512, 300, 700, 512, 1, 900, 64, 128], [32, 8, 17, 1]),
+        continues=sized([-1] + [0] * 8, [-1, 0, 0, 0]),
     ),
     "sizes 192/128 (latent attention)": Case(sized([2048] * 2, [40, 24]), heads=(16, 16), sizes=(192, 128)),
     "256 short rows": Case(torch.randint(sized(16, 1), sized(65, 4), (256,), generator=GENERATOR).tolist()),

@@ -22,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("machine", "attention", "experts", "numerics", "learner", "mixture", "sharing", "collective")
+ROOM = "tests.gpu"
 PACKAGES = (ROOT, ROOT / "plugins/slime-grpo", ROOT / "plugins/slime-models")
 WHEELS, OUTPUT = ROOT / "outputs/gpu-kit/wheels", ROOT / "outputs/gpu-kit/results"
 GPU_SETTINGS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -45,10 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="slime-gpu-kit-") as name:
         scratch = Path(name)
         if not options.installed:
-            if not options.wheels.is_dir():
-                parser.error(f"{options.wheels} is missing; run `make gpu-kit` on a machine with a network, "
-                             "or give --installed")
+            if not any(options.wheels.glob("*.whl")):
+                parser.error(
+                    f"{options.wheels} has no wheels; accepted: the folder that `make gpu-kit` fills on a "
+                    "machine with a network, or --installed"
+                )
             install(options.wheels, scratch / "site")
+        declare(scratch / "site")
         environment = environment_of(scratch)
         rows: list[Row] = []
         for part in options.parts or PARTS:
@@ -59,14 +63,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def install(wheels: Path, site: Path) -> None:
-    """Install the wheels, and declare the packages of this checkout, so that their plugins are found."""
+    """Install the wheels for this Python, and nothing that they depend on."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", str(site)]
     subprocess.run([*command, *sorted(map(str, wheels.glob("*.whl")))], check=True)
+
+
+def declare(site: Path) -> None:
+    """Write the metadata of this checkout's packages, by which slime finds plugins; the code is read from the checkout."""
     for package in PACKAGES:
         project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         name, version = project["name"], project["version"]
         folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
-        folder.mkdir()
+        folder.mkdir(parents=True)
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         groups = (
             "\n".join([f"[{group}]", *(f"{key} = {value}" for key, value in entries.items())])
@@ -86,14 +94,22 @@ def run_part(part: str, scratch: Path, environment: Mapping[str, str], *, limit_
     """Run a part and return its rows; the last one says how the process ended if it did not end well."""
     number = f"{PARTS.index(part) + 1}. {part}"
     if limit_s < 1:
-        return [{"part": number, "check": "the part", "figure": "not run: no time left", "unit": "",
-                 "expected": "", "ok": False}]
+        return [
+            {
+                "part": number,
+                "check": "the part",
+                "figure": "not run: no time left",
+                "unit": "",
+                "expected": "",
+                "ok": False,
+            }
+        ]
     file, log = scratch / f"{part}.jsonl", scratch / f"{part}.log"
     print(f"{number} ...", end=" ", flush=True)
     start_s = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", f"tests.gpu.{part}"],
+            [sys.executable, "-m", f"{ROOM}.{part}"],
             cwd=ROOT,
             env={**environment, "SLIME_GPU_KIT_ROWS": str(file)},
             stdout=output,
@@ -116,8 +132,15 @@ def run_part(part: str, scratch: Path, environment: Mapping[str, str], *, limit_
         text = log.read_text(errors="replace")
         print(text[-3000:], flush=True)
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "no output")
-        rows.append({"check": "the process", "figure": f"{how}: {last.strip()[:200]}", "unit": "",
-                     "expected": "ends by itself", "ok": False})
+        rows.append(
+            {
+                "check": "the process",
+                "figure": f"{how}: {last.strip()[:200]}",
+                "unit": "",
+                "expected": "ends by itself",
+                "ok": False,
+            }
+        )
     rows.append({"check": "seconds of the part", "figure": round(seconds, 1), "unit": "s", "expected": "", "ok": None})
     return [{"part": number, **row} for row in rows]
 

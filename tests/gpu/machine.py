@@ -23,7 +23,9 @@ PACKAGES = ("transformers", "megatron-core", "mbridge", "triton", "flash-attn-4"
 
 def main() -> None:
     """Report the machine."""
-    report("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}", expected="3.11 or 3.12")
+    report(
+        "Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}", expected="3.11 or 3.12"
+    )
     report("torch", torch.__version__, expected="2.11 or later")
     for name in PACKAGES:
         report(name, _version(name))
@@ -31,11 +33,18 @@ def main() -> None:
         properties = torch.cuda.get_device_properties(DEVICE)
         report("GPU", properties.name)
         report("GPU memory", properties.total_memory / GIB, "GiB")
-        report("compute capability", f"{properties.major}.{properties.minor}", expected="8.0 or later, for bfloat16",
-               ok=properties.major >= 8)
+        report(
+            "compute capability",
+            f"{properties.major}.{properties.minor}",
+            expected="8.0 or later, for bfloat16",
+            ok=properties.major >= 8,
+        )
         report("driver", _output("nvidia-smi", "--query-gpu=driver_version,mig.mode.current", "--format=csv,noheader"))
-        report("CUDA of torch", f"{torch.version.cuda}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}, "
-               f"cuDNN {torch.backends.cudnn.version()}")
+        report(
+            "CUDA of torch",
+            f"{torch.version.cuda}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}, "
+            f"cuDNN {torch.backends.cudnn.version()}",
+        )
     else:
         report("GPU", "none: every part runs with small sizes on the CPU")
     for program, word in PROGRAMS.items():

@@ -39,8 +39,9 @@ def optimizer_steps() -> None:
     torch.manual_seed(0)
     module: Any = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(MATRICES)))
     module.to(DEVICE, torch.bfloat16)
-    module.config = TransformerConfig(num_layers=1, hidden_size=WIDTH, num_attention_heads=1, bf16=True,
-                                      params_dtype=torch.bfloat16)
+    module.config = TransformerConfig(
+        num_layers=1, hidden_size=WIDTH, num_attention_heads=1, bf16=True, params_dtype=torch.bfloat16
+    )
     exact = [weight.detach().double().requires_grad_() for weight in module.parameters()]
     settings = OptimizerConfig(lr=1e-3, weight_decay=0.1, clip_grad=1.0)
     model = wrap([module], bf16=True)
@@ -69,8 +70,12 @@ def optimizer_steps() -> None:
         limit=2**-8,
     )
     masters = torch.cat([part.flatten() for group in optimizer.param_groups for part in group["params"]])
-    report("AdamW: entries of the float32 weights", masters.numel(), expected=f"{MATRICES * WIDTH**2:,}",
-           ok=masters.dtype == torch.float32 and masters.numel() == MATRICES * WIDTH**2)
+    report(
+        "AdamW: entries of the float32 weights",
+        masters.numel(),
+        expected=f"{MATRICES * WIDTH**2:,}",
+        ok=masters.dtype == torch.float32 and masters.numel() == MATRICES * WIDTH**2,
+    )
     is_fused = all(group.get("fused") for part in optimizer.chained_optimizers for group in part.optimizer.param_groups)
     report("AdamW: kernel", "fused" if is_fused else "plain", expected="fused", ok=is_fused)
     report("AdamW: a step", 1e3 * seconds(step), "ms", expected=f"{MATRICES * WIDTH**2 / 1e6:.3g} M weights")
@@ -105,8 +110,11 @@ def log_probs() -> None:
         report_difference(f"{name}: gradient", gradient[some], exact_gradient, limit=2**-8)
         del found, gradient
         # The gradient of the logits, and float32 copies of the rows of a chunk.
-        report_peak(f"{name}: memory", peak_of(work),
-                    limit=int(1.1 * (logits.nbytes + (chunk or ROWS) * VOCABULARY * LOGIT)) + 2**26)
+        report_peak(
+            f"{name}: memory",
+            peak_of(work),
+            limit=int(1.1 * (logits.nbytes + (chunk or ROWS) * VOCABULARY * LOGIT)) + 2**26,
+        )
         report(f"{name}: forward and backward", 1e3 * seconds(work, rounds=sized(5, 1)), "ms")
     if ON_GPU:
         plain = logits.clone().requires_grad_()

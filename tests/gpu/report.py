@@ -101,5 +101,6 @@ def digest(tensors: Iterable[torch.Tensor]) -> str:
     """Return the SHA-256 of all bytes."""
     total = hashlib.sha256()
     for tensor in tensors:
-        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        copy = tensor.detach().to("cpu", copy=True)  # a storage that numpy has seen cannot be released
+        total.update(copy.contiguous().flatten().view(torch.uint8).numpy())
     return total.hexdigest()
