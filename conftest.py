@@ -32,7 +32,7 @@ os.environ["XDG_STATE_HOME"] = _STATE.name
 
 ON_ONE_ENGINE = {
     f"tests/e2e/test_{name}.py"
-    for name in ("async", "evaluation", "lifecycle", "over_sampling", "parity", "ppo", "third_party")
+    for name in ("async", "evaluation", "examples", "lifecycle", "over_sampling", "parity", "ppo", "third_party")
 }
 """Files whose runs take the engine of tests/e2e/conftest.py::external: one process runs them, so that one starts."""
 

@@ -72,7 +72,9 @@ def _guarded(start: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        return  # the process that starts those of pytest-xdist runs no test
     sys.meta_path.insert(0, _NoEngines())
     subprocess.Popen.__init__ = _guarded(subprocess.Popen.__init__)  # type: ignore[method-assign]
     for owner, name in ((multiprocessing.process.BaseProcess, "start"), (os, "fork"), (os, "posix_spawn")):

@@ -19,8 +19,8 @@ def test_every_example_has_a_test() -> None:
     assert there <= here | {"arithmetic", "openai_agent", "search_r1", "smollm2"}  # these have tests of their own
 
 
-def test_python_tool(tmp_path: Path) -> None:
-    run = example(tmp_path, "python_tool/run.toml", *NO_EVAL, "--n-samples-per-prompt", "4")
+def test_python_tool(tmp_path: Path, on_external: tuple[str, str]) -> None:
+    run = example(tmp_path, "python_tool/run.toml", *NO_EVAL, *on_external, "--n-samples-per-prompt", "4")
     rows = run.samples("train-000000.jsonl")
     assert not [row for row in rows if row["status"] == "failed"]
     rollouts: dict[int, list[float]] = {}
@@ -31,8 +31,8 @@ def test_python_tool(tmp_path: Path) -> None:
     assert len(set(map(tuple, rollouts.values()))) > 1
 
 
-def test_solve_and_select(tmp_path: Path) -> None:
-    run = example(tmp_path, "solve_and_select/run.toml", *NO_EVAL, "--n-samples-per-prompt", "2")
+def test_solve_and_select(tmp_path: Path, on_external: tuple[str, str]) -> None:
+    run = example(tmp_path, "solve_and_select/run.toml", *NO_EVAL, *on_external, "--n-samples-per-prompt", "2")
     rows = run.samples("train-000000.jsonl")
     assert len(rows) == 8 * 2 * (4 + 1)
     assert run.rows[0]["agents/branches"] == 4
