@@ -151,9 +151,9 @@ def test_a_question_in_parts_is_the_question(family: str, content: Any) -> None:
 
 
 def test_parts_are_lines_of_a_template_that_reads_text_and_are_adjacent_in_one_that_reads_parts() -> None:
-    parts = user([text("Look."), text("What is it?")])
-    assert renderer(QWEN25).render([parts], asks=False) == "<user>Look.\nWhat is it?<end>"
-    assert renderer(VISION).render([parts], asks=False) == "<user>Look.What is it?"
+    parts = user([text("Look."), text("What?")])
+    assert renderer(QWEN25).render([parts], asks=False) == "<user>Look.\nWhat?<end>"
+    assert renderer(VISION).render([parts], asks=False) == "<user>Look.What?"
 
 
 def test_parts_of_every_role_are_text() -> None:
@@ -172,7 +172,7 @@ def test_parts_of_every_role_are_text() -> None:
 
 @pytest.mark.parametrize("family", ["vision", "both"])
 def test_a_template_that_reads_images_gets_them(family: str) -> None:
-    assert render(family, user([{"type": "image"}, text("What is it?")])) == "<user><image>What is it?<assistant>"
+    assert render(family, user([{"type": "image"}, text("What?")])) == "<user><image>What?<assistant>"
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "deepseek"])

@@ -122,7 +122,7 @@ def test_only_what_was_added_is_read_and_the_count_is_that_of_a_fresh_reader(tmp
     close(1, group(1, DONE, DONE))
     found.read()
     assert found.groups == {("trained", ""): 2}
-    with pytest.raises(CheckpointError, match=r"train-000000\.jsonl .*No such file"):
+    with pytest.raises(CheckpointError, match=r"train-000000\.jsonl .*No such"):
         recount()
 
 
@@ -189,15 +189,6 @@ def test_without_a_folder_nothing_is_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_group_that_is_nowhere_or_held_although_it_was_trained_is_named(journal, close, recount):
-    journal.took(ids(0, 1))
-    close(0, group(0, DONE, DONE))
-    with pytest.raises(RunError, match=r"groups 1 .*nowhere"):
-        recount().check({})
-    with pytest.raises(RunError, match=r"groups 0 .*held"):
-        recount().check(ids(0, 1))
-
-
 def test_a_group_that_is_trained_twice_is_named(journal, close, recount):
     journal.took(ids(0))
     close(0, group(0, DONE, DONE))
@@ -225,3 +216,17 @@ def test_a_group_that_is_handed_out_twice_at_once_is_named(journal, recount):
     journal.took(ids(3))
     with pytest.raises(RunError, match="group 3 "):
         recount()
+
+
+def test_a_group_that_is_nowhere_is_named(journal, close, recount):
+    journal.took(ids(0, 1))
+    close(0, group(0, DONE, DONE))
+    with pytest.raises(RunError, match=r"groups 1 .*nowhere"):
+        recount().check({})
+
+
+def test_a_group_that_is_held_although_it_was_trained_is_named(journal, close, recount):
+    journal.took(ids(0))
+    close(0, group(0, DONE, DONE))
+    with pytest.raises(RunError, match=r"groups 0 .*held"):
+        recount().check(ids(0))
