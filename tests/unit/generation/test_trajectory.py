@@ -186,14 +186,14 @@ async def test_a_sample_stays_as_it_is_until_its_response_is_finished() -> None:
 
 async def test_an_engine_that_fails_leaves_the_sample_alone() -> None:
     sample = Sample(prompt="q")
-    with pytest.raises(EngineError, match="no engine answered"):
+    with pytest.raises(EngineError, match="no engine"):
         await calculate(context(Engine(answer("a?"))), sample)
     assert sample == Sample(prompt="q")
 
 
 async def aborted(*answers: Generation, **more: Any) -> Sample:
     sample = Sample(prompt="q", index=1, group_index=0)
-    with pytest.raises(Interrupted, match="sample 1 of group 0: the engine aborted a turn") as stop:
+    with pytest.raises(Interrupted, match="sample 1 of group 0: ") as stop:
         await calculate(context(Engine(*answers), **more), sample)
     assert stop.value.sample is sample
     return sample

@@ -61,10 +61,7 @@ async def test_without_retries_the_first_failure_is_final():
 
 
 async def test_an_answer_without_json_is_quoted():
-    with (
-        HttpService(lambda body: b"<html>") as answering,
-        pytest.raises(ServiceError, match="answered with no JSON: <h"),
-    ):
+    with HttpService(lambda body: b"<html>") as answering, pytest.raises(ServiceError, match="JSON: <h"):
         await service(answering.url).ask({})
 
 
@@ -78,9 +75,9 @@ async def test_overlapping_requests_share_connections_and_leave_none_open():
 
 def test_a_variable_that_is_not_set_is_an_error_before_any_request(monkeypatch):
     monkeypatch.delenv("TOOL_TOKEN", raising=False)
-    message = "the token for http://127.0.0.1:1/tool is read from the environment variable TOOL_TOKEN, which is not set"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:1/tool .*TOOL_TOKEN") as refused:
         service("http://127.0.0.1:1/tool?key=hidden", token_env="TOOL_TOKEN")
+    assert "hidden" not in str(refused.value)
 
 
 def test_an_auxiliary_model_has_a_url():
