@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from slime_core.checkpoint.folder import (
-    Checkpoint,
     Retention,
     RunState,
     SaveClock,
@@ -189,10 +188,6 @@ def test_a_checkpoint_without_a_state_is_named(tmp_path):
     (save(tmp_path, 3) / "state.json").unlink()
     with pytest.raises(CheckpointError, match=r"step-000003/state\.json "):
         newest(tmp_path)
-
-
-def test_the_hugging_face_part_lies_inside_the_checkpoint():
-    assert Checkpoint(Path("c/step-000001"), RunState(1)).hf == Path("c/step-000001/hf")
 
 
 # --- When a run saves, and what it keeps ------------------------------------------------------------------------------

@@ -84,51 +84,6 @@ def test_list_names_a_distribution_that_cannot_be_read(capsys, install):
     assert str(site) in shown.err
 
 
-def test_show_lists_components_with_their_traits(capsys):
-    assert slime("plugins", "show", "grpo") == 0
-    traits = next(line for line in capsys.readouterr().out.splitlines() if "slime_grpo.advantage:GroupCentred" in line)
-    parts = traits.strip().split("; ")
-    assert {"scope sample", "reads groups, rewards, rollouts", "policy_loss clipped"} <= set(parts)
-
-
-def test_show_lists_hooks_of_a_run_s_life_with_policy_and_line(capsys, tmp_path):
-    mine = tmp_path / "mine.py"
-    mine.write_text("from slime_core import hookimpl\n@hookimpl\ndef slime_after_train_step(step):\n    pass\n")
-    assert slime("plugins", "show", str(mine)) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.split()[0] == "slime_after_train_step"
-    assert last.endswith(f"; observer; {mine}:2")
-
-
-def test_show_lists_presets_and_options_with_type_default_and_help(capsys):
-    assert slime("plugins", "show", "grpo") == 0
-    out = capsys.readouterr().out
-    assert "--advantage-estimator grpo\n" in out
-    assert re.search("--grpo.std-normalization .*default true", out)
-
-
-def test_show_and_trace_say_which_hooks_only_observe(capsys, tmp_path):
-    mine = tmp_path / "mine.py"
-    mine.write_text(
-        "from slime_core import hookimpl, observer\n"
-        "@hookimpl\n@observer\ndef slime_after_rollout(rollout, samples): ...\n"
-        "@hookimpl\ndef slime_before_rollout(rollout, groups): ...\n"
-    )
-    assert slime("plugins", "show", str(mine), "--json") == 0
-    hooks = json.loads(capsys.readouterr().out)["hooks"]
-    assert {row["hook"]: row["policy"] for row in hooks} == {
-        "slime_after_rollout": "observer",
-        "slime_before_rollout": "participant",
-    }
-    assert slime("plugins", "show", str(mine)) == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if "slime_" in line}
-    assert "; observer; " in lines["slime_after_rollout"]
-    assert "; participant; " in lines["slime_before_rollout"]
-    assert execute(["trace", "--plugin", "grpo", "--plugin", str(mine)]) == 0
-    traced = [line for line in capsys.readouterr().out.splitlines() if "mine.py" in line]
-    assert [line.endswith("observer") for line in traced].count(True) == 1
-
-
 @pytest.mark.parametrize(
     ("entry_point", "named"),
     [
@@ -193,3 +148,31 @@ def test_show_of_a_broken_plugin_says_who_it_is_and_what_is_wrong(capsys, instal
 def test_show_of_an_unknown_plugin_is_a_plugin_error():
     with pytest.raises(PluginError, match=r"--plugin grpoo: .*'grpo'"):
         slime("plugins", "show", "grpoo")
+
+
+def test_show_lists_components_with_traits_presets_and_options(capsys):
+    assert slime("plugins", "show", "grpo") == 0
+    out = capsys.readouterr().out
+    traits = next(line for line in out.splitlines() if "slime_grpo.advantage:GroupCentred" in line).strip()
+    assert {"scope sample", "reads groups, rewards, rollouts", "policy_loss clipped"} <= set(traits.split("; "))
+    assert "--advantage-estimator grpo\n" in out
+    assert re.search("--grpo.std-normalization .*default true", out)
+
+
+def test_show_and_trace_say_where_hooks_are_and_which_only_observe(capsys, tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from slime_core import hookimpl, observer\n"
+        "@hookimpl\n@observer\ndef slime_after_rollout(rollout, samples): ...\n"
+        "@hookimpl\ndef slime_before_rollout(rollout, groups): ...\n"
+    )
+    policies = {"slime_after_rollout": "observer", "slime_before_rollout": "participant"}
+    assert slime("plugins", "show", str(mine), "--json") == 0
+    assert {row["hook"]: row["policy"] for row in json.loads(capsys.readouterr().out)["hooks"]} == policies
+    assert slime("plugins", "show", str(mine)) == 0
+    rows = [line.split("; ") for line in capsys.readouterr().out.splitlines() if line.strip().startswith("slime_")]
+    assert {row[0].split()[0]: row[1] for row in rows} == policies
+    assert sorted(row[2] for row in rows) == [f"{mine}:2", f"{mine}:5"]
+    assert execute(["trace", "--plugin", "grpo", "--plugin", str(mine)]) == 0
+    traced = [line for line in capsys.readouterr().out.splitlines() if "mine.py" in line]
+    assert [line.endswith("observer") for line in traced].count(True) == 1

@@ -1,4 +1,4 @@
-"""Every way in which a target can break its contract, each with its message."""
+"""Every way in which a target can break its contract."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ PLUGIN = PluginIdentity("tree", "acme-tree", "2.1", "acme_tree.plugin")
 COMPONENT = Component("length", target="acme_tree.rewards:Length")
 
 
-class Length:
+class Built:
     def __init__(self, options, run):
         pass
 
+
+class Length(Built):
     async def score(self, samples):
         return [0.0 for _ in samples]
 
@@ -84,31 +86,19 @@ def test_a_function_is_refused_and_so_is_an_object():
 
 
 def test_a_missing_method_is_named_and_the_body_of_the_protocol_is_no_method():
-    class Nothing:
-        def __init__(self, options, run):
-            pass
+    class OnlyTheProtocol(Built, RewardModel): ...
 
-    class OnlyTheProtocol(RewardModel):
-        def __init__(self, options, run):
-            pass
-
-    assert one(Nothing).endswith(" score")
+    assert one(Built).endswith(" score")
     assert one(OnlyTheProtocol).endswith(" score")
     # Every class can be called; that is not what a policy loss means.
-    assert one(Nothing, Kind.POLICY_LOSS).endswith(" __call__")
+    assert one(Built, Kind.POLICY_LOSS).endswith(" __call__")
 
 
 def test_an_attribute_that_is_no_method_is_named_with_its_type():
-    class Number:
+    class Number(Built):
         score = 3
 
-        def __init__(self, options, run):
-            pass
-
-    class Property:
-        def __init__(self, options, run):
-            pass
-
+    class Property(Built):
         @property
         def score(self):
             raise RuntimeError("ran")
@@ -143,20 +133,14 @@ def test_every_kind_is_built_with_options_and_run_by_position():
 
 
 def test_a_method_that_should_not_be_async_is_refused():
-    class Slow:
-        def __init__(self, options, run):
-            pass
-
+    class Slow(Built):
         async def estimate(self, batch): ...
 
     assert one(Slow, Kind.ADVANTAGE_ESTIMATOR).startswith("estimate is async")
 
 
 def test_an_async_generator_is_not_awaited():
-    class Stream:
-        def __init__(self, options, run):
-            pass
-
+    class Stream(Built):
         async def score(self, samples):
             yield 1.0
 
@@ -164,10 +148,7 @@ def test_an_async_generator_is_not_awaited():
 
 
 def test_the_scope_chooses_what_the_method_is_called_with():
-    class OverGroups:
-        def __init__(self, options, run):
-            pass
-
+    class OverGroups(Built):
         def estimate(self, batch): ...
 
     assert found(OverGroups, Kind.ADVANTAGE_ESTIMATOR) == []
@@ -175,10 +156,7 @@ def test_the_scope_chooses_what_the_method_is_called_with():
 
 
 def test_keyword_parameters_of_the_contract_have_to_be_there():
-    class Spec:
-        def __init__(self, options, run):
-            pass
-
+    class Spec(Built):
         def build(self, config, *, dtype, parallel): ...
         def load_weights(self, chunks, folder): ...
         def export_weights(self, chunks): ...

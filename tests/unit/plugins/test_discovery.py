@@ -7,11 +7,9 @@ import pytest
 
 from slime_core.errors import PluginError
 from slime_core.plugins.discovery import (
-    ARCHITECTURE_GROUP,
     CORE,
     PluginIdentity,
     Source,
-    claimed_names,
     entry_point_of,
     installed,
     local_file,
@@ -32,17 +30,6 @@ def test_a_core_without_metadata_is_an_error_that_says_what_is_not_installed():
         entry_point_of("slime-none", "slime", "core")
 
 
-def test_an_installed_plugin_is_listed_with_distribution_version_and_entry_point(install):
-    install("acme-tree", "2.1", plugins={"tree": "acme_tree.plugin"}, files={"acme_tree/plugin.py": ""})
-    assert PluginIdentity("tree", "acme-tree", "2.1", "acme_tree.plugin") in installed()
-
-
-def test_listing_imports_no_plugin(install):
-    install("acme-tree", plugins={"tree": "acme_tree.plugin"}, files={"acme_tree/plugin.py": "raise SystemExit(3)"})
-    assert "tree" in [plugin.name for plugin in installed()]
-    assert "acme_tree" not in sys.modules
-
-
 def test_core_is_listed_once():
     assert [plugin for plugin in installed() if plugin.name == "core"] == [CORE]
 
@@ -51,11 +38,6 @@ def test_the_entry_point_of_core_says_where_its_hooks_are(install):
     assert entry_point_of("slime-rl", "slime", "core") == CORE.entry_point
     install("slime-rl", "9.9", plugins={"core": "elsewhere.plugin"}, files={"elsewhere/plugin.py": ""})
     assert entry_point_of("slime-rl", "slime", "core") == "elsewhere.plugin"
-
-
-def test_an_identity_prints_everything_a_reader_needs_to_find_it():
-    printed = str(PluginIdentity("grpo", "slime-grpo", "0.1.0", "slime_grpo.plugin"))
-    assert all(part in printed for part in ("'grpo'", "slime-grpo 0.1.0", "slime_grpo.plugin"))
 
 
 def test_two_distributions_that_claim_one_name_are_both_named_with_versions(trees):
@@ -155,12 +137,3 @@ def test_a_dotted_name_that_no_distribution_declares_is_a_module():
         "my_lab_plugin",
         "my_lab.plugin",
     )
-
-
-def test_an_architecture_is_that_of_the_plugin_whose_own_distribution_claims_it(install):
-    claims = {"AcmeForCausalLM": "acme"}
-    install("acme-models", "4", plugins={"acme": "acme"}, claims=claims, files={"acme.py": ""})
-    install("other", claims=claims, files={"other.py": ""})
-    claimed = claimed_names(ARCHITECTURE_GROUP, scan())
-    assert [plugin.distribution for plugin in claimed["AcmeForCausalLM"]] == ["acme-models"]
-    assert "NobodyForCausalLM" not in claimed

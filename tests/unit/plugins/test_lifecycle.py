@@ -101,11 +101,6 @@ def test_a_participant_that_fails_ends_the_call_and_says_who_what_and_where(plug
     assert step == []
 
 
-def test_a_participant_that_exits_is_a_failure_and_not_the_end_of_the_process(plugin):
-    path = plugin("toy", hook("run_start", body="raise SystemExit(0)"))
-    assert re.search("'toy' .*slime_run_start .*SystemExit: 0", refusal(made(path).call, "slime_run_start"))
-
-
 def test_a_participants_hook_that_is_marked_as_an_observer_never_ends_the_run(plugin):
     marked = hook("after_rollout", "samples", body="raise OSError('disk full')").replace(
         "@hookimpl\n", "from slime_core import observer\n@hookimpl\n@observer\n"

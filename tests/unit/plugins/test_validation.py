@@ -35,15 +35,6 @@ def test_a_module_with_a_marked_hook_and_other_functions_passes():
     check_hooks(PLUGIN, module(slime_register_trackers=hookimpl(lambda: []), own=plain, CONSTANT=3))
 
 
-def test_an_instance_with_a_marked_method_passes():
-    class Plugin:
-        @hookimpl
-        def slime_register_trackers(self):
-            return []
-
-    check_hooks(PLUGIN, Plugin())
-
-
 def test_a_class_in_place_of_an_instance_is_refused():
     class Tree:
         @hookimpl

@@ -201,10 +201,6 @@ def test_a_template_that_knows_developer_gets_it() -> None:
     assert found == "<developer>Be brief.<end><user>2 + 2?<end>"
 
 
-def test_a_template_that_names_developer_and_leaves_it_out_gets_system() -> None:
-    assert "<system>Be brief." in render("qwen2.5", {"role": "developer", "content": "Be brief."}, user("2 + 2?"))
-
-
 def test_the_change_of_a_role_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages_module, "_said", set())
     encoder = renderer(QWEN3)

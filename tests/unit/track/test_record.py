@@ -30,17 +30,6 @@ def test_a_new_run_folder_is_closed_to_others_and_one_that_was_there_stays_as_it
     assert modes == [0o700, 0o755]
 
 
-def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
-    assert RunRecord(tmp_path).metrics == tmp_path / "metrics.jsonl"
-
-
-def test_a_used_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=rf"{tmp_path} .*--load"):
-        RunRecord(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
 def test_a_folder_of_a_failed_start_is_reused(tmp_path: Path) -> None:
     record = RunRecord(tmp_path)
     for name in ("config.toml", "plugins.json", "metrics.jsonl", "logs/engine-0.log"):

@@ -1,4 +1,4 @@
-"""The rules of the critic: each broken once, with its whole text."""
+"""The rules of the critic: each broken once."""
 
 from __future__ import annotations
 

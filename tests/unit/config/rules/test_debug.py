@@ -1,4 +1,4 @@
-"""The rules of running one half alone: each broken once, with its text."""
+"""The rules of running one half alone: each broken once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of engines: their texts, and what groups and models come to."""
+"""The rules of engines: what groups and models come to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of rewards: each broken once, with its whole text."""
+"""The rules of rewards: each broken once."""
 
 from __future__ import annotations
 
