@@ -75,14 +75,14 @@ def test_without_a_coefficient_the_divergence_is_zero(tmp_path):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("pass", "it set no advantages and no returns in rollout_data; set both, one tensor per sample"),
-        ("data['advantages'] = data['kl']", "it set no returns in rollout_data"),
+        ("pass", "no advantages and no returns"),
+        ("data['advantages'] = data['kl']", "set no returns"),
         (
             "data['advantages'] = data['returns'] = data['rewards']",
-            r"advantages has the shapes \(\), \(\); accepted: ",
+            "advantages has the shapes",
         ),
-        ("data['advantages'] = data['returns'] = 'high'", "advantages is a str; accepted: one tensor per sample"),
-        ("data['nothing']", "mine.py:f: calling it failed with KeyError: 'nothing'"),
+        ("data['advantages'] = data['returns'] = 'high'", "advantages is a str"),
+        ("data['nothing']", "KeyError: 'nothing'"),
     ],
 )
 def test_a_function_that_sets_no_advantages_is_refused(tmp_path, body, message):

@@ -69,8 +69,8 @@ def test_entries_of_the_custom_config_are_attributes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- a\n", "found list; accepted: a table of names and values"),
-        ("lr: 1\n", "lr are settings of the run; give them as flags"),
+        ("- a\n", "found list"),
+        ("lr: 1\n", "lr are settings"),
         ("a: [\n", "cannot be read"),
     ],
 )
@@ -137,7 +137,7 @@ def test_the_written_settings_of_a_run_are_read_again() -> None:
 
 
 def test_a_path_together_with_another_component_is_a_mistake() -> None:
-    message = "--custom-rm-path stands in for rm_type, and flag --rm-type says math; accepted: one of the two"
+    message = "--custom-rm-path .* --rm-type"
     with pytest.raises(ConfigError, match=message):
         resolve(["--custom-rm-path", "mine.py", "--rm-type", "math"])
 
@@ -150,9 +150,7 @@ def test_a_data_source_by_path_calls_the_buffer_filter_itself() -> None:
 
 
 def test_a_rule_of_slimes_given_as_a_reward_function_is_a_reward_model_here() -> None:
-    with pytest.raises(
-        ConfigError, match=r"not here\. Leave the flag out\. In its place, score with it by name: --rm-ty"
-    ):
+    with pytest.raises(ConfigError, match="--rm-type"):
         resolve(["--custom-rm-path", "slime.rollout.rm_hub.f1.f1_score"])
 
 
@@ -161,7 +159,7 @@ def test_sglangs_tensor_parallel_size_is_the_size_of_an_engine() -> None:
     assert resolved.config.cluster.rollout_num_gpus_per_engine == 2
     assert resolved.config.cluster.rollout_num_gpus == 2
     assert arguments(options("--rollout-num-gpus-per-engine", "4")).sglang_tp_size == 4
-    with pytest.raises(ConfigError, match="--sglang-tp-size stands in for rollout_num_gpus_per_engine, and flag"):
+    with pytest.raises(ConfigError, match="rollout_num_gpus_per_engine"):
         resolve(["--sglang-tp-size", "2", "--rollout-num-gpus-per-engine", "1"])
 
 
@@ -169,7 +167,7 @@ def test_a_preset_cannot_name_code() -> None:
     Path("bold.py").write_text(
         "from slime_core import hookimpl\n@hookimpl\ndef slime_presets():\n    return {'custom_rm_path': 'mine.py'}\n"
     )
-    with pytest.raises(ConfigError, match=r"preset compat\.custom_rm_path of plugin bold: which code a run loads"):
+    with pytest.raises(ConfigError, match=r"compat\.custom_rm_path"):
         resolve(["--plugin", "compat", "--plugin", "./bold.py"])
 
 
@@ -241,14 +239,14 @@ LOSS = ("--custom-loss-function-path", "mine.py:loss")
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--group-rm",), "group_rm = true needs custom_rm_path"),
-        (("--rm-model-path", "/m"), "rm_model_path = /m needs custom_rm_path"),
-        (("--custom-config-path", "/a.yaml"), "custom_config_path = /a.yaml has no effect: no function is named"),
+        (("--group-rm",), "custom_rm_path"),
+        (("--rm-model-path", "/m"), "custom_rm_path"),
+        (("--custom-config-path", "/a.yaml"), "custom_config_path = /a.yaml"),
     ],
 )
 def test_settings_of_functions_that_are_not_there_are_mistakes(flags: tuple[str, ...], message: str) -> None:
     (found,) = messages("--plugin", "compat", *flags)
-    assert found.startswith(message)
+    assert message in found
 
 
 @pytest.mark.parametrize(
@@ -299,11 +297,11 @@ def test_a_function_excludes_the_component_that_it_replaces(flags: tuple[str, ..
 def test_a_post_write_function_needs_weight_updates_by_disk(flags: tuple[str, ...], transport: str | None) -> None:
     Path("mine.py").write_text("def hook(args, version_dir, rollout_engines): ...\n")
     found = messages("--custom-update-weight-post-write-path", "mine.py", *flags)
-    assert [f"has no effect where weights travel by {transport}" in one for one in found] == [True] * bool(transport)
+    assert [f"travel by {transport}" in one for one in found] == [True] * bool(transport)
 
 
 def test_a_layer_spec_is_a_module_and_a_function() -> None:
-    with pytest.raises(ConfigError, match=r"--spec: found 'a\.b\.c'; accepted: a module and a function"):
+    with pytest.raises(ConfigError, match=r"--spec: found 'a\.b\.c'"):
         resolve(["--spec", "a.b.c"])
 
 

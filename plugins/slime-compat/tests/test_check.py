@@ -8,37 +8,35 @@ from slime_compat.check import load_checked
 from slime_compat.forms import rollout_forms
 from slime_core.errors import PluginError
 
-REWARD = "accepted: fn(args, sample, **kwargs), or fn(args, samples, **kwargs), or a class C([args][, model_path]) with"
-GENERATE = "accepted: async fn(args, sample, sampling_params[, evaluation]), or async fn(args, samples[, evaluation])."
-GROUP_FILTER = "accepted: fn(args, samples)."
+REWARD = "accepted: fn(args, sample, **kwargs), or fn(args, samples, **kwargs)"
+GENERATE = "accepted: async fn(args, sample, sampling_params[, evaluation])"
 
 WRONG = {
-    "too few": ("custom_rm_path", "def f(args): ...", f"it takes 1 of the 2 arguments (args, sample); it.*{REWARD}"),
+    "too few": ("custom_rm_path", "def f(args): ...", f"(args, sample).*{REWARD}"),
     "too many": (
         "dynamic_sampling_filter_path",
         "def f(args, samples, threshold): ...",
-        "def f(args, samples, threshold) cannot be called: its parameter 'threshold' is never passed and has no "
-        f"default;\n{GROUP_FILTER}",
+        "'threshold'.*accepted: fn(args, samples)",
     ),
     "named only": (
         "dynamic_sampling_filter_path",
         "def f(args, samples, *, threshold): ...",
-        "its parameter 'threshold' is never passed and has no default",
+        "'threshold'",
     ),
     "the wrong way round": (
         "dynamic_sampling_filter_path",
         "def f(samples, args): ...",
-        "its parameter 1 is 'samples', where args is passed",
+        "parameter 1 is 'samples'",
     ),
     "not async": (
         "custom_generate_function_path",
         "def f(args, sample, sampling_params): ...",
-        f"def f(args, sample, sampling_params) cannot be called: it is not async;\n{GENERATE}",
+        f"is not async.*{GENERATE}",
     ),
     "async": (
         "rollout_sample_filter_path",
         "async def f(args, groups): ...",
-        "async def f(args, groups) cannot be called: it is async;\naccepted: fn(args, groups).",
+        "it is async.*accepted: fn(args, groups).",
     ),
     "neither form": (
         "custom_generate_function_path",
@@ -53,7 +51,7 @@ WRONG = {
     "a method that takes too much": (
         "custom_rm_path",
         "class Mine:\n    def compute_reward(self, prompts, responses, truths): ...",
-        "its method compute_reward: its parameter 'truths' is never passed and has no default",
+        "method compute_reward.*'truths'",
     ),
 }
 
@@ -79,10 +77,7 @@ def test_the_same_is_refused_where_it_is_imported(write, case: str) -> None:
 def test_a_name_that_is_not_there_is_refused_with_the_nearest(write) -> None:
     with pytest.raises(PluginError) as refused:
         write("custom_rm_path", "def reward(args, sample): ...\ndef other(): ...", name=":rewrad")
-    assert str(refused.value) == (
-        "--custom-rm-path mine.py:rewrad: there is no 'rewrad' in it (did you mean 'reward'?); it defines other, "
-        "reward."
-    )
+    assert "--custom-rm-path mine.py:rewrad" in str(refused.value)
 
 
 def test_the_function_with_the_known_parameter_names_is_chosen(write) -> None:
@@ -94,23 +89,17 @@ def test_the_function_with_the_known_parameter_names_is_chosen(write) -> None:
 def test_several_functions_that_fit_are_refused(write) -> None:
     with pytest.raises(PluginError) as refused:
         write("custom_rm_path", "def one(args, sample): ...\ndef two(args, sample): ...\ndef three(): ...")
-    assert str(refused.value).startswith(
-        f"--custom-rm-path mine.py: exactly one function there has to fit, and one, two all fit; {REWARD}"
-    )
+    assert "--custom-rm-path mine.py" in str(refused.value)
     assert str(refused.value).endswith("Write mine.py:NAME.")
 
 
 def test_none_that_fits_is_refused_with_what_there_is(write) -> None:
-    with pytest.raises(
-        PluginError, match=r"has to fit, and none of one, two fits; accepted: fn\(args, groups\)\. Write"
-    ):
+    with pytest.raises(PluginError, match=r"one, two .*fn\(args, groups\)"):
         write("rollout_sample_filter_path", "def one(args): ...\ndef two(): ...")
 
 
 def test_text_that_is_no_python_is_refused(write) -> None:
-    with pytest.raises(
-        PluginError, match=r"--custom-rm-path mine.py: this is not Python: invalid syntax .*Correct the"
-    ):
+    with pytest.raises(PluginError, match=r"--custom-rm-path mine\.py: .*invalid syntax"):
         write("custom_rm_path", "def f(:")
 
 
@@ -150,5 +139,5 @@ def test_a_module_of_a_package_is_read_without_importing_it(tmp_path, write, mon
 
     source = find_function("lab.rewards.reward", setting="custom_rm_path")
     options = write("custom_rm_path", "def f(args, sample): ...")
-    with pytest.raises(PluginError, match=r"--custom-rm-path lab.rewards.reward: def reward\(args\) cannot be called"):
+    with pytest.raises(PluginError, match=r"--custom-rm-path lab\.rewards\.reward: def reward\(args\)"):
         check_texts({"custom_rm_path": (source,)}, rollout_forms(group_rm=options.group_rm))

@@ -161,17 +161,15 @@ async def test_a_conversation_of_which_a_turn_was_ended_is_not_finished_whatever
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"temperature": 0.5}, "temperature = 0.5, but the run samples with 1"),
-        ({"top_p": 0.9}, "top_p = 0.9, but the run samples with 1"),
-        ({"min_p": 0.1}, "min_p = 0.1, but the run samples with 0"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty = 1.1, but the run samples with 1"),
+        ({"temperature": 0.5}, "temperature = 0.5"),
+        ({"top_p": 0.9}, "top_p = 0.9"),
+        ({"min_p": 0.1}, "min_p = 0.1"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty = 1.1"),
     ],
 )
 async def test_a_turn_sampled_from_another_distribution_is_refused_in_training(encoder, given, message) -> None:
     client = Client()
-    with pytest.raises(
-        PluginError, match=f"generate_single: {message}. The learner computes log-probabilities with one distribution"
-    ):
+    with pytest.raises(PluginError, match=rf"generate_single.*{message}"):
         await call(client, encoder).answer(FIRST, given)
     assert client.requests == []
     nothing: Any = client

@@ -80,15 +80,15 @@ RETURNS = "def back(*, pg_loss, loss_masks, **_):\n    return {}\n"
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ("pg_loss", "it returned Tensor; accepted: a tuple of the policy loss, the loss masks and a dict of metrics"),
-        ("(pg_loss, loss_masks)", "it returned a tuple of Tensor, list; accepted: a tuple of the policy loss"),
-        ("(pg_loss[:2], loss_masks, {})", r"the policy loss has the shapes \(2,\); accepted: one tensor per sample"),
-        ("(pg_loss, loss_masks[:1], {})", r"the loss masks has the shapes \(2,\); .* response token: \(2,\), \(1,\)\."),
-        ("(pg_loss, [m + 1 for m in loss_masks], {})", "a loss mask holds something else than 0 and 1"),
-        ("(pg_loss, [m * 0 + 1 for m in loss_masks], {})", "its loss masks train 1 tokens that were masked"),
-        ("(pg_loss, loss_masks, {'tis': 1.0})", "metric 'tis' is a float; accepted: one tensor per sample"),
-        ("(pg_loss.detach(), loss_masks, {})", "the policy loss came back without a gradient, so it would train noth"),
-        ("1 / 0", "mine.py:back: calling it failed with ZeroDivisionError: division by zero"),
+        ("pg_loss", "it returned Tensor"),
+        ("(pg_loss, loss_masks)", "it returned a tuple"),
+        ("(pg_loss[:2], loss_masks, {})", r"has the shapes \(2,\)"),
+        ("(pg_loss, loss_masks[:1], {})", r"\(2,\), \(1,\)\."),
+        ("(pg_loss, [m + 1 for m in loss_masks], {})", "than 0 and 1"),
+        ("(pg_loss, [m * 0 + 1 for m in loss_masks], {})", "its loss masks train"),
+        ("(pg_loss, loss_masks, {'tis': 1.0})", "metric 'tis' is a"),
+        ("(pg_loss.detach(), loss_masks, {})", "the policy loss came"),
+        ("1 / 0", "ZeroDivisionError"),
     ],
 )
 def test_a_wrong_return_value_of_a_correction_is_refused(tmp_path, returned, message):

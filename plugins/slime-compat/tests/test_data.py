@@ -64,9 +64,7 @@ def test_a_function_that_takes_too_much_is_refused(write, request_of) -> None:
     text = "def f(args, rollout_id, buffer, num_samples): return buffer"
     source = BufferedSource(write("buffer_filter_path", text), RunView(prompts=request_of))
     source.put_back(source.next_groups(3))
-    with pytest.raises(
-        PluginError, match=r"it returned .* for 1 groups; accepted: a list of at most as many groups of"
-    ):
+    with pytest.raises(PluginError, match="for 1 groups"):
         source.next_groups(1)
 
 
@@ -252,9 +250,7 @@ def test_a_class_that_hands_out_other_groups_when_resumed_is_refused(write, requ
     source.put_back(source.next_groups(2)[1:])
     state = source.state()
     options.arguments.first = 20
-    with pytest.raises(
-        PluginError, match=r"called again with the same sizes, it did not return group 11, .* state\(\) and restore"
-    ):
+    with pytest.raises(PluginError, match="return group 11"):
         PathSource(options, RunView(prompts=request_of)).restore(state)
 
 
@@ -341,10 +337,10 @@ def test_a_class_derived_from_the_buffered_source_chooses_by_a_method(write, req
     [
         (
             "None",
-            "get_samples(2) returned None; accepted: a list of 2 groups, each a list of 2 slime_core.Sample, or of 2",
+            "get_samples(2) returned None",
         ),
-        ("[]", "get_samples(2) returned []; accepted: a list of 2 groups"),
-        ("[['1+1'], ['2+2']]", "get_samples returned a list of list; accepted: a list of groups, each a list of"),
+        ("[]", "get_samples(2) returned []"),
+        ("[['1+1'], ['2+2']]", "returned a list of list"),
     ],
 )
 def test_a_malformed_group_is_refused(write, request_of, returned: str, message: str) -> None:
@@ -354,7 +350,8 @@ def test_a_malformed_group_is_refused(write, request_of, returned: str, message:
     )
     with pytest.raises(PluginError) as refused:
         source.next_groups(2)
-    assert str(refused.value).startswith(f"--data-source-path mine.py: {message}")
+    assert str(refused.value).startswith("--data-source-path mine.py: ")
+    assert message in str(refused.value)
 
 
 def test_functions_see_the_runs_source_with_the_methods_of_slime(write, request_of) -> None:

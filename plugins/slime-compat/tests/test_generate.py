@@ -158,7 +158,7 @@ async def test_an_error_401_says_which_header_is_missing(write, keyed) -> None:
         raise urllib.error.HTTPError("http://127.0.0.1:1/generate", 401, "Unauthorized", None, None)
     """
     samples = await generate(write("custom_generate_function_path", raises), keyed[1])
-    assert "add slime_core.services.engine_headers(url) to the headers" in (samples[0].error or "")
+    assert "engine_headers(url)" in (samples[0].error or "")
 
 
 async def test_evaluation_is_passed_to_a_function_that_names_it(write, context, encoder) -> None:
@@ -218,9 +218,7 @@ async def test_the_published_example_runs_without_an_import_and_its_loss_mask_is
     assert all(len(sample.rollout_log_probs or ()) == 5 for sample in samples)
 
 
-@pytest.mark.parametrize(
-    ("mask", "message"), [("[1, 0]", "has 2 entries; its conversation has 5 response tokens, 5 of them sampled")]
-)
+@pytest.mark.parametrize(("mask", "message"), [("[1, 0]", "has 2 entries")])
 async def test_a_loss_mask_that_does_not_fit_is_refused(write, context, mask: str, message: str) -> None:
     text = f"""
     async def custom_generate(args, sample, sampling_params):
@@ -325,29 +323,29 @@ async def test_siblings_of_a_fan_out_share_a_rollout(write, context) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("return None", "it returned builtins.NoneType; accepted: a slime_core.Sample, or a list of them"),
-        ("return []", "it returned no sample; accepted: a slime_core.Sample"),
-        ("return sample", "sample 6 came back with 0 tokens, 0 of them of a response; accepted: the prompt's ids and"),
+        ("return None", "it returned builtins.NoneType"),
+        ("return []", "it returned no sample"),
+        ("return sample", "with 0 tokens"),
         (
             "sample.tokens, sample.response_length = [6, 7], 1; return sample",
-            "sample 6 came back with 1 response tokens and no rollout_log_probs; ask the engine for them with",
+            "no rollout_log_probs",
         ),
         (
             "sample.append_response_tokens(tokens=[6], log_probs=[-1.0]); sample.tokens = [5, 6]; "
             "sample.loss_mask = [1, 1]; return sample",
-            "sample 6 came back with 1 response tokens and 2 entries of loss_mask; accepted: one for each.",
+            "2 entries of loss_mask",
         ),
         (
             "import copy; b = copy.copy(sample); b.rollout_id = 1; return [sample, b]",
-            "for sample 6 it returned 2 samples with the rollout ids ['1', 'None']; siblings share one",
+            "rollout ids ['1', 'None']",
         ),
         (
             "sample.append_response_tokens(tokens=[6]); return sample",
-            "calling it failed with ValueError: sample 6: 1 more response tokens with no log-probs; accepted: one for",
+            "ValueError: sample 6: 1 more",
         ),
         (
             "from slime_compat import generate_single as g; await g('1+1'); await g('2+2'); return sample",
-            "sample 6 came back without tokens, and it could be any of 2 conversations of generate_single",
+            "2 conversations of generate_single",
         ),
     ],
 )
@@ -355,7 +353,8 @@ async def test_samples_that_cannot_be_trained_are_refused(write, context, body: 
     text = f"async def f(args, sample, sampling_params): {body}"
     with pytest.raises(PluginError) as refused:
         await generate(write("custom_generate_function_path", text), context, 1)
-    assert str(refused.value).startswith(f"--custom-generate-function-path mine.py: {message}")
+    assert str(refused.value).startswith("--custom-generate-function-path mine.py: ")
+    assert message in str(refused.value)
 
 
 async def test_a_server_that_does_not_answer_costs_the_sample_only(write, context) -> None:
@@ -370,7 +369,7 @@ async def test_a_server_that_does_not_answer_costs_the_sample_only(write, contex
         """
     failed, whole = await generate(write("custom_generate_function_path", text), context)
     assert (failed.status, whole.status) == (Status.FAILED, Status.COMPLETED)
-    assert "mine.py: calling it failed with ClientConnectorError" in str(failed.error)
+    assert "ClientConnectorError" in str(failed.error)
 
 
 @pytest.mark.parametrize(
@@ -405,7 +404,7 @@ async def test_each_librarys_error_for_no_answer_costs_the_sample_only(write, co
 )
 async def test_a_mistake_with_files_ends_the_run(write, context, failure: str) -> None:
     text = f"async def f(args, sample, sampling_params): raise {failure}('tools.json')"
-    with pytest.raises(PluginError, match=f"calling it failed with {failure}: .*tools.json"):
+    with pytest.raises(PluginError, match=f"{failure}: .*tools.json"):
         await generate(write("custom_generate_function_path", text), context, 1)
 
 
@@ -429,9 +428,7 @@ async def test_samples_under_way_are_bounded(write, context, engine) -> None:
 
 
 async def test_the_helpers_say_where_they_work() -> None:
-    with pytest.raises(
-        PluginError, match="generate_single works inside the function of --custom-generate-function-path"
-    ):
+    with pytest.raises(PluginError, match="--custom-generate-function-path"):
         await generate_single("1+1")
     with pytest.raises(PluginError, match="GenerateState works inside"):
         GenerateState(None)

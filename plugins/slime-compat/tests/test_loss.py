@@ -90,11 +90,11 @@ def f(args, batch, logits, sum_of_sample_mean):
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ("logits.sum()", "it returned a Tensor; accepted: a tuple of the loss and a dict of metrics"),
-        ("(1.0, {})", "the loss is float; accepted: a tensor of one number with a gradient"),
-        ("(logits.sum().detach(), {})", r"the loss is shape \(\), without a gradient"),
-        ("(logits.sum(), {'m': logits})", "reading metric 'm' as one number failed"),
-        ("None.x", "mine.py:f: calling it failed with AttributeError"),
+        ("logits.sum()", "it returned a Tensor"),
+        ("(1.0, {})", "the loss is float"),
+        ("(logits.sum().detach(), {})", "the loss is shape"),
+        ("(logits.sum(), {'m': logits})", "reading metric 'm'"),
+        ("None.x", "AttributeError"),
     ],
 )
 def test_a_wrong_return_value_of_a_loss_is_refused(tmp_path, returned, message):

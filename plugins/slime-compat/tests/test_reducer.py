@@ -74,9 +74,9 @@ def test_an_idle_micro_batch_trains_nothing_and_does_not_reach_the_function(tmp_
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("def f(*_):\n    return 1.0\n", "it returned a float; accepted: a function of the tokens' losses"),
-        ("def f(*_):\n    return lambda x: x\n", r"the loss is shape \(3,\), with a gradient; accepted: a tensor"),
-        ("def f(*_):\n    return lambda x: x.sum().detach()\n", r"the loss is shape \(\), without a gradient"),
+        ("def f(*_):\n    return 1.0\n", "it returned a float"),
+        ("def f(*_):\n    return lambda x: x\n", r"loss is shape \(3,\)"),
+        ("def f(*_):\n    return lambda x: x.sum().detach()\n", "the loss is shape"),
     ],
 )
 def test_a_wrong_return_value_of_a_reducer_is_refused(tmp_path, code, message):

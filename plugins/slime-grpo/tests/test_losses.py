@@ -138,7 +138,7 @@ def test_a_masked_token_gives_exactly_zero_and_no_gradient_even_where_it_is_infi
 
 @pytest.mark.parametrize("loss", [GSPO, CISPO])
 def test_a_clip_range_that_cannot_be_is_refused(loss):
-    with pytest.raises(ValueError, match=r"eps_clip is 1\.5; a lower bound of the ratio needs 0 <= eps_clip <= 1"):
+    with pytest.raises(ValueError, match=r"eps_clip is 1\.5"):
         loss(terms([0.0], [0.0], [1.0], [1], [0], eps_clip=1.5))
 
 
@@ -152,5 +152,5 @@ def test_a_ratio_that_would_overflow_leaves_loss_gradient_and_metrics_finite(los
 
 
 def test_gspo_without_responses_is_refused():
-    with pytest.raises(ValueError, match=r"gspo needs to know which tokens form a response"):
+    with pytest.raises(ValueError, match="gspo needs to know"):
         GSPO(terms([0.0], [0.0], [1.0], [1]))

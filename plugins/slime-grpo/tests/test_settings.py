@@ -58,23 +58,19 @@ def test_a_function_that_is_named_by_path_may_read_the_options(tmp_path: Path):
     [
         (
             "--plugin grpo --overlong-buffer-len 4",
-            "overlong_buffer_len = 4 has no effect: sample_transforms names no sample transform, and none reads it. "
-            "Leave --overlong-buffer-len out, or name a sample transform that reads it: punish_overlong",
+            "overlong_buffer_len = 4",
         ),
         (
             "--plugin grpo --sample-transforms mask_truncated --overlong-penalty-factor 0.5",
-            "overlong_penalty_factor = 0.5 has no effect: none of sample_transforms = mask_truncated reads it. Leave "
-            "--overlong-penalty-factor out, or name a sample transform that reads it: punish_overlong",
+            "sample_transforms = mask_truncated",
         ),
         (
             "--plugin grpo --advantage-estimator cispo --eps-clip-c 3",
-            "eps_clip_c = 3.0 has no effect with the policy loss 'cispo': it bounds the ratio of negative advantages, "
-            "and cispo bounds every ratio by --eps-clip and --eps-clip-high",
+            "--eps-clip and --eps-clip-high",
         ),
         (
             "--plugin grpo --sample-transforms punish_overlong --overlong-buffer-len 9 --rollout-max-response-len 8",
-            "overlong_buffer_len = 9 is above rollout_max_response_len = 8, whose end it is; give at most 8, or leave "
-            "it out",
+            "rollout_max_response_len = 8",
         ),
     ],
 )
@@ -87,9 +83,9 @@ def test_options_that_are_wrong_or_do_nothing_are_refused(line, message):
 def test_a_flag_alone_is_refused_with_what_to_add():
     with pytest.raises(ConfigError) as caught:
         checked("--advantage-estimator", "sft", "--overlong-buffer-len", "4")
-    assert "--overlong-buffer-len: a setting of plugin 'grpo' (slime-grpo " in str(caught.value)
-    assert "add --plugin grpo, or leave this out" in str(caught.value)
-    with pytest.raises(ConfigError, match="name a sample transform that reads it: punish_overlong"):
+    assert "'grpo' (slime-grpo" in str(caught.value)
+    assert "add --plugin grpo" in str(caught.value)
+    with pytest.raises(ConfigError, match="punish_overlong"):
         checked("--plugin", "grpo", "--overlong-buffer-len", "4")
 
 

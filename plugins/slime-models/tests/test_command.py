@@ -78,7 +78,7 @@ def test_show_prints_the_parameters(capsys):
 
 
 def test_an_unknown_name_names_the_nearest():
-    with pytest.raises(ConfigError, match=r"no preset 'qwen3-5B'. Did you mean .*qwen3-4B"):
+    with pytest.raises(ConfigError, match="preset 'qwen3-5B'"):
         main(["show", "qwen3-5B"])
 
 
@@ -89,9 +89,7 @@ def test_match_names_every_preset_of_that_shape(tmp_path, capsys):
 
 def test_match_lists_how_the_nearest_preset_differs(tmp_path, capsys):
     text = printed(capsys, "match", str(folder_of(tmp_path, "qwen3-4B", rope_theta=5e6, intermediate_size=6912)))
-    assert (
-        "nearest: qwen3-4B-Instruct-2507, which differs in:\n  intermediate_size = 9728, but config.json says" in text
-    )
+    assert "intermediate_size = 9728" in text
 
 
 def test_every_preset_is_recognised():
@@ -101,7 +99,7 @@ def test_every_preset_is_recognised():
 
 def test_an_unknown_architecture_names_the_closest_family(tmp_path):
     folder = folder_of(tmp_path, "qwen3-4B", architectures=["Qwen3NextForCausalLM"], model_type="qwen3_next")
-    with pytest.raises(ConfigError, match=r"The closest is Qwen3, dense .* A plugin for it needs a model spec"):
+    with pytest.raises(ConfigError, match="closest is Qwen3"):
         main(["match", str(folder)])
 
 
@@ -116,7 +114,7 @@ def test_a_folder_without_a_config_is_refused(tmp_path, text, message):
 
 
 def test_a_field_of_another_type_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"hidden_size = '2560'; accepted: a whole number"):
+    with pytest.raises(ConfigError, match="hidden_size = '2560'"):
         main(["match", str(folder_of(tmp_path, "qwen3-4B", hidden_size="2560"))])
 
 
@@ -148,7 +146,7 @@ def test_flags_of_the_best_layout_are_printed(capsys):
     [
         (["--gpus", "8"], "belong together"),
         (["--gpus", "12", "--gpu-memory-gib", "80"], "a multiple of 8"),
-        (["--gpus", "8", "--gpu-memory-gib", "8"], "No layout of qwen3-235B-A22B fits on 8 GPUs of 8 GiB"),
+        (["--gpus", "8", "--gpu-memory-gib", "8"], "GPUs of 8 GiB"),
     ],
 )
 def test_layouts_that_cannot_be_are_refused(words, message):
@@ -173,25 +171,19 @@ def test_the_setting_has_an_effect_where_the_checkpoint_uses_a_model_spec(tmp_pa
 
     folder = folder_of(tmp_path, "qwen3-4B", num_attention_heads=20)
     assert slime(["check", "--plugin", "grpo", "--model", "qwen3-4B", "--hf-checkpoint", str(folder)]) == 2
-    assert capsys.readouterr().err.splitlines()[:2] == [
-        "slime: 1 mistake in the settings:",
-        "  - --model qwen3-4B: num_attention_heads = 32, but config.json says 20 (plugin models)",
-    ]
+    assert "--model qwen3-4B: num_attention_heads = 32" in capsys.readouterr().err
 
 
 def test_every_field_that_differs_is_listed(tmp_path):
     found = mistakes("qwen3-4B", folder_of(tmp_path, "qwen3-4B", num_attention_heads=20, intermediate_size=6912))
-    assert found == [
-        "--model qwen3-4B: intermediate_size = 9728, but config.json says 6912",
-        "--model qwen3-4B: num_attention_heads = 32, but config.json says 20",
-    ]
+    named = [("intermediate_size = 9728", "6912"), ("num_attention_heads = 32", "20")]
+    assert [all(name in mistake for name in names) for mistake, names in zip(found, named, strict=True)] == [True] * 2
 
 
 def test_a_preset_needs_a_checkpoint():
-    assert mistakes("qwen3-4B", None) == [
-        "--model qwen3-4B: the run has the built-in model; name the checkpoint too: --hf-checkpoint DIR"
-    ]
+    (mistake,) = mistakes("qwen3-4B", None)
+    assert "--hf-checkpoint" in mistake
 
 
 def test_an_unknown_preset_is_a_mistake(tmp_path):
-    assert mistakes("qwen9", folder_of(tmp_path, "qwen3-4B"))[0].startswith("--model qwen9: There is no preset")
+    assert "--model qwen9" in mistakes("qwen9", folder_of(tmp_path, "qwen3-4B"))[0]

@@ -156,10 +156,10 @@ def test_masked_tokens_take_no_part_in_the_mean():
 
 
 def test_a_correction_without_its_columns_is_an_error():
-    with pytest.raises(ValueError, match="opsm needs current_log_probs_T and advantages_T; found None"):
+    with pytest.raises(ValueError, match="current_log_probs_T and advantages_T"):
         opsm()(terms((1.0,)))
     short = replace(moved([0.2], [-1.0], [1]), advantages_T=torch.zeros(2))
-    with pytest.raises(ValueError, match=r"and advantages_T must have one shape; found \(1,\) and \(1,\) and \(2,\)"):
+    with pytest.raises(ValueError, match=r"found \(1,\) and \(1,\)"):
         opsm()(short)
 
 
@@ -247,7 +247,7 @@ def test_ranks_that_share_responses_find_what_one_rank_finds(correction, cut):
 
 @pytest.mark.parametrize("correction", [ALL[0], ALL[1], ALL[3], ALL[4]])
 def test_a_response_cannot_be_judged_without_segments(correction):
-    with pytest.raises(ValueError, match="segments is None; a correction that judges whole responses needs to know"):
+    with pytest.raises(ValueError, match="segments is None"):
         correction(replace(anything(), segments=None))
 
 

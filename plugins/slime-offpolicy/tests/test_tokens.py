@@ -69,7 +69,7 @@ def test_bad_input_is_refused(make):
     with pytest.raises(ValueError, match=r"tis_clip_low is 3\.0 and tis_clip is 2\.0; accepted: 0 <= tis_clip_low"):
         make(low=3.0)
     short = CorrectionTerms(torch.zeros(2), torch.zeros(1), torch.ones(2))
-    with pytest.raises(ValueError, match=r"log_probs_T and rollout_log_probs_T must have one shape; found \(2,\) and"):
+    with pytest.raises(ValueError, match="log_probs_T and rollout_log_probs_T"):
         make()(short)
 
 

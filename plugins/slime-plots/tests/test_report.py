@@ -202,7 +202,7 @@ def test_the_trace_has_every_span_in_microseconds(run: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("line", ["[]", '{"name": "train"}', "nonsense"])
 def test_a_bad_span_is_named(run: Path, line: str) -> None:
     (run / "timeline" / "sampler.jsonl").write_text(line + "\n")
-    with pytest.raises(DataError, match=r"sampler\.jsonl:1 is not a span of a timeline"):
+    with pytest.raises(DataError, match=r"sampler\.jsonl:1"):
         main([str(run)])
 
 

@@ -73,7 +73,7 @@ def test_a_perfect_critic_leaves_no_advantage():
 
 
 def test_a_missing_column_is_named():
-    with pytest.raises(ValueError, match="ppo needs values_U, the values of a critic; found None"):
+    with pytest.raises(ValueError, match="needs values_U"):
         estimate([1.0], [2], None)
-    with pytest.raises(ValueError, match=r"kl_coef is 0\.1, which needs log_probs_U and ref_log_probs_U; found None"):
+    with pytest.raises(ValueError, match="log_probs_U and ref_log_probs_U"):
         estimate([1.0], [2], [0.0, 0.0], kl_coef=0.1)

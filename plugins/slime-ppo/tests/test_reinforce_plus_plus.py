@@ -183,5 +183,5 @@ def test_the_batch_is_left_as_it_is():
 
 
 def test_a_penalty_without_log_probs_is_refused():
-    with pytest.raises(ValueError, match=r"kl_coef is 0\.1, which needs log_probs_U and ref_log_probs_U; found None"):
+    with pytest.raises(ValueError, match="log_probs_U and ref_log_probs_U"):
         estimate(tokens([1.0], [2], kl_coef=0.1))

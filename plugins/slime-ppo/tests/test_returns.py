@@ -46,9 +46,9 @@ def test_no_tokens_give_no_returns():
 
 def test_bad_input_is_refused():
     one, index = torch.ones(1), torch.zeros(1, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"gamma is 1\.5; a discount lies between 0 and 1"):
+    with pytest.raises(ValueError, match="between 0 and 1"):
         discounted_returns(one, samples_T=index, gamma=1.5)
-    with pytest.raises(ValueError, match=r"must have one shape; found \(2,\) and \(1,\)"):
+    with pytest.raises(ValueError, match=r"found \(2,\) and \(1,\)"):
         discounted_returns(torch.ones(2), samples_T=index, gamma=1.0)
 
 
@@ -113,9 +113,9 @@ def test_permuted_samples_have_permuted_advantages():
 
 def test_bad_input_of_advantages_is_refused():
     one, index = torch.ones(1), torch.zeros(1, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"must have one shape; found \(1,\), \(2,\) and \(1,\)"):
+    with pytest.raises(ValueError, match=r"\(1,\), \(2,\) and \(1,\)"):
         generalized_advantages(one, values_T=torch.ones(2), samples_T=index, gamma=1.0, lambd=1.0)
-    with pytest.raises(ValueError, match=r"lambd is -0\.1; it lies between 0 and 1"):
+    with pytest.raises(ValueError, match="between 0 and 1"):
         generalized_advantages(one, values_T=one, samples_T=index, gamma=1.0, lambd=-0.1)
-    with pytest.raises(ValueError, match=r"gamma is 1\.5; it lies between 0 and 1"):
+    with pytest.raises(ValueError, match="between 0 and 1"):
         generalized_advantages(one, values_T=one, samples_T=index, gamma=1.5, lambd=0.5)

@@ -20,11 +20,7 @@ from slime_core.plugins.construction import run_view
 from slime_rewards.checks import mistakes
 from slime_rewards.options import RewardsOptions
 
-ADDRESS = "rm_url is not an address of a service; accepted: http://HOST:PORT/PATH, or the same with https"
-SHOWN = (
-    "{} holds {} for host written out, which the record of the run would show; export it and write ${{NAME}} in its "
-    "place, or have it sent as a header with --rm-token-env NAME"
-)
+ADDRESS = "rm_url is not an address"
 
 
 @pytest.mark.parametrize(
@@ -34,66 +30,60 @@ SHOWN = (
         ({"rm_url": "file:///etc/passwd"}, ADDRESS),
         (
             {"rm_url": "http://me:secret@host/score"},
-            SHOWN.format("rm_url", "a password"),
+            "rm_url holds a password",
         ),
-        ({"rm_url": "http://token@host/score"}, SHOWN.format("rm_url", "a user")),
-        ({"rm_url": "http://host/score?n=${HOME}&Api-Key=secret"}, SHOWN.format("rm_url", "Api-Key")),
-        ({"rm_url": "http://host/score?code=abc"}, SHOWN.format("rm_url", "code")),
-        ({"rm_url": "http://host/score?abc"}, SHOWN.format("rm_url", "a query")),
-        ({"rm_url": "http://host/?access_token=secret&auth=${HOME}"}, SHOWN.format("rm_url", "access_token")),
+        ({"rm_url": "http://token@host/score"}, "rm_url holds a user"),
+        ({"rm_url": "http://host/score?n=${HOME}&Api-Key=secret"}, "rm_url holds Api-Key"),
+        ({"rm_url": "http://host/score?code=abc"}, "rm_url holds code"),
+        ({"rm_url": "http://host/score?abc"}, "rm_url holds a query"),
+        ({"rm_url": "http://host/?access_token=secret&auth=${HOME}"}, "rm_url holds access_token"),
         (
             {"rm_url": "http://host", "rm_row_urls": ("http://host?sig=secret",)},
-            SHOWN.format("rm_row_urls", "sig"),
+            "rm_row_urls holds sig",
         ),
         ({"rm_url": "http://host:port/secret"}, ADDRESS),
         (
             {"rm_token_env": "Bearer secret"},
-            "rm_token_env is not the name of a variable; accepted: the name, such as RM_TOKEN, and never the "
-            "secret itself",
+            "rm_token_env is not",
         ),
         (
             {"rm_judge_pattern": "(a"},
-            "rm_judge_pattern = '(a' is not a regular expression: missing ) at position 2",
+            "rm_judge_pattern = '(a'",
         ),
         (
             {"rm_judge_prompt": "lost.txt"},
-            "rm_judge_prompt = lost.txt is not a file; give a text file with {prompt} and {response} in it",
+            "rm_judge_prompt = lost.txt",
         ),
         (
             {"rm_tokenizer": "lost"},
-            "rm_tokenizer = lost is not a folder; give the Hugging Face folder of the reward model",
+            "rm_tokenizer = lost",
         ),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, message):
-    assert list(mistakes(RunPlan(), RewardsOptions(**settings))) == [message]
-    assert "secret" not in message.replace("the secret itself", "")
-
-
-CONTEXT = (
-    "rm_model = helper reads at most 128 tokens, question and answer together; a response may have "
-    "rollout_max_response_len = {}, which leaves no room for the question. Lower {}, or name a model that reads more; "
-    "with overrides = {{ allow_auto_truncate = true }} in its table [[engine.engine_models]] questions are truncated"
-)
+    (mistake,) = mistakes(RunPlan(), RewardsOptions(**settings))
+    assert mistake.startswith(message)
+    assert not re.search(r"//me:|token@|=secret|Bearer", mistake)
 
 
 @pytest.mark.parametrize(
-    ("model", "response", "answer", "message"),
+    ("model", "response", "answer", "named"),
     [
-        ({}, 64, 64, CONTEXT.format("64 and its answer rm_judge_max_tokens = 64", "one of the two")),
+        ({}, 64, 64, ["128", "= 64", "rm_judge_max_tokens = 64"]),
         ({}, 64, 63, None),
-        ({"is_embedding": True}, 128, 512, CONTEXT.format("128", "it")),
+        ({"is_embedding": True}, 128, 512, ["rollout_max_response_len = 128"]),
         ({"is_embedding": True}, 127, 512, None),
         ({"overrides": {"allow_auto_truncate": True}}, 64, 512, None),
         ({"name": "other"}, 1024, 512, None),
     ],
 )
-def test_a_judge_whose_context_holds_no_response_is_refused_before_the_run(tmp_path, model, response, answer, message):
+def test_a_judge_whose_context_holds_no_response_is_refused_before_the_run(tmp_path, model, response, answer, named):
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 128}')
     engine = EngineConfig(engine_models=(EngineModel(**{"name": "helper", "model_path": tmp_path, **model}),))
     config = RunConfig(rollout=RolloutConfig(rm_model="helper", rollout_max_response_len=response), engine=engine)
     found = list(mistakes(run_view(config), RewardsOptions(rm_judge_max_tokens=answer)))
-    assert found == ([] if message is None else [message])
+    assert len(found) == (named is not None)
+    assert [name for name in named or () if name not in found[0]] == []
 
 
 @pytest.mark.parametrize("url", ["http://me:${KEY}@host/score", "http://host/?token=${KEY}&tokens="])
@@ -108,10 +98,7 @@ def test_a_password_may_come_from_the_environment(monkeypatch, url):
 )
 def test_a_secret_that_is_not_there_is_missed_before_the_run(settings, setting):
     (message,) = mistakes(RunPlan(), RewardsOptions(**settings))
-    assert message == (
-        f"{setting} names the environment variable NOT_SET, which holds a secret of the service and is not set. Export "
-        "it before the run, on a cluster in the runtime environment of the job"
-    )
+    assert "variable NOT_SET" in message
 
 
 # --- The settings of a run --------------------------------------------------------------------------------------------
@@ -147,13 +134,11 @@ def test_a_function_that_is_named_by_path_may_read_them(tmp_path: Path):
     [
         (
             f"--rm-url {URL}?token=secret",
-            f"rm_url = {URL} has no effect: none of rm_type = exact_match reads it. Leave --rm-url out, or name a "
-            "reward model that reads it: remote_rm",
+            "rm_type = exact_match",
         ),
         (
             "--rm-type math --rm-judge-max-tokens 9",
-            "rm_judge_max_tokens = 9 has no effect: none of rm_type = math reads it. Leave --rm-judge-max-tokens out, "
-            "or name a reward model that reads it: judge",
+            "rm_judge_max_tokens = 9",
         ),
         (
             "--plugin rewards --rm-retry-statuses 429",
@@ -180,13 +165,13 @@ def test_a_service_without_an_address_is_refused_before_anything_starts(tmp_path
     with pytest.raises(PluginError) as caught:
         resolved(f"{where} --rm-type remote_rm", purpose=purpose)
     assert "reward model 'remote_rm' of plugin 'rewards' (slime-rewards " in str(caught.value)
-    assert str(caught.value).endswith("needs rm_url, which is not set. Add --rm-url, or choose another reward model.")
+    assert "Add --rm-url" in str(caught.value)
 
 
 def test_an_evaluation_misses_a_secret_before_anything_starts(tmp_path: Path):
     data = tmp_path / "aime.jsonl"
     data.write_text('{"prompt": "1", "label": "1"}\n')
-    with pytest.raises(ConfigError, match="rm_token_env names the environment variable NOT_SET"):
+    with pytest.raises(ConfigError, match="rm_token_env"):
         resolved(
             f"--eval-prompt-data aime {data} --rm-type remote_rm --rm-url {URL} --rm-token-env NOT_SET", purpose="eval"
         )
@@ -224,14 +209,11 @@ def test_rows_may_name_the_services_that_the_run_allows(tmp_path: Path):
 @pytest.mark.parametrize("url", ["http://169.254.169.254/", {"a": 1}])
 def test_a_row_that_names_another_service_is_refused_with_file_and_line(tmp_path: Path, url):
     row = {"rm_type": "remote_rm", "rm_url": url}
-    message = (
-        f"{tmp_path}/prompts.jsonl, line 2: metadata rm_url = {url!r}, which is none of the services that the run "
-    )
+    message = f"{tmp_path}/prompts.jsonl, line 2: metadata rm_url = {url!r}"
     with pytest.raises(DataError) as caught:
         looked_at(tmp_path, f"--rm-url {URL} --rm-row-urls http://host/a?key=${{HOME}}", {}, row)
-    assert str(caught.value) == (
-        f"{message}may ask: {URL}, http://host/a. Correct the row, or allow the service with --rm-row-urls URL."
-    )
+    assert message in str(caught.value)
+    assert f"{URL}, http://host/a" in str(caught.value)
     (left_out,) = looked_at(tmp_path, f"--rm-url {URL} --on-bad-data skip", {}, row)
     assert left_out.startswith(message)
 
@@ -239,7 +221,4 @@ def test_a_row_that_names_another_service_is_refused_with_file_and_line(tmp_path
 def test_a_row_that_names_a_reward_model_without_its_service_is_refused(tmp_path: Path):
     with pytest.raises(DataError) as caught:
         looked_at(tmp_path, "", {}, {"rm_type": "0.5*math + 1*remote_rm"})
-    assert str(caught.value).endswith(
-        "line 2: metadata rm_type = '0.5*math + 1*remote_rm': reward model 'remote_rm' needs rm_url, which the run "
-        "does not give. Add --rm-url, or correct the row."
-    )
+    assert "'0.5*math + 1*remote_rm'" in str(caught.value)

@@ -80,12 +80,12 @@ def test_the_reward_alone_counts_its_score() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--search-url localhost:8000", "--search-url is not an address of a service"),
-        ("--search-url http://me:pw@host/retrieve", "--search-url holds a password for host written out"),
-        ("--search-url http://host/${NOT_SET}", "names the environment variable NOT_SET, which is not set"),
-        ("--searchr1.corpus none.jsonl", "none.jsonl is not a file"),
-        ("--max-turns 1", "--max-turns 1 leaves no turn after a search; give 2 or more"),
-        ("--searchr1.format-score 2", "--searchr1.format-score: found '2'; accepted: a number of at least 0"),
+        ("--search-url localhost:8000", "--search-url"),
+        ("--search-url http://me:pw@host/retrieve", "--search-url"),
+        ("--search-url http://host/${NOT_SET}", "variable NOT_SET"),
+        ("--searchr1.corpus none.jsonl", "none.jsonl"),
+        ("--max-turns 1", "--max-turns 1"),
+        ("--searchr1.format-score 2", "--searchr1.format-score: found '2'"),
         ("--search-url http://host/retrieve --searchr1.corpus x.jsonl", "corpus"),
     ],
 )
@@ -102,12 +102,12 @@ def test_a_secret_in_the_url_comes_from_the_environment(monkeypatch: pytest.Monk
 
 
 def test_a_flag_of_the_plugin_alone_is_refused_with_what_activates_it() -> None:
-    with pytest.raises(ConfigError, match="add --plugin searchr1, or leave this out"):
+    with pytest.raises(ConfigError, match="--plugin searchr1"):
         resolved("--plugin grpo --search-url http://host/retrieve")
 
 
 def test_prompts_without_a_model_are_refused(paper: Path) -> None:
-    with pytest.raises(ConfigError, match="--prompt-data needs the model that reads the prompts: --hf-checkpoint FOLD"):
+    with pytest.raises(ConfigError, match="--hf-checkpoint FOLD"):
         resolved("--plugin searchr1 --prompt-data", str(paper))
 
 
@@ -141,5 +141,5 @@ def test_another_model_has_none_of_the_worlds_settings(paper: Path) -> None:
 
 def test_a_retriever_that_nothing_searches_is_refused() -> None:
     for flag in ("--search-url http://127.0.0.1:1/retrieve", "--searchr1.topk 5"):
-        with pytest.raises(ConfigError, match="has no effect: none of generate_function = single_turn reads it"):
+        with pytest.raises(ConfigError, match="generate_function = single_turn"):
             resolved(f"--plugin searchr1 --generate-function single_turn {flag}", *MODEL)

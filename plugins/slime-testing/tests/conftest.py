@@ -26,14 +26,17 @@ def suite_of(tmp_path: Path) -> Callable[..., Any]:
 
 @pytest.fixture
 def violation(suite_of: Callable[..., Any]) -> Callable[..., str]:
-    """What one property of a suite says about a plugin with this source."""
+    """Require that one property does not hold for a plugin with this source, and return its message; ``error`` is the
+    class of the plugin's error, if the property fails because of one."""
     from slime_testing.suite import PropertyViolation
 
-    def found(suite: Any, source: str, name: str, **attributes: Any) -> str:
+    def found(suite: Any, source: str, name: str, error: str = "", **attributes: Any) -> str:
         tested = suite_of(suite, source, **attributes)
         with pytest.raises(PropertyViolation) as failure:
             getattr(tested(), f"test_{name}")()
-        return str(failure.value)
+        message = str(failure.value)
+        assert (f" failed with {error}" in message) == bool(error), message
+        return message
 
     return found
 

@@ -81,6 +81,13 @@ def inside(timeout_s: float = 240, source: PluginSource | None = None) -> dict[s
     return {verdict.check: (verdict.status, verdict.reason) for verdict in found}
 
 
+def assert_verdict(check: str, status: str, *names: str) -> None:
+    """The check ended with this status, and its reason holds the names."""
+    verdict = metadata_of()[check]
+    assert verdict.status == status
+    assert [name for name in names if name not in verdict.reason] == [], verdict.reason
+
+
 # --- From outside -----------------------------------------------------------------------------------------------------
 
 
@@ -96,50 +103,44 @@ def test_a_changed_and_a_missing_file_are_named(acme: Place) -> None:
     site = acme()
     (site / "acme/code.py").write_text(CODE + "# changed\n")
     (site / "acme/plugin.py").unlink()
-    assert metadata_of()["files"] == Verdict(
-        "files", "FAILED", "acme/plugin.py is missing; acme/code.py is not what was installed; reinstall acme-tree"
-    )
+    assert_verdict("files", "FAILED", "acme/plugin.py", "acme/code.py", "acme-tree")
 
 
 def test_many_changed_files_are_counted(acme: Place) -> None:
     site = acme({f"acme/part{number}.py": "" for number in range(7)})
     for number in range(7):
         (site / f"acme/part{number}.py").unlink()
-    assert metadata_of()["files"].reason.endswith("acme/part4.py is missing, and 2 more; reinstall acme-tree")
+    assert "acme/part4.py" in metadata_of()["files"].reason
 
 
 def test_an_editable_install_is_reported_as_one(acme: Place) -> None:
     site = acme()
     described = {"url": "file:///src/acme", "dir_info": {"editable": True}}
     (site / "acme_tree-2.1.dist-info/direct_url.json").write_text(json.dumps(described))
-    assert metadata_of()["files"] == Verdict(
-        "files", "skipped", "an editable install of file:///src/acme: its files are meant to change"
-    )
+    assert_verdict("files", "skipped", "file:///src/acme")
 
 
 def test_files_without_a_record_or_hashes_cannot_be_compared(acme: Place) -> None:
     site = acme()
     record = site / "acme_tree-2.1.dist-info/RECORD"
     record.write_text("acme/plugin.py,,\n")
-    assert metadata_of()["files"].reason == "its RECORD holds no hashes, so changes cannot be seen"
+    assert "its RECORD holds" in metadata_of()["files"].reason
     record.unlink()
-    assert metadata_of()["files"].reason == "no RECORD of what was installed, so changes cannot be seen"
+    assert "no RECORD of what" in metadata_of()["files"].reason
 
 
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        (b"acme/plugin.py,sha256=x,1,extra\n", "its RECORD cannot be read ("),
-        (b"acme/\xff.py,sha256=x,1\n", "its RECORD cannot be read ('utf-8' codec can't decode byte 0xff"),
-        (b"acme/plugin.py,shake_128=x,1\n", "acme/plugin.py has a hash of the unknown kind shake_128; reinstall acme"),
-        (b"acme/plugin.py,md17=x,1\n", "acme/plugin.py has a hash of the unknown kind md17; reinstall acme-tree"),
+        (b"acme/plugin.py,sha256=x,1,extra\n", "RECORD"),
+        (b"acme/\xff.py,sha256=x,1\n", "'utf-8'"),
+        (b"acme/plugin.py,shake_128=x,1\n", "shake_128"),
+        (b"acme/plugin.py,md17=x,1\n", "md17"),
     ],
 )
 def test_a_record_that_no_installer_writes_fails_its_own_row(acme: Place, record: bytes, reason: str) -> None:
     (acme() / "acme_tree-2.1.dist-info/RECORD").write_bytes(record)
-    found = metadata_of()["files"]
-    assert found.status == "FAILED"
-    assert found.reason.startswith(reason)
+    assert_verdict("files", "FAILED", reason)
 
 
 def test_only_folders_of_the_interpreter_are_left_for_the_other_process_to_find(
@@ -153,47 +154,28 @@ def test_only_folders_of_the_interpreter_are_left_for_the_other_process_to_find(
 
 def test_missing_metadata_is_a_warning(acme: Place) -> None:
     acme(more="")
-    assert metadata_of()["metadata"] == Verdict(
-        "metadata",
-        "warning",
-        "no Summary; pyproject.toml writes it with project.description; no License-Expression; pyproject.toml writes "
-        "it with project.license",
-    )
+    assert_verdict("metadata", "warning", "Summary", "project.description", "License-Expression", "project.license")
 
 
 def test_a_missing_bound_on_the_core_is_a_warning(acme: Place) -> None:
     acme(more="Requires-Dist: slime-rl>=0.1\n")
-    assert metadata_of()["bounds"] == Verdict(
-        "bounds",
-        "warning",
-        "acme-tree 2.1 requires slime-rl>=0.1, which has no upper bound.\n"
-        "Its author should require 'slime-rl>=0.1,<0.2'.",
-    )
+    assert_verdict("bounds", "warning", "slime-rl>=0.1,", "'slime-rl>=0.1,<0.2'")
 
 
 @pytest.mark.parametrize("more", ["Requires-Dist: numpy>=1\n", "Requires-Dist: slime-rl>=9; extra == 'next'\n"])
 def test_a_bound_that_is_not_there_is_a_warning(acme: Place, more: str) -> None:
     acme(more=more)
-    assert metadata_of()["bounds"] == Verdict(
-        "bounds",
-        "warning",
-        "acme-tree 2.1 does not say which versions of slime-rl it works with.\n"
-        "Its author should require 'slime-rl>=0.1,<0.2'.",
-    )
+    assert_verdict("bounds", "warning", "acme-tree 2.1", "'slime-rl>=0.1,<0.2'")
 
 
 def test_a_core_outside_the_bounds_is_refused(acme: Place) -> None:
     acme(more="Requires-Dist: slime-rl<0.1\n")
-    found = metadata_of()["bounds"]
-    assert found.status == "FAILED"
-    assert "acme-tree 2.1 requires slime-rl<0.1, and slime-rl 0.1.0 is installed." in found.reason
+    assert_verdict("bounds", "FAILED", "slime-rl<0.1", "slime-rl 0.1.0")
 
 
 def test_a_version_that_is_none_is_refused(acme: Place) -> None:
     acme(version="newest")
-    assert metadata_of()["metadata"] == Verdict(
-        "metadata", "FAILED", "Invalid version: 'newest'; a version is written like 1.2.0 (PEP 440)"
-    )
+    assert_verdict("metadata", "FAILED", "'newest'")
 
 
 def test_a_name_that_two_distributions_claim_is_refused_for_both(acme: Place) -> None:
@@ -202,12 +184,7 @@ def test_a_name_that_two_distributions_claim_is_refused_for_both(acme: Place) ->
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
     (other / "entry_points.txt").write_text("[slime]\nacme = other.plugin\n")
-    assert metadata_of()["name"] == Verdict(
-        "name",
-        "FAILED",
-        "claimed 2 times: by plugin 'acme' (acme-tree 2.1, entry point acme.plugin) and by plugin 'acme' (other 1, "
-        "entry point other.plugin); a run writes acme-tree:acme, or one is uninstalled",
-    )
+    assert_verdict("name", "FAILED", "acme-tree 2.1", "other 1", "acme-tree:acme")
     both = sources_of(["acme"], installed())
     assert [source.plugin.distribution for source in both] == ["acme-tree", "other"]
 
@@ -227,20 +204,18 @@ def test_a_sound_plugin_passes_every_check(acme: Place) -> None:
     }
 
 
-def test_a_claim_that_the_plugin_does_not_keep_is_found(acme: Place) -> None:
-    acme(claims="length = acme\nwidth = acme\n")
-    assert inside()["claims"] == (
-        "FAILED",
-        '[project.entry-points."slime.reward_models"] claims width, which the plugin does not declare',
-    )
-
-
-def test_a_flag_that_the_plugin_does_not_have_is_found(acme: Place) -> None:
-    acme(claims="length = acme\n[slime.flags]\nfade-strength = acme\n")
-    assert inside()["claims"] == (
-        "FAILED",
-        '[project.entry-points."slime.flags"] claims fade-strength, which the plugin does not declare',
-    )
+@pytest.mark.parametrize(
+    ("claim", "group", "name"),
+    [
+        ("width = acme", "slime.reward_models", "width"),
+        ("[slime.flags]\nfade-strength = acme", "slime.flags", "fade-strength"),
+    ],
+)
+def test_a_claim_that_the_plugin_does_not_keep_is_found(acme: Place, claim: str, group: str, name: str) -> None:
+    acme(claims=f"length = acme\n{claim}\n")
+    status, reason = inside()["claims"]
+    assert status == "FAILED"
+    assert f'[project.entry-points."{group}"] claims {name}' in reason
 
 
 @pytest.mark.parametrize("name", ["grpo", "models", "offpolicy", "ppo", "rewards", "searchr1"])
@@ -253,30 +228,32 @@ def test_our_own_plugins_claim_what_they_declare_and_have_bounds(name: str) -> N
 
 def test_a_component_that_naming_would_not_activate_is_found(acme: Place) -> None:
     acme(claims="")
-    assert inside()["claims"] == (
-        "warning",
-        'length is not claimed: [project.entry-points."slime.reward_models"] length = "acme"',
-    )
+    status, reason = inside()["claims"]
+    assert status == "warning"
+    assert '"slime.reward_models"] length = "acme"' in reason
 
 
 def test_a_plugin_that_does_not_import_has_no_other_rows(acme: Place) -> None:
     acme({"acme/plugin.py": "import no_such_thing"})
     ((check, (status, reason)),) = inside().items()
     assert (check, status) == ("import", "FAILED")
-    assert reason.startswith("plugin 'acme' (acme-tree 2.1, entry point acme.plugin): importing it failed with ")
+    assert "'acme' (acme-tree 2.1" in reason
 
 
 @pytest.mark.parametrize(
     ("source", "end"),
     [
-        ("import os; print('bye', flush=True); os._exit(0)", "ended the interpreter with exit code 0"),
-        ("import os; print('bye', flush=True); os._exit(7)", "ended the interpreter with exit code 7"),
-        ("import os; print('bye', flush=True); os.kill(os.getpid(), 9)", "ended the interpreter with signal SIGKILL"),
+        ("import os; print('bye', flush=True); os._exit(0)", "exit code 0"),
+        ("import os; print('bye', flush=True); os._exit(7)", "exit code 7"),
+        ("import os; print('bye', flush=True); os.kill(os.getpid(), 9)", "SIGKILL"),
     ],
 )
 def test_a_plugin_that_ends_the_interpreter_is_reported_by_its_exit_code(acme: Place, source: str, end: str) -> None:
     acme({"acme/plugin.py": source})
-    assert inside() == {"import": ("FAILED", f"{end}; its last line of output: bye")}
+    ((check, (status, reason)),) = inside().items()
+    assert (check, status) == ("import", "FAILED")
+    assert end in reason
+    assert reason.endswith(": bye")
 
 
 def test_a_plugin_that_hangs_is_ended_with_what_it_started(acme: Place, tmp_path: Path) -> None:
@@ -285,7 +262,8 @@ def test_a_plugin_that_hangs_is_ended_with_what_it_started(acme: Place, tmp_path
     acme({"acme/plugin.py": f"import subprocess, time\n{start}\ntime.sleep(300)"})
     ((check, (status, reason)),) = inside(timeout_s=6).items()
     assert check in ("start", "import")  # a busy machine may not have come further
-    assert (status, reason) == ("FAILED", "took longer than 6 s (--timeout-s)")
+    assert status == "FAILED"
+    assert "6 s (--timeout-s)" in reason
     if pid.exists():
         assert left_of(*map(int, pid.read_text().split())) == []
 
@@ -294,18 +272,18 @@ def test_a_target_that_ends_the_interpreter_leaves_the_rows_before_it(acme: Plac
     acme({"acme/code.py": "import os; os._exit(3)"})
     found = inside()
     assert [status for status, _ in found.values()] == ["ok", "ok", "ok", "ok", "FAILED"]
-    assert found["reward model length"] == ("FAILED", "ended the interpreter with exit code 3")
+    assert "exit code 3" in found["reward model length"][1]
 
 
 def test_an_ignored_hook_is_found(acme: Place) -> None:
     acme({"acme/plugin.py": PLUGIN.replace("@hookimpl\n", "")})
     assert list(inside()) == ["import", "hooks"]
-    assert "slime_register_reward_models is not marked as a hook" in inside()["hooks"][1]
+    assert "slime_register_reward_models" in inside()["hooks"][1]
 
 
 def test_a_component_that_core_has_already_is_found(acme: Place) -> None:
     acme({"acme/plugin.py": PLUGIN.replace('"length"', '"random"')})
-    assert inside()["registration"][1].startswith("the reward model 'random' is offered twice: by plugin 'core' ")
+    assert "reward model 'random'" in inside()["registration"][1]
 
 
 def test_a_target_that_does_not_fit_is_found(acme: Place) -> None:
@@ -326,13 +304,13 @@ def test_properties_that_the_examples_of_the_kit_cannot_show_are_skipped(acme: P
     acme({"acme/code.py": CODE.replace("len(sample.response)", "0")})
     status, reason = inside()["reward model length, properties"]
     assert status == "skipped"
-    assert reason.startswith("the_examples_get_different_rewards: not tested: all 10 examples get the same reward")
+    assert "the_examples_get_different_rewards" in reason
 
 
 def test_components_that_only_a_run_can_fill_have_no_properties() -> None:
     found = inside(source=resolve("compat"))
     assert found["reward model custom_rm_path"] == ("ok", "")
-    assert found["properties"] == ("skipped", "what it does is what the functions do that a run names by path")
+    assert found["properties"][0] == "skipped"
     assert not any(check.endswith(", properties") for check in found)
 
 
@@ -343,11 +321,9 @@ def test_hooks_of_a_run_s_life_are_held_to_their_properties(acme: Place) -> None
 
 def test_a_heavy_import_is_a_warning(acme: Place) -> None:
     acme({"acme/plugin.py": "import numpy\n" + PLUGIN})
-    assert inside()["import"] == (
-        "warning",
-        "importing it loads numpy: every command that names the plugin waits for that; import it in the module of the "
-        "target",
-    )
+    status, reason = inside()["import"]
+    assert status == "warning"
+    assert "numpy" in reason
 
 
 def test_a_single_file_crosses_as_bytes(tmp_path: Path) -> None:
@@ -368,7 +344,7 @@ def test_the_table_names_each_plugin_and_the_exit_code_says_whether_all_is_well(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "acme (acme-tree 2.1, acme.plugin)"
     assert "  ok       registration" in lines
-    assert any(line.startswith("  FAILED   reward model length  plugin 'acme' (acme-tree 2.1") for line in lines)
+    assert any(line.startswith("  FAILED   reward model length  ") for line in lines)
     assert "  ok       reward model search_r1, properties" in lines
     assert lines[-1].startswith("2 plugins: 1 FAILED, ")
 

@@ -39,25 +39,25 @@ def test_a_broken_property_is_reported_by_name_and_in_words(slime_local_plugin):
     first = check_component("mine", kind=Kind.REWARD_MODEL, plugin=slime_local_plugin(REWARD))[0]
     assert isinstance(first, Finding)
     assert (first.component, first.property) == ("mine", "rewards_come_in_the_order_of_the_samples")
-    assert "they are not in the order of the samples" in first.message
+    assert "order of the samples" in first.message
 
 
 def test_a_component_that_raises_is_a_finding_with_its_owner(slime_local_plugin):
     source = REWARD.replace("return sorted", "raise KeyError('label')\n        return sorted")
     found = check_component("mine", kind=Kind.REWARD_MODEL, plugin=slime_local_plugin(source))
     assert {one.property for one in found} >= {"every_sample_gets_one_finite_reward"}
-    assert "testing this property failed with KeyError: 'label'" in found[0].message
+    assert "KeyError: 'label'" in found[0].message
 
 
 def test_properties_that_the_examples_cannot_show_are_skipped(slime_local_plugin):
     source = REWARD.replace("return sorted(len(sample.response) for sample in samples)", "return [0.0] * len(samples)")
     (found,) = check_component("mine", kind=Kind.REWARD_MODEL, plugin=slime_local_plugin(source))
     assert (found.property, found.skipped) == ("the_examples_get_different_rewards", True)
-    assert found.message.startswith("not tested: all 10 examples get the same reward, [0.0], so neither")
+    assert "same reward, [0.0]" in found.message
 
 
 def test_an_unknown_component_is_an_error():
-    with pytest.raises(PluginError, match="no active plugin offers a reward model called 'nothing'"):
+    with pytest.raises(PluginError, match="called 'nothing'"):
         check_component("nothing", kind=Kind.REWARD_MODEL, plugin="core")
 
 
@@ -73,7 +73,7 @@ def test_every_suite_can_be_imported_by_its_public_name():
 
 
 def test_a_class_without_a_component_says_so():
-    with pytest.raises(PluginError, match="TestMine names no component; write: component = 'NAME'"):
+    with pytest.raises(PluginError, match="TestMine"):
         type("TestMine", (RewardModelSuite,), {}).subject()
 
 

@@ -27,74 +27,62 @@ GALLERY = {
         "groups.deviations_B + _EPS",
         "groups.deviations_B",
         "constant_rewards_give_finite_advantages",
-        "needs an epsilon",
     ),
     "epsilon too small": (
         "_EPS = 1e-6",
         "_EPS = 1e-15",
         "a_negligible_difference_of_rewards_stays_negligible",
-        "no epsi",
     ),
     "deviation of the batch": (
         SPREAD,
         "np.full(len(group_R), rewards_B.std())",
         "other_groups_change_nothing",
-        "taken over the whole batch",
     ),
-    "mean of the batch": (CENTRED, "rewards_B - rewards_B.mean()", "other_groups_change_nothing", "whole batch"),
+    "mean of the batch": (CENTRED, "rewards_B - rewards_B.mean()", "other_groups_change_nothing"),
     "input changed": (
         "groups = _statistics(batch)\n",
         "groups = _statistics(batch)\n        batch.rewards_B[:] += 1\n",
         "the_batch_is_not_changed",
-        "changed its input: rewards_B",
     ),
     "groups taken as blocks": (
         "pairs = np.stack([groups_B, numbers_B])",
         "pairs = np.stack([np.cumsum(np.diff(groups_B, prepend=0) != 0), numbers_B])",
         "permuting_the_samples_permutes_the_advantages",
-        "where in the batch a sample stands",
     ),
     "sorted": (
         RETURNED,
         f"np.sort({RETURNED})",
         "permuting_the_samples_permutes_the_advantages",
-        "return the order that came in",
     ),
     "the id is a number": (
         RETURNED,
         RETURNED.replace("(groups", "((1 + 0.01 * batch.groups_B) * groups"),
         "group_ids_are_names_without_meaning",
-        "any integers may be ids",
     ),
     "the wrong sign": (
         CENTRED,
         "(sums_R / counts_R)[rollout_B] - rewards_B",
         "a_higher_reward_in_a_group_never_has_the_lower_advantage",
-        "the better one has the lower advantage",
     ),
     "float64": (
         RETURNED,
         RETURNED.replace(".astype(np.float32)", ""),
         "every_sample_gets_one_finite_float32_number",
-        "float32 is wanted",
     ),
     "one number for the batch": (
         RETURNED,
         f"{RETURNED}[:1]",
         "every_sample_gets_one_finite_float32_number",
-        "of shape",
     ),
     "reads what it does not say": (
         RETURNED,
         RETURNED.replace("divisor_B", "divisor_B / batch.lengths_B"),
         "only_the_columns_that_the_traits_name_are_read",
-        "reads=['groups', 'rewards', 'rollouts']",
     ),
     "siblings counted each": (
         "numbers_B = np.arange(len(rewards_B)) if rollouts_B is None else rollouts_B",
         "numbers_B = np.arange(len(rewards_B))",
         "a_rollout_that_fanned_out_counts_once",
-        "Count rollouts",
     ),
 }
 
@@ -112,8 +100,8 @@ def source(first_party) -> str:
 
 @pytest.mark.parametrize("name", GALLERY)
 def test_a_broken_estimator_is_caught_by_the_property_that_names_it(name, source, broken, violation):
-    old, new, prop, words = GALLERY[name]
-    assert words in violation(AdvantageEstimatorSuite, broken(source, old, new), prop)
+    old, new, prop, *error = GALLERY[name]
+    violation(AdvantageEstimatorSuite, broken(source, old, new), prop, *error)
 
 
 def test_an_estimator_that_says_so_may_look_at_other_groups(source, broken, suite_of):
@@ -123,5 +111,4 @@ def test_an_estimator_that_says_so_may_look_at_other_groups(source, broken, suit
 
 
 def test_the_suite_of_the_other_scope_says_which_one_to_take(source, violation):
-    message = violation(TokenAdvantageEstimatorSuite, source, "the_traits_say_scope_token")
-    assert message == "the traits say scope 'sample'; test it with AdvantageEstimatorSuite"
+    assert "AdvantageEstimatorSuite" in violation(TokenAdvantageEstimatorSuite, source, "the_traits_say_scope_token")

@@ -29,75 +29,63 @@ SINGLES = {
         f"    {AGAIN}\n    sample.response_length = len(ids)\n"
         "    sample.rollout_log_probs = LogProbs([-0.5] * len(ids))",
         "token_ids_are_those_that_the_engine_sampled",
-        "text that is encoded again gives other ids",
     ),
-    "no log-probabilities": (LOG_PROBS, "pass", "log_probs_are_those_of_the_engine", "and none log-probabilities"),
+    "no log-probabilities": (LOG_PROBS, "pass", "log_probs_are_those_of_the_engine"),
     "log-probabilities of its own": (
         LOG_PROBS,
         "sample.rollout_log_probs = LogProbs([0.0] * len(ids))",
         "log_probs_are_those_of_the_engine",
-        "the engine gave each -0.5",
     ),
     "a mask of all tokens": (
         TOKENS,
         TOKENS + "\n    sample.loss_mask = [1] * len(sample.tokens)",
         "the_loss_mask_has_one_entry_a_response_token",
-        "one 0 or 1 per response token is wanted",
     ),
-    "no versions": (VERSIONS, "pass", "weight_versions_are_recorded", "copy them from the engine's answers"),
+    "no versions": (VERSIONS, "pass", "weight_versions_are_recorded"),
     "still pending": (
         "sample.status = FINISHED[answer.finish_reason]",
         "pass",
         "every_sample_is_finished",
-        "is still pending",
     ),
     "finished, whatever the engine says": (
         "sample.status = FINISHED[answer.finish_reason]",
         "sample.status = Status.COMPLETED",
         "what_the_engine_ended_is_not_called_finished",
-        "sample 0 of group 0 was ended by the engine before its time and is completed: it would be trained as if it",
     ),
     "the prompt counts as response": (
         "sample.response_length = len(ids)",
         "sample.response_length = len(sample.tokens)",
         "every_sample_is_finished",
-        "tokens are the prompt's ids and the response's after them",
     ),
     "the label is lost": (
         TOKENS,
         TOKENS + "\n    sample.label = None",
         "label_metadata_and_group_stay",
-        "has the label None, not '42'",
     ),
     "branches without a common id": (
         "        return samples\n",
         "        import dataclasses\n        return [*samples, *(dataclasses.replace(one) for one in samples)]\n",
         "siblings_share_a_rollout_id",
-        "siblings of one generation share one rollout_id",
     ),
     "one id for all": (
         TOKENS,
         TOKENS + "\n    sample.rollout_id = 1",
         "siblings_share_a_rollout_id",
-        "belong to another generation already",
     ),
     "one prompt for all": (
         UNFINISHED,
         f"for one in samples: one.prompt = self.__dict__.setdefault('prompt', one.prompt)\n        {UNFINISHED}",
         "prompts_generated_at_once_are_not_mixed_up",
-        "state is shared between generations",
     ),
     "swallows its cancellation": (
         TOGETHER,
         f"try:\n            {TOGETHER}\n        except asyncio.CancelledError:\n            return samples",
         "it_can_be_cancelled",
-        "the generate function swallowed its cancellation",
     ),
     "an evaluation is left out": (
         ENCODED,
         f"if context.evaluation: return\n    {ENCODED}",
         "samples_of_an_evaluation_are_finished_too",
-        "of an evaluation is still pending",
     ),
 }
 
@@ -107,43 +95,35 @@ RESUMES = {
     "sampled again from the prompt": (
         RESUMED,
         RESUMED.replace("list(sample.tokens)", "list(sample.tokens)[: sample.prompt_length]"),
-        "which was aborted with 2 tokens, was restarted: send the engine all of its tokens",
     ),
     "restarted": (
         UNFINISHED,
         f"for one in samples: one.response_length *= one.status is not Status.ABORTED\n        {UNFINISHED}",
-        "was restarted",
     ),
-    "left as it was": ("for sample in ended]", "for sample in ended if False]", "was not resumed"),
+    "left as it was": ("for sample in ended]", "for sample in ended if False]"),
     "its tokens are lost": (
         ADDED,
         f"{ADDED}\n    sample.tokens = TokenIds(sample.tokens[:2] + sample.tokens[4:])",
-        "lost tokens or got others in their place",
     ),
     "its log-probabilities are lost": (
         ADDED,
         f"{ADDED}\n    sample.rollout_log_probs = LogProbs([-1.0] * sample.response_length)",
-        "lost the log-probabilities that its tokens had",
     ),
     "only what was added counts": (
         ADDED,
         f"{ADDED}\n    sample.response_length = len(answer.token_ids)",
-        "both count those that it had and those that were added",
     ),
     "only the new weights": (
         ADDED,
         f"{ADDED}\n    sample.weight_versions = list(answer.weight_versions)",
-        "was sampled from weights of the versions ['7', '8'], but its weight_versions are ['8']",
     ),
     "finished ones go on too": (
         UNFINISHED,
         f"for one in samples: one.status = Status.PENDING\n        {UNFINISHED}",
-        "was finished, and came back changed or not at all, with an aborted one in its group",
     ),
     "finished ones are dropped": (
         "        return samples\n",
         "        return [one for one in samples if one.response_length and one in [*fresh, *ended]]\n",
-        "was finished, and came back changed or not at all, with an aborted one in its group",
     ),
 }
 
@@ -182,79 +162,63 @@ SEVERAL = {
         "[0] * len(found)",
         "[1] * len(found)",
         "token_ids_are_those_that_the_engine_sampled",
-        "Mask what the engine did not sample",
     ),
     "history encoded again": (
         "generate([*prompt_ids, *ids]",
         "generate([*prompt_ids, *context.encoder.encode(context.encoder.decode(ids))] if ids else prompt_ids",
         "token_ids_are_those_that_the_engine_sampled",
-        "which the engine did not sample after those before them",
     ),
     "a mask of the sampled tokens only": (
         "[*mask, *[0] * len(found)]",
         "mask",
         "the_loss_mask_has_one_entry_a_response_token",
-        "response tokens and a loss mask of",
     ),
     "a tool's text as a prompt of the chat template": (
         'context.encoder.encode_text(" found it. ")',
         'context.encoder.encode(" found it. ")',
         "tool_text_is_not_a_new_conversation_of_the_chat_template",
-        "went through the chat template as if it were a prompt",
     ),
     "finished, whatever the engine says": (
         'Status.ABORTED if answer.finish_reason == "abort" else Status.COMPLETED',
         "Status.COMPLETED",
         "what_the_engine_ended_is_not_called_finished",
-        "was ended by the engine before its time and is completed",
     ),
     "branches without a common id": (
         "sample.rollout_id = sample.index",
         "pass",
         "siblings_share_a_rollout_id",
-        "1 generation(s) made 2 samples with the rollout ids [None, None]",
     ),
 }
 
 
 @pytest.mark.parametrize("name", SINGLES)
 def test_a_broken_function_is_caught_by_the_property_that_names_it(name, first_party, broken, violation):
-    old, new, prop, words = SINGLES[name]
+    old, new, prop, *error = SINGLES[name]
     source = broken(first_party("plugins/slime-testing/tests/by_hand.py", SINGLE), old, new)
-    assert words in violation(GenerateFunctionSuite, source, prop)
+    violation(GenerateFunctionSuite, source, prop, *error)
 
 
 @pytest.mark.parametrize("name", RESUMES)
 def test_a_function_that_says_that_it_resumes_and_does_not_is_caught(name, first_party, broken, violation):
-    old, new, words = RESUMES[name]
+    old, new = RESUMES[name]
     source = first_party("plugins/slime-testing/tests/by_hand.py", SINGLE)
     resuming = broken(source, 'GenerateTraits(scope="group")', 'GenerateTraits(scope="group", resumes=True)')
-    found = violation(GenerateFunctionSuite, broken(resuming, old, new), "an_aborted_turn_resumes_from_its_tokens")
-    assert words in found
+    violation(GenerateFunctionSuite, broken(resuming, old, new), "an_aborted_turn_resumes_from_its_tokens")
 
 
 @pytest.mark.parametrize("name", SEVERAL)
 def test_a_broken_conversation_is_caught_by_the_property_that_names_it(name, broken, violation):
-    old, new, prop, words = SEVERAL[name]
-    assert words in violation(GenerateFunctionSuite, broken(TURNS, old, new), prop, **TALK)
+    old, new, prop, *error = SEVERAL[name]
+    violation(GenerateFunctionSuite, broken(TURNS, old, new), prop, *error, **TALK)
 
 
-@pytest.mark.parametrize(
-    ("prop", "words"),
-    [
-        (
-            "token_ids_are_those_that_the_engine_sampled",
-            "the traits say samples_from_engine=False, and the engine got a request",
-        ),
-        ("weight_versions_are_recorded", "was sampled from weights of the versions []"),
-    ],
-)
-def test_a_function_that_samples_and_declares_that_it_does_not_is_caught(prop, words, first_party, broken, violation):
+@pytest.mark.parametrize("prop", ["token_ids_are_those_that_the_engine_sampled", "weight_versions_are_recorded"])
+def test_a_function_that_samples_and_declares_that_it_does_not_is_caught(prop, first_party, broken, violation):
     source = first_party("plugins/slime-testing/tests/by_hand.py", SINGLE)
     unsampled = broken(
         source, 'GenerateTraits(scope="group")', 'GenerateTraits(scope="group", samples_from_engine=False)'
     )
-    assert words in violation(GenerateFunctionSuite, unsampled, prop)
+    violation(GenerateFunctionSuite, unsampled, prop)
 
 
 @pytest.mark.parametrize("name", properties(GenerateFunctionSuite))

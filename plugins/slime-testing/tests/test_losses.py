@@ -20,13 +20,11 @@ LOSSES = {
         RETURNED,
         "return LossOutput(surrogate.loss_T.mean(), surrogate.metrics(log_ratio_T))",
         "every_token_gets_one_finite_loss",
-        "one number per token is wanted, never an average",
     ),
     "divided by the batch": (
         RETURNED,
         "return LossOutput(surrogate.loss_T / trained_T.sum(), surrogate.metrics(log_ratio_T))",
         "the_losses_of_a_sequence_do_not_depend_on_the_rest_of_the_batch",
-        "The core does the averaging",
     ),
     "advantages whitened over the micro-batch": (
         "trained_T = terms.mask_T != 0",
@@ -35,63 +33,53 @@ LOSSES = {
         "        white_T = (terms.advantages_T - kept_T.mean()) / (kept_T.std(unbiased=False) + 1e-6)\n"
         "        terms = dataclasses.replace(terms, advantages_T=white_T)",
         "the_losses_of_a_sequence_do_not_depend_on_the_rest_of_the_batch",
-        "change with the other sequences in the batch",
     ),
     "one loss where there is no token": (
         "return LossOutput(surrogate.loss_T, ",
         "loss_T = surrogate.loss_T if len(trained_T) else terms.log_probs_T.sum()[None]\n"
         "        return LossOutput(loss_T, ",
         "a_rank_without_tokens_is_taken",
-        "for 0 tokens",
     ),
     "advantages whitened again": (
         "advantages_T=terms.advantages_T.where",
         "advantages_T=(terms.advantages_T - terms.advantages_T.mean() + 0 * terms.log_probs_T.detach().sum()).where",
         "what_masked_tokens_hold_does_not_leak",
-        "0 times infinity is NaN",
     ),
     "masked tokens are trained": (
         "trained_T = terms.mask_T != 0",
         "trained_T = terms.mask_T >= 0",
         "masked_tokens_have_no_loss_and_no_gradient",
-        "not exactly 0",
     ),
     "masked by a product": (
         RETURNED,
         "return LossOutput(-(terms.log_probs_T - terms.old_log_probs_T).exp() * terms.advantages_T * terms.mask_T, {})",
         "what_masked_tokens_hold_does_not_leak",
-        "leave masked tokens out with torch.where",
     ),
     "detached": (
         "(terms.log_probs_T - terms.old",
         "(terms.log_probs_T.detach() - terms.old",
         "the_gradient_comes_through_log_probs",
-        "carries no gradient",
     ),
     "half detached": (
         RETURNED,
         "loss_T = surrogate.loss_T.detach() + (0.0 * terms.log_probs_T).where(trained_T, 0.0)\n"
         "        return LossOutput(loss_T, surrogate.metrics(log_ratio_T))",
         "the_gradient_comes_through_log_probs",
-        "passes no gradient to log_probs_T",
     ),
     "input changed": (
         "trained_T = terms.mask_T != 0",
         "trained_T = terms.mask_T != 0\n        terms.advantages_T.clamp_(-0.5, 0.5)",
         "the_terms_are_not_changed",
-        "changed in place: advantages_T",
     ),
     "a metric of the batch": (
         RETURNED,
         RETURNED.replace("log_ratio_T))", "log_ratio_T) | {'ratio': surrogate.ratio_T.mean()})"),
         "metrics_are_one_number_a_token_without_gradient",
-        "the metric 'ratio'",
     ),
     "a metric with a gradient": (
         RETURNED,
         RETURNED.replace("log_ratio_T))", "log_ratio_T) | {'ppo_kl': -log_ratio_T})"),
         "metrics_are_one_number_a_token_without_gradient",
-        "carries a gradient; detach it",
     ),
 }
 
@@ -118,88 +106,76 @@ CORRECTIONS = {
         "terms.mask_T * (ratio_T < 50)",
         "(ratio_T < 50).float()",
         "the_mask_is_never_widened",
-        "tokens that were masked are trained",
     ),
     "the mask is a weight": (
         "terms.mask_T * (ratio_T < 50)",
         "0.5 * terms.mask_T",
         "the_mask_is_never_widened",
-        "0 and 1 are wanted",
     ),
     "negative weights": (
         "ratio_T.clamp(max=2.0)",
         "2 * ratio_T - 1",
         "weights_are_finite_and_not_negative",
-        "a weight of a trained token is negative",
     ),
     "the wrong way round": (
         DIFFERENCE,
         "(terms.rollout_log_probs_T - terms.log_probs_T)",
         "the_ratio_is_trainer_over_engine",
-        "the ratio is the wrong way round",
     ),
     "the wrong way round, of the actor as it trains": (
         "terms.mask_T * (ratio_T < 50)",
         "terms.mask_T * ((terms.current_log_probs_T - terms.log_probs_T).where(trained_T, 0.0) < 1)",
         "what_the_actor_left_is_cut_before_what_it_came_to",
-        "current_log_probs_T and log_probs_T are the wrong way round",
     ),
     "it corrects nothing away": (
         "ratio_T.clamp(max=2.0)",
         "0.5 * ratio_T",
         "nothing_is_corrected_where_trainer_and_engine_agree",
-        "a weight is not 1",
     ),
     "input changed": (
         "weights_T = ratio_T",
         "terms.mask_T.zero_()\n        weights_T = ratio_T",
         "the_terms_are_not_changed",
-        "changed in place: mask_T",
     ),
     "weights of mean 1": (
         "ratio_T.clamp(max=2.0)",
         "(ratio_T / ratio_T.sum())",
         "a_sequence_does_not_depend_on_the_rest_of_the_batch",
-        "weights_T of a sequence changes with the other sequences in the batch",
     ),
     "weights of mean 1 over equal batches": (
         "ratio_T.clamp(max=2.0)",
         "ratio_T / ratio_T[trained_T].mean()",
         "a_sequence_does_not_depend_on_the_rest_of_the_batch",
-        "weights_T of a sequence changes with the other sequences in the batch",
     ),
     "one weight where there is no token": (
         "weights_T = ratio_T.clamp(max=2.0)",
         "weights_T = ratio_T.clamp(max=2.0) if len(ratio_T) else torch.ones(1)",
         "a_rank_without_tokens_is_taken",
-        "weights_T is a Tensor of shape (1,) for 0 tokens",
     ),
     "masked tokens leak": (
         ".where(trained_T, 0.0).exp()",
         ".exp()\n        ratio_T = ratio_T / ratio_T.mean() * ratio_T.mean()",
         "what_masked_tokens_hold_does_not_leak",
-        "change weights_T of trained ones",
     ),
     "a metric of the batch": (
         "(ratio_T > 2).float()",
         "(ratio_T > 2).float().mean()",
         "metrics_are_one_number_a_token",
-        "the metric 'capped'",
     ),
 }
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_broken_loss_is_caught_by_the_property_that_names_it(name, first_party, broken, violation):
-    old, new, prop, words = LOSSES[name]
+    old, new, prop, *error = LOSSES[name]
     source = broken(first_party("slime_core/builtin/losses.py", LOSS), old, new)
-    assert words in violation(PolicyLossSuite, source, prop)
+    violation(PolicyLossSuite, source, prop, *error)
 
 
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_a_broken_correction_is_caught_by_the_property_that_names_it(name, broken, violation):
-    old, new, prop, words = CORRECTIONS[name]
-    assert words in violation(CorrectionSuite, broken(CORRECTION, old, new), prop)
+    old, new, prop, *error = CORRECTIONS[name]
+    violation(CorrectionSuite, broken(CORRECTION, old, new), prop, *error)
 
 
 @pytest.mark.parametrize("name", properties(CorrectionSuite))
@@ -242,7 +218,7 @@ def flipped(first_party, broken) -> str:
 
 def test_a_masking_of_what_came_nearer_is_caught(flipped, violation):
     words = violation(CorrectionSuite, flipped, LEFT)
-    assert "current_log_probs_T and log_probs_T are the wrong way round. Where that is meant, set" in words
+    assert "current_log_probs_T and log_probs_T" in words
 
 
 def test_a_masking_of_what_came_nearer_may_be_meant(flipped, suite_of):

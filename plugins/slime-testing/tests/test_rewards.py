@@ -21,76 +21,62 @@ REWARDS = {
         SCORE,
         SCORE.replace("[", "sorted(").replace("]", ")"),
         "rewards_come_in_the_order_of_the_samples",
-        "not in the order of the samples",
     ),
     "relative to the batch": (
         SCORE,
         SCORE.replace("return", "found =") + "\n        return [one - sum(found) / len(found) for one in found]",
         "a_batch_gets_the_rewards_of_its_samples_alone",
-        "one by one",
     ),
     "one reward for all": (
         SCORE,
         "return [1.0]",
         "every_sample_gets_one_finite_reward",
-        "one reward per sample is wanted",
     ),
     "not a number": (
         SCORE,
         "return [float('nan') for sample in samples]",
         "every_sample_gets_one_finite_reward",
-        "a finite number or a dict of them is wanted",
     ),
     "other numbers than it declares": (
         'target=f"{__name__}:ExactMatch"',
         'target=f"{__name__}:ExactMatch", traits=RewardTraits(numbers={"acc"})',
         "every_reward_has_the_numbers_that_are_declared",
-        "RewardTraits.numbers says acc of every response",
     ),
     "samples changed": (
         SCORE,
         "for sample in samples: sample.reward = 1.0\n        " + SCORE,
         "the_samples_are_not_changed",
-        "score() changed reward of a sample",
     ),
     "swallows its cancellation": (
         SCORE,
         "try: await asyncio.sleep(3600)\n        except asyncio.CancelledError: pass\n        " + SCORE,
         "it_can_be_cancelled",
-        "score() swallowed its cancellation",
     ),
     "goes on after its cancellation": (
         SCORE,
         "for _ in range(20):\n            try:\n                await asyncio.sleep(0.5)\n"
         "            except asyncio.CancelledError:\n                pass\n        " + SCORE,
         "it_can_be_cancelled",
-        "still running 2 s after it was cancelled",
     ),
     "a perfect response that is not": (
         SCORE,
         SCORE + "\n\n    @staticmethod\n    def perfect_response(label):\n        return f'Answer: {label}'",
         "a_perfect_response_gets_full_marks",
-        "'Answer: 42'",
     ),
     "a row that is refused": (
         SCORE,
         SCORE + "\n\n    @staticmethod\n    def check_row(label, metadata):\n        return 'it is not mine'",
         "rows_are_checked",
-        "it is not mine",
     ),
     "always right": (
         SCORE,
         "return [1.0 for sample in samples]",
         "the_examples_get_different_rewards",
-        "not tested: all 10 examples get the same reward, [1.0], so neither their order nor what else is "
-        "scored with them can show. Set label (it is '42') and responses of the suite so that some are right and "
-        "some are wrong.",
     ),
     "holds the event loop": (
         SCORE,
         "time.sleep(2.5)\n        " + SCORE,
         "it_can_be_cancelled",
-        "held the event loop for",
     ),
 }
 
@@ -122,51 +108,43 @@ TRANSFORMS = {
         RETURNED,
         "return Transformed(kept)",
         "a_sample_that_is_left_out_is_counted",
-        "samples are lost without a reason",
     ),
     "handed on twice": (
         RETURNED,
         "return Transformed([*kept, kept[-1]])",
         "no_sample_is_invented_or_handed_on_twice",
-        "a sample is handed on twice",
     ),
     "invented": (
         RETURNED,
         "import dataclasses\n        return Transformed([*kept, dataclasses.replace(kept[0], index=999)])",
         "no_sample_is_invented_or_handed_on_twice",
-        "were not in the group",
     ),
     "not a number": (
         DOUBLED,
         "sample.reward = sample.reward / sample.reward if sample.reward else float('nan')",
         "rewards_stay_finite_and_masks_stay_masks",
-        "left with the reward nan",
     ),
     "a mask of the tokens": (
         DOUBLED,
         "sample.loss_mask = [0] * len(sample.tokens)",
         "rewards_stay_finite_and_masks_stay_masks",
-        "one 0 or 1 per response token is wanted",
     ),
     "a response cut": (
         DOUBLED,
         "sample.tokens = sample.tokens[:-1]",
         "what_the_engine_sampled_is_not_changed",
-        "left with other tokens",
     ),
     "a reason without words": (
         'dropped="zero_std"',
         'dropped=""',
         "reasons_are_words_and_counts_are_numbers",
-        "a reason in words is wanted",
     ),
     "a count without a number": (
         'changed={"negative": len(samples) - len(kept)}',
         'changed={"negative": -1}',
         "reasons_are_words_and_counts_are_numbers",
-        "a number of samples by reason is wanted",
     ),
-    "the samples alone": (RETURNED, "return kept", "every_group_has_one_answer", "one Transformed a group is wanted"),
+    "the samples alone": (RETURNED, "return kept", "every_group_has_one_answer"),
 }
 
 
@@ -174,15 +152,15 @@ TRANSFORMS = {
 def test_a_broken_reward_is_caught_by_the_property_that_names_it(name, first_party, broken, violation, monkeypatch):
     if name in LATE:
         monkeypatch.setattr(waiting, "LIMIT_S", 2.0)
-    old, new, prop, words = REWARDS[name]
+    old, new, prop, *error = REWARDS[name]
     source = broken(first_party("slime_core/builtin/rollout.py", REWARD), old, new)
-    assert words in violation(RewardModelSuite, source, prop)
+    violation(RewardModelSuite, source, prop, *error)
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_a_broken_transform_is_caught_by_the_property_that_names_it(name, broken, violation):
-    old, new, prop, words = TRANSFORMS[name]
-    assert words in violation(SampleTransformSuite, broken(TRANSFORM, old, new), prop)
+    old, new, prop, *error = TRANSFORMS[name]
+    violation(SampleTransformSuite, broken(TRANSFORM, old, new), prop, *error)
 
 
 @pytest.mark.parametrize("name", properties(SampleTransformSuite))

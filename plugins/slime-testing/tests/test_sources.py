@@ -36,86 +36,72 @@ SOURCES = {
         RESTORED,
         'self._returned = list(state["returned"])',
         "it_resumes_the_same_stream",
-        "goes on with other prompts or numbers",
     ),
     "resumes one group too early": (
         RESTORED,
         RESTORED.replace('cast(int, state["next"])', 'cast(int, state["next"]) + 1'),
         "it_resumes_the_same_stream",
-        "Found [(",
     ),
     "a seed of its own": (
         "Held(request)",
         "Held(replace(request, seed=next(SEEDS)))",
         "reading_the_state_changes_nothing",
-        "two sources of one request differ",
     ),
-    "loses what was put back": (PUT_BACK, "pass", "what_was_put_back_comes_first", "are lost or come late"),
+    "loses what was put back": (PUT_BACK, "pass", "what_was_put_back_comes_first"),
     "hands it out last": (
         "returned, self._returned = self._returned[:n], self._returned[n:]",
         "returned, self._returned = self._returned[n:], self._returned[:n]",
         "what_was_put_back_comes_first",
-        "are lost or come late",
     ),
     "forgets it in the state": (
         '"returned": list(self._returned), **',
         '"returned": [], **',
         "what_was_put_back_survives_a_restart",
-        "are lost when the source is restored",
     ),
     "groups of one": (
         "for i in range(size)",
         "for i in range(1)",
         "groups_have_the_requested_size",
-        "samples were requested",
     ),
     "too few groups": (
         "return [self._group(number) for number in [*returned, *fresh]]",
         "return [self._group(number) for number in [*returned, *fresh]][:2]",
         "groups_have_the_requested_size",
-        "next_groups(3) returned 2 groups",
     ),
     "one index for a group": (
         "index=number * size + i",
         "index=number",
         "samples_are_pending_and_distinguished_by_their_numbers",
-        "two samples share an index",
     ),
     "group numbers of an epoch": (
         "group_index=number",
         "group_index=number % 7",
         "samples_are_pending_and_distinguished_by_their_numbers",
-        "two groups share a group_index",
     ),
     "a state that JSON cannot hold": (
         STATE,
         STATE.replace("list(self._returned)", "set(self._returned)"),
         "it_resumes_the_same_stream",
-        "which JSON cannot hold",
     ),
     "says nothing of rows that it leaves out": (
         SCREEN,
         SCREEN.replace("return ", "") + "\n        return []",
         "screening_reports_every_row_that_the_run_will_leave_out",
-        "users would not see it",
     ),
     "goes on after what ends the run": (
         SCREEN,
         f"try:\n            {SCREEN}\n        except Exception:\n            return []",
         "screening_passes_on_what_ends_the_run",
-        "let it pass",
     ),
     "changes what it looks at": (
         SCREEN,
         'requested(run).path.write_text(\'{"prompt": "a", "label": "b"}\\n\')\n        ' + SCREEN,
         "screening_leaves_the_stream_as_it_is",
-        "hands out other prompts",
     ),
     "a state that goes on": (
         STATE,
         STATE.replace("list(self._returned)", "self._returned"),
         "a_state_stays_what_it_was",
-        "return a copy",
     ),
 }
 
@@ -145,46 +131,45 @@ TRACKERS = {
         WRITTEN,
         WRITTEN + "\n        metrics.clear()",
         "the_metrics_are_not_changed",
-        "log() changed the metrics",
     ),
     "refuses a NaN": (
         WRITTEN,
         "import json; json.dumps(metrics, allow_nan=False)",
         "every_metric_is_taken",
-        "failed with ValueError: Out of range float values",
+        "ValueError",
     ),
     "each step once": (
         WRITTEN,
         "assert step > getattr(self, 'last', -1), 'steps must grow'\n        self.last = step",
         "one_step_can_be_logged_in_parts",
-        "steps must grow",
+        "AssertionError",
     ),
     "only forward": (
         WRITTEN,
         "assert step >= getattr(self, 'last', -1), 'steps must grow'\n        self.last = step",
         "a_resumed_run_logs_an_earlier_step",
-        "steps must grow",
+        "AssertionError",
     ),
     "closes what was never opened": (
         'self.file = open("lines.txt", "a")',
         "self.file = None",
         "it_closes_without_a_step",
-        "close(None) failed with AttributeError",
+        "AttributeError",
     ),
 }
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_broken_source_is_caught_by_the_property_that_names_it(name, first_party, broken, violation):
-    old, new, prop, words = SOURCES[name]
+    old, new, prop, *error = SOURCES[name]
     source = broken(first_party("slime_core/prompts/numbered.py", SOURCE), old, new)
-    assert words in violation(DataSourceSuite, source, prop)
+    violation(DataSourceSuite, source, prop, *error)
 
 
 @pytest.mark.parametrize("name", TRACKERS)
 def test_a_broken_tracker_is_caught_by_the_property_that_names_it(name, broken, violation):
-    old, new, prop, words = TRACKERS[name]
-    assert words in violation(TrackerSuite, broken(TRACKER, old, new), prop)
+    old, new, prop, *error = TRACKERS[name]
+    violation(TrackerSuite, broken(TRACKER, old, new), prop, *error)
 
 
 @pytest.mark.parametrize("name", properties(TrackerSuite))

@@ -60,64 +60,56 @@ class Odd:
 """
 
 GALLERY = {
-    "no epsilon": ("variance + 1e-8", "variance", "constant_rewards_give_finite_advantages", "needs an epsilon"),
+    "no epsilon": ("variance + 1e-8", "variance", "constant_rewards_give_finite_advantages"),
     "the rank's own mean": (
         SUMS,
         SUMS.removeprefix("reduce.sum"),
         "how_samples_are_split_over_ranks_changes_nothing",
-        "take means and variances over the batch through reduce.sum",
     ),
     "a reduction that one rank leaves out": (
         "variance = reduce.sum(",
         "if len(batch.lengths_B) > 1: reduce.sum(batch.mask_U.sum())\n        variance = reduce.sum(",
         "how_samples_are_split_over_ranks_changes_nothing",
-        "a rank waits in its reduction 3, which another rank never calls",
     ),
     "reductions of different shapes": (
         "variance = reduce.sum(",
         "reduce.sum(batch.rewards_B)\n        variance = reduce.sum(",
         "how_samples_are_split_over_ranks_changes_nothing",
-        "the ranks reduce tensors of the shapes",
     ),
-    "counts padding": ("batch.mask_U.sum()])", "raw_U.new_tensor(len(raw_U))])", "padding_changes_nothing", "mask_U"),
+    "counts padding": ("batch.mask_U.sum()])", "raw_U.new_tensor(len(raw_U))])", "padding_changes_nothing"),
     "a metric of the batch": (
         RETURNED,
         RETURNED.replace("returns_U)", "returns_U, {'spread': variance})"),
         "metrics_are_one_number_a_token",
-        "the metric 'spread'",
     ),
     "divides by the length": (
         "variance = reduce.sum(",
         "raw_U = raw_U + 0 * (1 / batch.lengths_B).sum()\n        variance = reduce.sum(",
         "a_response_without_tokens_is_taken",
-        "with a response of no tokens in the batch",
     ),
     "input changed": (
         "rows = zip",
         "batch.rewards_B.clamp_(max=0.75)\n        rows = zip",
         "the_batch_is_not_changed",
-        "changed in place: rewards_B",
     ),
-    "no returns": (", returns_U)", ")", "an_estimator_that_reads_values_gives_returns", "returns_U is None"),
+    "no returns": (", returns_U)", ")", "an_estimator_that_reads_values_gives_returns"),
     "one number per sample": (
         RETURNED,
         "TokenAdvantages(batch.rewards_B, returns_U)",
         "every_token_gets_one_finite_advantage",
-        "one number per token is wanted",
     ),
     "the first sample is special": (
         "batch.rewards_B.tolist()",
         "[0.0, *batch.rewards_B.tolist()[1:]]",
         "permuting_the_samples_permutes_the_advantages",
-        "order of the samples",
     ),
 }
 
 
 @pytest.mark.parametrize("name", GALLERY)
 def test_a_broken_estimator_is_caught_by_the_property_that_names_it(name, broken, violation):
-    old, new, prop, words = GALLERY[name]
-    assert words in violation(TokenAdvantageEstimatorSuite, broken(SOURCE, old, new), prop)
+    old, new, prop, *error = GALLERY[name]
+    violation(TokenAdvantageEstimatorSuite, broken(SOURCE, old, new), prop, *error)
 
 
 @pytest.mark.parametrize("name", properties(TokenAdvantageEstimatorSuite))

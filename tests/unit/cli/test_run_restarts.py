@@ -39,11 +39,11 @@ def test_a_run_restarts_from_its_newest_checkpoint(folder: Path, capsys: pytest.
     saved(folder, 4)
     settings = RunRestarts(3, total=10, sleep=lambda _: None).after(DEATH, resolved(), folder)
     assert (settings.config.model.load, settings.config.run.output_dir) == (folder, folder)
-    assert capsys.readouterr().err == (
-        "slime: learner rank 1: train() died.\n    pid: 7\n"
-        "slime: restart 1 of 3 in 1 s: the run continues from step-000004. 2 restarts are left until the next "
-        "checkpoint (--max-restarts).\n"
-    )
+    printed = capsys.readouterr().err
+    assert str(DEATH) in printed
+    assert "restart 1 of 3" in printed
+    assert "step-000004" in printed
+    assert "--max-restarts" in printed
 
 
 def test_a_death_of_one_line_and_what_follows_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,10 +71,7 @@ def test_restarts_are_limited_until_the_next_checkpoint_and_each_waits_longer(fo
     with pytest.raises(ProcessDied) as caught:
         restarts.after(DEATH, resolved(), folder)
     assert pauses_s == [1, 2, 4, 1, 2, 4]
-    assert str(caught.value).splitlines()[-1] == (
-        "The run ends after 3 restarts without a new checkpoint (--max-restarts). "
-        f"Continue from step 2 with --load {folder}."
-    )
+    assert f"step 2 with --load {folder}" in str(caught.value)
 
 
 def test_pauses_do_not_exceed_a_minute(folder: Path) -> None:
@@ -87,13 +84,14 @@ def test_pauses_do_not_exceed_a_minute(folder: Path) -> None:
 
 @pytest.mark.parametrize("death", [ServerDied("engine 0 died"), NodeDied("Ray died"), EngineSilent("no answer")])
 def test_without_restarts_a_death_ends_the_run_as_itself(folder: Path, death: RunError) -> None:
-    with pytest.raises(type(death), match="It has no checkpoint yet"):
+    with pytest.raises(type(death), match=str(death)) as caught:
         RunRestarts(0, total=10).after(death, resolved(), folder)
+    assert type(caught.value) is type(death)
 
 
 def test_a_death_after_the_last_checkpoint_ends_the_run(folder: Path) -> None:
     saved(folder, 10)
-    with pytest.raises(ProcessDied, match=r"All rollouts are trained and saved in .*step-000010; measure them with"):
+    with pytest.raises(ProcessDied, match="step-000010"):
         RunRestarts(3, total=10).after(DEATH, resolved(), folder)
 
 
