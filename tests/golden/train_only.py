@@ -90,7 +90,11 @@ def main() -> int:
             print(name, step, f"{metrics['train/loss']:+.9f}", f"{metrics['train/grad_norm']:.9f}", row["weights"])
     if chosen.store:
         stored = {name: [row["metrics"] for row in rows] for name, rows in found.items()}
-        STORED.write_text(json.dumps(stored, indent=1) + "\n")
+        cases = (
+            f' "{name}": [\n' + ",\n".join(f"  {json.dumps(row)}" for row in rows) + "\n ]"
+            for name, rows in stored.items()
+        )
+        STORED.write_text("{\n" + ",\n".join(cases) + "\n}\n")
     if chosen.write:
         chosen.write.write_text(json.dumps(found, indent=1) + "\n")
     if chosen.compare is None:

@@ -66,7 +66,9 @@ WRONG = {
         "sglang[0] (a), group 0: worker_type = encoder"
     ),
     "sglang: [{name: a, update_weights: false, server_groups: [{num_gpus: 8}]}]": "update_weights: true",
-    "sglang: [{name: a, model_path: b, update_weights: true, server_groups: [{num_gpus: 8}]}]": "sglang[0] (a): update_weights with model_path = b",
+    "sglang: [{name: a, model_path: b, update_weights: true, server_groups: [{num_gpus: 8}]}]": (
+        "sglang[0] (a): update_weights with model_path = b"
+    ),
 }
 
 

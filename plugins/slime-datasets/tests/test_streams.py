@@ -213,7 +213,7 @@ def test_a_prompt_that_cannot_be_counted_is_named(tmp_path, order):
 def test_a_file_of_empty_lines_holds_no_rows_in_any_order(tmp_path, order):
     path = tmp_path / "blank.jsonl"
     path.write_text("\n\n")
-    with pytest.raises(DataError, match=r"blank\.jsonl holds no rows"):
+    with pytest.raises(DataError, match=r"blank\.jsonl holds no"):
         source(path, **order).next_groups(1)
 
 

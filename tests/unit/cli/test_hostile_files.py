@@ -157,7 +157,7 @@ def test_a_malformed_line_of_a_ledger_is_refused(line: str, run: Path, stderr_of
 def test_a_malformed_row_of_samples_is_refused(row: str, run: Path, stderr_of: Callable[..., str]) -> None:
     (run / "samples" / JOURNAL).write_text('{"take": [[0, [0]]]}\n{"close": 0}\n')
     (run / "samples" / "train-000000.jsonl").write_text(row + "\n")
-    assert "train-000000.jsonl" in stderr_of("ledger", str(run), code=1)
+    assert str(run / "samples") in stderr_of("ledger", str(run), code=1)
     with pytest.raises(CheckpointError, match=r"train-000000\.jsonl"):
         list(read_samples(run / "samples", "train", 0))
 
