@@ -275,10 +275,7 @@ async def test_a_reward_of_each_answer_becomes_its_advantage(sampler, engine) ->
     assert weights_B == pytest.approx([1 / 2 / (4 + 2)] * 4)
 
 
-@pytest.mark.parametrize(
-    ("example", "rewards"),
-    [("python_tool", [0.0, 1.0]), ("solve_and_select", [0.0] * 5)],
-)
+@pytest.mark.parametrize(("example", "rewards"), [("python_tool", [0.0, 1.0]), ("solve_and_select", [0.0] * 5)])
 async def test_the_agents_of_the_examples_run(sampler, tmp_path, example, rewards) -> None:
     """The engine's first answers are no numbers; its second one in a conversation is right."""
     config = REPO / "examples" / example / "run.toml"

@@ -84,10 +84,7 @@ async def test_a_turn_that_a_budget_cut_calls_nothing(agent, context, says, engi
 
 @pytest.mark.parametrize(
     ("call", "cause", "error"),
-    [
-        ("broken", "tool_error", r"tools\.py:\d+, in broken"),
-        ("hang", "tool_timeout", "sample 3 of group 1"),
-    ],
+    [("broken", "tool_error", r"tools\.py:\d+, in broken"), ("hang", "tool_timeout", "sample 3 of group 1")],
 )
 async def test_a_tool_that_fails_or_hangs_ends_its_sample(agent, context, says, call, cause, error) -> None:
     says(f'<tool_call>\n{{"name": "{call}"}}\n</tool_call>')

@@ -77,10 +77,7 @@ def test_without_a_coefficient_the_divergence_is_zero(tmp_path):
     [
         ("pass", "no advantages and no returns"),
         ("data['advantages'] = data['kl']", "set no returns"),
-        (
-            "data['advantages'] = data['returns'] = data['rewards']",
-            "advantages has the shapes",
-        ),
+        ("data['advantages'] = data['returns'] = data['rewards']", "advantages has the shapes"),
         ("data['advantages'] = data['returns'] = 'high'", "advantages is a str"),
         ("data['nothing']", "KeyError: 'nothing'"),
     ],

@@ -67,12 +67,7 @@ def test_entries_of_the_custom_config_are_attributes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("- a\n", "found list"),
-        ("lr: 1\n", "lr are settings"),
-        ("a: [\n", "cannot be read"),
-    ],
+    ("text", "message"), [("- a\n", "found list"), ("lr: 1\n", "lr are settings"), ("a: [\n", "cannot be read")]
 )
 def test_a_custom_config_that_is_no_table_of_new_names_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "mine.yaml"

@@ -18,16 +18,8 @@ WRONG = {
         "def f(args, samples, threshold): ...",
         "'threshold'.*accepted: fn(args, samples)",
     ),
-    "named only": (
-        "dynamic_sampling_filter_path",
-        "def f(args, samples, *, threshold): ...",
-        "'threshold'",
-    ),
-    "the wrong way round": (
-        "dynamic_sampling_filter_path",
-        "def f(samples, args): ...",
-        "parameter 1 is 'samples'",
-    ),
+    "named only": ("dynamic_sampling_filter_path", "def f(args, samples, *, threshold): ...", "'threshold'"),
+    "the wrong way round": ("dynamic_sampling_filter_path", "def f(samples, args): ...", "parameter 1 is 'samples'"),
     "not async": (
         "custom_generate_function_path",
         "def f(args, sample, sampling_params): ...",

@@ -335,10 +335,7 @@ def test_a_class_derived_from_the_buffered_source_chooses_by_a_method(write, req
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (
-            "None",
-            "get_samples(2) returned None",
-        ),
+        ("None", "get_samples(2) returned None"),
         ("[]", "get_samples(2) returned []"),
         ("[['1+1'], ['2+2']]", "returned a list of list"),
     ],

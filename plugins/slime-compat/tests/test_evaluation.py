@@ -88,15 +88,9 @@ def test_sets_are_given_in_one_place(flags: tuple[str, ...], folder: Path) -> No
     [
         ("datasets: []", "found no evaluation sets"),
         ("[1]", "found list"),
-        (
-            "datasets: {aime: aime.jsonl}",
-            "found 'aime.jsonl'",
-        ),
+        ("datasets: {aime: aime.jsonl}", "found 'aime.jsonl'"),
         ("datasets: [aime.jsonl]", "found 'aime.jsonl'"),
-        (
-            "datasets:\n  aime: {path: aime.jsonl}\n  aime: {path: gpqa.jsonl}\n",
-            "cannot be read: aime ",
-        ),
+        ("datasets:\n  aime: {path: aime.jsonl}\n  aime: {path: gpqa.jsonl}\n", "cannot be read: aime "),
         ("a: [", "cannot be read: not YAML"),
         (
             "dataset: 1\ndefaults: {path: x}\ndatasets: {a: {path: aime.jsonl, custom_rm_path: m.f}}",

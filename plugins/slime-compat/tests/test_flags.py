@@ -86,10 +86,7 @@ def test_the_advice_of_a_flag_names_flags_that_exist(flag, verdict, instead):
 
 def test_a_key_of_a_file_is_refused_with_the_decision_too(tmp_path):
     (tmp_path / "run.toml").write_text("[rollout]\nrollout_seed = 1\n")
-    with pytest.raises(
-        ConfigError,
-        match=r"run\.toml:2 \.rollout. rollout_seed",
-    ):
+    with pytest.raises(ConfigError, match=r"run\.toml:2 .rollout. rollout_seed"):
         load(["--config", str(tmp_path / "run.toml")], check_rules=False)
 
 

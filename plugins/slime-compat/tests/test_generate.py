@@ -326,23 +326,14 @@ async def test_siblings_of_a_fan_out_share_a_rollout(write, context) -> None:
         ("return None", "it returned builtins.NoneType"),
         ("return []", "it returned no sample"),
         ("return sample", "with 0 tokens"),
-        (
-            "sample.tokens, sample.response_length = [6, 7], 1; return sample",
-            "no rollout_log_probs",
-        ),
+        ("sample.tokens, sample.response_length = [6, 7], 1; return sample", "no rollout_log_probs"),
         (
             "sample.append_response_tokens(tokens=[6], log_probs=[-1.0]); sample.tokens = [5, 6]; "
             "sample.loss_mask = [1, 1]; return sample",
             "2 entries of loss_mask",
         ),
-        (
-            "import copy; b = copy.copy(sample); b.rollout_id = 1; return [sample, b]",
-            "rollout ids ['1', 'None']",
-        ),
-        (
-            "sample.append_response_tokens(tokens=[6]); return sample",
-            "ValueError: sample 6: 1 more",
-        ),
+        ("import copy; b = copy.copy(sample); b.rollout_id = 1; return [sample, b]", "rollout ids ['1', 'None']"),
+        ("sample.append_response_tokens(tokens=[6]); return sample", "ValueError: sample 6: 1 more"),
         (
             "from slime_compat import generate_single as g; await g('1+1'); await g('2+2'); return sample",
             "2 conversations of generate_single",

@@ -215,11 +215,7 @@ def test_the_arguments_of_a_mixtures_launch_script_agree_with_its_checkpoint(tmp
 
 @pytest.mark.parametrize(
     ("line", "says"),
-    [
-        ("--moe-router-topk 8", "2"),
-        ("--moe-router-pre-softmax", "false"),
-        ("--moe-layer-freq [0,1]", "[1,1]"),
-    ],
+    [("--moe-router-topk 8", "2"), ("--moe-router-pre-softmax", "false"), ("--moe-layer-freq [0,1]", "[1,1]")],
 )
 def test_arguments_of_another_mixture_are_mistakes(line: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN_MIXTURE))

@@ -78,23 +78,14 @@ RULES = {
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        (
-            "from slime.rollout.rm_hub import async_rm",
-            "--rm-type NAME",
-        ),
+        ("from slime.rollout.rm_hub import async_rm", "--rm-type NAME"),
         (
             "from slime.rollout import rm_hub as hub\nasync def score(sample): return await hub.async_rm(None, sample)",
             "3: async_rm",
         ),
-        (
-            "import slime.rollout.rm_hub\nscore = slime.rollout.rm_hub.batched_async_rm",
-            "3: batched_async_rm",
-        ),
+        ("import slime.rollout.rm_hub\nscore = slime.rollout.rm_hub.batched_async_rm", "3: batched_async_rm"),
         *((f"from slime.rollout.rm_hub.{module} import score", advice) for module, advice in RULES.items()),
-        (
-            "from slime.data import Sampel",
-            "RolloutDataSource, RolloutDataSourceWithBuffer, Sample, pop_first",
-        ),
+        ("from slime.data import Sampel", "RolloutDataSource, RolloutDataSourceWithBuffer, Sample, pop_first"),
         ("import slime.ray.rollout", "2: slime.ray.rollout"),
         ("import nowhere_at_all", "'nowhere_at_all'"),
         ("from .neighbour import f", "'neighbour'"),

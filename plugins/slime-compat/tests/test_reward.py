@@ -141,20 +141,11 @@ async def test_numbers_of_numpy_are_numbers_and_texts_are_left_out(write) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "def f(args, sample): return None",
-            "it returned None for sample 0",
-        ),
+        ("def f(args, sample): return None", "it returned None for sample 0"),
         ("def f(args, sample): return '1'", "it returned '1' for sample 0"),
         ("def f(args, samples): return 1.0", "it returned 1.0 for 2 samples"),
-        (
-            "def f(args, samples): return [1.0]",
-            "it returned 1 rewards for 2",
-        ),
-        (
-            "def f(args, sample): return 1 / 0",
-            "failed with ZeroDivisionError",
-        ),
+        ("def f(args, samples): return [1.0]", "it returned 1 rewards for 2"),
+        ("def f(args, sample): return 1 / 0", "failed with ZeroDivisionError"),
     ],
 )
 async def test_a_malformed_reward_is_refused_with_the_name_of_the_flag(write, text: str, message: str) -> None:

@@ -182,15 +182,9 @@ async def test_columns_of_a_function_are_what_is_trained(build) -> None:
     ("change", "message"),
     [
         ("data.pop('loss_masks')", "dict without loss_masks"),
-        (
-            "data['rewards'].pop()",
-            "'rewards': 3",
-        ),
+        ("data['rewards'].pop()", "'rewards': 3"),
         ("data['sample_indices'][0] = 9", "4 rows, and sample_indices"),
-        (
-            "data['loss_masks'][2] = [1]",
-            "1 entries of loss_masks",
-        ),
+        ("data['loss_masks'][2] = [1]", "1 entries of loss_masks"),
         ("data['rewards'][0] = None", "rewards [None, 0.25, 0.5, 0.75]"),
     ],
 )

@@ -65,10 +65,7 @@ def mistakes(metadata):
 NAMING = [
     ({"rm_type": "maths"}, "metadata rm_type = 'maths'"),
     ({"level": "hard"}, "metadata level = 'hard' is too hard"),
-    (
-        {"sampling_params": {"temperature": 2}},
-        "metadata sampling_params: temperature = 2.0",
-    ),
+    ({"sampling_params": {"temperature": 2}}, "metadata sampling_params: temperature = 2.0"),
 ]
 
 

@@ -136,15 +136,9 @@ def test_the_state_of_another_data_source_is_refused(make):
         ({"response_length": 2.0}, "response_length is 2.0"),
         ({"rollout_log_probs": [-0.5]}, "rollout_log_probs are 1"),
         ({"rollout_log_probs": None}, "rollout_log_probs"),
-        (
-            {"rollout_log_probs": [-0.5, float("nan")]},
-            r"rollout_log_probs is \[-0.5, nan\]",
-        ),
+        ({"rollout_log_probs": [-0.5, float("nan")]}, r"rollout_log_probs is \[-0.5, nan\]"),
         ({"rollout_log_probs": [-0.5, -1e39]}, r"rollout_log_probs is \[-0.5, -1e\+39\]"),
-        (
-            {"rollout_log_probs": [0.6, 0.7]},
-            "rollout_log_probs hold 0.7",
-        ),
+        ({"rollout_log_probs": [0.6, 0.7]}, "rollout_log_probs hold 0.7"),
         ({"loss_mask": [1, 2]}, r"loss_mask is \[1, 2\]"),
         ({"loss_mask": [1]}, "loss_mask has 1"),
         ({"reward": "high"}, "reward is 'high'"),
@@ -156,53 +150,23 @@ def test_the_state_of_another_data_source_is_refused(make):
         ({"reward": 1e39}, r"reward is 1e\+39"),
         ({"reward": {}}, r"reward is \{\}"),
         ({"reward": {"a": True}}, r"reward is \{'a': True\}"),
-        (
-            {"reward": {"acc": 1, "form": 0}},
-            "--reward-key",
-        ),
-        (
-            {"reward": {"acc": 1}, "metadata": {"reward_key": ["acc"]}},
-            "--reward-key",
-        ),
+        ({"reward": {"acc": 1, "form": 0}}, "--reward-key"),
+        ({"reward": {"acc": 1}, "metadata": {"reward_key": ["acc"]}}, "--reward-key"),
         ({"group_index": 1.5}, "group_index is 1.5"),
         ({"index": "3"}, "index is '3'"),
         ({"rollout_id": [3]}, r"rollout_id is \[3\]"),
         ({"prompt": [1]}, r"prompt is \[1\]"),
         ({"weight_versions": [7]}, r"weight_versions is \[7\]"),
-        (
-            {"weight_spans": [["7", 0]]},
-            r"weight_spans is \[\['7', 0\]\]",
-        ),
-        (
-            {"weight_spans": [["7", 0, 3]]},
-            "weight_spans",
-        ),
-        (
-            {"weight_spans": [["7", 1, 1]]},
-            "weight_spans",
-        ),
-        (
-            {"spec_info": {"spec_verify_ct": "a"}},
-            r"spec_info is \{'spec_verify_ct': 'a'\}",
-        ),
-        (
-            {"spec_info": {"more": 1}},
-            r"spec_info is \{'more': 1\}",
-        ),
+        ({"weight_spans": [["7", 0]]}, r"weight_spans is \[\['7', 0\]\]"),
+        ({"weight_spans": [["7", 0, 3]]}, "weight_spans"),
+        ({"weight_spans": [["7", 1, 1]]}, "weight_spans"),
+        ({"spec_info": {"spec_verify_ct": "a"}}, r"spec_info is \{'spec_verify_ct': 'a'\}"),
+        ({"spec_info": {"more": 1}}, r"spec_info is \{'more': 1\}"),
         ({"rollout_top_p_token_ids": [1.5]}, r"rollout_top_p_token_ids is \[1.5\]"),
-        (
-            {"rollout_top_p_token_ids": [1]},
-            "3 for 2 response",
-        ),
+        ({"rollout_top_p_token_ids": [1]}, "3 for 2 response"),
         ({"rollout_top_p_token_offsets": []}, "3 for 2 response"),
-        (
-            {"rollout_top_p_token_ids": [1, 2], "rollout_top_p_token_offsets": [0, 2, 1]},
-            "3 for 2 response",
-        ),
-        (
-            {"rollout_routed_experts": [[1]]},
-            r"rollout_routed_experts is \[\[1\]\]",
-        ),
+        ({"rollout_top_p_token_ids": [1, 2], "rollout_top_p_token_offsets": [0, 2, 1]}, "3 for 2 response"),
+        ({"rollout_routed_experts": [[1]]}, r"rollout_routed_experts is \[\[1\]\]"),
         (
             {"rollout_routed_experts": [[[1]], [[1, 2]]]},
             r"rollout_routed_experts is \[\[\[1\]\], \[\[1, 2\]\]\]; accepted",
@@ -243,10 +207,7 @@ def test_a_trajectory_that_could_not_be_trained_is_named_by_file_and_line(make, 
 @pytest.mark.parametrize("name", ["tokens", "response_length", "rollout_log_probs", "status"])
 def test_a_trajectory_that_lacks_what_it_needs_is_named(make, tmp_path, name):
     write(tmp_path / "inbox" / "a.jsonl", {key: value for key, value in GOOD.items() if key != name})
-    with pytest.raises(
-        DataError,
-        match="response_length, status, rollout_log",
-    ):
+    with pytest.raises(DataError, match="response_length, status, rollout_log"):
         make().next_groups(1)
 
 
@@ -303,10 +264,7 @@ def test_files_whose_names_start_with_a_dot_or_an_underscore_are_not_read_yet(ma
 
 def test_a_group_of_another_size_is_refused(make, tmp_path):
     write(tmp_path / "inbox" / "a.jsonl", GOOD)
-    with pytest.raises(
-        DataError,
-        match="n_samples_per_prompt = 2",
-    ):
+    with pytest.raises(DataError, match="n_samples_per_prompt = 2"):
         make(n_samples_per_prompt=2).next_groups(1)
 
 

@@ -75,11 +75,7 @@ async def test_an_evaluation_asks_for_the_last_turn():
 @pytest.mark.parametrize(
     ("prompt", "given", "found"),
     [
-        (
-            "1+1",
-            {},
-            "the prompt is text",
-        ),
+        ("1+1", {}, "the prompt is text"),
         (TURNS, {"template": False}, "--apply-chat-template"),
         (TURNS[:1], {}, "no message of the assistant"),
     ],

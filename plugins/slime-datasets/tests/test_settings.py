@@ -50,56 +50,26 @@ def test_options_that_are_read_are_accepted(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (
-            f"--prompt-data {HERE} --prompt-mix {HERE} 1",
-            f"prompt_mix = {HERE} 1",
-        ),
-        (
-            f"--prompt-mix {HERE} 1 {HERE.parent}/../tests/{HERE.name} 2",
-            f"prompt_mix names {HERE} 2",
-        ),
-        (
-            f"--prompt-mix {HERE} 1 {HERE.parent / 'test_masks.py'} 2000",
-            "prompt_mix: weight 1",
-        ),
+        (f"--prompt-data {HERE} --prompt-mix {HERE} 1", f"prompt_mix = {HERE} 1"),
+        (f"--prompt-mix {HERE} 1 {HERE.parent}/../tests/{HERE.name} 2", f"prompt_mix names {HERE} 2"),
+        (f"--prompt-mix {HERE} 1 {HERE.parent / 'test_masks.py'} 2000", "prompt_mix: weight 1"),
         ("--prompt-mix /absent 1", "prompt_mix"),
         (
             "--plugin datasets --shuffle-window 8",
             "shuffle_window = 8 needs streaming_data. Add --streaming-data, or leave --shuffle-window out",
         ),
-        (
-            "--shuffle-window 8 --streaming-data --no-rollout-shuffle",
-            "--shuffle-window or --no-rollout-shuffle",
-        ),
-        (
-            f"--plugin {HERE.parent / 'sources.py'} --data-source endless --streaming-data",
-            "--streaming-data",
-        ),
+        ("--shuffle-window 8 --streaming-data --no-rollout-shuffle", "--shuffle-window or --no-rollout-shuffle"),
+        (f"--plugin {HERE.parent / 'sources.py'} --data-source endless --streaming-data", "--streaming-data"),
         (
             f"--streaming-data --data-source-path {HERE.parent / 'sources.py'}:Endless",
             "data_source, and flag --streaming-data",
         ),
         ("--generate-function from_messages --loss-mask-type mistral", "--loss-mask-type: found 'mistral'"),
-        (
-            "--plugin datasets --buffer-filter newest",
-            "--buffer-filter",
-        ),
-        (
-            f"{TRAJECTORIES} --buffer-data /absent",
-            "buffer_data",
-        ),
-        (
-            f"--data-source buffered --buffer-data {HERE}",
-            "--generate-function from_buffer",
-        ),
-        (
-            "--data-source buffered --buffer-filter stratified",
-            "--buffer-key FIELD",
-        ),
-        (
-            "--data-source buffered --buffer-key level",
-            "--buffer-key FIELD",
-        ),
+        ("--plugin datasets --buffer-filter newest", "--buffer-filter"),
+        (f"{TRAJECTORIES} --buffer-data /absent", "buffer_data"),
+        (f"--data-source buffered --buffer-data {HERE}", "--generate-function from_buffer"),
+        ("--data-source buffered --buffer-filter stratified", "--buffer-key FIELD"),
+        ("--data-source buffered --buffer-key level", "--buffer-key FIELD"),
     ],
 )
 def test_options_that_are_wrong_or_do_nothing_are_refused(line: str, message: str) -> None:

@@ -15,12 +15,7 @@ from slime_grpo.options import GrpoOptions
 RUN, OPTIONS = RunView(), GrpoOptions()
 GRPO, DR_GRPO, RLOO = GroupRelative(OPTIONS, RUN), GroupCentred(OPTIONS, RUN), LeaveOneOut(OPTIONS, RUN)
 CENTRED = GroupRelative(GrpoOptions(std_normalization=False), RUN)
-ESTIMATORS = [
-    GRPO,
-    CENTRED,
-    DR_GRPO,
-    RLOO,
-]
+ESTIMATORS = [GRPO, CENTRED, DR_GRPO, RLOO]
 each = pytest.mark.parametrize("estimator", ESTIMATORS, ids=["grpo", "grpo without std", "dr_grpo", "rloo"])
 
 
@@ -49,12 +44,7 @@ def test_grpo_divides_as_torch_does():
 
 
 def test_dr_grpo_by_hand():
-    assert DR_GRPO.estimate(batch([1, 0, 0, 3], [5, 5, 5, 5])).tolist() == [
-        0.0,
-        -1.0,
-        -1.0,
-        2.0,
-    ]
+    assert DR_GRPO.estimate(batch([1, 0, 0, 3], [5, 5, 5, 5])).tolist() == [0.0, -1.0, -1.0, 2.0]
 
 
 def test_rloo_by_hand():

@@ -97,10 +97,7 @@ def test_gspo_equals_the_clipped_surrogate_where_every_response_is_one_token():
     from slime_core.builtin.losses import Clipped
 
     columns = ([-0.3, -1.0, -2.0], [-0.5, -1.0, -1.2], [1.0, -2.0, 0.5], [1, 1, 1])
-    assert torch.equal(
-        GSPO(terms(*columns, [0, 1, 2])).loss_T,
-        Clipped(None, RunView())(terms(*columns)).loss_T,
-    )
+    assert torch.equal(GSPO(terms(*columns, [0, 1, 2])).loss_T, Clipped(None, RunView())(terms(*columns)).loss_T)
 
 
 @pytest.mark.parametrize("loss", [GSPO, CISPO])

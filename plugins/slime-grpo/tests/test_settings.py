@@ -56,18 +56,12 @@ def test_a_function_that_is_named_by_path_may_read_the_options(tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (
-            "--plugin grpo --overlong-buffer-len 4",
-            "overlong_buffer_len = 4",
-        ),
+        ("--plugin grpo --overlong-buffer-len 4", "overlong_buffer_len = 4"),
         (
             "--plugin grpo --sample-transforms mask_truncated --overlong-penalty-factor 0.5",
             "sample_transforms = mask_truncated",
         ),
-        (
-            "--plugin grpo --advantage-estimator cispo --eps-clip-c 3",
-            "--eps-clip and --eps-clip-high",
-        ),
+        ("--plugin grpo --advantage-estimator cispo --eps-clip-c 3", "--eps-clip and --eps-clip-high"),
         (
             "--plugin grpo --sample-transforms punish_overlong --overlong-buffer-len 9 --rollout-max-response-len 8",
             "rollout_max_response_len = 8",

@@ -49,34 +49,13 @@ def test_options_that_reach_a_correction_are_accepted(line):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (
-            "--corrections tis --tis-clip-low 3",
-            "tis_clip_low = 3",
-        ),
-        (
-            "--corrections mis --mis-mode clip --mis-clip 0.4",
-            "mis_clip = 0.4; mis_mode",
-        ),
-        (
-            "--corrections mis --mis-clip-low 0.3",
-            "mis_clip_low = 0.3",
-        ),
-        (
-            "--corrections tis --mis-level sequence",
-            "Leave --mis-level",
-        ),
-        (
-            "--corrections mis veto --tis-clip 5",
-            "tis_clip = 5",
-        ),
-        (
-            "--corrections tis --opsm-delta 0.1",
-            "opsm_delta = 0.1",
-        ),
-        (
-            "--plugin offpolicy --veto-threshold 0.1",
-            "veto_threshold = 0.1",
-        ),
+        ("--corrections tis --tis-clip-low 3", "tis_clip_low = 3"),
+        ("--corrections mis --mis-mode clip --mis-clip 0.4", "mis_clip = 0.4; mis_mode"),
+        ("--corrections mis --mis-clip-low 0.3", "mis_clip_low = 0.3"),
+        ("--corrections tis --mis-level sequence", "Leave --mis-level"),
+        ("--corrections mis veto --tis-clip 5", "tis_clip = 5"),
+        ("--corrections tis --opsm-delta 0.1", "opsm_delta = 0.1"),
+        ("--plugin offpolicy --veto-threshold 0.1", "veto_threshold = 0.1"),
     ],
 )
 def test_options_that_are_wrong_or_do_nothing_are_refused(line, message):

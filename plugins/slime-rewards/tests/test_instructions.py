@@ -244,26 +244,11 @@ def test_arguments_of_other_kinds_are_null_and_whole_numbers_may_be_floats():
 
 
 BAD = [
-    (
-        row(),
-        "metadata instruction_id_list = []",
-    ),
-    (
-        row("words:start_verb"),
-        "instruction 'words:start_verb'",
-    ),
-    (
-        row("punctuation:no_comma", arguments=[{}, {}]),
-        "metadata kwargs = [{}, {}]",
-    ),
-    (
-        row("count:numbers", arguments=[{"M": 3}]),
-        "instruction 'count:numbers' takes N",
-    ),
-    (
-        row("punctuation:no_comma", arguments=[{"N": 3}]),
-        "instruction 'punctuation:no_comma' takes no",
-    ),
+    (row(), "metadata instruction_id_list = []"),
+    (row("words:start_verb"), "instruction 'words:start_verb'"),
+    (row("punctuation:no_comma", arguments=[{}, {}]), "metadata kwargs = [{}, {}]"),
+    (row("count:numbers", arguments=[{"M": 3}]), "instruction 'count:numbers' takes N"),
+    (row("punctuation:no_comma", arguments=[{"N": 3}]), "instruction 'punctuation:no_comma' takes no"),
 ]
 
 

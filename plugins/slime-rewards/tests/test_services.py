@@ -77,10 +77,7 @@ def test_a_token_that_is_not_there_is_missed_at_once(monkeypatch, value, found):
     monkeypatch.delenv("RM_TOKEN", raising=False)
     if value is not None:
         monkeypatch.setenv("RM_TOKEN", value)
-    with pytest.raises(
-        ConfigError,
-        match=rf"http://127.0.0.1:1.*{found}",
-    ):
+    with pytest.raises(ConfigError, match=rf"http://127.0.0.1:1.*{found}"):
         RemoteReward(RewardsOptions(rm_url="http://127.0.0.1:1", rm_token_env="RM_TOKEN"), RunView())
 
 

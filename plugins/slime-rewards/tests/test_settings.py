@@ -29,36 +29,18 @@ ADDRESS = "rm_url is not an address"
     [
         ({"rm_url": "localhost:8000"}, ADDRESS),
         ({"rm_url": "file:///etc/passwd"}, ADDRESS),
-        (
-            {"rm_url": "http://me:secret@host/score"},
-            "rm_url holds a password",
-        ),
+        ({"rm_url": "http://me:secret@host/score"}, "rm_url holds a password"),
         ({"rm_url": "http://token@host/score"}, "rm_url holds a user"),
         ({"rm_url": "http://host/score?n=${HOME}&Api-Key=secret"}, "rm_url holds Api-Key"),
         ({"rm_url": "http://host/score?code=abc"}, "rm_url holds code"),
         ({"rm_url": "http://host/score?abc"}, "rm_url holds a query"),
         ({"rm_url": "http://host/?access_token=secret&auth=${HOME}"}, "rm_url holds access_token"),
-        (
-            {"rm_url": "http://host", "rm_row_urls": ("http://host?sig=secret",)},
-            "rm_row_urls holds sig",
-        ),
+        ({"rm_url": "http://host", "rm_row_urls": ("http://host?sig=secret",)}, "rm_row_urls holds sig"),
         ({"rm_url": "http://host:port/secret"}, ADDRESS),
-        (
-            {"rm_token_env": "Bearer secret"},
-            "rm_token_env is not",
-        ),
-        (
-            {"rm_judge_pattern": "(a"},
-            "rm_judge_pattern = '(a'",
-        ),
-        (
-            {"rm_judge_prompt": "lost.txt"},
-            "rm_judge_prompt = lost.txt",
-        ),
-        (
-            {"rm_tokenizer": "lost"},
-            "rm_tokenizer = lost",
-        ),
+        ({"rm_token_env": "Bearer secret"}, "rm_token_env is not"),
+        ({"rm_judge_pattern": "(a"}, "rm_judge_pattern = '(a'"),
+        ({"rm_judge_prompt": "lost.txt"}, "rm_judge_prompt = lost.txt"),
+        ({"rm_tokenizer": "lost"}, "rm_tokenizer = lost"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, message):
@@ -133,14 +115,8 @@ def test_a_function_that_is_named_by_path_may_read_them(tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (
-            f"--rm-url {URL}?token=secret",
-            "rm_type = exact_match",
-        ),
-        (
-            "--rm-type math --rm-judge-max-tokens 9",
-            "rm_judge_max_tokens = 9",
-        ),
+        (f"--rm-url {URL}?token=secret", "rm_type = exact_match"),
+        ("--rm-type math --rm-judge-max-tokens 9", "rm_judge_max_tokens = 9"),
         (
             "--plugin rewards --rm-retry-statuses 429",
             "rm_retry_statuses = 429 needs rm_url. Add --rm-url, or leave --rm-retry-statuses out",

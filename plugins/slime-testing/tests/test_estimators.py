@@ -23,21 +23,9 @@ CENTRED = "rewards_B - (sums_R / counts_R)[rollout_B]"
 RETURNED = "(groups.centred_B / divisor_B).astype(np.float32)"
 
 GALLERY = {
-    "no epsilon": (
-        "groups.deviations_B + _EPS",
-        "groups.deviations_B",
-        "constant_rewards_give_finite_advantages",
-    ),
-    "epsilon too small": (
-        "_EPS = 1e-6",
-        "_EPS = 1e-15",
-        "a_negligible_difference_of_rewards_stays_negligible",
-    ),
-    "deviation of the batch": (
-        SPREAD,
-        "np.full(len(group_R), rewards_B.std())",
-        "other_groups_change_nothing",
-    ),
+    "no epsilon": ("groups.deviations_B + _EPS", "groups.deviations_B", "constant_rewards_give_finite_advantages"),
+    "epsilon too small": ("_EPS = 1e-6", "_EPS = 1e-15", "a_negligible_difference_of_rewards_stays_negligible"),
+    "deviation of the batch": (SPREAD, "np.full(len(group_R), rewards_B.std())", "other_groups_change_nothing"),
     "mean of the batch": (CENTRED, "rewards_B - rewards_B.mean()", "other_groups_change_nothing"),
     "input changed": (
         "groups = _statistics(batch)\n",
@@ -49,11 +37,7 @@ GALLERY = {
         "pairs = np.stack([np.cumsum(np.diff(groups_B, prepend=0) != 0), numbers_B])",
         "permuting_the_samples_permutes_the_advantages",
     ),
-    "sorted": (
-        RETURNED,
-        f"np.sort({RETURNED})",
-        "permuting_the_samples_permutes_the_advantages",
-    ),
+    "sorted": (RETURNED, f"np.sort({RETURNED})", "permuting_the_samples_permutes_the_advantages"),
     "the id is a number": (
         RETURNED,
         RETURNED.replace("(groups", "((1 + 0.01 * batch.groups_B) * groups"),
@@ -64,16 +48,8 @@ GALLERY = {
         "(sums_R / counts_R)[rollout_B] - rewards_B",
         "a_higher_reward_in_a_group_never_has_the_lower_advantage",
     ),
-    "float64": (
-        RETURNED,
-        RETURNED.replace(".astype(np.float32)", ""),
-        "every_sample_gets_one_finite_float32_number",
-    ),
-    "one number for the batch": (
-        RETURNED,
-        f"{RETURNED}[:1]",
-        "every_sample_gets_one_finite_float32_number",
-    ),
+    "float64": (RETURNED, RETURNED.replace(".astype(np.float32)", ""), "every_sample_gets_one_finite_float32_number"),
+    "one number for the batch": (RETURNED, f"{RETURNED}[:1]", "every_sample_gets_one_finite_float32_number"),
     "reads what it does not say": (
         RETURNED,
         RETURNED.replace("divisor_B", "divisor_B / batch.lengths_B"),

@@ -42,11 +42,7 @@ SINGLES = {
         "the_loss_mask_has_one_entry_a_response_token",
     ),
     "no versions": (VERSIONS, "pass", "weight_versions_are_recorded"),
-    "still pending": (
-        "sample.status = FINISHED[answer.finish_reason]",
-        "pass",
-        "every_sample_is_finished",
-    ),
+    "still pending": ("sample.status = FINISHED[answer.finish_reason]", "pass", "every_sample_is_finished"),
     "finished, whatever the engine says": (
         "sample.status = FINISHED[answer.finish_reason]",
         "sample.status = Status.COMPLETED",
@@ -57,21 +53,13 @@ SINGLES = {
         "sample.response_length = len(sample.tokens)",
         "every_sample_is_finished",
     ),
-    "the label is lost": (
-        TOKENS,
-        TOKENS + "\n    sample.label = None",
-        "label_metadata_and_group_stay",
-    ),
+    "the label is lost": (TOKENS, TOKENS + "\n    sample.label = None", "label_metadata_and_group_stay"),
     "branches without a common id": (
         "        return samples\n",
         "        import dataclasses\n        return [*samples, *(dataclasses.replace(one) for one in samples)]\n",
         "siblings_share_a_rollout_id",
     ),
-    "one id for all": (
-        TOKENS,
-        TOKENS + "\n    sample.rollout_id = 1",
-        "siblings_share_a_rollout_id",
-    ),
+    "one id for all": (TOKENS, TOKENS + "\n    sample.rollout_id = 1", "siblings_share_a_rollout_id"),
     "one prompt for all": (
         UNFINISHED,
         f"for one in samples: one.prompt = self.__dict__.setdefault('prompt', one.prompt)\n        {UNFINISHED}",
@@ -101,26 +89,14 @@ RESUMES = {
         f"for one in samples: one.response_length *= one.status is not Status.ABORTED\n        {UNFINISHED}",
     ),
     "left as it was": ("for sample in ended]", "for sample in ended if False]"),
-    "its tokens are lost": (
-        ADDED,
-        f"{ADDED}\n    sample.tokens = TokenIds(sample.tokens[:2] + sample.tokens[4:])",
-    ),
+    "its tokens are lost": (ADDED, f"{ADDED}\n    sample.tokens = TokenIds(sample.tokens[:2] + sample.tokens[4:])"),
     "its log-probabilities are lost": (
         ADDED,
         f"{ADDED}\n    sample.rollout_log_probs = LogProbs([-1.0] * sample.response_length)",
     ),
-    "only what was added counts": (
-        ADDED,
-        f"{ADDED}\n    sample.response_length = len(answer.token_ids)",
-    ),
-    "only the new weights": (
-        ADDED,
-        f"{ADDED}\n    sample.weight_versions = list(answer.weight_versions)",
-    ),
-    "finished ones go on too": (
-        UNFINISHED,
-        f"for one in samples: one.status = Status.PENDING\n        {UNFINISHED}",
-    ),
+    "only what was added counts": (ADDED, f"{ADDED}\n    sample.response_length = len(answer.token_ids)"),
+    "only the new weights": (ADDED, f"{ADDED}\n    sample.weight_versions = list(answer.weight_versions)"),
+    "finished ones go on too": (UNFINISHED, f"for one in samples: one.status = Status.PENDING\n        {UNFINISHED}"),
     "finished ones are dropped": (
         "        return samples\n",
         "        return [one for one in samples if one.response_length and one in [*fresh, *ended]]\n",
@@ -183,11 +159,7 @@ SEVERAL = {
         "Status.COMPLETED",
         "what_the_engine_ended_is_not_called_finished",
     ),
-    "branches without a common id": (
-        "sample.rollout_id = sample.index",
-        "pass",
-        "siblings_share_a_rollout_id",
-    ),
+    "branches without a common id": ("sample.rollout_id = sample.index", "pass", "siblings_share_a_rollout_id"),
 }
 
 

@@ -77,32 +77,16 @@ def slime_checkpoint_restore(place, state):
     assert seen["roles"] == 2 * ["reference", "actor"], "the order of a run"
 """
 QUICK = {
-    "misspelt": (
-        "def slime_run_end",
-        "def slime_run_ends",
-        "the_plugin_implements_hooks_that_slime_calls",
-    ),
-    "async": (
-        "def slime_run_end",
-        "async def slime_run_end",
-        "the_plugin_implements_hooks_that_slime_calls",
-    ),
-    "no hook at all": (
-        SOURCE,
-        "x = 1",
-        "the_plugin_implements_hooks_that_slime_calls",
-    ),
+    "misspelt": ("def slime_run_end", "def slime_run_ends", "the_plugin_implements_hooks_that_slime_calls"),
+    "async": ("def slime_run_end", "async def slime_run_end", "the_plugin_implements_hooks_that_slime_calls"),
+    "no hook at all": (SOURCE, "x = 1", "the_plugin_implements_hooks_that_slime_calls"),
     "an observer that fails": (
         "def slime_run_end(run, error):\n    pass",
         "def slime_run_end(run, error):\n    run.folder.nothing",
         "the_hooks_of_the_driver_run",
         "AttributeError",
     ),
-    "samples taken": (
-        DOUBLED,
-        "samples.pop()",
-        "the_hooks_of_the_sampler_leave_samples_whole",
-    ),
+    "samples taken": (DOUBLED, "samples.pop()", "the_hooks_of_the_sampler_leave_samples_whole"),
     "a reward that is not a number": (
         DOUBLED,
         "samples[0].reward = float('nan')",
@@ -123,11 +107,7 @@ QUICK = {
         "pass",
         "a_checkpoint_brings_the_state_back",
     ),
-    "a restore that does nothing on the driver": (
-        SOURCE,
-        DRIVER,
-        "a_checkpoint_brings_the_state_back",
-    ),
+    "a restore that does nothing on the driver": (SOURCE, DRIVER, "a_checkpoint_brings_the_state_back"),
 }
 
 

@@ -102,21 +102,9 @@ class Truncated:
 """
 DIFFERENCE = "(terms.log_probs_T - terms.rollout_log_probs_T)"
 CORRECTIONS = {
-    "the mask is widened": (
-        "terms.mask_T * (ratio_T < 50)",
-        "(ratio_T < 50).float()",
-        "the_mask_is_never_widened",
-    ),
-    "the mask is a weight": (
-        "terms.mask_T * (ratio_T < 50)",
-        "0.5 * terms.mask_T",
-        "the_mask_is_never_widened",
-    ),
-    "negative weights": (
-        "ratio_T.clamp(max=2.0)",
-        "2 * ratio_T - 1",
-        "weights_are_finite_and_not_negative",
-    ),
+    "the mask is widened": ("terms.mask_T * (ratio_T < 50)", "(ratio_T < 50).float()", "the_mask_is_never_widened"),
+    "the mask is a weight": ("terms.mask_T * (ratio_T < 50)", "0.5 * terms.mask_T", "the_mask_is_never_widened"),
+    "negative weights": ("ratio_T.clamp(max=2.0)", "2 * ratio_T - 1", "weights_are_finite_and_not_negative"),
     "the wrong way round": (
         DIFFERENCE,
         "(terms.rollout_log_probs_T - terms.log_probs_T)",

@@ -42,10 +42,7 @@ OTHER_POSITIONS = """
         return super().build({**config, "rope_parameters": positions}, **more)
 """
 GALLERY = {
-    "swaps two tensors of one shape": (
-        EXPORT + SWAPPED,
-        {"weights_come_back_bit_for_bit": "not inverses"},
-    ),
+    "swaps two tensors of one shape": (EXPORT + SWAPPED, {"weights_come_back_bit_for_bit": "not inverses"}),
     "leaves a tensor out": (
         EXPORT + f'        del found["{GATE}"]\n        yield from found.items()\n',
         {"weights_come_back_bit_for_bit": "leaves out ['model.layers.0.mlp.gate_proj.weight']"},

@@ -27,16 +27,8 @@ REWARDS = {
         SCORE.replace("return", "found =") + "\n        return [one - sum(found) / len(found) for one in found]",
         "a_batch_gets_the_rewards_of_its_samples_alone",
     ),
-    "one reward for all": (
-        SCORE,
-        "return [1.0]",
-        "every_sample_gets_one_finite_reward",
-    ),
-    "not a number": (
-        SCORE,
-        "return [float('nan') for sample in samples]",
-        "every_sample_gets_one_finite_reward",
-    ),
+    "one reward for all": (SCORE, "return [1.0]", "every_sample_gets_one_finite_reward"),
+    "not a number": (SCORE, "return [float('nan') for sample in samples]", "every_sample_gets_one_finite_reward"),
     "other numbers than it declares": (
         'target=f"{__name__}:ExactMatch"',
         'target=f"{__name__}:ExactMatch", traits=RewardTraits(numbers={"acc"})',
@@ -68,16 +60,8 @@ REWARDS = {
         SCORE + "\n\n    @staticmethod\n    def check_row(label, metadata):\n        return 'it is not mine'",
         "rows_are_checked",
     ),
-    "always right": (
-        SCORE,
-        "return [1.0 for sample in samples]",
-        "the_examples_get_different_rewards",
-    ),
-    "holds the event loop": (
-        SCORE,
-        "time.sleep(2.5)\n        " + SCORE,
-        "it_can_be_cancelled",
-    ),
+    "always right": (SCORE, "return [1.0 for sample in samples]", "the_examples_get_different_rewards"),
+    "holds the event loop": (SCORE, "time.sleep(2.5)\n        " + SCORE, "it_can_be_cancelled"),
 }
 
 LATE = {"goes on after its cancellation", "holds the event loop"}
@@ -104,16 +88,8 @@ class Shaped:
 RETURNED = 'return Transformed(kept, changed={"negative": len(samples) - len(kept)})'
 DOUBLED = "sample.reward = 2 * sample.reward"
 TRANSFORMS = {
-    "samples lost": (
-        RETURNED,
-        "return Transformed(kept)",
-        "a_sample_that_is_left_out_is_counted",
-    ),
-    "handed on twice": (
-        RETURNED,
-        "return Transformed([*kept, kept[-1]])",
-        "no_sample_is_invented_or_handed_on_twice",
-    ),
+    "samples lost": (RETURNED, "return Transformed(kept)", "a_sample_that_is_left_out_is_counted"),
+    "handed on twice": (RETURNED, "return Transformed([*kept, kept[-1]])", "no_sample_is_invented_or_handed_on_twice"),
     "invented": (
         RETURNED,
         "import dataclasses\n        return Transformed([*kept, dataclasses.replace(kept[0], index=999)])",
@@ -129,16 +105,8 @@ TRANSFORMS = {
         "sample.loss_mask = [0] * len(sample.tokens)",
         "rewards_stay_finite_and_masks_stay_masks",
     ),
-    "a response cut": (
-        DOUBLED,
-        "sample.tokens = sample.tokens[:-1]",
-        "what_the_engine_sampled_is_not_changed",
-    ),
-    "a reason without words": (
-        'dropped="zero_std"',
-        'dropped=""',
-        "reasons_are_words_and_counts_are_numbers",
-    ),
+    "a response cut": (DOUBLED, "sample.tokens = sample.tokens[:-1]", "what_the_engine_sampled_is_not_changed"),
+    "a reason without words": ('dropped="zero_std"', 'dropped=""', "reasons_are_words_and_counts_are_numbers"),
     "a count without a number": (
         'changed={"negative": len(samples) - len(kept)}',
         'changed={"negative": -1}',

@@ -63,11 +63,7 @@ BROKEN = {
     ),
     "adds twice": ("add(groups)", "add([*groups, *groups])", "no_sample_is_there_twice"),
     "no metrics": ('return {"rollout/made": self.made}', "pass", "the_metrics_are_finite"),
-    "a metric of text": (
-        "self.made}\\n\\n    def state",
-        '"two"}\\n\\n    def state',
-        "the_metrics_are_finite",
-    ),
+    "a metric of text": ("self.made}\\n\\n    def state", '"two"}\\n\\n    def state', "the_metrics_are_finite"),
     "forgets": ('self.made = state["made"]', "pass", "another_source_continues"),
     "a state that JSON cannot hold": ('{"made": self.made}\\n\\n    def r', "{1, 2}\\n\\n    def r", "another"),
     "fails": ("while batch.missing", "while batch.mising", "a_rollout_has_groups", "AttributeError"),

@@ -32,11 +32,7 @@ SCREEN = 'return [*prompts(requested(run).path, setting="prompt_data")]'
 RESTORED = 'self._next, self._returned = cast(int, state["next"]), list(cast(list[int], state["returned"]))'
 PUT_BACK = "self._returned.extend([_number(group) for group in groups])"
 SOURCES = {
-    "does not resume": (
-        RESTORED,
-        'self._returned = list(state["returned"])',
-        "it_resumes_the_same_stream",
-    ),
+    "does not resume": (RESTORED, 'self._returned = list(state["returned"])', "it_resumes_the_same_stream"),
     "resumes one group too early": (
         RESTORED,
         RESTORED.replace('cast(int, state["next"])', 'cast(int, state["next"]) + 1'),
@@ -58,11 +54,7 @@ SOURCES = {
         '"returned": [], **',
         "what_was_put_back_survives_a_restart",
     ),
-    "groups of one": (
-        "for i in range(size)",
-        "for i in range(1)",
-        "groups_have_the_requested_size",
-    ),
+    "groups of one": ("for i in range(size)", "for i in range(1)", "groups_have_the_requested_size"),
     "too few groups": (
         "return [self._group(number) for number in [*returned, *fresh]]",
         "return [self._group(number) for number in [*returned, *fresh]][:2]",
@@ -127,11 +119,7 @@ class Lines:
 """
 WRITTEN = 'self.file.write(f"{step} {dict(metrics)}\\n")'
 TRACKERS = {
-    "eats the metrics": (
-        WRITTEN,
-        WRITTEN + "\n        metrics.clear()",
-        "the_metrics_are_not_changed",
-    ),
+    "eats the metrics": (WRITTEN, WRITTEN + "\n        metrics.clear()", "the_metrics_are_not_changed"),
     "refuses a NaN": (
         WRITTEN,
         "import json; json.dumps(metrics, allow_nan=False)",

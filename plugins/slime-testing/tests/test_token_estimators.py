@@ -61,11 +61,7 @@ class Odd:
 
 GALLERY = {
     "no epsilon": ("variance + 1e-8", "variance", "constant_rewards_give_finite_advantages"),
-    "the rank's own mean": (
-        SUMS,
-        SUMS.removeprefix("reduce.sum"),
-        "how_samples_are_split_over_ranks_changes_nothing",
-    ),
+    "the rank's own mean": (SUMS, SUMS.removeprefix("reduce.sum"), "how_samples_are_split_over_ranks_changes_nothing"),
     "a reduction that one rank leaves out": (
         "variance = reduce.sum(",
         "if len(batch.lengths_B) > 1: reduce.sum(batch.mask_U.sum())\n        variance = reduce.sum(",
@@ -87,11 +83,7 @@ GALLERY = {
         "raw_U = raw_U + 0 * (1 / batch.lengths_B).sum()\n        variance = reduce.sum(",
         "a_response_without_tokens_is_taken",
     ),
-    "input changed": (
-        "rows = zip",
-        "batch.rewards_B.clamp_(max=0.75)\n        rows = zip",
-        "the_batch_is_not_changed",
-    ),
+    "input changed": ("rows = zip", "batch.rewards_B.clamp_(max=0.75)\n        rows = zip", "the_batch_is_not_changed"),
     "no returns": (", returns_U)", ")", "an_estimator_that_reads_values_gives_returns"),
     "one number per sample": (
         RETURNED,

@@ -171,11 +171,7 @@ def test_check_prints_the_plan_before_it_says_that_this_machine_cannot(
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--allow-plugin-change"], "allow_plugin_change"),
-        (["--load", "nowhere"], "nowhere"),
-    ],
+    ("flags", "says"), [(["--allow-plugin-change"], "allow_plugin_change"), (["--load", "nowhere"], "nowhere")]
 )
 def test_check_refuses_what_a_run_could_not_continue(
     flags: list[str], says: str, capsys: pytest.CaptureFixture[str]

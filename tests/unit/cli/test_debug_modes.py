@@ -60,10 +60,7 @@ def test_generating_alone_needs_no_plugin_that_builds_the_model(capsys: pytest.C
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        ((), "num_rollout = 80"),
-        (("--num-rollout", "1", "--rollout-temperature", "0.5"), "rollout_temperature"),
-    ],
+    [((), "num_rollout = 80"), (("--num-rollout", "1", "--rollout-temperature", "0.5"), "rollout_temperature")],
 )
 def test_wrong_rollout_files_are_errors_of_the_user(
     words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]

@@ -65,11 +65,7 @@ def test_a_group_that_the_checkpoint_lacks_is_an_error(run: Path, capsys: pytest
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        ([], "slime ledger"),
-        (["nowhere"], "nowhere is not"),
-        (["--load", "x"], "slime ledger --load x"),
-    ],
+    [([], "slime ledger"), (["nowhere"], "nowhere is not"), (["--load", "x"], "slime ledger --load x")],
 )
 def test_anything_else_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ledger", *words]) == 2

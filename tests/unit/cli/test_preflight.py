@@ -94,14 +94,8 @@ def test_where_nothing_is_trained_there_is_no_critic() -> None:
 @pytest.mark.parametrize(
     ("machine", "says"),
     [
-        (
-            replace(LARGE, memory=8 * GIB),
-            "20.4 GiB",
-        ),
-        (
-            replace(LARGE, shared_memory=2**10),
-            "24.0 KiB of /dev/shm",
-        ),
+        (replace(LARGE, memory=8 * GIB), "20.4 GiB"),
+        (replace(LARGE, shared_memory=2**10), "24.0 KiB of /dev/shm"),
         (replace(LARGE, shared_memory=None), "/dev/shm"),
     ],
 )
