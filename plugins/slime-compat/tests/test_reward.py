@@ -176,18 +176,6 @@ async def test_a_malformed_reward_costs_its_own_sample(write, value: str) -> Non
     assert (str(first).startswith("--custom-rm-path mine.py: "), second) == (True, 2.0)
 
 
-async def test_one_bad_sample_of_a_group_is_the_only_one_without_a_reward(write) -> None:
-    options = write("custom_rm_path", BAD_ONE)
-    manifest = resolve(["--custom-rm-path", "mine.py"])[1].manifest
-    pool = RewardPool(RewardPoolSettings(manifest.to_json(), {"compat": options}, num_workers=1))
-    try:
-        reward, failure = await pool.score("custom_rm_path", SAMPLES, together=True)
-    finally:
-        await pool.close()
-    assert (reward, isinstance(failure, RewardFailure)) == (1.0, True)
-    assert (failure.cause, "mine.py:4, in reward" in failure.error) == ("invalid", True)
-
-
 async def test_a_function_of_one_sample_that_ends_its_process_costs_that_sample(write) -> None:
     text = """
         import os

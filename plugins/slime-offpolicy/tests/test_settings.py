@@ -72,7 +72,7 @@ def test_a_flag_alone_is_refused_with_what_to_add():
         checked("--tis-clip", "3")
     assert "'offpolicy' (slime-offpolicy" in str(caught.value)
     assert "add --plugin offpolicy" in str(caught.value)
-    with pytest.raises(ConfigError, match="name a correction that"):
+    with pytest.raises(ConfigError, match="tis_clip = 3"):
         checked("--plugin", "offpolicy", "--tis-clip", "3")
 
 

@@ -55,5 +55,5 @@ def test_a_batch_without_trained_tokens_or_without_differences_is_all_zero():
 
 
 def test_columns_of_different_length_are_refused():
-    with pytest.raises(ValueError, match="every column holds one"):
+    with pytest.raises(ValueError, match="one number per sample"):
         estimate([1, 0], [0, 0], [1])
