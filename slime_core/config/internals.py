@@ -75,6 +75,7 @@ INTERNALS: Mapping[str, tuple[str, ...]] = {
     "megatron.core.models.common.embeddings.rotary_pos_embedding": ("RotaryEmbedding.forward",),
     "mbridge.core.bridge": (  # modeling/spec.py
         "_MODEL_REGISTRY",
+        "Bridge.export_weights",
         "Bridge._get_safetensor_io",
         "Bridge._weight_merge_across_tp",
         "Bridge._weight_name_mapping_mcore_local_to_global",

@@ -251,7 +251,7 @@ CUT_OTHERWISE = frozenset({"enable_dp_attention", "dp_size", "attn_cp_size"})
 
 REARRANGING = CUT_OTHERWISE | {
     *("quantization", "modelopt_quant", "quantize_and_serve", "rl_quant_profile", "enable_lora", "lora_paths"),
-    *("pp_size", "ep_size", "moe_dp_size", "moe_dense_tp_size", "dcp_size", "enable_dp_lm_head", "enable_eplb"),
+    *("ep_size", "moe_dp_size", "moe_dense_tp_size", "dcp_size", "enable_dp_lm_head", "enable_eplb"),
     *("moe_a2a_backend", "moe_runner_backend", "ep_num_redundant_experts", "enforce_shared_experts_fusion"),
     *("enable_attn_tp_input_scattered", "enable_shared_experts_attn_tp", "shared_experts_tp_size"),
     *("enable_dense_mlp_attn_tp", "enable_cp_decode_attn_tp", "cpu_offload_gb", "offload_group_size", "kt_weight_path"),
@@ -263,7 +263,10 @@ PLAIN: tuple[object, ...] = (None, False, 0, 1, "", "none", "auto", "triton", ()
 
 
 def rearranges_weights(config: RunConfig) -> bool:
-    """Return whether SGLang's flags change how an engine holds its weights."""
+    """Return whether engines may hold weights in another form: by SGLang's flags, or because this run does not start
+    them."""
+    if config.engine.rollout_external_engine_addrs:
+        return True
     groups = (*config.engine_groups, *config.eval_groups)
     given = (*config.sglang.given, *(flag for group in groups for flag in group.overrides))
     return any(name in REARRANGING and (value is True or value not in PLAIN) for name, value in given)

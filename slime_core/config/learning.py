@@ -395,8 +395,11 @@ class WeightsConfig(Section):
 
     update_weights_interval: NonNegativeInt = 1
     """Publish every this many rollouts. 0: only before the first."""
-    update_weight_buffer_size: PositiveInt = 512 * 1024**2
-    """Largest bucket of weights in bytes; a larger tensor gets a bucket of its own. Without GPUs at most 30 MiB."""
+    update_weight_buffer_size: PositiveInt | None = None
+    """Largest bucket of weights in bytes; a larger tensor gets a bucket of its own. Without GPUs at most 30 MiB.
+
+    None: 512 MiB, and 2 GiB from 30 billion parameters on. GPUs hold two buckets while weights are published.
+    """
     update_weight_transport: Literal["auto", "distributed", "tensor", "disk"] = "auto"
     """Transport of weights: broadcast, shared memory, or files.
 

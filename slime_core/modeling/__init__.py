@@ -9,6 +9,7 @@
                  kernel that the device has
     mlp          the activation of gated MLPs; matrix products over all experts of a mixture
     kernels      which of several implementations a process uses: FlashAttention 2 or 4
+    export       gathers the weights of a model over its ranks
     memory       GPU memory of training, in bytes, for every layout
 
 :func:`unsupported` lists the parts of a ``config.json`` that these layers do not support. The trait ``unsupported`` of

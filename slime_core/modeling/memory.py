@@ -62,6 +62,12 @@ CUDA contexts, decode graphs, workspaces. The upper end of an estimate of 3 to 6
 
 GPUS_OF_A_NODE = 8
 
+BUCKETS = 2
+"""Buckets of weights that a rank holds at once while it publishes: one that engines load, and the next one."""
+
+GATHERED_BYTES = GIB
+"""Largest block of experts that ranks gather at once while weights are exported; one expert may be larger."""
+
 Recompute = Literal["none", "mlp", "full"]
 RECOMPUTE: Mapping[Recompute, Mapping[str, str | int | tuple[str, ...]]] = {
     "none": {},
@@ -199,7 +205,8 @@ class Usage:
     """Bytes of each part on the rank that needs most.
 
     Arguments:
-        parts: ``weights``, ``gradients``, ``optimizer``, ``activations`` and ``logits`` -> bytes.
+        parts: ``weights``, ``gradients``, ``optimizer``, ``activations`` and ``logits`` -> bytes. ``publication``: the
+            bytes by which publishing needs more than activations and logits, whose memory it uses.
     """
 
     cut: Cut
@@ -223,6 +230,7 @@ class Training:
         critic: True: a critic shares the ranks; it has no output weights, and needs activations after the actor's are
             freed.
         holds_logits: False: only a chunk of the logits exists at a time.
+        published: bytes of buckets while weights are published beside gradients and optimizer.
     """
 
     tokens: int
@@ -231,6 +239,7 @@ class Training:
     on_host: float = 0.0
     critic: bool = False
     holds_logits: bool = True
+    published: int = 0
 
 
 def usable(memory_gib: float, reserved_gib: float = 0.0) -> float:
@@ -313,6 +322,8 @@ def usage(size: ModelSize, cut: Cut, training: Training) -> Usage:
         "activations": part * _entries(size, cut) * item,
         "logits": logits * size.vocab / layout.tensor,
     }
+    if (more := training.published - parts["activations"] - parts["logits"]) > 0:
+        parts["publication"] = more
     return Usage(cut=cut, parts={name: int(number) for name, number in parts.items()})
 
 

@@ -32,6 +32,7 @@ from slime_core.config.schema import ModelConfig, RunConfig
 from slime_core.cpu import accelerator
 from slime_core.errors import CheckpointError, ConfigError, RunError
 from slime_core.modeling import unsupported
+from slime_core.modeling.export import WeightGatherer
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.plugins.activation import activate
 from slime_core.plugins.component import Kind
@@ -286,6 +287,7 @@ class MBridgeSpec:
         del options
         self._run = run
         self._bridge: Any = None
+        self._gatherer: WeightGatherer | None = None
 
     def bridge(self, model_type: str) -> type[object]:
         """Return the class that maps the family: a subclass of ``mbridge.core.LLMBridge``; by default mbridge's own.
@@ -344,6 +346,7 @@ class MBridgeSpec:
         expected = _expected_fields(mapping.TransformerConfigClass, dtype, parallel)
         self._refuse_unfollowed(overrides or {}, expected)  # first, since Megatron fails at some of them
         self._bridge = bridge_class(classic_config(hf_config), dtype, settings)
+        self._gatherer = None
         self._refuse_unfollowed({name: getattr(self._bridge.config, name) for name in expected}, expected)
         self._bridge.layers = self._choose_layers(self._bridge.config)
         if hf_config.tie_word_embeddings:
@@ -396,14 +399,21 @@ class MBridgeSpec:
                     yield name, weight.detach()
 
     def _gathered(self, chunks: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+        from mbridge.core.bridge import Bridge
+
         bridge = self._built()
         ranks = bridge.mpu
         if ranks.pp_size == ranks.tp_size == ranks.ep_size == ranks.etp_size == 1:
-            # mbridge would still gather each weight over this rank alone, in six collectives of about 50 microseconds.
             for weight in self.mapped(chunks):
                 yield from weight.export().items()
-        else:
-            yield from bridge.export_weights([NamedForMBridge(chunk) for chunk in chunks])
+            return
+        views = [NamedForMBridge(chunk) for chunk in chunks]
+        if type(bridge).export_weights is Bridge.export_weights:
+            if self._gatherer is None:
+                self._gatherer = WeightGatherer(bridge)
+            yield from self._gatherer.gather(views)
+        else:  # a family that gathers its weights itself
+            yield from bridge.export_weights(views)
 
     def _choose_layers(self, config: TransformerConfig) -> Callable[..., object]:
         """Return the spec's own layers, or those that ``transformer_impl`` requests.

@@ -47,6 +47,17 @@ Backend = Literal["gloo", "nccl"]
 TransportName = Literal["distributed", "tensor", "disk"]
 
 
+LARGE_MODEL = 30 * 10**9
+"""Parameters from which larger buckets save more time than their memory is worth."""
+
+
+def bucket_bytes(limit: int | None, num_parameters: int) -> int:
+    """Return the largest bucket in bytes; ``limit``: ``--update-weight-buffer-size``, None if it is not given."""
+    if limit is not None:
+        return limit
+    return (2 * 1024 if num_parameters >= LARGE_MODEL else 512) * 1024**2
+
+
 @dataclass(frozen=True, slots=True)
 class PublisherSettings:
     """Settings of publications.
@@ -54,7 +65,7 @@ class PublisherSettings:
     Arguments:
         model: Hugging Face folder that the engines were started from.
         dtype: of the engines' weights, torch's name.
-        bytes_limit: largest bucket in bytes; with ``gloo`` at most ``CPU_BUCKET_BYTES``.
+        bytes_limit: largest bucket in bytes; with ``gloo`` at most ``CPU_BUCKET_BYTES``. None: :func:`bucket_bytes`.
         backend: ``nccl`` where learner and engines have GPUs, else ``gloo``.
         devices_per_engine: processes of one engine; one number for all engines, or one per engine.
         address: of the learner's first rank as the engines see it; that rank binds it.
@@ -73,7 +84,7 @@ class PublisherSettings:
 
     model: Path
     dtype: str = "float32"
-    bytes_limit: int = 512 * 1024**2
+    bytes_limit: int | None = None
     backend: Backend = "gloo"
     devices_per_engine: int | tuple[int, ...] = 1
     address: str = "127.0.0.1"

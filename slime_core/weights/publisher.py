@@ -5,6 +5,7 @@ The learner's ranks call :class:`Publisher`. ``checksums.py`` says what the comp
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -15,7 +16,7 @@ import torch
 
 from slime_core.config.model_config import described
 from slime_core.errors import NonFiniteError, WeightSyncError
-from slime_core.weights import PublisherSettings
+from slime_core.weights import PublisherSettings, bucket_bytes
 from slime_core.weights.checksums import (
     SentWeights,
     listed,
@@ -145,7 +146,8 @@ class Publisher:
         self._on_written = on_written
         self._config = described(settings.model) or {}
         specs = [spec_of(name, weight) for name, weight in weights]
-        limit = min(settings.bytes_limit, CPU_BUCKET_BYTES) if settings.backend == "gloo" else settings.bytes_limit
+        limit = bucket_bytes(settings.bytes_limit, sum(math.prod(spec.shape) for spec in specs))
+        limit = min(limit, CPU_BUCKET_BYTES) if settings.backend == "gloo" else limit
         self._buckets = plan_buckets(specs, bytes_limit=limit)
         self._digits = {SHA_DIGITS, XXH3_DIGITS}  # of the engines' digests; before their first answer, either
         self._control: EngineControl | None = None
@@ -255,10 +257,14 @@ class Publisher:
         digests = Background("digests")  # hashing releases the GIL, so it costs no time while a core is free
         try:
             for number, (bucket, tensors) in enumerate(_filled(self._buckets, weights), start=1):
-                for name, tensor in zip(bucket.names, tensors, strict=True):
-                    _require_finite(name, tensor)
-                digests.start(partial(_add, tuple(sent.values()), bucket, tensors))
+                _require_finite(bucket.names, tensors)
+                hashes = partial(_add, tuple(sent.values()), bucket, tensors)
+                if not tensors[0].is_cuda:
+                    digests.start(hashes)
                 transport.send(bucket, tensors, last=number == len(self._buckets))
+                if tensors[0].is_cuda:  # it starts kernels, and waits for none
+                    hashes()
+                del tensors, hashes  # the next bucket gets their memory
             digests.finish()
         finally:
             digests.close()
@@ -335,11 +341,10 @@ def _filled(buckets: Sequence[Bucket], weights: NamedWeights) -> Iterator[tuple[
         number, spec = buckets_of.get(name, (None, None))
         if number is None or spec != spec_of(name, weight):
             raise WeightSyncError(f"{spec_of(name, weight)} was exported as {name}; planned was {spec}")
-        tensors = incomplete.setdefault(number, {})
-        tensors[name] = weight
-        if len(tensors) == len(buckets[number].specs):
-            yield buckets[number], [tensors[planned] for planned in buckets[number].names]
-            del incomplete[number]
+        incomplete.setdefault(number, {})[name] = weight
+        del weight
+        if len(incomplete[number]) == len(buckets[number].specs):
+            yield buckets[number], list(map(incomplete.pop(number).__getitem__, buckets[number].names))
             done += 1
     if done != len(buckets):
         raise WeightSyncError(f"{len(buckets)} buckets were planned, the weights filled {done}; the export has changed")
@@ -363,11 +368,14 @@ def _add(sent: Sequence[SentWeights], bucket: Bucket, tensors: Sequence[torch.Te
             digests.add(name, tensor)
 
 
-def _require_finite(name: str, tensor: torch.Tensor) -> None:
-    # The sum needs one pass and no memory, and is not finite if an element is NaN or infinite. The sum of finite
-    # elements may overflow, so then every element is inspected.
-    total = tensor.sum(dtype=torch.float32) if tensor.is_floating_point() else None
-    if total is not None and not bool(total.isfinite()) and not bool(tensor.isfinite().all()):
-        raise NonFiniteError(
-            f"weight {name} holds NaN or infinity; it was not published. Resume from the last checkpoint with --load."
-        )
+def _require_finite(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
+    # A sum needs one pass and no memory, and is not finite if an element is NaN or infinite. The sum of finite elements
+    # may overflow, so then every element is inspected. The sums are read together, because a GPU waits at each read.
+    floats = [(name, tensor) for name, tensor in zip(names, tensors, strict=True) if tensor.is_floating_point()]
+    sums = torch.stack([tensor.sum(dtype=torch.float32) for _, tensor in floats]) if floats else torch.zeros(0)
+    for (name, tensor), is_finite in zip(floats, sums.isfinite().tolist(), strict=True):
+        if not is_finite and not bool(tensor.isfinite().all()):
+            raise NonFiniteError(
+                f"weight {name} holds NaN or infinity; it was not published. Resume from the last checkpoint with "
+                "--load."
+            )

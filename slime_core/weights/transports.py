@@ -41,9 +41,9 @@ import shutil
 import socket
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -65,7 +65,10 @@ from slime_core.weights.hugging_face import HuggingFaceFolder, flat_bytes
 
 
 class Background:
-    """Runs calls in a separate thread, one after the other, while its owner prepares the next call."""
+    """Runs calls in a separate thread, one after the other, while its owner prepares the next call.
+
+    A call's kernels run on the CUDA stream of the owner.
+    """
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, name)
@@ -74,7 +77,7 @@ class Background:
     def start(self, call: Callable[[], None]) -> None:
         """Wait for the previous call, raise its error if it failed, and start ``call``."""
         self.finish()
-        self._running = self._thread.submit(call)
+        self._running = self._thread.submit(_on_stream, _current_stream(), call)
 
     def finish(self) -> None:
         """Wait for the running call; raise its error if it failed."""
@@ -85,6 +88,15 @@ class Background:
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown()
+
+
+def _current_stream() -> torch.cuda.Stream | None:
+    return torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+
+
+def _on_stream(stream: torch.cuda.Stream | None, call: Callable[[], None]) -> None:
+    with nullcontext() if stream is None else torch.cuda.stream(stream):
+        call()
 
 
 class UpdateGroup:
@@ -203,7 +215,7 @@ class Transport(ABC):
 
     Arguments:
         control: the engines; None: this rank only shares memory.
-        buffers: used in turn, because without GPUs one bucket is sent or read while the next is filled.
+        buffers: host memory, used in turn, because one bucket is sent or read while the next is copied.
     """
 
     def __init__(self, control: EngineControl | None, buffers: Sequence[ReusedMemory] = ()) -> None:
@@ -222,7 +234,8 @@ class Transport(ABC):
     def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
         """Send ``tensors``, the weights of ``bucket`` in its order. Do not change them before :meth:`drain`.
 
-        Without GPUs it may return before the engines have loaded them, so that the caller can gather the next bucket.
+        Returns before the engines have loaded them, so that the caller can gather the next bucket. On GPUs it first
+        waits for the bucket before, so that no more than two buckets take memory: one in transit, one being filled.
 
         Arguments:
             last: no bucket follows.
@@ -278,16 +291,13 @@ class DistributedTransport(Transport):
         self._group = group
 
     def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
-        on_gpu = tensors[0].is_cuda
-        send = partial(self._group.broadcast, flatten(tensors) if on_gpu else self._flat(tensors))
+        if tensors[0].is_cuda:
+            self._background.finish()
+        send = partial(self._group.broadcast, flatten(tensors) if tensors[0].is_cuda else self._flat(tensors))
         version = self._version if last else None
-        update = partial(
-            self._control.update_from_distributed, bucket, group=self._group.name, send=send, version=version
+        self._background.start(
+            partial(self._control.update_from_distributed, bucket, group=self._group.name, send=send, version=version)
         )
-        if on_gpu:  # gathering and sending would share streams
-            update()
-        else:
-            self._background.start(update)
 
     def close(self) -> None:
         super().close()
@@ -346,27 +356,64 @@ class TensorTransport(Transport):
             if holder == rank
         ]
         self._gpus = [gpus[engine][process] if gpus else "" for engine, process in self._places]
+        self._in_transit = False
+        self._copies: Sequence[torch.Tensor] = ()  # of the bucket in transit
+        self._failure: WeightSyncError | None = None  # of sharing the bucket in transit
         _require_local([urls[engine] for engine in dict.fromkeys(engine for engine, _ in self._places)])
 
     def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
         """Send as the base class says. Collective, unless the engines read only the first rank's memory."""
-        failure: WeightSyncError | None = None
+        copies_ahead = self._is_alone and not tensors[0].is_cuda
+        if copies_ahead:
+            self._buffers.reverse()
+        else:
+            self._finish()
         payloads_here: Payloads = {}
         try:
-            copies = _shared(tensors, self._gpus, self._next_block(tensors))
+            copies = _shared(tensors, self._gpus, self._buffers[0])
             payloads_here = {place: _payload(bucket, copy) for place, copy in zip(self._places, copies, strict=True)}
+            self._copies = copies
         except WeightSyncError as problem:
-            failure = problem
+            self._failure = problem
         gathered = payloads_here if self._is_alone else _gather(payloads_here)
+        if self._control is not None and len(gathered) == sum(map(len, self._holders)):
+            payloads = [
+                [gathered[engine, process] for process in range(len(holders))]
+                for engine, holders in enumerate(self._holders)
+            ]
+            version = self._version if last else None
+            self._background.start(partial(self._control.update_from_tensor, payloads, version=version))
+        self._in_transit = True
+        if self._is_alone and self._failure is not None:
+            self._finish()
+
+    def drain(self) -> None:
         try:
-            if self._control is not None and len(gathered) == sum(map(len, self._holders)):
-                self._update(self._control, gathered, tensors, version=self._version if last else None)
+            self._finish()
+        finally:
+            super().drain()
+
+    def _finish(self) -> None:
+        """Wait until the engines have read the bucket in transit, if there is one, and release it; collective as
+        :meth:`send`.
+
+        Raises:
+            WeightSyncError: an engine refused the bucket or died, or a rank could not share it; on every rank.
+        """
+        if not self._in_transit:
+            return
+        self._in_transit, failure, self._failure = False, self._failure, None
+        try:
+            self._background.finish()
         except WeightSyncError as problem:
             failure = problem
-        self.raise_together(failure)  # after it, the engines have read the memory of this rank
-        if tensors[0].is_cuda:
-            del copies, payloads_here
-            torch.cuda.ipc_collect()  # frees blocks that the engines have closed
+        try:
+            self.raise_together(failure)
+        finally:
+            on_gpu = any(copy.is_cuda for copy in self._copies)
+            self._copies = ()
+            if on_gpu:
+                torch.cuda.ipc_collect()  # frees blocks that the engines have closed
 
     def raise_together(self, failure: WeightSyncError | None) -> None:
         """See the base class; collective, unless the engines read only the first rank's memory."""
@@ -378,27 +425,6 @@ class TensorTransport(Transport):
         first = next((message for message in failures if message is not None), None)
         if first is not None:
             raise failure or WeightSyncError(first)
-
-    def _overlaps(self, tensors: Sequence[torch.Tensor]) -> bool:
-        return self._is_alone and not tensors[0].is_cuda
-
-    def _next_block(self, tensors: Sequence[torch.Tensor]) -> ReusedMemory:
-        if self._overlaps(tensors):
-            self._buffers.reverse()
-        return self._buffers[0]
-
-    def _update(
-        self, control: EngineControl, gathered: Payloads, tensors: Sequence[torch.Tensor], *, version: str | None
-    ) -> None:
-        payloads = [
-            [gathered[engine, process] for process in range(len(holders))]
-            for engine, holders in enumerate(self._holders)
-        ]
-        update = partial(control.update_from_tensor, payloads, version=version)
-        if self._overlaps(tensors):
-            self._background.start(update)
-        else:
-            update()
 
 
 Payloads = dict[tuple[int, int], str]
@@ -599,12 +625,10 @@ class DiskTransport(Transport):
             self._export = HuggingFaceFolder(self._draft)
 
     def send(self, bucket: Bucket, tensors: Sequence[torch.Tensor], *, last: bool) -> None:
-        with self._writing():
-            self._export.add(dict(zip(bucket.names, tensors, strict=True)))
-            if last:
-                self._export.finish(template=self._template)
+        self._background.start(partial(self._write, dict(zip(bucket.names, tensors, strict=True)), last=last))
 
     def commit(self) -> None:
+        self._background.finish()
         whole, before = self._draft.with_name(f"version-{self._version}"), self._held
         with self._writing():
             shutil.rmtree(whole, ignore_errors=True)
@@ -623,6 +647,12 @@ class DiskTransport(Transport):
     def _remove(self) -> None:
         if self._own_folder is not None:
             shutil.rmtree(self._own_folder, ignore_errors=True)
+
+    def _write(self, weights: Mapping[str, torch.Tensor], *, last: bool) -> None:
+        with self._writing():
+            self._export.add(weights)
+            if last:
+                self._export.finish(template=self._template)
 
     def _load(self, folder: Path) -> None:
         try:

@@ -132,15 +132,15 @@ def test_attention_in_parallel_copies_is_passed_on() -> None:
     ("line", "rearranged"),
     [
         ("", False),
-        ("--sglang-attention-backend triton --sglang-tp-size 2", False),
+        ("--sglang-attention-backend triton", False),
         ("--sglang-quantization fp8", True),
-        ("--sglang-pp-size 2", True),
         ("--sglang-ep-size 2", True),
         ("--sglang-ep-size 1 --sglang-moe-runner-backend triton", False),
         ("--sglang-enable-dp-attention --sglang-dp-size 2", True),
         ("--sglang-enable-dp-attention false", False),
         ("--sglang-moe-runner-backend auto --sglang-moe-a2a-backend none", False),
         ("--sglang-moe-runner-backend flashinfer_trtllm", True),
+        ("--rollout-external-engine-addrs 10.0.0.1:30000", True),
     ],
 )
 def test_flags_that_change_how_an_engine_holds_its_weights_are_known(line: str, rearranged: bool) -> None:

@@ -102,7 +102,9 @@ class Ranks(list[Any]):
         self.means = means
 
     def start(self, *call: object, **options: object) -> RankResult:
-        return RankResult({"parity/tokens": 9.0, "parity/mean": self.means.pop(0)}, Failures(), RankLoad(1.0, 1.0, 0, 0, 0.0, 0.0))
+        return RankResult(
+            {"parity/tokens": 9.0, "parity/mean": self.means.pop(0)}, Failures(), RankLoad(1.0, 1.0, 0, 0, 0.0, 0.0)
+        )
 
 
 def test_learner_and_engines_that_drift_apart_are_reported_by_the_run() -> None:

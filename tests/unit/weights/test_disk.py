@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 
 from slime_core.errors import WeightSyncError
 from slime_core.weights.engine_control import Bucket, EngineControl
-from slime_core.weights.hugging_face import WeightSpec
+from slime_core.weights.hugging_face import HuggingFaceFolder, WeightSpec
 from slime_core.weights.transports import DiskTransport
 from slime_testing.fake_engine import FakeEngine
 
@@ -121,3 +122,22 @@ def test_engines_that_do_not_see_the_folder_say_where_it_should_be(control, tmp_
         send(transport, "1", 0.0)
     transport.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_bucket_is_gathered_while_one_is_written(control, tmp_path, monkeypatch):
+    gathered, add = threading.Event(), HuggingFaceFolder.add
+
+    def slow(folder: HuggingFaceFolder, weights: dict[str, torch.Tensor]) -> None:
+        assert "gate" in weights or gathered.wait(100), "the next bucket is not gathered before this one is written"
+        add(folder, weights)
+
+    monkeypatch.setattr(HuggingFaceFolder, "add", slow)
+    transport = DiskTransport(control, folder=tmp_path, template=TEMPLATE)
+    transport.start("1")
+    transport.send(BUCKETS[0], [torch.ones(4096)], last=False)
+    gathered.set()
+    transport.send(BUCKETS[1], [torch.ones(4096)], last=True)
+    transport.drain()
+    transport.commit()
+    assert control.version() == "1"
+    transport.close()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import xxhash
 from safetensors.torch import load_file, save_file
 
 from slime_core.errors import NonFiniteError, WeightSyncError
-from slime_core.weights import PublisherSettings, checksums
+from slime_core.weights import PublisherSettings, bucket_bytes, checksums, transports
 from slime_core.weights import publisher as module
 from slime_core.weights.engine_control import EngineChecksums
 from slime_core.weights.publisher import Publisher
@@ -210,6 +211,61 @@ def test_a_bucket_is_sent_while_the_next_one_is_gathered(engines, weights, monke
     monkeypatch.setattr(engines, "update_from_distributed", update, raising=False)
     publisher(weights, bytes_limit=300_000).publish(gather(), version="1")
     assert len([call for call in engines.calls if call.startswith("update")]) == 2
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+def test_gpus_hold_a_bucket_in_transit_and_the_next_one_that_is_gathered(engines, weights, monkeypatch):
+    gathered, send, steps = threading.Event(), engines.update_from_distributed, []
+    flatten = transports.flatten
+
+    def update(bucket, **options):
+        assert NORM in bucket.names or gathered.wait(100), "the next bucket is not gathered before this one is loaded"
+        send(bucket, **options)
+        steps.append("loaded")
+
+    def gather():
+        for name, weight in weights.items():
+            if name == NORM:
+                steps.append("gathered")
+                gathered.set()
+            yield name, weight.as_subclass(OnGpu)
+
+    monkeypatch.setattr(transports, "flatten", lambda tensors: steps.append("copied") or flatten(tensors))
+    monkeypatch.setattr(engines, "update_from_distributed", update, raising=False)
+    engines.digest = words
+    publisher(weights, backend="nccl", bytes_limit=300_000).publish(gather(), version="1")
+    assert steps == ["copied", "gathered", "loaded", "copied", "loaded"]
+
+
+def test_a_bucket_leaves_memory_when_it_is_sent(engines, weights, monkeypatch):
+    alive: dict[str, weakref.ref[torch.Tensor]] = {}
+
+    def gather():
+        for name, weight in weights.items():
+            copy = weight.clone().as_subclass(OnGpu)
+            alive[name] = weakref.ref(copy)
+            yield name, copy
+            del copy
+            held = [other for other, tensor in alive.items() if tensor() is not None]
+            assert len(held) <= len(limits[name]), held
+
+    engines.digest = words
+    sender = publisher(weights, backend="nccl", bytes_limit=1)
+    limits = {name: bucket.names for bucket in sender._buckets for name in bucket.names}
+    assert sender.publish(gather(), version="1") == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "parameters", "nbytes"),
+    [(None, 8 * 10**9, 512 * 2**20), (None, 30 * 10**9, 2 * 2**30), (7, 8 * 10**9, 7), (7, 30 * 10**9, 7)],
+)
+def test_buckets_of_large_models_are_larger_unless_their_size_is_given(limit, parameters, nbytes):
+    assert bucket_bytes(limit, parameters) == nbytes
 
 
 def test_a_publication_computes_with_one_thread_a_side(engines, weights):

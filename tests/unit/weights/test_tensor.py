@@ -269,10 +269,11 @@ if failing == "memory of rank 1":
         def full(block, tensors):
             raise WeightSyncError("/dev/shm is full")
         SharedBlock.fill = full
-# Without a start the engine refuses the bucket.
-for attempt in range(2):
+# Without a start the engine refuses the bucket. The refusal ends the next call: another bucket, or the last wait.
+for following in (lambda: transport.send(bucket, [torch.ones(2)], last=True), transport.drain):
     try:
-        transport.send(bucket, [torch.ones(2)], last=True)
+        transport.send(bucket, [torch.ones(2)], last=False)
+        following()
     except WeightSyncError as error:
         print(error, flush=True)
 dist.destroy_process_group()
@@ -294,3 +295,55 @@ def test_every_rank_raises_what_stopped_one_of_them(failing, words, tmp_path):
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert printed[0] == printed[1]
     assert [words in line for line in printed[0]] == [True, True]
+
+
+GATED = """
+import sys, threading
+import torch
+import torch.distributed as dist
+from slime_core.weights.engine_control import Bucket, EngineControl
+from slime_core.weights.hugging_face import WeightSpec
+from slime_core.weights.transports import TensorTransport
+
+gate = threading.Event()
+
+class Slow(EngineControl):
+    def update_from_tensor(self, payloads, *, version=None):
+        assert gate.wait(100), "the next bucket is not gathered before this one is loaded"
+        print("loaded", version, flush=True)
+
+rank, store, url = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+transport = TensorTransport([url], control=Slow([url], ranks_per_engine=2) if rank == 0 else None, holders=((0, 1),))
+bucket = Bucket((WeightSpec("norm", "float32", (2,)),))
+transport.start("7")
+for number in (1, 2):
+    gathered = torch.full((2,), 1.0)
+    dist.all_reduce(gathered)
+    print("gathered", number, flush=True)
+    if number == 2:
+        gate.set()
+    transport.send(bucket, [gathered], last=number == 2)
+    print("sent", number, flush=True)
+transport.drain()
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_gather_the_next_bucket_while_engines_load_the_one_that_they_share(tmp_path):
+    with FakeEngine() as engine:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", GATED, str(rank), str(tmp_path / "store"), engine.url],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        printed = [rank.communicate(timeout=240)[0].splitlines() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    # The second bucket is copied once the first is loaded: two buckets take memory.
+    steps = ["gathered 1", "sent 1", "gathered 2", "sent 2"]
+    assert printed[1] == steps
+    assert [line for line in printed[0] if not line.startswith("loaded")] == steps
+    assert printed[0].index("loaded None") < printed[0].index("sent 2")
