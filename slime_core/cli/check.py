@@ -49,7 +49,13 @@ from slime_core.runtime.layout import (
     plan,
     requested_layout,
 )
-from slime_core.runtime.machine import Machine, free_resources, nccl_environment, rank_environment
+from slime_core.runtime.machine import (
+    Machine,
+    allocator_environment,
+    free_resources,
+    nccl_environment,
+    rank_environment,
+)
 
 USAGE = """\
 slime check CONFIG.toml [flags of slime run]
@@ -184,7 +190,7 @@ def placement_plan(config: RunConfig, needs: Needs, machine: Machine) -> Iterato
     if layout.device == "gpu":
         for process, variables in (
             ("a rank", rank_environment(config, on_gpu=True)),
-            ("an engine", nccl_environment(config)),
+            ("an engine", nccl_environment(config) | allocator_environment(config)),
         ):
             if variables:
                 yield f"environment of {process}: {' '.join(f'{name}={value}' for name, value in variables.items())}"

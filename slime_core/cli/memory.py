@@ -28,6 +28,8 @@ from slime_core.config.settings import as_words
 from slime_core.errors import ConfigError, PluginError, WeightSyncError
 from slime_core.modeling.layout import ParallelLayout
 from slime_core.modeling.memory import (
+    BUCKETS,
+    GATHERED_BYTES,
     GIB,
     PAUSED_ENGINE_GIB,
     RECOMPUTE,
@@ -42,6 +44,7 @@ from slime_core.modeling.memory import (
 )
 from slime_core.plugins.registry import Registry
 from slime_core.plugins.selection import has_critic
+from slime_core.weights import bucket_bytes
 from slime_core.weights.hugging_face import expected_specs
 
 RUN_BYTES = int(0.9 * GIB)
@@ -121,7 +124,9 @@ class Needs:
             copies=config.num_data_ranks * config.parallel.context_parallel_size if trains else 0,
             engines=sum(group.num_engines for group in (*config.engine_groups, *config.eval_groups)),
             roles=roles if trains else 0,
-            buffer=config.weights.update_weight_buffer_size if trains and config.transport == "tensor" else 0,
+            buffer=bucket_bytes(config.weights.update_weight_buffer_size, parameters)
+            if trains and config.transport == "tensor"
+            else 0,
             critic_parameters=parameters - sizes.get(OUTPUT_LAYER, 0) if trains_critic else 0,
             critic_ranks=config.num_critic_ranks if trains_critic else 0,
             critic_copies=critic_copies * cut.context_parallel_size if trains_critic else 0,
@@ -244,7 +249,8 @@ class GpuPlan:
         """``learner``, with a critic that shares its ranks, and a separate ``critic`` -> memory of one of its ranks."""
         found = {"learner": self._usage(self.size, self.config.parallel, self.config.num_learner_ranks)}
         if self.needs.critic_ranks:
-            found["critic"] = self._usage(self._critic_size, self.config.critic_parallel, self.needs.critic_ranks)
+            critic = self.config.critic_parallel
+            found["critic"] = self._usage(self._critic_size, critic, self.needs.critic_ranks, published=0)
         return found
 
     def too_large(self) -> dict[str, Usage]:
@@ -269,6 +275,7 @@ class GpuPlan:
             on_host=given.get("optimizer_offload_fraction", 1.0) if given.get("optimizer_cpu_offload") else 0.0,
             holds_logits=not settings.fp32_lm_head,
             critic=bool(self.needs.critic_parameters and not self.needs.critic_ranks),
+            published=0 if self.config.cluster.colocate else self._published,
         )
 
     def lines(self) -> Iterator[str]:
@@ -287,6 +294,10 @@ class GpuPlan:
                 f"memory of a GPU that learner and engine share: a paused engine keeps {PAUSED_ENGINE_GIB:g} GiB (CUDA "
                 "contexts, decode graphs, workspaces)"
             )
+        if parts := self._host_parts():
+            ranks = self.config.cluster.actor_num_gpus_per_node
+            listed = " + ".join(f"{ranks * size / GIB:.1f} {name}" for name, size in parts.items())
+            yield f"host memory of a node with {ranks} learner ranks, in GiB: {listed}"
         if self.memory is not None and self.needs.engines:
             gpus = self.config.cluster.rollout_num_gpus_per_engine
             token = self.size.cached(gpus) * self.needs.item * gpus
@@ -321,21 +332,41 @@ class GpuPlan:
         return f"{SHARE:.0%} of {memory:g} GiB{less} are {usable(memory, reserved) / GIB:.1f}"
 
     def host_mistakes(self, free: int) -> Iterator[str]:
-        """Why the optimizer's state does not fit the memory of a node, where it is on the host.
+        """Why the learner's part of a node's host memory does not fit.
 
         Arguments:
             free: bytes of host memory that a node has left.
         """
-        cut, share = self.usages()["learner"].cut, self.training().on_host
-        training = replace(self.training(context=cut.layout.context), on_host=0.0)
-        each = share * usage(self.size, cut, training).parts["optimizer"]
-        ranks = self.config.cluster.actor_num_gpus_per_node
-        if each * ranks > free:
+        ranks, parts = self.config.cluster.actor_num_gpus_per_node, self._host_parts()
+        total = ranks * sum(parts.values())
+        if total > free:
+            listed = " + ".join(f"{ranks * size / GIB:.1f} {name}" for name, size in parts.items())
+            steps = ["spread the ranks over more nodes (--actor-num-nodes)"]
+            steps += ["leave --colocate out"] if self.config.cluster.colocate else []
+            steps += ["lower --optimizer-offload-fraction"] if self.training().on_host else []
             yield (
-                f"host memory: --optimizer-cpu-offload keeps {each * ranks / GIB:.1f} GiB of Adam's state on a node, "
-                f"{each / GIB:.1f} for each of {ranks} learner ranks, and this one has {free / GIB:.1f} GiB left; "
-                "spread the ranks over more nodes (--actor-num-nodes), or lower --optimizer-offload-fraction"
+                f"host memory of a node, in GiB: {listed} = {total / GIB:.1f} for {ranks} learner ranks, and this one "
+                f"has {free / GIB:.1f} left; {' or '.join(steps)}"
             )
+
+    def _host_parts(self) -> dict[str, int]:
+        """Page-locked memory of one learner rank, in bytes, by its purpose.
+
+        A colocated learner moves weights and optimizer to the host while engines generate, but not its gradients,
+        which are zero between steps.
+        """
+        cut, on_host = self.usages()["learner"].cut, self.training().on_host
+        training = replace(self.training(context=cut.layout.context), on_host=0.0)
+        held = usage(self.size, cut, training).parts
+        of_model = usage(self.size, cut, replace(training, critic=False)).parts["weights"]
+        parts = {
+            "of Adam's state (--optimizer-cpu-offload)": int(on_host * held["optimizer"]),
+            "of weights and optimizer while engines generate (--colocate)": (
+                held["weights"] + int((1 - on_host) * held["optimizer"]) if self.config.cluster.colocate else 0
+            ),
+            "of reference, teacher and old actor": self.needs.roles * of_model,
+        }
+        return {name: size for name, size in parts.items() if size}
 
     @property
     def _longest(self) -> int:
@@ -349,7 +380,16 @@ class GpuPlan:
         """The size of a critic, which has no output weights and no logits."""
         return replace(self.size, output=0, vocab=0)
 
-    def _usage(self, size: ModelSize, parallel: ParallelConfig, ranks: int) -> Usage:
+    @property
+    def _published(self) -> int:
+        """Bytes of buckets that a learner rank holds while weights are published."""
+        if not self.needs.engines:
+            return 0
+        bucket = bucket_bytes(self.config.weights.update_weight_buffer_size, self.needs.parameters)
+        shared = self.config.parallel.expert_model_parallel_size > 1
+        return min(BUCKETS * bucket + (GATHERED_BYTES if shared else 0), BUCKETS * self.needs.of_engine)
+
+    def _usage(self, size: ModelSize, parallel: ParallelConfig, ranks: int, **other: int) -> Usage:
         layout, given = ParallelLayout.of(parallel), self.config.megatron.transformer
         cut = Cut(layout=layout, data=max(1, ranks // layout.model_size), recompute="none")
         kind, number = given.get("recompute_granularity"), int(given.get("recompute_num_layers") or 1)
@@ -358,7 +398,7 @@ class GpuPlan:
             cut = replace(cut, recompute="full", together=together, first=first)
         elif kind == "selective" and "mlp" in (given.get("recompute_modules") or ()):
             cut = replace(cut, recompute="mlp")
-        return usage(size, cut, self.training(context=layout.context))
+        return usage(size, cut, replace(self.training(context=layout.context), **other))
 
     def _room(self, memory: float, gpus: int) -> int:
         """Tokens in the cache of an engine of ``gpus``."""
@@ -379,11 +419,12 @@ class GpuPlan:
             )
         of_learner = self.usages()["learner"].parts["weights"]
         reserved = self._reserved("learner")
-        if reserved and of_learner + weights > usable(memory, reserved):
+        if reserved and of_learner + self._published + weights > usable(memory, reserved):
             yield (
                 f"GPU memory: while weights are published, a colocated GPU holds {of_learner / GIB:.1f} GiB of the "
-                f"learner's and {weights / GIB:.1f} of the engine's, and {self._limit(memory, 'learner')}; "
-                "raise --rollout-num-gpus-per-engine, or leave --colocate out"
+                f"learner's weights, {self._published / GIB:.1f} of buckets and {weights / GIB:.1f} of the engine's "
+                f"weights, and {self._limit(memory, 'learner')}; raise --rollout-num-gpus-per-engine, lower "
+                "--update-weight-buffer-size, or leave --colocate out"
             )
 
     def _what_fits(self, memory: float, role: str) -> str:

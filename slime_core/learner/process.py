@@ -120,20 +120,46 @@ def _rendezvous_store(settings: LearnerSettings) -> Any:
 
 
 CHUNK = 2**28
-"""Bytes of a host buffer: torch rounds page-locked memory up to a power of two, which would double a large one."""
+"""Bytes of a host buffer, a power of two: torch rounds page-locked memory up to one, so that a buffer for each tensor
+would take up to twice its size."""
+
+ALIGNMENT = 256
+"""Bytes, of which the place of a tensor in a host buffer is a multiple."""
 
 
-def _to_host(flat: torch.Tensor) -> list[torch.Tensor]:
-    """Copy ``flat``, a tensor of bytes, to host memory; on a GPU the copy is complete after a synchronisation.
+class HostChunks:
+    """Host memory for a number of tensors, in chunks that they share.
 
     With a GPU the memory is page-locked, because the driver copies pageable memory through a small buffer. Page-locking
     takes longer than the copy, but torch keeps freed page-locked memory and uses it again.
+
+    Arguments:
+        sizes: bytes of every tensor that will be copied.
     """
-    on_gpu = torch.cuda.is_available()
-    return [
-        torch.empty(len(part), dtype=torch.uint8, pin_memory=on_gpu).copy_(part, non_blocking=True)
-        for part in flat.split(CHUNK)
-    ]
+
+    def __init__(self, sizes: Iterable[int]) -> None:
+        self._left = sum(map(_aligned, sizes))
+        self._room = torch.empty(0, dtype=torch.uint8)
+
+    def copy(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return the parts of a copy of ``flat``, a tensor of bytes; complete after a synchronisation on a GPU."""
+        parts = []
+        while len(flat):
+            if not len(self._room):
+                self._room = self._next_chunk()
+            part, flat = flat[: len(self._room)], flat[len(self._room) :]
+            parts.append(self._room[: len(part)].copy_(part, non_blocking=True))
+            self._room = self._room[_aligned(len(part)) :]
+        return parts
+
+    def _next_chunk(self) -> torch.Tensor:
+        nbytes = min(CHUNK, self._left)
+        self._left -= nbytes
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +200,13 @@ class Offloader:
         May be called again with fewer exceptions.
         """
         kept, excepted = _storages(self._tensors), _storages(but)
+        leaving = {
+            pointer: one for pointer, one in (_storages(self._scratch) | kept).items() if pointer not in excepted
+        }
+        host = HostChunks(storage.nbytes() for pointer, storage in leaving.items() if pointer in kept)
         released = [
-            _Offloaded(storage, storage.nbytes(), _to_host(_flat(storage)) if pointer in kept else None)
-            for pointer, storage in (_storages(self._scratch) | kept).items()
-            if pointer not in excepted
+            _Offloaded(storage, storage.nbytes(), host.copy(_flat(storage)) if pointer in kept else None)
+            for pointer, storage in leaving.items()
         ]
         _synchronize()
         for one in released:
@@ -195,7 +224,7 @@ class Offloader:
             if one.content is None:
                 flat.zero_()
                 continue
-            for target, part in zip(flat.split(CHUNK), one.content, strict=True):
+            for target, part in zip(flat.split([len(part) for part in one.content]), one.content, strict=True):
                 target.copy_(part, non_blocking=True)
         _synchronize()
         self._offloaded.clear()

@@ -56,7 +56,7 @@ from slime_core.rollout.sampler_components import SamplerSettings
 from slime_core.runtime.actors import Actor, ActorGroup, Call, Launch, Watched, start_actor
 from slime_core.runtime.device_pool import ColocatedDevices, DevicePool
 from slime_core.runtime.layout import device_of, requested_layout, require_device_support
-from slime_core.runtime.machine import cpu_threads, rank_environment
+from slime_core.runtime.machine import allocator_environment, cpu_threads, rank_environment
 from slime_core.runtime.placement import ActorPlacement, Placement, nearest_ranks, place
 from slime_core.runtime.session import Session, head_address, inspect_nodes, require_inputs
 from slime_core.runtime.waiting import RunWait, Terminated, Termination, stacks_on_request
@@ -364,6 +364,11 @@ class Processes:
         self._on_gpus = job.config.cluster.device == "cuda"
         self._warn = warn
         self._failures = failures
+        if self._on_gpus and (changed := allocator_environment(job.config)):
+            warn(
+                f"{' and '.join(changed)}: processes that share GPUs start with expandable_segments:False, because "
+                "engines cannot release such memory and the learner cannot share it with them"
+            )
         self._starting: list[Call[object]] = []
         self._monitors: list[Call[object]] = []
         self._restarts = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -106,6 +107,23 @@ def nccl_environment(config: RunConfig) -> dict[str, str]:
     return {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"} | chosen | required
 
 
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+EXPANDABLE = re.compile(r"(expandable_segments\s*:\s*)true", re.IGNORECASE)
+
+
+def allocator_environment(config: RunConfig) -> dict[str, str]:
+    """The variables of torch's allocator that ask for expandable segments, without them, if learner and engines share
+    GPUs.
+
+    SGLang could not release such memory (torch_memory_saver 0.0.10 raises), and the learner could not share it with an
+    engine through CUDA IPC.
+    """
+    if not config.cluster.colocate:
+        return {}
+    given = {name: os.environ.get(name, "") for name in ALLOCATOR}
+    return {name: EXPANDABLE.sub(r"\1False", value) for name, value in given.items() if EXPANDABLE.search(value)}
+
+
 def openmp_environment(config: RunConfig) -> dict[str, str]:
     """OpenMP's variables of ranks and engines that share a CPU; what the user exports counts.
 
@@ -129,7 +147,10 @@ def rank_environment(config: RunConfig, *, on_gpu: bool) -> dict[str, str]:
     own = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     if config.megatron.optimizer.get("optimizer_cpu_offload"):
         own["OMP_NUM_THREADS"] = str(max(1, cpu_threads() // config.cluster.actor_num_gpus_per_node))
-    return nccl_environment(config) | {name: os.environ.get(name, value) for name, value in own.items()}
+    own = {name: os.environ.get(name, value) for name, value in own.items()}
+    if config.transport == "tensor":
+        own |= allocator_environment(config)
+    return nccl_environment(config) | own
 
 
 def free_resources() -> Machine:

@@ -43,7 +43,7 @@ from slime_core.rollout.engines.engine import EngineSettings, RouterClient, Rout
 from slime_core.rollout.engines.external import ExternalWatcher, discover, require_eval_servers_reachable, start_watch
 from slime_core.rollout.engines.server import HANG_LIMIT_S, HealthCheck
 from slime_core.runtime.actors import ActorGroup, Call
-from slime_core.runtime.machine import cpu_threads, nccl_environment, openmp_environment
+from slime_core.runtime.machine import allocator_environment, cpu_threads, nccl_environment, openmp_environment
 from slime_core.runtime.placement import ActorPlacement
 from slime_core.runtime.waiting import Wait
 from slime_core.runtime.waiting import wait as wait_for
@@ -135,7 +135,9 @@ def _engines(
                 *server_arguments(group.overrides),
                 *extra,
             ),
-            variables=nccl_environment(config) if site.on_gpus else openmp_environment(config),
+            variables=(
+                nccl_environment(config) | allocator_environment(config) if site.on_gpus else openmp_environment(config)
+            ),
             start_timeout_s=start_s,
             health=replace(_health_check(config, group), first_answer_s=start_s if site.on_gpus else 0.0),
             worker_type=group.worker_type,

@@ -179,11 +179,29 @@ def test_an_optimizer_that_does_not_fit_the_host_is_refused(tmp_path):
     plan, state = planned(tmp_path, line), 12 * sum(SIZES.values())
     assert list(plan.host_mistakes(state + 8)) == []
     (message,) = plan.host_mistakes(state // 2)
-    assert "--optimizer-cpu-offload keeps 45.0 GiB" in message
+    assert "--optimizer-cpu-offload" in message
+    assert "45.0" in message
+    assert "--optimizer-offload-fraction" in message
     half = planned(tmp_path, f"{line} --optimizer-offload-fraction 0.5")
     assert list(half.host_mistakes(state // 2 + 8)) == []
     plain = planned(tmp_path, "--actor-num-gpus-per-node 8 --bf16")
     assert list(plain.host_mistakes(0)) == []
+
+
+def test_a_colocated_learner_needs_host_memory_for_all_that_it_holds_but_gradients(tmp_path):
+    total = sum(SIZES.values())
+    line = "--actor-num-gpus-per-node 8 --bf16 --colocate"
+    plan, moved = planned(tmp_path, line), 8 * 2 * total + 12 * total
+    assert list(plan.host_mistakes(moved + 8)) == []
+    (message,) = plan.host_mistakes(moved - GIB)
+    assert f"= {moved / GIB:.1f} for 8 learner ranks" in message
+    assert "--actor-num-nodes" in message
+    assert "leave --colocate out" in message
+    assert any(f"{moved / GIB:.1f} of weights and optimizer" in text for text in plan.lines())
+    assert list(planned(tmp_path, line, roles=1).host_mistakes(moved + 8)) != []
+    assert list(planned(tmp_path, line, roles=1).host_mistakes(moved + 8 * 2 * total + 8)) == []
+    both = planned(tmp_path, f"{line} --optimizer-cpu-offload --use-precision-aware-optimizer")
+    assert list(both.host_mistakes(moved + 16)) == []
 
 
 def test_an_engine_without_room_for_a_response_is_refused(tmp_path):
@@ -197,7 +215,7 @@ def test_an_engine_without_room_for_a_response_is_refused(tmp_path):
 def test_a_colocated_gpu_holds_both_weights_while_they_are_published(tmp_path):
     line = "--colocate --actor-num-gpus-per-node 8 --max-tokens-per-gpu 256 --rollout-max-response-len 8"
     found = mistakes(tmp_path, f"{line} --gpu-memory-gib 16")
-    assert any("colocated GPU holds 7.5 GiB" in text for text in found)
+    assert any("holds 7.5 GiB" in text for text in found)
 
 
 def test_a_paused_engine_keeps_memory_that_a_colocated_learner_cannot_use(tmp_path):
@@ -232,6 +250,18 @@ def test_the_plan_says_what_a_paused_engine_keeps(tmp_path):
     reserved, shared = f"{PAUSED_ENGINE_GIB:g} GiB", planned(tmp_path, "--gpu-memory-gib 80 --colocate").lines()
     assert any(reserved in line and "paused" in line for line in shared)
     assert not any("paused" in line for line in planned(tmp_path, "--gpu-memory-gib 80").lines())
+
+
+def test_buckets_count_if_they_take_more_than_activations_and_logits(tmp_path):
+    line = "--actor-num-gpus-per-node 8 --rollout-max-response-len 8 --rollout-max-prompt-len 8 --max-tokens-per-gpu"
+    assert "publication" not in parts(planned(tmp_path, f"{line} 8192"))
+    few = parts(planned(tmp_path, f"{line} 16"))
+    assert few["publication"] + few["activations"] + few["logits"] == 2 * 512 * 2**20
+    large = parts(planned(tmp_path, f"{line} 16 --update-weight-buffer-size 4294967296"))
+    assert large["publication"] - few["publication"] == 2 * (4 * GIB - GIB // 2)
+    colocated = planned(tmp_path, f"{line} 16 --colocate")
+    assert "publication" not in parts(colocated)
+    assert colocated._published == GIB
 
 
 def test_latent_attention_caches_its_latents_on_every_gpu(tmp_path):

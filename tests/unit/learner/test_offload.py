@@ -48,16 +48,44 @@ def test_weights_stay_in_the_first_stage_and_leave_in_the_second() -> None:
     )
 
 
-def test_a_large_tensor_is_copied_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "CHUNK", 16)
-    weights = torch.arange(10.0)  # 40 bytes
-    assert [len(part) for part in process._to_host(weights.view(torch.uint8))] == [16, 16, 8]
-    for rollout in range(3):
-        offloader = Offloader([weights])
-        offloader.offload()
+@pytest.fixture
+def allocations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of every allocation on the host, in small chunks."""
+    sizes: list[int] = []
+    empty = torch.empty
+
+    def noted(size: int, **given: Any) -> torch.Tensor:
+        sizes.append(size)
+        return empty(size, **given)
+
+    monkeypatch.setattr(process, "CHUNK", 64)
+    monkeypatch.setattr(process, "ALIGNMENT", 8)
+    monkeypatch.setattr(process, "torch", SimpleNamespace(**vars(torch) | {"empty": noted}))
+    return sizes
+
+
+def test_tensors_share_chunks_of_bounded_size_and_a_large_one_takes_several(allocations: list[int]) -> None:
+    tensors = [torch.arange(count) + count for count in (3, 1, 20, 5)]  # 24, 8, 160 and 40 bytes
+    before = [tensor.clone() for tensor in tensors]
+    for rollout in range(2):
+        allocations.clear()
+        offloader = Offloader(tensors)
+        assert offloader.offload() == 232
+        assert [size for size in allocations if size] == [64, 64, 64, 40]
         offloader.restore()
-        assert weights.tolist() == [number + rollout for number in range(10)]
-        weights += 1
+        assert all(torch.equal(tensor, old + rollout) for tensor, old in zip(tensors, before, strict=True))
+        for tensor in tensors:
+            tensor += 1
+
+
+def test_tensors_of_any_size_are_restored_from_shared_chunks(allocations: list[int]) -> None:
+    tensors = [torch.arange(count, dtype=torch.uint8) for count in (1, 63, 64, 65, 7, 130, 2)]
+    before = [tensor.clone() for tensor in tensors]
+    offloader = Offloader(tensors)
+    offloader.offload(but=tensors[2:4])
+    offloader.offload()
+    offloader.restore()
+    assert all(torch.equal(tensor, old) for tensor, old in zip(tensors, before, strict=True))
 
 
 def test_host_memory_is_page_locked_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,5 +93,5 @@ def test_host_memory_is_page_locked_where_there_is_a_gpu(monkeypatch: pytest.Mon
     empty = torch.empty
     monkeypatch.setattr(process.torch, "empty", lambda size, **given: (options.append(given), empty(size))[1])
     monkeypatch.setattr(process.torch.cuda, "is_available", lambda: True)
-    process._to_host(torch.zeros(8, dtype=torch.uint8))
-    assert options == [{"dtype": torch.uint8, "pin_memory": True}]
+    process.HostChunks([8]).copy(torch.zeros(8, dtype=torch.uint8))
+    assert options[-1] == {"dtype": torch.uint8, "pin_memory": True}

@@ -13,7 +13,13 @@ from slime_core.config.learning import WeightsConfig
 from slime_core.config.sampling import RolloutConfig
 from slime_core.config.schema import ClusterConfig, DebugConfig, RunConfig
 from slime_core.runtime import machine
-from slime_core.runtime.machine import Machine, free_resources, nccl_environment, rank_environment
+from slime_core.runtime.machine import (
+    Machine,
+    allocator_environment,
+    free_resources,
+    nccl_environment,
+    rank_environment,
+)
 
 
 def group(folder: Path, *, limit: str, used: int, cache: int) -> Path:
@@ -163,3 +169,36 @@ def test_threads_sleep_where_generation_and_training_share_a_cpu(monkeypatch: py
     assert "OMP_WAIT_POLICY" not in rank_environment(RunConfig(), on_gpu=False)
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     assert rank_environment(ahead, on_gpu=False)["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
+@pytest.mark.parametrize(
+    ("value", "changed"),
+    [
+        ("expandable_segments:True", "expandable_segments:False"),
+        ("max_split_size_mb:64,expandable_segments: true", "max_split_size_mb:64,expandable_segments: False"),
+        ("expandable_segments:True,garbage_collection_threshold:0.8", None),
+        ("expandable_segments:False", ""),
+        ("max_split_size_mb:64", ""),
+    ],
+)
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_processes_that_share_gpus_get_no_expandable_segments(
+    name: str, value: str, changed: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for other in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, value)
+    colocated = RunConfig(cluster=ClusterConfig(colocate=True))
+    expected = value.replace("True", "False") if changed is None else changed
+    assert allocator_environment(colocated) == ({name: expected} if expected else {})
+    assert rank_environment(colocated, on_gpu=True).get(name) == (expected or None)
+    assert name not in rank_environment(RunConfig(), on_gpu=True)
+    assert allocator_environment(RunConfig()) == {}
+
+
+def test_a_colocated_learner_that_writes_files_keeps_its_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    weights = WeightsConfig(update_weight_transport="disk")
+    config = RunConfig(cluster=ClusterConfig(colocate=True), weights=weights)
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in rank_environment(config, on_gpu=True)
+    assert allocator_environment(config) == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}

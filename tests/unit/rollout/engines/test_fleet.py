@@ -254,6 +254,13 @@ def test_the_policy_has_a_router_and_only_its_engines_get_weights(started, tmp_p
     assert found.direct_urls() == ()
 
 
+def test_colocated_engines_get_no_expandable_segments(started, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    servers(settings("--colocate"), tmp_path, on_gpus=True)
+    environment = started["engine 0"].settings.environment()
+    assert environment["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:False"
+
+
 def test_prefill_engines_are_registered_with_their_ports(started, tmp_path):
     line = ["--prefill-num-servers", "1", "--rollout-num-gpus", "2"]
     found = servers(settings(*line), tmp_path, on_gpus=True)
