@@ -7,16 +7,15 @@ compile_pointwise  rotary embeddings and SwiGLU by torch.compile
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 import torch.distributed as dist
 from torch.nn import attention
 
 from slime_core.errors import ConfigError, RunError
-from slime_core.modeling.mlp import compile_swiglu
+from slime_core.modeling.mlp import Function, compile_swiglu
 from slime_core.modeling.rows import LARGEST_HEAD, Sequences, attend_spans
 from slime_core.plugins.loading import boundary
 
@@ -147,10 +146,9 @@ def compile_pointwise(backend: str = "inductor") -> None:
     """
     from megatron.core.models.common.embeddings import rope_utils
 
-    def compile_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    def compile_function(function: Function, /) -> Function:
         # Rows differ in length: one graph for all of them.
-        compiled: Callable[..., Any] = torch.compile(function, backend=backend, dynamic=True, fullgraph=True)
-        return compiled
+        return cast("Function", torch.compile(function, backend=backend, dynamic=True, fullgraph=True))
 
     if not hasattr(rope_utils._apply_rotary_pos_emb_bshd, "_torchdynamo_orig_callable"):
         rope_utils._apply_rotary_pos_emb_bshd = compile_function(rope_utils._apply_rotary_pos_emb_bshd)

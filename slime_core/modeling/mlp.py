@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -54,7 +54,16 @@ def swiglu(both: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tenso
     return product
 
 
-def compile_swiglu(compile_function: Callable[[Any], Any]) -> None:
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+class Compiler(Protocol):
+    """Returns a function that computes what its argument does."""
+
+    def __call__(self, function: Function, /) -> Function: ...
+
+
+def compile_swiglu(compile_function: Compiler) -> None:
     """Let :func:`swiglu` of this process compute with functions that ``compile_function`` returns, both ways."""
     _SwiGLU.value = staticmethod(compile_function(_gated))
     _SwiGLU.gradient = staticmethod(compile_function(_gated_gradient))

@@ -117,6 +117,12 @@ def test_the_manifest_names_the_plugins_that_ran(trained: Finished):
     assert {plugin.name for plugin in attach(manifest).plugins} == {"core", "grpo", "models"}
 
 
+def test_the_kernels_of_the_learner_are_printed_and_recorded(trained: Finished):
+    kernels = json.loads((trained.folder / "kernels.json").read_text())
+    assert (kernels["layers"], kernels["attention"], kernels["logits"]) == ("local", "sdpa", "float32")
+    assert "attention sdpa" in trained.output
+
+
 def test_a_run_leaves_tensorboard_events_logs_and_whole_checkpoints(trained: Finished):
     folder = trained.folder
     assert list((folder / "tensorboard").glob("events.out.tfevents.*"))

@@ -58,6 +58,8 @@ def test_the_requirements_come_from_the_settings(engine):
     line += ["--pause-generation-mode", "in_place", "--use-rollout-routing-replay"]
     engine.info |= {"disable_radix_cache": True, "enable_return_routed_experts": True}
     assert found(engine, line=line) == [Worker(engine.url, ranks=2)]
+    engine.info |= {"enable_fp32_lm_head": True}
+    assert found(engine, line=[*line, "--fp32-lm-head"]) == [Worker(engine.url, ranks=2)]
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,11 @@ def test_the_requirements_come_from_the_settings(engine):
             ["--bf16"],
             "dtype = float32, but the learner computes in bfloat16; start it with --dtype bfloat16, or leave "
             "--bf16 out",
+        ),
+        (
+            {"enable_fp32_lm_head": True},
+            [],
+            "enable_fp32_lm_head = True, but fp32_lm_head = False; start it without --enable-fp32-lm-head",
         ),
         ({"is_generation": False}, [], "it serves embeddings; start it without --is-embedding"),
         (

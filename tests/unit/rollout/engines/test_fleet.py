@@ -304,6 +304,11 @@ def test_engines_that_return_routes_are_called_directly(started, tmp_path):
     assert found.direct_urls() == ("http://engine-0", "http://engine-1")
 
 
+def test_engines_compute_logits_in_the_type_of_the_learner(started, tmp_path):
+    servers(settings("--bf16", "--fp32-lm-head"), tmp_path)
+    assert started["engine 0"].settings.extra == ("--enable-fp32-lm-head",)
+
+
 def test_an_external_router_is_used_and_not_started(started, tmp_path):
     with FakeRouter("http://older") as router:
         port = router.url.rpartition(":")[2]
