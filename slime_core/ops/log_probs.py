@@ -200,7 +200,11 @@ class _ProjectedLogProbs(torch.autograd.Function):
             if needs_weight:
                 part_VH = _product(of_logits_rV.t(), hidden_rH)
                 of_weight_VH = part_VH if of_weight_VH is None else of_weight_VH.add_(part_VH)
-        return of_hidden_TH, None if of_weight_VH is None else of_weight_VH.to(weight_VH.dtype), None, None, None
+        if of_weight_VH is not None:
+            of_weight_VH = of_weight_VH.to(weight_VH.dtype)
+        elif needs_weight:  # no token
+            of_weight_VH = torch.zeros_like(weight_VH)
+        return of_hidden_TH, of_weight_VH, None, None, None
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,17 @@ def test_bfloat16_is_nearer_to_float32_than_rounded_logits_are():
     assert errors[2] < before[2]
 
 
+def test_without_a_token_the_gradients_are_zero():
+    # A context-parallel rank may have none, and its gradients are summed with those of others.
+    hidden, weight = factors(torch.bfloat16)
+    none = torch.zeros(0, dtype=torch.int64)
+    found_U, entropy_U = projected_log_probs(hidden, weight, rows_U=none, targets_U=none, chunk_size=2)
+    assert entropy_U is not None
+    (found_U.sum() + entropy_U.sum()).backward()
+    for factor in (hidden, weight):
+        assert torch.equal(factor.grad, torch.zeros_like(factor))
+
+
 class Largest(TorchDispatchMode):
     """Notes the largest tensor that an operation returns, in numbers."""
 
