@@ -77,7 +77,6 @@ def test_the_arguments_of_a_launch_script_are_accepted_and_change_nothing() -> N
         ("--no-swiglu", "--no-swiglu"),
         ("--num-experts 8", "--num-experts 8"),
         ("--rope-fusion", "slime always uses false"),
-        ("--transformer-impl transformer_engine", "slime always uses local"),
         ("--hidden-size", "--hidden-size: accepted: a whole number"),
         ("--hidden-size 64 64", "--hidden-size 64 64: accepted: a whole number"),
         ("--rotary-base ten", "--rotary-base ten: accepted: a number"),

@@ -51,7 +51,6 @@ _ALWAYS: Mapping[tuple[str, Value], str] = {
         apply_rope_fusion rope_fusion gradient_accumulation_fusion persist_layer_norm moe_shared_expert_overlap
         cross_entropy_loss_fusion
     """,
-    (_LOCAL, "local"): "transformer_impl",
     ("softmax and reductions are computed in float32", True): """
         attention_softmax_in_fp32 grad_reduce_in_fp32 accumulate_allreduce_grads_in_fp32
     """,
