@@ -1,4 +1,4 @@
-"""Part 8: a process group of this process alone, over NCCL with a GPU and gloo without, and an update group beside it."""
+"""Part 8: a process group of one rank, over NCCL with a GPU and gloo without, and an update group beside it."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def install(wheels: Path, site: Path) -> None:
 
 
 def declare(site: Path) -> None:
-    """Write the metadata of this checkout's packages, by which slime finds plugins; the code is read from the checkout."""
+    """Write the metadata by which slime finds the plugins of this checkout, whose code is read in place."""
     for package in PACKAGES:
         project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         name, version = project["name"], project["version"]

@@ -1,8 +1,8 @@
 """Part 5: steps of the learner of Qwen3-0.6B's shape with random weights, beside a loop of transformers.
 
-Both train the same tokens, packed into the same rows. The loop is what one would write first: bfloat16 weights, SDPA over
-a packed row, logits of the predicting rows, fused AdamW on the bfloat16 weights. The learner also has float32 weights and
-gradients, entropies, metrics and checks. Log-probabilities and gradient norms of the two must agree.
+Both train the same tokens, packed into the same rows. The loop is what one would write first: bfloat16 weights, SDPA
+over a packed row, logits of the predicting rows, fused AdamW on the bfloat16 weights. The learner also has float32
+weights and gradients, entropies, metrics and checks. Log-probabilities and gradient norms of the two must agree.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Trained:
     plan: Usage
 
     def report_steps(self, shard: TrainBatch, *, norm: float = 0.0) -> float:
-        """Report time, MFU and memory of training, and at the first step how far it is from the loop; return the seconds.
+        """Report time, MFU and memory of a step, and the difference from the loop; return the seconds.
 
         Arguments:
             norm: gradient norm of the loop at the same weights; 0: not compared.
@@ -271,7 +271,7 @@ class Loop:
         """Return the log-probabilities of the last tokens of each sequence of a row, one sequence after the other."""
         positions = torch.cat([torch.arange(len(one), device=DEVICE) for one in tokens])
         row = torch.cat(list(tokens))
-        # Positions that start again separate the sequences: transformers/masking_utils.py, find_packed_sequence_indices.
+        # Positions that start again separate sequences (transformers/masking_utils.py, find_packed_sequence_indices).
         hidden = self.model.model(row[None], position_ids=positions[None], use_cache=False).last_hidden_state[0]
         ends = np.cumsum([len(one) for one in tokens]).tolist()
         targets = torch.cat(
